@@ -104,10 +104,10 @@ class Machine(Protocol):
         """Return the nodes with clients that wait for these effects. A node may appear several times."""
         ...
 
-    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
+    def origin_down(self, origin: str, time_ms: int, *, evicted: bool) -> Sequence[Any]:
         """Release all that `origin` held, and return the effects.
 
-        The node has restarted or, with `expelled`, the cluster has evicted it. `time_ms` is the time of the entry that
+        The node has restarted or, with `evicted`, the cluster has evicted it. `time_ms` is the time of the entry that
         says so.
         """
         ...

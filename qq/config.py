@@ -374,7 +374,7 @@ _MOST = {
     "client_heartbeat_s": 65_535,
     "memory_high_watermark": 1,
     # A message or a transaction of these sizes, with the largest content header and in the smallest accepted frames, is
-    # less than `cluster.entry.BATCH_BYTES_MAX` together with a full batch before it.
+    # less than `cluster.log.entry.BATCH_BYTES_MAX` together with a full batch before it.
     "frame_max": 16 * 1024 * 1024,
     "message_bytes": 128 * 1024 * 1024,
     "transaction_bytes": 128 * 1024 * 1024,

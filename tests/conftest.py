@@ -47,19 +47,23 @@ QUICK = [
     TESTS / name
     for name in (
         "amqp",
-        "broker/test_batches.py",
-        "broker/test_channel.py",
-        "broker/test_entries.py",
-        "broker/test_resume.py",
+        "amqp_server/test_channel.py",
         "cluster",
         "http/test_app.py",
         "machine",
+        "metrics",
+        "node/test_node_machine.py",
         "routing",
+        "sessions/test_batch.py",
+        "sessions/test_entries.py",
+        "sessions/test_resume.py",
         "simulation/test_oracle.py",
         "simulation/test_simulated_disk.py",
-        "system/test_local_cluster.py",
+        "stored",
         "test_config.py",
-        "test_metrics.py",
+        "test_ranges.py",
+        "test_tables.py",
+        "test_testing.py",
         "test_tidy.py",
     )
 ]
@@ -67,11 +71,11 @@ QUICK = [
 NOT_QUICK = [
     TESTS / name
     for name in (
-        "cluster/test_group_timers.py",
-        "machine/test_costs.py",
-        "machine/test_limits.py",
-        "machine/test_remains.py",
-        "machine/test_serving.py",
+        "cluster/group/test_tick_entries.py",
+        "machine/catalog/test_limits.py",
+        "machine/handlers/test_cost_estimate.py",
+        "machine/queue/test_deferred_free.py",
+        "machine/queue/test_serving.py",
         "routing/test_hashing.py",
     )
 ]
@@ -163,7 +167,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         group = _group(item)
         if not group and _is_quick(item.path):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
         turns[item] = FIRST.index(group) if group in FIRST else len(FIRST) + (not _is_simulation(item.path))
     items.sort(key=turns.__getitem__)
 

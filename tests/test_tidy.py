@@ -66,7 +66,7 @@ def _lines_with(pattern: re.Pattern[str], file: Path) -> list[str]:
     return [f"{_name(file)}:{number}: {line}" for number, line in enumerate(lines, 1) if pattern.search(line)]
 
 
-def test_a_file_is_text_without_tabs_and_trailing_blanks_and_ends_with_its_last_line() -> None:
+def test_file_has_no_tabs_or_trailing_blanks_and_ends_its_line() -> None:
     indented = [file for file in FILES if file.name != "Makefile"]
     assert [line for file in indented for line in _lines_with(re.compile(r"\t"), file)] == []
     assert [line for file in FILES for line in _lines_with(re.compile(r"[ \t\r]+$"), file)] == []
@@ -74,11 +74,11 @@ def test_a_file_is_text_without_tabs_and_trailing_blanks_and_ends_with_its_last_
     assert {name: end for name, end in ends.items() if end and (end == "\n\n" or end[-1] != "\n")} == {}
 
 
-def test_a_file_names_no_directory_of_one_machine() -> None:
+def test_file_contains_no_path_of_a_developers_machine() -> None:
     assert [line for file in FILES for line in _lines_with(HOST_PATH, file)] == []
 
 
-def test_a_module_says_what_lives_in_it() -> None:
+def test_module_has_a_docstring() -> None:
     assert [_name(file) for file in MODULES if not ast.get_docstring(ast.parse(file.read_bytes()))] == []
 
 
@@ -128,7 +128,7 @@ def test_continuous_integration_can_be_run() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
-def test_what_the_makefile_may_be_given_has_a_value_there_and_is_explained_in_its_head() -> None:
+def test_makefile_variables_have_defaults_and_are_documented() -> None:
     text = (ROOT / "Makefile").read_text()
     head = text.partition("\n\n")[0]
     given, own = (set(re.findall(rf"^([A-Z]+) {sign} ?", text, re.MULTILINE)) for sign in (r"\?=", ":="))
@@ -137,7 +137,7 @@ def test_what_the_makefile_may_be_given_has_a_value_there_and_is_explained_in_it
     assert {name for name in given if f"{name}=" not in head} == set()
 
 
-def test_no_two_classes_of_the_broker_and_its_cluster_have_one_name() -> None:
+def test_class_names_are_unique_in_qq_and_cluster() -> None:
     """Nor have private ones: whoever reads a name, or looks for it, finds one thing."""
     places: dict[str, list[str]] = {}
     for file in (file for file in MODULES if file.relative_to(ROOT).parts[0] in ("cluster", "qq")):

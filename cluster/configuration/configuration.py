@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgpack
 
-from cluster.configuration.voters import Membership
+from cluster.configuration.quorum import Membership
 from cluster.log.segment import JournalError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from cluster.configuration.configuration import Configuration, Member
-    from cluster.configuration.voters import Membership
+    from cluster.configuration.quorum import Membership
 
 
 class Configurations:

@@ -19,7 +19,7 @@ H12 a committed entry is never deleted: a leader whose log contradicts a committ
 pysyncobj counts majorities by itself, over this leader and all other voters as equals. So the engine sets, for each of
 them, the value that a majority of the membership has reached (`_tell_majority`). The engine counts votes itself.
 
-Invariant: only this module and pysyncobj_state.py name attributes of SyncObj that begin with an underscore.
+Invariant: only this module and pysyncobj_adapter.py name attributes of SyncObj that begin with an underscore.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from pysyncobj import SyncObj
 
-from cluster.engine.pysyncobj_adapter import StableNode
-from cluster.engine.pysyncobj_state import Stock
+from cluster.engine.pysyncobj_adapter import StableNode, SyncObjAdapter
 from cluster.log.journal import SLICE_ENTRIES
 from cluster.raft.elections import Elections, LogEnd, Move, Role
 from cluster.raft.failure_detector import AwakeClock, FailureDetector
@@ -81,7 +80,7 @@ Above this bound, a follower drops new entries until it has synced, and a leader
 holds. So further proposals wait for the leader's disk."""
 
 
-class Engine(Stock):
+class Engine(SyncObjAdapter):
     """The consensus state of a single member.
 
     The group calls `receive`, `turn`, `propose`, `synced`, `peer_connected` and `peer_lost`, and empties `outbox` after
@@ -274,7 +273,7 @@ class Engine(Stock):
         acknowledgements are reset, because they decide whether it may vote and must be current. The learner repeats
         them.
         """
-        self._enter()
+        self._set_ambient_runtime()
         self._answers.forget()
         progress, node = self.progress[peer], self._nodes[peer]
         progress.probed = None
@@ -301,7 +300,7 @@ class Engine(Stock):
 
     def part_received(self, peer: str) -> None:
         """Count a part of a message as a sign of life of its sender, because a large message takes a while."""
-        self._enter()
+        self._set_ambient_runtime()
         if self.is_leader:
             self._hear_follower(peer)
         elif self.leader == peer:
@@ -310,7 +309,7 @@ class Engine(Stock):
 
     def peer_lost(self, peer: str) -> None:
         """End the epoch with `peer`. If it was the leader, campaign at once instead of waiting for a timeout."""
-        self._enter()
+        self._set_ambient_runtime()
         self._SyncObj__connectedNodes.discard(self._nodes[peer])
         if self.leader == peer:
             self._elections.leader_is_lost()
@@ -373,7 +372,7 @@ class Engine(Stock):
 
     def propose(self, payload: bytes) -> int:
         """Append an entry to the leader's log and return its index. Raises RuntimeError if this member is no leader."""
-        self._enter()
+        self._set_ambient_runtime()
         if not self.is_leader:
             raise RuntimeError("only a leader proposes")
         index = self.journal.last_index + 1
@@ -389,7 +388,7 @@ class Engine(Stock):
         A voter that was not heard lately is skipped, because it may be frozen or cut off, and only a single voter is
         asked.
         """
-        self._enter()
+        self._set_ambient_runtime()
         last = self.journal.last_index
         heard_since_s = self._awake_s() - self._timing.suspicion_min_s
         for peer in to:
@@ -406,7 +405,7 @@ class Engine(Stock):
 
     def turn(self, compose: Callable[[], None]) -> None:
         """Run elections, commit and apply entries; let `compose` propose; then send the appends, once."""
-        self._enter()
+        self._set_ambient_runtime()
         self._follow_log()
         self.behind = False
         if self.is_leader:
@@ -435,7 +434,7 @@ class Engine(Stock):
 
     def receive(self, peer: str, message: Message) -> None:
         """Handle a message of the peer's current epoch."""
-        self._enter()
+        self._set_ambient_runtime()
         node = self._nodes[peer]
         match message:
             case Append():
@@ -453,11 +452,11 @@ class Engine(Stock):
                 self._adopt_term(message.term)
             case VoteRequest() if self.may_vote:
                 self._throw()
-                self._receive_stock_vote_request(node, message)
+                self._deliver_vote_request(node, message)
             case Vote():
                 self._receive_vote(peer, message)
             case TimeoutNow() if self._may_campaign:
-                self._receive_stock(node, type="timeout_now", term=message.term)
+                self._deliver(node, type="timeout_now", term=message.term)
             case VoteRequest() | TimeoutNow():
                 pass
             case _:
@@ -594,7 +593,7 @@ class Engine(Stock):
         message = without_known_prefix(self.journal, vouched_for(message))
         self.journal.keep_tail = not message.entries
         try:
-            self._receive_stock_append(node, message)
+            self._deliver_append(node, message)
         finally:
             self.journal.keep_tail = False
             self._follow_log()

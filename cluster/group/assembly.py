@@ -21,7 +21,7 @@ from cluster.group.low_space import Shortage
 from cluster.log.free_space import Space
 from cluster.membership.alarms import Alarms
 from cluster.membership.discovery import Introductions
-from cluster.membership.eviction import Expulsions
+from cluster.membership.eviction import Evictions
 from cluster.membership.joining import Enrolment
 from cluster.membership.leadership import Leadership
 from cluster.membership.maintenance import Maintenance
@@ -210,7 +210,7 @@ class Assembly:
             runtime,
             self.outbox.transmit,
         )
-        self.expulsions = Expulsions(
+        self.evictions = Evictions(
             self._config,
             members,
             self._peers,
@@ -294,7 +294,7 @@ class Assembly:
             self.outbox,
             self.introductions,
             self._enrolment,
-            self.expulsions,
+            self.evictions,
             own.recovery,
             self.own_status,
             self.leadership,

@@ -19,10 +19,9 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
 from cluster.raft.cluster_clock import ClusterClock, bounded
 from cluster.state.group_state import GroupState
-from cluster.storage.directory import GroupDirectory
+from cluster.storage.directory import GroupDirectory, Incarnations
 from cluster.storage.fail_stop import RemovedFromCluster, Stopping
 from cluster.storage.identity import Owner
-from cluster.storage.incarnation import Incarnations
 from cluster.storage.paths import group_path
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from cluster.raft.messages import Forward
 from cluster.raft.proposals import Reign
 from cluster.runtime.histogram import Histogram
 from cluster.runtime.ports import Buffer, Disk, Runtime
-from cluster.state.apply import Confirmed, Expelled
+from cluster.state.apply import Confirmed, Evicted
 from cluster.transport.ports import Links
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Group:
         self._giver = parts.giver
         self._installing = parts.installing
         self._introductions = parts.introductions
-        self._expulsions = parts.expulsions
+        self._evictions = parts.evictions
         self._outages = parts.outages
         self._shortage = parts.shortage
 
@@ -142,7 +142,7 @@ class Group:
 
         Return its sequence. `weight` is the estimated cost of applying the batch, in milliseconds
         (`GroupConfig.entry_weight_max`). The batch is sent to every new leader until a `Confirmed` effect reports it,
-        or `Expelled` reports that it is dropped. Raises ValueError if it has more than `BATCH_BYTES_MAX`, which fits no
+        or `Evicted` reports that it is dropped. Raises ValueError if it has more than `BATCH_BYTES_MAX`, which fits no
         entry.
         """
         sequence = self._submissions.add(payload, weight)
@@ -207,7 +207,7 @@ class Group:
 
         The cluster evicts them soon, or they turn out to be alive.
         """
-        return self._expulsions.undecided()
+        return self._evictions.undecided()
 
     def _is_majority_alone(self) -> bool:
         return self.configurations.membership.is_majority([self.config.name])
@@ -240,7 +240,7 @@ class Group:
             self._shortage.look()
             self._outages.look()
             self.stopping.leave_if_the_others_can_go_on()
-            self._expulsions.look()
+            self._evictions.look()
             if self.engine.is_leader:
                 self.leadership.leave_if_late(self._turns.beat_s)
                 self.leadership.leave_for_maintenance()
@@ -300,7 +300,7 @@ class Group:
         reign = Reign(engine.leader, engine.term)
         if self.leadership.begins(reign):
             self._proposals.clear()
-            self._expulsions.look()
+            self._evictions.look()
         # Otherwise peers would believe for up to a second that this node still hears its old leader.
         self._outbox.transmit_to_all(self.own_status.now())
         self._turns.ask()  # submissions go to the new leader
@@ -414,17 +414,17 @@ class Group:
             self.stopping.stop_for(error)
             raise
         self.apply_times.add(self._runtime.monotonic() - begun_s)
-        effects, expelled_at, awaited_by = outcome
+        effects, evicted_at, awaited_by = outcome
         if self.engine.is_leader:
             self.engine.tell_soon(awaited_by)
-            ours = (Confirmed, Expelled)
+            ours = (Confirmed, Evicted)
             self.engine.tell_soon(
                 self.machine.concerned([each for each in effects if type(each) not in ours])
             )
-        if expelled_at is not None:
+        if evicted_at is not None:
             # The broker may submit batches while it handles these effects. Those still belong to the old incarnation.
-            self._events.applied(index, effects[:expelled_at])
-            effects = effects[expelled_at:]
+            self._events.applied(index, effects[:evicted_at])
+            effects = effects[evicted_at:]
             self._begin_incarnation()
         self._events.applied(index, effects)
 
@@ -438,9 +438,9 @@ class Group:
         origin = self._state.origins.get(self.config.name)
         if origin is None or origin.incarnation != self._submissions.incarnation:
             return  # no batch of this incarnation is applied yet
-        if origin.expelled:
+        if origin.evicted:
             self._begin_incarnation()
-            self._events.applied(index, [Expelled()])
+            self._events.applied(index, [Evicted()])
             return
         self._submissions.applied(origin.sequence)
         self._events.resumed(origin.sequence, self.machine.outstanding(self.config.name))
@@ -464,7 +464,7 @@ class Group:
         origin = self._state.origins.get(self.config.name)
         if origin is not None and origin.incarnation > self._submissions.incarnation:
             self._begin_incarnation()
-            self._events.applied(self.engine.applied_index, [Expelled()])
+            self._events.applied(self.engine.applied_index, [Evicted()])
 
     def _begin_incarnation(self) -> None:
         """Continue under a higher incarnation, because the last was evicted. Pending batches are dropped."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cluster.engine.engine import Engine
     from cluster.engine.rejoin import Recovery
     from cluster.membership.discovery import Introductions
-    from cluster.membership.eviction import Expulsions
+    from cluster.membership.eviction import Evictions
     from cluster.membership.joining import Enrolment
     from cluster.membership.leadership import Leadership
     from cluster.membership.own_status import OwnStatus
@@ -40,7 +40,7 @@ class Epochs:
         outbox: PeerOutbox,
         introductions: Introductions,
         enrolment: Enrolment,
-        expulsions: Expulsions,
+        evictions: Evictions,
         recovery: Recovery,
         own_status: OwnStatus,
         leadership: Leadership,
@@ -61,7 +61,7 @@ class Epochs:
         self._outbox = outbox
         self._introductions = introductions
         self._enrolment = enrolment
-        self._expulsions = expulsions
+        self._evictions = evictions
         self._recovery = recovery
         self._own_status = own_status
         self._leadership = leadership
@@ -102,7 +102,7 @@ class Epochs:
         self._members.meet()
         if peer in self._members.known:
             self._peers.lost(peer, self._runtime.monotonic())
-            self._expulsions.lost()
+            self._evictions.lost()
         # The leader counts the members that have lost the link, before it considers the process dead.
         self._outbox.transmit_to_all(self._own_status.now())
         if self._leadership.reign.leader == peer:
@@ -117,7 +117,7 @@ class Epochs:
         self._members.follow()
         if peer in self._members.known:
             self._peers.died(peer, self._runtime.monotonic())
-            self._expulsions.died()
+            self._evictions.died()
 
     def has_room(self, peer: str) -> None:
         """Handle the end of a link's congestion."""

@@ -3,7 +3,7 @@
     entry  = type u8 (0: pysyncobj's REGULAR) | version u8 | time_ms u64 | count u16 | batch...
     batch  = kind u8 | weight u8 | name length u8 | incarnation u64 | sequence u64 | payload length u32 | name | payload
 
-Only a submitted batch (`KIND_SUBMITTED`) has a payload. An eviction (`KIND_EXPEL`) names a node and the incarnation
+Only a submitted batch (`KIND_SUBMITTED`) has a payload. An eviction (`KIND_EVICTION`) names a node and the incarnation
 that it ends. An outage (`KIND_OUTAGE`) is the first batch of its entry. It names the leader that declares the outage,
 and its sequence number is the length of the outage in milliseconds.
 
@@ -38,7 +38,7 @@ settings."""
 WEIGHT_MAX = 255
 
 KIND_SUBMITTED = 0
-KIND_EXPEL = 1
+KIND_EVICTION = 1
 KIND_OUTAGE = 2
 
 _ENTRY = struct.Struct("<BBQH")

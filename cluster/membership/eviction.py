@@ -37,7 +37,7 @@ STALL_S = 1.0
 """Seconds between two calls of `look` above which this node was paused or busy: it calls far more often."""
 
 
-class Expulsions:
+class Evictions:
     """Proposes, on the leader, the eviction of nodes that are dead or silent."""
 
     def __init__(
@@ -95,17 +95,17 @@ class Expulsions:
     def _propose(self, now_s: float) -> None:
         for peer in self._members.peers:
             origin = self._state.origins.get(peer)
-            if origin is None or origin.expelled:
+            if origin is None or origin.evicted:
                 continue
             is_silent = self._silent_s(peer, now_s) > self._config.silent_origin_grace_s
             is_gone = is_silent or self._is_dead(peer, now_s)
-            if is_gone and self._proposals.expel(peer, origin.incarnation):
+            if is_gone and self._proposals.evict(peer, origin.incarnation):
                 log.warning("node %s is gone: its consumers' messages return", peer)
                 self._turns.ask()
 
     def _is_undecided(self, peer: str, now_s: float) -> bool:
         lost_s, origin = self._peers.lost_s(peer, now_s), self._state.origins.get(peer)
-        return lost_s is not None and lost_s < UNDECIDED_S and origin is not None and not origin.expelled
+        return lost_s is not None and lost_s < UNDECIDED_S and origin is not None and not origin.evicted
 
     def _is_dead(self, peer: str, now_s: float) -> bool:
         """Return whether a peer's host has refused connections for long enough, and the other members confirm it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.configuration.voters import Membership
+from cluster.configuration.quorum import Membership
 from cluster.log.hardstate import Standing
 from cluster.raft.messages import Alarm
 

@@ -1,7 +1,7 @@
 """The statuses of all members as this node knows them, and the verdicts on leading, stopping and leaving.
 
-Invariant: reads only. A member that has been silent for `peers.SILENT_S` counts as not answering, even if it has a
-link, and its last status does not count. The methods `why_...` return None if no reason is known.
+Invariant: reads only. A member that has been silent for `peer_status.SILENT_S` counts as not answering, even if it has
+a link, and its last status does not count. The methods `why_...` return None if no reason is known.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Statuses:
         return why_no_leader(self._configurations.membership, self.known(), self._own.flaw())
 
     def why_log_is_obsolete(self, durable_bytes: int, synced_index: int) -> str | None:
-        """Return why this node, whose disk is full, may discard its log (`fitness`)."""
+        """Return why this node, whose disk is full, may discard its log (health.py)."""
         membership = self._configurations.membership
         return why_log_is_obsolete(
             self._name, self._leader(), membership, self.known(), durable_bytes, synced_index

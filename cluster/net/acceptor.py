@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.net.connection_slots import Place
-    from cluster.net.log_throttle import Complaints
+    from cluster.net.connection_slots import Slot
+    from cluster.net.log_throttle import ThrottledLog
 
 PAUSE_S = 0.2
 """Seconds to wait after a failed accept, because the process or the system may have no file descriptors left."""
@@ -41,7 +41,10 @@ async def listen_on(host: str, port: int, backlog: int) -> list[socket.socket]:
 
 
 async def accept_all(
-    listener: socket.socket, take: Callable[[socket.socket, Any], None], complaints: Complaints, what: str
+    listener: socket.socket,
+    take: Callable[[socket.socket, Any], None],
+    throttled_log: ThrottledLog,
+    what: str,
 ) -> NoReturn:
     """Call `take` with socket and address of each connection until cancelled.
 
@@ -51,22 +54,22 @@ async def accept_all(
         try:
             sock, address = await accept(listener)
         except OSError as error:  # no file descriptors left, or the client has left the queue
-            complaints.about("accept", f"cannot accept a {what} connection: {error}")
+            throttled_log.warning("accept", f"cannot accept a {what} connection: {error}")
             await asyncio.sleep(PAUSE_S)
         else:
             take(sock, address)
 
 
-def begin(task: asyncio.Task[None], sock: socket.socket, place: Place) -> None:
-    """Cancel `task` when its connection is evicted from its slot `place`.
+def begin(task: asyncio.Task[None], sock: socket.socket, slot: Slot) -> None:
+    """Cancel `task` when its connection is evicted from `slot`.
 
     `task` works on the socket of an unauthenticated connection.
     """
-    place.push_out = task.cancel
+    slot.evict = task.cancel
 
     def ended(task: asyncio.Task[None]) -> None:
         if task.cancelled():  # a task cancelled before its begin does not close the socket itself
-            place.leave()
+            slot.release()
             sock.close()
 
     task.add_done_callback(ended)

@@ -21,7 +21,7 @@ _REMEMBERED_MAX = 16
 """Number of recent lines of each kind whose repeats are recognized."""
 
 
-class Complaints:
+class ThrottledLog:
     """Writes rate-limited lines to a logger."""
 
     def __init__(self, log: logging.Logger, lines: int = 1, *, spares_repeats: bool = False) -> None:
@@ -35,7 +35,13 @@ class Complaints:
         self._spares_repeats = spares_repeats
         self._kinds: dict[Hashable, _Kind] = {}
 
-    def about(self, kind: Hashable, text: str, level: int = logging.WARNING) -> None:
+    def warning(self, kind: Hashable, text: str) -> None:
+        self._write(kind, logging.WARNING, text)
+
+    def critical(self, kind: Hashable, text: str) -> None:
+        self._write(kind, logging.CRITICAL, text)
+
+    def _write(self, kind: Hashable, level: int, text: str) -> None:
         known = self._kinds.setdefault(kind, _Kind())
         now_s = time.monotonic()
         if now_s - known.since_s >= _INTERVAL_S:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.log.entry import (
     BATCH_BYTES_MAX,
     BATCHES_MAX,
-    KIND_EXPEL,
+    KIND_EVICTION,
     KIND_SUBMITTED,
     WEIGHT_MAX,
     SubmittedBatch,
@@ -130,7 +130,7 @@ class Proposals:
         self._time = 0.0
         """Virtual time of fair queueing: the highest value in `_times` of a node at the moment it was served."""
         self._accepted: dict[str, tuple[int, int]] = {}
-        self._expelled: set[tuple[str, int]] = set()
+        self._evicted: set[tuple[str, int]] = set()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -141,7 +141,7 @@ class Proposals:
         self._times.clear()
         self._time = 0.0
         self._accepted.clear()
-        self._expelled.clear()
+        self._evicted.clear()
 
     def extend(self, leader: str, batches: Sequence[SubmittedBatch]) -> None:
         """Accept batches that the leader itself has submitted."""
@@ -159,12 +159,12 @@ class Proposals:
                 self._accepted[view.origin] = (view.incarnation, view.sequence)
                 self._of(view.origin).append(batch_at(data, view))
 
-    def expel(self, origin: str, incarnation: int) -> bool:
+    def evict(self, origin: str, incarnation: int) -> bool:
         """Propose to evict this incarnation of a node. Return False if that is proposed already."""
-        if (origin, incarnation) in self._expelled:
+        if (origin, incarnation) in self._evicted:
             return False
-        self._expelled.add((origin, incarnation))
-        self._of(origin).append(make_batch(origin, incarnation, 0, [], KIND_EXPEL))
+        self._evicted.add((origin, incarnation))
+        self._of(origin).append(make_batch(origin, incarnation, 0, [], KIND_EVICTION))
         return True
 
     def next_entry(self, bytes_max: int, weight_max: int = WEIGHT_MAX) -> list[SubmittedBatch]:

@@ -40,9 +40,8 @@ from cluster.raft.proposals import PendingSubmissions
 from cluster.snapshots.backup import CHUNK_BYTES
 from cluster.state.apply import Applying
 from cluster.state.group_state import GroupState
-from cluster.storage.directory import GroupDirectory
+from cluster.storage.directory import INCARNATION_LEAP, GroupDirectory
 from cluster.storage.identity import load_copies, names_of
-from cluster.storage.incarnation import INCARNATION_LEAP
 from cluster.storage.paths import GROUPS
 
 if TYPE_CHECKING:

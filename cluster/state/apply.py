@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.configuration.configuration import configuration_time_ms, read_configuration
-from cluster.log.entry import KIND_EXPEL, KIND_OUTAGE, BatchView, batches_of, entry_time_ms
+from cluster.log.entry import KIND_EVICTION, KIND_OUTAGE, BatchView, batches_of, entry_time_ms
 from cluster.state.dedup import Admission
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Confirmed(NamedTuple):
     sequence: int
 
 
-class Expelled(NamedTuple):
+class Evicted(NamedTuple):
     """Effect made by the group: the cluster has evicted this node, which continues as a new incarnation.
 
     Batches of the old incarnation that this node has not seen applied have an unknown outcome.
@@ -33,8 +33,8 @@ class Outcome(NamedTuple):
     """The consequences of an applied entry."""
 
     effects: list[Any]
-    expelled_at: int | None
-    """Position of `Expelled` among the effects, or `None`."""
+    evicted_at: int | None
+    """Position of `Evicted` among the effects, or `None`."""
     awaited_by: list[str]
     """Nodes with clients that wait for the entry itself, whatever its effects. A node may appear several times."""
 
@@ -52,18 +52,18 @@ class Applying:
         origins: list[str] = []
         elapsed_ms = self._advance(entry_time_ms(payload))
         effects: list[Any] = []
-        expelled_at = None
+        evicted_at = None
         for ordinal, batch in enumerate(batches_of(payload)):
             if batch.kind == KIND_OUTAGE:
                 state.machine.outage(min(batch.sequence, elapsed_ms))
                 continue
             origins.append(batch.origin)
-            if batch.kind != KIND_EXPEL:
+            if batch.kind != KIND_EVICTION:
                 self._batch(index, ordinal, batch, view, effects)
-            elif self._expel(batch.origin, batch.incarnation, effects):
-                expelled_at = len(effects) - 1
+            elif self._evict(batch.origin, batch.incarnation, effects):
+                evicted_at = len(effects) - 1
         effects.extend(state.machine.end_entry(state.time_ms))
-        return Outcome(effects, expelled_at, origins)
+        return Outcome(effects, evicted_at, origins)
 
     def configuration(self, payload: bytes) -> Outcome:
         """Apply an entry with a configuration. Nodes that are no members any more are evicted.
@@ -81,16 +81,16 @@ class Applying:
             # The first configuration is also a raise, so the entries before it have the next lower version.
             state.check_version(state.configuration.version - 1)
         effects: list[Any] = []
-        expelled_at = None
+        evicted_at = None
         for name, origin in state.origins.living():
             old, new = before and before.member(name), state.configuration.member(name)
             if new is not None and (old is None or old.id in (None, new.id)):
                 continue
-            if self._expel(name, origin.incarnation, effects):
-                expelled_at = len(effects) - 1
+            if self._evict(name, origin.incarnation, effects):
+                evicted_at = len(effects) - 1
         effects.extend(state.machine.end_entry(state.time_ms))
         state.go_by_agreed_version()
-        return Outcome(effects, expelled_at, list(state.configuration.membership.members))
+        return Outcome(effects, evicted_at, list(state.configuration.membership.members))
 
     def _advance(self, time_ms: int) -> int:
         """Put the cluster's time forward to that of an entry. Return the difference in milliseconds."""
@@ -108,7 +108,7 @@ class Applying:
         if admission is Admission.DROP:
             return
         if admission is Admission.APPLY_AFTER_RESTART:
-            effects.extend(state.machine.origin_down(batch.origin, state.time_ms, expelled=False))
+            effects.extend(state.machine.origin_down(batch.origin, state.time_ms, evicted=False))
         if batch.end > batch.start:
             part = payload[batch.start : batch.end]
             effects.extend(state.machine.apply_batch(batch.origin, index, ordinal, state.time_ms, part))
@@ -117,13 +117,13 @@ class Applying:
             own.applied(batch.sequence)
             effects.append(Confirmed(batch.sequence))
 
-    def _expel(self, name: str, incarnation: int, effects: list[Any]) -> bool:
+    def _evict(self, name: str, incarnation: int, effects: list[Any]) -> bool:
         """Evict this incarnation of a node, if it is the current incarnation. Return True if the node is this node."""
         state = self._state
-        if not state.origins.expel(name, incarnation):
+        if not state.origins.evict(name, incarnation):
             return False
-        effects.extend(state.machine.origin_down(name, state.time_ms, expelled=True))
+        effects.extend(state.machine.origin_down(name, state.time_ms, evicted=True))
         if (name, incarnation) != (self._submissions.origin, self._submissions.incarnation):
             return False
-        effects.append(Expelled())
+        effects.append(Evicted())
         return True

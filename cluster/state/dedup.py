@@ -14,7 +14,7 @@ from typing import NamedTuple
 class Origin(NamedTuple):
     incarnation: int
     sequence: int
-    expelled: bool
+    evicted: bool
 
 
 class Admission(Enum):
@@ -36,35 +36,35 @@ class Origins:
         """Decide on a batch. Unless it is dropped, record it as applied."""
         known = self._origins.get(name)
         if known is not None and incarnation == known.incarnation:
-            if known.expelled or sequence != known.sequence + 1:
+            if known.evicted or sequence != known.sequence + 1:
                 return Admission.DROP
-            self._origins[name] = Origin(incarnation, sequence, expelled=False)
+            self._origins[name] = Origin(incarnation, sequence, evicted=False)
             return Admission.APPLY
         if (known is not None and incarnation < known.incarnation) or sequence != 1:
             return Admission.DROP
-        self._origins[name] = Origin(incarnation, sequence, expelled=False)
+        self._origins[name] = Origin(incarnation, sequence, evicted=False)
         return Admission.APPLY if known is None else Admission.APPLY_AFTER_RESTART
 
-    def expel(self, name: str, incarnation: int) -> bool:
+    def evict(self, name: str, incarnation: int) -> bool:
         """Drop all further batches of this incarnation. Return False if it is not current, or evicted already."""
         known = self._origins.get(name)
-        if known is None or known.incarnation != incarnation or known.expelled:
+        if known is None or known.incarnation != incarnation or known.evicted:
             return False
-        self._origins[name] = known._replace(expelled=True)
+        self._origins[name] = known._replace(evicted=True)
         return True
 
     def living(self) -> list[tuple[str, Origin]]:
         """Return the nodes that are not evicted, ordered by name."""
-        return [(name, origin) for name, origin in sorted(self._origins.items()) if not origin.expelled]
+        return [(name, origin) for name, origin in sorted(self._origins.items()) if not origin.evicted]
 
     def get(self, name: str) -> Origin | None:
         return self._origins.get(name)
 
     def dump(self) -> list[tuple[str, int, int, bool]]:
         rows = sorted(self._origins.items())
-        return [(name, origin.incarnation, origin.sequence, origin.expelled) for name, origin in rows]
+        return [(name, origin.incarnation, origin.sequence, origin.evicted) for name, origin in rows]
 
     def load(self, rows: list[tuple[str, int, int, bool]]) -> None:
         self._origins = {
-            name: Origin(incarnation, sequence, expelled) for name, incarnation, sequence, expelled in rows
+            name: Origin(incarnation, sequence, evicted) for name, incarnation, sequence, evicted in rows
         }

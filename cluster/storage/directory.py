@@ -30,6 +30,7 @@ from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.manifest import MANIFEST_NAME
 from cluster.log.segment import CorruptJournal, UnknownFormat
+from cluster.raft.cluster_clock import bounded
 from cluster.storage.identity import (
     MEMBER_FILE,
     Claim,
@@ -50,7 +51,7 @@ from cluster.storage.paths import REMOVED
 if TYPE_CHECKING:
     from cluster.configuration.configuration import Versions
     from cluster.configuration.history import Configurations
-    from cluster.runtime.ports import Disk
+    from cluster.runtime.ports import Disk, Runtime
     from cluster.state.group_state import GroupState, ReadState
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,9 @@ MOVING = "moving"
 DAMAGE = "damage"
 ASIDE_PREFIX = "damaged-"
 OBSOLETE = "obsolete"
+INCARNATION_LEAP = 2**20
+"""Largest gap in the numbers of incarnations. A node that may have lost count draws the gap before its next number at
+random."""
 
 
 class OpenJournal(Protocol):
@@ -314,6 +318,33 @@ class GroupDirectory:
             if name.startswith(ASIDE_PREFIX):
                 remove = partial(self._disk.remove_directory, f"{self.path}/{name}")
                 self._disk.submit_background(remove, _ignore)
+
+
+class Incarnations:
+    """Source of a node's incarnations, which are counted in its directory.
+
+    Each start of a node, and each return of an evicted node, is an incarnation. No incarnation reuses a number that an
+    earlier incarnation may have had, even if a directory or a clock was lost in between.
+    """
+
+    def __init__(
+        self, directory: GroupDirectory, runtime: Runtime, versions: Versions, members: Sequence[str]
+    ) -> None:
+        self._directory = directory
+        self._runtime = runtime
+        self._versions = versions
+        self._members = members
+
+    def begin(self, known: int | None = None) -> Claim:
+        """Begin an incarnation above `known`, the last in the log; raises the errors of `GroupDirectory.claim`."""
+        # `known + 1` would be unsafe, because a lost incarnation may have used it in entries that will still arrive.
+        least = 0 if known is None else known + self._leap()
+        wall_ms = max(bounded(self._runtime.wall_ms()), least)
+        is_blank = known is None and not self._directory.hard_state.was_stored()
+        return self._directory.claim(wall_ms, self._versions, self._members, self._leap(), is_blank=is_blank)
+
+    def _leap(self) -> int:
+        return self._runtime.random.randint(1, INCARNATION_LEAP)
 
 
 def moving_checkpoint(disk: Disk, incoming: str) -> int | None:

@@ -18,14 +18,14 @@ REJECT is not authenticated: it can only end the attempt and put a text in the l
 
 While the secret is changed a node accepts two. A dialler proves that it knows the first of its own. An acceptor takes
 either, and proves itself with the secret that the dialler has shown. Two nodes with a secret in common find it, because
-a dialler whose secret is rejected tries its next secret on a new connection (links.py).
+a dialler whose secret is rejected tries its next secret on a new connection (peer_links.py).
 
 Disagreeing terms do not spoil the authentication: each side then knows the other's terms, reports the difference and
 ends the attempt. The acceptor sends its WELCOME before it does.
 
 Two versions of these messages are spoken, because the nodes of a cluster are upgraded one at a time. All messages of a
 conversation have the version of its HELLO. A dialler whose version is rejected begins again with the earlier version
-(links.py).
+(peer_links.py).
 
 Invariant: before the proof, only these messages are parsed, and at most a single message is buffered. The caller
 supplies every nonce, and uses it once.

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.configuration.configuration import PeerAddress
 from cluster.net.acceptor import accept_all
-from cluster.net.connection_slots import QUICK_SHARE, Places
-from cluster.net.log_throttle import Complaints
+from cluster.net.connection_slots import QUICK_SHARE, ConnectionSlots, SlotLimits
+from cluster.net.log_throttle import ThrottledLog
 from cluster.net.resolver import HostNames
 from cluster.net.sockets import connect, listen
 from cluster.transport.admission import KnownMembers, Link
@@ -180,13 +180,15 @@ class PeerLinks:
         self._groups: dict[int, LinkEvents] = {}
         self._links: dict[str, PeerConnection] = {}
         """The connection of the current epoch with each peer, by name."""
-        self._complaints = Complaints(log, spares_repeats=True)
-        self._strangers = Places(
-            self._limits.strangers_max,
-            quick_max=self._limits.strangers_max // QUICK_SHARE,
-            fair_s=self._limits.stranger_fair_s,
-            complaints=self._complaints,
-            what="peer connection",
+        self._throttled_log = ThrottledLog(log, spares_repeats=True)
+        self._unauthenticated = ConnectionSlots(
+            SlotLimits(
+                self._limits.strangers_max,
+                quick_max=self._limits.strangers_max // QUICK_SHARE,
+                fair_s=self._limits.stranger_fair_s,
+            ),
+            throttled_log=self._throttled_log,
+            label="peer connection",
         )
         """The accepted connections that have not authenticated a peer."""
         self._missing: set[str] = set()
@@ -216,7 +218,7 @@ class PeerLinks:
         # First the listener: a dying process closes its files in the order of their numbers, so the listener refuses by
         # the time the peers see their connections break.
         listener = await listen(self._bind)
-        self._accepting = self._spawn(accept_all(listener, self._take, self._complaints, "peer"))
+        self._accepting = self._spawn(accept_all(listener, self._take, self._throttled_log, "peer"))
         self._accepting.add_done_callback(lambda _: listener.close())
         self._has_started = True
         for peer in sorted(self._known.addresses):
@@ -350,7 +352,7 @@ class PeerLinks:
             error = FrameTooLargeError(
                 f"a frame of {length} bytes is above the limit of {self._limits.frame_bytes_max}"
             )
-            self._complaints.about(type(error), f"cannot send to peer {peer}: {error}", logging.CRITICAL)
+            self._throttled_log.critical(type(error), f"cannot send to peer {peer}: {error}")
             connection.abort()
             return
         connection.write(group_id, buffers, length)
@@ -444,7 +446,7 @@ class PeerLinks:
                 events.peer_drained(connection.peer)
 
     def broken(self, connection: PeerConnection, error: FrameTooLargeError) -> None:
-        self._complaints.about(type(error), f"dropped the connection of peer {connection.peer}: {error}")
+        self._throttled_log.warning(type(error), f"dropped the connection of peer {connection.peer}: {error}")
         connection.abort()
 
     def _report_lost(self, peer: str, *, dead: bool) -> None:
@@ -658,15 +660,15 @@ class PeerLinks:
     # The accepting side.
 
     def _take(self, sock: socket.socket, address: Any) -> None:
-        place = self._strangers.take(address[0])
-        if place is None:
+        slot = self._unauthenticated.take(address[0])
+        if slot is None:
             sock.close()
             return
         task = self._spawn(self._admit(sock, address[0]))
-        place.push_out = task.cancel
+        slot.evict = task.cancel
 
         def ended(task: asyncio.Task[None]) -> None:
-            place.leave()
+            slot.release()
             if task.cancelled():  # the task may never have begun, and then the socket is still open
                 sock.close()
 
@@ -694,7 +696,7 @@ class PeerLinks:
         except DisagreementError as error:
             self._tell(connection.peer, str(error), f"refused a connection from {host}: {error}")
         except (OSError, HandshakeError) as error:
-            self._complaints.about(type(error), f"dropped a connection from {host}: {_reason(error)}")
+            self._throttled_log.warning(type(error), f"dropped a connection from {host}: {_reason(error)}")
         finally:
             connection.abandon()
 

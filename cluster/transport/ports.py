@@ -54,7 +54,7 @@ class Links(Protocol):
     def send(self, peer: str, group_id: int, buffers: Sequence[Buffer]) -> None:
         """Queue a frame on the peer's current epoch, or drop it if there is no epoch. Never raises.
 
-        While the link is not congested, it accepts any frame that `envelope.encode` makes.
+        While the link is not congested, it accepts any frame that `messages.encode` makes.
         """
         ...
 

@@ -47,7 +47,7 @@ from qq.sessions.session_info import ConnectionFacts, Traffic
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cluster.net.connection_slots import Place
+    from cluster.net.connection_slots import Slot
     from cluster.runtime.ports import Timer
     from qq.amqp.connection import Event
     from qq.amqp_server.ports import NumberedChannel, Pumped
@@ -141,7 +141,6 @@ class ClientConnection(asyncio.Protocol):
         "_out_bytes",
         "_own",
         "_parting",
-        "_place",
         "_portion_bytes",
         "_proxy_host",
         "_publish_fields",
@@ -154,6 +153,7 @@ class ClientConnection(asyncio.Protocol):
         "_renews",
         "_server",
         "_silent_beats",
+        "_slot",
         "_stalled_at",
         "_transport",
         "_uncommitted_bytes",
@@ -180,11 +180,11 @@ class ClientConnection(asyncio.Protocol):
         self,
         server: AmqpServer,
         peer: Peer,
-        place: Place,
+        slot: Slot,
         name_in: Callable[[Mapping[str, Any]], str | None] | None = None,
         own: TokenUser | None = None,
     ) -> None:
-        """Create a connection, which releases its slot `place` when it is closed.
+        """Create a connection, which releases `slot` when it is closed.
 
         With TLS, `name_in` returns the user name in a client's verified certificate. `own` is the user of an in-process
         client, which logs in as with a certificate.
@@ -192,7 +192,7 @@ class ClientConnection(asyncio.Protocol):
         self._server = server
         self._broker = broker = server.broker
         self.peer_host, self.peer_port, self._proxy_host = peer
-        self._place = place
+        self._slot = slot
         self._portion_bytes = min(PORTION_BYTES, broker.limits.write_buffer_bytes)
         self.id = broker.new_id()
         self.lane = Lane(self)
@@ -267,12 +267,12 @@ class ClientConnection(asyncio.Protocol):
             vouched_for = self._own.name
         self._amqp = ServerConnection(self._server.current_settings, vouched_for)
         self._broker.connection_opened(self)
-        if not self._place.is_taken:
+        if not self._slot.is_taken:
             transport.abort()
             return
-        self._place.push_out = transport.abort
+        self._slot.evict = transport.abort
         if self._name_in is not None:
-            self._place.step(Stage.TLS)
+            self._slot.step(Stage.TLS)
         self._deadline = self._broker.runtime.call_later(limits.handshake_timeout_s, self._handshake_too_slow)
 
     @property
@@ -343,7 +343,7 @@ class ClientConnection(asyncio.Protocol):
         if self._amqp.phase is Phase.CLOSED:
             self._hang_up()
         elif self._amqp.phase is Phase.START:
-            self._place.step(Stage.HEADER)
+            self._slot.step(Stage.HEADER)
 
     def unexpected(self, error: Exception) -> None:
         """Close the connection because of an error in the node itself.
@@ -361,7 +361,7 @@ class ClientConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._place.leave()
+        self._slot.release()
         # clients without a login may connect as often as they like
         level = logging.INFO if self.user else logging.DEBUG
         log.log(
@@ -410,7 +410,7 @@ class ClientConnection(asyncio.Protocol):
                 case _:
                     channel = self._channels.get(event.channel)
                     if channel is not None:
-                        channel.receive(event)
+                        channel.methods.receive(event)
                     elif isinstance(event, ChannelCloseRequested):
                         # Both sides have closed the channel, so no work is left before the answer.
                         self._amqp.channel_closed(event.channel)
@@ -418,12 +418,12 @@ class ClientConnection(asyncio.Protocol):
     def _open_channel(self, number: int) -> None:
         channel = self._channels[number] = self._server.make_channel(self._broker, self, number)
         if not self._broker.open_when_known(channel, partial(self._opened, channel)):
-            channel.core.wait()
+            channel.methods.block()
 
     def _opened(self, channel: Channel) -> None:
         if not channel.closed:
             self._broker.session_opened(channel)
-            channel.core.go_on()
+            channel.methods.release()
 
     def _login(self, attempt: LoginAttempt) -> None:
         login = Login(attempt.user, attempt.password, self.peer_host, self._proxy_host)
@@ -438,19 +438,21 @@ class ClientConnection(asyncio.Protocol):
                 if isinstance(found, TokenUser):
                     self.user = found.name
                     self._go_by(found)
-                self._place.make_known()
+                self._slot.mark_authenticated()
                 self._go_on(self._amqp.accept_login)
             else:
                 self._refuse(user, mechanism)
 
-        self._place.step(Stage.CREDENTIALS)
+        self._slot.step(Stage.CREDENTIALS)
         if self._own is not None and attempt.password is None:
             decided(self._own)
             return
         try:
             self._attempt = self._broker.logins.attempt(login, decided)
         except LoginsBusy as busy:
-            self._server.complaints.about("logins", f"connection {self.id} from {self.peer_host}: {busy}")
+            self._server.throttled_log.warning(
+                "logins", f"connection {self.id} from {self.peer_host}: {busy}"
+            )
             self._end_login(str(busy))
 
     # Tokens
@@ -528,7 +530,7 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, user: str, mechanism: str) -> None:
         shown = user if len(user) <= SHOWN_NAME_MAX else user[:SHOWN_NAME_MAX] + "..."
         text = f"connection {self.id}: login of user {shown!r} from {self.peer_host} ({mechanism}) refused"
-        self._server.complaints.about("login", text)
+        self._server.throttled_log.warning("login", text)
         self._amqp.refuse_login()
         self._refused = self._amqp.phase is Phase.CLOSED
         self._close_later()
@@ -539,7 +541,7 @@ class ClientConnection(asyncio.Protocol):
             self._let_in_to_say(undecided)
             return
         limit = self._broker.limits.connection_max
-        if limit and self._server.places.known > limit:
+        if limit and self._server.slots.authenticated > limit:
             text = f"connection refused: node connection limit ({limit}) is reached"
             self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, text, 10, 40))
             return
@@ -601,7 +603,7 @@ class ClientConnection(asyncio.Protocol):
                 log.warning("connection %d of %s: %s", self.id, self.user, error)
             else:
                 text = f"connection {self.id} from {self.peer_host}, which has not logged in: {error}"
-                self._server.complaints.about("stranger", text)
+                self._server.throttled_log.warning("stranger", text)
             self._end()
             self._let_go()
             self._amqp.fail(error)
@@ -643,7 +645,7 @@ class ClientConnection(asyncio.Protocol):
     def _forget(self, number: int) -> None:
         channel = self._channels.pop(number, None)
         if channel is not None:
-            self._pumping.pop(channel.outgoing, None)
+            self._pumping.pop(channel.core.outgoing, None)
 
     def close_now(self) -> None:
         """Drop the socket at once. Methods that channels hold back are not carried out."""
@@ -657,7 +659,7 @@ class ClientConnection(asyncio.Protocol):
         if header := self._amqp.foreign_header:
             guess = next((guess for begin, guess in GUESSES.items() if header.startswith(begin)), "")
             text = f"connection {self.id} from {self.peer_host}: not AMQP 0-9-1{guess}: {header!r}"
-            self._server.complaints.about("header", text)
+            self._server.throttled_log.warning("header", text)
         self._flush()
         self._close_socket()
 
@@ -674,7 +676,7 @@ class ClientConnection(asyncio.Protocol):
     def _leave(self) -> None:
         """Continue with the client's connection.close if all earlier methods have been carried out."""
         is_busy = self._broker.throttle.holds(self.id) or any(
-            channel.is_busy for channel in self._channels.values()
+            channel.methods.is_busy for channel in self._channels.values()
         )
         if self._leaves and not is_busy:
             self._part()
@@ -735,7 +737,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _handshake_too_slow(self) -> None:
         text = f"connection {self.id} from {self.peer_host}: no handshake in time"
-        self._server.complaints.about("handshake", text)
+        self._server.throttled_log.warning("handshake", text)
         why = self._broker.why_undecided() or "the cluster has not answered in time"
         if self._amqp.phase is Phase.VHOST:
             self._let_in_to_say(why)

@@ -46,20 +46,20 @@ def _drop(connecting: asyncio.Task[Streams]) -> None:
 
 
 async def _connect(server: AmqpServer, vhost: str, limit: int) -> Streams:
-    place = server.places.take_known(HOST)
-    if place is None:
+    slot = server.slots.take_authenticated(HOST)
+    if slot is None:
         raise OSError("this node has too many connections")
     try:
         ours, theirs = _socket_pair()
     except BaseException:
-        place.leave()
+        slot.release()
         raise
     everything = [f"{permission}:{quote(vhost, safe='')}/*" for permission in sorted(PERMISSIONS)]
     # Messages that are passed on may be from any user (`user-id`).
     user = TokenUser(USER, Scopes([*everything, "tag:impersonator"]), inf)
     peer = Peer(*ours.getsockname()[:2])
     await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: ClientConnection(server, peer, place, own=user), theirs
+        lambda: ClientConnection(server, peer, slot, own=user), theirs
     )
     return await asyncio.open_connection(sock=ours, limit=limit)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from ipaddress import IPv4Network, IPv6Network
 
-    from cluster.net.connection_slots import Place
+    from cluster.net.connection_slots import Slot
     from qq.amqp_server.server import AmqpServer
 
 log = logging.getLogger(__name__)
@@ -78,28 +78,28 @@ class AmqpPort:
                     self._take(sock, Source(*address[:2]), beginnings)
 
                 for listener in self._listeners:
-                    accepting.create_task(accept_all(listener, take, self._server.complaints, "client"))
+                    accepting.create_task(accept_all(listener, take, self._server.throttled_log, "client"))
         finally:
             for listener in self._listeners:
                 listener.close()
 
     def _take(self, sock: socket.socket, source: Source, beginnings: asyncio.TaskGroup) -> None:
-        place = self._server.places.take(source.host)
-        if place is None:
+        slot = self._server.slots.take(source.host)
+        if slot is None:
             sock.close()
             return
-        begin(beginnings.create_task(self._begin(sock, source, place)), sock, place)
+        begin(beginnings.create_task(self._begin(sock, source, slot)), sock, slot)
 
-    async def _begin(self, sock: socket.socket, source: Source, place: Place) -> None:
-        peer = await self._first_heard(sock, source, place)
+    async def _begin(self, sock: socket.socket, source: Source, slot: Slot) -> None:
+        peer = await self._first_heard(sock, source, slot)
         if peer is None:
             sock.close()
-            place.leave()
+            slot.release()
             return
         try:
             # From here on the transport owns the socket.
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: ClientConnection(self._server, peer, place, self._tls.name_in if self._tls else None),
+                lambda: ClientConnection(self._server, peer, slot, self._tls.name_in if self._tls else None),
                 sock,
                 ssl=self._tls.context() if self._tls else None,
                 ssl_handshake_timeout=self._server.broker.limits.tls_handshake_timeout_s
@@ -109,25 +109,27 @@ class AmqpPort:
             )
         except OSError as error:  # also TimeoutError and ssl.SSLError
             self._complain(peer, str(error) or type(error).__name__)
-            place.leave()
+            slot.release()
 
-    async def _first_heard(self, sock: socket.socket, source: Source, place: Place) -> Peer | None:
+    async def _first_heard(self, sock: socket.socket, source: Source, slot: Slot) -> Peer | None:
         """Read a proxy's header and wait for TLS to begin, if due. Return the client's address, or None to drop it."""
         peer = Peer(source.host, source.port)
         try:
             if self._is_proxy(source.host):
                 peer = await self._proxied(sock, source)
-                if not place.comes_from(peer.host):
+                if not slot.move_to(peer.host):
                     return None
             if self._tls:
                 # The state of a TLS connection takes ten times the memory of the rest, so it is allocated when the
                 # client sends.
                 async with asyncio.timeout(self._server.broker.limits.tls_handshake_timeout_s):
                     await readable(sock)
-                await self._tls_rate.wait(place.source)
-                place.step(Stage.TLS_BEGUN)
+                await self._tls_rate.wait(slot.source)
+                slot.step(Stage.TLS_BEGUN)
         except ProxyError as error:
-            self._server.complaints.about("proxy", f"a connection from {source.host} is dropped: {error}")
+            self._server.throttled_log.warning(
+                "proxy", f"a connection from {source.host} is dropped: {error}"
+            )
             return None
         except TimeoutError:
             self._complain(peer, "nothing has come in time")
@@ -136,7 +138,7 @@ class AmqpPort:
 
     def _complain(self, peer: Peer, why: str) -> None:
         what = "TLS handshake" if self._tls else "connection"
-        self._server.complaints.about("begin", f"the {what} with {peer.host} failed: {why}")
+        self._server.throttled_log.warning("begin", f"the {what} with {peer.host} failed: {why}")
 
     def _is_proxy(self, host: str) -> bool:
         if not self._proxies:

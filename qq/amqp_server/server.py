@@ -9,25 +9,25 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.net.log_throttle import Complaints
+from cluster.net.log_throttle import ThrottledLog
 from qq.amqp_server.channel.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.net.connection_slots import Places
+    from cluster.net.connection_slots import ConnectionSlots
     from qq.amqp.connection import Settings
     from qq.amqp_server.partial_messages import Unfinished
     from qq.amqp_server.ports import Carrier
     from qq.sessions.broker import Broker
 
-COMPLAINTS_PER_S = 10
+LOG_LINES_PER_S = 10
 """Log lines about unauthenticated connections, per second and kind."""
 
 
-def complaints() -> Complaints:
-    """Return a log for events of unauthenticated connections: at most COMPLAINTS_PER_S lines a second of each kind."""
-    return Complaints(logging.getLogger(__name__), COMPLAINTS_PER_S)
+def connection_log() -> ThrottledLog:
+    """Return a log for events of unauthenticated connections: at most LOG_LINES_PER_S lines a second of each kind."""
+    return ThrottledLog(logging.getLogger(__name__), LOG_LINES_PER_S)
 
 
 class AmqpServer(NamedTuple):
@@ -36,9 +36,9 @@ class AmqpServer(NamedTuple):
     broker: Broker
     settings: Settings
     """The node's properties in connection.start, and its limits for connection.tune."""
-    places: Places
+    slots: ConnectionSlots
     """The connection slots: limit the clients, and the clients that have not authenticated."""
-    complaints: Complaints
+    throttled_log: ThrottledLog
     """The rate-limited log for events of clients that have not authenticated."""
     unfinished: Unfinished
     """Gives connections their turn while partly received messages take too much memory."""

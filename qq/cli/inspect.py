@@ -20,7 +20,7 @@ from cluster.configuration.configuration import (
     read_configuration,
 )
 from cluster.log.entry import (
-    KIND_EXPEL,
+    KIND_EVICTION,
     KIND_OUTAGE,
     REGULAR,
     BatchView,
@@ -400,8 +400,8 @@ def _configuration_lines(head: str, payload: bytes) -> Iterator[str]:
 
 def _batch_lines(ordinal: int, view: BatchView, payload: bytes) -> Iterator[str]:
     head = f"  batch {ordinal} of {view.origin} {view.incarnation}.{view.sequence}"
-    if view.kind == KIND_EXPEL:
-        yield f"{head}: {view.origin} is expelled"
+    if view.kind == KIND_EVICTION:
+        yield f"{head}: {view.origin} is evicted"
     elif view.kind == KIND_OUTAGE:
         yield f"  batch {ordinal} of {view.origin}: an outage of {view.sequence:,} ms at most"
     elif view.start == view.end:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from cluster.net.acceptor import accept_all, begin
-from cluster.net.connection_slots import QUICK_SHARE, Place, Places, Stage
-from cluster.net.log_throttle import Complaints
+from cluster.net.connection_slots import QUICK_SHARE, ConnectionSlots, Slot, SlotLimits, Stage
+from cluster.net.log_throttle import ThrottledLog
 from qq.http.base.login import has_login, login_of
 from qq.http.base.user_quota import UserShares
 from qq.http.page.event_stream import STREAM_PATH
@@ -45,13 +45,15 @@ class HttpServer:
 
     def __init__(self, app: web.Application, limits: HttpLimits) -> None:
         self.limits = limits
-        self.complaints = Complaints(log)
-        self.places = Places(
-            limits.connections - limits.connections // QUICK_SHARE,
-            limits.connections,
-            quick_max=limits.connections // QUICK_SHARE,
-            complaints=self.complaints,
-            what="HTTP connection",
+        self.throttled_log = ThrottledLog(log)
+        self.slots = ConnectionSlots(
+            SlotLimits(
+                limits.connections - limits.connections // QUICK_SHARE,
+                limits.connections,
+                quick_max=limits.connections // QUICK_SHARE,
+            ),
+            throttled_log=self.throttled_log,
+            label="HTTP connection",
         )
         # Data that is not HTTP would fill the log, so aiohttp's log lines about it are dropped.
         quiet = log.getChild("requests")
@@ -89,7 +91,7 @@ class HttpServer:
         await self._runner.setup()
         self._listeners = listeners
         for listener in listeners:
-            self._spawn(accept_all(listener, self._take, self.complaints, "HTTP"))
+            self._spawn(accept_all(listener, self._take, self.throttled_log, "HTTP"))
 
     @property
     def port(self) -> int:
@@ -111,30 +113,30 @@ class HttpServer:
         return task
 
     def _take(self, sock: socket.socket, address: Any) -> None:
-        place = self.places.take(address[0])
-        if place is None:
+        slot = self.slots.take(address[0])
+        if slot is None:
             sock.close()
             return
-        begin(self._spawn(self._begin(sock, place)), sock, place)
+        begin(self._spawn(self._begin(sock, slot)), sock, slot)
 
-    async def _begin(self, sock: socket.socket, place: Place) -> None:
+    async def _begin(self, sock: socket.socket, slot: Slot) -> None:
         make = self._runner.server
         assert make is not None  # set up before
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _HttpConnection(self, make(), place), sock
+                lambda: _HttpConnection(self, make(), slot), sock
             )
         except OSError:  # the client has closed it
-            place.leave()
+            slot.release()
 
 
 class _HttpConnection(asyncio.Protocol):
     """A connection: stands between the socket and aiohttp, and enforces the time limits."""
 
-    def __init__(self, server: HttpServer, inner: RequestHandler, place: Place) -> None:
+    def __init__(self, server: HttpServer, inner: RequestHandler, slot: Slot) -> None:
         self._server = server
         self._inner = inner
-        self._place = place
+        self._slot = slot
         self._deadline: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._is_idle = False
@@ -143,10 +145,10 @@ class _HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport: asyncio.Transport = transport
         self._inner.connection_made(transport)
-        if not self._place.is_taken:
+        if not self._slot.is_taken:
             transport.abort()
             return
-        self._place.push_out = transport.abort
+        self._slot.evict = transport.abort
         self._expect_within(self._server.limits.header_timeout_s)
 
     def _expect_within(self, seconds: float) -> None:
@@ -190,7 +192,7 @@ class _HttpConnection(asyncio.Protocol):
         self._expect_nothing()
         if self._stalled is not None:
             self._stalled.cancel()
-        self._place.leave()
+        self._slot.release()
         self._inner.connection_lost(exc)
 
     # Called by the middlewares
@@ -198,16 +200,16 @@ class _HttpConnection(asyncio.Protocol):
     def request_begun(self) -> None:
         """Apply the limits for a request with a complete header. Its user is still unknown."""
         self._is_idle = False
-        self._place.step(Stage.HEADER)
+        self._slot.step(Stage.HEADER)
         self._expect_within(self._server.limits.idle_timeout_s)
 
     def logged_in(self) -> None:
         """Lift the limits for unauthenticated connections, because the request's user has logged in."""
-        self._place.make_known()
+        self._slot.mark_authenticated()
         self._expect_nothing()
 
     def request_ended(self) -> None:
-        self._place.make_stranger()
+        self._slot.mark_unauthenticated()
         self._is_idle = True
         self._expect_within(self._server.limits.idle_timeout_s)
 

@@ -23,7 +23,7 @@ from qq.machine.handlers.operating import Operating
 from qq.machine.handlers.publishing import Publishing
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import decode_commands, keep, message_sizes
-from qq.machine.protocol.effects import DeadLettered, Known, OriginExpelled
+from qq.machine.protocol.effects import DeadLettered, Known, OriginEvicted
 from qq.machine.protocol.refusals import Refused
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue.queue import Consumer, Queue, held
@@ -220,7 +220,7 @@ class QueueMachine:
         """Return the nodes of the sessions that these effects are for."""
         return [effect.node for effect in effects if type(effect) is not DeadLettered]
 
-    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> list[Effect]:
+    def origin_down(self, origin: str, time_ms: int, *, evicted: bool) -> list[Effect]:
         """End all sessions of a node that restarted or was evicted, and return the effects.
 
         Messages that its clients held return to their queues, and its exclusive queues are deleted.
@@ -230,8 +230,8 @@ class QueueMachine:
         core.lose_sessions_of(origin)
         vhosts = core.catalog.vhosts.values()
         core.abandon([queue for vhost in vhosts for queue in vhost.owned_queues_of_node(origin)])
-        if expelled:
-            core.effects.append(OriginExpelled(origin))
+        if evicted:
+            core.effects.append(OriginEvicted(origin))
         return core.take_effects()
 
     def outstanding(self, origin: str) -> list[Effect]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from cluster.net.log_throttle import Complaints
+from cluster.net.log_throttle import ThrottledLog
 from qq.process import garbage, memory
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class MemoryWatch:
         self._runtime = runtime
         self._garbage = garbage.Collector()
         self._keeps_until_s = 0.0
-        self._complaints = Complaints(log)
+        self._throttled_log = ThrottledLog(log)
 
     def begin(self) -> None:
         """Exclude the present objects from collections, because the node begins to serve."""
@@ -57,7 +57,7 @@ class MemoryWatch:
             try:
                 self._group.alarms.low_on_memory = self._is_low()
             except OSError as error:  # the alarm stays as it is
-                self._complaints.about("memory", f"cannot tell how much memory is in use: {error}")
+                self._throttled_log.warning("memory", f"cannot tell how much memory is in use: {error}")
             await asyncio.sleep(MEMORY_CHECK_INTERVAL_S)
 
     def _is_low(self) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from cluster.configuration.configuration import Versions
 from cluster.group.group import Group
 from cluster.log.segment import CorruptJournal, JournalError
-from cluster.net.connection_slots import QUICK_SHARE, Places
+from cluster.net.connection_slots import QUICK_SHARE, ConnectionSlots, SlotLimits
 from cluster.runtime.asyncio_runtime import AsyncioRuntime, DirectoryInUse, RealDisk
 from cluster.snapshots.restore import UNFINISHED
 from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
@@ -28,7 +28,7 @@ from qq.amqp_server import in_process_clients
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.partial_messages import SHARE, Unfinished
-from qq.amqp_server.server import AmqpServer, complaints
+from qq.amqp_server.server import AmqpServer, connection_log
 from qq.amqp_server.traced import TracedChannel
 from qq.errors import StartError
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
@@ -232,19 +232,14 @@ async def start(
     await _start(links, config)
 
     make_channel = Channel if tracer is None else partial(TracedChannel, tracer)
-    amqp_complaints = complaints()
-    places = Places(
-        shares.strangers,
-        shares.clients,
-        quick_max=shares.strangers // QUICK_SHARE,
-        complaints=amqp_complaints,
-        what="connection",
+    amqp_log = connection_log()
+    slots = ConnectionSlots(
+        SlotLimits(shares.strangers, shares.clients, quick_max=shares.strangers // QUICK_SHARE),
+        throttled_log=amqp_log,
     )
     memory = MemoryWatch(config.limits, group, runtime)
     unfinished = Unfinished(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
-    amqp_server = AmqpServer(
-        broker, parts.amqp_settings(config), places, amqp_complaints, unfinished, make_channel
-    )
+    amqp_server = AmqpServer(broker, parts.amqp_settings(config), slots, amqp_log, unfinished, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)
     own = OwnNode(
         product=Product(config.product, config.version, config.cluster_name),

@@ -9,7 +9,7 @@ import base64
 import logging
 from typing import TYPE_CHECKING, Any
 
-from cluster.state.apply import Confirmed, Expelled
+from cluster.state.apply import Confirmed, Evicted
 from qq.machine.protocol import commands
 from qq.machine.protocol.codec import check_command
 from qq.metrics.counters import Counters
@@ -275,8 +275,8 @@ class Broker:
             match effect:
                 case Confirmed():
                     self._confirmed(effect.sequence)
-                case Expelled():
-                    self._expelled()
+                case Evicted():
+                    self._evicted()
                 case _:
                     if effect.node == name:
                         carry_out(effect)
@@ -304,7 +304,7 @@ class Broker:
             for connection in waiting:
                 connection.count_uncommitted(0)
 
-    def _expelled(self) -> None:
+    def _evicted(self) -> None:
         if self.connections:
             log.error("the cluster gave this node up while it was away; its clients must connect again")
         # Close the connections first: the log has forgotten their sessions, so they must submit no more commands.
@@ -323,4 +323,5 @@ class Broker:
         self._shovels.lead(leader == self.name)
         if is_failover:
             for session in list(self._dispatcher.sessions.values()):
-                session.leader_changed()
+                if session.consumers is not None:
+                    session.consumers.leader_changed()

@@ -18,8 +18,7 @@ from qq.machine.protocol.effects import (
     DirectReply,
     Effect,
     Failed,
-    Known,
-    OriginExpelled,
+    OriginEvicted,
     Rejected,
     Reply,
     Returned,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Dispatcher:
-    """The connections and sessions of this node by number. Calls the method of a session for each of its effects."""
+    """The connections and sessions of this node by number, which get the effects for them."""
 
     def __init__(self, counters: Counters) -> None:
         self.connections: dict[int, Connection] = {}
@@ -47,7 +46,7 @@ class Dispatcher:
 
     def carry_out(self, effect: Effect) -> None:
         """Pass an effect to the session that it concerns, if the session still exists."""
-        if isinstance(effect, OriginExpelled):
+        if isinstance(effect, OriginEvicted):
             return
         if isinstance(effect, DeadLettered):
             if self.is_live:
@@ -55,30 +54,31 @@ class Dispatcher:
             return
         session = self.sessions.get(effect.session)
         if session is None:
-            self._tell_connection(effect)
+            self._carry_out_connection(effect)
             return
+        consumers = session.consumers
         match effect:
-            case Deliver():
-                session.deliver(effect)
+            case Deliver() if consumers is not None:
+                consumers.deliver(effect)
             case Reply():
                 session.replied(effect.result)
             case Failed():
                 session.failed(effect)
             case Returned():
-                session.unroutable(effect)
-            case DirectReply():
-                session.direct_reply(effect)
+                session.publisher.unroutable(effect)
             case Rejected():
-                session.refuse(effect.first_seq, effect.first_seq + effect.count - 1)
-            case DeliveryTimeout():
-                session.timed_out(effect)
-            case ConsumerGone():
-                session.consumer_gone(effect.consumer)
+                session.publisher.refuse(effect.first_seq, effect.first_seq + effect.count - 1)
+            case DirectReply() if consumers is not None:
+                consumers.direct_reply(effect)
+            case DeliveryTimeout() if consumers is not None:
+                consumers.timed_out(effect)
+            case ConsumerGone() if consumers is not None:
+                consumers.cancelled(effect.consumer)
             # `Known` reaches a session only through `resume`; `ConnectionForced` always goes to a connection.
-            case Known() | ConnectionForced():
+            case _:
                 pass
 
-    def _tell_connection(self, effect: SessionEffect) -> None:
+    def _carry_out_connection(self, effect: SessionEffect) -> None:
         """Pass an effect to the connection that it concerns, if the connection still exists.
 
         Its id is never a session's.
@@ -101,11 +101,11 @@ class Dispatcher:
     def resume(self, outstanding: Iterable[Effect]) -> None:
         """Pass on the effects that the state owes this node's sessions, in place of those that a snapshot skipped."""
         for effect in outstanding:
-            if isinstance(effect, OriginExpelled | DeadLettered):
+            if isinstance(effect, OriginEvicted | DeadLettered):
                 continue
             session = self.sessions.get(effect.session)
             if session is None:
-                self._tell_connection(effect)
+                self._carry_out_connection(effect)
             else:
                 resume(session, effect)
 

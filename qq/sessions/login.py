@@ -27,7 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cluster.net.connection_slots import source_of
-from cluster.net.log_throttle import Complaints
+from cluster.net.log_throttle import ThrottledLog
 from qq.machine.catalog.permissions import SHA256, User
 from qq.scopes import TokenUser
 from qq.sessions.fair_queue import Lane
@@ -183,7 +183,7 @@ class Logins:
     ) -> None:
         self.verifier: TokenVerifier | None = None
         """The verifier of tokens; None if the node takes no tokens, and treats every password as a password."""
-        self._complaints = Complaints(log)
+        self._throttled_log = ThrottledLog(log)
         self._machine = machine
         self._submissions = submissions
         self._lane = Lane()
@@ -343,7 +343,7 @@ class Logins:
         assert self.verifier is not None
         outcome = _judged(self.verifier, token)
         why = outcome if isinstance(outcome, InvalidToken) else "its user may not log in from there"
-        self._complaints.about("token", f"a token from {attempt.login.peer_host} is refused: {why}")
+        self._throttled_log.warning("token", f"a token from {attempt.login.peer_host} is refused: {why}")
         self._hold_back(attempt)
 
     def _admit(self, attempt: Attempt, found: Outcome) -> None:

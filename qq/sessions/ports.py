@@ -212,6 +212,14 @@ class Publisher(Unconfirmed, Protocol):
         """The publish sequence number of its last message. Only messages that need a confirm are counted."""
         ...
 
+    def refuse(self, first: int, last: int, /) -> None:
+        """Refuse these publish sequence numbers, which reached no queue, and confirm all earlier numbers."""
+        ...
+
+    def unroutable(self, effect: Returned, /) -> None:
+        """Return messages that reached no queue to the client."""
+        ...
+
 
 class PatientPublisher(Publisher, Protocol):
     """A publisher that can be delayed by limits of publishing."""
@@ -221,11 +229,31 @@ class PatientPublisher(Publisher, Protocol):
         ...
 
 
-class Session(Protocol):
-    """A session of a client. The log's answers to its requests arrive here, in the order of the log.
+class SessionConsumers(Protocol):
+    """The consumers of a session. Their messages arrive here, in the order of the log."""
 
-    A session that neither publishes nor consumes gets only `replied`, `failed` and `leader_changed`.
-    """
+    @property
+    def all(self) -> Sequence[SessionConsumer]:
+        """The consumers for which messages may still arrive."""
+        ...
+
+    def find(self, consumer_id: int, /) -> SessionConsumer | None: ...
+
+    def deliver(self, effect: Deliver, /) -> None: ...
+
+    def direct_reply(self, effect: DirectReply, /) -> None: ...
+
+    def timed_out(self, effect: DeliveryTimeout, /) -> None: ...
+
+    def cancelled(self, consumer_id: int, /) -> None:
+        """End a consumer: its queue was deleted, or an acknowledgement has taken too long."""
+        ...
+
+    def leader_changed(self) -> None: ...
+
+
+class Session(Protocol):
+    """A session of a client. The log's answers to its requests arrive here, in the order of the log."""
 
     @property
     def session(self) -> int:
@@ -234,6 +262,14 @@ class Session(Protocol):
 
     @property
     def connection(self) -> Connection: ...
+
+    @property
+    def publisher(self) -> Publisher: ...
+
+    @property
+    def consumers(self) -> SessionConsumers | None:
+        """The consumers of the session; None if it never has any."""
+        ...
 
     def facts(self) -> SessionFacts | None:
         """Return the session's figures for operators; None if it belongs to no client."""
@@ -257,37 +293,6 @@ class Session(Protocol):
     @property
     def waits_for_answer(self) -> bool: ...
 
-    # For publishers
-
-    def refuse(self, first: int, last: int, /) -> None:
-        """Refuse these publish sequence numbers, which reached no queue, and confirm all earlier numbers."""
-        ...
-
-    def unroutable(self, effect: Returned, /) -> None: ...
-
-    # For consumers
-
-    @property
-    def consumers(self) -> Sequence[SessionConsumer]:
-        """The consumers for which messages may still arrive."""
-        ...
-
-    def consumer(self, consumer_id: int, /) -> SessionConsumer | None: ...
-
-    def deliver(self, effect: Deliver, /) -> None: ...
-
-    def direct_reply(self, effect: DirectReply, /) -> None: ...
-
-    def timed_out(self, effect: DeliveryTimeout, /) -> None: ...
-
-    def consumer_gone(self, consumer_id: int, /) -> None:
-        """End the consumer: its queue was deleted, or an acknowledgement has taken too long."""
-        ...
-
     def needed_from(self) -> int | None:
         """Return the lowest log index with a message that waits for the client and is in no queue now, or None."""
         ...
-
-    # The cluster
-
-    def leader_changed(self) -> None: ...

@@ -13,34 +13,36 @@ from qq.ranges import Range
 
 if TYPE_CHECKING:
     from qq.machine.protocol.effects import Effect
-    from qq.sessions.ports import Session
+    from qq.sessions.ports import Session, SessionConsumers
 
 
 def resume(session: Session, effect: Effect) -> None:
     """Pass on the part of an outstanding effect that the session has not received yet."""
+    consumers = session.consumers
     match effect:
         case Failed():
             session.failed(effect)
         case Reply():
             if effect.number > session.answered:
                 session.replied(effect.result)
-        case Deliver():
-            _deliver(session, effect)
+        case Deliver() if consumers is not None:
+            _deliver(consumers, effect)
         case Known():
             _end_cancelled(session, effect)
-            _end_gone(session, effect)
+            if consumers is not None:
+                _end_missing(consumers, effect)
         case _:
             pass
 
 
-def _deliver(session: Session, effect: Deliver) -> None:
+def _deliver(consumers: SessionConsumers, effect: Deliver) -> None:
     """Deliver the messages that the consumer has not received yet. Message ids are consecutive."""
-    consumer = session.consumer(effect.consumer)
+    consumer = consumers.find(effect.consumer)
     if consumer is None:
         return
     had = consumer.next_id - effect.first_id
     if had <= 0:
-        session.deliver(effect)
+        consumers.deliver(effect)
         return
     ranges: list[Range] = []
     for part in effect.ranges:
@@ -48,7 +50,7 @@ def _deliver(session: Session, effect: Deliver) -> None:
             ranges.append(part.part(had, part.count - had))
         had = max(had - part.count, 0)
     if ranges:
-        session.deliver(effect._replace(first_id=consumer.next_id, ranges=ranges))
+        consumers.deliver(effect._replace(first_id=consumer.next_id, ranges=ranges))
 
 
 def _end_cancelled(session: Session, known: Known) -> None:
@@ -57,8 +59,8 @@ def _end_cancelled(session: Session, known: Known) -> None:
         session.replied(ConsumerCancelled(0))
 
 
-def _end_gone(session: Session, known: Known) -> None:
+def _end_missing(consumers: SessionConsumers, known: Known) -> None:
     live = frozenset(known.consumers)
-    for consumer in session.consumers:
+    for consumer in consumers.all:
         if consumer.started and consumer.id not in live:
-            session.consumer_gone(consumer.id)
+            consumers.cancelled(consumer.id)

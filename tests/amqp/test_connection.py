@@ -2,7 +2,23 @@ import struct
 from typing import Any
 
 import pytest
-from amqp_wire import (
+from pamqp import commands, encode
+
+from qq.amqp.connection import (
+    AHEAD_BYTES_MAX,
+    ChannelCloseRequested,
+    ChannelOpened,
+    CloseRequested,
+    LoginAttempt,
+    Phase,
+    SecretRenewed,
+    ServerConnection,
+    Settings,
+    VhostRequested,
+)
+from qq.amqp.framing import Acks, ChannelFault, Fault, Method, Publishes
+from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_error
+from tests.amqp.amqp_wire import (
     PROTOCOL_HEADER,
     Basic,
     Channel,
@@ -22,22 +38,6 @@ from amqp_wire import (
     start_ok,
     tune_ok,
 )
-from pamqp import commands, encode
-
-from qq.amqp.connection import (
-    AHEAD_BYTES_MAX,
-    ChannelCloseRequested,
-    ChannelOpened,
-    CloseRequested,
-    LoginAttempt,
-    Phase,
-    SecretRenewed,
-    ServerConnection,
-    Settings,
-    VhostRequested,
-)
-from qq.amqp.framing import Acks, ChannelFault, Fault, Method, Publishes
-from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_error
 
 NOT_FOUND = ChannelError(ReplyCode.NOT_FOUND, "no queue 'q' in vhost '/'", 50, 10)
 
@@ -130,7 +130,7 @@ class TestHandshake:
             assert client.take()[-1].messages == [message(1, large, part=131_064)]
 
     @pytest.mark.parametrize("size", [1, 8, 100])
-    def test_a_client_of_0_9_is_served_as_one_of_0_9_1(self, size: int) -> None:
+    def test_client_of_0_9_is_served_like_a_client_of_0_9_1(self, size: int) -> None:
         client = Client()
         stream = b"AMQP\x01\x01\x00\x09" + start_ok()
         answers = [answer for piece in pieces(stream, [size]) for answer in client.send(piece)]
@@ -140,7 +140,7 @@ class TestHandshake:
     @pytest.mark.parametrize(
         "data", [b"GET / HTTP/1.1", b"AMQP\x00\x01\x00\x00", b"AMQP\x01\x01\x09\x01", b"\x16\x03\x01"]
     )
-    def test_another_protocol_is_answered_with_our_header(self, data: bytes) -> None:
+    def test_unsupported_protocol_is_answered_with_the_amqp_header(self, data: bytes) -> None:
         server = ServerConnection(Settings())
         assert server.receive(data) == []
         assert server.data_to_send() == PROTOCOL_HEADER
@@ -187,7 +187,7 @@ class TestHandshake:
         client.send(PROTOCOL_HEADER)
         assert close_of(client.send(method(0, Connection.StartOk({}, mechanism, response)))) == error
 
-    def test_a_refused_login_is_told_to_those_who_understand(self) -> None:
+    def test_refused_login_closes_a_client_with_the_capability(self) -> None:
         server = server_at(Phase.LOGIN, {"authentication_failure_close": True})
         server.refuse_login()
         assert (
@@ -198,7 +198,7 @@ class TestHandshake:
         server.receive(method(0, Connection.CloseOk()))
         assert server.phase is Phase.CLOSED
 
-    def test_a_refused_login_of_an_old_client_sends_nothing(self) -> None:
+    def test_refused_login_sends_no_data_to_an_old_client(self) -> None:
         server = server_at(Phase.LOGIN)
         server.refuse_login()
         assert server.data_to_send() == b""
@@ -242,7 +242,7 @@ class TestHandshake:
         assert client.send(tune_ok(heartbeat_s=chosen_s)) == []
         assert client.server.heartbeat_s == chosen_s
 
-    def test_who_has_shown_a_certificate_may_log_in_with_it(self) -> None:
+    def test_client_with_a_certificate_may_log_in_with_external(self) -> None:
         server = ServerConnection(Settings(), "CN=anna,O=orders")
         server.receive(PROTOCOL_HEADER)
         assert b"AMQPLAIN PLAIN EXTERNAL" in server.data_to_send()
@@ -251,7 +251,7 @@ class TestHandshake:
         server.accept_login()
         assert server.phase is Phase.TUNE
 
-    def test_who_has_shown_a_certificate_may_log_in_without_it(self) -> None:
+    def test_client_with_a_certificate_may_log_in_with_plain(self) -> None:
         server = ServerConnection(Settings(), "CN=anna,O=orders")
         [attempt] = server.receive(PROTOCOL_HEADER + start_ok())
         assert attempt == LoginAttempt("guest", b"guest", "PLAIN")
@@ -310,7 +310,7 @@ class TestHandshake:
         assert client.server.phase is Phase.CLOSED
 
     @pytest.mark.parametrize("phase", [Phase.LOGIN, Phase.VHOST])
-    def test_what_is_sent_ahead_has_a_limit(self, phase: Phase) -> None:
+    def test_input_ahead_of_an_answer_is_limited(self, phase: Phase) -> None:
         server = server_at(phase)
         assert server.receive(bytes(AHEAD_BYTES_MAX)) == []
         (fault,) = server.receive(b"x")
@@ -344,7 +344,7 @@ class TestChannels:
         assert names(client.send(open_channel(1), publish(1))) == ["Channel.OpenOk"]
         assert [type(event) for event in client.take()] == [ChannelCloseRequested, ChannelOpened, Publishes]
 
-    def test_frames_of_a_channel_that_the_server_closes_are_dropped_until_close_ok(self) -> None:
+    def test_frames_on_a_failed_channel_are_dropped_until_close_ok(self) -> None:
         client = connected()
         client.server.fail_channel(1, NOT_FOUND)
         assert close_of(client.received()) == (404, "NOT_FOUND - no queue 'q' in vhost '/'", 50, 10)
@@ -362,7 +362,7 @@ class TestChannels:
         close = close_of(client.send(open_channel()))
         assert close == (504, "CHANNEL_ERROR - second 'channel.open' seen", 20, 10)
 
-    def test_a_message_begun_right_behind_close_ok_and_open_is_not_forgotten(self) -> None:
+    def test_message_begun_right_after_close_ok_and_open_is_kept(self) -> None:
         client = connected()
         client.server.fail_channel(1, NOT_FOUND)
         client.send(
@@ -390,7 +390,7 @@ class TestChannels:
         assert client.server.channels == []
         assert client.take() == []
 
-    def test_a_channel_that_the_client_closes_behind_a_mistake_is_told_both(self) -> None:
+    def test_channel_closed_by_both_sides_gets_close_and_close_ok(self) -> None:
         server = connected().server
         assert server.receive(method(1, Channel.Close(200, "bye", 0, 0)) + publish()) == [
             ChannelCloseRequested(1, 200, "bye")
@@ -416,7 +416,7 @@ class TestChannels:
         assert server.data_to_send() == method(1, Channel.CloseOk())
         assert server.channels == []
 
-    def test_nothing_is_sent_on_a_channel_that_is_not_open(self) -> None:
+    def test_frames_for_a_closed_channel_are_not_sent(self) -> None:
         server = connected().server
         server.fail_channel(1, NOT_FOUND)
         server.data_to_send()
@@ -449,13 +449,13 @@ class TestChannels:
         client.send(open_channel(9))
         assert client.server.channels == [65_535, 9]
 
-    def test_a_channel_whose_close_was_not_answered_counts(self) -> None:
+    def test_channel_without_close_ok_counts_against_channel_max(self) -> None:
         client = connected(channels=(1, 2), channel_max=2)
         client.server.fail_channel(1, NOT_FOUND)
         client.received()
         assert close_of(client.send(open_channel(3)))[0] == 530
 
-    def test_without_a_limit_there_is_none(self) -> None:
+    def test_channel_max_0_allows_3000_channels(self) -> None:
         client = connected(Settings(channel_max=0), channels=range(1, 3001), channel_max=0)
         assert len(client.server.channels) == 3000
         assert client.server.phase is Phase.OPEN
@@ -528,7 +528,7 @@ CONNECTION_ERRORS = {
 
 
 @pytest.mark.parametrize("name", CONNECTION_ERRORS)
-def test_each_violation_closes_the_connection_with_its_code_and_text(name: str) -> None:
+def test_violation_closes_the_connection_with_its_code_and_text(name: str) -> None:
     data, error = CONNECTION_ERRORS[name]
     server = connected(channel_max=3).server
     events = server.receive(publish() + data + publish())
@@ -592,7 +592,7 @@ class TestClosing:
         client.send(method(0, Connection.CloseOk()))
         assert client.server.phase is Phase.CLOSING
 
-    def test_a_long_text_is_cut_to_what_a_short_string_holds(self) -> None:
+    def test_close_text_is_cut_to_255_octets(self) -> None:
         client = connected()
         client.server.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "ü" * 300))
         text = close_of(client.received())[1]
@@ -612,7 +612,7 @@ class TestExtensions:
         client.server.accept_secret()
         assert client.received() == []
 
-    def test_blocked_is_told_to_those_who_understand(self) -> None:
+    def test_blocked_is_sent_only_to_clients_with_the_capability(self) -> None:
         client = connected(capabilities={"connection.blocked": True})
         client.server.block("low on memory")
         client.server.unblock()
@@ -629,7 +629,7 @@ class TestExtensions:
 
 
 class TestErrors:
-    def test_the_code_decides_what_is_closed(self) -> None:
+    def test_reply_code_decides_between_channel_and_connection_error(self) -> None:
         assert isinstance(amqp_error(404, "no queue 'q' in vhost '/'"), ChannelError)
         assert isinstance(amqp_error(540, "immediate=true"), ConnectionFault)
 

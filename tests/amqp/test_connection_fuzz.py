@@ -7,24 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from amqp_wire import (
-    HEARTBEAT,
-    PROTOCOL_HEADER,
-    Basic,
-    Channel,
-    Connection,
-    Queue,
-    body_frames,
-    header_frame,
-    method,
-    open_channel,
-    open_vhost,
-    pieces,
-    publish,
-    raw,
-    start_ok,
-    tune_ok,
-)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pamqp import commands, frame
@@ -42,6 +24,24 @@ from qq.amqp.connection import (
 )
 from qq.amqp.framing import FRAME_MAX_UNTUNED, UNFINISHED_BYTES_MIN, ChannelFault, Fault
 from qq.errors import ChannelError, ConnectionFault, ReplyCode
+from tests.amqp.amqp_wire import (
+    HEARTBEAT,
+    PROTOCOL_HEADER,
+    Basic,
+    Channel,
+    Connection,
+    Queue,
+    body_frames,
+    header_frame,
+    method,
+    open_channel,
+    open_vhost,
+    pieces,
+    publish,
+    raw,
+    start_ok,
+    tune_ok,
+)
 
 LIMITS = Settings(channel_max=4, frame_max=16_384, message_bytes_max=1000)
 HELD_MAX = UNFINISHED_BYTES_MIN + AHEAD_BYTES_MAX + LIMITS.frame_max
@@ -284,7 +284,7 @@ def checked(shell: Shell) -> None:
 @pytest.mark.parametrize("phase", STARTS, ids=lambda phase: phase.name)
 @fuzz
 @given(stream=streams(), sizes=cuts, rnd=st.randoms(use_true_random=False))
-def test_whatever_comes_in_a_phase_has_its_end(
+def test_random_input_in_each_phase_is_handled(
     phase: Phase, stream: bytes, sizes: list[int], rnd: Any
 ) -> None:
     shell = Shell(lambda: True)
@@ -301,9 +301,7 @@ def test_whatever_comes_in_a_phase_has_its_end(
 
 @fuzz
 @given(stream=streams(), sizes=cuts)
-def test_whatever_comes_while_the_shell_thinks_about_it_is_kept_within_bounds(
-    stream: bytes, sizes: list[int]
-) -> None:
+def test_random_input_is_bounded_before_the_shell_answers(stream: bytes, sizes: list[int]) -> None:
     for phase, start in ((Phase.LOGIN, b""), (Phase.VHOST, tune_ok(4, 16_384, 0) + open_vhost())):
         shell = Shell(lambda: False)
         shell.receive(PROTOCOL_HEADER + start_ok())
@@ -322,7 +320,7 @@ def test_whatever_comes_while_the_shell_thinks_about_it_is_kept_within_bounds(
 
 @fuzz
 @given(stream=streams(), sizes=cuts)
-def test_whatever_comes_in_the_middle_of_a_message_has_its_end(stream: bytes, sizes: list[int]) -> None:
+def test_random_input_in_the_middle_of_a_message_is_handled(stream: bytes, sizes: list[int]) -> None:
     shell = Shell(lambda: True)
     for piece in (IN_THE_MIDDLE, *cut(stream, sizes)):
         shell.receive(piece)

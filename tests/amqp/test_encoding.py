@@ -2,21 +2,6 @@ import random
 from datetime import UTC, datetime
 
 import pytest
-from amqp_wire import (
-    Basic,
-    Channel,
-    Connection,
-    Queue,
-    array,
-    body_frames,
-    header_frame,
-    long,
-    long_string,
-    message,
-    method,
-    raw,
-    stored_message,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands, frame
@@ -34,6 +19,21 @@ from qq.amqp.encoding import (
 )
 from qq.amqp.framing import FRAME_MAX_MIN
 from qq.stored.editing import WORTHWHILE_BYTES, content, reframe, with_headers
+from tests.amqp.amqp_wire import (
+    Basic,
+    Channel,
+    Connection,
+    Queue,
+    array,
+    body_frames,
+    header_frame,
+    long,
+    long_string,
+    message,
+    method,
+    raw,
+    stored_message,
+)
 
 names = st.text(st.characters(max_codepoint=127, categories=("L", "N")), max_size=60)
 channels = st.integers(1, 65535)
@@ -43,14 +43,14 @@ quick = settings(max_examples=min(30, settings.default.max_examples), deadline=N
 
 @quick
 @given(channels, tags, st.booleans())
-def test_confirms_are_what_pamqp_makes(channel: int, tag: int, multiple: bool) -> None:
+def test_confirms_equal_those_of_pamqp(channel: int, tag: int, multiple: bool) -> None:
     assert ack_frame(channel, tag, multiple) == method(channel, Basic.Ack(tag, multiple))
     assert refusal_frame(channel, tag) == method(channel, Basic.Nack(tag, multiple=True, requeue=True))
 
 
 @quick
 @given(channels, tags, st.booleans(), names, names, names, st.lists(st.binary(max_size=20), max_size=4))
-def test_deliveries_are_what_pamqp_makes(
+def test_deliveries_equal_those_of_pamqp(
     channel: int, first: int, again: bool, consumer: str, exchange: str, key: str, bodies: list[bytes]
 ) -> None:
     messages = [message(channel, body) for body in bodies]
@@ -64,7 +64,7 @@ def test_deliveries_are_what_pamqp_makes(
 
 @quick
 @given(channels, tags, st.booleans(), names, names, st.integers(0, 2**32 - 1))
-def test_get_ok_return_and_declare_ok_are_what_pamqp_makes(
+def test_get_ok_return_and_declare_ok_equal_those_of_pamqp(
     channel: int, tag: int, again: bool, exchange: str, key: str, count: int
 ) -> None:
     one = message(channel, b"body")
@@ -110,7 +110,7 @@ def test_other_methods_are_pamqps() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 100, FRAME_MAX_MIN - 8, FRAME_MAX_MIN - 7, 50_000])
 @pytest.mark.parametrize("part", [1000, FRAME_MAX_MIN - 8, 131_064])
-def test_reframing_gives_what_a_client_on_that_channel_would_have_sent(size: int, part: int) -> None:
+def test_reframed_message_equals_a_publish_on_the_new_channel(size: int, part: int) -> None:
     data = bytes(range(256)) * (size // 256 + 1)
     data = data[:size]
     properties = Basic.Properties(content_type="text/plain", headers={"a": 1})
@@ -146,7 +146,7 @@ _frame_maxs = st.one_of(
 
 @quick
 @given(channels, channels, _parts, _frame_maxs)
-def test_reframing_changes_nothing_but_frames(came: int, goes: int, parts: list[int], frame_max: int) -> None:
+def test_reframing_changes_only_the_frames(came: int, goes: int, parts: list[int], frame_max: int) -> None:
     data = random.Random(0).randbytes(sum(parts))
     properties = Basic.Properties(headers={"a": 1})
     stored, at = header_frame(came, len(data), properties), 0
@@ -168,13 +168,13 @@ def test_reframing_changes_nothing_but_frames(came: int, goes: int, parts: list[
     assert all(len(each) >= min(WORTHWHILE_BYTES, frame_max) - 8 for each in got[:-1])
 
 
-def test_a_content_header_larger_than_the_frame_limit_is_sent_whole() -> None:
+def test_content_header_above_the_frame_limit_is_sent_whole() -> None:
     properties = Basic.Properties(headers={"long": "x" * 10_000})
     stored = header_frame(1, 3, properties) + body_frames(1, b"abc")[0]
     assert reframe(stored, 2, FRAME_MAX_MIN) == header_frame(2, 3, properties) + body_frames(2, b"abc")[0]
 
 
-def test_headers_are_added_with_the_types_that_rabbitmq_gives_them() -> None:
+def test_added_headers_have_the_types_of_rabbitmq() -> None:
     moment = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
     additions = {
         "count": 3,
@@ -258,7 +258,7 @@ def test_all_that_is_not_added_or_removed_keeps_its_octets(
     assert changed == expected
 
 
-def test_the_body_frames_of_a_message_with_other_headers_stay_as_they_are() -> None:
+def test_body_frames_stay_unchanged_when_headers_are_added() -> None:
     properties = Basic.Properties(headers={"a": 1}, expiration="5", message_id="m")
     large = message(7, b"0123456789" * 1000, properties)
     [changed] = with_headers([large], additions={"x-delivery-count": 1}, drop_expiration=True)

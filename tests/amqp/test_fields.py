@@ -139,12 +139,12 @@ def test_a_wrong_table_is_refused(data: bytes) -> None:
     assert not properties_valid(headers(data))
 
 
-def test_a_field_may_not_run_over_the_end_of_its_table_into_the_next_property() -> None:
+def test_field_must_not_extend_beyond_its_table() -> None:
     assert not properties_valid(b"\x20\x40" + table(b"\x01aI\0\0") + bytes(8))
     assert not properties_valid(b"\x20\x40" + table(b"\x01aA" + table(b"I\0\0") + b"\x01bt\0") + bytes(8))
 
 
-def test_an_inner_table_may_not_run_over_the_end_of_the_outer_one() -> None:
+def test_inner_table_must_not_extend_beyond_the_outer_table() -> None:
     inner = b"\x01aF" + struct.pack(">I", 8) + b"\x01bt\x01"
     data = struct.pack(">I", len(inner)) + inner + b"\x01ct\x01"
     with pytest.raises(FieldError):
@@ -171,7 +171,7 @@ def test_tables_may_be_large_but_not_too_large() -> None:
         check_properties(headers(table(b"\x01aS" + table(b"x" * (TABLE_BYTES_MAX - 6)))))
 
 
-def test_arguments_beyond_a_limit_of_tables_cost_the_channel_and_not_the_connection() -> None:
+def test_arguments_nested_too_deeply_close_the_channel() -> None:
     bind = struct.pack(">I", commands.Queue.Bind.index) + b"\0\0\1q\1x\0\0"
     assert decode_method(bind + nested(TABLE_DEPTH_MAX)).queue == "q"
     with pytest.raises(ChannelError) as caught:
@@ -182,7 +182,7 @@ def test_arguments_beyond_a_limit_of_tables_cost_the_channel_and_not_the_connect
     assert (caught.value.class_id, caught.value.method_id) == (50, 20)
 
 
-def test_client_properties_beyond_a_limit_of_tables_cost_the_connection() -> None:
+def test_client_properties_nested_too_deeply_end_the_connection() -> None:
     with pytest.raises(
         ConnectionFault, match=r"connection\.startok: a field table is nested deeper"
     ) as caught:
@@ -215,7 +215,7 @@ def test_a_binary_correlation_id_is_accepted_as_rabbitmq_does() -> None:
     assert decode_properties(properties).correlation_id == "\ufffd\ufffd"
 
 
-def test_what_is_remembered_of_valid_properties_is_bounded() -> None:
+def test_cache_of_valid_properties_is_bounded() -> None:
     assert properties_valid(headers(table(b"\x01aS" + table(b"x" * 600))))
     for number in range(VALID_PROPERTIES_MAX + 10):
         assert properties_valid(b"\x04\x00\x04" + number.to_bytes(4, "big"))

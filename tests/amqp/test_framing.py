@@ -1,20 +1,6 @@
 import struct
 
 import pytest
-from amqp_wire import (
-    HEARTBEAT,
-    Basic,
-    Channel,
-    Connection,
-    body_frames,
-    flat,
-    header_frame,
-    message,
-    method,
-    pieces,
-    publish,
-    raw,
-)
 
 from qq.amqp.framing import (
     FRAME_MAX_UNTUNED,
@@ -32,6 +18,20 @@ from qq.amqp.framing import (
 from qq.errors import ReplyCode
 from qq.stored.editing import content
 from qq.tables import TABLE_DEPTH_MAX
+from tests.amqp.amqp_wire import (
+    HEARTBEAT,
+    Basic,
+    Channel,
+    Connection,
+    body_frames,
+    flat,
+    header_frame,
+    message,
+    method,
+    pieces,
+    publish,
+    raw,
+)
 
 
 def publish_payload(key: str = "q") -> bytes:
@@ -45,7 +45,7 @@ def fault_of(*data: bytes) -> tuple[int, str, int, int]:
     return error.code, error.text, error.class_id, error.method_id
 
 
-def test_equal_publishes_become_one_event_and_a_different_one_begins_the_next() -> None:
+def test_equal_publishes_are_joined_into_an_event() -> None:
     same, other = publish(1, b"a") + publish(1, b"bb") + publish(1, b""), publish(1, b"c", key="other")
     assert FrameReader().feed(same + other + publish(2, b"d")) == [
         Publishes(1, publish_payload(), [message(1, b"a"), message(1, b"bb"), message(1, b"")], 0),
@@ -54,12 +54,12 @@ def test_equal_publishes_become_one_event_and_a_different_one_begins_the_next() 
     ]
 
 
-def test_consecutive_acks_of_a_channel_become_one_event() -> None:
+def test_consecutive_acks_of_a_channel_are_joined_into_an_event() -> None:
     acks = [method(1, Basic.Ack(1)), method(1, Basic.Ack(5, multiple=True)), method(2, Basic.Ack(7))]
     assert FrameReader().feed(b"".join(acks)) == [Acks(1, [(1, False), (5, True)]), Acks(2, [(7, False)])]
 
 
-def test_the_unused_bits_of_an_ack_mean_nothing() -> None:
+def test_unused_bits_of_an_ack_are_ignored() -> None:
     odd = struct.pack(">BHIHHQBB", 1, 1, 13, 60, 80, 2**64 - 1, 0xFE, 0xCE)
     assert FrameReader().feed(method(1, Basic.Ack(1)) + odd) == [Acks(1, [(1, False), (2**64 - 1, False)])]
 
@@ -100,7 +100,7 @@ def test_messages_on_different_channels_may_interleave() -> None:
     ]
 
 
-def test_a_frame_of_another_channel_behind_a_lone_publish_does_not_wait() -> None:
+def test_lone_publish_does_not_delay_a_second_channels_frame() -> None:
     reader = FrameReader()
     stream = method(1, Basic.Publish(routing_key="q")) + method(2, Channel.Close(200, "bye", 0, 0))
     assert [type(event) for event in reader.feed(stream)] == [Method]
@@ -117,7 +117,7 @@ def test_a_heartbeat_is_an_event() -> None:
     assert FrameReader().feed(HEARTBEAT) == [Heartbeat()]
 
 
-def test_a_message_that_is_too_large_costs_its_channel_and_no_memory() -> None:
+def test_oversized_message_closes_its_channel_unbuffered() -> None:
     reader = FrameReader(message_bytes_max=1000)
     events = reader.feed(publish(1, b"small") + method(1, Basic.Publish()) + header_frame(1, 1001))
     assert isinstance(events[1], ChannelFault)
@@ -140,7 +140,7 @@ def nested(depth: int) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-def test_headers_that_the_log_cannot_hold_cost_their_channel_and_not_the_connection() -> None:
+def test_headers_nested_too_deeply_close_the_channel() -> None:
     def with_headers(table: bytes) -> bytes:
         header = struct.pack(">HHQH", 60, 0, 0, 1 << 13) + table
         return method(1, Basic.Publish(routing_key="q")) + raw(2, 1, header)
@@ -157,7 +157,7 @@ def test_headers_that_the_log_cannot_hold_cost_their_channel_and_not_the_connect
     assert reader.held_bytes == 0
 
 
-def test_a_method_whose_arguments_the_log_cannot_hold_costs_its_channel() -> None:
+def test_method_arguments_nested_too_deeply_close_the_channel() -> None:
     reader = FrameReader()
     declare = b"\x00\x32\x00\x0a\0\0\1q\0" + nested(TABLE_DEPTH_MAX + 1)
     (event,) = reader.feed(raw(1, 1, declare) + publish(1))
@@ -166,7 +166,7 @@ def test_a_method_whose_arguments_the_log_cannot_hold_costs_its_channel() -> Non
     assert [type(event) for event in reader.feed(raw(1, 2, declare[:-1]) + publish(2))] == [Fault]
 
 
-def test_unfinished_messages_of_all_channels_together_have_a_limit() -> None:
+def test_unfinished_messages_of_a_connection_have_a_limit() -> None:
     reader = FrameReader(131_072, message_bytes_max=300_000)
     begin = [
         method(channel, Basic.Publish())
@@ -179,7 +179,7 @@ def test_unfinished_messages_of_all_channels_together_have_a_limit() -> None:
     assert reader.unfinished_bytes == 0
 
 
-def test_a_message_in_so_many_frames_that_they_outweigh_it_is_refused() -> None:
+def test_message_in_too_many_tiny_frames_is_refused() -> None:
     """Some of its frames are kept as they came, and each takes its time."""
     reader = FrameReader(131_072, message_bytes_max=800_000)
     wire_max = stored_bytes_max(800_000, 131_072)
@@ -217,7 +217,7 @@ def test_small_frames_of_a_large_message_are_joined(part: int) -> None:
     assert reader.held_bytes == 0
 
 
-def test_frames_of_which_there_are_few_or_that_are_large_stay_as_they_are() -> None:
+def test_few_or_large_body_frames_are_kept_unchanged() -> None:
     for count, part in ((FRAMES_AS_THEY_COME, 3), (2 * FRAMES_AS_THEY_COME, 32 * 1024)):
         stream = method(1, Basic.Publish(routing_key="q")) + message(1, bytes(count * part), part=part)
         reader = FrameReader(131_072, message_bytes_max=2 * len(stream))
@@ -230,7 +230,7 @@ def test_events_before_a_fault_are_delivered() -> None:
     assert [type(event) for event in events] == [Publishes, Acks, Fault]
 
 
-def test_after_a_fault_only_connection_close_and_close_ok_are_read() -> None:
+def test_reader_takes_only_close_and_close_ok_after_a_fault() -> None:
     reader = FrameReader()
     assert [type(event) for event in reader.feed(raw(3, 1, b"?"))] == [Fault]
     stream = publish() + raw(3, 1, b"?") + method(0, Connection.CloseOk())
@@ -239,14 +239,14 @@ def test_after_a_fault_only_connection_close_and_close_ok_are_read() -> None:
     ]
 
 
-def test_after_the_end_of_framing_nothing_is_read() -> None:
+def test_reader_ignores_input_after_a_framing_error() -> None:
     reader = FrameReader()
     assert [type(event) for event in reader.feed(b"GET / HTTP/1.1\r\n")] == [Fault]
     assert reader.broken
     assert reader.feed(method(0, Connection.CloseOk())) == []
 
 
-def test_the_frame_limit_can_be_raised_and_may_be_exceeded_by_an_envelope() -> None:
+def test_raised_frame_limit_allows_only_the_envelope_on_top() -> None:
     reader = FrameReader()
     reader.frame_max = 20_000
     assert reader.feed(raw(3, 1, bytes(20_000))[:7]) == []
@@ -255,14 +255,14 @@ def test_the_frame_limit_can_be_raised_and_may_be_exceeded_by_an_envelope() -> N
     assert [type(event) for event in reader.feed(raw(3, 1, bytes(20_001))[:7])] == [Fault]
 
 
-def test_frames_a_little_too_large_are_read_as_others_are() -> None:
+def test_untuned_frames_slightly_above_the_limit_are_read() -> None:
     stream = method(1, Basic.Publish()) + message(1, bytes(20_000), part=FRAME_MAX_UNTUNED)
     assert [event.messages for event in FrameReader().feed(stream)] == [
         [message(1, bytes(20_000), part=FRAME_MAX_UNTUNED)]
     ]
 
 
-def test_stepwise_reading_gives_one_event_at_a_time() -> None:
+def test_stepwise_reader_returns_a_single_event_per_call() -> None:
     reader = FrameReader()
     reader.stepwise = True
     assert [type(event) for event in reader.feed(HEARTBEAT + publish() + method(1, Basic.Ack(1)))] == [
@@ -405,7 +405,7 @@ def test_each_fault_has_its_code_and_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_the_same_behind_good_publishes_and_byte_by_byte(name: str) -> None:
+def test_fault_after_publishes_is_the_same_byte_by_byte(name: str) -> None:
     stream, _ = FAULTS[name]
     reader = FrameReader()
     events = [event for piece in pieces(publish() * 3 + stream, [1]) for event in reader.feed(piece)]
@@ -427,6 +427,6 @@ def test_the_end_octet_of_each_frame_of_a_message_is_checked() -> None:
         assert "invalid_frame_end_marker" in events[1].error.text
 
 
-def test_what_an_unfinished_message_holds_is_one_buffer() -> None:
+def test_unfinished_message_is_held_in_a_single_buffer() -> None:
     # Body frames of one octet: a list of frames would take 50 times the size of the body.
     assert isinstance(_Content(b"", 0).wire, bytearray)

@@ -7,7 +7,13 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from amqp_wire import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pamqp import commands, frame
+
+from qq.amqp.framing import FRAME_MAX_UNTUNED, Fault, FrameReader, Heartbeat, Publishes
+from qq.stored.editing import content
+from tests.amqp.amqp_wire import (
     HEARTBEAT,
     Basic,
     Queue,
@@ -20,12 +26,6 @@ from amqp_wire import (
     publish,
     raw,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from pamqp import commands, frame
-
-from qq.amqp.framing import FRAME_MAX_UNTUNED, Fault, FrameReader, Heartbeat, Publishes
-from qq.stored.editing import content
 
 fuzz = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
@@ -139,9 +139,7 @@ class SlowReader(FrameReader):
 
 @fuzz
 @given(streams(), cuts)
-def test_the_reader_sees_what_a_pamqp_reader_sees_however_the_stream_is_cut(
-    stream: bytes, sizes: list[int]
-) -> None:
+def test_reader_agrees_with_pamqp_for_any_cut_of_the_stream(stream: bytes, sizes: list[int]) -> None:
     assert read(FrameReader(), stream, sizes) == dumb_read(stream)
 
 
@@ -194,7 +192,7 @@ garbage = damaged() | frames_of_garbage | st.binary(max_size=500)
 
 @fuzz
 @given(garbage, cuts)
-def test_garbage_makes_events_and_at_most_one_fault_and_holds_little(stream: bytes, sizes: list[int]) -> None:
+def test_garbage_causes_at_most_a_single_fault_and_is_not_kept(stream: bytes, sizes: list[int]) -> None:
     reader = FrameReader(message_bytes_max=1000)
     events: list[Any] = []
     for piece in pieces(stream, sizes):

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pika
-from bench import compiled
 
 import qq.testing
 from qq.testing import ClusterNode, LocalCluster
+from tests.benchmarks.bench import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 
 import pamqp.frame
 import pika
-from bench import resident_bytes
 from pamqp import commands, header
 from pamqp.base import Frame
 from pamqp.body import ContentBody
 from pamqp.heartbeat import Heartbeat
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.benchmarks.bench import resident_bytes
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 OPENING = 100

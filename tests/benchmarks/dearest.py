@@ -416,7 +416,7 @@ def lost_node() -> Situation:
     world.do([consume(n, name, 1, 1 + n // CONSUMERS) for n, name in enumerate(names)])
 
     def entries() -> Iterator[Work]:
-        world.machine.origin_down("n1", 1000, expelled=True)
+        world.machine.origin_down("n1", 1000, evicted=True)
         yield from [([], [])] * 3
 
     return Situation(world.machine, entries())

@@ -30,13 +30,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import load
-from recovery import checked, endpoint, report
-
 from chaos.live.cluster import LiveCluster, ProxyStream
 from chaos.live.toxiproxy import ToxiproxyError, find_server, install
 from qq.errors import OperatingError
 from qq.testing import ClusterNode, LocalCluster
+from tests.benchmarks.bench import load
+from tests.benchmarks.recovery import checked, endpoint, report
 
 QUEUE = "failover"
 KILLED_MS_MAX = 300.0

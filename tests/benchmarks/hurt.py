@@ -23,10 +23,10 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench import QUORUM, amqpload, load
 from pika import BasicProperties, frame, spec
 
 from chaos.live.cluster import LiveCluster
+from tests.benchmarks.bench import QUORUM, amqpload, load
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench import QUORUM, amqpload, cluster, load
+from tests.benchmarks.bench import QUORUM, amqpload, cluster, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

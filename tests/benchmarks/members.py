@@ -23,12 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from bench import load
-from recovery import checked, data_directory, disk_mib, endpoint, fill, report
-from upkeep import PROBES_AT_REST, Waits, probe, together
-
 from qq.cli.layout import PEER_PORT_OFFSET
 from qq.testing import ClusterNode, LocalCluster
+from tests.benchmarks.bench import load
+from tests.benchmarks.recovery import checked, data_directory, disk_mib, endpoint, fill, report
+from tests.benchmarks.upkeep import PROBES_AT_REST, Waits, probe, together
 
 QUEUE = "members"
 PAUSE_MS_MAX = 300.0

@@ -20,7 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pika
-from bench import cluster
+
+from tests.benchmarks.bench import cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -31,11 +31,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import pika
 import pika.exceptions
-from bench import load, resident_bytes
 
 import qq.testing
 from qq.cli.launch import SERVE_COMMAND
 from qq.testing import ClusterNode, LocalCluster
+from tests.benchmarks.bench import load, resident_bytes
 
 QUEUE = "backlog"
 FRESH_QUEUE = "fresh"

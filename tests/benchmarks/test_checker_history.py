@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from checker import ROWS_PER_MESSAGE, write_run
-
 from chaos.history import read
+from tests.benchmarks.checker import ROWS_PER_MESSAGE, write_run
 
 
 def test_the_history_is_as_the_schema_says(tmp_path: Path) -> None:

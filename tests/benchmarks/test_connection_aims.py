@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import connections
 import pytest
-from connections import RABBITMQ_QUEUES, Row, beside_rabbitmq, shown
+
+from tests.benchmarks import connections
+from tests.benchmarks.connections import RABBITMQ_QUEUES, Row, beside_rabbitmq, shown
 
 
 def test_an_aim_that_is_missed_is_shown_and_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from watching import Phase, judge, resources
+from tests.benchmarks.watching import Phase, judge, resources
 
 QUIET = [
     Phase([0.05, 0.04], [5.0] * 100),
@@ -15,7 +15,7 @@ def watched(cores: float, waited_ms: float) -> list[Phase]:
     return [Phase([0.06 + cores, 0.04], [6.0 + waited_ms] * 100)]
 
 
-def test_medians_are_judged_by_what_they_are_more() -> None:
+def test_median_aim_compares_watched_with_quiet_figures() -> None:
     rows = judge(QUIET, watched(0.02, 1.0), ["n1 (leads)", "n2"])
     assert [(row.name, row.figures, row.met) for row in rows] == [
         ("n1 (leads): watching it", "2.00 % of a core (beside 6.00 %)", True),

@@ -24,8 +24,10 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import NamedTuple
 
-from bench import load, resident_bytes
-from recovery import (
+from cluster.log.housekeeping import HousekeepingSettings
+from qq.testing import ClusterError, ClusterNode, LocalCluster
+from tests.benchmarks.bench import load, resident_bytes
+from tests.benchmarks.recovery import (
     CHECKPOINTS,
     DEAD_S,
     MIB,
@@ -38,9 +40,6 @@ from recovery import (
     fill,
     report,
 )
-
-from cluster.log.housekeeping import HousekeepingSettings
-from qq.testing import ClusterError, ClusterNode, LocalCluster
 
 MESSAGE_BYTES = 1024
 QUEUES = ["-q", "churn", "--queues", "4"]

@@ -26,12 +26,12 @@ from typing import Any, NamedTuple, cast
 import aiohttp
 import pika
 from aiohttp import hdrs
-from connections import Client, Row, allow_files, connected, shown
 from pamqp import commands, header
 from pamqp.body import ContentBody
 
 from qq.http import api
 from qq.testing import ClusterNode, LocalCluster
+from tests.benchmarks.connections import Client, Row, allow_files, connected, shown
 
 EVERY_S = 5.0
 PUBLISH_EVERY_S = 0.01

@@ -85,7 +85,7 @@ def test_every_fault_and_the_mix_at_three_and_at_five_nodes(runs: Runs, tmp_path
     assert {asked["--for"] for asked in runs.asked if asked["--nemesis"] == "all"} == {"30m"}
 
 
-def test_a_fault_has_its_own_seed_whatever_else_is_run(runs: Runs, tmp_path: Path) -> None:
+def test_seed_of_a_fault_does_not_depend_on_the_selection(runs: Runs, tmp_path: Path) -> None:
     carried_out(tmp_path / "all", "--nodes", "3", "--seed", "10")
     seeds = {asked["--nemesis"]: asked["--seed"] for asked in runs.asked}
     assert len(set(seeds.values())) == len(NAMES) + 1
@@ -101,7 +101,7 @@ def test_the_mix_alone(runs: Runs, tmp_path: Path) -> None:
     assert [(asked["--nemesis"], asked["--for"]) for asked in runs.asked] == [("all", "1h")]
 
 
-def test_what_was_judged_is_not_repeated_and_what_was_broken_off_is(
+def test_judged_runs_are_skipped_and_interrupted_runs_repeated(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--nodes", "3", "--mix", "0")
@@ -114,7 +114,7 @@ def test_what_was_judged_is_not_repeated_and_what_was_broken_off_is(
     assert [asked["--nemesis"] for asked in runs.asked] == ["pause", "wipe", "wipe"]
 
 
-def test_a_row_says_what_was_done_and_what_was_broken(
+def test_table_row_gives_operations_violations_and_problems(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.violations = {"lost": 2, "phantom": 3, "unmarked_duplicate": 4, "dedup_duplicate": 1, "order": 5}

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from long_cases import cases
+
+from tests.harness.long_cases import cases
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,7 @@ from long_cases import cases
     ),
     ids=" ".join,
 )
-def test_what_is_missing_is_named_with_the_way_to_get_it(asked: tuple[str, str]) -> None:
+def test_missing_package_is_reported_with_its_installation(asked: tuple[str, str]) -> None:
     command, package = asked
     without = f"import sys; sys.modules[{package!r}] = None; from chaos.__main__ import main; "
     program = [sys.executable, "-c", without + f"sys.exit(main([{command!r}]))"]

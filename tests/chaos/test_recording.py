@@ -25,7 +25,7 @@ def _line(**changes: object) -> str:
     return json.dumps(ROW | changes) + "\n"
 
 
-def test_what_is_recorded_is_read(tmp_path: Path) -> None:
+def test_recorded_operation_is_read_back_with_all_fields(tmp_path: Path) -> None:
     everything: Fields = {
         "workload": "confirm",
         "node": "n1",
@@ -54,7 +54,7 @@ def test_what_is_recorded_is_read(tmp_path: Path) -> None:
     assert Row.__annotations__.keys() == FIELD_TYPES.keys()
 
 
-def test_the_end_of_a_call_repeats_what_its_invoke_said_and_only_the_first_counts(tmp_path: Path) -> None:
+def test_end_of_a_call_repeats_its_invoke_and_counts_once(tmp_path: Path) -> None:
     with Recorder(tmp_path / "h.jsonl") as recorder:
         process = recorder.process("p", "confirm")
         first = process.invoke("publish", queue="q", id="p:1", node=None)
@@ -96,14 +96,14 @@ def test_rows_of_all_files_come_in_the_order_of_time(tmp_path: Path) -> None:
     assert [row["time_ns"] for row in read(tmp_path)] == [1, 3, 4]
 
 
-def test_what_is_flushed_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_flushed_rows_are_readable_during_the_run(tmp_path: Path) -> None:
     with Recorder(tmp_path / "h.jsonl") as recorder:
         recorder.process("p").event("heal")
         recorder.flush()
         assert len(read(tmp_path)) == 1
 
 
-def test_after_the_end_nothing_is_recorded_and_nothing_breaks(tmp_path: Path) -> None:
+def test_recorder_ignores_operations_after_its_end(tmp_path: Path) -> None:
     with Recorder(tmp_path / "h.jsonl") as recorder:
         call = recorder.process("p").invoke("publish")
     call.unknown("a client that never ended")
@@ -127,7 +127,9 @@ def test_after_the_end_nothing_is_recorded_and_nothing_breaks(tmp_path: Path) ->
         (_line(), "h.jsonl:2: time_ns does not rise"),
     ],
 )
-def test_a_broken_line_is_told_in_one_line(tmp_path: Path, line: str, complaint: str) -> None:
+def test_invalid_line_of_a_history_is_reported_in_a_single_line(
+    tmp_path: Path, line: str, complaint: str
+) -> None:
     with pytest.raises(HistoryError, match=complaint) as raised:
         read(_written(tmp_path, _line(), line))
     assert "\n" not in str(raised.value)

@@ -249,7 +249,7 @@ def test_figures_have_their_units_and_operations_their_outcomes(broken: Page) ->
     assert "deliver 42,001 0 0" in broken.text
 
 
-def test_links_lead_to_the_offending_operations_and_their_messages(broken: Page) -> None:
+def test_links_lead_to_offending_operations_and_messages(broken: Page) -> None:
     assert broken.links == [
         "#broken-lost",
         "#broken-unmarked_duplicate",
@@ -260,7 +260,7 @@ def test_links_lead_to_the_offending_operations_and_their_messages(broken: Page)
     assert len(set(broken.ids)) == len(broken.ids)
 
 
-def test_a_message_is_shown_with_all_its_rows_in_order_and_the_offending_one_marked(broken: Page) -> None:
+def test_message_is_shown_with_its_rows_and_the_offending_marked(broken: Page) -> None:
     story = broken.section("Message pub-1:40").strip().splitlines()
     assert [line.split()[:2] for line in story[1:]] == [
         ["5.010", "pub-1"],
@@ -281,20 +281,20 @@ def test_a_history_may_be_of_parquet_files(tmp_path: Path) -> None:
     assert "5.900 pub-1 41 invoke publish" in page(tmp_path).section("Message pub-1:40")
 
 
-def test_faults_are_listed_with_how_they_ended_and_what_they_cost(broken: Page) -> None:
+def test_faults_are_listed_with_outcome_and_cost(broken: Page) -> None:
     faults = broken.section("recovery, s")
     assert re.search(r"kill_leader n1 5 0\.1 ok 0\.3 1\.5 1\.4", faults)
     assert re.search(r"disk_full n1 38 7 fail 0 6\.5 0 <script>", faults)
     assert broken.html.count('<b class="bad">fail</b>') == 1
 
 
-def test_what_was_recorded_is_never_markup(broken: Page) -> None:
+def test_recorded_text_is_never_markup(broken: Page) -> None:
     assert broken.text.count(EVIL) == 2  # a row of the history and a fault
     assert EVIL not in broken.html
     assert broken.scripts == 2  # plotly and the timeline
 
 
-def test_the_page_loads_nothing(broken: Page) -> None:
+def test_report_page_loads_no_resources(broken: Page) -> None:
     assert broken.loaded == []
     assert all(link.startswith("#") for link in broken.links)
     assert "default-src 'none'" in broken.html
@@ -333,7 +333,7 @@ def test_the_timeline_shows_sums_gaps_and_bands(tmp_path: Path) -> None:
     assert drawn.layout.yaxis2.type == "log"
 
 
-def test_a_run_that_recorded_nothing_is_invalid_and_says_so(tmp_path: Path) -> None:
+def test_report_of_an_empty_run_says_invalid(tmp_path: Path) -> None:
     write_run(tmp_path, NOTHING_RECORDED, [])
     shown = page(tmp_path)
     assert '<header class="unknown"><h1>INVALID</h1>' in shown.html
@@ -370,7 +370,7 @@ def test_a_run_that_held_is_valid(tmp_path: Path) -> None:
         (lambda run: (run / "tables" / "faults.parquet").write_text("PAR"), "faults.parquet cannot be read"),
     ],
 )
-def test_a_directory_that_cannot_be_reported_is_one_line(
+def test_directory_without_a_valid_run_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], break_it: Any, line: str
 ) -> None:
     write_run(tmp_path, HELD, [])

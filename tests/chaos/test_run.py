@@ -75,7 +75,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0s", "-5s", "5 minutes", "5x", "s"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="is no duration: write 60s, 5m or 1h"):
         parse_duration(text)
 
@@ -110,7 +110,7 @@ def test_endpoints_are_the_nodes_in_their_order() -> None:
 @pytest.mark.parametrize(
     "text", ["", "host", "host:", ":5672", "host:amqp", "host:0", "host:65536", "a:1,,b:2"]
 )
-def test_what_is_no_endpoint_is_refused(text: str) -> None:
+def test_invalid_endpoint_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match=r"is no endpoint: write host:port,host:port"):
         parse_endpoints(text)
 
@@ -135,7 +135,7 @@ def test_what_is_no_endpoint_is_refused(text: str) -> None:
         (["--endpoints", "nowhere"], "'nowhere' is no endpoint"),
     ],
 )
-def test_a_bad_option_is_told_in_one_line(
+def test_invalid_option_is_reported_in_a_single_line(
     arguments: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "--out", str(tmp_path)]) == 2
@@ -155,13 +155,11 @@ def test_a_bad_option_is_told_in_one_line(
         (["--endpoints", "127.0.0.1:1", "--nemesis", "none"], ()),
     ],
 )
-def test_our_own_cluster_is_hurt_by_everything_unless_told_otherwise_and_no_other_one_is(
-    arguments: list[str], faults: tuple[str, ...]
-) -> None:
+def test_only_our_own_cluster_gets_faults_by_default(arguments: list[str], faults: tuple[str, ...]) -> None:
     assert _options(_parser().parse_args(arguments), "").nemesis == faults
 
 
-def test_every_endpoint_that_cannot_be_reached_is_named_in_one_line(
+def test_unreachable_endpoints_are_named_in_a_single_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as bound:  # and does not listen
@@ -174,7 +172,7 @@ def test_every_endpoint_that_cannot_be_reached_is_named_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_does_not_overwrite_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_does_not_overwrite_an_earlier_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "history").mkdir()
     assert main(["--endpoints", "127.0.0.1:1", "--out", str(tmp_path)]) == 2
     assert "has a run already" in capsys.readouterr().err
@@ -183,7 +181,7 @@ def test_a_run_does_not_overwrite_another(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("path", "complaint"), [(None, "is not in this clone: fetch the whole history"), ("", "there is no git")]
 )
-def test_an_upgrade_without_the_history_of_the_repository_is_told_in_one_line(
+def test_upgrade_run_without_git_history_is_refused(
     path: str | None,
     complaint: str,
     tmp_path: Path,
@@ -213,7 +211,7 @@ def test_clients_know_the_first_nodes_and_those_that_may_join(
 @pytest.mark.parametrize(
     ("valid", "problems", "status"), [(True, [], 0), (False, [], 1), (True, ["the cluster does not heal"], 1)]
 )
-def test_a_run_passes_if_it_went_as_planned_and_every_promise_was_kept(
+def test_run_passes_only_when_valid_and_without_problems(
     valid: bool,
     problems: list[str],
     status: int,
@@ -256,14 +254,14 @@ def test_a_seed_that_chance_has_chosen_is_printed(
 # The course
 
 
-def test_where_somebody_else_hurts_nodes_the_drain_waits_until_a_silent_node_is_given_up() -> None:
+def test_drain_of_a_foreign_cluster_waits_for_silent_nodes() -> None:
     given_up_s = GroupConfig("n1", {}, "c").silent_origin_grace_s
     quiet_s = plan_of(Options(endpoints=(HERE,))).quiet_s
     assert run_module.QUIET_S < given_up_s + 5 < quiet_s < course_module.DRAIN_PATIENCE_S
     assert plan_of(Options(endpoints=(HERE,), quiet_s=0.5)).quiet_s == 0.5
 
 
-def test_the_course_asks_another_node_if_the_first_one_is_no_member_any_more(
+def test_course_connects_to_the_next_node_when_members_are_gone(
     recorder: history.Recorder,
 ) -> None:
     asked: list[str] = []
@@ -303,7 +301,7 @@ def test_a_client_that_does_not_end_is_a_problem(course: Course, monkeypatch: py
     assert course.problems == ["con-1 still waits for an answer after 0.01 s"]
 
 
-def test_a_queue_that_does_not_drain_is_a_problem_and_nothing_in_it_is_called_lost(
+def test_undrained_queue_is_a_problem_and_not_judged_as_lost(
     course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody answers here, so nothing is consumed."""
@@ -317,7 +315,7 @@ def test_a_queue_that_does_not_drain_is_a_problem_and_nothing_in_it_is_called_lo
     assert all(plan.name in problem for _, plan in course.plans.values() if plan.drained)
 
 
-def test_the_run_says_how_many_rows_it_recorded_and_none_comes_after_that(
+def test_meta_file_gives_the_final_number_of_rows(
     course: Course, recorder: history.Recorder, tmp_path: Path
 ) -> None:
     late = recorder.process("tx-1").invoke("publish", queue="tx-a", id="tx-1-a:1")
@@ -373,7 +371,7 @@ def test_no_queue_belongs_to_two_workloads() -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_client_tries_its_home_then_the_others_and_its_home_again_after_a_connection(world: World) -> None:
+def test_client_rotates_through_the_nodes_starting_at_its_home(world: World) -> None:
     rotation = Rotation(world, 1, "con-1", pinned=False)
     tried = []
     for _ in range(4):
@@ -384,7 +382,7 @@ def test_a_client_tries_its_home_then_the_others_and_its_home_again_after_a_conn
     assert rotation.next().node == "n2"
 
 
-def test_a_client_that_is_bound_to_a_node_tries_no_other_and_rests_longer_and_longer(world: World) -> None:
+def test_pinned_client_retries_its_node_with_growing_pauses(world: World) -> None:
     rotation = Rotation(world, 2, "con-1", pinned=True)
     rests = []
     for _ in range(100):
@@ -394,7 +392,7 @@ def test_a_client_that_is_bound_to_a_node_tries_no_other_and_rests_longer_and_lo
     assert all(0.25 <= rest <= 0.75 for rest in rests[50:])
 
 
-def test_who_was_kept_waiting_does_not_make_up_for_it() -> None:
+def test_delayed_publisher_does_not_catch_up_with_a_burst() -> None:
     now_s = 100.0
 
     async def kept_waiting() -> None:
@@ -426,13 +424,13 @@ def test_a_whole_body_is_recognized(size_bytes: int) -> None:
         (None, body_of("None", 10)),
     ],
 )
-def test_a_damaged_message_has_an_id_that_nobody_published(message_id: str | None, body: bytes) -> None:
+def test_damaged_message_is_recorded_as_corrupt(message_id: str | None, body: bytes) -> None:
     fields = _arrived(message_id, body)
     assert fields["id"] == f"corrupt {message_id}"
     assert "publisher" not in fields
 
 
-def test_what_befell_a_message_is_read_from_its_headers() -> None:
+def test_delivery_count_and_deaths_are_read_from_headers() -> None:
     death = {"queue": "q", "reason": "rejected", "count": 2, "exchange": "", "time": None}
     headers = {"x-delivery-count": 3, "x-death": [death]}
     fields = arrived(Delivery(1, "p:1", body_of("p:1", 9), headers, redelivered=True, priority=5))

@@ -14,7 +14,6 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from history_checks import gaps, ids, lost, phantoms, unended, unmarked_duplicates
 
 from chaos import history
 from chaos.live.run import Options, run
@@ -24,6 +23,7 @@ from chaos.workloads.churn import CLIENTS
 from chaos.workloads.dead_letter import FIRST, FIRST_LIMIT, LAST, SECOND
 from chaos.workloads.transport import Endpoint
 from qq.testing import LocalCluster
+from tests.chaos.history_checks import gaps, ids, lost, phantoms, unended, unmarked_duplicates
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -152,7 +152,7 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_every_workload_publishes_and_receives_what_it_published(recorded: Recorded, workload: str) -> None:
+def test_workload_publishes_and_receives_its_messages(recorded: Recorded, workload: str) -> None:
     rows = recorded.of(workload)
     assert len(ids(rows, "publish", "ok")) >= ENOUGH
     assert len(ids(rows, "deliver", "ok")) >= ENOUGH
@@ -162,11 +162,11 @@ def test_every_workload_publishes_and_receives_what_it_published(recorded: Recor
 
 
 @pytest.mark.parametrize("workload", DRAINED)
-def test_nothing_that_was_confirmed_is_missing_after_the_drain(recorded: Recorded, workload: str) -> None:
+def test_confirmed_messages_are_complete_after_the_drain(recorded: Recorded, workload: str) -> None:
     assert lost(recorded.of(workload)) == set()
 
 
-def test_every_call_has_one_end_and_there_were_no_problems(recorded: Recorded) -> None:
+def test_calls_end_once_and_the_run_has_no_problems(recorded: Recorded) -> None:
     assert unended(recorded.rows) == set()
     assert recorded.meta["problems"] == []
     [drained] = [row for row in recorded.rows if row["op"] == "drain" and row["type"] == "ok"]
@@ -196,7 +196,7 @@ def test_the_turn_of_the_single_active_consumer_passes_on(peaceful: Recorded) ->
     assert all(found == sorted(found) for found in sequences.values())
 
 
-def test_what_is_rejected_or_comes_back_too_often_goes_down_the_chain(peaceful: Recorded) -> None:
+def test_rejected_and_overdelivered_messages_pass_down_the_chain(peaceful: Recorded) -> None:
     assert max(row["delivery_count"] for row in peaceful.deliveries(FIRST)) == FIRST_LIMIT
     arrived = {
         row["id"]: row["deaths"][0]["reason"] for row in peaceful.deliveries(SECOND) if not row["redelivered"]
@@ -219,9 +219,7 @@ def test_transactions_are_committed_and_rolled_back(peaceful: Recorded) -> None:
 
 
 @pytest.mark.parametrize("workload", ["churn", "tx"])
-def test_who_asks_for_a_message_is_recorded_and_what_came_is_a_delivery(
-    peaceful: Recorded, workload: str
-) -> None:
+def test_get_is_recorded_with_its_delivery(peaceful: Recorded, workload: str) -> None:
     rows = peaceful.of(workload)
     for process in {row["process"] for row in rows if row["op"] == "get"}:
         asked = [row for row in rows if row["process"] == process]
@@ -234,7 +232,7 @@ def test_the_backlog_is_consumed_in_the_drain_alone(peaceful: Recorded) -> None:
     assert {row["process"] for row in peaceful.deliveries("backlog")} == {"drain-backlog"}
 
 
-def test_messages_that_nobody_moves_are_consumed_in_the_drain(peaceful: Recorded) -> None:
+def test_messages_without_a_move_are_consumed_in_the_drain(peaceful: Recorded) -> None:
     assert {row["process"] for row in peaceful.deliveries("moved-from")} == {"drain-moved-from"}
 
 
@@ -244,7 +242,7 @@ def test_queues_come_and_go_under_the_same_names(peaceful: Recorded) -> None:
 
 
 @pytest.mark.long
-def test_a_lost_connection_leaves_publishes_unknown_and_clients_go_on(killed: Recorded) -> None:
+def test_lost_connection_leaves_publishes_unknown(killed: Recorded) -> None:
     cut = [row for row in killed.rows if row["op"] == "connect" and row["type"] == "info"]
     assert [row for row in cut if row["node"] != "n1"] == []
     assert len(cut) >= 5
@@ -266,7 +264,7 @@ def _connected_after(recorded: Recorded, lost_at: Row) -> Row:
 
 
 @pytest.mark.long
-def test_who_is_bound_to_a_node_comes_back_to_it(killed: Recorded) -> None:
+def test_pinned_client_returns_to_its_node(killed: Recorded) -> None:
     rows = [row for row in killed.rows if row["process"] == "confirm-pub-1"]
     assert {row["node"] for row in rows} == {"n1"}
     connected = [row["connection"] for row in rows if row["op"] == "connect" and row["type"] == "ok"]
@@ -286,7 +284,7 @@ def test_only_deduplicated_messages_are_published_again(killed: Recorded) -> Non
     assert len(first) == len(set(first))
 
 
-def test_the_versions_of_a_cluster_that_is_not_ours_are_what_it_says_of_itself(peaceful: Recorded) -> None:
+def test_foreign_cluster_reports_its_own_version(peaceful: Recorded) -> None:
     versions = peaceful.meta["versions"]
     assert re.fullmatch(r"RabbitMQ [\d.]+ \(the authors of qq\)", versions["cluster"])
     assert not {"qq", "commit", "toxiproxy"} & versions.keys()

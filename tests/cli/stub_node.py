@@ -47,7 +47,7 @@ async def run(config: NodeConfig) -> None:
     if "STUB_LISTENS" in os.environ:
         http = listening
     else:
-        from stub_answers import answering as http  # noqa: PLC0415 -- most of what a stub needs to start
+        from tests.cli.stub_answers import answering as http  # noqa: PLC0415 -- most of what a stub needs to start
     with socket.create_server(("127.0.0.1", config.address.amqp_port)):
         async with http(config):
             print(f"{config.name} serves", flush=True)

@@ -21,9 +21,8 @@ STOP_TIMEOUT_S = 1.0
 
 
 async def run(config: NodeConfig) -> None:
-    import stub_node  # noqa: PLC0415 -- most commands are none that serve
-
     from qq.cli import serve  # noqa: PLC0415
+    from tests.cli import stub_node  # noqa: PLC0415 -- most commands are none that serve
 
     serve.STOP_TIMEOUT_S = STOP_TIMEOUT_S * 2
     await stub_node.run(config)

@@ -35,7 +35,7 @@ QQ = [sys.executable, "-P", str(CHECKOUT / "qq" / "__main__.py")]
 NAMES = [name for names in SECTIONS.values() for name in names]
 
 
-def test_every_command_has_a_place_and_every_module_is_one() -> None:
+def test_help_lists_every_module_of_the_commands() -> None:
     modules = {file.stem.replace("_", "-") for file in (CHECKOUT / "qq" / "cli" / "commands").glob("*.py")}
     assert modules - {"--init--"} == set(NAMES)
     assert len(NAMES) == len(set(NAMES))
@@ -123,7 +123,7 @@ def test_every_command_has_help_for_all_its_options(called: Qq, name: str) -> No
         (["completion", "tcsh"], "qq completion", None),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_was_meant(
+def test_mistyped_command_is_reported_with_a_suggestion(
     called: Qq, arguments: list[str], command: str, said: str | None
 ) -> None:
     status, output, errors = called(*arguments)
@@ -144,7 +144,7 @@ def test_a_mistake_is_one_line_that_says_what_was_meant(
         ["context", "add", "a", "--url", "a:1", "--user", "\udcff"],
     ],
 )
-def test_what_cannot_be_sent_is_one_line(called: Qq, arguments: list[str]) -> None:
+def test_text_that_is_not_utf8_is_refused(called: Qq, arguments: list[str]) -> None:
     status, output, errors = called(*arguments, *([] if "--url" in arguments else ["--url", "127.0.0.1:9"]))
     assert (status, output, errors.count("\n")) == (1, "", 1)
     assert "not UTF-8" in errors or "with a colon" in errors
@@ -182,7 +182,7 @@ def test_commands_options_and_contexts_are_completed(called: Qq) -> None:
     assert completed("status", "--context", "p") == ["production"]
 
 
-def test_commands_are_known_without_what_they_need() -> None:
+def test_help_imports_no_large_modules() -> None:
     """Else `qq serve` would start later, and a shell would complete slowly."""
     program = """
 import sys
@@ -200,9 +200,7 @@ assert "qq.cli.commands.list" in sys.modules
 
 
 @pytest.mark.parametrize("asked", ["list exchanges", "definitions export -"])
-def test_what_a_full_disk_or_a_gone_reader_leaves_is_one_line_or_nothing(
-    real_node: ClusterNode, asked: str
-) -> None:
+def test_full_disk_is_reported_and_a_closed_pipe_exits_with_141(real_node: ClusterNode, asked: str) -> None:
     command = [*QQ, *asked.split(), "--url", f"127.0.0.1:{real_node.http_port}"]
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -218,7 +216,7 @@ def test_what_a_full_disk_or_a_gone_reader_leaves_is_one_line_or_nothing(
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_stream_that_is_closed_is_written_to_by_nobody(real_node: ClusterNode, closed: str) -> None:
+def test_closed_standard_streams_are_tolerated(real_node: ClusterNode, closed: str) -> None:
     command = [*QQ, "status", "--url", f"127.0.0.1:{real_node.http_port}"]
     ended = subprocess.run(
         ["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, text=True, check=True
@@ -249,7 +247,7 @@ def test_letters_that_a_terminal_does_not_have_are_written_out(real_node: Cluste
         ("\udcff", "\\udcff"),
     ],
 )
-def test_what_directs_a_terminal_is_shown_and_not_done(text: str, shown: str) -> None:
+def test_control_characters_are_escaped_for_the_terminal(text: str, shown: str) -> None:
     assert escaped(text) == shown
 
 
@@ -310,7 +308,7 @@ def test_a_new_password_is_asked_for_twice_and_not_shown(qq: Qq, real_node: Clus
     assert qq("delete", "user", "--name", "typed").status == 0
 
 
-def test_the_busiest_are_watched_until_one_has_seen_enough(real_node: ClusterNode) -> None:
+def test_top_refreshes_until_it_is_interrupted(real_node: ClusterNode) -> None:
     options = "--url", f"127.0.0.1:{real_node.http_port}", "--interval", "0.5"
     status, seen = on_a_terminal("top", *options, at="sent bytes/s", number=signal.SIGINT)
     assert status == 130
@@ -318,7 +316,7 @@ def test_the_busiest_are_watched_until_one_has_seen_enough(real_node: ClusterNod
     assert "\x1b[?25h" in seen.rpartition("\x1b[?25l")[2], "the cursor is back"
 
 
-def test_who_waits_at_a_terminal_is_shown_that(tmp_path: Path) -> None:
+def test_waiting_at_a_terminal_shows_a_notice(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"127.0.0.1:{silent.getsockname()[1]}"
         status, seen = on_a_terminal("status", "--url", url, at="waiting for an answer", number=signal.SIGINT)

@@ -37,7 +37,7 @@ def asked(**options: object) -> tuple[list[str], str, str]:
     return list(node._urls), *node._login
 
 
-def test_an_option_counts_more_than_a_variable_and_that_more_than_a_context(
+def test_option_precedes_variable_and_variable_precedes_context(
     called: Qq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert asked() == ([target.DEFAULT_URL], "guest", "guest")
@@ -90,7 +90,7 @@ def test_a_context_is_added_used_shown_replaced_and_removed(called: Qq, file: Pa
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_context_that_others_may_write_is_not_read(called: Qq, file: Path) -> None:
+def test_context_file_writable_by_the_group_is_not_read(called: Qq, file: Path) -> None:
     assert called("context", "add", "a", "--url", NOBODY).status == 0
     file.chmod(0o620)
     for command in (["status"], ["context", "list"], ["context", "use", "a"]):
@@ -116,7 +116,7 @@ def test_a_context_that_others_may_write_is_not_read(called: Qq, file: Path) -> 
         ("current = 'a'", "there is no context 'a'"),
     ],
 )
-def test_what_is_wrong_with_the_file_is_one_line(called: Qq, file: Path, text: str, wrong: str) -> None:
+def test_invalid_context_file_is_reported(called: Qq, file: Path, text: str, wrong: str) -> None:
     file.parent.mkdir(parents=True)
     file.write_text(text)
     status, output, errors = called("status")

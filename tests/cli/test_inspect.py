@@ -11,11 +11,10 @@ from typing import Any, cast
 from zlib import crc32
 
 import pytest
-from new_logs import GROUP, new_log, raising
 
 from cluster.configuration.configuration import Versions
 from cluster.log.checkpoints import checkpoint_name, write_checkpoint
-from cluster.log.entry import KIND_EXPEL, KIND_OUTAGE, make_batch, make_compacted, make_entry
+from cluster.log.entry import KIND_EVICTION, KIND_OUTAGE, make_batch, make_compacted, make_entry
 from cluster.log.hardstate import HardState, Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.sealed_segment import write_sparse
@@ -28,6 +27,7 @@ from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch, keep
 from qq.machine.protocol.commands import Command, DeclareQueue, Enqueue, PutHashedUser, PutUser, SessionDown
 from qq.machine.protocol.versions import VERSIONS
+from tests.cli.new_logs import GROUP, new_log, raising
 
 TIME_MS = 1_767_323_045_678
 INCARNATION = 7
@@ -63,7 +63,7 @@ ENTRIES = [
         TIME_MS + 1,
         [
             make_batch("n1", INCARNATION, 3, [PUBLISHING]),
-            make_batch("n2", 4, 0, [], KIND_EXPEL),
+            make_batch("n2", 4, 0, [], KIND_EVICTION),
             make_batch("n3", 5, 1, [b"nonsense"]),
         ],
     ),
@@ -156,16 +156,14 @@ def test_a_whole_directory(data_dir: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("name", [".", "data", "data/groups/0"])
-def test_the_directory_may_be_the_nodes_or_its_data_or_the_groups(
+def test_inspect_accepts_the_node_data_or_group_directory(
     data_dir: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     status, lines, _ = printed(capsys, data_dir.parent / name)
     assert (status, lines[0]) == (0, f"directory    {data_dir}/groups/0")
 
 
-def test_damage_is_shown_where_it_is_and_the_last_line_says_what_follows(
-    data_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_shows_damage_and_its_consequence(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     group = data_dir / "groups" / "0"
     flip(group / "log" / FIRST_SEGMENT)
     flip(group / "hardstate-1")
@@ -180,9 +178,7 @@ def test_damage_is_shown_where_it_is_and_the_last_line_says_what_follows(
     assert (status, errors) == (1, [])
 
 
-def test_what_only_the_operator_can_put_right_is_in_the_last_line(
-    data_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_says_when_the_operator_must_act(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     segment = data_dir / "groups" / "0" / "log" / FIRST_SEGMENT
     data = bytearray(segment.read_bytes())
     data[4] += 1
@@ -233,7 +229,7 @@ def test_a_directory_without_an_identity_says_so(data_dir: Path, capsys: pytest.
     assert lines[-1].startswith("damaged or missing: identity. ")
 
 
-def test_a_directory_in_use_is_one_line(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_refuses_a_directory_in_use(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     disk = RealDisk(data_dir)
     status, lines, [error] = printed(capsys, data_dir)
     disk.close()
@@ -241,7 +237,7 @@ def test_a_directory_in_use_is_one_line(data_dir: Path, capsys: pytest.CaptureFi
     assert error.startswith(f"qq inspect: {data_dir}: in use by another process (pid ")
 
 
-def test_a_directory_that_is_taken_into_use_meanwhile_is_not_called_damaged(
+def test_inspect_reports_a_directory_taken_into_use_meanwhile(
     data_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disks: list[RealDisk] = []
@@ -260,7 +256,7 @@ def test_a_directory_that_is_taken_into_use_meanwhile_is_not_called_damaged(
 
 
 @pytest.mark.parametrize("name", ["nowhere", "."])
-def test_what_is_no_data_directory_is_one_line(
+def test_inspect_refuses_a_directory_without_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     status, lines, errors = printed(capsys, tmp_path / name)
@@ -268,7 +264,7 @@ def test_what_is_no_data_directory_is_one_line(
     assert errors == [f"qq inspect: {tmp_path / name}: neither the data directory of a node nor a backup"]
 
 
-def test_the_dump_shows_commands_and_neither_messages_nor_passwords(
+def test_dump_shows_commands_without_messages_and_passwords(
     data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, lines, errors = printed(capsys, data_dir, "--dump", "--to", 6)
@@ -296,7 +292,7 @@ def test_the_dump_shows_commands_and_neither_messages_nor_passwords(
             "frames_channel=1: 1 message of 8 bytes with frames"
         ),
         "    SessionDown session=1",
-        "  batch 1 of n2 4.0: n2 is expelled",
+        "  batch 1 of n2 4.0: n2 is evicted",
         "  batch 2 of n3 5.1, 8 bytes",
         "    not readable: 1936617326 messages in one batch",
         "5  term 1  not readable: entry header cut short",
@@ -306,7 +302,7 @@ def test_the_dump_shows_commands_and_neither_messages_nor_passwords(
     ]
 
 
-def test_the_dump_shows_what_was_kept(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dump_shows_the_rest_of_compacted_entries(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compact(data_dir)
     status, lines, _ = printed(capsys, data_dir, "--dump", "--to", 9)
     assert status == 0

@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_processes import Qq, started
 
 from qq.cli import main, progress
 from qq.cli.layout import local_nodes, prepare
+from tests.cli.cli_processes import Qq, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -50,7 +50,7 @@ def after_a_second(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "NOTICE_S", 1.0)
 
 
-def test_a_command_says_in_one_line_what_is_and_what_is_done(said: Said) -> None:
+def test_command_prints_its_result_on_a_single_line(said: Said) -> None:
     assert said("leader", "show") == (0, "n2\n", "")
     assert said("leader", "transfer") == (0, "n2 leads\n", "")
     assert said("leader", "transfer", "--to", "n1") == (0, "n1 leads\n", "")
@@ -83,7 +83,7 @@ def test_the_scheme_of_the_url_may_be_left_out(tmp_path: Path, url: str) -> None
 
 
 @pytest.mark.usefixtures("after_a_second")
-def test_who_waits_for_longer_than_a_second_is_told_what_for(said: Said) -> None:
+def test_wait_above_a_second_is_reported_with_its_reason(said: Said) -> None:
     assert said("leader", "transfer", "--to", "n3") == (
         0,
         "n3 leads\n",
@@ -103,7 +103,7 @@ def test_a_transfer_is_tried_again_for_as_long_as_it_is_told(said: Said) -> None
     assert (status, errors) == (2, f"qq leader transfer: {needed}\n")
 
 
-def test_a_refusal_is_one_line_with_the_reason(said: Said) -> None:
+def test_refusal_is_printed_on_a_single_line_with_its_reason(said: Said) -> None:
     reason = "qq leader transfer: URL/api/cluster/leader: 'n9' is no node of this cluster\n"
     assert said("leader", "transfer", "--to", "n9") == (1, "", reason)
     refused = "qq check safe-to-stop: URL/api/health/checks/safe-to-stop: login of 'eve' was refused\n"
@@ -112,7 +112,7 @@ def test_a_refusal_is_one_line_with_the_reason(said: Said) -> None:
     assert said("leader", "shwo") == (2, "", meant)
 
 
-def test_that_nobody_leads_is_an_error(
+def test_leader_show_fails_when_no_leader_is_known(
     tmp_path: Path, base_port: int, url: str, called: Callable[..., tuple[int, str, str]]
 ) -> None:
     nodes = local_nodes(tmp_path, 1, base_port)
@@ -178,7 +178,7 @@ def test_a_change_names_the_directory_that_the_list_shows(said: Said, node: Qq) 
     assert asked("upgrade", "finish") == (finished, ["FINISH_UPGRADE  b''  0"])
 
 
-def test_what_is_not_done_yet_is_asked_for_again_until_the_time_is_over(said: Said) -> None:
+def test_unfinished_change_is_retried_until_the_timeout(said: Said) -> None:
     assert said("member", "promote", "n5", "--timeout", "0") == (
         1,
         "",
@@ -187,12 +187,12 @@ def test_what_is_not_done_yet_is_asked_for_again_until_the_time_is_over(said: Sa
     assert said("member", "promote", "n5") == (0, "n5 votes\n", "")
 
 
-def test_what_is_refused_is_not_asked_for_again(said: Said) -> None:
+def test_refused_change_is_not_retried(said: Said) -> None:
     refused = "qq drain: URL/api/cluster/members/n6/drain: n6 stays a voter\n"
     assert said("drain", "n6") == (1, "", refused)
 
 
-def test_who_removes_the_node_that_is_asked_is_told_if_it_has_no_answer(said: Said) -> None:
+def test_removing_the_asked_node_without_an_answer_is_explained(said: Said) -> None:
     status, _, errors = said("member", "remove", "n1")
     assert status == 1
     assert "it is the node that was asked, and stops then: ask another one whether it is gone" in errors
@@ -222,7 +222,7 @@ def test_who_removes_the_node_that_is_asked_is_told_if_it_has_no_answer(said: Sa
         ["serve", "--config", "x", "--join", "h"],
     ],
 )
-def test_wrong_options_are_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_reported(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith(("Usage: qq ", "qq "))

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
-from cli_processes import started
 
 from qq import __version__
 from qq.cli.launch import node_environment
 from qq.cli.layout import local_nodes, prepare
 from qq.cli.serve import LineFormatter
+from tests.cli.cli_processes import started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -80,22 +80,20 @@ def test_serve_ends_in_its_time_although_something_hangs(tmp_path: Path, config:
         assert "CRITICAL qq.cli.serve: not stopped 2 s after a signal: something hangs" in qq.errors
 
 
-def test_serve_says_in_one_line_why_the_node_cannot_start(tmp_path: Path, config: Path) -> None:
+def test_serve_reports_on_a_single_line_why_a_node_cannot_start(tmp_path: Path, config: Path) -> None:
     with started(tmp_path, "serve", "--config", str(config), STUB_REFUSES="n1") as qq:
         assert qq.exit_status() == 1
         said = f"qq serve: {config.parent / 'data'}: belongs to another node\n"
         assert qq.errors.endswith(started_with(config) + said)
 
 
-def test_serve_says_in_one_line_what_is_wrong_with_the_configuration(tmp_path: Path, config: Path) -> None:
+def test_serve_reports_an_invalid_configuration_on_a_single_line(tmp_path: Path, config: Path) -> None:
     with started(tmp_path, "serve", "--config", str(config), QQ_NODE_NAME="n9") as qq:
         assert qq.exit_status() == os.EX_CONFIG
         assert qq.errors == f"qq serve: {config}: [node] name: 'n9' is not the name of one of the [[nodes]]\n"
 
 
-def test_a_configuration_that_may_not_be_read_is_a_mistake_in_the_settings(
-    tmp_path: Path, called: Called
-) -> None:
+def test_unreadable_configuration_exits_as_a_configuration_error(tmp_path: Path, called: Called) -> None:
     """Nobody starts the node again and again then. Of a file of somebody else's the system says so when it is asked."""
     config = tmp_path / "node.toml"
     config.write_text("[node]\n")
@@ -106,9 +104,7 @@ def test_a_configuration_that_may_not_be_read_is_a_mistake_in_the_settings(
     assert errors.startswith(f"qq serve: {config}: ")
 
 
-def test_serve_refuses_a_variable_that_is_no_setting_but_those_of_commands(
-    tmp_path: Path, config: Path
-) -> None:
+def test_serve_refuses_unknown_qq_variables_except_of_commands(tmp_path: Path, config: Path) -> None:
     with started(tmp_path, "serve", "--config", str(config), QQ_CLUSTR_SECRET="s" * 16) as qq:
         assert qq.exit_status() == os.EX_CONFIG
         assert qq.errors == "qq serve: environment: QQ_CLUSTR_SECRET: there is no such key\n"
@@ -166,7 +162,7 @@ def test_a_node_trusts_the_authorities_that_the_system_trusts() -> None:
         assert node_environment()["SSL_CERT_FILE"] == "/etc/ssl/cert.pem"
 
 
-def test_a_command_takes_the_password_from_an_option_or_the_environment(
+def test_password_is_read_from_an_option_file_or_variable(
     tmp_path: Path, config: Path, base_port: int, called: Called, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"http://127.0.0.1:{base_port + 10000}"
@@ -221,14 +217,14 @@ FOREIGN = "the answer is not that of a qq node"
         (b"", "Server disconnected"),
     ],
 )
-def test_status_says_in_one_line_that_the_answer_is_none(called: Called, answer: bytes, said: str) -> None:
+def test_status_reports_a_foreign_or_malformed_answer(called: Called, answer: bytes, said: str) -> None:
     with answering(answer) as url:
         status, _, errors = called("status", "--http", url)
         assert status == 1
         assert errors.removeprefix(f"qq status: {url}").removeprefix("/api/cluster") == f": {said}\n"
 
 
-def test_a_list_of_all_names_is_not_taken_for_one_of_some(called: Called) -> None:
+def test_list_by_name_refuses_the_answer_of_release_0_1(called: Called) -> None:
     """As release 0.1 answers, whatever is asked for."""
     whole = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]"
     with answering(whole) as url:
@@ -237,7 +233,7 @@ def test_a_list_of_all_names_is_not_taken_for_one_of_some(called: Called) -> Non
         assert (status, errors) == (1, f"qq list queues: {url}: {older}\n")
 
 
-def test_status_says_in_one_line_that_nothing_listens(tmp_path: Path, base_port: int) -> None:
+def test_status_reports_that_no_node_listens(tmp_path: Path, base_port: int) -> None:
     url = f"http://127.0.0.1:{base_port}"
     with started(tmp_path, "status", "--http", url) as qq:
         assert qq.exit_status() == 1
@@ -253,7 +249,7 @@ def test_a_small_command_does_not_load_a_node() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30, capture_output=True)
 
 
-def test_nobody_can_forge_a_line_of_a_nodes_log() -> None:
+def test_log_lines_escape_control_characters() -> None:
     record = logging.LogRecord("qq", logging.INFO, "", 0, "no queue '%s'", ("a\nINFO forged\x1b[2J",), None)
     assert (
         LineFormatter("%(levelname)s %(message)s").format(record)

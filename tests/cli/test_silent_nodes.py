@@ -46,7 +46,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
         (["check", "safe-to-stop"], "safe-to-stop", "the others to go on without it"),
     ],
 )
-def test_a_command_keeps_its_time_and_claims_nothing(
+def test_command_ends_at_its_timeout_without_claiming_success(
     silent: str, capsys: pytest.CaptureFixture[str], command: list[str], path: str, waiting_for: str
 ) -> None:
     assert main([*command, "--http", silent, "--timeout", "0.1"]) == 1
@@ -58,7 +58,7 @@ def test_a_command_keeps_its_time_and_claims_nothing(
 
 
 @pytest.mark.parametrize("command", [["status"], ["leader", "transfer"], ["check", "safe-to-stop"]])
-def test_a_command_that_was_given_no_time_waits_as_long_as_a_node_may_take(
+def test_command_without_a_timeout_waits_for_the_default_timeout(
     silent: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.setattr(remote, "_ANSWER_TIMEOUT_S", 0.4)
@@ -78,7 +78,7 @@ def test_a_backup_says_that_it_waits_and_gives_up(
 
 
 @pytest.mark.parametrize("target", ["-", "new"])
-def test_a_backup_whose_node_falls_silent_says_so_and_gives_up(
+def test_backup_from_a_node_that_falls_silent_times_out(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -166,7 +166,7 @@ sys.exit(run())
     assert (ended.returncode, ended.stderr) == (130, "")
 
 
-def test_the_first_process_of_a_container_ends_at_a_signal_though_it_is_still_imported() -> None:
+def test_first_process_ends_at_a_signal_during_import() -> None:
     """The system ends no such process by itself: `docker stop` waited in vain and killed a node that had just begun."""
     program = """
 import os, signal, sys

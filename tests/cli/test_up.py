@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_processes import is_alive, nodes_of, started, wait_until
 
 from qq.cli.layout import local_nodes
 from qq.cli.up import _outgoing_ports
 from qq.config import load
+from tests.cli.cli_processes import is_alive, nodes_of, started, wait_until
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from cli_processes import Qq
+    from tests.cli.cli_processes import Qq
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def run_once(data_dir: Path, base_port: int, *options: str) -> None:
         qq.until_line("cluster ready")
 
 
-def test_three_nodes_are_described_before_the_cluster_is_called_ready(data_dir: Path, base_port: int) -> None:
+def test_up_writes_cluster_json_before_the_cluster_is_ready(data_dir: Path, base_port: int) -> None:
     with up(data_dir, base_port, "--nodes", "3") as qq:
         qq.until_line("cluster ready")
         cluster = json.loads((data_dir / "cluster.json").read_text())
@@ -72,9 +72,7 @@ def test_three_nodes_are_described_before_the_cluster_is_called_ready(data_dir: 
                 assert answer.status == 200
 
 
-def test_nodes_are_given_settings_of_the_environment_and_nothing_else_that_begins_like_them(
-    data_dir: Path, base_port: int
-) -> None:
+def test_up_passes_only_real_settings_to_its_nodes(data_dir: Path, base_port: int) -> None:
     of_others = {"QQ_SECRET": "of another program", "QQ_NODE_NAME": "n1", "QQ_NODE_DATA_DIR": "/dev/null"}
     settings = {"QQ_NODE_LOG_LEVEL": "error"}
     with up(data_dir, base_port, **of_others, **settings) as qq:
@@ -96,9 +94,7 @@ def test_a_signal_stops_the_nodes_and_the_exit_status_is_0(
         assert not any(map(is_alive, pids))
 
 
-def test_the_configurations_are_complete_and_only_the_owner_can_read_the_secret(
-    data_dir: Path, base_port: int
-) -> None:
+def test_up_writes_complete_configurations_with_mode_600(data_dir: Path, base_port: int) -> None:
     run_once(data_dir, base_port, "--nodes", "3")
     first, second = (load(data_dir / name / "node.toml", {}) for name in ("n1", "n2"))
     assert first.secrets == second.secrets
@@ -108,7 +104,7 @@ def test_the_configurations_are_complete_and_only_the_owner_can_read_the_secret(
         assert stat.S_IMODE((data_dir / file).stat().st_mode) == 0o600
 
 
-def test_data_and_secret_are_kept_between_runs_and_gone_with_fresh(data_dir: Path, base_port: int) -> None:
+def test_up_keeps_data_and_secret_unless_fresh(data_dir: Path, base_port: int) -> None:
     run_once(data_dir, base_port)
     secret = (data_dir / "secret").read_text()
     stored, own = data_dir / "n1" / "data" / "journal", data_dir / "notes.txt"
@@ -123,9 +119,7 @@ def test_data_and_secret_are_kept_between_runs_and_gone_with_fresh(data_dir: Pat
     assert own.exists()
 
 
-def test_the_output_of_a_node_is_shown_with_its_name_and_kept_in_its_log(
-    data_dir: Path, base_port: int
-) -> None:
+def test_up_shows_node_output_with_the_name_and_logs_it(data_dir: Path, base_port: int) -> None:
     with up(data_dir, base_port) as qq:
         qq.until_line("n1 | n1 serves")
         assert "n1 serves\n" in (data_dir / "n1" / "log").read_text()
@@ -155,16 +149,14 @@ def test_when_all_nodes_have_ended_the_command_says_so_and_ends(data_dir: Path, 
         )
 
 
-def test_what_nodes_log_while_they_start_is_shown_before_the_cluster_is_called_ready(
-    data_dir: Path, base_port: int
-) -> None:
+def test_up_shows_node_output_before_the_cluster_is_ready(data_dir: Path, base_port: int) -> None:
     with up(data_dir, base_port, "--nodes", "3") as qq:
         qq.until_line("cluster ready")
         before = qq.output.partition("3 nodes, data in")[0]
         assert {f"n{number} | n{number} serves" for number in (1, 2, 3)} <= set(before.splitlines())
 
 
-def test_ports_that_outgoing_connections_may_take_are_told(data_dir: Path) -> None:
+def test_up_warns_of_ports_for_outgoing_connections(data_dir: Path) -> None:
     def told(base_port: int, outgoing: str) -> str | None:
         return _outgoing_ports(local_nodes(data_dir, 3, base_port), outgoing)
 
@@ -176,7 +168,7 @@ def test_ports_that_outgoing_connections_may_take_are_told(data_dir: Path) -> No
     assert "12767, 12768, 12769, 22767, 22768, 22769 to" in (told(12_767, "1 32766") or "")
 
 
-def test_a_killed_node_can_be_started_by_hand_with_its_configuration(data_dir: Path, base_port: int) -> None:
+def test_killed_node_of_up_can_be_started_by_hand(data_dir: Path, base_port: int) -> None:
     with up(data_dir, base_port, "--nodes", "3") as qq:
         qq.until_line("cluster ready")
         node = nodes_of(data_dir)[0]
@@ -209,9 +201,7 @@ def test_a_node_that_cannot_start_stops_the_command(data_dir: Path, base_port: i
         assert not (data_dir / "cluster.json").exists()
 
 
-def test_a_node_that_was_removed_does_not_keep_the_others_from_serving(
-    data_dir: Path, base_port: int
-) -> None:
+def test_up_serves_without_a_removed_node(data_dir: Path, base_port: int) -> None:
     with up(data_dir, base_port, "--nodes", "3", STUB_REMOVED="n2") as qq:
         qq.until_line("cluster ready")
         assert "n2 | qq serve: " in qq.output
@@ -238,9 +228,7 @@ def test_no_node_outlives_a_command_that_is_killed(data_dir: Path, base_port: in
         wait_until(lambda: not any(map(is_alive, pids)), "a node is still alive")
 
 
-def test_an_output_that_nobody_reads_holds_up_neither_the_nodes_nor_the_stop(
-    data_dir: Path, base_port: int
-) -> None:
+def test_unread_output_of_up_delays_neither_nodes_nor_the_stop(data_dir: Path, base_port: int) -> None:
     arguments = ("up", "--data-dir", str(data_dir), "--base-port", str(base_port), "--nodes", "1")
     with started(
         data_dir.parent, *arguments, stdout=subprocess.PIPE, STUB_LISTENS="yes", STUB_CHATTY="n1"
@@ -254,13 +242,13 @@ def test_an_output_that_nobody_reads_holds_up_neither_the_nodes_nor_the_stop(
 
 
 @pytest.mark.parametrize(("offset", "what"), [(1, "AMQP"), (10001, "HTTP"), (20001, "peers")])
-def test_a_port_in_use_is_one_line(data_dir: Path, base_port: int, offset: int, what: str) -> None:
+def test_up_refuses_a_port_in_use(data_dir: Path, base_port: int, offset: int, what: str) -> None:
     with socket.create_server(("127.0.0.1", base_port + offset)):
         line = refusal(data_dir, base_port, "--nodes", "3")
     assert line == f"qq up: port {base_port + offset} ({what} of n2) is in use\n"
 
 
-def test_a_second_command_on_the_directory_is_one_line(data_dir: Path, base_port: int) -> None:
+def test_up_refuses_a_directory_in_use(data_dir: Path, base_port: int) -> None:
     with up(data_dir, base_port) as qq:
         qq.until_line("cluster ready")
         before = nodes_of(data_dir)
@@ -269,21 +257,21 @@ def test_a_second_command_on_the_directory_is_one_line(data_dir: Path, base_port
         assert nodes_of(data_dir) == before
 
 
-def test_another_number_of_nodes_is_one_line_until_fresh(data_dir: Path, base_port: int) -> None:
+def test_up_refuses_a_different_number_of_nodes_unless_fresh(data_dir: Path, base_port: int) -> None:
     run_once(data_dir, base_port)
     line = refusal(data_dir, base_port, "--nodes", "3")
     assert line == f"qq up: {data_dir} holds a cluster of 1 nodes, not 3; --fresh deletes it\n"
     run_once(data_dir, base_port, "--nodes", "3", "--fresh")
 
 
-def test_a_damaged_configuration_is_one_line_until_fresh(data_dir: Path, base_port: int) -> None:
+def test_up_refuses_a_damaged_configuration_unless_fresh(data_dir: Path, base_port: int) -> None:
     run_once(data_dir, base_port)
     (data_dir / "n1" / "node.toml").write_bytes(b"\xff\x00nodes")
     assert "node.toml is damaged; --fresh deletes the cluster" in refusal(data_dir, base_port)
     run_once(data_dir, base_port, "--fresh")
 
 
-def test_a_directory_that_cannot_be_made_is_one_line(data_dir: Path, base_port: int) -> None:
+def test_up_refuses_a_file_as_its_directory(data_dir: Path, base_port: int) -> None:
     data_dir.touch()
     assert (
         refusal(data_dir, base_port)
@@ -291,21 +279,19 @@ def test_a_directory_that_cannot_be_made_is_one_line(data_dir: Path, base_port: 
     )
 
 
-def test_a_log_that_cannot_be_written_is_one_line(data_dir: Path, base_port: int) -> None:
+def test_up_refuses_a_log_that_cannot_be_written(data_dir: Path, base_port: int) -> None:
     (data_dir / "n1" / "log").mkdir(parents=True)
     line = refusal(data_dir, base_port)
     assert line == f"qq up: cannot use the directory {data_dir}: {data_dir}/n1/log: Is a directory\n"
 
 
-def test_a_directory_that_cannot_be_written_is_one_line(data_dir: Path, base_port: int) -> None:
+def test_up_refuses_a_directory_that_cannot_be_written(data_dir: Path, base_port: int) -> None:
     # Nobody may make files there, not even root, whom the mode of an ordinary directory would not stop.
     data_dir.symlink_to("/sys/kernel")
     assert refusal(data_dir, base_port).startswith("qq up: cannot use the directory ")
 
 
-def test_a_directory_of_the_user_with_the_name_of_a_node_survives_fresh(
-    data_dir: Path, base_port: int
-) -> None:
+def test_fresh_keeps_a_user_directory_named_like_a_node(data_dir: Path, base_port: int) -> None:
     letters = data_dir / "n2" / "letters.txt"
     letters.parent.mkdir(parents=True)
     letters.touch()

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployment import LEFT_BEHIND, ROOT, WHEEL_OPTIONS
-from dockerfile import copy_context
-from engine import BUILT_FROM, PROJECT, Engine, NoEngineError, find_engine
-from releases import unpack_release
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.deploy.deployment import LEFT_BEHIND, ROOT, WHEEL_OPTIONS
+from tests.deploy.dockerfile import copy_context
+from tests.deploy.engine import BUILT_FROM, PROJECT, Engine, NoEngineError, find_engine
+from tests.harness.releases import unpack_release
 
 
 @pytest.fixture(scope="module")

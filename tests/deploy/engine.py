@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from deployment import NODES, ROOT
+from tests.deploy.deployment import NODES, ROOT
 
 PROJECT = "qq-deploy-test"
 BUILT_FROM = "0123456789abcdef"

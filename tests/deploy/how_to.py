@@ -7,7 +7,7 @@ import subprocess
 import textwrap
 from pathlib import Path
 
-from deployment import ROOT
+from tests.deploy.deployment import ROOT
 
 HOW_TO = ROOT / "docs" / "how-to"
 SECRET = re.compile(r"secret generic (\S+) \\\n((?: *--from-file=\S+)+)")

@@ -10,9 +10,10 @@ from threading import Event, Thread
 from typing import Self
 
 import pika
-from engine import PASSWORD
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
+
+from tests.deploy.engine import PASSWORD
 
 LOGIN = pika.PlainCredentials("app", PASSWORD)
 QUEUE = {"durable": True, "arguments": {"x-queue-type": "quorum"}}

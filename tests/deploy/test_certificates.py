@@ -6,10 +6,10 @@ import ssl
 from pathlib import Path
 
 import pytest
-from how_to import block, run_shell, secrets_for_kubernetes
 
 from qq.config import ClientTls, TlsFiles
 from qq.tls import contexts
+from tests.deploy.how_to import block, run_shell, secrets_for_kubernetes
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = None) -> None:
@@ -35,7 +35,7 @@ def secrets(tmp_path: Path) -> dict[str, dict[str, Path]]:
     return secrets_for_kubernetes(tmp_path)
 
 
-def test_nodes_in_kubernetes_take_each_others_certificates(secrets: dict[str, dict[str, Path]]) -> None:
+def test_kubernetes_nodes_accept_their_peers_certificates(secrets: dict[str, dict[str, Path]]) -> None:
     files = secrets["qq-peer-tls"]
     made = contexts.for_peers(TlsFiles(files["tls.crt"], files["tls.key"], files["ca.crt"])).current
     shake_hands(made.server, made.client)

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
-from deployment import DEPLOY, NODES, ROOT, document, interpolated, published
-from dockerfile import stages
 from jsonschema import Draft202012Validator
 
 from chaos.live import toxiproxy
@@ -20,6 +18,8 @@ from chaos.live.command import _parser, parse_duration, parse_endpoints
 from qq.cli import credentials
 from qq.config import ConfigError, NodeConfig, load
 from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
+from tests.deploy.deployment import DEPLOY, NODES, ROOT, document, interpolated, published
+from tests.deploy.dockerfile import stages
 
 FILE = ROOT / "docker-compose.yml"
 COMPOSE = interpolated(document(FILE), {})
@@ -69,7 +69,7 @@ def test_a_node_starts_with_its_configuration(name: str) -> None:
     assert set(published(SERVICES[name])) == {loaded.address.amqp_port, loaded.address.http_port}
 
 
-def test_a_fourth_node_is_started_when_it_is_asked_for_and_joins_the_others() -> None:
+def test_fourth_node_has_its_own_profile_and_joins_the_cluster() -> None:
     """But for that, it is told what they are told."""
     assert SERVICES["n4"]["profiles"] == ["n4"]
     joining, beginning = config("n4"), config("n3")
@@ -95,7 +95,7 @@ def test_password_and_secret_are_those_of_the_environment() -> None:
     assert not any("p4ss" in word for word in given["chaos"]["command"]), "processes are seen by others"
 
 
-def test_a_shell_with_the_variables_of_the_file_can_start_a_node_that_is_not_in_a_container() -> None:
+def test_variables_of_the_file_start_a_node_outside_a_container() -> None:
     used = set(re.findall(r"\$\{(QQ_\w+)", FILE.read_text()))
     assert used
     settings = dict.fromkeys(used - {*credentials.VARIABLES}, "s" * 16)
@@ -109,7 +109,7 @@ def test_no_two_services_take_the_same_port_of_the_machine() -> None:
     assert len(set(ports)) == len(ports) == 8 + 4 + 2
 
 
-def test_every_file_that_is_mounted_is_there_and_every_volume_declared() -> None:
+def test_mounted_files_exist_and_volumes_are_declared() -> None:
     sources = {source for name in SERVICES for source in mounts(name).values()}
     files = {source for source in sources if source.startswith("./")}
     assert [file for file in files if not (ROOT / file).exists()] == []
@@ -124,7 +124,7 @@ def test_images_are_stages_or_pinned() -> None:
             assert service["image"].rpartition(":")[2].removeprefix("v")[0].isdigit(), name
 
 
-def test_no_two_images_that_are_built_have_one_tag() -> None:
+def test_built_images_have_distinct_tags() -> None:
     built = {name: service for name, service in SERVICES.items() if "build" in service}
     tags = [service.get("image", f"{COMPOSE['name']}-{name}") for name, service in built.items()]
     assert built.keys() > set(NODES)
@@ -146,7 +146,7 @@ def test_proxies_stand_before_each_node() -> None:
     assert command == ["0.0.0.0", *mounts("toxiproxy")]
 
 
-def test_the_chaos_workload_goes_through_the_proxies_and_waits_for_the_nodes() -> None:
+def test_chaos_workload_uses_the_proxies_and_waits_for_the_nodes() -> None:
     service = SERVICES["chaos"]
     assert service["profiles"] == ["chaos"]
     assert set(service["depends_on"]) == {*NODES, "toxiproxy"}
@@ -170,7 +170,7 @@ def test_a_node_is_given_the_time_that_it_needs_to_stop() -> None:
         assert given_s >= 3 * (LEADER_HANDOVER_S + LAST_SYNC_S)
 
 
-def test_a_node_that_ends_by_itself_is_started_again_but_not_forever() -> None:
+def test_failed_node_is_restarted_5_times_at_most() -> None:
     """No engine can tell a mistake in the settings (exit status 78) from other failures."""
     for name in NODES:
         policy, _, attempts = SERVICES[name]["restart"].partition(":")

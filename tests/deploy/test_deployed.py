@@ -15,12 +15,12 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
-from deployment import DEPLOY, NODES, ROOT, RUNS_AS, document, interpolated, published
-from engine import BUILT_FROM, PASSWORD, PROJECT, Deployment, Engine, wait_until
-from publisher import QUEUE, Consumer, Publisher, connect, consumed, publish
 
 from qq import __version__
 from qq.machine.machine import QueueMachine
+from tests.deploy.deployment import DEPLOY, NODES, ROOT, RUNS_AS, document, interpolated, published
+from tests.deploy.engine import BUILT_FROM, PASSWORD, PROJECT, Deployment, Engine, wait_until
+from tests.deploy.publisher import QUEUE, Consumer, Publisher, connect, consumed, publish
 
 pytestmark = [pytest.mark.deployed, pytest.mark.timeout(1800)]
 
@@ -80,7 +80,7 @@ def cluster(deployed: Deployment) -> Deployment:
 # The image
 
 
-def test_an_image_says_what_it_is(engine: Engine, image: str) -> None:
+def test_image_has_title_version_and_user(engine: Engine, image: str) -> None:
     (document,) = json.loads(engine.run("image", "inspect", image).stdout)
     config = document["Config"]
     labels = {
@@ -92,7 +92,7 @@ def test_an_image_says_what_it_is(engine: Engine, image: str) -> None:
     say(f"{document['Size'] / 2**20:.0f} MiB")
 
 
-def test_an_image_has_nothing_that_hurts_clusters_or_builds_packages(engine: Engine, image: str) -> None:
+def test_node_image_contains_neither_chaos_nor_build_tools(engine: Engine, image: str) -> None:
     found = "import importlib.util as u; print([n for n in ('chaos', 'pip', 'setuptools') if u.find_spec(n)])"
     assert engine.run("run", "--rm", "--entrypoint", "python", image, "-c", found).stdout == "[]\n"
 
@@ -100,7 +100,7 @@ def test_an_image_has_nothing_that_hurts_clusters_or_builds_packages(engine: Eng
 @pytest.mark.parametrize(
     ("extra", "module"), [("oauth2", "qq.oauth2.verifier"), ("tracing", "qq.tracing.tracer")]
 )
-def test_an_image_with_an_extra_has_what_that_needs(engine: Engine, extra: str, module: str) -> None:
+def test_image_with_an_extra_imports_its_module(engine: Engine, extra: str, module: str) -> None:
     name = f"{PROJECT}-{extra}"
     asked = f"REQUIREMENTS={extra}"
     program = f"from qq.process.packages import find_cluster; find_cluster(); import qq.node, {module}"
@@ -143,19 +143,19 @@ def hurt(cluster: Deployment, queue: str, what: Callable[[str], None]) -> float:
     return publisher.longest_pause()
 
 
-def test_clients_of_the_others_go_on_when_the_leader_is_stopped(cluster: Deployment) -> None:
+def test_publishers_continue_when_the_leader_is_stopped(cluster: Deployment) -> None:
     pause_s = hurt(cluster, "stopped", lambda leader: cluster.compose("stop", leader))
     say(f"leader stopped: nothing was confirmed for {pause_s:.2f} s")
     assert pause_s < PAUSE_AFTER_STOP_S
 
 
-def test_clients_of_the_others_go_on_when_the_leader_is_killed(cluster: Deployment) -> None:
+def test_publishers_continue_when_the_leader_is_killed(cluster: Deployment) -> None:
     pause_s = hurt(cluster, "killed", cluster.kill)
     say(f"leader killed: nothing was confirmed for {pause_s:.2f} s")
     assert pause_s < PAUSE_AFTER_KILL_S
 
 
-def test_nodes_are_restarted_one_after_the_other_when_each_says_that_it_is_safe(cluster: Deployment) -> None:
+def test_nodes_restart_in_turn_when_safe_to_stop(cluster: Deployment) -> None:
     with Publisher(amqp_ports(*NODES), "restarted") as publisher:
         for node in NODES:
             publisher.wait_for_confirms()
@@ -200,7 +200,7 @@ def test_data_are_there_after_down_and_up(cluster: Deployment) -> None:
     assert consumed(amqp_ports("n2")[0], "kept") == bodies
 
 
-def test_a_node_with_a_mistake_in_its_settings_ends_and_stays_down(cluster: Deployment) -> None:
+def test_node_with_an_invalid_setting_exits_and_stays_down(cluster: Deployment) -> None:
     cluster.compose("up", "--detach", "--no-build", "n3", QQ_CLUSTER_SECRET="short")
     ended_s = wait_until(
         lambda: cluster.state("n3")["Status"] == "exited", DOWN_S, lambda: cluster.last_words("n3")
@@ -238,9 +238,7 @@ def assert_nothing_is_lost(port: int, publisher: Publisher, consumer: Consumer) 
     assert publisher.longest_pause() < PAUSE_AFTER_STOP_S
 
 
-def test_a_fourth_node_joins_and_the_leader_is_removed_under_load(
-    new_cluster: Deployment, image: str
-) -> None:
+def test_fourth_node_joins_and_the_leader_is_removed_under_load(new_cluster: Deployment, image: str) -> None:
     new_cluster.use(image, *NODES, "n4")
     new_cluster.start(*NODES)
     ports = amqp_ports(*NODES)
@@ -371,9 +369,7 @@ def test_prometheus_has_data_for_each_query_of_the_board(cluster: Deployment, pr
     wait_until(lambda: not unanswered(query), 60, lambda: f"no data for {unanswered(query)}")
 
 
-def test_grafana_shows_the_board_and_has_data_for_each_of_its_queries(
-    cluster: Deployment, prometheus: str
-) -> None:
+def test_grafana_shows_the_board_with_data_for_each_query(cluster: Deployment, prometheus: str) -> None:
     cluster.compose("up", "--detach", "grafana")
     url = f"http://127.0.0.1:{port_of('grafana', 3000)}"
     wait_until(lambda: answers(f"{url}/api/health"), 120, lambda: cluster.last_words("grafana"))

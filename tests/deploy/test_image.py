@@ -14,12 +14,12 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from deployment import DEPLOY, RUNS_AS, WHEEL_OPTIONS
-from dockerfile import Instruction, stages
 
 from qq import __version__
 from qq.config import load
 from qq.testing import ClusterNode
+from tests.deploy.deployment import DEPLOY, RUNS_AS, WHEEL_OPTIONS
+from tests.deploy.dockerfile import Instruction, stages
 
 pytestmark = pytest.mark.xdist_group("deploy")
 
@@ -40,12 +40,12 @@ def only(stage: str, name: str) -> Instruction:
     return instruction
 
 
-def test_a_node_is_what_is_built_by_default() -> None:
+def test_node_stage_is_the_default_build() -> None:
     assert list(STAGES)[-1] == "node"
 
 
 @pytest.mark.parametrize("stage", ["node", "chaos"])
-def test_nothing_runs_as_root(stage: str) -> None:
+def test_containers_run_as_the_qq_user(stage: str) -> None:
     user = only(stage, "USER").text
     assert user == f"{RUNS_AS}:{RUNS_AS}"
     created = next(step.text for step in instructions(stage, "RUN") if "useradd" in step.text)
@@ -54,7 +54,7 @@ def test_nothing_runs_as_root(stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", ["node", "chaos"])
-def test_an_image_says_what_it_is(stage: str) -> None:
+def test_image_labels_give_licenses_and_version(stage: str) -> None:
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', only(stage, "LABEL").text))
     arguments = dict(re.findall(r"^ARG (\w+)=(.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE))
     assert labels.keys() == {"title", "description", "licenses", "version", "revision"}
@@ -72,7 +72,7 @@ def test_a_node_describes_itself_as_its_package_does() -> None:
     assert f'description="{metadata("qq-broker")["Summary"]}"' in only("node", "LABEL").text
 
 
-def test_an_image_has_the_packages_and_not_what_they_were_built_with() -> None:
+def test_image_copies_only_the_built_packages() -> None:
     (packages,) = [step.text for step in instructions("node", "COPY")]
     assert packages == "--from=build /usr/local/qq /usr/local/qq"
     packages, *sources = [step.text for step in instructions("chaos", "COPY")]
@@ -84,13 +84,13 @@ def test_an_image_has_the_packages_and_not_what_they_were_built_with() -> None:
     assert {"build", "chaos-build"} < set(STAGES)
 
 
-def test_a_node_is_told_to_stop_by_the_signal_that_it_knows_and_gets_it_itself() -> None:
+def test_node_is_pid_1_and_stops_at_sigterm() -> None:
     assert only("node", "STOPSIGNAL").text == "SIGTERM"
     assert only("node", "ENTRYPOINT").arguments == ["qq", "serve"]
     assert only("node", "CMD").arguments == ["--config", "/etc/qq/node.toml"]
 
 
-def test_the_chaos_workload_is_told_to_stop_by_what_it_does_not_ignore_as_a_first_process() -> None:
+def test_chaos_workload_stops_at_sigint() -> None:
     assert only("chaos", "STOPSIGNAL").text == "SIGINT"
 
 
@@ -101,7 +101,7 @@ def test_data_and_ports_are_those_of_the_configuration() -> None:
     assert exposed == {address.amqp_port, 5671, address.http_port, address.peer_port}
 
 
-def test_what_is_installed_is_pinned_with_hashes() -> None:
+def test_installed_packages_are_pinned_with_hashes() -> None:
     installs = [
         command
         for stage in ("build", "chaos-build")

@@ -31,7 +31,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
 
 
-def test_uv_is_told_what_pip_was_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pip_settings_are_passed_to_uv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "pip.conf").write_text(
         "[global]\nindex-url = https://a/simple\ntimeout = 60\nextra-index-url =\n  https://b/simple\n  https://c/simple\n"
         "[download]\nproxy = http://d\n[install]\nfind-links = /wheels\n  /more\n"
@@ -49,12 +49,12 @@ def test_uv_is_told_what_pip_was_told(monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.parametrize(
     "setting", ["proxy = http://d", "no-index = true", "trusted-host = a", "anything = new"]
 )
-def test_what_uv_cannot_follow_is_left_to_pip(tmp_path: Path, setting: str) -> None:
+def test_pip_is_used_when_uv_has_no_such_setting(tmp_path: Path, setting: str) -> None:
     (tmp_path / "pip.conf").write_text(f"[global]\n{setting}\n")
     assert for_uv(settings_of_pip()) is None
 
 
-def test_without_settings_there_is_nothing_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_pip_settings_add_no_variables_for_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", INSTALL["os"].devnull)
     assert for_uv(settings_of_pip()) == {}
 
@@ -72,7 +72,7 @@ def uv(tmp_path: Path) -> Path:
     return uv
 
 
-def test_an_environment_is_marked_only_until_its_installation_has_ended(uv: Path) -> None:
+def test_environment_is_marked_unfinished_during_installation(uv: Path) -> None:
     mark = uv.parents[1] / "unfinished"
     uv.write_text(f"#!/bin/sh\ntest -e {mark} && echo installing\n")
     done = subprocess.run([uv.with_name("python"), SCRIPT], capture_output=True, text=True, check=True)
@@ -81,14 +81,14 @@ def test_an_environment_is_marked_only_until_its_installation_has_ended(uv: Path
     assert (done.stdout, mark.exists()) == ("installing\n", False)
 
 
-def test_an_installation_that_is_interrupted_says_nothing_and_leaves_its_mark(uv: Path) -> None:
+def test_interrupted_installation_is_silent_and_keeps_its_mark(uv: Path) -> None:
     uv.write_text("#!/bin/sh\nkill -INT $PPID\n")
     done = subprocess.run([uv.with_name("python"), SCRIPT, "x"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
     assert (uv.parents[1] / "unfinished").exists()
 
 
-def test_an_installation_that_fails_ends_with_what_to_do(uv: Path) -> None:
+def test_failed_installation_reports_the_reason_and_the_retry(uv: Path) -> None:
     uv.write_text("#!/bin/sh\nexit 1\n")
     (pip,) = uv.parents[1].glob("lib/*/site-packages/pip/__main__.py")
     pip.write_text("import sys; sys.exit('no index' if 'install' in sys.argv else None)\n")
@@ -150,7 +150,7 @@ def test_two_at_once_install_once(checkout: Path) -> None:
     assert _installations(checkout) == [".", "requirements/dev.txt"]
 
 
-def test_what_was_interrupted_is_begun_anew(checkout: Path) -> None:
+def test_interrupted_installation_starts_again(checkout: Path) -> None:
     _output(_make(checkout, "docs-stamp"))
     (checkout / ".venv" / "unfinished").touch()
     (checkout / ".venv" / "in-part").touch()

@@ -13,15 +13,15 @@ from typing import Any
 import click
 import kubernetes_validate
 import pytest
-from deployment import DEPLOY, RUNS_AS, document, documents
-from dockerfile import stages
-from how_to import with_a_fourth_node
 
 from qq.cli.root import root
 from qq.cli.target import DEFAULT_URL
 from qq.config import ConfigError, NodeConfig, load
 from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
 from qq.testing import ClusterNode
+from tests.deploy.deployment import DEPLOY, RUNS_AS, document, documents
+from tests.deploy.dockerfile import stages
+from tests.deploy.how_to import with_a_fourth_node
 
 pytestmark = pytest.mark.xdist_group("deploy")
 
@@ -107,7 +107,7 @@ def test_a_pod_starts_with_its_configuration(pod: str, tmp_path: Path) -> None:
     assert CONTAINER["args"] == ["--config", f"{MOUNTED['config']}/node.toml"]
 
 
-def test_a_pod_that_is_added_joins_with_the_configuration_that_the_documentation_has(tmp_path: Path) -> None:
+def test_added_pod_joins_with_the_documented_configuration(tmp_path: Path) -> None:
     """All pods read it from then on."""
     added, begun = (
         config(pod, tmp_path / pod, text=with_a_fourth_node(SETTINGS)) for pod in ("qq-3", "qq-0")
@@ -178,7 +178,7 @@ def test_services_lead_to_ports_of_the_container() -> None:
     assert sorted(led) == [(port, port) for port in sorted(PORTS.values())]
 
 
-def test_nodes_reach_each_other_and_nobody_else_reaches_their_port() -> None:
+def test_only_nodes_may_connect_to_the_peer_port() -> None:
     """What is in the policy's lists may connect; without `from` it is everybody."""
     names = {port: name for name, port in PORTS.items()}
     admitted: dict[str, list[Any]] = {name: [] for name in PORTS}
@@ -194,7 +194,7 @@ def test_nodes_reach_each_other_and_nobody_else_reaches_their_port() -> None:
     assert {port["port"] for port in dns["ports"]} == {53}
 
 
-def test_nodes_are_on_machines_of_their_own_and_where_it_can_be_in_zones_of_their_own() -> None:
+def test_nodes_run_on_separate_machines_and_zones_if_possible() -> None:
     (apart,) = POD["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     (spread,) = POD["topologySpreadConstraints"]
     assert apart["topologyKey"] == "kubernetes.io/hostname"
@@ -271,9 +271,7 @@ MOST_PODS = [f"qq-{number}" for number in range(7)]
 
 
 @pytest.mark.parametrize("pod", MOST_PODS)
-def test_a_pod_asks_twice_whether_the_others_can_do_without_it_and_is_given_the_time(
-    pod: str, tmp_path: Path
-) -> None:
+def test_pod_checks_safe_to_stop_twice_within_its_grace_period(pod: str, tmp_path: Path) -> None:
     first, asked, second, asked_again = done_before_a_pod_stops(pod, tmp_path / "commands")
     assert (first[0], second[0]) == ("sleep", "sleep")
     needed_s = int(first[1]) + int(second[1]) + 3 * (LEADER_HANDOVER_S + LAST_SYNC_S)
@@ -291,18 +289,18 @@ def test_a_pod_asks_twice_whether_the_others_can_do_without_it_and_is_given_the_
     assert POD["terminationGracePeriodSeconds"] >= needed_s
 
 
-def test_pods_that_hear_yes_together_find_out_what_the_ones_before_have_done(tmp_path: Path) -> None:
+def test_simultaneous_pod_stops_are_spread_by_their_pauses(tmp_path: Path) -> None:
     """What nodes know of each other is a second old, and a node takes its time to stop."""
     pauses = [int(done_before_a_pod_stops(pod, tmp_path / pod)[2][1]) for pod in MOST_PODS]
     gaps = [later - earlier for earlier, later in itertools.pairwise(pauses)]
     assert min(gaps) >= 1 + LEADER_HANDOVER_S + LAST_SYNC_S
 
 
-def test_a_process_that_hangs_is_killed_without_the_wait_for_the_others() -> None:
+def test_hung_process_is_killed_before_the_grace_period_ends() -> None:
     assert CONTAINER["livenessProbe"]["terminationGracePeriodSeconds"] < POD["terminationGracePeriodSeconds"]
 
 
-def test_a_pod_runs_as_the_image_does_and_may_do_nothing_else() -> None:
+def test_pod_runs_as_the_image_user_without_privileges() -> None:
     (user,) = [step.text for step in stages(DEPLOY / "Dockerfile")["node"] if step.name == "USER"]
     context = POD["securityContext"]
     assert f"{context['runAsUser']}:{context['runAsGroup']}" == user

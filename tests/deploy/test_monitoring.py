@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployment import DEPLOY, ROOT, document
 from prometheus_client.parser import text_string_to_metric_families
 
 from qq.testing import ClusterNode
+from tests.deploy.deployment import DEPLOY, ROOT, document
 
 pytestmark = pytest.mark.xdist_group("deploy")
 
@@ -63,13 +63,13 @@ def shown(node: ClusterNode) -> dict[str, set[str]]:
     return found
 
 
-def test_a_node_shows_every_metric_that_somebody_asks_for(shown: dict[str, set[str]]) -> None:
+def test_node_exports_every_metric_used_in_expressions(shown: dict[str, set[str]]) -> None:
     asked = {name for text in expressions() for name in re.findall(r"\brabbitmq_\w+", text)}
     assert len(asked) > 30
     assert sorted(asked - shown.keys()) == []
 
 
-def test_a_node_shows_every_label_that_somebody_asks_for(shown: dict[str, set[str]]) -> None:
+def test_node_exports_every_label_used_in_expressions(shown: dict[str, set[str]]) -> None:
     asked = {
         (name, label)
         for text in expressions()
@@ -88,7 +88,7 @@ def selectors() -> Iterator[tuple[str, dict[str, str]]]:
             yield name, dict(re.findall(r'(\w+)(?:=~?|!=)"([^"]*)"', labels))
 
 
-def test_whatever_is_asked_for_is_asked_of_our_nodes_only() -> None:
+def test_expressions_select_only_targets_of_job_qq() -> None:
     """RabbitMQ, which an application is moved away from, shows metrics of the same names to the same Prometheus."""
     assert {labels.get("job") for _, labels in selectors()} == {"qq"}
 
@@ -187,7 +187,7 @@ def test_prometheus_scrapes_all_nodes_and_gives_them_their_names(
     assert scraped() == [{"job": "qq", "node": name} | cluster for name in names]
 
 
-def test_prometheus_scrapes_the_node_that_joins_once_its_name_is_known_in_dns() -> None:
+def test_prometheus_finds_a_joining_node_by_dns() -> None:
     """The name of a service leads to its container as long as there is one."""
     (found,) = SCRAPED["dns_sd_configs"]
     (table,) = tomllib.loads((DEPLOY / "compose" / "n4.toml").read_text())["nodes"]
@@ -197,7 +197,7 @@ def test_prometheus_scrapes_the_node_that_joins_once_its_name_is_known_in_dns() 
     assert as_compose_labels(target) == {"job": "qq", "node": table["name"]}
 
 
-def test_nothing_is_asked_for_that_no_target_has(shown: dict[str, set[str]]) -> None:
+def test_expressions_use_only_labels_and_jobs_that_exist(shown: dict[str, set[str]]) -> None:
     """Labels that no metric of a node has, and values of `job`, which come from Prometheus alone."""
     texts = [
         *expressions(),
@@ -229,7 +229,7 @@ def test_pods_are_not_scraped_a_second_time_with_other_labels() -> None:
     assert "annotations" not in POD["metadata"]
 
 
-def test_prometheus_is_configured_with_what_it_knows() -> None:
+def test_prometheus_configuration_has_only_known_keys() -> None:
     assert PROMETHEUS.keys() == {"global", "rule_files", "scrape_configs"}
     assert SCRAPED.keys() == {"job_name", "static_configs", "dns_sd_configs", "relabel_configs"}
     for file in PROMETHEUS["rule_files"]:
@@ -257,7 +257,7 @@ def test_promtool_takes_the_files_and_alerts_fire(verb: str, what: str, file: Pa
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
+def test_alert_has_severity_and_summary_and_names_its_node() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES) >= 8
     for rule in RULES:
         assert rule.keys() - {"for"} == {"alert", "expr", "labels", "annotations"}

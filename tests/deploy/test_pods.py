@@ -16,9 +16,10 @@ from typing import Any
 
 import pika
 import pytest
-from deployment import DEPLOY, document, documents
-from engine import PASSWORD, PROJECT, Engine, wait_until
-from how_to import secrets_for_kubernetes, with_a_fourth_node
+
+from tests.deploy.deployment import DEPLOY, document, documents
+from tests.deploy.engine import PASSWORD, PROJECT, Engine, wait_until
+from tests.deploy.how_to import secrets_for_kubernetes, with_a_fourth_node
 
 pytestmark = [pytest.mark.deployed, pytest.mark.timeout(1800)]
 
@@ -173,7 +174,7 @@ def test_a_pod_stops_in_its_time_after_the_command_before_it(pods: Pods) -> None
     wait_until(lambda: pods.is_ready("qq-2"), 60, lambda: pods.logged("qq-2"))
 
 
-def test_a_pod_waits_before_it_stops_until_the_others_can_do_without_it(pods: Pods) -> None:
+def test_pod_delays_its_stop_until_a_majority_remains(pods: Pods) -> None:
     """It is told yes twice, as the command asks. Whether it leads, which it says too, is as the elections went."""
     pods.engine.run("stop", pods.container("qq-0"))
     before_stop = ("exec", pods.container("qq-1"), *CONTAINER["lifecycle"]["preStop"]["exec"]["command"])
@@ -203,7 +204,7 @@ def test_a_pod_is_added_and_removed_as_the_documentation_says(pods: Pods) -> Non
     assert pods.qq("qq-1", "member", "list").count(" voter ") == len(NAMES)
 
 
-def test_a_pod_whose_volume_is_lost_is_taken_in_again(pods: Pods) -> None:
+def test_pod_with_a_lost_volume_joins_again(pods: Pods) -> None:
     pods.delete("qq-1")
     pods.start("qq-1")
     wait_until(lambda: pods.is_ready("qq-1"), 60, lambda: pods.logged("qq-1"))

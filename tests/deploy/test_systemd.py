@@ -11,10 +11,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from deployment import DEPLOY, ROOT, RUNS_AS
 
 from qq.config import ConfigError, load
 from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
+from tests.deploy.deployment import DEPLOY, ROOT, RUNS_AS
 
 FILE = DEPLOY / "systemd" / "qq.service"
 CONFIG = DEPLOY / "systemd" / "node.toml"
@@ -59,7 +59,7 @@ def test_the_unit_starts_a_node_and_starts_it_again() -> None:
     assert int(UNIT["LimitNOFILE"][0]) >= 65536
 
 
-def test_a_node_with_a_mistake_in_its_configuration_is_not_started_again() -> None:
+def test_node_with_an_invalid_configuration_is_not_restarted() -> None:
     assert UNIT["RestartPreventExitStatus"] == [str(ConfigError.exit_status)]
 
 
@@ -87,7 +87,7 @@ def steps(program: str) -> list[list[str]]:
     return [arguments for name, *arguments in words if Path(name).name == program]
 
 
-def test_the_program_of_the_unit_is_installed_with_what_it_needs_pinned_with_hashes() -> None:
+def test_unit_installs_its_packages_pinned_with_hashes() -> None:
     (*_, environment), *_ = steps("python3")
     program, *_ = UNIT["ExecStart"][0].split()
     assert Path(program).parents[1] == Path(environment)
@@ -98,7 +98,7 @@ def test_the_program_of_the_unit_is_installed_with_what_it_needs_pinned_with_has
     assert ours == ["install", "--no-deps", "."]
 
 
-def test_the_user_of_the_unit_is_created_and_may_read_what_the_node_reads_itself() -> None:
+def test_unit_user_is_created_and_may_read_the_hidden_files() -> None:
     ((*options, user),) = steps("useradd")
     number = f"{RUNS_AS}"
     assert [user] == UNIT["User"]

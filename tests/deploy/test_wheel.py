@@ -13,7 +13,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from deployment import LEFT_BEHIND, ROOT
+
+from tests.deploy.deployment import LEFT_BEHIND, ROOT
 
 pytestmark = pytest.mark.xdist_group("deploy")
 
@@ -63,7 +64,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_it_holds_the_packages_of_a_node_under_one_name(wheel: Path) -> None:
+def test_wheel_contains_all_modules_under_qq(wheel: Path) -> None:
     names = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     assert {name.parts[0] for name in names} == {"qq", f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"}
     page = [file for file in ROOT.glob("qq/http/static/**/*") if file.is_file()]
@@ -73,11 +74,11 @@ def test_it_holds_the_packages_of_a_node_under_one_name(wheel: Path) -> None:
     assert bundled - names == set()
 
 
-def test_it_holds_nothing_that_an_earlier_build_has_left(wheel: Path) -> None:
+def test_wheel_contains_no_leftovers_of_an_earlier_build(wheel: Path) -> None:
     assert [name for name in zipfile.ZipFile(wheel).namelist() if Path(name).name == LEFT_BEHIND] == []
 
 
-def test_its_metadata_say_what_it_is(wheel: Path) -> None:
+def test_wheel_metadata_has_name_and_license(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
     lines = archive.read(metadata).decode().splitlines()
@@ -91,7 +92,7 @@ def test_its_command_runs(python: Path, tmp_path: Path) -> None:
     assert (asked.returncode, asked.stderr.splitlines()[-1][:12]) == (1, "qq inspect: ")
 
 
-def test_a_project_tests_with_it_and_has_modules_called_as_ours_are(python: Path, tmp_path: Path) -> None:
+def test_project_with_a_module_named_cluster_uses_the_wheel(python: Path, tmp_path: Path) -> None:
     libraries = tmp_path / "libraries"
     copy_distributions(OF_THE_PROJECT, libraries)
     project = tmp_path / "project"

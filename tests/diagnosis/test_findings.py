@@ -31,7 +31,7 @@ NOW_MS = 1_800_000_000_000
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "doctor.md"
 
 
-def test_the_table_of_the_guide_has_all_codes_with_their_severities() -> None:
+def test_guide_lists_all_finding_codes_with_their_severities() -> None:
     rows = [line.split("|") for line in GUIDE.read_text().splitlines() if line.startswith("| `")]
     told = {row[1].strip().strip("`"): row[2].strip() for row in rows}
     assert told == {code: kind.severity.value for code, kind in KINDS.items()}
@@ -60,7 +60,7 @@ def test_the_gravest_come_first_and_then_those_that_last_longest() -> None:
     assert diagnosis_of([]).verdict == "nothing is wrong"
 
 
-def test_what_several_nodes_have_found_is_told_once_since_the_first_has() -> None:
+def test_equal_findings_of_several_nodes_are_merged() -> None:
     finding = Finding("name-twice", "node n3", "x")
     given = [
         finding,
@@ -105,7 +105,7 @@ def test_its_forms() -> None:
     ]
 
 
-def test_names_cannot_write_lines_of_their_own_or_move_a_terminal() -> None:
+def test_control_characters_in_names_are_escaped() -> None:
     finding = Finding("no-consumers", "queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'", "x")
     lines = list(lines_of(document_of(Diagnosis([finding]))))
     assert lines[1] == r"WARNING no-consumers: queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'"
@@ -113,7 +113,7 @@ def test_names_cannot_write_lines_of_their_own_or_move_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("since_ms", [None, 5])
-def test_another_node_reads_what_one_tells(since_ms: int | None) -> None:
+def test_finding_is_read_as_it_was_packed(since_ms: int | None) -> None:
     finding = Finding("disk-slow", "node n2", "x", since_ms)
     assert decode_finding(msgpack.unpackb(pack(finding))) == finding
     assert decode_finding([*finding, "of a later program"]) == finding
@@ -136,7 +136,7 @@ def test_since_when_something_is_found_again_and_again() -> None:
     assert since.date([known], NOW_MS + 300_000) == [known]
 
 
-def test_what_is_found_before_and_after_all_nodes_were_down_has_not_lasted_since_they_went_down() -> None:
+def test_finding_after_a_total_outage_starts_anew() -> None:
     """Until a node that starts has heard the others' clocks, its time is that of the last entry of its log."""
     since, found = Since(), Finding("node-down", "node n3", "it does not answer")
     since.date([found], NOW_MS)
@@ -145,7 +145,7 @@ def test_what_is_found_before_and_after_all_nodes_were_down_has_not_lasted_since
     assert since.date([found], up_ms) == [found._replace(since_ms=up_ms)]
 
 
-def test_before_the_time_of_the_cluster_is_known_nothing_is_told_of_since_when() -> None:
+def test_finding_has_no_start_before_the_cluster_clock_is_known() -> None:
     since, found = Since(), Finding("certificate-ends", "c.pem of node n1", "a")
     assert since.date([found], 7) == [found]
     assert since.date([found], NOW_MS) == [found._replace(since_ms=NOW_MS)]
@@ -162,7 +162,7 @@ def test_before_the_time_of_the_cluster_is_known_nothing_is_told_of_since_when()
         (5.1, "more than 5 s"),
     ],
 )
-def test_lengths_of_time_are_told_in_units_that_one_reads(seconds: float, text: str) -> None:
+def test_durations_are_formatted_with_a_unit(seconds: float, text: str) -> None:
     assert ms(seconds) == text
 
 
@@ -177,7 +177,7 @@ def test_lengths_of_time_are_told_in_units_that_one_reads(seconds: float, text: 
         (7200, "2 hours"),
     ],
 )
-def test_a_few_minutes_are_told_with_a_tenth(seconds: float, text: str) -> None:
+def test_minutes_are_formatted_with_a_tenth(seconds: float, text: str) -> None:
     assert hours(seconds) == text
 
 

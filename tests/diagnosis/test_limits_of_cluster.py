@@ -13,7 +13,7 @@ def found(*vitals: Vitals) -> list[Finding]:
     return list(findings_of_all({each.name: each for each in vitals}, "n1"))
 
 
-def test_idle_nodes_of_one_release_show_nothing() -> None:
+def test_idle_cluster_of_equal_nodes_has_no_findings() -> None:
     assert found() == found(IDLE, IDLE._replace(name="n2")) == []
 
 
@@ -37,7 +37,7 @@ def test_settings_that_differ() -> None:
     assert finding.text.endswith("[limits] 7 and 2 more: n1; n2")
 
 
-def test_what_limits_it_is_the_largest_part_of_a_commit() -> None:
+def test_limited_by_names_the_largest_part_of_a_commit() -> None:
     [finding] = found(
         BUSY, BUSY._replace(name="n2", commits_per_s=5, cores=0.7), BUSY._replace(name="n3", write_s=0.9)
     )

@@ -49,7 +49,7 @@ def test_three_members_that_are_there_are_well() -> None:
         ),
     ],
 )
-def test_what_is_found_of_a_member(change: dict[str, object], code: str, text: str) -> None:
+def test_member_finding_gives_code_and_text(change: dict[str, object], code: str, text: str) -> None:
     members = [
         *THREE[:2],
         THREE[2]._replace(**change),
@@ -99,7 +99,7 @@ def test_a_node_that_alone_hears_no_leader() -> None:
     )
 
 
-def test_members_without_a_link_are_told_once() -> None:
+def test_members_without_a_link_are_reported_once() -> None:
     apart = [THREE[0]._replace(misses=("n3", "n2")), THREE[1], THREE[2]._replace(misses=("n1",))]
     apart[1] = apart[1]._replace(is_up=False)
     assert found(*apart) == [("node-down", "node n2"), ("link-missing", "nodes n1 and n3")]
@@ -122,7 +122,7 @@ def test_an_upgrade_that_waits(highest: list[int | None], text: str) -> None:
     assert found(*(each._replace(highest=7) for each in THREE), version=7) == []
 
 
-def test_when_all_that_are_up_are_under_maintenance_nobody_serves_clients() -> None:
+def test_no_clients_are_served_when_all_live_nodes_are_drained() -> None:
     """The last one that did has failed: the others were drained before, and stay so."""
     drained = [each._replace(is_drained=True) for each in THREE[:2]]
     one_serves = found(*drained, THREE[2])

@@ -40,7 +40,7 @@ def found(facts: NodeFacts) -> list[Finding]:
     return list(findings_of_node(facts, NOW_S))
 
 
-def test_a_healthy_node_has_no_findings_and_neither_has_one_that_knows_nothing() -> None:
+def test_healthy_node_and_node_without_samples_have_no_findings() -> None:
     assert found(HEALTHY) == found(NodeFacts("n1")) == []
 
 
@@ -101,7 +101,7 @@ def test_a_healthy_node_has_no_findings_and_neither_has_one_that_knows_nothing()
         ),
     ],
 )
-def test_what_is_found_of_a_node(change: dict[str, object], code: str, text: str) -> None:
+def test_node_finding_gives_code_and_text(change: dict[str, object], code: str, text: str) -> None:
     assert found(HEALTHY._replace(**change)) == [Finding(code, "node n1", text)]
 
 
@@ -116,11 +116,11 @@ def test_what_is_found_of_a_node(change: dict[str, object], code: str, text: str
         {"memory_bytes": 2**30 * 9 // 10, "files": 800, "connections": 800, "leader_changes": 5},
     ],
 )
-def test_what_is_not_found_yet(change: dict[str, object]) -> None:
+def test_node_below_the_thresholds_has_no_findings(change: dict[str, object]) -> None:
     assert found(HEALTHY._replace(**change)) == []
 
 
-def test_while_there_is_an_alarm_it_is_not_said_that_there_will_be_one() -> None:
+def test_alarm_suppresses_the_prediction_of_an_alarm() -> None:
     short = HEALTHY._replace(
         why_publishers_wait="low on disk & memory", memory_bytes=2**31, disk_change_per_s=-1e9
     )

@@ -58,7 +58,7 @@ class Watched:
         return [each.text for each in self.watch.findings]
 
 
-def test_a_queue_that_grows_is_told_after_a_minute_and_with_its_beginning() -> None:
+def test_growing_queue_is_reported_after_a_minute_with_its_start() -> None:
     queue = Watched()
     queue.be(4, ready=500)
     for number in range(1, 12):
@@ -83,7 +83,7 @@ def test_a_queue_that_falls_or_stays_grows_no_more() -> None:
     assert still.be(3, ready=19_000) == []
 
 
-def test_a_queue_grows_by_what_its_consumers_do_not_acknowledge_too() -> None:
+def test_unacked_messages_count_as_growth() -> None:
     queue = Watched()
     for number in range(13):
         codes = queue.check(FACTS._replace(ready=10, unacked=300 * number))
@@ -101,7 +101,7 @@ def test_a_large_queue_that_grows_little_does_not_grow() -> None:
     assert codes == []
 
 
-def test_nobody_consumes() -> None:
+def test_queue_without_consumers_is_reported_after_a_minute() -> None:
     queue = Watched()
     assert queue.be(12, ready=3, consumers=0) == []
     assert queue.be(1, ready=3, consumers=0) == ["no-consumers"]
@@ -110,7 +110,7 @@ def test_nobody_consumes() -> None:
     assert queue.be(20, ready=0, consumers=0) == []
 
 
-def test_whoever_fetches_messages_takes_them_as_a_consumer_does() -> None:
+def test_queue_polled_with_get_needs_no_consumers() -> None:
     queue = Watched()
     for number in range(20):
         codes = queue.check(FACTS._replace(ready=3, consumers=0, taken=number))
@@ -118,7 +118,7 @@ def test_whoever_fetches_messages_takes_them_as_a_consumer_does() -> None:
     assert queue.be(13, ready=3, consumers=0, taken=19) == ["no-consumers"]
 
 
-def test_a_queue_in_which_messages_wait_until_they_expire_needs_no_consumers() -> None:
+def test_queue_that_dead_letters_by_ttl_needs_no_consumers() -> None:
     waiting = {"ready": 3, "consumers": 0, "expires_to_exchange": True}
     assert Watched().be(20, **waiting) == []
     assert Watched().be(20, taken=1, **waiting) == ["no-consumers"]  # it has lost them
@@ -143,7 +143,7 @@ def test_consumers_that_are_slow() -> None:
     assert slow(Watched(), 50, passes=13, unacked=100) == []  # not for a minute yet
 
 
-def test_consumers_whose_prefetch_is_small() -> None:
+def test_small_prefetch_is_reported() -> None:
     queue = Watched()
     assert slow(queue, 5000, unacked=1, prefetch=1) == ["prefetch-small"]
     assert queue.texts == ["900 messages wait; with a prefetch of 1, 1 consumer had each one for 1 ms"]
@@ -165,7 +165,7 @@ def test_consumers_that_keep_up_most_of_the_time() -> None:
     assert codes == []
 
 
-def test_dead_letters_are_told_at_once_and_for_a_while() -> None:
+def test_dead_letters_are_reported_at_once_and_for_a_while() -> None:
     queue = Watched()
     assert queue.be(1, failed=2) == ["dead-letters"]  # the queue was empty before, and is now
     assert queue.texts == ["2 messages rejected, or delivered too often"]
@@ -194,7 +194,7 @@ def test_a_queue_that_refuses() -> None:
     assert queue.be(1, ready=10) == []
 
 
-def test_the_largest_are_told_and_how_many_others_there_are() -> None:
+def test_largest_queues_are_reported_and_the_rest_is_counted() -> None:
     queue = Watched()
     queues = [FACTS._replace(number=n, name=f"q{n}", ready=n, consumers=0) for n in range(1, 1001)]
     for _ in range(14):
@@ -209,7 +209,7 @@ def test_the_largest_are_told_and_how_many_others_there_are() -> None:
     assert len(queue.watch.findings) == REPORTED_MAX + 1
 
 
-def test_what_is_gone_is_forgotten() -> None:
+def test_deleted_queue_is_forgotten() -> None:
     queue = Watched()
     queue.be(20, ready=3, consumers=0)
     assert queue.check() == []

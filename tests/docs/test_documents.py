@@ -11,7 +11,7 @@ import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
-from documents import DOCUMENTS, ROOT, blocks, name_of, of_each_document
+from tests.docs.documents import DOCUMENTS, ROOT, blocks, name_of, of_each_document
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, get_args
 import click
 import pytest
 from aiohttp import web
-from documents import ROOT, blocks, command_lines, name_of, of_each_document, prose, spans
 
 from cluster.raft import messages
 from cluster.runtime.histogram import Histogram
@@ -40,6 +39,7 @@ from qq.metrics.counters import (
     SpanCounts,
 )
 from qq.metrics.prometheus import node_registry
+from tests.docs.documents import ROOT, blocks, command_lines, name_of, of_each_document, prose, spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -56,7 +56,7 @@ OF_A_CLUSTER = ("cluster.",)
 
 
 @of_each_document
-def test_dotted_names_are_of_modules_and_what_is_in_them(document: Path) -> None:
+def test_dotted_names_in_documents_exist(document: Path) -> None:
     for name in (name for span in spans(document) for name in DOTTED.findall(span)):
         if name.startswith(OF_A_CLUSTER) and document.parent != ROOT:
             assert name.split(".")[1] in attributes("qq/testing.py"), name
@@ -144,7 +144,7 @@ def python_files() -> list[str]:
 
 
 @of_each_document
-def test_what_a_document_says_is_in_a_file_is_defined_there(document: Path) -> None:
+def test_document_names_the_file_that_defines_an_identifier(document: Path) -> None:
     said = {pair for paragraph in paragraphs(document) for pair in names_beside_files(paragraph)}
     assert {(file, name) for file, name in said if not is_in(name, file)} == set()
 
@@ -165,7 +165,7 @@ def test_names_of_a_module_are_defined_there(document: Path) -> None:
         ("`A`, or whatever is in `a.py`, is a `B`; `a.py` and `b.py`: `c.py`", []),
     ],
 )
-def test_forms_in_which_documents_say_what_is_in_a_file(text: str, found: list[tuple[str, str]]) -> None:
+def test_names_beside_files_are_found_in_a_paragraph(text: str, found: list[tuple[str, str]]) -> None:
     assert sorted(names_beside_files(text)) == found
 
 
@@ -252,7 +252,7 @@ def test_sections_are_those_that_are_read() -> None:
     assert {*config.SECTIONS, "nodes"} == known_settings().keys()
 
 
-def test_every_setting_is_in_the_reference_and_every_setting_there_is_one() -> None:
+def test_reference_lists_exactly_the_settings() -> None:
     described: dict[str, set[str]] = {}
     section = ""
     for line in (REFERENCE / "settings.md").read_text().splitlines():
@@ -302,7 +302,7 @@ def keys_of_tables(file: str) -> set[str]:
     return set(re.findall(r"`([\w-]+)`", "".join(first)))
 
 
-def test_every_argument_and_key_of_policies_is_in_the_reference_and_every_one_there_is_one() -> None:
+def test_reference_lists_exactly_the_arguments_and_policy_keys() -> None:
     of_queues = {key.removeprefix("x-") for known in arguments._KNOWN.values() for key in known}
     known = of_queues | set(policies._KEYS)
     text = (REFERENCE / "queues.md").read_text()
@@ -320,7 +320,7 @@ def test_operators_keys_are_in_the_reference() -> None:
     assert named == set(policies._OPERATOR_KEYS)
 
 
-def test_every_limit_of_virtual_hosts_and_users_is_in_the_reference() -> None:
+def test_reference_lists_exactly_the_vhost_and_user_limits() -> None:
     named = {key for key in keys_of_tables("limits.md") if key.startswith("max-")}
     assert named == {*limits.VHOST_LIMITS, *limits.USER_LIMITS}
 
@@ -502,7 +502,7 @@ def test_targets_of_make_are_there(document: Path) -> None:
         assert set(given) <= variables, f"{name_of(document)}: {line}"
 
 
-def test_every_part_of_make_bench_is_named_for_those_who_change_something() -> None:
+def test_benchmarks_readme_names_every_benchmark() -> None:
     """That `make bench` begins all of them, test_benchmarks_begin.py says."""
     benchmarks = {file.name for file in (ROOT / "tests" / "benchmarks").glob("*.py")}
     named = {span for span in spans(ROOT / "tests" / "benchmarks" / "README.md") if span in benchmarks}
@@ -617,7 +617,7 @@ def said() -> str:
 
 
 @pytest.mark.parametrize("document", TEXTS, ids=name_of)
-def test_what_a_node_says_in_a_document_it_does_say(document: Path) -> None:
+def test_quoted_node_messages_exist_in_the_code(document: Path) -> None:
     tables = "\n".join(
         line.split("|")[1] for line in document.read_text().splitlines() if line.startswith("|")
     )

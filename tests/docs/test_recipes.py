@@ -7,7 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from documents import ROOT, blocks
+
+from tests.docs.documents import ROOT, blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,14 +35,14 @@ def run(directory: Path, code: str, arguments: tuple[str, ...]) -> subprocess.Co
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=100)
 
 
-def test_the_recipes_for_unittest_and_asyncio_are_tests_that_pass(tmp_path: Path) -> None:
+def test_recipes_for_unittest_and_asyncio_pass(tmp_path: Path) -> None:
     code = recipe("OrdersTest", "FailoverTest", "AsyncOrdersTest")
     tested = run(tmp_path, code, UNITTEST)
     assert tested.returncode == 0, tested.stderr
     assert "Ran 3 tests" in tested.stderr
 
 
-def test_a_cluster_in_a_block_of_its_own_shows_the_logs_of_its_nodes_in_unittest(tmp_path: Path) -> None:
+def test_failed_unittest_shows_the_logs_of_the_nodes(tmp_path: Path) -> None:
     code = recipe("OrdersTest", "FailoverTest").replace("assertNotEqual", "assertEqual")
     tested = run(tmp_path, code, (*UNITTEST[:-1], "test_recipe.FailoverTest"))
     assert "FAILED (failures=1)" in tested.stderr

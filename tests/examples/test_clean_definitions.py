@@ -83,7 +83,7 @@ RABBITMQ = {
 }
 
 
-def test_what_is_left_of_rabbitmqs_definitions_is_imported(cluster: LocalCluster) -> None:
+def test_cleaned_rabbitmq_definitions_are_imported(cluster: LocalCluster) -> None:
     node = cluster.nodes[0].http_port
     assert post(node, RABBITMQ) == 400
     cleaned = subprocess.run(
@@ -101,7 +101,7 @@ def test_what_is_left_of_rabbitmqs_definitions_is_imported(cluster: LocalCluster
     assert post(node, document) == 204
 
 
-def test_it_knows_what_the_broker_knows() -> None:
+def test_program_lists_the_policy_keys_and_exchange_types_of_qq() -> None:
     of_rabbitmq = set(policies._KEYS) - {
         "consumer-timeout-action",
         "delivery-count-mode",

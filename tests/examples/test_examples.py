@@ -96,7 +96,7 @@ def test_the_first_message_comes_back(cluster: LocalCluster) -> None:
     assert run("first_message.py", AMQP_URL=cluster.urls[1]) == ["hello"]
 
 
-def test_an_outbox_publishes_each_order_once_and_in_order_although_its_node_dies(
+def test_outbox_publishes_each_order_once_when_a_node_is_killed(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     with running("outbox.py", tmp_path / "orders.db", *cluster.urls) as relay:
@@ -116,7 +116,7 @@ def wait_for_messages(cluster: LocalCluster, queue: str, count: int) -> None:
         assert time.monotonic() < deadline
 
 
-def test_a_job_is_tried_again_later_and_parked_when_it_never_works(cluster: LocalCluster) -> None:
+def test_failing_job_is_retried_then_parked(cluster: LocalCluster) -> None:
     lines = run("retry.py", cluster.urls[0])
     assert sorted(lines[:2]) == ["flaky: failed at attempt 1", "hopeless: failed at attempt 1"]
     assert lines[2:] == [
@@ -127,7 +127,7 @@ def test_a_job_is_tried_again_later_and_parked_when_it_never_works(cluster: Loca
     ]
 
 
-def test_the_next_consumer_takes_over_in_order_when_the_active_one_is_killed(cluster: LocalCluster) -> None:
+def test_next_consumer_takes_over_in_order_when_active_is_killed(cluster: LocalCluster) -> None:
     with (
         running("single_active.py", "one", cluster.urls[0]) as one,
         running("single_active.py", "two", cluster.urls[1]) as two,
@@ -159,14 +159,14 @@ def active_first(one: Program, two: Program) -> tuple[Program, Program]:
     return (one, two) if len(one.lines) > 1 else (two, one)
 
 
-def test_a_request_is_answered_from_another_node(cluster: LocalCluster) -> None:
+def test_request_is_answered_by_a_server_at_a_different_node(cluster: LocalCluster) -> None:
     with running("rpc.py", "serve", cluster.urls[0]) as server:
         server.wait_until(lambda lines: lines == ["serving"])
         assert run("rpc.py", "ask", "30", cluster.urls[2]) == ["832040"]
 
 
 @pytest.mark.long
-def test_a_celery_application_does_not_notice_that_the_leader_is_killed(cluster: LocalCluster) -> None:
+def test_celery_application_goes_on_when_the_leader_is_killed(cluster: LocalCluster) -> None:
     environment = {"CELERY_BROKER": cluster.followers()[0].url}
     worker = ("-m", "celery", "-A", "celery_app", "worker", "--pool=threads", "--concurrency=1")
     with running(*worker, **environment) as program:
@@ -176,7 +176,7 @@ def test_a_celery_application_does_not_notice_that_the_leader_is_killed(cluster:
         assert not any("lost" in line for line in program.lines), program.lines
 
 
-def test_nothing_is_lost_when_the_leader_is_killed(cluster: LocalCluster) -> None:
+def test_confirmed_messages_survive_when_the_leader_is_killed(cluster: LocalCluster) -> None:
     with running("survive.py", *cluster.urls) as program:
         program.wait_until(lambda lines: len(lines) >= 2)
         cluster.leader().kill()

@@ -1,4 +1,4 @@
-"""Make a golden directory with a program of its own: `PYTHONPATH=.:tests python tests/golden/make.py 0.1`.
+"""Make a golden directory with a program of its own: `python -m tests.golden.make 0.1`.
 
 It is stored as `VERSION.tar.gz`, and what a client sees of it, once that program has started on it again, as
 `VERSION.json`. A version that is not released yet is made by the program of now, and made anew until it is released;
@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pika.exceptions
-from golden_story import SETTINGS, is_settled, live_first_part, live_second_part, seen
-from releases import COMMITS, ROOT, running, unpack_release
 
 from qq.testing import LocalCluster
+from tests.golden.golden_story import SETTINGS, is_settled, live_first_part, live_second_part, seen
+from tests.harness.releases import COMMITS, ROOT, running, unpack_release
 
 HERE = Path(__file__).parent
 PATIENCE_S = 2.0

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden_story import SETTINGS, seen
-from releases import ROOT
 
 from qq.testing import LocalCluster
+from tests.golden.golden_story import SETTINGS, seen
+from tests.harness.releases import ROOT
 
 GOLDEN = sorted(Path(__file__).parent.glob("*.tar.gz"))
 
@@ -39,9 +39,7 @@ def inspect(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.name.removesuffix(".tar.gz"))
-def test_clients_find_what_they_found_with_the_program_that_made_the_directory(
-    golden: Path, tmp_path: Path
-) -> None:
+def test_clients_see_the_state_that_the_older_release_stored(golden: Path, tmp_path: Path) -> None:
     with tarfile.open(golden) as archive:
         archive.extractall(tmp_path / "n1", filter="data")
     expected = json.loads(golden.with_name(golden.name.replace(".tar.gz", ".json")).read_text())

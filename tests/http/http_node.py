@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from aiohttp import encode_basic_auth
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import AppRunner, BaseRunner
-from fakes import PASSWORD, FakeView, MachineManagement
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
 from qq.http.app import build_app
 from qq.machine.protocol.commands import PutUser, SetPermissions
+from tests.http.fakes import PASSWORD, FakeView, MachineManagement
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from fakes import MachineManagement
-from http_node import GUEST, Answer, Client, Node, answer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qq.machine.machine import QueueMachine
+from tests.http.fakes import MachineManagement
+from tests.http.http_node import GUEST, Answer, Client, Node, answer
 
 PATHS = [
     ("vhosts/v", "PUT"),
@@ -154,7 +154,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("text", STRANGE)
 @pytest.mark.parametrize("path", ["policies/%2F/p", "definitions", "queues/%2F/p"])
-def test_json_that_nothing_here_could_store_is_400(path: str, text: str) -> None:
+def test_json_that_cannot_be_stored_is_400(path: str, text: str) -> None:
     node = Node(MachineManagement())
     answer = node.api(path, "POST" if path == "definitions" else "PUT", data=text.encode("latin-1"))
     assert answer.status == 400

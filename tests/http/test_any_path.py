@@ -11,8 +11,6 @@ from urllib.parse import quote
 
 import pytest
 from aiohttp import http_parser
-from fakes import FakeView, MachineManagement
-from http_node import GUEST, Client, Node, answer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -20,6 +18,8 @@ from prometheus_client import CollectorRegistry
 from qq.http.app import build_app
 from qq.http.app import serve as serve_http
 from qq.http.base.listener import listen
+from tests.http.fakes import FakeView, MachineManagement
+from tests.http.http_node import GUEST, Client, Node, answer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -96,7 +96,7 @@ def test_a_thing_is_found_under_its_name_and_deleted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["%ff", "%c0%80", "%ed%a0%80", "%", "%zz", "a%2"])
-def test_a_path_that_is_no_utf8_names_nothing(name: str) -> None:
+def test_path_that_is_not_utf8_is_400(name: str) -> None:
     node = Node(MachineManagement())
     for template, body in MADE.items():
         put = node.api(template.format(name), "PUT", data=json.dumps(body))
@@ -105,7 +105,7 @@ def test_a_path_that_is_no_utf8_names_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "..", "...", "~", "~.", "a/b", "%2E", "\u00e9"])
-def test_each_name_has_a_path_that_nobody_shortens(name: str) -> None:
+def test_escaped_path_reaches_names_of_dots_and_slashes(name: str) -> None:
     node = Node(MachineManagement())
     path = f"escaped/queues/~%2F/~{quote(name, safe='')}"
     assert node.api(path, "PUT", data="{}").status == 201
@@ -160,7 +160,7 @@ def paths() -> list[str]:
 AUTHORIZATION = f"Host: x\r\nAuthorization: {GUEST['Authorization']}\r\n"
 
 
-def test_no_answer_to_head_has_a_body_that_would_be_the_next_answer() -> None:
+def test_head_answer_has_no_body() -> None:
     async def story(server: HttpServer) -> None:
         for path in [*paths(), "/metrics/detailed?family=exchange_names", "/api/exchanges?page=1"]:
             asked = f"HEAD {path} HTTP/1.1\r\n{AUTHORIZATION}\r\n"
@@ -176,7 +176,7 @@ def test_no_answer_to_head_has_a_body_that_would_be_the_next_answer() -> None:
     [("/api/queues/%2F/q", "PUT", 415), ("/api/definitions", "POST", 415), ("/healthz", "GET", 200)],
 )
 @pytest.mark.parametrize("body", [b"no gzip", gzip.compress(b"{}")], ids=["broken", "whole"])
-def test_nothing_is_decompressed(
+def test_compressed_body_is_not_decompressed(
     monkeypatch: pytest.MonkeyPatch, path: str, method: str, status: int, body: bytes
 ) -> None:
     """A stranger could hold up the node for seconds with what takes a moment to send."""
@@ -192,7 +192,7 @@ def test_nothing_is_decompressed(
     assert decompressors == []
 
 
-def test_who_leaves_in_the_middle_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_that_disconnects_mid_request_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
     async def story(server: HttpServer) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(f"PUT /api/queues/%2F/q HTTP/1.1\r\n{AUTHORIZATION}Content-Length: 9\r\n\r\n".encode())

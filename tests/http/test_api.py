@@ -10,12 +10,12 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from fakes import FakeManagement, message
-from http_node import Node
 
 from qq.http.base.login import ADMINISTRATORS, MONITORS, POLICYMAKERS
 from qq.machine.protocol.commands import LimitPublishers, PutPolicy, PutUser, SetPermissions
 from qq.management.reports.queues import ConsumerStatus, QueueStatus
+from tests.http.fakes import FakeManagement, message
+from tests.http.http_node import Node
 
 POLICY = {"pattern": "^a", "definition": {"max-length": 5}, "priority": 1, "apply-to": "queues"}
 READERS = ["management", "monitoring", "policymaker", "administrator"]
@@ -31,7 +31,7 @@ def node() -> Node[FakeManagement]:
 
 @pytest.mark.parametrize("path", ["queues", "consumers"])
 @pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 149])
-def test_any_number_of_things_is_one_list(node: Node[FakeManagement], path: str, count: int) -> None:
+def test_list_of_any_length_is_complete_json(node: Node[FakeManagement], path: str, count: int) -> None:
     node.management.queues.names = [f'q "{number}" é' for number in range(count)]
     answer = node.api(path)
     names = [thing["name"] if path == "queues" else thing["queue"]["name"] for thing in answer.json]
@@ -114,7 +114,7 @@ def test_arguments_of_any_amqp_type_become_json(node: Node[FakeManagement]) -> N
         "global-parameters/nothing",
     ],
 )
-def test_what_is_not_there_is_404_in_json(node: Node[FakeManagement], path: str) -> None:
+def test_missing_object_is_404_in_json(node: Node[FakeManagement], path: str) -> None:
     answer = node.api(path)
     assert answer.status == 404
     assert answer.json == {"error": "Object Not Found", "reason": "Not Found"}
@@ -124,7 +124,7 @@ def test_what_is_not_there_is_404_in_json(node: Node[FakeManagement], path: str)
     ("path", "reason"),
     [("queues/other/q", "vhost_not_found"), ("user-limits/u/max-channels", "user_not_found")],
 )
-def test_who_would_make_something_is_told_what_is_missing_for_it(
+def test_put_below_a_missing_parent_names_the_parent(
     node: Node[FakeManagement], path: str, reason: str
 ) -> None:
     assert node.api(path, "PUT", json={}).json == {"error": "not_found", "reason": reason}
@@ -133,7 +133,7 @@ def test_who_would_make_something_is_told_what_is_missing_for_it(
 @pytest.mark.parametrize(
     "path", ["connections", "queues", "queues/%2F", "queues/%2F/orders", "users/guest", "whoami"]
 )
-def test_a_slash_at_the_end_changes_nothing(node: Node[FakeManagement], path: str) -> None:
+def test_slash_at_the_end_of_a_path_is_ignored(node: Node[FakeManagement], path: str) -> None:
     answer = node.api(f"{path}/")
     assert (answer.status, answer.json) == (200, node.api(path).json)
 
@@ -305,7 +305,7 @@ def test_a_policy_that_cannot_hold_is_refused_with_the_reason(
     ],
 )
 @pytest.mark.parametrize("path", ["policies/%2F/p", "global-parameters/publisher-deduplication"])
-def test_a_body_that_is_not_what_is_wanted_is_400(node: Node[FakeManagement], path: str, body: bytes) -> None:
+def test_malformed_body_is_400(node: Node[FakeManagement], path: str, body: bytes) -> None:
     answer = node.api(path, "PUT", data=body)
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert node.management.changes.applied == []
@@ -405,7 +405,7 @@ def test_a_user_with_a_tag_of_rabbitmqs_may_read(node: Node[FakeManagement], tag
         ("parameters", POLICYMAKERS, "User not authorised to access object"),
     ],
 )
-def test_who_may_read_what(
+def test_tags_decide_which_paths_a_user_may_read(
     node: Node[FakeManagement], tag: str, path: str, may: frozenset[str], reason: str
 ) -> None:
     enter(node, "ann", tag)
@@ -417,7 +417,7 @@ def test_who_may_read_what(
 
 
 @pytest.mark.parametrize("path", ["queues", "cluster", "nothing"])
-def test_a_user_without_a_tag_is_told_nothing(node: Node[FakeManagement], path: str) -> None:
+def test_user_without_a_tag_is_refused(node: Node[FakeManagement], path: str) -> None:
     node.view.tags = {"ann": ["impersonator"]}
     answer = node.api(path, user="ann")
     assert (answer.status, answer.json) == (
@@ -427,7 +427,7 @@ def test_a_user_without_a_tag_is_told_nothing(node: Node[FakeManagement], path: 
 
 
 @pytest.mark.parametrize("tag", READERS)
-def test_who_may_change_what(node: Node[FakeManagement], tag: str) -> None:
+def test_tags_decide_which_paths_a_user_may_change(node: Node[FakeManagement], tag: str) -> None:
     enter(node, "ann", tag)
     may_make_policies, is_administrator = tag in ("policymaker", "administrator"), tag == "administrator"
     for path, body, allowed in (
@@ -444,9 +444,7 @@ def test_who_may_change_what(node: Node[FakeManagement], tag: str) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "OPTIONS", "PATCH"])
 @pytest.mark.parametrize("path", ["queues", "policies/%2F/p", "queues/%2F/orders/browse"])
-def test_a_page_of_another_site_cannot_have_a_browser_change_anything(
-    node: Node[FakeManagement], path: str, method: str
-) -> None:
+def test_foreign_page_gets_no_cors_permission(node: Node[FakeManagement], path: str, method: str) -> None:
     """Before a PUT or a DELETE browsers ask with OPTIONS; test_access.py has the POSTs that there are."""
     answer = node.api(path, method)
     assert answer.status == 405

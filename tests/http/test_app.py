@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from aiohttp import encode_basic_auth, web
 from aiohttp.test_utils import TestServer
-from fakes import FakeManagement, FakeView
-from http_node import GUEST, Node
 from prometheus_client import CollectorRegistry, Gauge
 
 from qq.errors import StartError
 from qq.http.app import build_app
 from qq.http.base.listener import listen
+from tests.http.fakes import FakeManagement, FakeView
+from tests.http.http_node import GUEST, Node
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_node_that_does_not_serve_is_alive(node: Node[FakeManagement]) -> None
     assert (answer.status, answer.json) == (200, {"status": "ok"})
 
 
-def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[FakeManagement]) -> None:
+def test_cluster_status_shows_unknown_values_as_null(node: Node[FakeManagement]) -> None:
     answer = node.ask("/api/cluster", headers=GUEST)
     assert answer.status == 200
     assert answer.json == {
@@ -116,7 +116,7 @@ def test_guest_may_log_in_from_this_machine_only(
     ],
 )
 @pytest.mark.parametrize("path", ["/api/cluster", "/api/queues", "/api/nothing", "/api", "/%61pi/cluster"])
-def test_nothing_below_api_answers_without_the_right_password(
+def test_api_without_a_valid_password_is_401(
     node: Node[FakeManagement], path: str, authorization: str | None
 ) -> None:
     answer = node.ask(path, headers={} if authorization is None else {"Authorization": authorization})
@@ -169,7 +169,7 @@ def test_a_method_that_a_path_does_not_have_is_405_in_json(node: Node[FakeManage
     assert "GET" in answer.headers["Allow"]
 
 
-def test_an_error_of_ours_is_500_in_json_and_shows_nothing_of_the_inside(node: Node[FakeManagement]) -> None:
+def test_internal_error_is_500_without_details(node: Node[FakeManagement]) -> None:
     node.view.broken = True
     answer = node.ask("/api/cluster", headers=GUEST)
     assert answer.status == 500
@@ -185,7 +185,7 @@ def test_a_path_cannot_leave_the_static_files(node: Node[FakeManagement]) -> Non
 @pytest.mark.parametrize(
     "path", ["/", "/static/js/main.js", "/livez", "/metrics", "/api/cluster", "/nothing"]
 )
-def test_every_answer_tells_browsers_what_is_forbidden(node: Node[FakeManagement], path: str) -> None:
+def test_answer_has_security_headers(node: Node[FakeManagement], path: str) -> None:
     headers = node.ask(path).headers
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
@@ -212,7 +212,7 @@ def test_garbage_instead_of_http_is_answered_with_400() -> None:
     assert b"Traceback" not in answer
 
 
-def test_a_port_in_use_is_one_line() -> None:
+def test_port_in_use_is_reported_in_a_single_line() -> None:
     async def listen_twice() -> None:
         async with TestServer(build_app(FakeView(), FakeManagement(), CollectorRegistry())) as server:
             await listen("127.0.0.1", server.port or 0)

@@ -15,11 +15,11 @@ from urllib.parse import quote
 import pika
 import pika.exceptions
 import pytest
-from http_node import Answer
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from qq import testing
 from qq.testing import ClusterNode, LocalCluster
+from tests.http.http_node import Answer
 
 QUORUM = {"x-queue-type": "quorum"}
 GUEST = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
@@ -114,14 +114,14 @@ def test_a_queue_shows_where_its_messages_are(real_node: ClusterNode, channel: A
     assert [each["messages"] for each in listed] == [5]
 
 
-def test_a_queue_shows_what_died_in_it(real_node: ClusterNode, channel: Any, name: str) -> None:
+def test_queue_shows_its_dead_lettered_messages(real_node: ClusterNode, channel: Any, name: str) -> None:
     channel.queue_declare(name, durable=True, arguments=QUORUM | {"x-max-length": 1})
     for _ in range(3):
         channel.basic_publish("", name, b"m")
     assert queue_of(real_node, name)["message_stats"]["died"] == {"maxlen": 2}
 
 
-def test_a_consumer_shows_who_it_is(real_node: ClusterNode, channel: Any, name: str) -> None:
+def test_consumer_shows_its_settings(real_node: ClusterNode, channel: Any, name: str) -> None:
     channel.queue_declare(name, durable=True, arguments=QUORUM)
     channel.basic_qos(prefetch_count=13)
     channel.basic_consume(name, print, consumer_tag="mine", arguments={"x-priority": 3})
@@ -167,7 +167,7 @@ def test_the_single_active_consumer_is_told_from_those_that_wait(
     assert queue_of(real_node, name)["single_active_consumer_tag"] == "second"
 
 
-def test_capacity_and_rates_follow_what_happens(real_node: ClusterNode, channel: Any, name: str) -> None:
+def test_consumer_capacity_and_rates_are_updated(real_node: ClusterNode, channel: Any, name: str) -> None:
     channel.queue_declare(name, durable=True, arguments=QUORUM)
     assert queue_of(real_node, name)["consumer_capacity"] == 0
     channel.basic_qos(prefetch_count=1)
@@ -189,7 +189,7 @@ def test_capacity_and_rates_follow_what_happens(real_node: ClusterNode, channel:
 # --- what is changed
 
 
-def test_a_policy_holds_when_it_is_answered_and_until_it_is_deleted(
+def test_policy_is_effective_from_its_answer_to_its_deletion(
     real_node: ClusterNode, channel: Any, name: str
 ) -> None:
     channel.queue_declare(name, durable=True, arguments=QUORUM)
@@ -226,7 +226,7 @@ def test_a_policy_holds_when_it_is_answered_and_until_it_is_deleted(
     )
 
 
-def test_a_policy_that_cannot_hold_changes_nothing(real_node: ClusterNode, name: str) -> None:
+def test_invalid_policy_changes_no_state(real_node: ClusterNode, name: str) -> None:
     policy = {"pattern": ".*", "definition": {"max-priority": 3}}
     answer = ask(real_node, f"policies/%2F/{name}", "PUT", policy)
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
@@ -262,14 +262,14 @@ def test_the_bounds_of_deduplication_hold(real_node: ClusterNode, channel: Any, 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that are started now give a change up after 2 s."""
     program = (
-        "import sys; from qq import cli; from qq.management.changes import request_session; "
+        "import sys; from qq import cli; from qq.management.changes.changes import request_session; "
         "request_session.CHANGE_TIMEOUT_S = 2.0; sys.exit(cli.main())"
     )
     monkeypatch.setattr(testing, "SERVE_COMMAND", (sys.executable, "-c", program, "serve"))
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_change_without_a_majority_is_503_and_may_be_made_later() -> None:
+def test_change_without_a_majority_is_503_and_may_be_made_later() -> None:
     with LocalCluster(nodes=3) as cluster:
         node, *others = cluster.nodes
         policy = {"pattern": "x", "definition": {"max-length": 3}}
@@ -326,7 +326,7 @@ def permit(node: ClusterNode, user: str, vhost: str) -> None:
     assert ask(node, f"permissions/{vhost}/{user}", "PUT", permissions).status in (201, 204)
 
 
-def test_a_client_works_in_a_virtual_host_that_was_made_over_http(
+def test_client_uses_a_virtual_host_created_over_http(
     real_node: ClusterNode, connect: Connect, name: str
 ) -> None:
     assert ask(real_node, f"vhosts/{name}", "PUT", {"default_queue_type": "quorum"}).status == 201
@@ -391,7 +391,7 @@ def test_a_connection_is_shown_and_closed_with_a_reason(
     eventually(lambda: ask(real_node, path).status == 404)
 
 
-def test_what_is_exported_is_imported_into_another_cluster(
+def test_definitions_of_a_node_are_imported_into_a_new_cluster(
     real_node: ClusterNode, connect: Connect, name: str
 ) -> None:
     assert ask(real_node, f"vhosts/{name}", "PUT").status == 201
@@ -414,7 +414,7 @@ def test_what_is_exported_is_imported_into_another_cluster(
         channel.connection.close()
 
 
-def test_what_is_changed_through_one_node_holds_at_all(connect: Connect) -> None:
+def test_change_at_a_node_is_effective_at_all_nodes(connect: Connect) -> None:
     with LocalCluster(nodes=3) as cluster:
         first, _, third = cluster.nodes
         assert ask(first, "vhosts/v", "PUT").status == 201
@@ -453,7 +453,7 @@ def test_browsing_shows_messages_and_leaves_them_there(
     assert channel.basic_get(name, auto_ack=True)[0].redelivered is False
 
 
-def test_browsing_reads_what_is_on_disk_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_browsing_reads_bodies_that_are_only_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QQ_LIMITS_CACHE_BYTES", "1000")
     with LocalCluster(nodes=1, directory=tmp_path) as cluster:
         [node] = cluster.nodes
@@ -466,7 +466,7 @@ def test_browsing_reads_what_is_on_disk_only(tmp_path: Path, monkeypatch: pytest
         assert {each["payload_bytes"] for each in answer.json} == {3000}
 
 
-def test_browsing_a_queue_that_is_being_emptied_shows_messages_in_order(
+def test_browsing_a_queue_while_it_is_consumed_keeps_the_order(
     real_node: ClusterNode, channel: Any, name: str
 ) -> None:
     channel.queue_declare(name, durable=True, arguments=QUORUM)
@@ -490,7 +490,7 @@ def test_browsing_a_queue_that_is_being_emptied_shows_messages_in_order(
 # --- the node itself
 
 
-def test_a_node_tells_its_own_ports_and_figures(real_node: ClusterNode, channel: Any) -> None:
+def test_node_shows_its_own_ports_and_figures(real_node: ClusterNode, channel: Any) -> None:
     [shown] = ask(real_node, "nodes").json
     assert shown["os_pid"] == str(real_node.pid)
     assert (shown["running"], shown["sockets_used"] >= 1, shown["io_sync_count"] >= 1) == (True, True, True)

@@ -8,12 +8,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import uvloop
-from fakes import FakeManagement, FakeQueues, FakeView, MachineManagement
-from http_node import GUEST, login
 from prometheus_client import CollectorRegistry, Counter
 
 from qq.http.app import build_app
@@ -23,6 +22,8 @@ from qq.http.server import FIELDS_MAX, HttpServer
 from qq.management.errors import LoginThrottled, Unavailable
 from qq.management.reports.logins import LoggedIn
 from qq.management.reports.queues import QueueStatus
+from tests.http.fakes import FakeManagement, FakeQueues, FakeView, MachineManagement
+from tests.http.http_node import GUEST, login
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -90,7 +91,7 @@ def run(request: pytest.FixtureRequest) -> Callable[..., None]:
                         await client.writer.wait_closed()
                 Client.all.clear()
                 await server.cleanup()
-            assert (server.places.strangers, server.places.known) == (0, 0)
+            assert (server.slots.unauthenticated, server.slots.authenticated) == (0, 0)
 
         with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
             runner.run(serve())
@@ -120,11 +121,11 @@ async def ask(client: Client, path: str = "/livez", more: str = "") -> int:
     return status
 
 
-def test_half_sent_requests_are_bounded_and_others_are_answered(run: Callable[..., None]) -> None:
+def test_unfinished_requests_are_bounded_and_whole_served(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
-        server.places.fair_s = 0.3
+        server.slots.limits = replace(server.slots.limits, fair_s=0.3)
         clients = await flood(server, 300)
-        assert server.places.strangers <= 8
+        assert server.slots.unauthenticated <= 8
         assert await clients[-2].is_ended()  # the last one has the quick slot
         assert await ask(await Client.connect(server, ELSEWHERE)) == 200
         await asyncio.sleep(0.3)
@@ -135,7 +136,7 @@ def test_half_sent_requests_are_bounded_and_others_are_answered(run: Callable[..
     run(story, HttpLimits(connections=8))
 
 
-def test_one_address_pushes_nobody_else_out(run: Callable[..., None]) -> None:
+def test_single_address_evicts_no_different_address(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         kept = await Client.connect(server, ELSEWHERE)
         assert await ask(kept) == 200
@@ -187,11 +188,11 @@ def test_a_users_request_is_not_pushed_out(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         user = await Client.connect(server)
         user.send(put_policy(b"{", 100))
-        await until(lambda: server.places.known > 0)
+        await until(lambda: server.slots.authenticated > 0)
         await flood(server, 50)
         user.send(b" " * 99)
         assert (await user.answer())[0] == 400
-        assert server.places.known == 0
+        assert server.slots.authenticated == 0
 
     run(story, HttpLimits(connections=4))
 
@@ -216,7 +217,7 @@ def test_too_many_requests_of_users_are_told_so(run: Callable[..., None]) -> Non
     async def story(server: HttpServer) -> None:
         first = await Client.connect(server)
         first.send(put_policy(b"{", 100))
-        await until(lambda: server.places.known > 0)
+        await until(lambda: server.slots.authenticated > 0)
         second = await Client.connect(server)
         second.send(put_policy(b"{}"))
         status, headers, body = await second.answer()
@@ -230,7 +231,7 @@ def test_too_many_requests_of_users_are_told_so(run: Callable[..., None]) -> Non
     run(story, HttpLimits(requests=1))
 
 
-def test_a_user_with_many_requests_leaves_room_for_another(run: Callable[..., None]) -> None:
+def test_user_with_many_requests_leaves_slots_for_a_second_user(run: Callable[..., None]) -> None:
     view = FakeView()
     view.tags["eve"] = ["administrator"]
     eve = put_policy(b"{", 100).replace(
@@ -240,7 +241,7 @@ def test_a_user_with_many_requests_leaves_room_for_another(run: Callable[..., No
     async def story(server: HttpServer) -> None:
         for count in range(1, 5):
             (await Client.connect(server)).send(eve)
-            await until(lambda count=count: server.places.known == count)
+            await until(lambda count=count: server.slots.authenticated == count)
         refused = await Client.connect(server)
         refused.send(eve)
         status, _, body = await refused.answer()
@@ -259,7 +260,7 @@ def test_a_user_with_many_requests_leaves_room_for_another(run: Callable[..., No
         (Unavailable("no majority"), 503, None),
     ],
 )
-def test_a_login_that_is_not_decided_is_neither_granted_nor_refused(
+def test_undecided_login_is_answered_with_429_or_503(
     run: Callable[..., None], error: Exception, status: int, retry_after: str | None
 ) -> None:
     class View(FakeView):
@@ -304,12 +305,12 @@ class Chatty(FakeManagement):
         self.queues = ManyQueues()
 
 
-def test_who_does_not_read_its_answer_is_dropped(run: Callable[..., None]) -> None:
+def test_client_that_does_not_read_its_answer_is_dropped(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         client = await Client.connect(server, limit=1024)
         client.send(f"GET /api/queues HTTP/1.1\r\nHost: x\r\n{AUTHORIZATION}\r\n".encode())
-        await until(lambda: server.places.known > 0)
-        await until(lambda: server.places.known == 0)
+        await until(lambda: server.slots.authenticated > 0)
+        await until(lambda: server.slots.authenticated == 0)
 
     run(story, HttpLimits(idle_timeout_s=0.3), management=Chatty())
 
@@ -351,7 +352,7 @@ def test_gathering_metrics_takes_a_small_share_of_the_processor(
     run(story, registry=registry)
 
 
-def test_an_error_in_the_reader_of_requests_ends_a_connection_and_nothing_else(
+def test_error_in_the_http_parser_ends_only_its_connection(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:

@@ -36,7 +36,7 @@ class Worker:
             "-m",
             "celery",
             "-A",
-            "celery_app",
+            "tests.interop.celery_app",
             "worker",
             "--events",
             "--concurrency=2",

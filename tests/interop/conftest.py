@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certificates_of_clients import AMQPS_PORT_OFFSET, write_certificates
 
 from qq import testing
 from qq.testing import LocalCluster
+from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET, write_certificates
 
 # What the suites of aio-pika and aiormq have RabbitMQ configured with; the default is RabbitMQ's 16 MiB.
 MESSAGE_BYTES = "134217728"

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from sources import HERE, UNPACKED, SourceMissingError, WrongHashError, fetching, run, unpack
+from tests.interop.sources import HERE, UNPACKED, SourceMissingError, WrongHashError, fetching, run, unpack
 
 INSTALL_TIMEOUT_S = 400.0
 _PIN = re.compile(r"(?P<name>\S+) (?P<version>\S+) (?P<suite>\S+) sha256:(?P<digest>[0-9a-f]{64})")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
-from celery_app import client
-from celery_worker import Worker, wait_ready, working
 
 from qq.testing import LocalCluster
+from tests.interop.celery_app import client
+from tests.interop.celery_worker import Worker, wait_ready, working
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -124,7 +124,7 @@ def test_events_of_worker_and_tasks_arrive(tasks: Tasks) -> None:
 
 
 @pytest.mark.long
-def test_a_worker_that_starts_again_does_what_came_meanwhile(tasks: Tasks) -> None:
+def test_restarted_worker_does_the_tasks_sent_meanwhile(tasks: Tasks) -> None:
     tasks.worker.stop()
     results = [tasks.task("add", number, 1).delay() for number in range(10)]
     tasks.worker.start()

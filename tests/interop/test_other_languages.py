@@ -11,11 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from certificates_of_clients import AMQPS_PORT_OFFSET
-from debian import debian_source, install
-from sources import SourceMissingError, go_source, node_clients, python_clients
-from test_upstream import check
-from upstream import known_failures, moved, run_go, run_mocha, run_phpunit, run_prove, run_pytest, run_rspec
+
+from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET
+from tests.interop.debian import debian_source, install
+from tests.interop.sources import SourceMissingError, go_source, node_clients, python_clients
+from tests.interop.test_upstream import check
+from tests.interop.upstream import (
+    known_failures,
+    moved,
+    run_go,
+    run_mocha,
+    run_phpunit,
+    run_prove,
+    run_pytest,
+    run_rspec,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

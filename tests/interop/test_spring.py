@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from sources import HERE, UNPACKED, SourceMissingError, run
 
 from qq.testing import LocalCluster
+from tests.interop.sources import HERE, UNPACKED, SourceMissingError, run
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from certificates_of_clients import AMQPS_PORT_OFFSET
-from sources import SourceMissingError, amqplib_source, go_source, python_clients, python_source
-from upstream import (
+
+from qq import testing
+from qq.testing import LocalCluster
+from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET
+from tests.interop.sources import SourceMissingError, amqplib_source, go_source, python_clients, python_source
+from tests.interop.upstream import (
     Known,
     Outcome,
     known_failures,
@@ -25,9 +28,6 @@ from upstream import (
     run_pytest,
     unaccounted,
 )
-
-from qq import testing
-from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -224,7 +224,7 @@ def check(outcome: Outcome, known: Sequence[Known], passed_min: int) -> None:
     assert len(outcome.passed) >= passed_min
 
 
-def test_what_is_not_as_the_table_says_is_told() -> None:
+def test_unexpected_outcome_of_a_test_is_reported() -> None:
     outcome = Outcome(passed={"a", "b[1]"}, failed={"c": "no route", "d[2]": "refused"})
     assert outcome.judge([Known(["c", "d[*]"], "coming")]) == []
     assert outcome.judge([Known(["c"], "coming")]) == ["d[2] fails: refused"]
@@ -234,7 +234,7 @@ def test_what_is_not_as_the_table_says_is_told() -> None:
     ]
 
 
-def test_a_file_of_tests_that_is_neither_run_nor_on_the_list_is_told(tmp_path: Path) -> None:
+def test_file_neither_run_nor_listed_is_reported(tmp_path: Path) -> None:
     for name in ("test_run.py", "test_out.py", "deeper/test_in.py", "deeper/test_new.py", "helper.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -247,7 +247,7 @@ def test_a_file_of_tests_that_is_neither_run_nor_on_the_list_is_told(tmp_path: P
     assert not unaccounted(tmp_path, ["**/test_*.py"], ["test_run.py", "deeper"], known)
 
 
-def test_of_a_suite_that_is_cut_off_it_is_told_what_has_failed(tmp_path: Path) -> None:
+def test_failures_of_a_suite_that_timed_out_are_reported(tmp_path: Path) -> None:
     suite = "print('a FAILED', *range(100), 'b', sep='\\n', flush=True); import time; time.sleep(60)"
     with pytest.raises(AssertionError, match=r"(?s)not done after 2 s:\na FAILED\n.*\nb\Z"):
         run_command([sys.executable, "-c", suite], tmp_path, {}, 2.0)

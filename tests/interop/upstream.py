@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from sources import GO_ENVIRONMENT
+from tests.interop.sources import GO_ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

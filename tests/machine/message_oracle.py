@@ -10,11 +10,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from machine_driver import delayed_ranges, held_ranges, ready_ranges
-
 from qq.machine.protocol import commands as c
 from qq.machine.protocol import effects as e
 from qq.stored.properties import NO_PRIORITY, NO_TTL
+from tests.machine.machine_driver import delayed_ranges, held_ranges, ready_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

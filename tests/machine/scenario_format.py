@@ -15,8 +15,14 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from likeness import differences
-from machine_driver import (
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol import commands as c
+from qq.machine.protocol import effects as e
+from qq.machine.protocol.versions import VERSIONS
+from qq.routing.content import Content
+from qq.stored.properties import NO_PRIORITY, NO_TTL
+from tests.machine.likeness import differences
+from tests.machine.machine_driver import (
     TICKS_MAX,
     Log,
     batch,
@@ -27,23 +33,15 @@ from machine_driver import (
     reloaded,
 )
 
-from qq.machine.machine import QueueMachine
-from qq.machine.protocol import commands as c
-from qq.machine.protocol import effects as e
-from qq.machine.protocol.versions import VERSIONS
-from qq.routing.content import Content
-from qq.stored.properties import NO_PRIORITY, NO_TTL
-
 _COMMANDS = {opcode: kind.__name__ for kind, opcode in c.OPCODES.items()}
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from machine_driver import Message
-
     from qq.machine.protocol.death_history import Death, History
     from qq.machine.queue.queue import Queue
     from qq.ranges import Range
+    from tests.machine.machine_driver import Message
 
 START_MS = 1_000_000_000
 """The clock when a story begins; it is told in milliseconds since then."""
@@ -150,8 +148,8 @@ class Scenario:
         if words[0] == "state":
             self._state()
         elif words[1] in ("node-down", "node-expelled"):
-            expelled = words[1] == "node-expelled"
-            self._both(lambda machine: machine.origin_down(words[0], self.now_ms, expelled=expelled))
+            evicted = words[1] == "node-expelled"
+            self._both(lambda machine: machine.origin_down(words[0], self.now_ms, evicted=evicted))
         else:
             actor, verb, *rest = words
             node, _, channel = actor.partition("/")
@@ -235,7 +233,7 @@ class Scenario:
         return [self._name(message) for message in messages_of(ranges)]
 
     def _lines(self, effect: e.Effect) -> list[str]:
-        if isinstance(effect, e.OriginExpelled):
+        if isinstance(effect, e.OriginEvicted):
             return [f"{effect.node} expelled"]
         if isinstance(effect, e.DeadLettered):
             return []  # the oracle of messages checks that

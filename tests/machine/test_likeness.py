@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from likeness import differences
-from machine_driver import Driver, consume, declare, publish, reloaded
 
 from qq.machine.protocol.commands import BindExchange, BindQueue, DeclareExchange, Limit, UnbindQueue
 from qq.machine.queue.consumers import Budget
+from tests.machine.likeness import differences
+from tests.machine.machine_driver import Driver, consume, declare, publish, reloaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from machine_driver import Driver, batch, consume, declare, publish, reloaded
 
 from qq.machine.catalog.vhost import ROUTES_MAX
 from qq.machine.machine import QueueMachine
@@ -26,9 +25,10 @@ from qq.machine.protocol.effects import Deliver, QueueDeclared, Reply
 from qq.machine.queue.consumers import CREDIT_MAX
 from qq.machine.snapshot.state import MalformedDump
 from qq.ranges import Range
+from tests.machine.machine_driver import Driver, batch, consume, declare, publish, reloaded
 
 
-def test_one_consumer_gets_a_whole_run_as_one_range() -> None:
+def test_consumer_gets_a_whole_run_as_a_single_range() -> None:
     driver = Driver()
     driver.apply(declare("q"), consume(1, "q", 1000))
     effects = driver.apply(publish(500), messages=[b"x"] * 500)
@@ -90,7 +90,7 @@ def test_a_backlog_costs_no_object_per_run() -> None:
     ],
     ids=["delayed", "own-ttl", "queue-ttl", "high"],
 )
-def test_a_message_that_waits_for_its_time_costs_a_bounded_number_of_octets(
+def test_waiting_message_costs_a_bounded_number_of_octets(
     message: c.Command, arguments: dict[str, Any]
 ) -> None:
     assert traced_bytes(message, arguments=arguments) < 150
@@ -153,7 +153,7 @@ def test_the_predeclared_exchanges_are_there() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", pack([]), pack({}), pack([99]), pack("state")])
-def test_what_is_not_a_dump_is_refused(data: bytes) -> None:
+def test_invalid_dump_is_refused(data: bytes) -> None:
     machine = QueueMachine()
     before = machine.digest()
     with pytest.raises(MalformedDump):

@@ -9,7 +9,7 @@ from email.message import Message
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from issuer import SERVICE, Issuer
+from tests.oauth2.issuer import SERVICE, Issuer
 
 CLIENT, SECRET = "qq-page", "a secret: 1&2"
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from issuer import new_key
-from openid import CLIENT, OpenIdProvider
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.oauth2.issuer import new_key
+from tests.oauth2.openid import CLIENT, OpenIdProvider
 
 LOGIN, CALLBACK = "/api/oauth2/login", "/api/oauth2/callback"
 
@@ -106,9 +106,7 @@ class Browser:
         return told.place
 
 
-def test_somebody_logs_in_with_the_page_of_the_issuer_and_out_again(
-    node: ClusterNode, provider: OpenIdProvider
-) -> None:
+def test_user_logs_in_at_the_issuers_page_and_logs_out(node: ClusterNode, provider: OpenIdProvider) -> None:
     browser = Browser(node)
     shown = {"oauth_enabled": True, "oauth_client_id": CLIENT, "oauth_provider_url": provider.url}
     assert browser.ask("/api/auth").json == shown
@@ -149,7 +147,7 @@ def cookie_of(state: str, node: ClusterNode) -> str:
     return f"qq-login-{state[:8]}-{node.http_port}"
 
 
-def test_somebody_logs_in_in_two_tabs_at_once(node: ClusterNode, provider: OpenIdProvider) -> None:
+def test_user_logs_in_in_two_tabs_at_once(node: ClusterNode, provider: OpenIdProvider) -> None:
     browser = Browser(node)
     one, other = browser.come_back(), browser.come_back()
     # Nor does a page of somebody else that sends the browser there end what was begun.
@@ -170,9 +168,7 @@ def test_a_browser_keeps_the_last_logins_that_it_has_begun(
     assert browser.go(begun[2]).place == "/"
 
 
-def test_a_session_is_good_at_all_nodes_and_so_is_a_login_that_two_nodes_have_parts_of(
-    cluster: LocalCluster, provider: OpenIdProvider
-) -> None:
+def test_session_and_login_are_valid_at_all_nodes(cluster: LocalCluster, provider: OpenIdProvider) -> None:
     first, second, _ = cluster.nodes
     browser = Browser(first)
     back = browser.come_back()
@@ -228,7 +224,7 @@ def test_a_code_is_good_in_its_own_round_only(node: ClusterNode, provider: OpenI
     assert "the answer is 401" in refusal(node, again, back)
 
 
-def test_another_issuer_cannot_send_its_code(node: ClusterNode, provider: OpenIdProvider) -> None:
+def test_code_of_a_different_issuer_is_refused(node: ClusterNode, provider: OpenIdProvider) -> None:
     browser = Browser(node)
     back = browser.come_back().partition("&iss=")[0]
     assert "another issuer" in refusal(node, browser, f"{back}&iss=http%3A%2F%2Fevil")
@@ -283,7 +279,7 @@ def test_an_access_token_that_opens_no_session(
     assert said in refusal(node, browser, browser.come_back())
 
 
-def test_a_user_of_the_same_name_with_a_password_is_somebody_else(
+def test_token_user_is_not_the_password_user_of_the_same_name(
     node: ClusterNode, provider: OpenIdProvider
 ) -> None:
     provider.claims = {"sub": "guest"}

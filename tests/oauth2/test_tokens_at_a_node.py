@@ -13,9 +13,9 @@ import aio_pika
 import aiormq
 import pika
 import pytest
-from issuer import SERVICE, Issuer, new_key
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.oauth2.issuer import SERVICE, Issuer, new_key
 
 ALL = ("configure:%2F", "write:%2F", "read:%2F")
 
@@ -57,9 +57,7 @@ def ask(node: ClusterNode, path: str, token: str, method: str = "GET", body: Any
 # --- AMQP
 
 
-def test_a_client_logs_in_with_a_token_and_does_what_its_scopes_permit(
-    node: ClusterNode, issuer: Issuer
-) -> None:
+def test_client_with_a_token_is_limited_to_its_scopes(node: ClusterNode, issuer: Issuer) -> None:
     token = issuer.token(
         "configure:%2F/mine-*", "write:%2F/mine-*", "read:%2F/mine-*", "write:%2F/amq.default"
     )
@@ -174,7 +172,7 @@ def test_a_new_token_that_is_not_good_ends_the_connection(
 # --- HTTP
 
 
-def test_a_token_says_who_one_is_and_what_one_sees(node: ClusterNode, issuer: Issuer) -> None:
+def test_token_decides_whoami_and_visible_vhosts(node: ClusterNode, issuer: Issuer) -> None:
     token = issuer.token("tag:management", "tag:other", "read:%2F/q*")
     assert ask(node, "whoami", token) == (
         200,
@@ -209,9 +207,7 @@ def test_permissions_over_http_are_those_of_the_scopes(node: ClusterNode, issuer
     assert ask(node, "queues/%2F/h1", issuer.token("tag:administrator"), "DELETE")[0] == 401
 
 
-def test_a_token_moves_no_messages_because_a_move_goes_on_when_it_has_expired(
-    node: ClusterNode, issuer: Issuer
-) -> None:
+def test_move_with_a_token_is_refused(node: ClusterNode, issuer: Issuer) -> None:
     token, moves = issuer.token(*ALL, "tag:administrator"), "moves/%2F"
     for queue in ("m1", "m2"):
         assert ask(node, f"queues/%2F/{queue}", token, "PUT", {"durable": True})[0] == 201

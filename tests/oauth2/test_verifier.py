@@ -19,7 +19,6 @@ import jwt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from issuer import RSA, SERVICE, Issuer, new_key, pem, token
 from jwt.algorithms import RSAAlgorithm
 
 from qq.config import OAuth2
@@ -29,6 +28,7 @@ from qq.oauth2 import keys, provider
 from qq.oauth2.verifier import Verifier
 from qq.scopes import TokenUser
 from qq.sessions.login import InvalidToken
+from tests.oauth2.issuer import RSA, SERVICE, Issuer, new_key, pem, token
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def good(verifier: Verifier, text: str) -> TokenUser:
 # --- what is loaded
 
 
-def test_a_node_does_not_load_what_judges_tokens_or_traces_messages_before_it_is_configured() -> None:
+def test_node_imports_oauth2_and_tracing_only_when_configured() -> None:
     extras = {"jwt", "qq.oauth2", "opentelemetry", "qq.tracing"}
     program = f"import sys, qq.node; sys.exit(bool({extras} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -141,7 +141,7 @@ def test_a_token_that_is_not_good_says_why(pem_file: Path, claims: dict[str, Any
     assert text not in str(invalid.value)
 
 
-def test_what_is_no_token_or_signed_by_others_is_not_good(pem_file: Path) -> None:
+def test_malformed_or_foreign_token_is_invalid(pem_file: Path) -> None:
     for text in ("eyJ.x.y", "..", "", jwt.encode({"sub": "x"}, None, "none"), token(key=new_key())):
         with pytest.raises(InvalidToken):
             good(static(pem_file), text)
@@ -149,11 +149,11 @@ def test_what_is_no_token_or_signed_by_others_is_not_good(pem_file: Path) -> Non
     assert static(pem_file).is_token(token().encode())
 
 
-def test_a_token_may_be_good_for_as_long_as_anybody_can_say(pem_file: Path) -> None:
+def test_token_may_have_a_huge_expiry(pem_file: Path) -> None:
     assert good(static(pem_file), token(exp=10**400)).expires_s > time.time() + 10**10
 
 
-def test_what_is_signed_cannot_be_altered(pem_file: Path) -> None:
+def test_altered_token_fails_its_signature_check(pem_file: Path) -> None:
     one, other = token("read:a").split("."), token("read:b").split(".")
     with pytest.raises(InvalidToken, match="Signature verification failed"):
         good(static(pem_file), ".".join((one[0], other[1], one[2])))
@@ -179,7 +179,7 @@ def permitted(verifier: Verifier, text: str) -> list[str]:
     return [vhost for vhost in "abcde" if scopes.permit("read", vhost, "q")]
 
 
-def test_scopes_come_from_several_claims_and_may_have_other_names(pem_file: Path) -> None:
+def test_scopes_are_read_from_several_claims_and_aliases(pem_file: Path) -> None:
     more = {"roles": ["rabbitmq.read:b"], "extra": {SERVICE: "rabbitmq.read:c", "other": "rabbitmq.read:e"}}
     assert permitted(static(pem_file), token("read:a", **more)) == ["a"]
     keys_too = static(pem_file, additional_scopes_keys=("roles", "extra", "nothing"))
@@ -194,7 +194,7 @@ def test_scopes_come_from_several_claims_and_may_have_other_names(pem_file: Path
 # --- keys
 
 
-def test_keys_are_fetched_once_and_again_for_one_that_is_new(
+def test_keys_are_fetched_once_and_again_for_an_unknown_key(
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "ASK_AGAIN_S", 0.0)
@@ -216,7 +216,7 @@ def test_keys_are_fetched_once_and_again_for_one_that_is_new(
     asyncio.run(story())
 
 
-def test_an_issuer_is_not_asked_for_each_token_with_an_unknown_key(issuer: Issuer) -> None:
+def test_unknown_keys_do_not_each_cost_a_request_to_the_issuer(issuer: Issuer) -> None:
     unknown = [issuer.token(number=f"unknown{count}") for count in range(20)]
     outcomes = judge(settings(jwks_url=f"{issuer.url}/keys"), issuer.token(), *unknown, issuer.token())
     assert isinstance(outcomes[0], TokenUser)
@@ -248,7 +248,7 @@ def test_keys_that_are_old_are_fetched_again(issuer: Issuer, monkeypatch: pytest
     asyncio.run(story())
 
 
-def test_the_issuer_is_asked_while_no_name_server_answers_for_many_others(
+def test_issuer_is_reached_while_40_name_lookups_hang(
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_up, answers = socket.getaddrinfo, threading.Event()
@@ -299,7 +299,7 @@ FIELDS = st.sampled_from(["kty", "kid", "use", "alg", "crv", "n", "e", "d", "k",
 
 
 @given(st.lists(st.dictionaries(FIELDS, ODD, min_size=1, max_size=4) | ODD, max_size=3), ODD)
-def test_whatever_else_is_among_the_keys_the_good_ones_are_found(others: list[Any], odd: Any) -> None:
+def test_good_keys_are_found_among_malformed_keys(others: list[Any], odd: Any) -> None:
     """Such a document is fetched by a task that nobody waits for: what it raises ends the node."""
     good = json.loads(RSAAlgorithm.to_jwk(RSA.public_key()))
     changed = [good | each if isinstance(each, dict) else each for each in others]
@@ -319,7 +319,7 @@ def test_whatever_else_is_among_the_keys_the_good_ones_are_found(others: list[An
         (lambda _: (200, b"x" * (provider.DOCUMENT_BYTES_MAX + 1)), "larger than"),
     ],
 )
-def test_an_answer_without_keys_is_told_and_no_more(
+def test_answer_without_keys_is_reported(
     issuer: Issuer,
     caplog: pytest.LogCaptureFixture,
     answer: Callable[[str], tuple[int, bytes]],
@@ -344,7 +344,7 @@ def test_an_issuer_cannot_send_the_node_where_there_is_no_tls(issuer: Issuer, to
     assert len(issuer.asked) == 1
 
 
-def test_an_issuer_that_cannot_be_reached_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_unreachable_issuer_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with Issuer() as gone:
         pass
     with caplog.at_level(logging.WARNING):
@@ -355,7 +355,7 @@ def test_an_issuer_that_cannot_be_reached_is_told(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     "content", [None, b"", b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"]
 )
-def test_a_file_without_a_key_is_one_line(tmp_path: Path, content: bytes | None) -> None:
+def test_key_file_without_a_key_is_reported_in_a_single_line(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "key.pem"
     if content is not None:
         path.write_bytes(content)

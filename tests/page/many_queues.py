@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from aiohttp import encode_basic_auth  # noqa: E402
-from browsing import Page  # noqa: E402
-from chromium import opened  # noqa: E402
-from demo import QUORUM, api  # noqa: E402
 
 from qq.testing import ClusterNode, LocalCluster  # noqa: E402
+from tests.page.browsing import Page  # noqa: E402
+from tests.page.chromium import opened  # noqa: E402
+from tests.page.demo import QUORUM, api  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

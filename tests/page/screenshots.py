@@ -16,11 +16,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from browsing import Page  # noqa: E402
-from chromium import opened  # noqa: E402
-from demo import fill, traffic  # noqa: E402
-
 from qq.testing import LocalCluster  # noqa: E402
+from tests.page.browsing import Page  # noqa: E402
+from tests.page.chromium import opened  # noqa: E402
+from tests.page.demo import fill, traffic  # noqa: E402
 
 PLACE = ROOT / "docs" / "how-to" / "page"
 WIDTH, HEIGHT = 1280, 760

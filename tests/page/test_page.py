@@ -11,13 +11,13 @@ from urllib.parse import quote
 
 import pika
 import pytest
-from browsing import Page
-from chromium import opened
-from demo import QUORUM, api
-from openid import OpenIdProvider
-from proxy import below_a_path
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.oauth2.openid import OpenIdProvider
+from tests.page.browsing import Page
+from tests.page.chromium import opened
+from tests.page.demo import QUORUM, api
+from tests.page.proxy import below_a_path
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -88,7 +88,7 @@ def test_the_overview_shows_rates_charts_and_nodes(page: Page, cluster: LocalClu
     page.until(lambda: page.all('.chart [role="img"][aria-label="Chart: Latency at this node"]'))
 
 
-def test_a_queue_is_declared_and_its_name_is_text_whatever_it_is(page: Page, node: ClusterNode) -> None:
+def test_queue_with_markup_as_its_name_is_declared_and_deleted(page: Page, node: ClusterNode) -> None:
     page.open("queues")
     page.press("new-queue")
     page.confirm(name=EVIL, arguments='{"x-max-length": 7}')
@@ -128,7 +128,7 @@ def test_a_name_that_cannot_be_seen_is_a_link_and_spaces_count(page: Page, chann
         channel.queue_delete(name)
 
 
-def test_nothing_is_shown_of_a_queue_that_somebody_else_deletes(page: Page, channel: Any) -> None:
+def test_deleted_queue_disappears_from_its_open_page(page: Page, channel: Any) -> None:
     channel.queue_declare("gone", durable=True, arguments={"x-queue-type": "quorum"})
     page.open("queues/%2F/gone")
     page.until_reads("Ready")
@@ -137,7 +137,7 @@ def test_nothing_is_shown_of_a_queue_that_somebody_else_deletes(page: Page, chan
     assert "Ready" not in page.text("main")
 
 
-def test_what_is_wrong_is_said_in_the_dialog_and_nothing_is_done(page: Page) -> None:
+def test_dialog_shows_why_a_declaration_is_refused(page: Page) -> None:
     page.open("queues")
     page.press("new-queue")
     page.fill(name="refused", arguments='{"x-max-length": "many"}')
@@ -258,7 +258,7 @@ def test_keys_lead_to_views_and_the_theme_changes(page: Page) -> None:
     page.key("t")
 
 
-def test_a_connection_and_its_channels_are_shown_and_it_is_closed(page: Page, node: ClusterNode) -> None:
+def test_connection_is_shown_with_its_channels_and_closed(page: Page, node: ClusterNode) -> None:
     parameters = pika.URLParameters(node.url)
     parameters.client_properties = {"connection_name": "to be closed"}
     connection = pika.BlockingConnection(parameters)
@@ -317,7 +317,7 @@ def test_users_get_permissions_and_virtual_hosts_limits(page: Page, node: Cluste
     page.until(lambda: "games" not in page.text('table[aria-label="Virtual hosts"]'))
 
 
-def test_a_policy_shows_what_it_would_match_and_from_then_on_applies(page: Page, channel: Any) -> None:
+def test_policy_previews_its_matches_and_applies_after_creation(page: Page, channel: Any) -> None:
     for name in ("limited.a", "limited.b", "free"):
         declare(channel, name)
     page.open("policies?vhost=%2F")
@@ -370,7 +370,7 @@ def test_the_page_goes_on_when_its_node_was_away(page: Page, node: ClusterNode) 
     page.until(lambda: "Trying again" not in page.text())
 
 
-def test_whoever_may_only_look_sees_no_buttons_that_would_be_refused(
+def test_monitoring_user_sees_no_buttons_for_forbidden_actions(
     page: Page, node: ClusterNode, channel: Any
 ) -> None:
     declare(channel, "watched", 1)
@@ -420,7 +420,7 @@ def test_a_proxy_may_have_the_page_below_a_path(page: Page, node: ClusterNode, c
     page.open("overview")
 
 
-def test_somebody_logs_in_with_the_page_of_the_issuer(page: Page, provider: OpenIdProvider) -> None:
+def test_user_logs_in_at_the_issuers_page(page: Page, provider: OpenIdProvider) -> None:
     page.open("queues")
     page.press("logout", ".top")
     page.press("issuer")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from leader_changes import CHANGES
-from nodes_here import ClusterHere
-from queue_world import World, world_here
 
 from qq.testing import LocalCluster
+from tests.queues.leader_changes import CHANGES
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.queue_world import World, world_here
 
 HERE = Path(__file__).parent
 _numbers = itertools.count(1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from long_cases import cases
+
+from tests.harness.long_cases import cases
 
 CHANGES = cases(["quiet", "handover"], lambda change: change == "handover")
 """A cluster in which nothing happens shows little that one does not in which leadership is handed over."""

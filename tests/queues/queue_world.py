@@ -14,9 +14,10 @@ from urllib.parse import quote
 
 import pika
 import pika.exceptions
-from nodes_here import ClusterHere
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-from queue_clients import lose
+
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.queue_clients import lose
 
 CREDENTIALS = base64.b64encode(b"guest:guest").decode()
 CLOSING_S = 5.0

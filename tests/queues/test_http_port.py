@@ -55,14 +55,14 @@ async def status(port: HttpPort, path: str) -> int:
         return answer.status
 
 
-def test_a_program_that_serves_has_not_imported_what_answers_http() -> None:
+def test_serve_command_does_not_import_the_http_library() -> None:
     """It is half of all that a node imports, and clients of AMQP would wait for it."""
     told = "import sys, qq.cli.serve; print(sorted({'aiohttp', 'prometheus_client'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
-def test_who_connects_early_waits_and_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_http_request_is_answered_once_the_node_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_port, "ANSWERING", (*http_port.ANSWERING, "this"))  # prints, and is nobody's
     monkeypatch.delitem(sys.modules, "this", raising=False)
     monkeypatch.setattr(http_port, "PATIENCE_S", LONG_S)
@@ -89,7 +89,7 @@ def test_a_node_that_does_not_serve_answers_after_a_while(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("to_import")
-def test_the_node_is_told_if_nothing_will_answer() -> None:
+def test_failed_import_of_the_http_port_is_reported_to_the_node() -> None:
     async def story(port: HttpPort, failed: asyncio.Future[BaseException]) -> None:
         port.begin()
         assert isinstance(await failed, ModuleNotFoundError)

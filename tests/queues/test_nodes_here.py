@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nodes_here import ClusterHere
+
+from tests.queues.nodes_here import ClusterHere
 
 
-def test_a_cluster_of_which_a_node_has_failed_leaves_nothing_running_and_says_why(tmp_path: Path) -> None:
+def test_failed_node_stops_the_cluster_and_its_reason_is_raised(tmp_path: Path) -> None:
     cluster = ClusterHere(tmp_path)
     with pytest.RaisesGroup(pytest.RaisesExc(match="its disk failed: gone")), cluster:
         failed = cluster.nodes[0]

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from leader_changes import ALSO_KILLED
-from queue_clients import (
+
+from tests.queues.leader_changes import ALSO_KILLED
+from tests.queues.queue_clients import (
     Taker,
     barrier,
     bodies_of,
@@ -21,7 +22,7 @@ from queue_clients import (
     ready,
     refused,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 DELIVERED_AT_ALL = 21
 """With RabbitMQ's delivery limit of 20."""
@@ -73,7 +74,7 @@ def test_tag_0_with_multiple_is_all_that_is_outstanding(
     assert bodies_of(drain(channel, queue)) == left
 
 
-def test_tag_0_with_multiple_is_no_error_when_nothing_is_outstanding(world: World, queue: str) -> None:
+def test_ack_of_tag_0_with_multiple_is_valid_without_deliveries(world: World, queue: str) -> None:
     channel = world.channel(2)
     world.change_leader()
     channel.basic_ack(0, multiple=True)
@@ -130,7 +131,7 @@ def test_a_delivery_must_be_acknowledged_on_its_own_channel(world: World, queue:
 # Where messages come back to
 
 
-def test_returned_messages_come_first_in_the_order_of_their_return(world: World, queue: str) -> None:
+def test_requeued_messages_come_first_in_order_of_return(world: World, queue: str) -> None:
     channel = world.channel(2)
     filled(world, queue, "abcd")
     first, second, third = (got(channel, queue, auto_ack=False) for _ in range(3))
@@ -177,9 +178,7 @@ ENDS: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_what_a_channel_holds_comes_back_when_it_ends_marked_and_in_order(
-    world: World, queue: str, end: str
-) -> None:
+def test_held_messages_return_in_order_when_a_channel_ends(world: World, queue: str, end: str) -> None:
     channel, heir = world.channel(2), world.channel(1)
     channel.basic_qos(prefetch_count=3)
     consumer = Taker(channel, filled(world, queue, "abcd"))
@@ -222,7 +221,7 @@ def test_recover_has_everything_delivered_again(world: World, queue: str) -> Non
         barrier(channel)
 
 
-def test_a_recovered_message_may_go_to_another_consumer(world: World, queue: str) -> None:
+def test_recovered_message_may_go_to_a_different_consumer(world: World, queue: str) -> None:
     channel, other = world.channel(2), world.channel(1)
     channel.basic_qos(prefetch_count=2)
     consumer = Taker(channel, filled(world, queue, "ab"))
@@ -262,9 +261,7 @@ RETURNS: dict[str, Callable[[Any, int], None]] = {
 
 
 @pytest.mark.parametrize("how", RETURNS)
-def test_a_message_is_delivered_21_times_by_default_and_then_dropped(
-    world: World, queue: str, how: str
-) -> None:
+def test_message_is_delivered_21_times_by_default_then_dropped(world: World, queue: str, how: str) -> None:
     filled(world, queue, "a")
     counts = deliver_until_gone(world, queue, RETURNS[how], 22)
     assert counts == [None, *range(1, DELIVERED_AT_ALL)]
@@ -281,7 +278,7 @@ def test_a_channel_that_closes_counts_as_a_failed_delivery(world: World, queue: 
     assert get(world.channel(1), queue) is None
 
 
-def test_above_the_delivery_limit_a_message_is_dead_lettered_for_that(world: World, queue: str) -> None:
+def test_message_above_the_delivery_limit_is_dead_lettered(world: World, queue: str) -> None:
     dead = declare(world.channel(1), f"{queue}-dead")
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, "x-delivery-limit": 2}
     filled(world, queue, "a", arguments)
@@ -307,7 +304,7 @@ def test_above_the_delivery_limit_a_message_is_dead_lettered_for_that(world: Wor
         (2, -1, 3),
     ],
 )
-def test_the_delivery_limit_is_the_stricter_one_of_argument_and_policy(
+def test_delivery_limit_is_the_lower_of_argument_and_policy(
     world: World, queue: str, argument: int | None, policy: int | None, deliveries: int | None
 ) -> None:
     filled(world, queue, "a", {} if argument is None else {"x-delivery-limit": argument})
@@ -317,7 +314,7 @@ def test_the_delivery_limit_is_the_stricter_one_of_argument_and_policy(
     assert len(counts) == (deliveries or 30)
 
 
-def test_the_contract_of_4_3_counts_only_what_says_that_it_failed(world: World, queue: str) -> None:
+def test_mode_4_3_counts_only_rejected_deliveries(world: World, queue: str) -> None:
     filled(world, queue, "a", {"x-delivery-count-mode": "4.3", "x-delivery-limit": 1})
     channel = world.channel(2)
     headers: list[dict[str, Any]] = []
@@ -336,7 +333,7 @@ def test_the_contract_of_4_3_counts_only_what_says_that_it_failed(world: World, 
     assert get(channel, queue) is None
 
 
-def test_own_headers_of_a_message_are_kept_when_it_is_delivered_again(world: World, queue: str) -> None:
+def test_redelivered_message_keeps_its_own_headers(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     headers = {"a": 1, "b": ["x", {"y": True}], "x-delivery-count": "mine"}

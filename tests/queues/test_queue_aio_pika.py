@@ -10,9 +10,10 @@ import aio_pika
 import aiormq.exceptions
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
-from leader_changes import KILLED_IF_LONG
-from queue_clients import QUORUM, Taker, barrier, bodies_of, declare, drain, publish
-from queue_world import World
+
+from tests.queues.leader_changes import KILLED_IF_LONG
+from tests.queues.queue_clients import QUORUM, Taker, barrier, bodies_of, declare, drain, publish
+from tests.queues.queue_world import World
 
 PATIENCE_S = 10.0
 
@@ -153,7 +154,7 @@ def test_prefetch(world: World, queue: str) -> None:
     run(world, work)
 
 
-def test_a_transaction_that_ends_well_and_one_that_does_not(world: World, queue: str) -> None:
+def test_transaction_commits_and_rolls_back_with_aio_pika(world: World, queue: str) -> None:
     async def fail(channel: AbstractChannel) -> None:
         async with channel.transaction():
             await send(channel, queue, "lost")

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from nodes_here import ClusterHere
-from queue_clients import Taker, declare, get, publish, ready, wait_until
-from queue_world import World
 
 from cluster.runtime.asyncio_runtime import AsyncioRuntime
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.queue_clients import Taker, declare, get, publish, ready, wait_until
+from tests.queues.queue_world import World
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -33,7 +33,7 @@ def jumped(cluster: ClusterHere, nodes: Iterable[Any], jump_ms: int) -> Generato
     ("who", "days"), [("leader", 1), ("leader", -1), ("all", 100_000), ("all", -100_000)]
 )
 @pytest.mark.parametrize("world", ["handover"], indirect=True)
-def test_what_is_due_in_a_while_is_due_then_when_clocks_jump(
+def test_delays_and_expirations_are_kept_when_clocks_jump(
     world: World,
     checked_cluster: ClusterHere,
     queue: str,

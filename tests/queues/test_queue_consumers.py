@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from leader_changes import ALSO_KILLED, KILLED
 from pika.adapters.blocking_connection import BlockingChannel
-from queue_clients import (
+
+from tests.queues.leader_changes import ALSO_KILLED, KILLED
+from tests.queues.queue_clients import (
     HERE,
     QUORUM,
     Taker,
@@ -23,7 +24,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 SINGLE = {"x-single-active-consumer": True}
 PREFERRED = {"x-priority": 10}
@@ -58,7 +59,7 @@ def test_a_backlog_is_shared_evenly(world: World, queue: str) -> None:
 # Priorities of consumers
 
 
-def test_a_consumer_of_higher_priority_is_served_first_while_it_has_credit(world: World, queue: str) -> None:
+def test_consumer_of_higher_priority_is_served_first_with_credit(world: World, queue: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue)
     other = taker(world.channel(2), queue, prefetch=10)
@@ -72,7 +73,7 @@ def test_a_consumer_of_higher_priority_is_served_first_while_it_has_credit(world
     assert (preferred.look()[3:], other.look()[2:]) == ([b"f"], [b"g"])
 
 
-def test_consumers_of_equal_priority_take_turns_before_those_below(world: World, queue: str) -> None:
+def test_consumers_of_equal_priority_take_turns_before_the_lower(world: World, queue: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue)
     below = taker(world.channel(1), queue, **{"x-priority": -1})
@@ -98,7 +99,7 @@ def active_consumer(world: World, queue: str, at: int) -> str | None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_another_consumer_becomes_active_when_the_active_one_ends(world: World, queue: str, end: str) -> None:
+def test_next_consumer_becomes_active_when_the_active_ends(world: World, queue: str, end: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue, SINGLE)
     first, second, third = (Taker(world.channel(at), queue) for at in (1, 2, 0))
@@ -115,9 +116,7 @@ def test_another_consumer_becomes_active_when_the_active_one_ends(world: World, 
 
 
 @KILLED
-def test_another_consumer_becomes_active_when_the_node_of_the_active_one_dies(
-    world: World, queue: str
-) -> None:
+def test_next_consumer_becomes_active_when_the_active_node_dies(world: World, queue: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue, SINGLE)
     active, waiting = Taker(world.doomed_channel(), queue), Taker(world.channel(2), queue)
@@ -131,9 +130,7 @@ def test_another_consumer_becomes_active_when_the_node_of_the_active_one_dies(
 
 
 @pytest.mark.parametrize("end", ["channel", "connection", "lost"])
-def test_what_the_active_consumer_held_comes_to_its_successor_in_order(
-    world: World, queue: str, end: str
-) -> None:
+def test_successor_gets_the_active_consumers_messages_in_order(world: World, queue: str, end: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue, SINGLE)
     first, second = Taker(world.channel(1), queue), Taker(world.channel(2), queue)
@@ -148,7 +145,7 @@ def test_what_the_active_consumer_held_comes_to_its_successor_in_order(
     assert [(m.body, m.redelivered) for m in second.messages] == [(b"a", True), (b"c", True), (b"d", False)]
 
 
-def test_what_a_cancelled_active_consumer_holds_it_may_still_acknowledge(world: World, queue: str) -> None:
+def test_cancelled_active_consumer_may_still_acknowledge(world: World, queue: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue, SINGLE)
     first, second = Taker(world.channel(1), queue), Taker(world.channel(2), queue)
@@ -162,9 +159,7 @@ def test_what_a_cancelled_active_consumer_holds_it_may_still_acknowledge(world: 
     assert second.wait(1)[0].body == b"b"
 
 
-def test_a_waiting_consumer_gets_nothing_though_the_active_one_has_no_credit(
-    world: World, queue: str
-) -> None:
+def test_waiting_consumer_gets_no_message_while_active_is_full(world: World, queue: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue, SINGLE)
     active, waiting = taker(world.channel(1), queue, prefetch=1), taker(world.channel(2), queue)
@@ -174,9 +169,7 @@ def test_a_waiting_consumer_gets_nothing_though_the_active_one_has_no_credit(
 
 
 @ALSO_KILLED
-def test_a_better_consumer_takes_over_when_the_active_one_has_settled_everything(
-    world: World, queue: str
-) -> None:
+def test_preferred_consumer_takes_over_after_the_active_settles(world: World, queue: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue, SINGLE)
     active = taker(world.channel(1), queue, prefetch=2)
@@ -192,7 +185,7 @@ def test_a_better_consumer_takes_over_when_the_active_one_has_settled_everything
     assert active_consumer(world, queue, 2) == better.tag
 
 
-def test_a_better_consumer_takes_over_at_once_from_one_that_holds_nothing(world: World, queue: str) -> None:
+def test_preferred_consumer_takes_over_from_an_idle_active(world: World, queue: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue, SINGLE)
     active, better = Taker(world.channel(1), queue), Taker(world.channel(2), queue, arguments=PREFERRED)
@@ -201,7 +194,7 @@ def test_a_better_consumer_takes_over_at_once_from_one_that_holds_nothing(world:
     assert (active.look(), better.look()) == ([], [b"a", b"b"])
 
 
-def test_the_successor_is_the_one_with_the_highest_priority_then_the_oldest(world: World, queue: str) -> None:
+def test_successor_has_the_highest_priority_then_waits_longest(world: World, queue: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue, SINGLE)
     active = Taker(world.channel(1), queue, arguments={"x-priority": 9})
@@ -213,7 +206,7 @@ def test_the_successor_is_the_one_with_the_highest_priority_then_the_oldest(worl
     assert [consumer.look() for consumer in (low, high, younger)] == [[], [b"a"], []]
 
 
-def test_the_api_tells_which_consumer_is_active(world: World, queue: str) -> None:
+def test_api_reports_the_active_consumer(world: World, queue: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue, SINGLE)
     first, second = Taker(world.channel(1), queue), Taker(world.channel(2), queue)
@@ -225,7 +218,7 @@ def test_the_api_tells_which_consumer_is_active(world: World, queue: str) -> Non
     assert active_consumer(world, queue, 1) == first.tag
 
 
-def test_basic_get_is_refused_where_there_is_a_single_active_consumer(world: World, queue: str) -> None:
+def test_basic_get_is_refused_on_a_single_active_consumer_queue(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue, SINGLE)
     publish(channel, queue, "a")
@@ -258,7 +251,7 @@ def test_exclusive_is_accepted_and_ignored_on_a_quorum_queue(world: World, queue
     assert [consumer.look() for consumer in takers] == [[b"a"], [b"b"]]
 
 
-def test_exclusive_is_enforced_on_a_classic_queue_until_the_consumer_ends(world: World, queue: str) -> None:
+def test_exclusive_consumer_locks_a_classic_queue_until_it_ends(world: World, queue: str) -> None:
     channel = world.channel(1)
     channel.queue_declare(queue, durable=True)
     owner = Taker(channel, queue, exclusive=True)
@@ -270,7 +263,7 @@ def test_exclusive_is_enforced_on_a_classic_queue_until_the_consumer_ends(world:
     Taker(world.channel(2), queue, exclusive=True)
 
 
-def test_what_was_delivered_before_a_cancel_may_still_be_acknowledged(world: World, queue: str) -> None:
+def test_cancelled_consumer_may_acknowledge_earlier_deliveries(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     consumer = taker(channel, queue, prefetch=2)
@@ -283,7 +276,7 @@ def test_what_was_delivered_before_a_cancel_may_still_be_acknowledged(world: Wor
     assert bodies_of(drain(world.channel(2), queue)) == [b"b", b"c"]
 
 
-def test_consumers_on_all_nodes_are_told_that_their_queue_is_gone(world: World, queue: str) -> None:
+def test_deleted_queue_cancels_consumers_on_all_nodes(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     takers = [Taker(world.channel(at), queue) for at in (1, 2)]
@@ -296,7 +289,7 @@ def test_consumers_on_all_nodes_are_told_that_their_queue_is_gone(world: World, 
         barrier(consumer.channel)
 
 
-def test_only_a_consumer_that_asked_for_it_is_cancelled_when_the_leader_changes(
+def test_leader_change_cancels_only_consumers_that_requested_it(
     world: World, queue: str, request: pytest.FixtureRequest
 ) -> None:
     channel = world.channel(1)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pika
 import pytest
-from leader_changes import ALSO_KILLED
 from pika.compat import long
-from queue_clients import (
+
+import qq.machine.queue.queue
+from tests.queues.leader_changes import ALSO_KILLED
+from tests.queues.queue_clients import (
     Message,
     Taker,
     barrier,
@@ -22,9 +24,7 @@ from queue_clients import (
     ready,
     wait_until,
 )
-from queue_world import World
-
-import qq.machine.queue.queue
+from tests.queues.queue_world import World
 
 MANY = 1000
 
@@ -126,7 +126,7 @@ def test_the_other_reasons(world: World, queue: str, reason: str, by: str) -> No
     )
 
 
-def test_the_newest_death_is_first_and_the_first_one_is_remembered(world: World, queue: str) -> None:
+def test_newest_death_is_first_and_the_first_death_is_kept(world: World, queue: str) -> None:
     channel = world.channel(1)
     last, middle = declare(channel, f"{queue}-last"), f"{queue}-middle"
     declare(
@@ -186,7 +186,7 @@ def test_a_message_that_expires_in_a_circle_is_dropped(world: World, queue: str)
     wait_until(lambda: sum(_all_messages(world, name) for name in names) == 0)
 
 
-def test_a_queue_may_not_expire_into_itself_but_reject_into_itself(world: World, queue: str) -> None:
+def test_queue_dead_letters_into_itself_only_by_rejection(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue, {"x-dead-letter-exchange": ""})
     publish(channel, queue, "r")
@@ -251,7 +251,7 @@ def keys_world(world: World, queue: str, routing_key: str | None) -> list[str]:
     return names
 
 
-def test_without_a_key_of_its_own_a_dead_letter_keeps_all_its_keys(world: World, queue: str) -> None:
+def test_dead_letter_without_a_queue_key_keeps_its_keys(world: World, queue: str) -> None:
     names = keys_world(world, queue, None)
     world.change_leader()
     reject(world, queue)
@@ -266,7 +266,7 @@ def test_without_a_key_of_its_own_a_dead_letter_keeps_all_its_keys(world: World,
     assert (death["exchange"], death["routing-keys"]) == (f"{queue}-in", ["k", "cc"])
 
 
-def test_a_key_of_the_queue_takes_the_place_of_all_others(world: World, queue: str) -> None:
+def test_dead_letter_routing_key_of_the_queue_replaces_all_keys(world: World, queue: str) -> None:
     names = keys_world(world, queue, "dl")
     world.change_leader()
     reject(world, queue)
@@ -350,7 +350,7 @@ def test_each_message_is_dead_lettered_exactly_once_and_in_order(world: World, q
 
 
 @ALSO_KILLED
-def test_what_expires_while_the_leader_changes_arrives_exactly_once(world: World, queue: str) -> None:
+def test_messages_that_expire_during_a_leader_change_arrive_once(world: World, queue: str) -> None:
     dead = source_of(world, queue)
     publisher = world.channel(1)
     consumer = Taker(world.channel(2), dead)
@@ -371,7 +371,7 @@ def publish_one(channel: Any, queue: str, body: bytes, **properties: Any) -> Non
 
 
 @pytest.mark.parametrize("by", ["argument", "policy"])
-def test_at_least_once_a_message_stays_until_there_is_room_for_it(
+def test_at_least_once_dead_letter_waits_for_room_in_its_target(
     world: World, queue: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(qq.machine.queue.queue, "DEAD_LETTER_RETRY_MS", 50)
@@ -429,7 +429,7 @@ def test_at_least_once_a_message_waits_for_its_exchange(
     assert death_of(world, dead).body == b"a"
 
 
-def test_at_least_once_needs_reject_publish_and_is_at_most_once_without(world: World, queue: str) -> None:
+def test_at_least_once_without_reject_publish_is_at_most_once(world: World, queue: str) -> None:
     channel = world.channel(1)
     arguments = {"x-dead-letter-exchange": f"{queue}-nowhere", "x-dead-letter-strategy": "at-least-once"}
     declare(channel, queue, arguments)
@@ -439,7 +439,7 @@ def test_at_least_once_needs_reject_publish_and_is_at_most_once_without(world: W
     wait_until(lambda: _all_messages(world, queue) == 0)
 
 
-def test_what_waits_to_be_dead_lettered_counts_towards_the_limit(world: World, queue: str) -> None:
+def test_waiting_dead_letters_count_towards_the_limit(world: World, queue: str) -> None:
     channel = world.channel(1)
     arguments = {
         "x-dead-letter-exchange": f"{queue}-nowhere",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from leader_changes import QUIET
 from pika.compat import long
-from queue_clients import HERE, QUORUM, barrier, declare, got, publish, ready, refused
-from queue_world import World
+
+from tests.queues.leader_changes import QUIET
+from tests.queues.queue_clients import HERE, QUORUM, barrier, declare, got, publish, ready, refused
+from tests.queues.queue_world import World
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_arguments_that_are_accepted_and_kept(world: World, queue: str, argument
 # The same again
 
 
-def test_a_declaration_that_is_repeated_tells_messages_and_consumers(world: World, queue: str) -> None:
+def test_repeated_declaration_returns_the_queue_counts(world: World, queue: str) -> None:
     channel, other = world.channel(1), world.channel(2)
     declare(channel, queue, {"x-max-length": 10})
     publish(channel, queue, "abc")
@@ -121,7 +122,7 @@ def test_a_declaration_with_other_arguments_is_refused(
 
 
 @QUIET
-def test_a_declaration_without_the_type_is_another_one(world: World, queue: str) -> None:
+def test_declaration_without_the_queue_type_is_refused(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     text = f"PRECONDITION_FAILED - inequivalent arg 'x-queue-type' for queue '{queue}' {HERE}: "
@@ -148,9 +149,7 @@ def test_a_declaration_with_other_flags_is_refused(
         channel.queue_declare(queue, arguments=dict(QUORUM), **flags)
 
 
-def test_numbers_of_different_widths_and_arguments_nobody_knows_are_not_compared(
-    world: World, queue: str
-) -> None:
+def test_declaration_ignores_integer_width_and_unknown_arguments(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue, {"x-max-length": 5, "x-mine": 1})
     world.change_leader()
@@ -159,7 +158,7 @@ def test_numbers_of_different_widths_and_arguments_nobody_knows_are_not_compared
     barrier(channel)
 
 
-def test_an_exclusive_queue_is_locked_for_others(world: World, queue: str) -> None:
+def test_exclusive_queue_is_locked_for_a_second_connection(world: World, queue: str) -> None:
     channel = world.channel(1)
     channel.queue_declare(queue, exclusive=True)
     world.change_leader()

@@ -7,9 +7,10 @@ from typing import Any
 
 import pika
 import pytest
-from leader_changes import KILLED_IF_LONG, QUIET
 from pika.adapters.blocking_connection import BlockingChannel
-from queue_clients import (
+
+from tests.queues.leader_changes import KILLED_IF_LONG, QUIET
+from tests.queues.queue_clients import (
     PATIENCE_S,
     Taker,
     barrier,
@@ -23,7 +24,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 LATE_S = 5.0
 """Nothing here takes so long, even on a busy machine."""
@@ -66,7 +67,7 @@ def test_the_shortest_time_to_live_counts(
 
 
 @KILLED_IF_LONG
-def test_a_short_lived_message_behind_long_lived_ones_goes_in_time(world: World, queue: str) -> None:
+def test_short_lived_message_expires_behind_long_lived_messages(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     publish(channel, queue, "a", expiration="60000")
@@ -92,7 +93,7 @@ def test_a_time_to_live_of_0_is_enough_for_a_consumer_that_waits(world: World, q
     assert consumer.look() == [b"a"]
 
 
-def test_a_time_to_live_of_0_is_over_at_once_if_nobody_waits(world: World, queue: str) -> None:
+def test_message_with_ttl_0_expires_without_a_waiting_consumer(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue, {"x-message-ttl": 0})
     world.change_leader()
@@ -155,7 +156,7 @@ def test_an_expiration_that_is_no_time_is_refused(
 
 
 @pytest.mark.parametrize("by", ["argument", "policy"])
-def test_a_queue_that_nobody_uses_goes(world: World, queue: str, by: str) -> None:
+def test_unused_queue_expires(world: World, queue: str, by: str) -> None:
     channel = world.channel(1)
     declare(channel, queue, {"x-expires": 400} if by == "argument" else {})
     if by == "policy":
@@ -193,7 +194,7 @@ def test_a_queue_that_is_used_stays(world: World, queue: str, use: Any) -> None:
     wait_until(lambda: not world.exists(queue))
 
 
-def test_a_queue_stays_while_it_has_consumers_and_goes_some_time_after(world: World, queue: str) -> None:
+def test_queue_with_consumers_stays_and_expires_after_the_last(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue, {"x-expires": 300})
     consumer = Taker(channel, queue)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pika.exceptions
 import pytest
-from leader_changes import KILLED_IF_LONG
-from queue_clients import (
+
+from tests.queues.leader_changes import KILLED_IF_LONG
+from tests.queues.queue_clients import (
     HERE,
     Taker,
     barrier,
@@ -20,7 +21,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 BODY = b"x" * 1000
 REJECTS = {"overflow": "reject-publish"}
@@ -52,9 +53,7 @@ def accepted(channel: Any, queue: str, body: bytes | str) -> bool:
 
 
 @pytest.mark.parametrize("by", ["argument", "policy"])
-def test_the_oldest_messages_are_dropped_from_a_queue_that_is_too_long(
-    world: World, queue: str, by: str
-) -> None:
+def test_queue_above_its_length_limit_drops_its_oldest_messages(world: World, queue: str, by: str) -> None:
     limited(world, queue, by, max_length=3)
     channel = world.channel(1)
     publish(channel, queue, "ab")
@@ -65,9 +64,7 @@ def test_the_oldest_messages_are_dropped_from_a_queue_that_is_too_long(
 
 
 @pytest.mark.parametrize("by", ["argument", "policy"])
-def test_the_oldest_messages_are_dropped_from_a_queue_that_is_too_large(
-    world: World, queue: str, by: str
-) -> None:
+def test_queue_above_its_size_limit_drops_its_oldest_messages(world: World, queue: str, by: str) -> None:
     limited(world, queue, by, max_length_bytes=2500)
     channel = world.channel(1)
     publish(channel, queue, [b"1" + BODY, b"2" + BODY])
@@ -76,7 +73,7 @@ def test_the_oldest_messages_are_dropped_from_a_queue_that_is_too_large(
     assert [body[:1] for body in bodies_of(drain(channel, queue))] == [b"3", b"4", b"5"]
 
 
-def test_what_consumers_hold_does_not_count(world: World, queue: str) -> None:
+def test_held_messages_do_not_count_towards_the_limit(world: World, queue: str) -> None:
     limited(world, queue, "argument", max_length=2)
     channel = world.channel(1)
     publish(channel, queue, "ab")
@@ -90,7 +87,7 @@ def test_what_consumers_hold_does_not_count(world: World, queue: str) -> None:
     assert bodies_of(drain(channel, queue)) == [b"c", b"d"]
 
 
-def test_a_message_for_which_a_consumer_waits_needs_no_room(world: World, queue: str) -> None:
+def test_full_queue_accepts_messages_for_a_waiting_consumer(world: World, queue: str) -> None:
     limited(world, queue, "argument", max_length=0)
     consumer = Taker(world.channel(2), queue)
     world.change_leader()
@@ -116,7 +113,7 @@ def test_the_smaller_of_two_limits_counts(world: World, queue: str, argument: in
     assert ready(channel, queue) == 2
 
 
-def test_a_policy_cannot_exceed_what_the_operator_allows(world: World, queue: str) -> None:
+def test_operator_policy_limits_the_policy(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     world.policy(queue, {"max-length": 5})
@@ -140,7 +137,7 @@ def test_the_head_is_the_message_that_would_be_delivered_next(world: World, queu
 
 
 @KILLED_IF_LONG
-def test_what_is_dropped_is_dead_lettered_in_order(world: World, queue: str) -> None:
+def test_dropped_messages_are_dead_lettered_in_order(world: World, queue: str) -> None:
     channel = world.channel(1)
     dead = declare(channel, f"{queue}-dead")
     declare(
@@ -175,9 +172,7 @@ def test_a_queue_that_is_full_refuses_messages(world: World, queue: str, by: str
 
 
 @pytest.mark.parametrize("by", ["argument", "policy"])
-def test_a_queue_that_is_too_large_refuses_messages_that_do_not_fit(
-    world: World, queue: str, by: str
-) -> None:
+def test_full_queue_refuses_messages_that_do_not_fit(world: World, queue: str, by: str) -> None:
     limited(world, queue, by, max_length_bytes=2500, **REJECTS)
     channel = world.channel(1, confirms=True)
     assert [accepted(channel, queue, BODY) for _ in range(3)] == [True, True, False]
@@ -186,7 +181,7 @@ def test_a_queue_that_is_too_large_refuses_messages_that_do_not_fit(
     assert ready(channel, queue) == 3
 
 
-def test_without_confirms_nobody_is_told(world: World, queue: str) -> None:
+def test_full_queue_drops_messages_silently_without_confirms(world: World, queue: str) -> None:
     limited(world, queue, "argument", max_length=2, **REJECTS)
     channel = world.channel(1)
     world.change_leader()
@@ -194,7 +189,7 @@ def test_without_confirms_nobody_is_told(world: World, queue: str) -> None:
     assert bodies_of(drain(channel, queue)) == [b"a", b"b"]
 
 
-def test_a_message_that_one_queue_refuses_is_in_no_queue(world: World, queue: str) -> None:
+def test_message_refused_by_a_queue_reaches_no_queue(world: World, queue: str) -> None:
     channel = world.channel(1, confirms=True)
     limited(world, queue, "argument", max_length=1, **REJECTS)
     other = declare(channel, f"{queue}-other")
@@ -220,7 +215,7 @@ def test_a_limit_of_messages_that_are_refused_is_never_exceeded(world: World, qu
     assert ready(channels[0], queue) == 50
 
 
-def test_a_message_for_which_a_consumer_waits_is_not_refused(world: World, queue: str) -> None:
+def test_rejecting_queue_accepts_messages_for_a_waiting_consumer(world: World, queue: str) -> None:
     limited(world, queue, "argument", max_length=1, **REJECTS)
     consumer = Taker(world.channel(2), queue)
     channel = world.channel(1, confirms=True)
@@ -229,9 +224,7 @@ def test_a_message_for_which_a_consumer_waits_is_not_refused(world: World, queue
     assert consumer.look() == [b"a", b"b", b"c"]
 
 
-def test_messages_for_which_a_consumer_waits_are_not_refused_however_many_come_at_once(
-    world: World, queue: str
-) -> None:
+def test_rejecting_queue_accepts_a_burst_for_a_waiting_consumer(world: World, queue: str) -> None:
     limited(world, queue, "argument", max_length=1, **REJECTS)
     consumer = Taker(world.channel(2), queue)
     world.change_leader()
@@ -239,7 +232,7 @@ def test_messages_for_which_a_consumer_waits_are_not_refused_however_many_come_a
     assert len(consumer.look()) == 20
 
 
-def test_a_policy_changes_what_becomes_of_too_many_messages(world: World, queue: str) -> None:
+def test_policy_changes_overflow_behaviour(world: World, queue: str) -> None:
     limited(world, queue, "argument", max_length=1)
     channel = world.channel(1, confirms=True)
     assert [accepted(channel, queue, body) for body in "ab"] == [True, True]
@@ -288,9 +281,7 @@ def test_a_purge_drops_all_that_no_consumer_holds(world: World, queue: str) -> N
 
 
 @pytest.mark.parametrize("last", ["ready", "delayed", "dying"])
-def test_a_queue_that_is_not_empty_is_not_deleted_on_that_condition(
-    world: World, queue: str, last: str
-) -> None:
+def test_queue_delete_if_empty_is_refused_for_a_nonempty_queue(world: World, queue: str, last: str) -> None:
     everything_in(world, queue)
     channel = world.channel(2)
     if last != "ready":

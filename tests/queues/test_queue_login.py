@@ -5,10 +5,10 @@ from __future__ import annotations
 import pika
 import pika.exceptions
 import pytest
-from nodes_here import ClusterHere, NodeHere
 
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.sessions.login import hash_password
+from tests.queues.nodes_here import ClusterHere, NodeHere
 
 SALT = b"salt"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodes_here import ClusterHere, NodeHere
+from tests.queues.nodes_here import ClusterHere, NodeHere
 
 
 def alarm(node: NodeHere) -> str | None:
@@ -16,7 +16,7 @@ def make_short(*nodes: NodeHere) -> None:
         node.node.memory.limit_bytes = 1
 
 
-def test_publishers_wait_where_memory_is_short_and_everywhere_if_a_majority_is(
+def test_majority_short_of_memory_blocks_publishers_everywhere(
     cluster_here: ClusterHere,
 ) -> None:
     one, two, three = cluster_here.nodes

@@ -6,9 +6,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pika
-from leader_changes import ALSO_KILLED
-from queue_clients import Taker, bodies_of, declare, drain, got, publish, ready, wait_until
-from queue_world import World
+
+from tests.queues.leader_changes import ALSO_KILLED
+from tests.queues.queue_clients import Taker, bodies_of, declare, drain, got, publish, ready, wait_until
+from tests.queues.queue_world import World
 
 MANY = 600
 

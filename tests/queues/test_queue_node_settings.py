@@ -7,15 +7,15 @@ from collections.abc import Generator
 
 import pika.exceptions
 import pytest
-from leader_changes import CHANGES, QUIET
-from nodes_here import ClusterHere
-from queue_clients import PATIENCE_S, Taker, barrier, bodies_of, declare, drain, publish, refused
-from queue_world import World, world_here
-from test_queue_publishing import send
-from test_queue_timeouts import closed_text, wait_closed
 
 import qq.machine.queue.consumers
 from qq.config import NodeLimits
+from tests.queues.leader_changes import CHANGES, QUIET
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.queue_clients import PATIENCE_S, Taker, barrier, bodies_of, declare, drain, publish, refused
+from tests.queues.queue_world import World, world_here
+from tests.queues.test_queue_publishing import send
+from tests.queues.test_queue_timeouts import closed_text, wait_closed
 
 PUBLISH_TIMEOUT_MS = 1000
 LIMITS = NodeLimits(
@@ -38,7 +38,7 @@ def world(configured: ClusterHere, request: pytest.FixtureRequest) -> Generator[
     yield from world_here(configured, request.param)
 
 
-def test_a_channel_that_has_not_said_how_much_it_wants_has_the_default(world: World, queue: str) -> None:
+def test_channel_without_qos_has_the_nodes_default_prefetch(world: World, queue: str) -> None:
     publisher, channel = world.channel(1), world.channel(2)
     publish(publisher, declare(publisher, queue), ["m"] * 10)
     world.change_leader()
@@ -59,7 +59,7 @@ def test_a_channel_has_so_many_consumers_at_most(world: World, queue: str) -> No
         Taker(channel, queue)
 
 
-def test_the_node_says_how_long_a_consumer_may_take_if_nobody_else_does(
+def test_consumer_timeout_of_the_node_applies_by_default(
     world: World, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(qq.machine.queue.consumers, "MARK_MS", 20)
@@ -76,7 +76,7 @@ def test_the_node_says_how_long_a_consumer_may_take_if_nobody_else_does(
 
 
 @QUIET
-def test_what_is_not_confirmed_in_time_is_refused_and_may_be_published_again(
+def test_publish_without_a_confirm_in_time_is_nacked(
     world: World, queue: str, configured: ClusterHere
 ) -> None:
     channel = world.channel(0, confirms=True)
@@ -105,7 +105,7 @@ def _is_confirmed(channel: object, queue: str, number: int) -> bool:
     return True
 
 
-def test_what_is_confirmed_in_time_is_not_refused_later(world: World, queue: str) -> None:
+def test_publish_confirmed_in_time_is_not_refused_later(world: World, queue: str) -> None:
     channel = world.channel(1, confirms=True)
     declare(channel, queue)
     send(channel, queue, queue, 1, 2)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_node_that_reads_its_log_answers_that_it_is_alive_and_not_ready(tmp_path: Path) -> None:
+def test_node_that_reads_its_log_is_alive_and_not_ready(tmp_path: Path) -> None:
     reads, may_go_on = threading.Event(), threading.Event()
 
     class SlowDisk(RealDisk):

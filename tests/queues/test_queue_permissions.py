@@ -7,7 +7,6 @@ from typing import Any
 import pika
 import pika.exceptions
 import pytest
-from nodes_here import PATIENCE_S, ClusterHere, NodeHere
 
 from qq.machine.protocol.commands import (
     DeleteUser,
@@ -18,6 +17,7 @@ from qq.machine.protocol.commands import (
     SetTopicPermissions,
 )
 from qq.sessions.login import hash_password
+from tests.queues.nodes_here import PATIENCE_S, ClusterHere, NodeHere
 
 SALT = b"salt"
 TIMES = 20
@@ -39,7 +39,7 @@ def connect(node: NodeHere, name: str, vhost: str) -> Any:
 
 
 @pytest.mark.parametrize("is_lagging", [False, True])
-def test_who_was_created_through_one_node_works_through_another_at_once(
+def test_user_created_at_a_node_works_at_once_at_the_rest(
     cluster_here: ClusterHere, trouble: object, is_lagging: bool
 ) -> None:
     leader = cluster_here.leader()
@@ -76,7 +76,7 @@ def work_at_once(cluster: ClusterHere, one: NodeHere, other: NodeHere, name: str
     cluster.operate(one, DeleteUser(name))
 
 
-def test_a_client_at_another_node_has_to_go_with_its_virtual_host(
+def test_deleted_virtual_host_closes_clients_at_every_node(
     cluster_here: ClusterHere, trouble: object
 ) -> None:
     one, other, _ = cluster_here.nodes

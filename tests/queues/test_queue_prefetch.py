@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from leader_changes import KILLED_IF_LONG
-from queue_clients import Taker, declare, got, publish, ready
-from queue_world import World
+
+from tests.queues.leader_changes import KILLED_IF_LONG
+from tests.queues.queue_clients import Taker, declare, got, publish, ready
+from tests.queues.queue_world import World
 
 CAPABILITIES = {
     "authentication_failure_close": True,
@@ -31,7 +32,7 @@ def held(*takers: Taker) -> list[int]:
     return [len(taker.look()) for taker in takers]
 
 
-def test_a_consumer_holds_at_most_what_it_was_allowed_when_it_began(world: World, queue: str) -> None:
+def test_consumer_holds_at_most_the_prefetch_at_its_start(world: World, queue: str) -> None:
     [name] = queues_of(world, queue, 1, 20)
     channel = world.channel(2)
     channel.basic_qos(prefetch_count=10)
@@ -102,7 +103,7 @@ def test_ten_for_each_consumer_and_fifteen_for_the_channel(world: World, queue: 
     assert [first.bodies, second.bodies] == [[b"%d" % number for number in range(20)]] * 2
 
 
-def test_the_limit_of_a_channel_can_be_changed_while_consumers_run(world: World, queue: str) -> None:
+def test_channel_prefetch_changes_while_consumers_run(world: World, queue: str) -> None:
     [name] = queues_of(world, queue, 1, 20)
     channel = world.channel(2)
     channel.basic_qos(prefetch_count=5, global_qos=True)
@@ -156,7 +157,7 @@ def test_basic_get_knows_no_limit(world: World, queue: str) -> None:
     assert held(consumer) == [2]
 
 
-def test_a_consumer_that_acknowledges_nothing_is_not_limited(world: World, queue: str) -> None:
+def test_consumer_with_auto_ack_ignores_the_prefetch(world: World, queue: str) -> None:
     [name] = queues_of(world, queue, 1, 50)
     channel = world.channel(2)
     channel.basic_qos(prefetch_count=1)
@@ -175,7 +176,7 @@ def live_taker(world: World, name: str, by: str) -> Taker:
 
 
 @pytest.mark.parametrize("by", ["argument", "capability"])
-def test_the_prefetch_of_a_running_consumer_is_raised_and_lowered(world: World, queue: str, by: str) -> None:
+def test_live_prefetch_of_a_running_consumer_changes(world: World, queue: str, by: str) -> None:
     [name] = queues_of(world, queue, 1, 20)
     consumer = live_taker(world, name, by)
     assert held(consumer) == [3]
@@ -191,7 +192,7 @@ def test_the_prefetch_of_a_running_consumer_is_raised_and_lowered(world: World, 
     assert held(consumer) == [20]
 
 
-def test_a_consumer_may_decline_what_its_connection_asks_for(world: World, queue: str) -> None:
+def test_consumer_may_decline_live_prefetch_of_its_connection(world: World, queue: str) -> None:
     [name] = queues_of(world, queue, 1, 9)
     channel = world.connect(
         2, client_properties={"capabilities": CAPABILITIES | {"live_prefetch": True}}

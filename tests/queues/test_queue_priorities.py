@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from leader_changes import KILLED_IF_LONG
-from queue_clients import Taker, bodies_of, close, declare, drain, publish
-from queue_world import World
+
+from tests.queues.leader_changes import KILLED_IF_LONG
+from tests.queues.queue_clients import Taker, bodies_of, close, declare, drain, publish
+from tests.queues.queue_world import World
 
 
 @KILLED_IF_LONG
-def test_two_of_high_priority_come_for_each_normal_one(world: World, queue: str) -> None:
+def test_two_high_priority_messages_precede_each_normal_message(world: World, queue: str) -> None:
     publisher, consumer = world.channel(1), world.channel(2)
     declare(publisher, queue)
     publish(publisher, queue, ["n1", "n2", "n3", "n4"], priority=4)
@@ -19,7 +20,7 @@ def test_two_of_high_priority_come_for_each_normal_one(world: World, queue: str)
     assert taken == [b"h1", b"h2", b"n1", b"h3", b"h4", b"n2", b"n3", b"n4"]
 
 
-def test_a_normal_message_never_overtakes_an_older_high_one(world: World, queue: str) -> None:
+def test_normal_message_never_overtakes_an_older_high_message(world: World, queue: str) -> None:
     publisher, consumer = world.channel(1), world.channel(0)
     declare(publisher, queue)
     publish(publisher, queue, ["h1", "h2", "h3", "h4"], priority=9)
@@ -29,7 +30,7 @@ def test_a_normal_message_never_overtakes_an_older_high_one(world: World, queue:
 
 
 @pytest.mark.parametrize("absent_is", [0, 4])
-def test_priorities_up_to_4_and_none_at_all_are_the_same(world: World, queue: str, absent_is: int) -> None:
+def test_priorities_up_to_4_and_absent_priority_are_equal(world: World, queue: str, absent_is: int) -> None:
     publisher = world.channel(1)
     declare(publisher, queue)
     publish(publisher, queue, ["1"], priority=absent_is)
@@ -39,7 +40,7 @@ def test_priorities_up_to_4_and_none_at_all_are_the_same(world: World, queue: st
     assert bodies_of(drain(publisher, queue)) == [b"1", b"2", b"3"]
 
 
-def test_what_comes_back_is_served_before_higher_priorities(world: World, queue: str) -> None:
+def test_returned_messages_precede_higher_priorities(world: World, queue: str) -> None:
     publisher, holder, consumer = world.channel(1), world.channel(2), world.channel(0)
     declare(publisher, queue)
     publish(publisher, queue, ["low"], priority=1)
@@ -65,7 +66,7 @@ def test_strict_priorities_are_thirty_two_levels(world: World, queue: str, by: s
     assert bodies_of(drain(consumer, queue)) == [b"200", b"31", b"30", b"7", b"5", b"absent", b"1"]
 
 
-def test_a_policy_changes_the_order_of_messages_that_are_there_already(world: World, queue: str) -> None:
+def test_priority_policy_reorders_messages_already_in_the_queue(world: World, queue: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue)
     publish(publisher, queue, ["n"] * 4)
@@ -75,7 +76,7 @@ def test_a_policy_changes_the_order_of_messages_that_are_there_already(world: Wo
     assert bodies_of(drain(publisher, queue)) == [b"h"] * 4 + [b"n"] * 4
 
 
-def test_a_classic_queue_has_the_levels_that_it_was_declared_with(world: World, queue: str) -> None:
+def test_classic_queue_has_its_declared_priority_levels(world: World, queue: str) -> None:
     publisher, consumer = world.channel(1), world.channel(2)
     publisher.queue_declare(queue, durable=True, arguments={"x-max-priority": 5})
     for priority in (0, 9, 5, 3):

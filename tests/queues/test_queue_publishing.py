@@ -7,10 +7,11 @@ from typing import Any
 
 import pika
 import pytest
-from leader_changes import ALSO_KILLED, QUIET
-from nodes_here import ClusterHere
 from pika.adapters.blocking_connection import BlockingChannel
-from queue_clients import (
+
+from tests.queues.leader_changes import ALSO_KILLED, QUIET
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.queue_clients import (
     Taker,
     barrier,
     bodies_of,
@@ -25,7 +26,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 
 def send(channel: BlockingChannel, queue: str, publisher: str, *numbers: int) -> None:
@@ -38,7 +39,7 @@ def send(channel: BlockingChannel, queue: str, publisher: str, *numbers: int) ->
 # Deduplication
 
 
-def test_a_message_that_is_published_again_is_confirmed_and_dropped(world: World, queue: str) -> None:
+def test_duplicate_publish_is_confirmed_and_dropped(world: World, queue: str) -> None:
     channel = world.channel(1, confirms=True)
     declare(channel, queue)
     send(channel, queue, queue, 1, 2, 2)
@@ -48,7 +49,7 @@ def test_a_message_that_is_published_again_is_confirmed_and_dropped(world: World
 
 
 @ALSO_KILLED
-def test_a_publisher_is_known_after_it_has_connected_to_another_node(world: World, queue: str) -> None:
+def test_publisher_id_is_known_after_a_reconnect_to_any_node(world: World, queue: str) -> None:
     channel = world.channel(1, confirms=True)
     declare(channel, queue)
     send(channel, queue, queue, 1, 2, 3)
@@ -73,7 +74,7 @@ def test_a_publisher_is_known_after_a_restart_of_all_nodes(
     assert bodies_of(drain(channel, queue)) == [b"1", b"2", b"3", b"4"]
 
 
-def test_the_numbers_of_publishers_have_nothing_to_do_with_each_other(world: World, queue: str) -> None:
+def test_sequence_numbers_of_publishers_are_independent(world: World, queue: str) -> None:
     channel = world.channel(1, confirms=True)
     declare(channel, queue)
     send(channel, queue, f"{queue}-a", 5)
@@ -83,7 +84,7 @@ def test_the_numbers_of_publishers_have_nothing_to_do_with_each_other(world: Wor
     assert bodies_of(drain(channel, queue)) == [b"5", b"1"]
 
 
-def test_a_message_for_several_queues_is_new_or_not_for_all_of_them(world: World, queue: str) -> None:
+def test_duplicate_for_several_queues_is_dropped_in_all(world: World, queue: str) -> None:
     channel = world.channel(1, confirms=True)
     names = [declare(channel, f"{queue}-{number}") for number in range(2)]
     channel.exchange_declare(f"{queue}-x", "fanout")
@@ -96,7 +97,7 @@ def test_a_message_for_several_queues_is_new_or_not_for_all_of_them(world: World
     assert [bodies_of(drain(channel, name)) for name in names] == [[b"a"], [b"a"]]
 
 
-def test_what_was_refused_may_be_published_again(world: World, queue: str) -> None:
+def test_refused_message_may_be_published_again(world: World, queue: str) -> None:
     channel = world.channel(1, confirms=True)
     declare(channel, queue, {"x-max-length": 1, "x-overflow": "reject-publish"})
     send(channel, queue, queue, 1)
@@ -164,7 +165,7 @@ def test_a_message_goes_to_the_queues_of_all_its_keys_once(world: World, queue: 
 
 
 @ALSO_KILLED
-def test_a_delayed_message_comes_when_it_is_due_and_then_at_the_tail(world: World, queue: str) -> None:
+def test_delayed_message_is_appended_when_it_is_due(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     consumer = world.channel(2)
@@ -197,7 +198,7 @@ def test_delayed_messages_are_counted_and_not_ready(world: World, queue: str) ->
 
 
 @pytest.mark.parametrize("delay", [0, -5, "00", "soon"])
-def test_no_delay_is_none(world: World, queue: str, delay: Any) -> None:
+def test_zero_negative_or_invalid_delay_is_no_delay(world: World, queue: str, delay: Any) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     world.change_leader()
@@ -214,9 +215,7 @@ def test_the_time_to_live_begins_when_the_delay_is_over(world: World, queue: str
     assert consumer.wait(1)[0].body == b"a"
 
 
-def test_a_delayed_message_with_a_time_to_live_of_0_is_delivered_to_a_consumer_that_waits(
-    world: World, queue: str
-) -> None:
+def test_delayed_message_with_ttl_0_reaches_a_waiting_consumer(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     consumer = Taker(world.channel(2), queue)
@@ -295,7 +294,9 @@ def test_a_returned_message_waits_before_it_is_tried_again(world: World, queue: 
 
 
 @pytest.mark.parametrize(("kind", "waits"), [("failed", "reject"), ("returned", "nack")])
-def test_only_returns_of_one_kind_may_have_to_wait(world: World, queue: str, kind: str, waits: str) -> None:
+def test_retry_delay_applies_only_to_its_kind_of_return(
+    world: World, queue: str, kind: str, waits: str
+) -> None:
     channel = world.channel(1)
     declare(channel, queue, {"x-delayed-retry-type": kind, "x-delayed-retry-min": 60_000})
     publish(channel, queue, "nr")
@@ -318,7 +319,7 @@ def test_a_retry_without_a_time_is_no_delay(world: World, queue: str) -> None:
 # Unroutable
 
 
-def test_a_mandatory_message_that_nobody_gets_is_returned_and_confirmed(world: World, queue: str) -> None:
+def test_unroutable_mandatory_message_is_returned_and_confirmed(world: World, queue: str) -> None:
     channel = world.channel(1, confirms=True)
     world.change_leader()
     with pytest.raises(pika.exceptions.UnroutableError) as caught:
@@ -328,7 +329,7 @@ def test_a_mandatory_message_that_nobody_gets_is_returned_and_confirmed(world: W
     channel.basic_publish("", queue, b"a")
 
 
-def test_an_alternate_exchange_gets_what_another_does_not_route(world: World, queue: str) -> None:
+def test_alternate_exchange_gets_unroutable_messages(world: World, queue: str) -> None:
     channel = world.channel(1, confirms=True)
     declare(channel, queue)
     channel.exchange_declare(f"{queue}-other", "fanout")

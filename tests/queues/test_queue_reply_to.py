@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pika
-from leader_changes import KILLED, KILLED_IF_LONG
-from nodes_here import ClusterHere
 from pika.adapters.blocking_connection import BlockingChannel
-from queue_clients import Taker, barrier, declare, exactly, got, lose, refused
-from queue_world import World
+
+from tests.queues.leader_changes import KILLED, KILLED_IF_LONG
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.queue_clients import Taker, barrier, declare, exactly, got, lose, refused
+from tests.queues.queue_world import World
 
 REPLY_TO = "amq.rabbitmq.reply-to"
 CALLS = 100
@@ -46,7 +47,7 @@ class Replier:
 
 
 @KILLED_IF_LONG
-def test_calls_from_one_node_are_answered_at_another(world: World, queue: str) -> None:
+def test_requests_at_a_node_are_answered_at_a_different_node(world: World, queue: str) -> None:
     client, server = world.channel(1), world.channel(2)
     declare(server, queue)
     replies = Taker(client, REPLY_TO, auto_ack=True)
@@ -66,7 +67,7 @@ def test_calls_from_one_node_are_answered_at_another(world: World, queue: str) -
 
 
 @KILLED
-def test_what_a_replier_took_with_it_is_answered_by_the_next(world: World, queue: str) -> None:
+def test_next_replier_answers_requests_of_a_dead_replier(world: World, queue: str) -> None:
     client = world.channel(1)
     doomed = world.doomed_channel()
     declare(client, queue)
@@ -101,9 +102,7 @@ def test_a_name_is_known_at_all_nodes_until_the_requester_goes(world: World, que
 
 
 @KILLED
-def test_a_requester_goes_with_its_node_and_replies_are_confirmed_all_the_same(
-    world: World, queue: str
-) -> None:
+def test_reply_to_a_requester_on_a_dead_node_is_confirmed(world: World, queue: str) -> None:
     doomed, server = world.doomed_channel(), world.channel(2, confirms=True)
     declare(server, queue)
     Taker(doomed, REPLY_TO, auto_ack=True)

@@ -7,8 +7,11 @@ import time
 from typing import Any
 
 import pytest
-from leader_changes import KILLED
-from queue_clients import (
+
+import qq.machine.queue.consumers
+from qq.testing import LocalCluster
+from tests.queues.leader_changes import KILLED
+from tests.queues.queue_clients import (
     HERE,
     Taker,
     barrier,
@@ -21,10 +24,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
-
-import qq.machine.queue.consumers
-from qq.testing import LocalCluster
+from tests.queues.queue_world import World
 
 LATE_S = 5.0
 SHORT_MS = 200
@@ -63,7 +63,7 @@ def wait_closed(channel: Any, text: str) -> None:
 
 @pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize("by", ["queue", "policy", "consumer"])
-def test_the_channel_of_a_consumer_that_does_not_acknowledge_is_closed(
+def test_unacknowledged_delivery_closes_the_channel_in_time(
     world: World, queue: str, by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     publisher, channel = world.channel(1), world.channel(2)
@@ -85,7 +85,7 @@ def test_the_channel_of_a_consumer_that_does_not_acknowledge_is_closed(
 
 
 @pytest.mark.usefixtures("_soon")
-def test_everything_on_the_channel_comes_back_and_nothing_of_others(world: World, queue: str) -> None:
+def test_timeout_returns_all_messages_of_only_that_channel(world: World, queue: str) -> None:
     publisher, connection = world.channel(1), world.connect(2)
     names = [declare(publisher, f"{queue}-{number}") for number in range(3)]
     for name in names:
@@ -122,7 +122,7 @@ def test_a_consumer_that_keeps_acknowledging_is_left_alone(world: World, queue: 
 
 @pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize(("argument", "consumer_says"), [(100, 10_000), (100, 0)])
-def test_what_a_consumer_asks_for_counts_more_than_what_the_queue_says(
+def test_consumer_timeout_argument_overrides_the_queue(
     world: World, queue: str, argument: int, consumer_says: int
 ) -> None:
     publisher, channel = world.channel(1), world.channel(2)
@@ -187,7 +187,7 @@ def test_as_an_option_only_the_consumer_is_cancelled(world: World, queue: str, b
 
 
 @pytest.mark.usefixtures("_soon")
-def test_a_client_that_cannot_be_told_of_the_cancellation_loses_its_channel(world: World, queue: str) -> None:
+def test_client_without_cancel_notify_loses_its_channel(world: World, queue: str) -> None:
     publisher = world.channel(1)
     properties = {"capabilities": {"basic.nack": True}}
     channel = world.connect(2, client_properties=properties).channel()
@@ -200,7 +200,7 @@ def test_a_client_that_cannot_be_told_of_the_cancellation_loses_its_channel(worl
 
 
 @pytest.mark.usefixtures("_soon")
-def test_a_message_that_times_out_again_and_again_reaches_its_limit(world: World, queue: str) -> None:
+def test_message_that_times_out_repeatedly_is_dead_lettered(world: World, queue: str) -> None:
     publisher = world.channel(1)
     dead = declare(publisher, f"{queue}-dead")
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, "x-delivery-limit": 1}
@@ -216,7 +216,7 @@ def test_a_message_that_times_out_again_and_again_reaches_its_limit(world: World
 
 
 @KILLED
-def test_a_timeout_comes_within_five_seconds_also_when_the_leader_dies(
+def test_consumer_timeout_fires_after_the_leader_was_killed(
     world: World, queue: str, processes: LocalCluster
 ) -> None:
     publisher, channel = world.channel(1), world.channel(2)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from leader_changes import ALSO_KILLED
-from queue_clients import (
+
+from tests.queues.leader_changes import ALSO_KILLED
+from tests.queues.queue_clients import (
     HERE,
     Taker,
     barrier,
@@ -19,7 +20,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 
 def queues_of(world: World, queue: str, count: int = 2) -> list[str]:
@@ -27,7 +28,7 @@ def queues_of(world: World, queue: str, count: int = 2) -> list[str]:
     return [declare(channel, f"{queue}-{number}") for number in range(count)]
 
 
-def test_what_is_published_is_there_after_the_commit_and_not_before(world: World, queue: str) -> None:
+def test_published_messages_appear_only_after_the_commit(world: World, queue: str) -> None:
     one, other = queues_of(world, queue)
     channel, witness = world.channel(1), world.channel(2)
     channel.tx_select()
@@ -41,7 +42,7 @@ def test_what_is_published_is_there_after_the_commit_and_not_before(world: World
     assert [bodies_of(drain(witness, name)) for name in (one, other)] == [[b"a", b"b"]] * 2
 
 
-def test_a_rollback_forgets_what_was_published(world: World, queue: str) -> None:
+def test_rollback_discards_published_messages(world: World, queue: str) -> None:
     [one] = queues_of(world, queue, 1)
     channel = world.channel(1)
     channel.tx_select()
@@ -75,7 +76,7 @@ def test_acknowledgements_and_messages_are_committed_together(world: World, queu
     assert bodies_of(drain(witness, one)) == [b"c"]
 
 
-def test_a_recovery_leaves_alone_what_is_settled_and_not_yet_committed(world: World, queue: str) -> None:
+def test_recover_ignores_messages_settled_in_the_transaction(world: World, queue: str) -> None:
     [one] = queues_of(world, queue, 1)
     channel = world.channel(1)
     publish(world.channel(2), one, "abcd")
@@ -156,7 +157,7 @@ def test_returned_messages_come_back_with_the_commit(world: World, queue: str) -
     assert ready(witness, one) == 1
 
 
-def test_a_transaction_for_which_one_queue_has_no_room_is_in_no_queue(world: World, queue: str) -> None:
+def test_transaction_reaches_no_queue_when_a_queue_is_full(world: World, queue: str) -> None:
     [one] = queues_of(world, queue, 1)
     channel, witness = world.channel(1), world.channel(2)
     full = declare(witness, f"{queue}-full", {"x-max-length": 1, "x-overflow": "reject-publish"})
@@ -174,9 +175,7 @@ def test_a_transaction_for_which_one_queue_has_no_room_is_in_no_queue(world: Wor
     assert bodies_of(drain(witness, source)) == [b"s"]
 
 
-def test_a_message_that_comes_back_takes_no_room_from_what_is_published_with_it(
-    world: World, queue: str
-) -> None:
+def test_requeue_and_publish_in_a_transaction_both_fit(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue, {"x-max-length": 1, "x-overflow": "reject-publish"})
     publish(channel, queue, "a")
@@ -188,7 +187,7 @@ def test_a_message_that_comes_back_takes_no_room_from_what_is_published_with_it(
     assert sorted(bodies_of(drain(world.channel(2), queue))) == [b"a", b"b"]
 
 
-def test_a_message_for_an_exchange_that_is_not_there_undoes_the_transaction(world: World, queue: str) -> None:
+def test_publish_to_a_missing_exchange_undoes_the_transaction(world: World, queue: str) -> None:
     [one] = queues_of(world, queue, 1)
     channel = world.channel(1)
     channel.tx_select()

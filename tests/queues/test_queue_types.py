@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from nodes_here import ClusterHere
-from queue_types import CASES, Broker, Kind, outcomes, read_recorded
+
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.queue_types import CASES, Broker, Kind, outcomes, read_recorded
 
 RECORDED = read_recorded((Path(__file__).parent / "queue_types.json").read_text())
 STATISTICS_S = 0.5

@@ -90,11 +90,11 @@ def test_exchanges_bound_in_a_circle_end() -> None:
     assert routing.route("t", "a") == ("q1",)
 
 
-def test_an_exchange_that_is_not_there_matches_nothing() -> None:
+def test_exchange_that_does_not_exist_routes_to_no_queue() -> None:
     assert table().route("nowhere", "k") == ()
 
 
-def test_a_message_with_several_keys_reaches_what_any_of_them_reaches() -> None:
+def test_message_with_several_keys_reaches_the_queues_of_each() -> None:
     routing = table(
         Binding("d", queue("q3"), "k", b""),
         Binding("d", queue("q1"), "cc", b""),
@@ -104,7 +104,7 @@ def test_a_message_with_several_keys_reaches_what_any_of_them_reaches() -> None:
     assert routing.route("", "q2", "none", "q1", "q2") == ("q1", "q2")
 
 
-def test_what_an_exchange_does_not_route_goes_to_its_alternate() -> None:
+def test_unrouted_message_goes_to_the_alternate_exchange() -> None:
     routing = table(Binding("d", queue("q1"), "k", b""), Binding("f", queue("q2"), "", b""))
     routing.set_alternate("d", "f")
     assert routing.route("d", "k") == ("q1",)
@@ -114,7 +114,7 @@ def test_what_an_exchange_does_not_route_goes_to_its_alternate() -> None:
     assert routing.route("d", "other") == ()
 
 
-def test_an_alternate_takes_what_comes_from_an_exchange_before_even_if_others_route_it() -> None:
+def test_alternate_gets_a_message_although_its_source_routed_it() -> None:
     routing = table(
         Binding("f", exchange("d"), "", b""),
         Binding("f", queue("q1"), "", b""),
@@ -124,7 +124,7 @@ def test_an_alternate_takes_what_comes_from_an_exchange_before_even_if_others_ro
     assert routing.route("f", "k") == ("q1", "q2")
 
 
-def test_alternates_of_each_other_and_one_that_is_not_there_end() -> None:
+def test_alternates_in_a_circle_or_missing_route_to_no_queue() -> None:
     routing = table(Binding("t", queue("q1"), "a", b""))
     for source, alternate in (("d", "f"), ("f", "t"), ("t", "d")):
         routing.set_alternate(source, alternate)
@@ -134,7 +134,7 @@ def test_alternates_of_each_other_and_one_that_is_not_there_end() -> None:
     assert routing.route("d", "a") == ()
 
 
-def test_an_exchange_without_a_router_may_have_an_alternate_and_loses_it_when_it_goes() -> None:
+def test_removed_exchange_without_a_router_loses_its_alternate() -> None:
     routing = table(Binding("f", queue("q1"), "", b""))
     routing.set_alternate("h", "f")
     assert routing.route("h", "k") == ("q1",)
@@ -192,7 +192,7 @@ def test_a_delayed_exchange_may_route_as_any_type(exchange_type: str) -> None:
         check_exchange("x-delayed-message", {"x-delayed-type": "other"})
 
 
-def test_a_delayed_exchange_checks_its_bindings_and_hashes_as_its_type_does() -> None:
+def test_delayed_exchange_checks_and_hashes_as_its_inner_type() -> None:
     routing = table()
     arguments = {"x-delayed-type": "x-consistent-hash", "hash-header": "a"}
     routing.add_exchange("delayed", "x-delayed-message", arguments)
@@ -206,7 +206,7 @@ def test_a_delayed_exchange_checks_its_bindings_and_hashes_as_its_type_does() ->
 CONTENT = Content({"a": 1}, {}, 5)
 
 
-def test_the_content_is_asked_for_only_if_the_message_gets_to_an_exchange_that_looks_at_it() -> None:
+def test_content_is_requested_only_by_exchanges_on_the_way() -> None:
     routing = table(Binding("d", exchange("h"), "k", b""), Binding("f", queue("q2"), "", b""))
     routing.add_exchange("h", "headers", {})
     routing.bind(Binding("h", queue("q1"), "", b"a"), {"a": 1})
@@ -222,7 +222,7 @@ def test_the_content_is_asked_for_only_if_the_message_gets_to_an_exchange_that_l
 
 
 @pytest.mark.parametrize("kind", ["x-random", "x-local-random"])
-def test_a_random_exchange_picks_one_queue_for_each_message(kind: str) -> None:
+def test_random_exchange_picks_a_single_queue_for_each_message(kind: str) -> None:
     routing = table()
     routing.add_exchange("r", kind, {})
     for name in ("q1", "q2"):
@@ -286,7 +286,7 @@ def _matches(kind: str, binding_key: str, key: str) -> bool:
 
 
 @given(bindings, alternates, st.data())
-def test_routes_are_what_can_be_reached_and_do_not_depend_on_the_order_of_binding(
+def test_routes_are_the_reachable_queues_in_any_binding_order(
     bindings: list[Binding], alternates: dict[str, str], data: st.DataObject
 ) -> None:
     routing = table(*bindings)
@@ -324,7 +324,7 @@ contents = st.builds(Content, tables, st.just({}), st.integers(0, 9))
 @given(
     any_bindings, st.dictionaries(st.sampled_from(all_types), st.sampled_from(all_types)), contents, st.data()
 )
-def test_no_type_depends_on_the_order_of_binding_nor_on_content_it_did_not_ask_for(
+def test_types_ignore_binding_order_and_content_not_requested(
     drawn: list[tuple[str, Destination, str, dict[str, object], dict[str, object]]],
     alternates: dict[str, str],
     content: Content,
@@ -416,7 +416,7 @@ def test_keys_that_all_match_are_looked_for_until_it_is_too_much(
     assert 0 < len(found) <= ROUTE_STEPS_MAX
 
 
-def test_a_binding_key_is_refused_that_would_make_matches_cost_too_much() -> None:
+def test_binding_key_that_makes_matches_too_expensive_is_refused() -> None:
     routing = RoutingTable()
     routing.add_exchange("t", "topic", {})
     for number in range(4094):

@@ -64,7 +64,7 @@ def spread_as(found: Counter[str | None], shares: dict[str, float]) -> bool:
         {"heavy": 10_000, "light": 100, "lighter": 50},
     ],
 )
-def test_consistent_hash_gives_every_destination_the_share_of_its_weight(weights: dict[str, int]) -> None:
+def test_consistent_hash_gives_each_destination_its_weight(weights: dict[str, int]) -> None:
     assert spread_as(Counter(placed(consistent(weights)).values()), dict(weights))
 
 
@@ -87,7 +87,7 @@ def test_a_greater_weight_only_attracts() -> None:
     assert {after[key] for key in KEYS if before[key] != after[key]} == {"a"}
 
 
-def test_a_destination_that_is_bound_more_than_once_has_the_greatest_of_its_weights() -> None:
+def test_destination_bound_twice_has_its_greatest_weight() -> None:
     router = consistent({"a": 1, "b": 2})
     for again in (binding("a", 3), binding("a", 3, b"other"), binding("b", 1)):
         router.bind(again, {})
@@ -99,7 +99,7 @@ MODULUS = "dcccabcabcabaadbabcdddacbacdadddaacabdab"
 RANDOM = "acbcaccadbcbbccbdcaccadcddaadaaabdabcaca"
 
 
-def test_keys_stay_where_they_are_from_one_release_to_the_next() -> None:
+def test_keys_keep_their_destination_across_releases() -> None:
     # Nodes of a cluster run different releases, on different platforms, while it is upgraded.
     router = consistent({"a": 1, "b": 2, "c": 3, "d": 3})
     assert "".join(str(picked(router, f"key-{number}")) for number in range(40)) == CONSISTENT
@@ -111,7 +111,7 @@ def test_keys_stay_where_they_are_from_one_release_to_the_next() -> None:
         assert "".join(str(picked(router, f"key-{at.number}", at)) for at in content) == expected
 
 
-def test_without_bindings_there_is_nothing_to_pick() -> None:
+def test_router_without_bindings_picks_no_destination() -> None:
     content = Content({}, {}, 1)
     for router in (ConsistentHash({}), ModulusHash({}), Random({})):
         router.bind(binding("q"), {})
@@ -125,7 +125,7 @@ def test_only_the_first_routing_key_is_hashed() -> None:
         assert list(router.match((key, "cc"), None)) == list(router.match((key,), None))
 
 
-def test_a_header_or_a_property_can_be_hashed_instead_of_the_routing_key() -> None:
+def test_header_or_property_is_hashed_instead_of_the_routing_key() -> None:
     weights = {f"q{number}": 1 for number in range(10)}
     by_header = consistent(weights, {"hash-header": "customer"})
     by_property = consistent(weights, {"hash-property": "message_id"})
@@ -165,7 +165,7 @@ def test_the_content_is_asked_for_only_where_it_matters() -> None:
 
 
 @pytest.mark.parametrize("kind", [ModulusHash, Random])
-def test_one_of_the_bindings_is_picked_as_often_as_another(kind: type[Router]) -> None:
+def test_each_binding_is_picked_equally_often(kind: type[Router]) -> None:
     router = kind({})
     names = [f"q{number}" for number in range(16)]
     for name in names:
@@ -177,7 +177,7 @@ def test_one_of_the_bindings_is_picked_as_often_as_another(kind: type[Router]) -
         assert spread_as(found, dict.fromkeys(names, 1))
 
 
-def test_modulus_hash_looks_at_the_keys_and_random_at_the_number_only() -> None:
+def test_modulus_hash_uses_the_key_and_random_the_message_number() -> None:
     modulus, chance = ModulusHash({}), Random({})
     for number in range(10):
         modulus.bind(binding(f"q{number}"), {})
@@ -191,7 +191,7 @@ many = st.lists(st.builds(binding, names, st.integers(1, 10_000), st.sampled_fro
 
 
 @given(many, st.sampled_from([ConsistentHash, ModulusHash, Random]), st.lists(names, min_size=1), st.data())
-def test_what_is_picked_does_not_depend_on_the_order_of_binding(
+def test_picked_destination_does_not_depend_on_binding_order(
     bindings: list[Binding], kind: type[Router], keys: list[str], data: st.DataObject
 ) -> None:
     one, other = kind({}), kind({})
@@ -234,13 +234,13 @@ def test_a_weight_is_checked_when_binding(weight: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("weight", ["1\n", "\u0663", "\uff11", "0x1", "+", "1 "])
-def test_what_erlang_does_not_read_as_a_number_is_no_weight(weight: str) -> None:
+def test_weight_that_erlang_cannot_read_is_refused(weight: str) -> None:
     with pytest.raises(InvalidBinding, match="must be an integer"):
         ConsistentHash({}).check(weight, {})
 
 
 @pytest.mark.parametrize("weight", ["1", "10000", "+5", "007"])
-def test_what_erlang_reads_as_a_number_is_a_weight(weight: str) -> None:
+def test_weight_that_erlang_reads_is_accepted(weight: str) -> None:
     router = ConsistentHash({})
     router.check(weight, {})
     bound = Binding("x", Destination(DestinationKind.QUEUE, "q"), weight, b"")
@@ -265,7 +265,7 @@ def test_other_types_take_any_binding() -> None:
         ({"hash-property": None}, "Invalid argument, 'hash-property' must be a string"),
     ],
 )
-def test_what_is_hashed_is_checked_when_declaring(arguments: dict[str, object], text: str) -> None:
+def test_hash_arguments_are_checked_when_declaring(arguments: dict[str, object], text: str) -> None:
     for kind in ("x-consistent-hash", "x-delayed-message"):
         with pytest.raises(InvalidExchange) as caught:
             check_exchange(kind, {"x-delayed-type": "x-consistent-hash", **arguments})
@@ -274,7 +274,7 @@ def test_what_is_hashed_is_checked_when_declaring(arguments: dict[str, object], 
 
 
 @pytest.mark.parametrize(("same", "fit"), [(True, HASH_STEPS_MAX - 15), (False, HASH_STEPS_MAX // 16)])
-def test_what_a_message_costs_in_a_consistent_hash_exchange_is_bounded(same: bool, fit: int) -> None:
+def test_cost_of_a_message_in_a_consistent_hash_is_bounded(same: bool, fit: int) -> None:
     router = ConsistentHash({})
     for number in range(1, fit + 1):
         weight = 1 if same else number

@@ -70,7 +70,7 @@ def matched(router: Headers, headers: Table) -> set[Binding]:
 
 
 @given(st.lists(st.tuples(tables, matching), max_size=10), st.lists(tables, min_size=1), st.data())
-def test_what_matches_is_what_the_definition_says(
+def test_headers_match_as_defined_in_any_binding_order(
     bound: list[tuple[Table, Table]], messages: list[Table], data: st.DataObject
 ) -> None:
     router, reordered = Headers({}), Headers({})
@@ -122,7 +122,7 @@ def test_known_bindings(arguments: Table, headers: Table, expected: bool) -> Non
     assert matches(arguments, headers) is expected
 
 
-def test_removing_everything_leaves_nothing() -> None:
+def test_removing_all_bindings_leaves_the_router_empty() -> None:
     router = Headers({})
     for number, how in enumerate(("all", "any", "all-with-x")):
         router.bind(binding(number), {"x-match": how, "a": 1, "b": None, "x-c": 2})
@@ -146,7 +146,7 @@ class CountingMasks(Masks[Condition]):
 
 
 @pytest.mark.parametrize("how", ["all", "any"])
-def test_bindings_that_share_their_conditions_cost_no_more_than_one(
+def test_bindings_with_equal_conditions_share_their_lookups(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(headers_module, "Masks", CountingMasks)
@@ -162,7 +162,7 @@ def test_bindings_that_share_their_conditions_cost_no_more_than_one(
         assert router.steps(("k",), content) >= CountingMasks.asked
 
 
-def test_what_no_binding_can_be_like_is_not_made_comparable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_values_that_a_binding_names_are_made_comparable(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[object] = []
 
     def noted(value: object) -> Hashable:
@@ -217,5 +217,5 @@ def test_how_to_match_is_checked_when_binding(how: object, text: str) -> None:
 @pytest.mark.parametrize(
     "arguments", [{}, *({"x-match": how, "a": 1} for how in ("all", "any", "all-with-x", "any-with-x"))]
 )
-def test_what_can_be_matched_may_be_bound(arguments: Table) -> None:
+def test_each_x_match_mode_may_be_bound(arguments: Table) -> None:
     Headers({}).check("any key", arguments)

@@ -30,7 +30,7 @@ CONDITIONS: list[dict[str, object]] = [
 ]
 
 
-def test_a_match_costs_the_same_whatever_was_bound_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_of_a_match_does_not_depend_on_earlier_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (topics, headers):
         monkeypatch.setattr(module, "AT_ONCE", 2)
     for seed in range(60):
@@ -66,7 +66,7 @@ def _live(kind: type[Router], chance: Random) -> None:
 
 
 @pytest.mark.slow
-def test_a_way_on_which_the_last_exchange_has_the_most_bindings_is_as_long() -> None:
+def test_route_cost_counts_the_last_exchange_in_any_order() -> None:
     """It once was short enough if the dear exchange came first: its own bindings counted only for those behind it."""
     for order in permutations(["dear", "cheap"]):
         table = RoutingTable()

@@ -24,9 +24,7 @@ def matches(pattern: list[str], key: list[str]) -> bool:
 
 
 @given(st.lists(keys, max_size=8), st.lists(keys, min_size=1, max_size=8), st.data())
-def test_the_patterns_that_match_are_what_the_definition_matches(
-    patterns: list[str], routed: list[str], data: st.DataObject
-) -> None:
+def test_topic_index_matches_as_defined(patterns: list[str], routed: list[str], data: st.DataObject) -> None:
     index: TopicPatterns[int] = TopicPatterns()
     for item, pattern in enumerate(patterns):
         index.add(pattern, item)
@@ -41,7 +39,7 @@ def test_the_patterns_that_match_are_what_the_definition_matches(
 
 
 @given(st.lists(keys, max_size=8))
-def test_removing_everything_leaves_nothing(patterns: list[str]) -> None:
+def test_removing_all_patterns_leaves_the_index_empty(patterns: list[str]) -> None:
     index: TopicPatterns[int] = TopicPatterns()
     for item, pattern in enumerate(patterns):
         index.add(pattern, item)
@@ -50,7 +48,7 @@ def test_removing_everything_leaves_nothing(patterns: list[str]) -> None:
     assert not index
 
 
-def test_removing_what_is_not_there_is_an_error() -> None:
+def test_removing_an_unknown_pattern_raises_key_error() -> None:
     index: TopicPatterns[int] = TopicPatterns()
     index.add("a.b", 1)
     with pytest.raises(KeyError):
@@ -98,7 +96,7 @@ class CountingMasks(Masks[str]):
         return super().get(key)
 
 
-def test_ten_thousand_hostile_binding_keys_cost_what_a_hundred_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_binding_keys_cost_the_same_at_100_and_10000(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "Masks", CountingMasks)
     asked: list[int] = []
     rnd = random.Random(15)

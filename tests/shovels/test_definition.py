@@ -68,7 +68,7 @@ FAR = MOVE | {"dest-uri": "amqp://user:hidden@far"}
         ({"dest-queue-args": {"x": 2**70}}, "dest-queue-args: a number in a field table is out of range"),
     ],
 )
-def test_what_a_shovel_cannot_be_is_told(changes: dict[str, Any], reason: str) -> None:
+def test_invalid_shovel_is_refused_with_its_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidShovel) as refused:
         definition_of("/", MOVE | changes)
     assert reason in str(refused.value)
@@ -95,11 +95,11 @@ def test_a_key_that_is_missing_is_named() -> None:
         ({"dest-queue-args": {"x-queue-type": "quorum"}}, False),
     ],
 )
-def test_what_is_carried_out_in_the_log(changes: dict[str, Any], is_move: bool) -> None:
+def test_shovel_within_the_cluster_is_a_move(changes: dict[str, Any], is_move: bool) -> None:
     assert definition_of("/", MOVE | changes).is_move is is_move
 
 
-def test_what_a_shovel_says() -> None:
+def test_definition_is_read_with_defaults_and_old_keys() -> None:
     assert PROTOCOLS == ("amqp091", "local")
     plain = definition_of("v", FAR)
     assert (plain.ack_mode, plain.prefetch, plain.delete_after, plain.reconnect_delay_s) == (
@@ -122,7 +122,7 @@ def test_what_a_shovel_says() -> None:
     assert (local.source.uris[0].vhost, local.target.queue, local.target.exchange) == ("v", "", None)
 
 
-def test_shovels_of_other_protocols_are_told_from_wrong_ones() -> None:
+def test_shovel_of_an_unsupported_protocol_raises_not_supported() -> None:
     with pytest.raises(NotSupported):
         definition_of("/", {"dest-protocol": "amqp10", "src-address": "/queue/q"})
 
@@ -153,7 +153,7 @@ JSON = st.recursive(
     st.dictionaries(st.sampled_from([*MOVE, "src-exchange", "ack-mode", "publish-properties", "x"]), JSON),
     JSON,
 )
-def test_any_value_is_understood_or_refused_without_its_passwords(value: dict[str, Any], key: Any) -> None:
+def test_any_value_is_read_or_refused_without_showing_passwords(value: dict[str, Any], key: Any) -> None:
     for each in (value, FAR | value, FAR | {"src-consumer-args": key, "dest-queue-args": key}, key):
         text, definition = "", None
         try:
@@ -164,7 +164,7 @@ def test_any_value_is_understood_or_refused_without_its_passwords(value: dict[st
         assert read_shovel("/", json.dumps(each)) == definition
 
 
-def test_a_new_leader_reads_many_shovels_one_look_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_leader_reads_many_shovels_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definition, "_remembered", {})
     monkeypatch.setattr(definition, "READ_CHARS", 1000)
     value = {"src-uri": ["amqp://far"] * 16, "src-queue": "q", "dest-uri": "amqp://", "dest-queue": "to"}

@@ -72,7 +72,7 @@ def read(*pieces: bytes) -> list[Any]:
     return [event for piece in pieces for event in reader.feed(piece)]
 
 
-def test_what_a_broker_sends_is_read() -> None:
+def test_deliveries_returns_and_confirms_of_a_broker_are_read() -> None:
     opened, first, ack, second, *back, nack = read(STREAM)
     assert isinstance(opened, commands.Channel.OpenOk)
     assert first[:4] == (7, True, b"ex", b"key")
@@ -91,7 +91,7 @@ def test_it_may_come_in_any_pieces(cuts: list[int]) -> None:
 
 
 @given(st.integers(0, len(STREAM) - 1), st.binary(min_size=1, max_size=9))
-def test_whatever_comes_is_read_or_refused(place: int, octets: bytes) -> None:
+def test_damaged_stream_is_read_or_refused(place: int, octets: bytes) -> None:
     damaged = STREAM[:place] + octets + STREAM[place + len(octets) :]
     reader = ClientReader(MESSAGE_BYTES_MAX)
     events: list[Any] = []
@@ -127,12 +127,12 @@ def test_whatever_comes_is_read_or_refused(place: int, octets: bytes) -> None:
         nested_start(1300),
     ],
 )
-def test_what_breaks_the_protocol_ends_the_connection(sent: bytes) -> None:
+def test_protocol_violation_of_the_broker_raises_protocol_error(sent: bytes) -> None:
     with pytest.raises(ProtocolError):
         read(sent)
 
 
-def test_what_is_sent_is_what_pamqp_reads() -> None:
+def test_pamqp_reads_the_frames_that_a_shovel_sends() -> None:
     for is_mandatory in (False, True):
         method = pamqp_frame.unmarshal(frames.publish(b"ex", b"key", is_mandatory=is_mandatory))[2]
         assert (method.exchange, method.routing_key, method.mandatory) == ("ex", "key", is_mandatory)
@@ -143,7 +143,7 @@ def test_what_is_sent_is_what_pamqp_reads() -> None:
 # --- what messages are known by, and given
 
 
-def test_a_message_is_known_again_though_it_tells_how_often_it_was_delivered() -> None:
+def test_redelivered_message_keeps_its_key_despite_counts() -> None:
     [first] = read(delivery(message_id="m", priority=3))
     [headers] = read(delivery(message_id="m", priority=3, headers={"h": 1}))
     again = first._replace(message=with_headers([first.message], additions=dict.fromkeys(COUNTS, 1))[0])
@@ -156,12 +156,12 @@ def test_a_message_is_known_again_though_it_tells_how_often_it_was_delivered() -
     "changes",
     [{"message_id": "n"}, {"priority": 4}, {"headers": {"h": 2}}, {"octets": b"other"}, {"app_id": "a"}],
 )
-def test_another_message_is_known_by_something_else(changes: dict[str, Any]) -> None:
+def test_messages_with_different_properties_have_different_keys(changes: dict[str, Any]) -> None:
     one: dict[str, Any] = {"message_id": "m", "priority": 3, "headers": {"h": 1}}
     assert key_of(read(delivery(**one))[0]) != key_of(read(delivery(**one | changes))[0])
 
 
-def test_a_message_that_nothing_tells_from_others_is_not_known() -> None:
+def test_message_without_an_id_has_no_key() -> None:
     assert key_of(read(delivery(headers={"h": 1}, correlation_id="c"))[0]) is None
     assert key_of(read(delivery(headers={"x-publisher-id": "p", "x-publish-seq": 1}))[0]) is not None
 
@@ -196,13 +196,13 @@ def headers_of(message: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("knows_publishers", [False, True])
-def test_a_target_that_knows_publishers_is_told_of_no_other_than_the_shovel(knows_publishers: bool) -> None:
+def test_target_with_deduplication_sees_only_the_shovel_id(knows_publishers: bool) -> None:
     [message] = read(delivery(headers={"x-publisher-id": "p", "x-publish-seq": 1, "h": 1}))
     told = headers_of(prepared({}, knows_publishers=knows_publishers).message(message, 0, None))
     assert sorted(told) == ["h", *([] if knows_publishers else ["x-publish-seq", "x-publisher-id"])]
 
 
-def test_a_message_that_goes_in_a_circle_is_told_of_the_last_shovels_only() -> None:
+def test_message_in_a_circle_names_only_the_last_shovels() -> None:
     outbound = prepared({"dest-add-forward-headers": True})
     [message] = read(delivery())
     for _ in range(WAYS_MAX + 5):
@@ -210,7 +210,7 @@ def test_a_message_that_goes_in_a_circle_is_told_of_the_last_shovels_only() -> N
     assert len(headers_of(message.message)["x-shovelled"]) == WAYS_MAX
 
 
-def test_what_has_no_room_in_the_header_of_a_message_is_not_added() -> None:
+def test_header_above_the_frame_limit_gets_no_additions() -> None:
     outbound = prepared({"dest-add-timestamp-header": True}, frame_max=4096)
     [small], [large] = (read(delivery(headers={"h": "x" * size})) for size in (1000, 4000))
     assert sorted(headers_of(outbound.message(small, 1, ("p", 7)))) == [

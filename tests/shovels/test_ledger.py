@@ -107,7 +107,7 @@ QUIET = ["deliver", "arrive", "take_unconfirmed", "break_off", "break_off_unnoti
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(st.sampled_from([*QUIET, "steal", "give_back"]), max_size=60))
-def test_nothing_is_lost_whoever_else_takes_from_the_source(steps: list[str]) -> None:
+def test_no_message_is_lost_when_consumers_share_the_source(steps: list[str]) -> None:
     world = World()
     for step in steps:
         getattr(world, step)()
@@ -118,7 +118,7 @@ def test_nothing_is_lost_whoever_else_takes_from_the_source(steps: list[str]) ->
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(st.sampled_from(QUIET), max_size=60))
-def test_nothing_is_there_twice_if_nobody_else_takes_from_the_source(steps: list[str]) -> None:
+def test_no_message_is_doubled_when_the_shovel_consumes_alone(steps: list[str]) -> None:
     world = World()
     for step in steps:
         getattr(world, step)()
@@ -140,7 +140,7 @@ def test_a_number_that_was_passed_over_is_not_used_any_more(is_broken_off_again:
     assert set(world.taken) == set(range(MESSAGES))
 
 
-def test_without_what_was_written_down_a_message_is_there_twice() -> None:
+def test_message_is_doubled_without_the_stored_numbers() -> None:
     world = World()
     world.deliver()
     world.take_unconfirmed()
@@ -150,18 +150,18 @@ def test_without_what_was_written_down_a_message_is_there_twice() -> None:
     assert world.taken.count(0) == 2
 
 
-def test_a_message_that_was_not_delivered_before_is_a_new_one() -> None:
+def test_message_that_is_not_redelivered_gets_a_new_number() -> None:
     ledger = Ledger("p1", [(key(1), Number("p0", 5))])
     assert ledger.number(key(1), is_redelivered=False) == ("p1", 1)
 
 
-def test_what_comes_again_in_one_run_keeps_its_number() -> None:
+def test_redelivered_message_keeps_its_number_within_a_run() -> None:
     ledger = Ledger("p1", [(key(1), Number("p0", 5))])
     for each, number in ((1, ("p0", 5)), (2, ("p1", 1)), (3, ("p1", 2)), (2, ("p1", 1)), (1, ("p0", 5))):
         assert ledger.number(key(each), is_redelivered=each != 3) == number
 
 
-def test_only_the_last_messages_are_remembered_and_they_fit_into_a_parameter() -> None:
+def test_ledger_keeps_the_last_messages_within_a_parameter() -> None:
     ledger = Ledger("a cluster's name, and 32 digits more " * 2)
     for each in range(ENTRIES_MAX + 5):
         ledger.number(key(each), is_redelivered=False)

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from qq.shovels.uris import InvalidUri, UriTls, parse_uri, redacted
 
 
-def test_what_a_uri_says() -> None:
+def test_uri_gives_host_user_and_options() -> None:
     uri = parse_uri("amqp://bob%40:p%2Fw@far.example:99/v%2Fh?heartbeat=7&connection_timeout=1500")
     assert (uri.host, uri.port, uri.vhost) == ("far.example", 99, "v/h")
     assert (uri.user, uri.password, uri.heartbeat_s, uri.connect_timeout_s) == ("bob@", "p/w", 7, 1.5)
     assert (uri.tls, uri.is_external, uri.is_own) == (None, False, False)
 
 
-def test_what_is_not_said_is_as_in_rabbitmq() -> None:
+def test_uri_defaults_are_rabbitmqs() -> None:
     uri = parse_uri("amqp://far")
     assert (uri.port, uri.vhost, uri.user, uri.password, uri.heartbeat_s) == (5672, "/", "guest", "guest", 10)
     assert parse_uri("amqps://far").port == 5671
@@ -28,7 +28,7 @@ def test_an_address_without_a_host_is_this_cluster() -> None:
     assert not parse_uri("amqp://bob:pw@/v").is_own  # it logs in like any other client
 
 
-def test_what_it_says_of_tls() -> None:
+def test_uri_gives_tls_options() -> None:
     text = "amqps://h?cacertfile=/ca&certfile=/c&keyfile=/k&password=pw&verify=verify_none"
     assert parse_uri(text).tls == UriTls("/ca", "/c", "/k", "pw", False, "")
     assert parse_uri("amqps://h?server_name_indication=other").tls == UriTls(server_name="other")
@@ -62,7 +62,7 @@ def test_what_it_says_of_tls() -> None:
         f"amqp://h/{'v' * 256}",
     ],
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_uri_is_refused(text: str) -> None:
     with pytest.raises(InvalidUri):
         parse_uri(text)
 
@@ -78,7 +78,7 @@ def test_neither_users_nor_passwords_nor_queries_are_shown() -> None:
 
 
 @given(st.text(max_size=30), st.sampled_from(["amqp://u:hidden@", "amqp://", "amqps://hidden@", ""]))
-def test_any_text_is_an_address_or_not_one(text: str, before: str) -> None:
+def test_any_text_is_redacted_and_parsed_alike(text: str, before: str) -> None:
     shown = redacted(before + text)
     assert isinstance(shown, str)
     assert "hidden" not in shown

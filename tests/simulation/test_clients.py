@@ -9,10 +9,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import absences
 import pytest
-from absences import AWAY_S, CUTS_S
-from long_cases import cases
 
 from chaos.sim.checks.checks import ViolationError
 from chaos.sim.run import Outcome, Simulation
@@ -26,17 +23,20 @@ from qq.sessions import dispatch
 from qq.sessions.broker import Broker
 from qq.sessions.resume import resume
 from qq.sessions.submissions import Submissions
+from tests.harness.long_cases import cases
+from tests.simulation import absences
+from tests.simulation.absences import AWAY_S, CUTS_S
 
 SEEDS_MAX = 60
 """The rarest of what is put back shows in one of twenty runs."""
 OPTIONS = replace(absences.OPTIONS, clients=True)
 
 
-def outcome(seed: int, *, expels: bool = False) -> Outcome:
+def outcome(seed: int, *, evicts: bool = False) -> Outcome:
     """Of a run in which nodes are away from the others, one after the other, and their clients are not."""
     simulation = Simulation(seed, OPTIONS)
     ask_just_before_nodes_are_cut_off(simulation)
-    absences.cut_off_one_after_the_other(simulation, 2 * AWAY_S if expels else AWAY_S)
+    absences.cut_off_one_after_the_other(simulation, 2 * AWAY_S if evicts else AWAY_S)
     violation = ""
     try:
         simulation.run()
@@ -58,9 +58,9 @@ def ask_just_before_nodes_are_cut_off(simulation: Simulation) -> None:
         simulation.world.after(cut_s - before_s, partial(ask, simulation.workload))
 
 
-@pytest.mark.parametrize("expels", cases([True, False], bool))
-def test_clients_are_told_what_is_true(expels: bool) -> None:
-    told = outcome(int(expels), expels=expels)
+@pytest.mark.parametrize("evicts", cases([True, False], bool))
+def test_sessions_tell_clients_the_truth_under_faults(evicts: bool) -> None:
+    told = outcome(int(evicts), evicts=evicts)
     assert not told.violation
     assert told.installs, "a node was away for so long that it needs a snapshot"
 
@@ -97,7 +97,7 @@ def refusals_are_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
 def tells_deliveries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def tell_all(session: Any, effect: Any) -> None:
         if isinstance(effect, Deliver):
-            session.deliver(effect)
+            session.consumers.deliver(effect)
         else:
             resume(session, effect)
 
@@ -123,8 +123,8 @@ def leaves_half_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClientConnection, "eof_received", lambda _: True)
 
 
-def goes_on_when_expelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Broker, "_expelled", lambda self: self.submissions.give_up())
+def goes_on_when_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broker, "_evicted", lambda self: self.submissions.give_up())
 
 
 SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
@@ -136,7 +136,7 @@ SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     forgets_answers: "waits for answers|is not connected",
     keeps_what_sessions_held: "messages are left",
     leaves_half_a_connection: "waits for",
-    goes_on_when_expelled: "is confirmed, and not in the log",
+    goes_on_when_evicted: "is confirmed, and not in the log",
 }
 """What is said of each mistake."""
 ALWAYS_TRIED = {confirms_at_once, confirms_what_is_late}
@@ -147,13 +147,13 @@ SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {refusals_are_confir
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("hazard", cases(SEEN, ALWAYS_TRIED.__contains__), ids=lambda hazard: hazard.__name__)
-def test_what_clients_are_told_wrongly_is_seen(
+def test_hazard_in_the_sessions_is_seen_by_clients(
     hazard: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hazard(monkeypatch)
     found: list[str] = []
     for seed in dict.fromkeys([SHOWN_BY.get(hazard, 0), *range(SEEDS_MAX)]):
-        found.append(outcome(seed, expels=hazard is goes_on_when_expelled).violation)
+        found.append(outcome(seed, evicts=hazard is goes_on_when_evicted).violation)
         if re.search(SEEN[hazard], found[-1]):
             return
     pytest.fail(f"{SEEDS_MAX} seeds do not show it: {found}")

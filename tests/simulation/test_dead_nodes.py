@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from long_cases import cases
 
 from chaos.sim.run import Simulation
 from chaos.sim.world import network
 from chaos.sim.world.cluster import NodeEvents, SimulatedCluster, SimulationOptions
+from tests.harness.long_cases import cases
 
 if TYPE_CHECKING:
     from chaos.sim.world.cluster import SimulatedNode
@@ -38,7 +38,7 @@ class GivenUp(NodeEvents):
         self.count = 0
         self._world = world
 
-    def expelled(self, node: SimulatedNode) -> None:
+    def evicted(self, node: SimulatedNode) -> None:
         self.count += self._world.now_s > SETTLED_S
 
 
@@ -61,7 +61,7 @@ def test_a_living_node_that_cannot_dial_is_given_up() -> None:
     assert any(given_up_alive(seed, CUT_OFF) for seed in range(SEEDS_MAX))
 
 
-def test_a_living_node_is_given_up_when_one_refusal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_living_node_is_evicted_when_a_single_refusal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "REFUSES_FOR_S", 0.0)
     group_config = SimulatedCluster.group_config
     monkeypatch.setattr(

@@ -15,9 +15,7 @@ from traceback import format_exception
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
-import absences
 import pytest
-from long_cases import cases
 from pysyncobj.node import Node
 
 from chaos.sim.checks.checks import Checks, ViolationError
@@ -28,7 +26,7 @@ from chaos.sim.world.network import ANY_VERSIONS, LinkEpoch, Network, NetworkOpt
 from chaos.sim.world.watched import WatchedMachine
 from cluster.configuration import quorum
 from cluster.configuration.configuration import Configuration, Member, Versions
-from cluster.configuration.voters import Membership
+from cluster.configuration.quorum import Membership
 from cluster.engine.engine import Engine
 from cluster.group.bootstrap import Bootstrap
 from cluster.group.group import Group
@@ -61,6 +59,8 @@ from qq.machine.queue.queue import Dying, Queue
 from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
 from qq.tables import TABLE_DEPTH_MAX, Table
+from tests.harness.long_cases import cases
+from tests.simulation import absences
 
 POWER_LOSSES = SimulationOptions(
     duration_s=12.0,
@@ -248,7 +248,7 @@ class TruncatesAlways(SendsEverythingAgain):
     """H2: deletes everything behind the previous index, as the stock package does."""
 
     def _match(self, node: Node, message: Append) -> None:
-        self._receive_stock_append(node, message)
+        self._deliver_append(node, message)
 
 
 class CountsAcknowledgementsOfAnyTerm(Engine):
@@ -1115,7 +1115,7 @@ HAZARDS = [
         LEARNERS,
         30,
         "which of the voters only",
-        ("cluster.configuration.voters.Membership.reached", reached_by_anybody),
+        ("cluster.configuration.quorum.Membership.reached", reached_by_anybody),
         shown_by=16,
         is_long=True,
     ),
@@ -1224,7 +1224,7 @@ def test_a_hazard_put_back_is_found(hazard: Hazard, monkeypatch: pytest.MonkeyPa
     pytest.fail(f"{hazard.seeds} seeds did not find it: {list(filter(None, findings))}")
 
 
-def test_an_entry_is_lost_if_acknowledgements_do_not_wait_for_the_sync(
+def test_entry_is_lost_when_acknowledgements_precede_the_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What H1 costs in the end, for checks that only look at what was committed."""

@@ -137,7 +137,7 @@ STEPS = st.lists(
     delay_max_s=st.floats(0.001, 0.3),
     steps=STEPS,
 )
-def test_two_nodes_end_up_with_one_connection_that_stays(
+def test_two_nodes_keep_a_single_connection(
     seed: int,
     first: int,
     apart_s: float,
@@ -192,7 +192,7 @@ def disturb(net: Net, what: str, which: int, time_s: float) -> None:
             net.pass_s(time_s)
 
 
-def test_two_nodes_that_dial_at_the_same_time_do_not_displace_each_other_for_ever(
+def test_simultaneous_dials_do_not_displace_connections_forever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(admission, "_PATIENCE_S", 0.0)
@@ -218,7 +218,7 @@ def test_either_side_dials_where_only_it_knows_the_address(unheard: int) -> None
     assert are_linked(known, unknown)
 
 
-def test_the_larger_name_waits_for_the_smaller_one_to_dial() -> None:
+def test_larger_name_waits_for_the_smaller_name_to_dial() -> None:
     dialled: list[str] = []
 
     class Noting(Network):
@@ -237,7 +237,7 @@ def test_the_larger_name_waits_for_the_smaller_one_to_dial() -> None:
 # Addresses.
 
 
-def test_a_node_that_has_moved_is_found_because_it_dials_or_where_the_configuration_says() -> None:
+def test_moved_node_is_found_by_its_dials_or_the_configuration() -> None:
     for moving, staying in ((0, 1), (1, 0)):
         net = Net("ab")
         configuration, new_home = members("ab", CLUSTER), PeerAddress("elsewhere", 7)
@@ -258,7 +258,7 @@ def test_a_node_that_has_moved_is_found_because_it_dials_or_where_the_configurat
         assert are_linked(moved, other)
 
 
-def test_another_node_at_the_address_is_not_taken_for_the_one_that_was_dialled() -> None:
+def test_wrong_node_at_a_dialled_address_gets_no_link() -> None:
     net = Net("abc")
     net.nodes[0].start(members("ab", CLUSTER))
     net.nodes[2].start(members("c", CLUSTER), addresses=[address_of("b")])
@@ -270,7 +270,7 @@ def test_another_node_at_the_address_is_not_taken_for_the_one_that_was_dialled()
 # Who is let in.
 
 
-def test_a_node_that_nobody_knows_is_a_guest_once_one_side_has_a_cluster() -> None:
+def test_unknown_node_is_linked_as_a_nonmember() -> None:
     net = Net("abx")
     a, b, x = net.nodes
     for node in (a, b):
@@ -286,7 +286,7 @@ def test_a_node_that_nobody_knows_is_a_guest_once_one_side_has_a_cluster() -> No
         assert [event for event in node.events if event[1] == "x"] == [("connected", "x"), ("lost", "x")]
 
 
-def test_lists_count_as_long_as_no_log_says_who_the_members_are() -> None:
+def test_nodes_without_a_log_link_only_to_nodes_in_their_list() -> None:
     net = Net("abx")
     a, b, x = net.nodes
     for node in (a, b):
@@ -305,7 +305,7 @@ def test_nodes_of_two_clusters_have_no_link() -> None:
     assert net.nodes[0].links.current == {}
 
 
-def test_who_is_no_member_any_more_keeps_its_link_and_is_not_dialled_again() -> None:
+def test_removed_member_keeps_its_link_and_is_not_redialled() -> None:
     net = Net("ab")
     a, b = net.nodes
     for node in net.nodes:
@@ -324,7 +324,7 @@ def test_who_is_no_member_any_more_keeps_its_link_and_is_not_dialled_again() -> 
 # Seeds.
 
 
-def test_a_node_that_knows_nobody_finds_the_cluster_through_a_seed() -> None:
+def test_node_without_known_members_finds_the_cluster_by_a_seed() -> None:
     net = Net("ab")
     for node in net.nodes:
         node.start(members("ab", CLUSTER))
@@ -344,7 +344,7 @@ def test_a_node_that_knows_nobody_finds_the_cluster_through_a_seed() -> None:
 
 
 @pytest.mark.parametrize(("known", "is_linked"), [("ac", False), ("a", True)])
-def test_who_knows_others_of_its_cluster_needs_no_seed(known: str, is_linked: bool) -> None:
+def test_node_that_knows_members_does_not_dial_seeds(known: str, is_linked: bool) -> None:
     """Who knows nobody else of it may have been removed, before it was given any of the log."""
     net = Net("ab")
     net.nodes[1].start(members("b", CLUSTER))

@@ -54,7 +54,7 @@ class Run:
         self.entry(DeclareQueue(1, 1, name, False, True, False, False, False, arguments))
 
 
-def test_what_was_refused_is_new_also_below_what_was_admitted_since() -> None:
+def test_refused_sequence_numbers_are_new_when_sent_again() -> None:
     """Seed 501442: the publisher was forgotten in the meantime, and so sent smaller numbers again."""
     run = Run()
     run.declare("full", FULL)
@@ -69,7 +69,7 @@ def test_what_was_refused_is_new_also_below_what_was_admitted_since() -> None:
     assert run.findings == []
 
 
-def test_a_dead_letter_that_lives_for_no_time_makes_way_for_the_next_one() -> None:
+def test_dead_letter_that_expires_at_once_makes_room() -> None:
     """Seed 506951: each had room, and was gone when the batch was over."""
     run = Run()
     run.declare("next", {**FULL, "x-max-length": 1, "x-message-ttl": 0})
@@ -104,7 +104,7 @@ def test_a_dead_letter_that_lives_for_no_time_makes_way_for_the_next_one() -> No
     assert run.oracle.fates["no room"] == 0
 
 
-def test_a_session_publishes_to_full_queues_and_others_in_one_batch() -> None:
+def test_session_publishes_to_full_and_roomy_queues_in_a_batch() -> None:
     run = Run()
     run.declare("full", FULL)
     run.declare("roomy", ROOMY)
@@ -116,7 +116,7 @@ def test_a_session_publishes_to_full_queues_and_others_in_one_batch() -> None:
 
 
 @pytest.mark.parametrize("end", [SessionDown(2), Recover(2)])
-def test_what_a_session_is_given_in_the_batch_that_takes_it_back_was_given_before(end: Command) -> None:
+def test_delivery_precedes_the_session_end_in_the_same_batch(end: Command) -> None:
     """A get has what is there delivered to those who wait for it, first of all."""
     run = Run()
     run.declare("q", ROOMY)
@@ -127,7 +127,7 @@ def test_what_a_session_is_given_in_the_batch_that_takes_it_back_was_given_befor
     assert run.findings == []
 
 
-def test_what_was_held_of_a_queue_that_expires_leaves_room_for_others_at_once() -> None:
+def test_expired_queue_frees_the_channel_limit_at_once() -> None:
     """Seed 8000605: who had stopped to consume it still held messages, as many as the channel may."""
     run, names = Run(), ("expires", "stays")
     run.declare("expires", {**ROOMY, "x-expires": 1_000})

@@ -47,7 +47,7 @@ def test_the_same_seed_is_the_same_history_in_every_process(tmp_path: Path) -> N
     assert {row["node"] for row in rows if row["op"] == "publish"} == {"n1", "n2", "n3"}
 
 
-def test_what_waits_on_the_simulated_loop_waits_for_the_world() -> None:
+def test_simulated_loop_sleeps_in_simulated_time() -> None:
     world = SimulatedWorld(1)
     heard: list[tuple[float, str]] = []
 
@@ -69,7 +69,7 @@ def test_what_waits_on_the_simulated_loop_waits_for_the_world() -> None:
     assert world.now_s == 5.0
 
 
-def test_what_still_waits_when_the_world_ends_is_cancelled() -> None:
+def test_task_still_waiting_at_the_end_of_the_world_is_cancelled() -> None:
     ended: list[str] = []
 
     async def main() -> None:

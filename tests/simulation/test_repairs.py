@@ -11,7 +11,6 @@ from itertools import product
 from operator import attrgetter
 
 import pytest
-from long_cases import cases
 
 from chaos.sim.checks.checks import ViolationError
 from chaos.sim.run import Simulation
@@ -22,6 +21,7 @@ from cluster.log.hardstate import Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
 from cluster.storage.directory import OBSOLETE
+from tests.harness.long_cases import cases
 
 SMALL_LOGS = SimulationOptions(
     submit_interval_s=0.05,
@@ -108,7 +108,7 @@ def test_a_repaired_node_is_a_voter_once_its_new_log_is_durable() -> None:
     assert story.repaired.group.journal.last_index >= story.last_index
 
 
-def test_it_is_found_if_a_node_relies_on_a_log_that_is_not_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reliance_on_a_log_that_is_not_durable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def take_no_notice(_journal: SegmentedJournal, _value: int) -> None: ...
 
     written, last = (attrgetter(name) for name in ("written", "last_index"))
@@ -161,7 +161,7 @@ def test_two_of_five_logs_are_repaired_at_the_same_time(power_loss: bool) -> Non
     checks.check_agreement()
 
 
-def test_a_node_with_a_damaged_log_stays_as_long_as_the_others_need_it() -> None:
+def test_node_with_a_damaged_log_stays_up_while_it_is_needed() -> None:
     simulation = running()
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
     _, damaged, absent = leader_first(simulation)
@@ -185,7 +185,7 @@ def test_a_node_with_a_damaged_log_stays_as_long_as_the_others_need_it() -> None
 
 
 @pytest.mark.long
-def test_what_a_damaged_node_vouches_for_is_not_known_until_its_new_log_is_durable() -> None:
+def test_damaged_node_counts_as_damaged_until_its_log_is_durable() -> None:
     """The damaged file went before the new log was known to be durable, and the check expected too much (700477)."""
     simulation = running()
     world, checks = simulation.world, simulation.checks
@@ -208,7 +208,7 @@ def test_what_a_damaged_node_vouches_for_is_not_known_until_its_new_log_is_durab
     assert checks.may_be_damaged(leader)
 
 
-def test_who_installs_anothers_state_may_lack_what_that_one_lacks() -> None:
+def test_installed_state_may_lack_entries_that_its_sender_lacks() -> None:
     """Messages that had died by the checkpoint that was damaged; the check expected them there (813049)."""
     simulation = running()
     world, checks = simulation.world, simulation.checks
@@ -246,7 +246,7 @@ def fill(simulation: Simulation, node: SimulatedNode) -> None:
 
 
 @pytest.mark.parametrize("restarts", cases([False, True], bool))
-def test_a_disk_that_is_full_of_what_nobody_needs_any_more_is_given_back(restarts: bool) -> None:
+def test_full_disk_of_obsolete_entries_is_reclaimed(restarts: bool) -> None:
     simulation = running(until_s=8.0)
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
     _, follower, _ = leader_first(simulation)
@@ -268,7 +268,7 @@ def test_a_disk_that_is_full_of_what_nobody_needs_any_more_is_given_back(restart
 
 
 @pytest.mark.long
-def test_a_log_without_space_is_kept_while_the_others_are_no_majority() -> None:
+def test_full_log_is_kept_while_no_majority_is_left_without_it() -> None:
     simulation = running(until_s=8.0)
     world, cluster = simulation.world, simulation.cluster
     leader, follower, other = leader_first(simulation)
@@ -310,7 +310,7 @@ def test_a_log_is_given_up_as_a_whole_whenever_the_process_ends(end: tuple[int, 
     checks.check_agreement()
 
 
-def test_it_is_found_if_a_log_is_given_up_that_somebody_needs() -> None:
+def test_discarding_a_needed_log_is_found() -> None:
     simulation = running()
     _, follower, other = leader_first(simulation)
     lose_directory(simulation, other)

@@ -47,7 +47,7 @@ def after_power_loss(disk: SimulatedDisk) -> bytes:
     return disk.read_file("file")
 
 
-def test_what_was_synced_survives_a_power_loss() -> None:
+def test_synced_bytes_survive_a_power_loss() -> None:
     for seed in SEEDS:
         disk = disk_with(b"old", seed)
         file = disk.open("file")
@@ -56,7 +56,7 @@ def test_what_was_synced_survives_a_power_loss() -> None:
         assert after_power_loss(disk) == b"oldnewer"
 
 
-def test_unsynced_bytes_survive_whole_in_part_as_garbage_or_not_at_all() -> None:
+def test_unsynced_bytes_survive_whole_in_part_damaged_or_not() -> None:
     kinds: Counter[str] = Counter()
     added = b"x" * 3 * SECTOR_BYTES
     for seed in SEEDS:
@@ -74,7 +74,7 @@ def test_unsynced_bytes_survive_whole_in_part_as_garbage_or_not_at_all() -> None
     assert kinds.keys() == {"damaged", "out of order", "nothing", "whole", "part"}
 
 
-def test_an_unsynced_truncation_may_not_have_happened_and_its_bytes_may_mix_with_new_ones() -> None:
+def test_unsynced_truncation_may_be_undone_or_mixed() -> None:
     found: set[bytes] = set()
     for seed in SEEDS:
         disk = disk_with(b"a" * 4 * SECTOR_BYTES, seed)
@@ -86,7 +86,7 @@ def test_an_unsynced_truncation_may_not_have_happened_and_its_bytes_may_mix_with
     assert {a * 4, a, a + b + b, a + a + b} <= found
 
 
-def test_a_kill_keeps_everything_that_was_written_but_does_not_make_it_durable() -> None:
+def test_killed_process_keeps_written_bytes_that_are_not_durable() -> None:
     lost = False
     for seed in SEEDS:
         disk = disk_with(b"old", seed)
@@ -97,7 +97,7 @@ def test_a_kill_keeps_everything_that_was_written_but_does_not_make_it_durable()
     assert lost
 
 
-def test_unsynced_names_may_vanish_and_unsynced_removals_may_be_undone() -> None:
+def test_unsynced_creations_and_removals_may_be_undone() -> None:
     outcomes: set[tuple[str, ...]] = set()
     for seed in SEEDS:
         disk, _ = new_disk(seed)
@@ -183,7 +183,7 @@ def test_a_failed_sync_is_not_made_good_by_the_next() -> None:
     assert lost
 
 
-def test_a_full_disk_takes_a_part_and_nothing_new() -> None:
+def test_full_disk_refuses_appends_and_new_files() -> None:
     disk = disk_with(b"old")
     file = disk.open("file")
     disk.full = True
@@ -216,7 +216,7 @@ def test_a_flipped_bit_is_there() -> None:
     assert disk.read_file("file") == b"\x00\x02"
 
 
-def test_an_overwritten_file_is_the_new_one_or_after_a_power_loss_a_mix() -> None:
+def test_overwritten_file_may_be_mixed_after_a_power_loss() -> None:
     old, new = b"a" * 2 * SECTOR_BYTES, b"b" * 2 * SECTOR_BYTES
     killed: set[bytes] = set()
     found: set[bytes] = set()
@@ -290,7 +290,7 @@ def test_a_renamed_directory_takes_everything_with_it_or_stays() -> None:
     assert outcomes == {"a/b/c/file", "a/d/c/file"}
 
 
-def test_a_directory_does_not_take_the_place_of_another() -> None:
+def test_directory_is_not_renamed_onto_a_nonempty_directory() -> None:
     disk, _ = new_disk()
     disk.make_directory("a")
     disk.make_directory("b")
@@ -298,7 +298,7 @@ def test_a_directory_does_not_take_the_place_of_another() -> None:
         disk.rename("a", "b")
 
 
-def test_files_of_a_removed_directory_may_come_back_until_that_is_synced() -> None:
+def test_files_of_a_removed_directory_may_come_back_until_a_sync() -> None:
     outcomes: set[tuple[str, ...]] = set()
     for seed in SEEDS:
         disk, _ = new_disk(seed)
@@ -388,7 +388,7 @@ def test_the_process_may_end_in_the_middle_of_a_change() -> None:
     disk.overwrite_file("file", b"new")
 
 
-def test_an_emptied_disk_has_nothing() -> None:
+def test_emptied_disk_has_no_files() -> None:
     disk, _ = new_disk()
     disk.make_directory("d")
     disk.open("d/file", create=True)

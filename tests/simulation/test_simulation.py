@@ -12,7 +12,6 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
-from long_cases import cases
 
 from chaos.sim.checks.checks import ViolationError
 from chaos.sim.faults.nemesis import FAULTS
@@ -28,6 +27,7 @@ from cluster.log.hardstate import HardState, Standing
 from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.messages import Message, TimeoutNow, VoteRequest, encode
 from cluster.transport.connection import LinkLimits
+from tests.harness.long_cases import cases
 
 ROOT = Path(__file__).parent.parent.parent
 # fmt: off
@@ -102,7 +102,7 @@ def test_every_seed_keeps_the_promises(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1000741, 1002801, 7510252, 8100821, 10000122, 12202675])
-def test_what_operators_do_leaves_a_cluster(seed: int) -> None:
+def test_cluster_survives_mistakes_of_operators(seed: int) -> None:
     """They empty a directory of a wrong list that has no id yet; and one has a node added late that another removed.
 
     In the second one, a node is about to get its vote when its disk is lost, and so is that of one of three voters.
@@ -113,7 +113,7 @@ def test_what_operators_do_leaves_a_cluster(seed: int) -> None:
     assert not run_seed(seed).violation
 
 
-def test_no_node_of_the_cluster_before_is_started_beside_a_restored_one() -> None:
+def test_old_node_is_not_started_beside_its_restored_successor() -> None:
     """It had stopped by itself, and was started again; both had its name, and the new one lost its links to it."""
     simulation = Simulation(1, SimulationOptions())
     node = simulation.cluster.nodes[0]
@@ -126,12 +126,12 @@ def test_no_node_of_the_cluster_before_is_started_beside_a_restored_one() -> Non
     assert not node.up
 
 
-def test_a_node_is_taken_in_whose_addition_was_lost_and_all_that_it_had_in_its_log() -> None:
+def test_node_is_admitted_again_after_its_addition_was_lost() -> None:
     """It had been told that it is a member when the power of all nodes failed: its directory was refused for ever."""
     assert not run_seed(12301327).violation
 
 
-def test_an_emptied_node_makes_no_cluster_with_a_new_member_that_has_nothing_in_its_log_yet() -> None:
+def test_emptied_node_founds_no_cluster_with_an_empty_member() -> None:
     """Its file listed that one only, which voted for it."""
     assert not run_seed(12423368).violation
 
@@ -143,19 +143,19 @@ def test_a_cluster_is_born_under_faults(first: int) -> None:
     assert all(sum(outcome.faults.values()) for outcome in outcomes)
 
 
-def test_what_was_said_before_a_stall_of_this_node_is_not_taken_for_news() -> None:
+def test_message_from_before_a_stall_is_not_taken_as_current() -> None:
     """It said that no majority has its log any more, by what another one had told as it began."""
     assert not run_seed(65611, draw=draw_birth).violation
 
 
-def test_who_was_told_of_its_cluster_and_nothing_else_goes_on_with_who_has_its_log() -> None:
+def test_emptied_node_goes_on_with_the_owner_of_the_log() -> None:
     """That one could not know that the configuration there was committed; the leader's log was damaged."""
     assert not run_seed(12441341).violation
 
 
 @pytest.mark.long
 @pytest.mark.xdist_group("seeds")
-def test_what_is_rare_happens() -> None:
+def test_rare_events_happen_in_the_seeds() -> None:
     totals: Counter[str] = Counter()
     fates: Counter[str] = Counter()
     faults: Counter[str] = Counter()
@@ -189,7 +189,7 @@ def leader_and_follower(simulation: Simulation, at_s: float) -> tuple[SimulatedN
     return leader, next(node for node in simulation.cluster.nodes if node is not leader)
 
 
-def test_a_node_that_lost_its_directory_and_whose_clock_was_set_back_comes_back() -> None:
+def test_emptied_node_returns_although_its_clock_was_set_back() -> None:
     """Its new incarnation is the time, which is less than that of its earlier life."""
     simulation = Simulation(1, SimulationOptions(faults={"reset": 1.0}, fault_interval_s=1000.0))
     cluster, world, checks = simulation.cluster, simulation.world, simulation.checks
@@ -209,7 +209,7 @@ def test_a_node_that_lost_its_directory_and_whose_clock_was_set_back_comes_back(
     checks.check_agreement()
 
 
-def test_a_node_that_lost_its_directory_while_its_clock_stands_is_another_life() -> None:
+def test_emptied_node_with_a_stopped_clock_is_a_new_incarnation() -> None:
     """What its earlier life had submitted is not confirmed to the clients of this one (seed 301133)."""
     simulation = Simulation(1, SimulationOptions(faults={"reset": 1.0}, fault_interval_s=1000.0))
     cluster, world, checks = simulation.cluster, simulation.world, simulation.checks
@@ -231,7 +231,7 @@ def test_a_node_that_lost_its_directory_while_its_clock_stands_is_another_life()
     checks.check_agreement()
 
 
-def test_nobody_counts_on_a_directory_that_no_start_has_made() -> None:
+def test_directory_that_was_never_started_does_not_count() -> None:
     """As when the first start of an emptied one found no space (seed 6001191)."""
     simulation = Simulation(1, SimulationOptions())
     node = simulation.cluster.nodes[0]
@@ -240,7 +240,7 @@ def test_nobody_counts_on_a_directory_that_no_start_has_made() -> None:
     assert node.has_id
 
 
-def test_no_voter_is_damaged_beside_a_damaged_learner_that_may_be_promoted_by_who_does_not_know() -> None:
+def test_voter_stays_undamaged_beside_a_damaged_learner() -> None:
     """Two of four voters were lost, and nodes told the truth: no majority had its log (birth 104005)."""
     simulation = Simulation(1, SimulationOptions(faults={"reset": 1.0}, fault_interval_s=1000.0))
     cluster, world, checks = simulation.cluster, simulation.world, simulation.checks
@@ -254,7 +254,7 @@ def test_no_voter_is_damaged_beside_a_damaged_learner_that_may_be_promoted_by_wh
     assert not checks.may_be_damaged(leader)
 
 
-def test_an_operator_takes_in_again_who_was_removed_while_its_directory_was_lost() -> None:
+def test_operator_adds_a_removed_node_without_directory_again() -> None:
     simulation = Simulation(1, SimulationOptions(faults={"reset": 1.0}, fault_interval_s=1000.0))
     cluster, world = simulation.cluster, simulation.world
     leader, lost = leader_and_follower(simulation, 5.0)
@@ -274,10 +274,10 @@ def test_an_operator_takes_in_again_who_was_removed_while_its_directory_was_lost
     assert cluster.settled(), cluster.describe()
 
 
-def test_what_is_submitted_before_an_expulsion_is_heard_belongs_to_the_life_that_is_over(
+def test_batch_submitted_before_an_eviction_belongs_to_the_old_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An entry confirms a batch and expels its node: a client acts between the two (seed 309256)."""
+    """An entry confirms a batch and evicts its node: a client acts between the two (seed 309256)."""
     simulation = Simulation(1, SimulationOptions(faults={"reset": 1.0}, fault_interval_s=1e9))
     cluster, world, workload = simulation.cluster, simulation.world, simulation.workload
     leader, _ = leader_and_follower(simulation, 5.0)
@@ -289,15 +289,15 @@ def test_what_is_submitted_before_an_expulsion_is_heard_belongs_to_the_life_that
         if workload.clients[node.name] is client:
             client.act()
 
-    def expel_itself() -> None:
+    def evict_itself() -> None:
         client.act()
         group = leader.group
         group._forward()
-        group._proposals.expel(leader.name, group._submissions.incarnation)
+        group._proposals.evict(leader.name, group._submissions.incarnation)
         client.act()  # this one nobody takes any more
 
     monkeypatch.setattr(workload, "confirmed", confirmed_and_acts)
-    leader.runtime.enter(expel_itself)
+    leader.runtime.enter(evict_itself)
     world.run_until(10.0)
     assert workload.clients[leader.name] is not client
     workload.stop()
@@ -306,7 +306,7 @@ def test_what_is_submitted_before_an_expulsion_is_heard_belongs_to_the_life_that
     simulation.checks.check_agreement()
 
 
-def test_a_campaign_of_which_nobody_heard_may_be_forgotten() -> None:
+def test_campaign_that_no_node_received_may_be_forgotten() -> None:
     story = ForgottenCampaign()
     assert story.loser.group.engine.voted_for == story.loser.name
     story.lose_everything()
@@ -317,7 +317,7 @@ def test_a_campaign_of_which_nobody_heard_may_be_forgotten() -> None:
     assert (engine.term, engine.voted_for) == (story.term, story.other.name)
 
 
-def test_a_campaign_in_which_somebody_votes_is_remembered_by_that() -> None:
+def test_campaign_that_won_a_vote_is_remembered() -> None:
     story = ForgottenCampaign(heard=True)
     assert story.other.group.engine.voted_for == story.loser.name
     story.lose_everything()
@@ -332,7 +332,7 @@ def known_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("known_by_names")
-def test_it_is_found_if_a_campaign_in_which_somebody_voted_is_forgotten(
+def test_forgetting_a_campaign_that_won_a_vote_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     story = ForgottenCampaign(heard=True)
@@ -342,7 +342,7 @@ def test_it_is_found_if_a_campaign_in_which_somebody_voted_is_forgotten(
 
 
 @pytest.mark.usefixtures("known_by_names")
-def test_it_is_found_if_a_vote_for_another_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgetting_a_vote_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     story = ForgottenCampaign()
     story.lose_everything()
     story.elect_other()
@@ -352,7 +352,7 @@ def test_it_is_found_if_a_vote_for_another_is_forgotten(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("known_by_names")
-def test_it_is_found_if_one_gets_a_vote_in_a_term_that_it_has_forgotten() -> None:
+def test_vote_for_a_forgotten_campaign_is_found() -> None:
     story = ForgottenCampaign()
     story.lose_everything()
     late = VoteRequest(story.term, last_index=1_000_000, last_term=story.term)
@@ -464,7 +464,7 @@ def test_each_fault_alone_is_survived(fault: str) -> None:
     assert simulation.checks.confirms > 10
 
 
-def test_h8_a_peer_that_does_not_read_is_sent_little_more_than_its_link_takes() -> None:
+def test_h8_unread_link_to_a_peer_queues_little() -> None:
     network = NetworkOptions(limits=LinkLimits(high_water_bytes=4096, low_water_bytes=1024))
     options = SimulationOptions(
         submit_interval_s=0.02, fault_interval_s=1e9, faults={"reset": 1.0}, network=network
@@ -485,7 +485,7 @@ def test_h8_a_peer_that_does_not_read_is_sent_little_more_than_its_link_takes() 
     assert cluster.settled(), cluster.describe()
 
 
-def test_a_peer_that_is_down_and_needs_a_snapshot_pins_nothing_for_ever(
+def test_log_is_not_pinned_forever_for_a_peer_that_is_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given_s = 15.0

@@ -134,7 +134,7 @@ def test_only_a_whole_answer_that_is_a_yes_counts(
     assert told == ([f"traces cannot be sent to {url}/v1/traces, and are dropped ({why})"] if why else [])
 
 
-def test_the_authority_in_the_configuration_counts_whatever_the_environment_says(
+def test_configured_ca_overrides_requests_ca_bundle(
     spans: list[ReadableSpan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     authority, file = trustme.CA(), tmp_path / "ca.pem"

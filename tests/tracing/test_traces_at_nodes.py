@@ -10,12 +10,12 @@ from urllib.request import urlopen
 
 import pika
 import pytest
-from collector import Collector
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
-from stopwatch import Stopwatch
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.harness.stopwatch import Stopwatch
+from tests.tracing.collector import Collector
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"

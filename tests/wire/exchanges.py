@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from wire import (
+from tests.wire.wire import (
     BODY,
     CLOSE,
     CONTENT_HEADER,
@@ -42,7 +42,7 @@ from wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wire import Step
+    from tests.wire.wire import Step
 
 QUORUM: Table = {"x-queue-type": "quorum"}
 NO_NAME = short("")

@@ -1,7 +1,7 @@
 """Write the tables of octets that the tests compare nodes with.
 
-    python tests/wire/record.py rabbitmq AMQP_PORT HTTP_PORT [NAME...]
-    python tests/wire/record.py differences
+    python -m tests.wire.record rabbitmq AMQP_PORT HTTP_PORT [NAME...]
+    python -m tests.wire.record differences
 
 The first command records the frames of a RabbitMQ into rabbitmq.txt. The RabbitMQ must run on this machine, with the
 management plugin and the user guest. The command deletes and makes its virtual host `octets`. Names restrict the
@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import sys
 
-from exchanges import EXCHANGES
-from table import DIFFERENCES, RABBITMQ, read, reasons, written
-from wire import set_up, transcript
-
 from qq.testing import LocalCluster
+from tests.wire.exchanges import EXCHANGES
+from tests.wire.table import DIFFERENCES, RABBITMQ, read, reasons, written
+from tests.wire.wire import set_up, transcript
 
 
 def record(amqp_port: int, http_port: int, names: list[str]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from exchanges import EXCHANGES
-from table import DIFFERENCES, RABBITMQ, frames, read, reasons
-from wire import set_up, transcript
 
 from qq.testing import LocalCluster
+from tests.wire.exchanges import EXCHANGES
+from tests.wire.table import DIFFERENCES, RABBITMQ, frames, read, reasons
+from tests.wire.wire import set_up, transcript
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,6 @@ def test_tables_list_all_exchanges_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_allowed_difference_has_a_reason_and_is_one(name: str) -> None:
+def test_allowed_difference_has_a_reason_and_differs(name: str) -> None:
     assert reasons(ALLOWED[name])
     assert frames(ALLOWED[name]) != RECORDED[name]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cluster.raft.messages import PreVote, TimeoutNow, decode, encode
 
 if TYPE_CHECKING:
-    from cluster.configuration.voters import Membership
+    from cluster.configuration.quorum import Membership
 
 KINDS = {encode(message)[0][0] for message in (PreVote(0, 0, granted=False), TimeoutNow(0))}
 """First bytes of the frames that grant a campaign."""

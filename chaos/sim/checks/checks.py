@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from chaos.sim.world.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.world.world import SimulatedWorld
     from cluster.configuration.configuration import Configuration
-    from cluster.configuration.voters import Membership
+    from cluster.configuration.quorum import Membership
     from cluster.machine import Machine
 
 DIGEST_EVERY = 8
@@ -480,7 +480,7 @@ class Checks:
         """Let a node that lost its memory take back a vote for itself, if no peer has voted for it.
 
         No peer will vote for it later: its requests were lost with its connections, and each peer that received one has
-        reported that term (recovery.py). `_new_term` checks that the node gets no vote in that term without a new
+        reported that term (rejoin.py). `_new_term` checks that the node gets no vote in that term without a new
         campaign.
         """
         if node.standing is Standing.BLANK:

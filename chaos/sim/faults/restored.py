@@ -52,9 +52,9 @@ class RestoredMachine(WatchedMachine):
         self._compare()
         super().outage(length_ms)
 
-    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
+    def origin_down(self, origin: str, time_ms: int, *, evicted: bool) -> Sequence[Any]:
         self._compare()
-        return super().origin_down(origin, time_ms, expelled=expelled)
+        return super().origin_down(origin, time_ms, evicted=evicted)
 
     def end_entry(self, time_ms: int) -> Sequence[Any]:
         self._compare()

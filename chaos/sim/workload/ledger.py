@@ -152,9 +152,9 @@ class Ledger:
     def concerned(self, effects: Sequence[Any]) -> Sequence[str]:  # noqa: ARG002 - nobody waits for any
         return []
 
-    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
-        self._note(f"{origin} {time_ms} {expelled}".encode())
-        if expelled:
+    def origin_down(self, origin: str, time_ms: int, *, evicted: bool) -> Sequence[Any]:
+        self._note(f"{origin} {time_ms} {evicted}".encode())
+        if evicted:
             self._live[origin] = []
         return []
 

@@ -115,7 +115,7 @@ class Generations(NodeEvents, ABC, Generic[C]):
     def started(self, node: SimulatedNode) -> None:
         self._begin_anew(node)
 
-    def expelled(self, node: SimulatedNode) -> None:
+    def evicted(self, node: SimulatedNode) -> None:
         self._begin_anew(node)
 
     def given_up(self, node: SimulatedNode) -> None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 from chaos.sim.world.client_socket import ClientSocket
 from chaos.sim.world.cluster import NodeEvents
 from chaos.sim.world.tagged_log import TaggedLog
-from cluster.net.connection_slots import Places
-from cluster.state.apply import Confirmed, Expelled
+from cluster.net.connection_slots import ConnectionSlots, SlotLimits
+from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
 from qq.amqp_server.partial_messages import Unfinished
-from qq.amqp_server.server import AmqpServer, complaints
+from qq.amqp_server.server import AmqpServer, connection_log
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
@@ -82,10 +82,10 @@ class Brokers(NodeEvents):
     def connect(self, node: SimulatedNode, client: ClientSide) -> ClientSocket | None:
         """Connect a client to a listening node; return None if the node has no free slot."""
         server = self._shells[node.name].server
-        place = server.places.take("10.0.0.1")
-        if place is None:
+        slot = server.slots.take("10.0.0.1")
+        if slot is None:
             return None
-        return ClientSocket(self._world, self.random, node, server, place, client)
+        return ClientSocket(self._world, self.random, node, server, slot, client)
 
     def listening(self) -> list[SimulatedNode]:
         """Return the nodes that clients can connect to now."""
@@ -126,8 +126,8 @@ class Brokers(NodeEvents):
         broker = Broker(node.name, machine, log, node.disk, node.runtime, (), self._limits)
         broker.submissions.large_bytes = self._large_bytes
         unfinished = Unfinished(node.runtime, sys.maxsize, lambda: len(broker.connections))
-        places = Places(100, 1000, clock=node.runtime.monotonic)
-        server = AmqpServer(broker, Settings(), places, complaints(), unfinished)
+        slots = ConnectionSlots(SlotLimits(100, 1000), clock=node.runtime.monotonic)
+        server = AmqpServer(broker, Settings(), slots, connection_log(), unfinished)
         self._shells[node.name] = NodeShell(node.life, broker, server)
         if self._have_users:
             self._make_first_user(node, node.life)
@@ -140,8 +140,8 @@ class Brokers(NodeEvents):
         shell = self._shells.get(node.name)
         return shell if shell is not None and shell.life == node.life else None
 
-    def expelled(self, node: SimulatedNode) -> None:
-        self._tell(node, Expelled())
+    def evicted(self, node: SimulatedNode) -> None:
+        self._tell(node, Evicted())
 
     def confirmed(self, node: SimulatedNode, sequence: int) -> None:
         self._tell(node, Confirmed(sequence))

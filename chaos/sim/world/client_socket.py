@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from chaos.sim.world.cluster import SimulatedNode
     from chaos.sim.world.world import SimulatedWorld
-    from cluster.net.connection_slots import Place
+    from cluster.net.connection_slots import Slot
     from qq.amqp_server.server import AmqpServer
 
 DELAY_MAX_S = 0.02
@@ -50,7 +50,7 @@ class ClientSocket:
         random: Random,
         node: SimulatedNode,
         server: AmqpServer,
-        place: Place,
+        slot: Slot,
         client: ClientSide,
     ) -> None:
         self._world = world
@@ -79,7 +79,7 @@ class ClientSocket:
         self._over = False
         """Whether the connection is over for the client."""
         self._to_node_s = self._to_client_s = world.now_s
-        self._connection = ClientConnection(server, Peer("10.0.0.1", 1024), place)
+        self._connection = ClientConnection(server, Peer("10.0.0.1", 1024), slot)
         self._enter(partial(self._connection.connection_made, self))
         self._look_at_node()
 

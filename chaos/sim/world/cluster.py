@@ -24,7 +24,7 @@ from cluster.group.group import Group
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.raft.timing import Timing
-from cluster.state.apply import Confirmed, Expelled
+from cluster.state.apply import Confirmed, Evicted
 from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
 from cluster.storage.identity import MEMBER_FILE, OtherMembers
 from cluster.transport.handshake import VERSIONS as PROTOCOLS
@@ -121,7 +121,7 @@ class NodeEvents:
 
     def confirmed(self, node: SimulatedNode, sequence: int) -> None: ...
 
-    def expelled(self, node: SimulatedNode) -> None: ...
+    def evicted(self, node: SimulatedNode) -> None: ...
 
     def effect(self, node: SimulatedNode, effect: Any) -> None: ...
 
@@ -411,8 +411,8 @@ class SimulatedNode:
             for events in self._cluster.events:
                 if type(effect) is Confirmed:
                     events.confirmed(self, effect.sequence)
-                elif type(effect) is Expelled:
-                    events.expelled(self)
+                elif type(effect) is Evicted:
+                    events.evicted(self)
                 else:
                     events.effect(self, effect)
         for events in self._cluster.events:

@@ -131,9 +131,9 @@ class WatchedMachine:
     def concerned(self, effects: Sequence[Any]) -> Iterable[str]:
         return self.inner.concerned(effects)
 
-    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
-        effects = self.inner.origin_down(origin, time_ms, expelled=expelled)
-        if self._witness.happened_first(self, Applied(origin, 0, 0, 0, expelled, _checksum(effects))):
+    def origin_down(self, origin: str, time_ms: int, *, evicted: bool) -> Sequence[Any]:
+        effects = self.inner.origin_down(origin, time_ms, evicted=evicted)
+        if self._witness.happened_first(self, Applied(origin, 0, 0, 0, evicted, _checksum(effects))):
             self._witness.origin_down(self.inner, origin, time_ms, effects)
         return effects
 

@@ -1,4 +1,4 @@
-"""The channel: dispatches events to its parts, and ends itself.
+"""The channel: dispatches the client's events to its parts, and ends itself.
 
 Invariant: an error in a client's method ends its channel or its connection, and never affects other clients.
 """
@@ -26,10 +26,10 @@ from qq.sessions.access import AccessRefused
 from qq.sessions.session_info import SessionFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from qq.amqp_server.channel.core import Event, MakeOutgoing
-    from qq.amqp_server.outgoing import OutgoingConsumer
+    from qq.amqp_server.channel.core import MakeOutgoing
+    from qq.amqp_server.channel.method_queue import Event
     from qq.amqp_server.ports import Carrier
     from qq.machine.protocol import commands, effects
     from qq.sessions.broker import Broker
@@ -49,19 +49,22 @@ PLAIN = ChannelParts()
 
 
 class Channel:
-    """An open channel. It is the `Session` of its client."""
+    """An open channel. It is the `Session` of its client.
 
-    __slots__ = ("connection", "consuming", "core", "number", "outgoing", "publishing", "session")
+    The client's events arrive in `methods`, and the log's events in the parts.
+    """
+
+    __slots__ = ("connection", "consumers", "core", "methods", "number", "publisher", "session")
 
     def __init__(self, broker: Broker, connection: Carrier, number: int, parts: ChannelParts = PLAIN) -> None:
         core = ChannelCore(broker, connection, number, self._carry_out, self.fail, parts.outgoing)
         self.connection = connection
         self.number = number
         self.session = core.session
-        self.outgoing: Outgoing = core.outgoing
         self.core = core
-        self.publishing = parts.publishing(core)
-        self.consuming = parts.consuming(core)
+        self.methods = core.methods
+        self.publisher = parts.publishing(core)
+        self.consumers = parts.consuming(core)
 
     def facts(self) -> SessionFacts:
         core, transaction = self.core, self.core.transaction
@@ -69,35 +72,31 @@ class Channel:
             self.number,
             core.confirming,
             transaction is not None,
-            len(self.consuming.consumers),
+            len(self.consumers.all),
             core.outgoing.unacked,
-            self.publishing.unconfirmed,
+            self.publisher.unconfirmed,
             0 if transaction is None else transaction.messages,
             0 if transaction is None else transaction.acknowledgements,
-            self.consuming.prefetch,
-            self.consuming.prefetch_of_all,
+            self.consumers.prefetch,
+            self.consumers.prefetch_of_all,
             core.counts,
         )
 
     # Events from the client
 
-    def receive(self, event: Event) -> None:
-        """Carry out an event, now or after earlier methods that wait for their answers."""
-        self.core.receive(event)
-
     def _carry_out(self, event: Event) -> None:
         try:
             match event:
                 case Publishes():
-                    self.publishing.publish(event)
+                    self.publisher.publish(event)
                 case Acks():
-                    self.consuming.acknowledge(event)
+                    self.consumers.acknowledge(event)
                 case Method():
                     self._method(event)
                 case ChannelFault():
                     self.fail(event.error)
                 case ChannelCloseRequested():
-                    self.outgoing.hurry_answers()
+                    self.core.outgoing.hurry_answers()
                     self.end()
                     self.connection.channel_closed(self)
         except ConnectionFault as error:
@@ -120,29 +119,26 @@ class Channel:
         if self.core.access.certain:
             self.fail(ChannelError(ReplyCode.ACCESS_REFUSED, str(refused), *method))
         else:
-            self.core.recheck(event)
+            self.methods.recheck(event)
 
     def _method(self, event: Method) -> None:
         core, frame = self.core, event.frame
         if core.has_published and frame.name in _ANSWERED_HERE:
             core.has_published = False
-            core.recheck(event)
+            self.methods.recheck(event)
             return
         handler = _HANDLERS.get(frame.name)
         if handler is None:
             raise ConnectionFault(
                 ReplyCode.NOT_IMPLEMENTED, f"method {frame.name} is not implemented", *_method_of(event)
             )
-        self.publishing.end_run()
+        self.publisher.end_run()
         arguments: commands.Table | None = getattr(frame, "arguments", None)
         if arguments:
             _check_arguments(event, arguments)
         handler(self, frame)
 
     # Events from the log
-
-    def replied(self, result: effects.Result) -> None:
-        self.core.replied(result)
 
     def failed(self, failure: effects.Failed) -> None:
         self.core.has_failed = True
@@ -152,48 +148,19 @@ class Channel:
         else:
             self.fail(error)
 
+    def replied(self, result: effects.Result) -> None:
+        self.methods.replied(result)
+
     @property
     def answered(self) -> int:
-        return self.core.answered
+        return self.methods.answered
 
     @property
     def waits_for_answer(self) -> bool:
-        return self.core.waits_for_answer
-
-    @property
-    def is_busy(self) -> bool:
-        return self.core.is_busy
-
-    def refuse(self, first: int, last: int) -> None:
-        self.publishing.refuse(first, last)
-
-    def unroutable(self, effect: effects.Returned) -> None:
-        self.outgoing.unroutable(effect)
-
-    @property
-    def consumers(self) -> Sequence[OutgoingConsumer]:
-        return self.consuming.consumers
-
-    def consumer(self, consumer_id: int) -> OutgoingConsumer | None:
-        return self.consuming.consumer(consumer_id)
-
-    def deliver(self, effect: effects.Deliver) -> None:
-        self.consuming.deliver(effect)
-
-    def direct_reply(self, effect: effects.DirectReply) -> None:
-        self.consuming.direct_reply(effect)
-
-    def timed_out(self, effect: effects.DeliveryTimeout) -> None:
-        self.consuming.timed_out(effect)
-
-    def consumer_gone(self, consumer_id: int) -> None:
-        self.consuming.consumer_gone(consumer_id)
+        return self.methods.waits_for_answer
 
     def needed_from(self) -> int | None:
-        return self.outgoing.needed_from()
-
-    def leader_changed(self) -> None:
-        self.consuming.leader_changed()
+        return self.core.outgoing.needed_from()
 
     # Ends
 
@@ -210,7 +177,7 @@ class Channel:
     def end(self) -> None:
         """End the channel. Its unacknowledged messages return to their queues."""
         if not self.closed:
-            self.publishing.end()
+            self.publisher.end()
             self.core.end()
             self.core.broker.session_ended(self)
 
@@ -245,11 +212,11 @@ def _of_core(handler: Callable[[ChannelCore, Any], None]) -> Callable[[Channel, 
 
 
 def _of_publishing(handler: Callable[[PublishingMethods, Any], None]) -> Callable[[Channel, Any], None]:
-    return lambda channel, frame: handler(channel.publishing, frame)
+    return lambda channel, frame: handler(channel.publisher, frame)
 
 
 def _of_consuming(handler: Callable[[ConsumingMethods, Any], None]) -> Callable[[Channel, Any], None]:
-    return lambda channel, frame: handler(channel.consuming, frame)
+    return lambda channel, frame: handler(channel.consumers, frame)
 
 
 _HANDLERS: dict[str, Callable[[Channel, Any], None]] = {

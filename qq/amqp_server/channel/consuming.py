@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from pamqp.base import Frame
 
     from qq.amqp.framing import Acks
-    from qq.amqp_server.channel.core import ChannelCore, Event
+    from qq.amqp_server.channel.core import ChannelCore
+    from qq.amqp_server.channel.method_queue import Event
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ PACED_WINDOW = 2000
 
 
 class ConsumingMethods:
-    """The consumers of a channel."""
+    """The consumers of a channel. It is the `SessionConsumers` of the channel's session."""
 
     __slots__ = ("_by_id", "_by_tag", "_core", "_requester", "prefetch", "prefetch_of_all")
 
@@ -121,7 +122,7 @@ class ConsumingMethods:
             return ok
 
         core.outgoing.begin_recovery()
-        core.ask(commands.Recover(core.session), answer)
+        core.request(commands.Recover(core.session), answer)
 
     def _recover_held(self, method: tuple[int, int], ok: Frame | None) -> None:
         """Return only the messages that the client holds. Settled messages of the open transaction are not returned."""
@@ -140,7 +141,7 @@ class ConsumingMethods:
             )
         if frame.global_:
             self.prefetch_of_all = frame.prefetch_count
-            core.ask(commands.Limit(core.session, frame.prefetch_count), lambda _: amqp.Basic.QosOk())
+            core.request(commands.Limit(core.session, frame.prefetch_count), lambda _: amqp.Basic.QosOk())
             return
         self.prefetch = frame.prefetch_count
         live = [consumer for consumer in self._by_tag.values() if consumer.live_prefetch]
@@ -150,7 +151,7 @@ class ConsumingMethods:
         if live:
             # Wait, so that a client cannot cause ever more work with few octets: each basic.qos is a command per
             # consumer.
-            core.answer_when_applied(amqp.Basic.QosOk())
+            core.methods.wait_applied(partial(core.send, amqp.Basic.QosOk()))
         else:
             core.send(amqp.Basic.QosOk())
 
@@ -200,7 +201,7 @@ class ConsumingMethods:
             limits.consumer_timeout_ms,
             arguments,
         )
-        core.ask(command, _started(consumer), nowait=frame.nowait)
+        core.request(command, _started(consumer), nowait=frame.nowait)
 
     def _consume_replies(self, frame: amqp.Basic.Consume, tag: str) -> None:
         """Consume from the pseudo-queue of direct reply-to, which needs no permission."""
@@ -220,7 +221,9 @@ class ConsumingMethods:
         name = core.broker.server_name(REPLY_PREFIX)
         self._requester, core.reply_name = consumer, name.encode()
         self._by_id[consumer.id] = consumer
-        core.ask(commands.ReplyTo(core.session, consumer.id, name), _started(consumer), nowait=frame.nowait)
+        core.request(
+            commands.ReplyTo(core.session, consumer.id, name), _started(consumer), nowait=frame.nowait
+        )
 
     def cancel(self, frame: amqp.Basic.Cancel) -> None:
         core = self._core
@@ -243,7 +246,7 @@ class ConsumingMethods:
             self._by_id.pop(consumer.id, None)
             return frame
 
-        core.ask(commands.Cancel(core.session, consumer.id), answer, nowait=nowait)
+        core.request(commands.Cancel(core.session, consumer.id), answer, nowait=nowait)
 
     def get(self, frame: amqp.Basic.Get) -> None:
         """Get a message, together with the identical basic.get methods that are held back behind this."""
@@ -251,7 +254,7 @@ class ConsumingMethods:
         core.check_queue("read", frame.queue)
         broker, connection = core.broker, core.connection
         at_once = GOT_AT_ONCE if broker.machine.version >= SINCE[commands.GetMessages] else 1
-        count = 1 + core.take_held(partial(_is_alike, frame), at_once - 1)
+        count = 1 + core.methods.take_held(partial(_is_alike, frame), at_once - 1)
         if core.closed:
             return
         asked = (
@@ -275,16 +278,16 @@ class ConsumingMethods:
             core.counts.get_empty += empty
             return encode(core.number, amqp.Basic.GetEmpty()) * empty
 
-        core.ask(commands.GetMessages(*asked, count) if at_once > 1 else commands.Get(*asked), answer)
+        core.request(commands.GetMessages(*asked, count) if at_once > 1 else commands.Get(*asked), answer)
 
     # Events from the log
 
     @property
-    def consumers(self) -> Sequence[OutgoingConsumer]:
+    def all(self) -> Sequence[OutgoingConsumer]:
         """The consumers for which messages may still arrive."""
         return list(self._by_id.values())
 
-    def consumer(self, consumer_id: int) -> OutgoingConsumer | None:
+    def find(self, consumer_id: int) -> OutgoingConsumer | None:
         return self._by_id.get(consumer_id)
 
     def deliver(self, effect: effects.Deliver) -> None:
@@ -311,7 +314,7 @@ class ConsumingMethods:
             effect.timeout_ms,
         )
 
-    def consumer_gone(self, consumer_id: int) -> None:
+    def cancelled(self, consumer_id: int) -> None:
         """Notify the client that its consumer is cancelled: the queue was deleted, or the consumer was too slow."""
         consumer = self._by_id.pop(consumer_id, None)
         if consumer is not None and self._by_tag.get(consumer.tag) is consumer:

@@ -1,18 +1,14 @@
-"""Shared by the parts of a channel: requests to the log, answers, and the order of methods.
+"""Shared by the parts of a channel: its session, its settings, and requests to the log.
 
-Invariant: the channel's methods take effect one by one. Later methods are held back in three cases. A method waits for
-its answer from the log. A method waits until this node is up to date. Messages wait for a limit of publishing.
-Identical methods that follow directly may be carried out together (`take_held`).
+Invariant: after `end`, no reference leads from here to the channel, so that the channel is freed at once.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from qq.amqp.connection import ChannelCloseRequested
 from qq.amqp.encoding import encode
-from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
+from qq.amqp_server.channel.method_queue import MethodQueue
 from qq.sessions.access import Access
 from qq.sessions.session_info import SessionCounts
 
@@ -21,6 +17,7 @@ if TYPE_CHECKING:
 
     from pamqp.base import Frame
 
+    from qq.amqp_server.channel.method_queue import Event
     from qq.amqp_server.channel.transaction import Transaction
     from qq.amqp_server.outgoing import Outgoing
     from qq.amqp_server.ports import Carrier
@@ -31,20 +28,13 @@ if TYPE_CHECKING:
 
     MakeOutgoing = Callable[[Broker, Carrier, int, SessionCounts], Outgoing]
 
-Event = Publishes | Acks | Method | ChannelFault | ChannelCloseRequested
-
 
 class ChannelCore:
     """The session of a channel, and the state that its parts share."""
 
     __slots__ = (
-        "_answers",
-        "_carry_out",
         "_fail",
-        "_held",
-        "_waits",
         "access",
-        "answered",
         "broker",
         "closed",
         "confirming",
@@ -53,6 +43,7 @@ class ChannelCore:
         "has_failed",
         "has_published",
         "last_queue",
+        "methods",
         "number",
         "outgoing",
         "reply_name",
@@ -90,117 +81,12 @@ class ChannelCore:
         """The queue that was declared last, used by methods without a queue name."""
         self.reply_name: bytes | None = None
         """The address for replies to the channel's requests, if it has a consumer of direct replies; else None."""
-        self.answered = 0
-        """The number of answers that the log has given to the channel, which is also the number of the last answer."""
-        self._carry_out = carry_out
+        self.methods = MethodQueue(number, connection, broker.submissions, self.access, carry_out)
         self._fail = fail
-        self._answers: deque[Callable[[Any], None]] = deque()
-        """Functions to call with the log's answers, which arrive in the order of the commands."""
-        self._held: deque[Event] = deque()
-        """Events behind a method that waits for its answer. The connection limits their octets."""
-        self._waits = False
-        """Whether events are held back until this node has applied all committed entries, or until `go_on`."""
-
-    # Order of methods
-
-    @property
-    def waits_for_answer(self) -> bool:
-        return bool(self._answers)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a method waits for its answer, or is held back behind such a method."""
-        return bool(self._answers or self._held or self._waits)
-
-    def receive(self, event: Event) -> None:
-        """Carry out an event, or hold it back while an earlier method waits for its answer."""
-        if self._answers or self._waits:
-            if not self._held:
-                self.connection.holds_back(self)
-            self._held.append(event)
-            return
-        self._carry_out(event)
-
-    def hold(self, event: Event) -> None:
-        """Hold back an event, and all later events, until `go_on`."""
-        if not self._held:
-            self.connection.holds_back(self)
-        self._held.appendleft(event)
-        self._waits = True
-
-    def wait(self) -> None:
-        """Hold back all events until `go_on`."""
-        self._waits = True
-
-    def go_on(self) -> None:
-        """Carry out the events that were held back."""
-        self._waits = False
-        self._release_held()
-
-    def recheck(self, event: Event) -> None:
-        """Carry out an event, and the events held behind it, when this node has applied all entries committed now."""
-        self.hold(event)
-        self.broker.submissions.read_barrier(self._rechecked, self.connection.lane)
-
-    def _rechecked(self) -> None:
-        self._waits = False
-        if not self.closed:
-            self.access.certain = True
-            self._carry_out(self._held.popleft())
-            self.access.certain = False
-            self._release_held()
-
-    def take_held(self, is_alike: Callable[[Event], bool], most: int) -> int:
-        """Remove up to `most` held events that directly follow and are alike, and return their number.
-
-        The caller carries them out with the present event. Acknowledgements between them are carried out here: they
-        cannot be for messages that the present event requests.
-        """
-        held, count = self._held, 0
-        while held and count < most:
-            if isinstance(held[0], Acks):
-                self._carry_out(held.popleft())
-            elif is_alike(held[0]):
-                held.popleft()
-                count += 1
-            else:
-                break
-        return count
-
-    def answer_when_applied(self, frame: Frame) -> None:
-        """Answer a method when its commands, which the log does not answer, are applied.
-
-        Hold back all events until then.
-        """
-
-        def applied() -> None:
-            self._waits = False
-            if not self.closed:
-                self.send(frame)
-                self._release_held()
-
-        self._waits = True
-        self.broker.submissions.read_barrier(applied, self.connection.lane)
-
-    def replied(self, result: Any) -> None:
-        """Pass the log's answer to the oldest method that waits for an answer."""
-        self.answered += 1
-        self._answers.popleft()(result)
-        self._release_held()
-
-    def _release_held(self) -> None:
-        while self._held and not (self._answers or self._waits):
-            self._carry_out(self._held.popleft())
-        if not self._held:
-            self.connection.released(self)
 
     # Requests and answers
 
-    def expect(self, answered: Callable[[Any], None]) -> None:
-        """Register `answered` as the function for the log's answer to the next request."""
-        self._answers.append(answered)
-
-    def ask(
+    def request(
         self, command: Command, answer: Callable[[Any], Frame | bytes | None], *, nowait: bool = False
     ) -> None:
         """Submit a command, and send the frame that `answer` makes of its result, unless `nowait` is set."""
@@ -210,7 +96,7 @@ class ChannelCore:
             if frame is not None and not nowait:
                 self.outgoing.send(frame if isinstance(frame, bytes) else encode(self.number, frame))
 
-        self.expect(answered)
+        self.methods.expect(answered)
         self.broker.ask_when_known(command, self.connection, self._is_over)
 
     def _is_over(self) -> bool:
@@ -232,15 +118,13 @@ class ChannelCore:
         self._fail(error)
 
     def end(self) -> None:
-        """End the channel. It carries out no more events, and drops its references so that it is freed at once."""
+        """End the channel. It carries out no more events."""
         self.closed = True
-        self._held.clear()
-        self._answers.clear()
         self.transaction = None
-        self._carry_out = self._fail = _has_ended
-        self.connection.released(self)
+        self._fail = _ignore
+        self.methods.end()
         self.outgoing.close()
 
 
-def _has_ended(_: object) -> None:
-    """Ignore the argument: stands in for the functions `_carry_out` and `_fail` of a channel that has ended."""
+def _ignore(_error: AmqpError) -> None:
+    """Ignore an error: stands in for the function `_fail` of a channel that has ended."""

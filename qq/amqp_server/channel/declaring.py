@@ -38,13 +38,13 @@ def declare_exchange(core: ChannelCore, frame: amqp.Exchange.Declare) -> None:
         frame.internal,
         arguments,
     )
-    core.ask(command, lambda _: amqp.Exchange.DeclareOk(), nowait=frame.nowait)
+    core.request(command, lambda _: amqp.Exchange.DeclareOk(), nowait=frame.nowait)
 
 
 def delete_exchange(core: ChannelCore, frame: amqp.Exchange.Delete) -> None:
     core.access.delete_exchange(frame.exchange)
     command = commands.DeleteExchange(core.session, frame.exchange, frame.if_unused)
-    core.ask(command, lambda _: amqp.Exchange.DeleteOk(), nowait=frame.nowait)
+    core.request(command, lambda _: amqp.Exchange.DeleteOk(), nowait=frame.nowait)
 
 
 def bind_exchange(core: ChannelCore, frame: amqp.Exchange.Bind) -> None:
@@ -52,7 +52,7 @@ def bind_exchange(core: ChannelCore, frame: amqp.Exchange.Bind) -> None:
     command = commands.BindExchange(
         core.session, frame.destination, frame.source, frame.routing_key, frame.arguments or {}
     )
-    core.ask(command, lambda _: amqp.Exchange.BindOk(), nowait=frame.nowait)
+    core.request(command, lambda _: amqp.Exchange.BindOk(), nowait=frame.nowait)
 
 
 def unbind_exchange(core: ChannelCore, frame: amqp.Exchange.Unbind) -> None:
@@ -60,7 +60,7 @@ def unbind_exchange(core: ChannelCore, frame: amqp.Exchange.Unbind) -> None:
     command = commands.UnbindExchange(
         core.session, frame.destination, frame.source, frame.routing_key, frame.arguments or {}
     )
-    core.ask(command, lambda _: amqp.Exchange.UnbindOk(), nowait=frame.nowait)
+    core.request(command, lambda _: amqp.Exchange.UnbindOk(), nowait=frame.nowait)
 
 
 def declare_queue(core: ChannelCore, frame: amqp.Queue.Declare) -> None:
@@ -90,7 +90,7 @@ def declare_queue(core: ChannelCore, frame: amqp.Queue.Declare) -> None:
         core.last_queue = result.name
         return declare_ok(core.number, result.name, result.messages, result.consumers)
 
-    core.ask(command, answer, nowait=frame.nowait)
+    core.request(command, answer, nowait=frame.nowait)
 
 
 def _check_binding(core: ChannelCore, frame: amqp.Queue.Bind | amqp.Queue.Unbind) -> None:
@@ -110,7 +110,7 @@ def bind_queue(core: ChannelCore, frame: amqp.Queue.Bind) -> None:
         frame.routing_key,
         frame.arguments or {},
     )
-    core.ask(command, lambda _: amqp.Queue.BindOk(), nowait=frame.nowait)
+    core.request(command, lambda _: amqp.Queue.BindOk(), nowait=frame.nowait)
 
 
 def unbind_queue(core: ChannelCore, frame: amqp.Queue.Unbind) -> None:
@@ -123,13 +123,13 @@ def unbind_queue(core: ChannelCore, frame: amqp.Queue.Unbind) -> None:
         frame.routing_key,
         frame.arguments or {},
     )
-    core.ask(command, lambda _: amqp.Queue.UnbindOk())
+    core.request(command, lambda _: amqp.Queue.UnbindOk())
 
 
 def purge_queue(core: ChannelCore, frame: amqp.Queue.Purge) -> None:
     core.check_queue("read", frame.queue)
     command = commands.PurgeQueue(core.session, core.connection.id, frame.queue)
-    core.ask(command, lambda result: amqp.Queue.PurgeOk(result.messages), nowait=frame.nowait)
+    core.request(command, lambda result: amqp.Queue.PurgeOk(result.messages), nowait=frame.nowait)
 
 
 def delete_queue(core: ChannelCore, frame: amqp.Queue.Delete) -> None:
@@ -137,7 +137,7 @@ def delete_queue(core: ChannelCore, frame: amqp.Queue.Delete) -> None:
     command = commands.DeleteQueue(
         core.session, core.connection.id, frame.queue, frame.if_unused, frame.if_empty
     )
-    core.ask(command, lambda result: amqp.Queue.DeleteOk(result.messages), nowait=frame.nowait)
+    core.request(command, lambda result: amqp.Queue.DeleteOk(result.messages), nowait=frame.nowait)
 
 
 HANDLERS: dict[str, Callable[[ChannelCore, Any], None]] = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from qq.amqp.framing import Publishes
     from qq.amqp_server.channel.core import ChannelCore
-    from qq.amqp_server.ports import Carrier
+    from qq.machine.protocol import effects
     from qq.stored.properties import Attributes
 
 CONFIRM_SELECT = (85, 10)
@@ -41,32 +41,33 @@ class Unpublished(Exception):  # named after its content
 class PublishingMethods:
     """The publishing side of a channel. It is the `Publisher` of the channel's session."""
 
-    __slots__ = ("_confirmed", "_core", "_is_publisher", "_run", "_run_method", "_user", "published")
+    __slots__ = (
+        "_confirmed",
+        "_core",
+        "_is_publisher",
+        "_run",
+        "_run_method",
+        "_user",
+        "connection",
+        "number",
+        "published",
+        "session",
+    )
 
     def __init__(self, core: ChannelCore) -> None:
         self.published = 0
         """The publish sequence number of the last message. Only messages in confirm mode are counted."""
+        self.session = core.session
+        self.connection = connection = core.connection
+        self.number = core.number
         self._core = core
         self._confirmed = 0
         self._is_publisher = False
         """Whether a message was published, so that the channel counts as a publisher."""
-        connection = core.connection
         self._user = None if core.broker.may_impersonate(connection) else connection.user
         """The only permitted value of the property user-id; None if every value is permitted."""
         self._run: OpenEnqueue | None = None
         self._run_method = b""
-
-    @property
-    def session(self) -> int:
-        return self._core.session
-
-    @property
-    def connection(self) -> Carrier:
-        return self._core.connection
-
-    @property
-    def number(self) -> int:
-        return self._core.number
 
     @property
     def has_failed(self) -> bool:
@@ -86,11 +87,11 @@ class PublishingMethods:
             self._publish(event, passing)
         if passing < len(messages):
             throttle.wait(self)
-            core.hold(event._replace(messages=messages[passing:]))
+            core.methods.hold(event._replace(messages=messages[passing:]))
 
     def go_on(self) -> None:
         """Publish the messages that were held back by a limit of publishing, as far as it has room now."""
-        self._core.go_on()
+        self._core.methods.release()
 
     def _publish(self, event: Publishes, count: int) -> None:
         """Publish the first `count` messages."""
@@ -208,6 +209,10 @@ class PublishingMethods:
                 self.confirm(first - 1)
             self._confirmed = last
             self._core.outgoing.confirm(last, refused=True)
+
+    def unroutable(self, effect: effects.Returned) -> None:
+        """Return messages that reached no queue to the client."""
+        self._core.outgoing.unroutable(effect)
 
     def refuse_unconfirmed(self, published: int) -> None:
         """Refuse all unconfirmed publishes up to this sequence number, because their outcome is unknown."""

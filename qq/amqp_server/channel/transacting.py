@@ -51,7 +51,7 @@ def carry_out(core: ChannelCore, content: Sequence[OpenEnqueue | Settlement], ok
         )
         core.fail(ChannelError(ReplyCode.PRECONDITION_FAILED, text, *TX_COMMIT))
 
-    core.expect(answered)
+    core.methods.expect(answered)
     core.broker.submissions.commit(core.session, content, core.connection.lane, refuse)
 
 

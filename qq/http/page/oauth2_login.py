@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
-from cluster.net.log_throttle import Complaints
+from cluster.net.log_throttle import ThrottledLog
 from qq.http.base.error_responses import Refusal, not_found
 from qq.http.base.login import (
     AUTH_PATH,
@@ -52,7 +52,7 @@ _SEED_BYTES = 32
 _SEED_LENGTH = 43
 """Characters of a seed, in base64."""
 _NOT_BEGUN = "it was not begun in this browser, or too long ago (state)"
-COMPLAINTS_PER_S = 50
+LOG_LINES_PER_S = 50
 """Log lines of each kind per second at most, because these paths need no login."""
 REFUSED, UNAVAILABLE = "refused", "unavailable"
 """Result of a failed login for the page; the log has the reason."""
@@ -64,7 +64,7 @@ class OAuth2Endpoints:
     def __init__(self, view: NodeView, management: Management) -> None:
         self._view = view
         self._management = management
-        self._complaints = Complaints(log, COMPLAINTS_PER_S)
+        self._throttled_log = ThrottledLog(log, LOG_LINES_PER_S)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -93,7 +93,7 @@ class OAuth2Endpoints:
         try:
             address = await provider.login_address(begun)
         except Unavailable as error:
-            self._complaints.about("begin", f"nobody can log in with the issuer's page: {error}")
+            self._throttled_log.warning("begin", f"nobody can log in with the issuer's page: {error}")
             return _to_page(UNAVAILABLE)
         response = web.Response(status=HTTPStatus.SEE_OTHER, headers={hdrs.LOCATION: address})
         for use in _rounds(request)[: 1 - ROUNDS_MAX]:  # browsers send the oldest first (RFC 6265, 5.4)
@@ -109,11 +109,11 @@ class OAuth2Endpoints:
             response = await self._logged_in(request, provider, login)
         except (LoginRefused, Refusal) as refused:
             text = f"a login with the issuer's page from {request.remote} is refused: {refused}"
-            self._complaints.about("refused", text)
+            self._throttled_log.warning("refused", text)
             response = _to_page(REFUSED)
         except (LoginThrottled, Unavailable) as error:
             text = f"a login with the issuer's page from {request.remote} is not decided: {error}"
-            self._complaints.about("undecided", text)
+            self._throttled_log.warning("undecided", text)
             response = _to_page(UNAVAILABLE)
         if login is not None:
             _set_round_cookie(request, response, _use(login.state), "", 0)

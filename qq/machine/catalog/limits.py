@@ -5,7 +5,7 @@ replicas refuse the same commands. Existing objects above a limit stay and work;
 
 RabbitMQ has max-connections, max-queues and max-channels, without defaults. A default here is more than an installation
 needs. Its comment has an object's measured size in a node's memory, and the size of all objects at the limit
-(`tests/machine/test_limits.py`).
+(`tests/machine/catalog/test_limits.py`).
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ class Known(NamedTuple):
     lost its queue."""
 
 
-class OriginExpelled(NamedTuple):
+class OriginEvicted(NamedTuple):
     """Report to a node that the cluster has evicted it: all its sessions have ended."""
 
     node: str
@@ -260,4 +260,4 @@ SessionEffect = (
 )
 """Effects for a single session."""
 
-Effect = SessionEffect | OriginExpelled | DeadLettered
+Effect = SessionEffect | OriginEvicted | DeadLettered

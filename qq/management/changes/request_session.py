@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from qq.scopes import Scopes
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
-    from qq.sessions.ports import SessionConsumer
     from qq.sessions.throttle import Throttle
 
 T = TypeVar("T")
@@ -140,12 +139,15 @@ class _OperatorConnection:
 
 
 class _OperatorSession:
-    """A session without consumers that collects its answers, and publishes at most a single message."""
+    """A session without consumers that collects its answers, and publishes at most a single message.
+
+    It is its own publisher.
+    """
 
     number = 1
     """Channel number in the frames of its message."""
 
-    consumers: Sequence[SessionConsumer] = ()
+    consumers: None = None
     waits_for_answer = False
     """Always false: asked after a snapshot about cancellations, and this session cancels no consumer."""
 
@@ -163,6 +165,10 @@ class _OperatorSession:
         """Whether the message was routed to no queue."""
         self.is_safe: bool | None = None
         """Whether the message was confirmed (True) or rejected (False); None while that is unknown."""
+
+    @property
+    def publisher(self) -> _OperatorSession:
+        return self
 
     def facts(self) -> None:
         """Return None, because a request of an operator is no channel of a client."""
@@ -204,17 +210,6 @@ class _OperatorSession:
 
     def needed_from(self) -> None:
         """Return None: this session holds no entry, because a fetched message stays in its queue until it is read."""
-
-    def leader_changed(self) -> None:
-        """Ignored: the leader does not matter here."""
-
-    def consumer(self, consumer_id: int) -> None:
-        """Return None: this session has no consumers."""
-
-    def _is_not_called(self, *_: object) -> None:
-        """Never called: only sessions with consumers receive these effects."""
-
-    deliver = direct_reply = timed_out = consumer_gone = _is_not_called
 
 
 class RequestSession:

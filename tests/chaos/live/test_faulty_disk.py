@@ -65,7 +65,7 @@ def outcomes(directory: Path, do: Callable[[Machine], None]) -> list[dict[str, b
     return found
 
 
-def test_what_was_synced_stays_and_what_was_not_may_go(tmp_path: Path) -> None:
+def test_synced_data_survives_a_power_loss(tmp_path: Path) -> None:
     def do(machine: Machine) -> None:
         machine.write("a", b"synced ")
         machine.disk.sync_directory("d")
@@ -76,7 +76,7 @@ def test_what_was_synced_stays_and_what_was_not_may_go(tmp_path: Path) -> None:
     assert {b"synced ", b"synced unsynced"} < set(found)
 
 
-def test_without_a_power_loss_nothing_goes(tmp_path: Path) -> None:
+def test_unsynced_data_survives_a_restart_but_not_a_power_loss(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.write("a", b"unsynced", sync=False)
     session = machine.disk.session()
@@ -89,7 +89,7 @@ def test_without_a_power_loss_nothing_goes(tmp_path: Path) -> None:
     machine.disk.close()
 
 
-def test_what_a_process_left_unsynced_its_successor_may_lose(tmp_path: Path) -> None:
+def test_unsynced_data_may_be_lost_after_a_process_restart(tmp_path: Path) -> None:
     def do(machine: Machine) -> None:
         machine.write("a", b"")
         machine.disk.sync_directory("d")
@@ -104,7 +104,7 @@ def test_a_name_without_a_sync_of_its_directory_may_go(tmp_path: Path) -> None:
     assert sorted(found, key=len) == [{}, {"a": b"synced"}]
 
 
-def test_a_file_removed_without_a_sync_of_its_directory_may_come_back(tmp_path: Path) -> None:
+def test_removed_file_may_come_back_without_a_directory_sync(tmp_path: Path) -> None:
     def do(machine: Machine) -> None:
         machine.write("a", b"content")
         machine.disk.sync_directory("d")
@@ -113,7 +113,7 @@ def test_a_file_removed_without_a_sync_of_its_directory_may_come_back(tmp_path: 
     assert sorted(outcomes(tmp_path, do), key=len) == [{}, {"a": b"content"}]
 
 
-def test_a_file_removed_in_parts_may_come_back_without_some_of_them(tmp_path: Path) -> None:
+def test_file_removed_in_parts_may_come_back_incomplete(tmp_path: Path) -> None:
     def do(machine: Machine) -> None:
         machine.write("a", b"content")
         machine.disk.sync_directory("d")
@@ -224,7 +224,7 @@ def test_the_space_of_removed_files_is_given_back(tmp_path: Path) -> None:
     machine.disk.close()
 
 
-def test_a_full_disk_takes_nothing_new_and_lets_files_be_removed(tmp_path: Path) -> None:
+def test_full_disk_refuses_growth_and_allows_removal(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.write("a", b"content")
     machine.disk.replace_file("d/b", b"old")
@@ -280,7 +280,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS, seed=st.integers(0, 2**32))
 @settings(max_examples=15)
-def test_when_everything_is_synced_in_the_end_a_power_loss_takes_nothing(
+def test_power_loss_keeps_all_files_when_everything_is_synced(
     steps: list[tuple[str, str, str]], seed: int
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:

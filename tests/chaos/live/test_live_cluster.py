@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pika
 import pika.exceptions
 import pytest
-from live_clients import publish, taken
 
 from chaos.live.cluster import HOST, SPARES, LiveCluster, LiveClusterError
+from tests.chaos.live.live_clients import publish, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,9 +72,7 @@ def test_clients_are_served_through_proxies(runner: asyncio.Runner, cluster: Liv
     runner.run(check())
 
 
-def test_a_leader_that_is_cut_off_is_followed_by_another_one(
-    runner: asyncio.Runner, cluster: LiveCluster
-) -> None:
+def test_follower_takes_over_when_the_leader_is_cut_off(runner: asyncio.Runner, cluster: LiveCluster) -> None:
     async def check() -> None:
         former = await cluster.leader()
         await cluster.hurt(links_of(cluster, former), "cut", "timeout", timeout=0)
@@ -87,7 +85,7 @@ def test_a_leader_that_is_cut_off_is_followed_by_another_one(
     runner.run(check())
 
 
-def test_a_leader_that_hears_and_is_not_heard_is_followed_by_another_one(
+def test_follower_takes_over_when_the_leader_cannot_send(
     runner: asyncio.Runner, cluster: LiveCluster
 ) -> None:
     async def check() -> None:
@@ -148,7 +146,7 @@ def test_without_space_publishers_wait_until_there_is_some(
         cluster.set_faults("n2", disk_full=False)  # the tests behind this one have the same cluster
 
 
-def test_when_all_lose_their_power_nothing_confirmed_is_lost(
+def test_confirmed_messages_survive_when_all_nodes_lose_power(
     runner: asyncio.Runner, cluster: LiveCluster
 ) -> None:
     async def check() -> None:
@@ -164,7 +162,7 @@ def test_when_all_lose_their_power_nothing_confirmed_is_lost(
     runner.run(check())
 
 
-def test_a_member_that_was_removed_ends_and_joins_with_an_empty_directory(
+def test_removed_member_ends_and_joins_with_an_empty_directory(
     runner: asyncio.Runner, cluster: LiveCluster
 ) -> None:
     async def ids() -> dict[str, str]:
@@ -194,7 +192,7 @@ def test_a_member_that_was_removed_ends_and_joins_with_an_empty_directory(
     runner.run(check())
 
 
-def test_a_node_that_does_not_end_tells_what_it_does_and_is_killed(
+def test_node_that_does_not_stop_dumps_its_tasks_and_is_killed(
     runner: asyncio.Runner, cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chaos.live.cluster._STOP_TIMEOUT_S", 0.0)
@@ -230,7 +228,7 @@ def test_a_cluster_has_three_or_five_nodes(tmp_path: Path) -> None:
         LiveCluster(tmp_path, 4)
 
 
-def test_a_node_that_never_serves_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_node_that_fails_to_start_is_named_with_its_log(tmp_path: Path) -> None:
     async def check() -> None:
         async with LiveCluster(tmp_path, limits={"no_such_limit": 1}):
             pass

@@ -15,13 +15,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from live_clients import Publisher, taken
-from long_cases import cases
 
 from chaos.live import nemesis, releases
 from chaos.live.cluster import SPARES, LiveCluster, LiveClusterError
 from chaos.live.faulty_node import Faults
 from chaos.live.nemesis import ALL, CLIENTS, GROUPS, NAMES, NODES, UPGRADE, Harm, NemesisError
+from tests.chaos.live.live_clients import Publisher, taken
+from tests.harness.long_cases import cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -154,7 +154,7 @@ def test_five_nodes_bear_a_ring_and_a_bridge(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_an_upgrade_begins_with_the_release_and_ends_with_this_program(tmp_path: Path) -> None:
+def test_upgrade_goes_from_the_release_to_this_program(tmp_path: Path) -> None:
     """What only this program knows is left out meanwhile."""
     history = History()
     release = tmp_path / "release"
@@ -279,9 +279,7 @@ def rest(nodes: int, names: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(("nodes", "minority"), [(3, 1), (5, 2)])
-def test_a_minority_is_cut_off_from_the_majority_and_sometimes_from_clients(
-    nodes: int, minority: int
-) -> None:
+def test_minority_partition_cuts_off_nodes_and_sometimes_clients(nodes: int, minority: int) -> None:
     found = cut("partition_majority", nodes)
     for names, between_nodes, with_clients in found:
         assert len(names) == minority
@@ -291,7 +289,7 @@ def test_a_minority_is_cut_off_from_the_majority_and_sometimes_from_clients(
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
-def test_the_leader_is_cut_off_from_all_others_and_sometimes_from_clients(nodes: int) -> None:
+def test_leader_partition_cuts_off_nodes_and_sometimes_clients(nodes: int) -> None:
     found = cut("partition_leader", nodes, leading="n3")
     for names, between_nodes, with_clients in found:
         assert names == ["n3"]
@@ -300,14 +298,14 @@ def test_the_leader_is_cut_off_from_all_others_and_sometimes_from_clients(nodes:
     assert {bool(with_clients) for *_, with_clients in found} == {True, False}
 
 
-def test_in_a_ring_of_three_what_is_said_passes_in_one_direction_only() -> None:
+def test_ring_of_three_passes_messages_in_a_single_direction() -> None:
     for names, between_nodes, with_clients in cut("partition_ring", 3):
         first, second, third = names
         assert between_nodes == {(second, first), (third, second), (first, third)}
         assert with_clients == set()
 
 
-def test_in_a_ring_of_five_each_node_hears_its_neighbours_and_nobody_else() -> None:
+def test_ring_of_five_connects_only_neighbours() -> None:
     for names, between_nodes, with_clients in cut("partition_ring", 5):
         heard = {pair for place in range(5) for pair in both_ways([names[place - 1]], [names[place]])}
         assert between_nodes == set(permutations(names, 2)) - heard
@@ -325,7 +323,7 @@ def test_a_bridge_is_all_that_connects_two_halves(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
-def test_one_way_a_node_is_not_heard_or_does_not_hear(nodes: int) -> None:
+def test_asymmetric_partition_cuts_sending_or_receiving(nodes: int) -> None:
     found = cut("partition_one_way", nodes)
     seen: set[tuple[bool, bool, int]] = set()
     for (victim,), between_nodes, with_clients in found:
@@ -340,7 +338,7 @@ def test_one_way_a_node_is_not_heard_or_does_not_hear(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["latency", "jitter", "bandwidth", "slicer"])
-def test_bad_connections_are_those_of_a_node_or_of_all_with_nodes_with_clients_or_with_both(
+def test_bad_connections_affect_nodes_or_clients_or_both(
     name: str,
 ) -> None:
     seen: set[tuple[int, str]] = set()
@@ -464,7 +462,7 @@ def test_a_cluster_grows_by_its_spares_and_shrinks_to_three() -> None:
     assert [deed for deed, _ in stub.deeds if deed != "kill"] == ["join", "join", "remove", "remove"]
 
 
-def test_who_is_removed_leads_or_is_up_or_dead() -> None:
+def test_removed_member_leads_or_is_up_or_is_dead() -> None:
     seen: set[str] = set()
     for seed in SEEDS:
         stub = Members(members=4)
@@ -479,7 +477,7 @@ def test_who_is_removed_leads_or_is_up_or_dead() -> None:
     assert seen == {"leads", "up", "dead"}
 
 
-def test_who_could_not_be_removed_joins_anew() -> None:
+def test_member_joins_again_after_its_removal_failed() -> None:
     stub = Members(members=4)
     stub.is_refused = True
     has_worked, detail = struck(stub, "member_remove", 1)
@@ -489,9 +487,7 @@ def test_who_could_not_be_removed_joins_anew() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "members", "missing"), [(3, 3, 0), (3, 5, 1), (5, 5, 1), (5, 7, 2)])
-def test_a_lost_directory_is_replaced_by_command_while_as_many_others_are_down_as_may_be(
-    nodes: int, members: int, missing: int
-) -> None:
+def test_lost_directory_is_replaced_with_a_minority_down(nodes: int, members: int, missing: int) -> None:
     ways: set[bool] = set()
     for seed in SEEDS:
         stub = Members(nodes, members)
@@ -511,7 +507,7 @@ def test_a_lost_directory_is_replaced_by_command_while_as_many_others_are_down_a
     assert ways == ({True, False} if members < nodes + SPARES else {True})
 
 
-def test_nodes_are_upgraded_one_by_one_and_sometimes_back_until_the_last_one_is() -> None:
+def test_nodes_are_upgraded_in_turn_and_some_downgraded() -> None:
     seen: set[tuple[str, str]] = set()
     for seed in SEEDS:
         stub = Members(on_release=("n1", "n2", "n3"))
@@ -611,7 +607,7 @@ def carried_out(names: Sequence[str], seed: int, seconds: float) -> History:
     return history
 
 
-def test_a_schedule_overlaps_faults_of_nodes_with_those_of_the_network_only(
+def test_node_faults_overlap_only_with_network_faults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nemesis, "GAP_S", (0.0, 0.01))
@@ -640,14 +636,14 @@ def test_the_same_seed_chooses_the_same_faults(monkeypatch: pytest.MonkeyPatch) 
     assert first(1) == first(1) != first(2)
 
 
-def test_groups_mean_their_faults_and_nothing_is_named_twice() -> None:
+def test_groups_expand_to_their_faults_without_repetition() -> None:
     assert nemesis.chosen(["pause", "disk", "wipe"]) == ("pause", *GROUPS["disk"])
     groups = ["network", "process", "disk", "operator"]
     assert set(nemesis.chosen(groups)) == set(nemesis.chosen([ALL])) == set(NAMES) - {UPGRADE}
     assert set(nemesis.chosen([ALL, UPGRADE])) == set(NAMES)
 
 
-def test_an_unknown_name_is_one_line_with_all_that_are_known() -> None:
+def test_unknown_fault_is_reported_with_all_known_names() -> None:
     with pytest.raises(NemesisError) as caught:
         nemesis.chosen(["pause", "earthquake"])
     text = str(caught.value)
@@ -656,7 +652,7 @@ def test_an_unknown_name_is_one_line_with_all_that_are_known() -> None:
     assert all(name in text for name in (*NAMES, *GROUPS))
 
 
-def test_a_flipped_bit_is_one_bit_of_a_segment_and_can_be_taken_back(tmp_path: Path) -> None:
+def test_flipped_bit_is_in_a_segment_and_can_be_reverted(tmp_path: Path) -> None:
     log = tmp_path / "groups" / "0" / "log"
     log.mkdir(parents=True)
     for name in ("1.segment", "manifest"):
@@ -672,7 +668,7 @@ def test_a_flipped_bit_is_one_bit_of_a_segment_and_can_be_taken_back(tmp_path: P
     assert flip.file.read_bytes() == bytes(64)
 
 
-def test_a_file_in_place_of_the_damaged_one_is_left_alone(tmp_path: Path) -> None:
+def test_file_that_replaced_the_damaged_file_is_left_alone(tmp_path: Path) -> None:
     log = tmp_path / "groups" / "0" / "log"
     log.mkdir(parents=True)
     (log / "1.segment").write_bytes(bytes(64))

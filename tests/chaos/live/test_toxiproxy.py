@@ -43,7 +43,7 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def test_without_a_server_one_line_says_how_to_get_one(
+def test_missing_toxiproxy_is_reported_with_the_remedy(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert toxiproxy.main([]) == 1
@@ -53,7 +53,7 @@ def test_without_a_server_one_line_says_how_to_get_one(
     assert "$TOXIPROXY_SERVER" in said
 
 
-def test_the_server_is_taken_from_the_environment_before_path_before_the_tools(
+def test_server_is_searched_in_environment_then_path_then_tools(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tool = program(tmp_path / "tools" / toxiproxy.BINARY, "")
@@ -65,7 +65,7 @@ def test_the_server_is_taken_from_the_environment_before_path_before_the_tools(
     assert toxiproxy.find_server() == named
 
 
-def test_a_name_in_the_environment_that_is_no_program_is_an_error(
+def test_environment_variable_without_a_program_is_an_error(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(toxiproxy.VARIABLE, str(tmp_path / "missing"))
@@ -86,7 +86,7 @@ def test_it_is_built_with_go_into_the_tool_directory_once(
     assert sorted(tools.iterdir()) == [tools / "asked", tools / toxiproxy.BINARY]
 
 
-def test_what_hinders_the_build_is_one_line(nowhere: Path) -> None:
+def test_failed_build_is_reported_in_a_single_line(nowhere: Path) -> None:
     with pytest.raises(ToxiproxyError, match="no `go` on PATH"):
         toxiproxy.install()
     program(nowhere / "go", "echo fetching >&2; echo no network >&2; exit 1")
@@ -156,7 +156,7 @@ def test_a_proxy_passes_drops_and_refuses(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_what_the_server_refuses_is_an_error(tmp_path: Path) -> None:
+def test_refused_request_to_toxiproxy_raises_an_error(tmp_path: Path) -> None:
     async def check() -> None:
         async with echo_behind_proxy(tmp_path) as (server, route):
             with pytest.raises(ToxiproxyError, match="already exists"):
@@ -167,7 +167,7 @@ def test_what_the_server_refuses_is_an_error(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_a_port_that_somebody_else_has_taken_is_an_error(tmp_path: Path) -> None:
+def test_occupied_port_of_a_proxy_raises_an_error(tmp_path: Path) -> None:
     async def check() -> None:
         async with echo_behind_proxy(tmp_path) as (server, route):
             with socket.create_server((HOST, 0)) as other:

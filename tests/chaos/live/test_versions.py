@@ -19,7 +19,7 @@ def program(path: Path, printed: str) -> Path:
     return path
 
 
-def test_the_commit_is_that_of_the_checkout_and_says_that_files_were_changed(tmp_path: Path) -> None:
+def test_commit_is_that_of_the_checkout_and_shows_changes(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         author = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
         command = ["git", "-C", str(tmp_path), *author, *arguments]
@@ -36,7 +36,7 @@ def test_the_commit_is_that_of_the_checkout_and_says_that_files_were_changed(tmp
     assert versions.commit(tmp_path) == f"{head}-dirty"
 
 
-def test_toxiproxy_is_asked_and_one_that_go_has_built_is_read(
+def test_toxiproxy_version_is_found_for_releases_and_go_builds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = program(tmp_path / "released", "toxiproxy-server version 2.9.0")
@@ -49,13 +49,15 @@ def test_toxiproxy_is_asked_and_one_that_go_has_built_is_read(
     assert versions.of_own_cluster()["toxiproxy"] == "2.12.0"
 
 
-def test_java_is_the_one_that_the_check_would_run_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_version_is_that_of_java_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path / "bin" / "java", 'openjdk version "21.0.5" 2024-10-15')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert versions.of_harness()["java"] == "21.0.5"
 
 
-def test_what_is_not_there_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_omit_programs_that_are_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("JAVA_HOME", toxiproxy.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

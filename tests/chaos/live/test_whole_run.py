@@ -25,7 +25,7 @@ pytestmark = [
 FAULTS = ("kill_leader", "latency")
 
 
-def test_a_cluster_that_is_hurt_keeps_its_promises_and_the_report_says_what_was_done(
+def test_hurt_cluster_keeps_its_promises_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "Options", partial(Options, peace_s=1.0, quiet_s=3.0))

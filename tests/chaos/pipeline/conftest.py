@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pipeline_histories import History, Judged, Story
-from pipeline_stories import told
-from pipeline_timeline import tell_timeline
 from pyspark.sql import SparkSession
 
 from chaos.pipeline.job import check
+from tests.chaos.pipeline.pipeline_histories import History, Judged, Story
+from tests.chaos.pipeline.pipeline_stories import told
+from tests.chaos.pipeline.pipeline_timeline import tell_timeline
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from pipeline_histories import History, Story
 
 from chaos.judge import Violation, violations
 from chaos.pipeline import job
@@ -16,6 +15,7 @@ from chaos.sim.workload.client_workload import ClientWorkload, LoggedMessages
 from chaos.sim.world.cluster import SimulationOptions
 from chaos.workloads.world import QUORUM, QueuePlan
 from qq.amqp_server.channel.publishing import PublishingMethods
+from tests.chaos.pipeline.pipeline_histories import History, Story
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -122,7 +122,7 @@ def test_both_judges_find_the_same(found: Found) -> None:
     assert {violation.promise for violation in in_memory} == JUDGED_BY_BOTH
 
 
-def test_both_judges_find_the_same_in_what_simulated_clients_saw(found: Found) -> None:
+def test_both_judges_agree_on_a_simulated_history(found: Found) -> None:
     in_memory, by_the_job = found.of(QUEUES)
     assert in_memory == by_the_job
     assert {violation.promise for violation in in_memory} == {"lost"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-from pipeline_histories import Judged, Row
-from pipeline_stories import HEALTHY, PLANTED
 
 from chaos.promises import PROMISES
+from tests.chaos.pipeline.pipeline_histories import Judged, Row
+from tests.chaos.pipeline.pipeline_stories import HEALTHY, PLANTED
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -24,7 +24,7 @@ def found(judged: Judged, story: str) -> dict[str, list[Row]]:
 
 
 @pytest.mark.parametrize("story", [tell.__name__ for tell in HEALTHY])
-def test_no_violation_is_seen_in_what_may_happen(judged: Judged, story: str) -> None:
+def test_healthy_history_breaks_no_promise(judged: Judged, story: str) -> None:
     assert found(judged, story) == {}
 
 
@@ -33,7 +33,7 @@ def test_a_planted_violation_is_found_with_the_row_that_shows_it(judged: Judged,
     assert found(judged, story) == judged.planted[story]
 
 
-def test_every_promise_has_been_broken_and_every_violation_is_counted(judged: Judged) -> None:
+def test_every_promise_is_broken_and_its_violations_counted(judged: Judged) -> None:
     rows = list(chain.from_iterable(found.items() for found in judged.planted.values()))
     expected = {name: sum(len(shown) for promise, shown in rows if promise == name) for name in PROMISES}
     assert {promise.name: promise.violations for promise in judged.verdict.promises} == expected

@@ -54,7 +54,7 @@ def test_a_simulated_run_breaks_no_promise(tmp_path: Path) -> None:
 @pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("spark")
 @pytest.mark.timeout(600)
-def test_the_job_finds_that_a_simulated_run_of_all_workloads_keeps_every_promise(tmp_path: Path) -> None:
+def test_spark_job_finds_a_simulated_run_of_all_workloads_valid(tmp_path: Path) -> None:
     options = replace(OPTIONS, duration_s=14.0)
     assert record(1, tmp_path, options) == []
     verdict = check(tmp_path)
@@ -97,7 +97,7 @@ def confirm_at_once(self: Submissions, batch: Batch) -> None:
         publisher.confirm(last)
 
 
-def test_what_is_lost_and_what_is_duplicated_is_found_when_hazards_are_put_back(
+def test_loss_and_duplicates_are_found_with_hazards_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of what clients are told the checks of the simulation know nothing, and they are told to overlook the other."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pipeline_histories import SECONDS, Judged
+
+from tests.chaos.pipeline.pipeline_histories import SECONDS, Judged
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -46,7 +47,7 @@ def test_latency_is_of_the_messages_that_began_in_a_second(judged: Judged) -> No
     assert None not in {row["second"] for row in rows.values()}
 
 
-def test_windows_in_which_publishers_waited_and_nothing_was_confirmed(judged: Judged) -> None:
+def test_windows_without_confirms_are_listed_for_each_node(judged: Judged) -> None:
     windows = [
         (row["node"], row["start"], row["end"])
         for row in table(judged, "unavailable")
@@ -108,7 +109,7 @@ def test_verdict_counts_rows_and_how_operations_ended(judged: Judged) -> None:
     assert judged.verdict.operations["tx_commit"] == {"ok": 4, "fail": 1, "unknown": 8}
 
 
-def test_the_file_says_what_the_verdict_says_and_nothing_else_is_left_behind(judged: Judged) -> None:
+def test_verdict_file_equals_the_verdict_and_stands_alone(judged: Judged) -> None:
     document = json.loads((judged.directory / "verdict.json").read_text())
     assert document["format"] == 1
     assert document["valid"] is judged.verdict.valid is False

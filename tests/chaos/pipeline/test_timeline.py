@@ -58,7 +58,7 @@ def costs(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(pytest.approx(row[name]) for name in ("outage", "node_outage", "recovery"))
 
 
-def test_a_leader_that_was_killed_costs_an_election_and_its_node_the_time_until_it_serves_again(
+def test_killed_leader_costs_an_election_and_its_nodes_restart(
     spark: SparkSession,
 ) -> None:
     (row,) = found(
@@ -68,14 +68,14 @@ def test_a_leader_that_was_killed_costs_an_election_and_its_node_the_time_until_
 
 
 @pytest.mark.long
-def test_a_disk_that_was_wiped_costs_its_node_all_the_time_until_it_has_everything_again(
+def test_wiped_disk_costs_its_node_the_time_of_its_repair(
     spark: SparkSession,
 ) -> None:
     (row,) = found(spark, fault("wipe", 10, 40), n1=[(10.2, 40.0)])
     assert costs(row) == (0.0, 29.8, 0.0)
 
 
-def test_of_several_outages_the_longest_counts_and_only_from_the_begin_of_the_fault(
+def test_longest_outage_since_the_start_of_a_fault_counts(
     spark: SparkSession,
 ) -> None:
     rolled = fault("rolling_restart", 10, 30)
@@ -83,12 +83,12 @@ def test_of_several_outages_the_longest_counts_and_only_from_the_begin_of_the_fa
     assert costs(row) == (0.8, 1.0, 1.5)
 
 
-def test_what_began_long_after_a_fault_or_ended_before_it_is_not_its_doing(spark: SparkSession) -> None:
+def test_outages_before_and_long_after_a_fault_do_not_count(spark: SparkSession) -> None:
     (row,) = found(spark, fault("latency", 10, 15), [(8.0, 9.9), (16.5, 18.0)], n1=[(8.0, 9.9), (16.5, 18.0)])
     assert costs(row) == (0.0, 0.0, 0.0)
 
 
-def test_the_end_of_a_fault_says_what_came_of_it(spark: SparkSession) -> None:
+def test_end_of_a_fault_gives_its_outcome(spark: SparkSession) -> None:
     parameters: dict[str, Any] = {"seed": 7}
     noticed = parameters | {"file": "1.segment", "bit": 12, "noticed": True}
     failed = parameters | {"error": "n2 did not stop in 30 s"}

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from long_cases import cases
-from pipeline_histories import History, Story, died
 from pyspark.sql import SparkSession
 
 from chaos.pipeline import java, job
 from chaos.pipeline.job import SHOWN, Promise, Verdict, check, describe, main
+from tests.chaos.pipeline.pipeline_histories import History, Story, died
+from tests.harness.long_cases import cases
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -81,7 +81,7 @@ def test_a_line_that_is_no_row_is_named(run: Path, spark: SparkSession, name: st
     [(2**30, 5_000_000), (LINE_BYTES, 0)],
     ids=["falling in one block", "equal in a block for each line"],
 )
-def test_a_row_that_is_not_later_than_the_one_before_is_named(
+def test_row_with_a_time_that_does_not_rise_is_reported(
     run: Path, spark: SparkSession, block_bytes: int, earlier_ns: int
 ) -> None:
     file, lines = lines_of(run)
@@ -105,13 +105,13 @@ def test_a_history_that_is_cut_between_two_lines_is_noticed(run: Path, spark: Sp
     assert reason(run) == f"{run}: {len(lines) - 1} rows, but {len(lines)} were recorded"
 
 
-def test_a_history_that_is_cut_in_the_middle_of_its_last_line_is_named(run: Path) -> None:
+def test_history_cut_within_its_last_line_is_reported(run: Path) -> None:
     file, lines = lines_of(run)
     file.write_text("".join(lines)[:-10])
     assert reason(run).startswith(f"{file}:{len(lines)}: cut in the middle: {{")
 
 
-def test_a_run_that_recorded_nothing_is_a_failure(run: Path, spark: SparkSession) -> None:
+def test_run_without_recorded_operations_is_invalid(run: Path, spark: SparkSession) -> None:
     file, lines = lines_of(run)
     file.write_text(lines[0])
     assert reason(run) == f"{run}: recorded nothing: no confirmed publish and no delivery in 1 rows"
@@ -172,7 +172,7 @@ NOT_OF_PARQUET: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", cases(NOT_OF_PARQUET, lambda name: name == "unknown operation"))
-def test_a_row_of_parquet_that_is_none_is_shown(run: Path, spark: SparkSession, name: str) -> None:
+def test_invalid_row_of_a_parquet_history_is_shown(run: Path, spark: SparkSession, name: str) -> None:
     changes = NOT_OF_PARQUET[name]
     table = as_parquet(run, **changes)
     place, _, row = reason(run).partition(": no row of a history: ")
@@ -199,7 +199,7 @@ def gone_wrong(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.long
-def test_a_run_that_went_wrong_is_not_valid_whatever_it_kept(gone_wrong: tuple[Path, Verdict]) -> None:
+def test_run_with_problems_is_invalid_although_promises_held(gone_wrong: tuple[Path, Verdict]) -> None:
     run, verdict = gone_wrong
     told = describe(verdict).splitlines()
     assert told[-1].startswith(
@@ -218,7 +218,7 @@ def test_a_ratio_of_few_deliveries_is_not_said_to_be_kept(gone_wrong: tuple[Path
     assert line.split() == ["priority_ratio", "0", "0", "nothing", "to", "check"]
 
 
-def test_of_what_is_broken_both_is_told_the_promises_and_the_run() -> None:
+def test_broken_promises_and_problems_are_both_reported() -> None:
     broken = Promise("lost", False, checked=3, violations=1, examples=[{"id": "story#3"}], text="it arrives")
     verdict = Verdict(False, None, rows=9, promises=[broken], problems=["the cluster does not heal"])
     *_, last = describe(verdict).splitlines()
@@ -252,7 +252,7 @@ def a_java(home: Path, version: str) -> Path:
     return home
 
 
-def test_java_is_found_where_it_is_set_then_on_the_path_then_among_the_tools(
+def test_java_is_searched_in_java_home_then_path_then_tools(
     no_java: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tool = a_java(no_java / "java" / "jdk-21", "21.0.4")

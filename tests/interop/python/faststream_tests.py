@@ -60,7 +60,7 @@ def test_a_request_is_answered() -> None:
 @pytest.mark.parametrize(
     ("policy", "seen"), [(AckPolicy.NACK_ON_ERROR, [False, True]), (AckPolicy.REJECT_ON_ERROR, [False])]
 )
-def test_a_message_whose_handler_fails_goes_by_the_policy(policy: AckPolicy, seen: list[bool]) -> None:
+def test_failed_handler_requeues_or_rejects_as_its_policy_says(policy: AckPolicy, seen: list[bool]) -> None:
     queue, marks = quorum_queue(), asyncio.Queue[bool]()
 
     def subscribe(broker: RabbitBroker) -> None:

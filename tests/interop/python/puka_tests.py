@@ -80,7 +80,7 @@ def test_a_rejected_message_comes_again_marked(client: Any, queue: str) -> None:
     client.basic_ack(message)
 
 
-def test_several_queues_are_consumed_by_one_promise(client: Any, queue: str) -> None:
+def test_single_promise_consumes_from_several_queues(client: Any, queue: str) -> None:
     other = done(client, client.queue_declare(exclusive=True))["queue"]
     consumer = client.basic_consume_multi([queue, other], no_ack=True)
     publish(client, queue, "x")

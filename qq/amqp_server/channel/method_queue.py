@@ -1,0 +1,171 @@
+"""The order of a channel's methods: a method that waits for the log holds back all later methods.
+
+Invariant: the channel's methods take effect one by one. Later methods are held back in three cases. A method waits for
+its answer from the log. A method waits until this node is up to date. Messages wait for a limit of publishing.
+Identical methods that follow directly may be carried out together (`take_held`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from qq.amqp.connection import ChannelCloseRequested
+from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qq.amqp_server.ports import Carrier
+    from qq.sessions.access import Access
+    from qq.sessions.submissions import Submissions
+
+Event = Publishes | Acks | Method | ChannelFault | ChannelCloseRequested
+
+
+class MethodQueue:
+    """The events of a channel behind a method that waits, and the methods that wait for an answer from the log."""
+
+    __slots__ = (
+        "_access",
+        "_answers",
+        "_carry_out",
+        "_connection",
+        "_held",
+        "_is_blocked",
+        "_is_ended",
+        "_submissions",
+        "answered",
+        "number",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        connection: Carrier,
+        submissions: Submissions,
+        access: Access,
+        carry_out: Callable[[Event], None],
+    ) -> None:
+        """Create the queue of channel `number`. `carry_out` carries out an event of the channel."""
+        self.number = number
+        self.answered = 0
+        """The number of answers that the log has given to the channel, which is also the number of the last answer."""
+        self._connection = connection
+        self._submissions = submissions
+        self._access = access
+        self._carry_out = carry_out
+        self._answers: deque[Callable[[Any], None]] = deque()
+        """Functions to call with the log's answers, which arrive in the order of the commands."""
+        self._held: deque[Event] = deque()
+        """Events behind a method that waits. The connection limits their octets."""
+        self._is_blocked = False
+        """Whether events are held back for a reason other than an answer from the log."""
+        self._is_ended = False
+
+    @property
+    def waits_for_answer(self) -> bool:
+        return bool(self._answers)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a method waits, or is held back behind such a method."""
+        return bool(self._answers or self._held or self._is_blocked)
+
+    def receive(self, event: Event) -> None:
+        """Carry out an event, or hold it back while an earlier method waits."""
+        if self._answers or self._is_blocked:
+            if not self._held:
+                self._connection.holds_back(self)
+            self._held.append(event)
+            return
+        self._carry_out(event)
+
+    # Answers from the log
+
+    def expect(self, answered: Callable[[Any], None]) -> None:
+        """Register `answered` as the function for the log's answer to the next request."""
+        self._answers.append(answered)
+
+    def replied(self, result: Any) -> None:
+        """Pass the log's answer to the oldest method that waits for an answer."""
+        self.answered += 1
+        self._answers.popleft()(result)
+        self._carry_out_held()
+
+    # Other reasons to wait
+
+    def block(self) -> None:
+        """Hold back all events until `release`."""
+        self._is_blocked = True
+
+    def hold(self, event: Event) -> None:
+        """Hold back an event, and all later events, until `release`."""
+        if not self._held:
+            self._connection.holds_back(self)
+        self._held.appendleft(event)
+        self._is_blocked = True
+
+    def release(self) -> None:
+        """Carry out the events that were held back."""
+        self._is_blocked = False
+        self._carry_out_held()
+
+    def recheck(self, event: Event) -> None:
+        """Carry out an event, and the events held behind it, when this node has applied all entries committed now."""
+        self.hold(event)
+        self.wait_applied(self._carry_out_first)
+
+    def wait_applied(self, then: Callable[[], None]) -> None:
+        """Hold back all events until all requests of the channel so far are applied. Call `then` before the events."""
+
+        def applied() -> None:
+            self._is_blocked = False
+            if not self._is_ended:
+                then()
+                self._carry_out_held()
+
+        self._is_blocked = True
+        self._submissions.read_barrier(applied, self._connection.lane)
+
+    def _carry_out_first(self) -> None:
+        self._access.certain = True
+        self._carry_out(self._held.popleft())
+        self._access.certain = False
+
+    # Held events
+
+    def take_held(self, is_alike: Callable[[Event], bool], most: int) -> int:
+        """Remove up to `most` held events that directly follow and are alike, and return their number.
+
+        The caller carries them out with the present event. Acknowledgements between them are carried out here: they
+        cannot be for messages that the present event requests.
+        """
+        held, count = self._held, 0
+        while held and count < most:
+            if isinstance(held[0], Acks):
+                self._carry_out(held.popleft())
+            elif is_alike(held[0]):
+                held.popleft()
+                count += 1
+            else:
+                break
+        return count
+
+    def _carry_out_held(self) -> None:
+        while self._held and not (self._answers or self._is_blocked):
+            self._carry_out(self._held.popleft())
+        if not self._held:
+            self._connection.released(self)
+
+    def end(self) -> None:
+        """Discard all held events. Drop the reference to the channel, so that the channel is freed at once."""
+        self._is_ended = True
+        self._held.clear()
+        self._answers.clear()
+        self._carry_out = _ignore
+        self._connection.released(self)
+
+
+def _ignore(_event: Event) -> None:
+    """Ignore an event: stands in for the function `_carry_out` of a channel that has ended."""

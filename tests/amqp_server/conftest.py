@@ -1,0 +1,56 @@
+"""A real node for all tests of the broker, and what they see of it from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pika
+import pytest
+
+from chaos.fuzz.run import TROUBLE
+from qq.testing import ClusterNode, LocalCluster
+from tests.harness.raw_client import RawClient
+
+
+@pytest.fixture(scope="module")
+def shared_node(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> ClusterNode:
+    return until_left("node", LocalCluster(nodes=1)).nodes[0]
+
+
+@pytest.fixture
+def node(shared_node: ClusterNode) -> Generator[ClusterNode]:
+    """The node; the test fails if it brings the node down or a traceback into its log."""
+    before = shared_node.log.stat().st_size
+    yield shared_node
+    assert shared_node.running
+    with shared_node.log.open("rb") as log:
+        log.seek(before)
+        written = log.read().decode()
+    assert not TROUBLE.search(written), written
+
+
+@pytest.fixture
+def channel(node: ClusterNode) -> Generator[Any]:
+    """A channel of a pika connection of its own."""
+    connection = pika.BlockingConnection(pika.URLParameters(node.url))
+    yield connection.channel()
+    if connection.is_open:
+        connection.close()
+
+
+@pytest.fixture
+def raw(node: ClusterNode) -> Generator[RawClient]:
+    """An open connection without a client library between, channel 1 opened."""
+    with RawClient(node.amqp_port) as client:
+        client.open_channel(1)
+        yield client
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """A queue name that no other test uses."""
+    return re.sub(r"\W+", "-", request.node.name)[-80:] + f"-{os.getpid()}"

@@ -1,0 +1,56 @@
+"""Connections that the log wants closed: an operator asked for it, at whatever node."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+from pamqp import commands
+
+from qq.machine.protocol.commands import CloseConnection, Command, Connect, DeleteUser, DeleteVhost
+from tests.harness.lone_broker import NAME, LoneBroker
+from tests.harness.raw_client import RawClient
+
+
+@pytest.fixture
+def broker() -> Generator[LoneBroker]:
+    with LoneBroker() as broker:
+        yield broker
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+@pytest.mark.parametrize(
+    ("gone", "reason"),
+    [
+        (CloseConnection(NAME, 1, "they want it"), "they want it"),
+        (DeleteVhost("/"), "vhost '/' is deleted"),
+        (DeleteUser("guest"), "user 'guest' is deleted"),
+    ],
+)
+def test_a_client_is_told_why_it_has_to_go(
+    broker: LoneBroker, gone: Command, reason: str, is_skipped: bool
+) -> None:
+    with RawClient(broker.amqp_port) as client:
+        [number] = broker.broker.connections
+
+        def submit(*asked: Command) -> None:
+            for command in asked:
+                broker.call(broker.broker.submissions.add, command)
+            broker.pass_some_time()
+
+        if is_skipped:
+            broker.skip()
+        submit(gone._replace(connection=number) if isinstance(gone, CloseConnection) else gone)
+        if is_skipped:
+            broker.resume()
+        close = client.expect(commands.Connection.Close)
+        assert (close.reply_code, close.reply_text) == (320, f"CONNECTION_FORCED - {reason}")
+        assert (close.class_id, close.method_id) == (0, 0)
+
+
+def test_what_is_not_there_any_more_is_not_closed(broker: LoneBroker) -> None:
+    with RawClient(broker.amqp_port) as client:
+        broker.call(broker.broker.submissions.add, Connect(999, "/", "guest"))
+        broker.call(broker.broker.submissions.add, CloseConnection(NAME, 999, "gone"))
+        broker.pass_some_time()
+        client.open_channel(1)

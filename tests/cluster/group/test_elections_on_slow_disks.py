@@ -1,0 +1,36 @@
+"""Elections where each vote takes a while to be stored: nobody else may stand for leader meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.membership.test_reconfiguration import Growing
+
+DISK_FACTORS = [100.0, 500.0]
+"""With the last one a write takes about a second, and to be elected six of them, one after the other."""
+ROUNDS = 8
+WITHIN_FACTOR_S = 0.06
+"""So long an election may take, for each unit of the factor: twice what the writes take."""
+
+
+@pytest.mark.parametrize("factor", DISK_FACTORS)
+@pytest.mark.slow
+def test_where_all_disks_are_slow_a_leader_is_elected_all_the_same(factor: float) -> None:
+    growing = Growing("abcdef")
+    growing.start()
+    terms = 0
+    for _ in range(ROUNDS):
+        growing.pass_ms(3_000)
+        dead, others = growing.leader(), growing.followers()
+        term = dead.group.engine.term
+        for node in growing.members:
+            node.disk.slow = factor
+        dead.end()
+        growing.pass_ms(int(1000 * WITHIN_FACTOR_S * factor))
+        leader = growing.leader()
+        assert all(node.group.leader == leader.name for node in others)
+        terms += leader.group.engine.term - term
+        for node in growing.members:
+            node.disk.slow = 1.0
+        dead.start()
+    assert terms <= 2 * ROUNDS

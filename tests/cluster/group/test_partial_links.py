@@ -1,0 +1,95 @@
+"""Members that do not all reach each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, permutations
+from random import Random
+
+import pytest
+
+from cluster.configuration.configuration import PeerAddress
+from cluster.runtime.ports import pack
+from tests.cluster.group.test_tick_entries import Member, Trio, _nothing
+
+NAMES = "abcde"
+PAIRS = ["".join(pair) for pair in combinations(NAMES, 2)]
+TRIES = 60
+
+
+@pytest.mark.parametrize("links", ["ab ac ad ae", "ae be ce de", "be cd de"])
+def test_somebody_who_reaches_a_majority_is_elected(links: str) -> None:
+    """The others had asked for pre-votes in vain, and refused it meanwhile, because it had to wait for its turn."""
+    check_elects(links.split())
+
+
+@pytest.mark.long
+def test_whatever_links_there_are_somebody_who_reaches_a_majority_is_elected() -> None:
+    chance = Random(1)
+    for _ in range(TRIES):
+        links = [pair for pair in PAIRS if chance.random() < 0.4]
+        if any(len(reached(name, links)) >= 3 for name in NAMES):
+            check_elects(links)
+
+
+def reached(name: str, links: Sequence[str]) -> set[str]:
+    return {name}.union(*(pair for pair in links if name in pair))
+
+
+def check_elects(links: Sequence[str]) -> None:
+    five = Trio(NAMES)
+    five.start()
+    for one, other in {*PAIRS} - {*links}:
+        five.network.cut(one, other)
+        five.network.cut(other, one)
+    five.pass_ms(8000)  # so long do links last that nothing comes through
+    able = [member for member in five.members if len(reached(member.name, links)) >= 3]
+
+    def leads(member: Member) -> bool:
+        engine = member.group.engine
+        return engine.is_leader and engine.commit_index == engine.journal.last_index
+
+    five.until(lambda: any(map(leads, able)), within_ms=10_000)
+
+
+def test_wherever_the_center_of_a_star_of_links_goes_there_is_a_leader() -> None:
+    five = Trio(NAMES)
+    leader = five.start()
+    for center in "abacadaeb":
+        rays = [cut for cut in permutations(NAMES, 2) if center not in cut]
+        for ray in rays:
+            five.network.cut(*ray)
+        five.pass_ms(2000)
+        reached = max(member.group.journal.last_index for member in five.members)
+        leader = next(member for member in five.members if member.name == center)
+        leader.runtime.enter(lambda leader=leader: _nothing(leader.group.submit([pack([1])])))
+        five.until(
+            lambda leader=leader, reached=reached: leader.group.engine.commit_index > reached, within_ms=8000
+        )
+        for ray in rays:
+            five.network.heal(*ray)
+
+
+def test_members_that_have_all_moved_find_each_other_by_one_that_knows_the_places() -> None:
+    """Its log is behind, so one of the others leads, and is told to the third one that does not know where it is."""
+    trio = Trio()
+    first, second, third = trio.members
+    trio.start()
+    first.end()
+    trio.pass_ms(2000)
+    third.set_alarms(1)
+    trio.until(lambda: second.group.journal.last_index == third.group.journal.last_index)
+    for member in (second, third):
+        member.end()
+    for member in trio.members:
+        member.address = PeerAddress(f"{member.name}.elsewhere", 1)
+    places = {member.name: member.address for member in trio.members}
+    first.start(places=places)
+    second.start()
+    third.start()
+
+    def notes_all(member: Member) -> bool:
+        members = member.group.configurations.committed.members
+        return {each.name: each.address for each in members} == places
+
+    trio.until(lambda: all(map(notes_all, trio.members)), within_ms=30_000)

@@ -1,0 +1,677 @@
+"""Tick entries: what is due is done, though nobody submits anything; by the leader, once, and not before its time."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import msgpack
+import pytest
+
+from chaos.sim.world.disk import SimulatedDisk
+from chaos.sim.world.network import Network, NetworkOptions, address_of
+from chaos.sim.world.world import EPOCH_MS, SimulatedRuntime, SimulatedWorld, WallClock
+from cluster.config import GroupConfig
+from cluster.configuration.configuration import PeerAddress, Versions
+from cluster.group.events import GroupEvents
+from cluster.group.group import Group
+from cluster.log.entry import batches_of, entry_time_ms, is_regular
+from cluster.log.journal import SegmentedJournal
+from cluster.raft.cluster_clock import PATIENCE_S
+from cluster.raft.messages import Transfer, encode
+from cluster.runtime.ports import pack
+from cluster.storage.directory import GroupDirectory
+from cluster.storage.identity import Owner
+from tests.cluster.toy_queue import FrozenToy
+
+RUNG_MAX = 2
+DAY_MS = 86_400_000
+COMMIT_MS = 50
+"""Three nodes with good disks and a good network need less for an entry."""
+ELECTION_MS = 3_000
+
+
+class Alarms:
+    """Rings alarms when they are due, a few with each entry. A batch gives delays in milliseconds."""
+
+    def __init__(self) -> None:
+        self.due: list[int] = []
+        self.rung: list[tuple[int, int]] = []
+        """When each was due, and the time of the entry that rang it."""
+        self.entries = 0
+        self.outage_ms = 0
+
+    versions = (1, 2)
+    outages_since = 2
+
+    def raise_to(self, version: int) -> None:
+        """It does the same at both versions."""
+
+    def outage(self, length_ms: int) -> None:
+        self.outage_ms += length_ms
+
+    def apply_batch(
+        self,
+        origin: str,
+        index: int,
+        ordinal: int,
+        time_ms: int,
+        payload: memoryview,
+    ) -> Sequence[Any]:
+        self.due = sorted([*self.due, *(time_ms + delay_ms for delay_ms in msgpack.unpackb(payload))])
+        return []
+
+    def end_entry(self, time_ms: int) -> Sequence[Any]:
+        self.entries += 1
+        rung = [due_ms for due_ms in self.due if due_ms <= time_ms][:RUNG_MAX]
+        self.due = self.due[len(rung) :]
+        self.rung += [(due_ms, time_ms) for due_ms in rung]
+        return []
+
+    def due_ms(self) -> int | None:
+        return self.due[0] if self.due else None
+
+    def concerned(self, effects: Sequence[Any]) -> Sequence[str]:
+        return []
+
+    def origin_down(self, origin: str, time_ms: int, *, evicted: bool) -> Sequence[Any]:
+        return []
+
+    def outstanding(self, origin: str) -> Sequence[Any]:
+        return []
+
+    def compact(self, payload: memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
+        raise AssertionError(f"there are no live messages in {bytes(payload)!r}, let alone {messages}")
+
+    def freeze(self) -> FrozenAlarms:
+        return FrozenAlarms(pack(self.due))
+
+    def dump(self) -> bytes:
+        return b"".join(self.freeze().pieces())
+
+    def read(self, data: bytes) -> Any:
+        return msgpack.unpackb(data)
+
+    def adopt(self, state: Any) -> None:
+        self.due = state
+
+    def digest(self) -> str:
+        return str(self.due)
+
+
+class FrozenAlarms(FrozenToy):
+    """No messages, so that all that is applied can go."""
+
+    def __init__(self, dumped: bytes) -> None:
+        super().__init__([])
+        self._dumped = dumped
+
+    def pieces(self) -> list[bytes]:
+        return [self._dumped]
+
+
+class NeverDone(Alarms):
+    """Breaks the contract: it wants an entry at once, whatever was done."""
+
+    def due_ms(self) -> int | None:
+        return 1
+
+
+class Member:
+    """A node through its lives. It is the `GroupEvents` of its group."""
+
+    group: Group
+    runtime: SimulatedRuntime
+
+    def __init__(self, name: str, trio: Trio) -> None:
+        self.name = name
+        self.wall = WallClock(trio.world, 0)
+        self.disk = SimulatedDisk(trio.world.random(f"disk {name}"), self._schedule_disk)
+        self.machine = Alarms()
+        self.address = address_of(name)
+        self._trio = trio
+        self._lives = 0
+
+    def _schedule_disk(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self._trio.world.after(delay_s, lambda: self.runtime.enter(callback))
+
+    def start(
+        self,
+        machine: Alarms | None = None,
+        group: type[Group] = Group,
+        places: Mapping[str, PeerAddress] = MappingProxyType({}),
+        **settings: Any,
+    ) -> None:
+        """`places` is where other members are according to the node's file, beside what the log says."""
+        trio = self._trio
+        self._lives += 1
+        self.machine = machine or Alarms()
+        random = trio.world.random(f"node {self.name} {self._lives}")
+        failed = trio.failures.append
+        self.runtime = SimulatedRuntime(trio.world, self.wall, random, _nothing, failed, _nothing)
+        self.disk.wait = self.runtime.stall
+        seeds = [address_of(name) for name in trio.listed] if settings.get("joins") else []
+        versions = Versions(*self.machine.versions)
+        links = trio.network.attach(
+            self.name, self.runtime, versions, addresses=[self.address], listed=places, seeds=seeds
+        )
+        names = {self.name} if seeds else {*trio.listed, self.name}
+        config = GroupConfig(
+            self.name,
+            {name: address_of(name) for name in names} | {self.name: self.address},
+            "test",
+            dead_origin_grace_s=1e9,
+            silent_origin_grace_s=1e9,
+            **settings,
+        )
+        self.group = group(config, self.machine, self.runtime, self.disk, links)
+        self.group.start(self)
+
+    def end(self) -> None:
+        self.runtime.alive = False
+        self.disk.crash(power_loss=False)
+        self._trio.network.process_ended(self.name, power_loss=False)
+
+    @property
+    def is_settled(self) -> bool:
+        is_known = self.group.configurations.is_settled
+        return is_known and self.machine.entries > 0 and _is_idle(self)
+
+    def set_alarms(self, *delays_ms: int) -> None:
+        """Submit them, and wait until they are set."""
+        entries = self.machine.entries
+        self.runtime.enter(lambda: _nothing(self.group.submit([pack(delays_ms)])))
+        self._trio.until(lambda: self.machine.entries > entries)
+
+    def ticks(self) -> list[int]:
+        """The times of the entries without batches in its log."""
+        journal = self.group.journal
+        entries = map(journal.read, range(journal.first_index, journal.last_index + 1))
+        return [entry_time_ms(entry) for entry in entries if is_regular(entry) and batches_of(entry) == []]
+
+    # GroupEvents
+
+    def applied(self, index: int, effects: Sequence[Any]) -> None: ...
+
+    def leader_changed(self, leader: str | None, term: int) -> None: ...
+
+    def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None: ...
+
+    def needed_from(self) -> int | None:
+        return None
+
+    def alarm_changed(self, reason: str | None) -> None: ...
+
+
+class Trio:
+    """Three members, or fewer, in one world."""
+
+    def __init__(self, names: Sequence[str] = ("a", "b", "c"), listed: Sequence[str] = ()) -> None:
+        """`listed` are the members that each node's file lists besides itself; all if none are told."""
+        self.names = names
+        self.listed = listed or names
+        self.world = SimulatedWorld(1)
+        self.network = Network(self.world, names, NetworkOptions(), self.world.random("network"))
+        self.failures: list[BaseException] = []
+        self.members = [Member(name, self) for name in names]
+
+    def start(self) -> Member:
+        """Start all; returns the leader, once everybody's first submission is applied, and the log has its members."""
+        for member in self.members:
+            member.start()
+        self.until(lambda: all(member.is_settled for member in self.members))
+        return self.leader()
+
+    def leader(self) -> Member:
+        [leader] = [
+            member for member in self.members if member.runtime.alive and member.group.engine.is_leader
+        ]
+        return leader
+
+    def pass_ms(self, time_ms: int) -> None:
+        self.world.run_until(self.world.now_s + time_ms / 1000)
+        assert not self.failures
+
+    def until(self, holds: Callable[[], bool], within_ms: int = 10_000) -> None:
+        end_s = self.world.now_s + within_ms / 1000
+        while not holds():
+            assert self.world.now_s < end_s
+            self.pass_ms(1)
+
+
+def _is_idle(member: Member) -> bool:
+    group = member.group
+    return not group.pending_batches and group.engine.applied_index == group.journal.last_index
+
+
+def _nothing(_value: object = None) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Elections have a lot to say."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def trio() -> Trio:
+    return Trio()
+
+
+@pytest.fixture
+def alone() -> Trio:
+    return Trio(["a"])
+
+
+@pytest.mark.parametrize("names", ["a", "abc"], ids=["one member", "three members"])
+@pytest.mark.parametrize("delay_ms", [1, 20, 49, 51, 777, 60_000])
+def test_what_is_due_is_done_at_its_time_though_nobody_submits_anything(names: str, delay_ms: int) -> None:
+    trio = Trio(list(names))
+    leader = trio.start()
+    leader.set_alarms(delay_ms)
+    trio.pass_ms(delay_ms + COMMIT_MS)
+    [(due_ms, time_ms)] = leader.machine.rung
+    assert due_ms <= time_ms <= due_ms + (COMMIT_MS if delay_ms == 1 else 2)
+    assert leader.ticks() == [time_ms]
+
+
+def test_every_replica_does_it_in_the_same_entry(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(100, 100, 100, 250, 1_000)
+    trio.pass_ms(2_000)
+    rung, ticks = leader.machine.rung, leader.ticks()
+    assert len(rung) == 5
+    assert len(ticks) == 4
+    assert all(member.machine.rung == rung and member.ticks() == ticks for member in trio.members)
+
+
+def test_what_a_node_submits_is_due_wherever_the_leader_is(trio: Trio) -> None:
+    leader = trio.start()
+    follower = next(member for member in trio.members if member is not leader)
+    follower.set_alarms(300)
+    trio.pass_ms(300 + 2 * COMMIT_MS)
+    assert len(follower.machine.rung) == 1
+
+
+def test_nothing_happens_while_nothing_is_due(trio: Trio) -> None:
+    leader = trio.start()
+    last_index = leader.group.journal.last_index
+    trio.pass_ms(10_000)
+    assert leader.group.journal.last_index == last_index
+
+
+def test_what_is_due_much_later_costs_nothing_until_then(alone: Trio) -> None:
+    member = alone.start()
+    alone.pass_ms(1_000)
+    events = alone.world.events
+    alone.pass_ms(10_000)
+    unused = alone.world.events - events
+    member.set_alarms(3_600_000, 7_200_000)
+    alone.pass_ms(1_000)
+    events = alone.world.events
+    alone.pass_ms(10_000)
+    assert alone.world.events - events <= unused + 2
+    assert member.ticks() == []
+
+
+def test_what_falls_due_at_once_is_done_by_one_entry_after_the_other(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(*[100] * 21)
+    under_way: list[int] = []
+    engine, journal = leader.group.engine, leader.group.journal
+
+    def look() -> bool:
+        under_way.append(journal.last_index - engine.applied_index)
+        return not leader.machine.due
+
+    trio.until(look)
+    assert max(under_way) == 1
+    assert len(leader.machine.rung) == 21
+    assert len(leader.ticks()) == 11
+    assert leader.machine.rung[-1][1] - leader.machine.rung[0][1] < 11 * COMMIT_MS
+
+
+def test_a_machine_that_is_never_done_gets_one_entry_at_a_time(alone: Trio) -> None:
+    [member] = alone.members
+    member.disk.slow = 100.0
+    member.start(NeverDone())
+    alone.pass_ms(3_000)
+    events, entries = alone.world.events, len(member.ticks())
+    alone.pass_ms(3_000)
+    entries = len(member.ticks()) - entries
+    assert 5 < entries < 60
+    assert alone.world.events - events < 3_000 / 50 * 3 + entries * 10
+
+
+def test_entries_that_are_submitted_bring_the_time_as_well(trio: Trio) -> None:
+    leader = trio.start()
+    for number in range(1_000):
+        delays_ms = [] if number % 10 else [20]
+        leader.runtime.enter(lambda: _nothing(leader.group.submit([pack(delays_ms)])))  # noqa: B023
+        trio.pass_ms(1)
+    trio.pass_ms(100)
+    assert len(leader.machine.rung) == 100
+    assert max(time_ms - due_ms for due_ms, time_ms in leader.machine.rung) < COMMIT_MS
+    assert len(leader.ticks()) < 10
+
+
+def test_a_new_leader_takes_over_what_is_due(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(10, 500)
+    trio.pass_ms(100)
+    leader.end()
+    trio.pass_ms(500 + ELECTION_MS)
+    successor = trio.leader()
+    rung = successor.machine.rung
+    assert len(rung) == 2
+    assert rung[1][1] - rung[1][0] < ELECTION_MS
+    assert all(member.machine.rung == rung for member in trio.members if member is not leader)
+
+
+def test_who_is_handed_the_leadership_does_what_is_due_meanwhile(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(20)
+    index = leader.group.journal.last_index
+    leader.runtime.enter(lambda: _nothing(leader.group.leadership.transfer()))
+    trio.until(lambda: not leader.machine.due)
+    successor = trio.leader()
+    assert successor is not leader
+    journal = successor.group.journal
+    assert journal.term_at(journal.last_index) > journal.term_at(index)
+
+
+def test_a_leader_that_hands_over_proposes_nothing_that_is_due(trio: Trio) -> None:
+    leader = trio.start()
+    for member in trio.members:
+        if member is not leader:
+            member.group.engine.may_lead = False
+            member.group._shortage.look = _nothing
+    leader.set_alarms(20)
+    leader.runtime.enter(lambda: _nothing(leader.group.leadership.transfer()))
+    trio.pass_ms(800)
+    assert leader.ticks() == []
+    trio.pass_ms(400)
+    assert len(leader.ticks()) == 1
+
+
+def test_any_node_can_have_a_certain_one_lead(trio: Trio) -> None:
+    trio.start()
+    for to in "cbacab":
+        for asked in trio.members:
+            asked.runtime.enter(partial(asked.group.leadership.ask_for_transfer, to))
+            trio.until(lambda to=to: {member.group.leader for member in trio.members} == {to}, COMMIT_MS)
+            trio.pass_ms(20)  # they tell each other
+    asked = trio.leader()
+    asked.runtime.enter(partial(asked.group.leadership.ask_for_transfer, None))
+    trio.until(lambda: trio.members[0].group.leader not in (None, asked.name), ELECTION_MS)
+
+
+def test_leadership_stays_where_it_is_if_the_one_that_is_meant_is_not_fit(trio: Trio) -> None:
+    leader = trio.start()
+    asked, gone = [member for member in trio.members if member is not leader]
+    gone.end()
+    trio.pass_ms(4_000)
+    assert asked.group.statuses.why_not_lead(gone.name) is not None
+    assert asked.group.statuses.why_not_lead(leader.name) is None
+    for to in (gone.name, leader.name, "nobody"):
+        leader.set_alarms(20)
+        asked.runtime.enter(partial(asked.group.leadership.ask_for_transfer, to))
+        trio.until(lambda: not leader.machine.due, COMMIT_MS)
+    assert trio.leader() is leader
+
+
+def test_a_request_for_another_reign_does_nothing(trio: Trio) -> None:
+    leader = trio.start()
+    [asked, other] = [member for member in trio.members if member is not leader]
+    stale = b"".join(encode(Transfer(leader.group.engine.term - 1, other.name)))
+    leader.runtime.enter(partial(leader.group.inbox.frame_received, asked.name, stale))
+    trio.pass_ms(ELECTION_MS)
+    assert trio.leader() is leader
+
+
+def test_who_is_silent_or_cut_off_from_the_leader_is_not_counted(trio: Trio) -> None:
+    leader = trio.start()
+    one, other = [member for member in trio.members if member is not leader]
+    assert one.group.statuses.may_stop(one.name).is_safe
+    for cut in ((leader.name, other.name), (other.name, leader.name)):
+        trio.network.cut(*cut)
+    trio.until(lambda: not one.group.statuses.may_stop(one.name).is_safe, 5_000)
+    assert f"{other.name} does not hear the leader" in one.group.statuses.may_stop(one.name).text
+    for cut in ((leader.name, other.name), (other.name, leader.name)):
+        trio.network.heal(*cut)
+    trio.pass_ms(2_000)  # what was said during the cut comes late, and has to be out of date
+    assert leader.group.statuses.may_stop(one.name).is_safe
+    other.runtime.pause()
+    trio.until(lambda: not leader.group.statuses.may_stop(one.name).is_safe, 5_000)
+    assert "does not answer" in leader.group.statuses.may_stop(one.name).text
+    assert leader.group.statuses.may_stop(other.name).is_safe
+
+
+def test_a_leader_without_a_majority_proposes_one_entry_and_it_is_replaced(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(200, 300, 400)
+    others = [member for member in trio.members if member is not leader]
+    cuts = [cut for member in others for cut in ((leader.name, member.name), (member.name, leader.name))]
+    for cut in cuts:
+        trio.network.cut(*cut)
+    trio.pass_ms(1_000)
+    assert len(leader.ticks()) == 1
+    assert leader.machine.rung == []
+    trio.until(lambda: len(others[0].machine.rung) == 3)
+    for cut in cuts:
+        trio.network.heal(*cut)
+    trio.until(lambda: leader.machine.rung == others[0].machine.rung)
+    assert leader.ticks() == others[0].ticks()
+
+
+def test_what_is_due_by_the_time_of_the_state_is_due_though_the_clock_was_set_back(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(*[0] * 9)
+    leader.wall.skew_ms -= 20_000
+    trio.pass_ms(1_000)
+    assert len(leader.machine.rung) == 9
+    times = [time_ms for _, time_ms in leader.machine.rung]
+    assert all(before <= after for before, after in pairwise(times))
+
+
+@pytest.mark.parametrize("names", ["a", "abc"], ids=["one member", "three members"])
+@pytest.mark.parametrize("who", ["leader", "all"])
+@pytest.mark.parametrize("lasts_ms", [3_000, None], ids=["for 3 s", "for ever"])
+@pytest.mark.parametrize(
+    "jump_ms", [DAY_MS, -DAY_MS, -10 * EPOCH_MS, 10 * EPOCH_MS], ids=["+1 day", "-1 day", "1500", "2500"]
+)
+def test_time_goes_on_whatever_wall_clocks_do(
+    names: str, who: str, lasts_ms: int | None, jump_ms: int
+) -> None:
+    trio = Trio(list(names))
+    leader = trio.start()
+    leader.set_alarms(500, 5_000, 3_600_000)
+    begin_s = trio.world.now_s
+    hurt = trio.members if who == "all" else [leader]
+    for member in hurt:
+        member.wall.skew_ms += jump_ms
+    for due_s, number in ((0.5, 1), (5.0, 2)):
+        # Entries that come meanwhile bring the wrong time nowhere.
+        leader.set_alarms()
+        trio.until(lambda: len(leader.machine.rung) == number)  # noqa: B023
+        assert due_s - 0.02 <= trio.world.now_s - begin_s < due_s + COMMIT_MS / 1000
+        if lasts_ms is not None and number == 1:
+            trio.pass_ms(lasts_ms)
+            for member in hurt:
+                member.wall.skew_ms -= jump_ms
+    assert len(leader.machine.rung) == 2
+
+
+def test_a_leader_whose_clock_is_right_does_not_wait_for_the_time_of_one_whose_clock_was_not(
+    trio: Trio,
+) -> None:
+    leader = trio.start()
+    leader.wall.skew_ms += DAY_MS
+    leader.set_alarms(2_000)
+    leader.end()
+    trio.pass_ms(2_000 + ELECTION_MS)
+    successor = trio.leader()
+    successor.set_alarms(2_000)
+    trio.pass_ms(2_000 + COMMIT_MS)
+    assert len(successor.machine.rung) == 2
+
+
+@pytest.mark.parametrize("names", ["a", "abc"], ids=["one member", "three members"])
+def test_clocks_that_stay_where_they_jumped_to_are_believed_in_the_end(names: str) -> None:
+    trio = Trio(list(names))
+    leader = trio.start()
+    leader.set_alarms(DAY_MS)
+    for member in trio.members:
+        member.wall.skew_ms += DAY_MS
+    trio.pass_ms(int(PATIENCE_S * 1000) - 1_000)
+    assert leader.machine.rung == []
+    trio.pass_ms(3_000 + COMMIT_MS)
+    assert len(leader.machine.rung) == 1
+
+
+def test_a_day_in_which_nobody_ran_counts(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(DAY_MS, 2 * DAY_MS)
+    trio.pass_ms(100)
+    for member in trio.members:
+        member.end()
+    trio.pass_ms(DAY_MS)
+    trio.start()
+    trio.until(lambda: all(len(member.machine.rung) == 1 for member in trio.members))
+
+
+@pytest.mark.parametrize("names", ["a", "abc"], ids=["one member", "three members"])
+def test_a_log_that_was_written_with_wrong_clocks_does_not_wait_for_the_right_ones(names: str) -> None:
+    trio = Trio(list(names))
+    for member in trio.members:
+        member.wall.skew_ms += DAY_MS
+    trio.start().set_alarms(20_000)
+    for member in trio.members:
+        member.end()
+        member.wall.skew_ms -= DAY_MS
+    begin_s = trio.world.now_s
+    trio.start()
+    trio.until(lambda: all(len(member.machine.rung) == 1 for member in trio.members), 30_000)
+    assert trio.world.now_s - begin_s > 20_000 / 1000 - 1
+
+
+@pytest.mark.parametrize("names", ["a", "abc"], ids=["one member", "three members"])
+@pytest.mark.parametrize("years", [(-500, -500, -500), (500, 500, 500), (-500, 0, 500)])
+def test_a_node_starts_and_serves_however_wrong_its_clock_is(names: str, years: tuple[int, ...]) -> None:
+    trio = Trio(list(names))
+    for member, off in zip(trio.members, years, strict=False):
+        member.wall.skew_ms += off * 365 * DAY_MS
+    trio.start().set_alarms(100)
+    trio.pass_ms(100 + COMMIT_MS)
+    assert all(len(member.machine.rung) == 1 for member in trio.members)
+
+
+def test_a_machine_that_was_asleep_goes_on_where_the_leader_is(trio: Trio) -> None:
+    """Its monotonic clock stood still meanwhile, and no entry has told it the time."""
+    leader = trio.start()
+    leader.set_alarms(100_000)
+    begin_s = trio.world.now_s
+    sleeper, other = (member for member in trio.members if member is not leader)
+    sleeper.runtime.pause()
+    trio.pass_ms(60_000)
+    sleeper.runtime.monotonic = lambda: trio.world.now_s - 60
+    sleeper.runtime.go_on()
+    trio.pass_ms(10_000)
+    other.group.engine.may_lead = False
+    other.group._shortage.look = _nothing
+    leader.end()
+    trio.until(lambda: sleeper.group.engine.is_leader)
+    trio.until(lambda: bool(sleeper.machine.rung), 100_000)
+    assert trio.world.now_s - begin_s < 100 + COMMIT_MS / 1000
+
+
+def test_what_was_due_while_nobody_ran_is_done_after_the_start(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(5_000)
+    trio.pass_ms(100)
+    for member in trio.members:
+        member.group.housekeeping.checkpoint_now(*member.group.engine.last_applied())
+        member.end()
+    trio.pass_ms(10_000)
+    trio.start()
+    trio.until(lambda: all(len(member.machine.rung) == 1 for member in trio.members))
+
+
+def test_a_full_disk_holds_one_entry_back(alone: Trio) -> None:
+    member = alone.start()
+    member.set_alarms(*[100] * 5)
+    member.disk.full = True
+    alone.pass_ms(3_000)
+    assert len(member.ticks()) == 1
+    assert member.machine.rung == []
+    member.disk.full = False
+    alone.until(lambda: len(member.machine.rung) == 5)
+
+
+def test_who_is_alone_takes_in_at_the_end_of_any_sync_what_was_submitted_meanwhile(alone: Trio) -> None:
+    """It waited for the next beat if the sync had brought no entry."""
+    member = alone.start()
+    journal, syncing = member.group.journal, member.group._syncing
+
+    def store_something_else() -> None:
+        journal.seal()
+        syncing.begin()
+
+    begun_s = alone.world.now_s
+    for _ in range(10):
+        member.runtime.enter(store_something_else)
+        assert journal.sync_in_flight
+        member.set_alarms()
+    assert alone.world.now_s - begun_s < 10 * COMMIT_MS / 1000 / 2
+
+
+def test_an_earlier_moment_takes_the_place_of_a_later_one(alone: Trio) -> None:
+    member = alone.start()
+    member.set_alarms(45)
+    member.set_alarms(10)
+    alone.pass_ms(100)
+    assert [time_ms - due_ms <= 2 for due_ms, time_ms in member.machine.rung] == [True, True]
+    assert len(member.ticks()) == 2
+
+
+def test_a_group_is_whole_before_it_takes_part(trio: Trio) -> None:
+    member = trio.members[0]
+    whole: list[set[str]] = []
+
+    class Noted(Group):
+        def start(self, events: GroupEvents) -> None:
+            whole.append(set(vars(self)))
+            super().start(events)
+
+    member.start(group=Noted)
+    for other in trio.members[1:]:
+        other.start()
+    trio.until(lambda: all(other.machine.entries > 0 for other in trio.members))
+    trio.pass_ms(3_000)
+    member.group.stop()
+    assert [set(vars(member.group))] == whole
+
+
+def test_a_disk_that_fails_at_the_start_is_told_to_who_starts_and_remembered(
+    alone: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [member] = alone.members
+    sync_now = SegmentedJournal.sync_now
+
+    def fail(journal: SegmentedJournal) -> None:
+        member.disk.fail_next_sync(errno.EIO)
+        sync_now(journal)
+
+    monkeypatch.setattr(SegmentedJournal, "sync_now", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        member.start()
+    assert not alone.failures
+    directory = GroupDirectory(member.disk, "groups/0", Owner("test", "a", 0))
+    assert directory.claim(0, Versions(*member.machine.versions), ["a"], 1).writes_lost

@@ -1,0 +1,134 @@
+"""A leader whose disk alone keeps everybody waiting does not go on leading, and one whose disk is slow keeps nobody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cluster.membership.disk_lag import Lateness
+from tests.cluster.membership.test_maintenance import applied, growing, leads
+from tests.cluster.membership.test_reconfiguration import Growing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["growing"]
+
+INTERVAL_S = 0.05
+SLOW, HANGING = 100.0, 10_000.0
+"""A write takes some 200 ms with the one factor, and some 20 s with the other."""
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes hold what comes in a second or so in memory while it is not on the disk."""
+    monkeypatch.setattr("cluster.engine.engine.UNSYNCED_BYTES_MAX", 4000)
+
+
+def becomes_late(seconds: float, late_s: float, every_s: float) -> bool:
+    """Whether a disk is ever too late for which others wait for `late_s` in each `every_s`."""
+    lateness = Lateness()
+    was_late = False
+    for beat in range(int(seconds / INTERVAL_S)):
+        now_s = beat * INTERVAL_S
+        lateness.look(now_s, INTERVAL_S, is_waited_for=now_s % every_s < late_s)
+        was_late = was_late or lateness.is_too_much
+    return was_late
+
+
+@pytest.mark.parametrize(
+    ("late_s", "every_s", "is_late"),
+    [
+        (60.0, 60.0, True),
+        (2.0, 60.0, True),
+        (0.3, 1.0, True),
+        (0.3, 5.0, False),
+        (0.9, 20.0, False),
+        (0.04, 0.11, True),
+        (0.008, 0.11, False),
+        (0.0, 1.0, False),
+    ],
+)
+def test_what_counts_is_how_long_the_others_wait(late_s: float, every_s: float, is_late: bool) -> None:
+    assert becomes_late(59.0, late_s, every_s) == is_late
+
+
+def test_a_disk_that_was_late_for_long_is_judged_anew_when_it_is_well() -> None:
+    """It was late for an hour in which nobody else could lead; then it is quick, and stops once for half a second."""
+    lateness = Lateness()
+    for beat in range(36_000):
+        lateness.look(beat * 0.1, 0.1, is_waited_for=True)
+    assert lateness.is_too_much
+    for beat in range(36_000, 36_300):
+        lateness.look(beat * 0.1, 0.1, is_waited_for=False)
+    for step in range(5):
+        lateness.look(3630.0 + step * 0.1, 0.1, is_waited_for=True)
+        assert not lateness.is_too_much
+
+
+def test_a_node_that_was_stalled_itself_blames_no_disk() -> None:
+    lateness = Lateness()
+    for now_s in (0.0, 0.05, 30.0, 30.05):
+        lateness.look(now_s, INTERVAL_S, is_waited_for=True)
+    assert not lateness.is_too_much
+
+
+def test_a_new_reign_begins_without_what_was() -> None:
+    lateness = Lateness()
+    for beat in range(100):
+        lateness.look(beat * INTERVAL_S, INTERVAL_S, is_waited_for=True)
+    assert lateness.is_too_much
+    lateness.reset()
+    lateness.look(60.0, INTERVAL_S, is_waited_for=True)
+    assert not lateness.is_too_much
+
+
+def test_nobody_waits_for_the_disk_of_a_leader_while_the_others_are_a_majority(growing: Growing) -> None:
+    leader = growing.leader()
+    quick = applied(growing, leader, ask=lambda: None)
+    leader.disk.slow = HANGING
+    assert applied(growing, leader, ask=lambda: None) > 0.9 * quick
+    assert leads(growing, leader)
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_leader_whose_disk_is_too_far_behind_hands_over_to_one_whose_disk_is_not(growing: Growing) -> None:
+    slow, *others = growing.leader(), *growing.followers()
+    slow.disk.slow = HANGING
+    applied(growing, slow, ask=lambda: None)
+    [leader] = [node for node in others if node.group.engine.is_leader]
+    assert applied(growing, leader, ask=lambda: None) > 350
+    assert leader.group.engine.is_leader
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_leader_goes_on_whose_disk_is_no_slower_than_that_of_a_voter_without_whom_there_is_no_majority(
+    growing: Growing,
+) -> None:
+    leader, slow, third = growing.leader(), *growing.followers()
+    leader.disk.slow = slow.disk.slow = SLOW
+    for _ in range(5):
+        applied(growing, leader, ask=lambda: None)
+        assert leads(growing, leader)
+    third.disk.slow = SLOW
+    for _ in range(5):
+        applied(growing, leader, ask=lambda: None)
+        assert leads(growing, leader)
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_handover_that_nobody_takes_is_told_once(
+    growing: Growing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = growing.leader()
+
+    def asks_nobody(_to: Iterable[str]) -> bool:
+        return False
+
+    monkeypatch.setattr(leader.group.engine, "transfer_leadership", asks_nobody)
+    leader.disk.slow = HANGING
+    applied(growing, leader, ask=lambda: None)
+    applied(growing, leader, ask=lambda: None)
+    assert leads(growing, leader)
+    assert caplog.text.count("everybody waits for the disk of this node") == 1

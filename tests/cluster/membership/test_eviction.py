@@ -1,0 +1,217 @@
+"""Which nodes a leader gives up, and after how long."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cluster.config import GroupConfig
+from cluster.configuration.quorum import Membership
+from cluster.membership.eviction import UNDECIDED_S, Evictions
+from cluster.membership.peer_status import SILENT_S, Peers
+from cluster.raft.messages import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+BEAT_S = 0.05
+CONFIG = GroupConfig("a", {}, "c")
+GRACE_S, DEAD_S, DOUBTED_S = (
+    CONFIG.silent_origin_grace_s,
+    CONFIG.dead_origin_grace_s,
+    CONFIG.doubted_origin_grace_s,
+)
+STATUS = Status(*[0] * 14)
+
+
+class Leader:
+    """A member `a` that listens to the others, on a clock of its own."""
+
+    def __init__(self, others: Sequence[str] = ("b", "c")) -> None:
+        self.now_s = 100.0
+        self._others = others
+        self._asked_for: list[tuple[float, Callable[[], None]]] = []
+        """When it wants to look, besides the beats."""
+        self.evicted: list[tuple[str, float]] = []
+        """Who was given up, and when."""
+        self.is_leader = True
+        self.of_release_0_1: list[str] = []
+        self.peers = Peers(dict.fromkeys(others), self.now_s)
+        self._origin = SimpleNamespace(evicted=False, incarnation=1)
+        rest: Any = [
+            SimpleNamespace(
+                name="a",
+                peers=others,
+                of_release_0_1=self.of_release_0_1,
+                hears=lambda peer: not self.peers.is_silent(peer, self.now_s),
+                configurations=SimpleNamespace(membership=Membership.of_voters(["a", *others])),
+            ),
+            self.peers,
+            SimpleNamespace(origins=dict.fromkeys(others, self._origin)),
+            SimpleNamespace(evict=self._evict),
+            SimpleNamespace(ask=lambda: None),
+            SimpleNamespace(monotonic=lambda: self.now_s, call_later=self._call_later),
+            lambda: self.is_leader,
+        ]
+        self.evictions = Evictions(GroupConfig("a", {}, "c"), *rest)
+
+    def _evict(self, peer: str, incarnation: int) -> bool:
+        is_new = peer not in dict(self.evicted)
+        if is_new:
+            self.evicted.append((peer, self.now_s))
+        return is_new
+
+    def _call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._asked_for.append((self.now_s + delay_s, call))
+
+    def lose(self, peer: str, *missed_by: str) -> None:
+        """Lose the link with a peer, which others then say that they miss; all others say that they do not."""
+        self.peers.lost(peer, self.now_s)
+        self.evictions.lost()
+        for other in self._others:
+            if other != peer:
+                self.peers.said(other, STATUS._replace(misses=(peer,) if other in missed_by else ()))
+
+    def find_dead(self, peer: str) -> None:
+        self.peers.died(peer, self.now_s)
+        self.evictions.died()
+
+    def evict_at_last(self) -> None:
+        """Have the log say that all members are given up."""
+        self._origin.evicted = True
+
+    def listen(self, seconds: float, *heard: str) -> None:
+        """Beat for so long, and hear these at each beat."""
+        for _ in range(round(seconds / BEAT_S)):
+            end_s = self.now_s + BEAT_S
+            due = [asked for asked in self._asked_for if asked[0] <= end_s]
+            for asked in due:
+                self._asked_for.remove(asked)
+                self.now_s = asked[0]
+                asked[1]()
+            self.now_s = end_s
+            self.evictions.look()
+            for peer in heard:
+                self.peers.heard(peer, self.now_s)
+
+    def pause(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def leader() -> Leader:
+    return Leader()
+
+
+def test_a_node_that_is_silent_is_given_up_after_the_grace(leader: Leader) -> None:
+    leader.listen(GRACE_S + 10, "b")
+    assert leader.evicted == [("c", pytest.approx(100 + GRACE_S, abs=2 * BEAT_S))]
+
+
+@pytest.mark.parametrize("pause_s", [GRACE_S + 1, 100 * GRACE_S])
+def test_who_was_paused_itself_gives_nobody_up_for_that(leader: Leader, pause_s: float) -> None:
+    leader.listen(5, "b", "c")
+    leader.pause(pause_s)
+    leader.listen(1)  # what they have said meanwhile is still to be read
+    leader.listen(5, "b", "c")
+    assert leader.evicted == []
+
+
+def test_silence_before_and_after_a_pause_counts(leader: Leader) -> None:
+    leader.listen(GRACE_S / 2, "b")
+    leader.pause(3 * GRACE_S)
+    leader.listen(GRACE_S / 2 - 1, "b")
+    assert leader.evicted == []
+    leader.listen(2, "b")
+    assert [peer for peer, _ in leader.evicted] == ["c"]
+
+
+def test_a_pause_before_it_leads_counts_as_one_too(leader: Leader) -> None:
+    leader.is_leader = False
+    leader.listen(5, "b", "c")
+    leader.pause(2 * GRACE_S)
+    leader.listen(BEAT_S)
+    leader.is_leader = True
+    leader.listen(5, "b", "c")
+    assert leader.evicted == []
+
+
+def test_a_dead_node_is_given_up_soon_if_a_majority_lost_it(leader: Leader) -> None:
+    leader.lose("c", "b")
+    leader.listen(1, "b")
+    assert leader.evicted == [], "its host has not said that nobody listens"
+    leader.find_dead("c")
+    found_s = leader.now_s
+    leader.listen(1, "b")
+    assert leader.evicted == [("c", pytest.approx(found_s + DEAD_S, abs=0.01))]
+
+
+def test_a_node_is_kept_while_a_follower_has_a_link_with_it(leader: Leader) -> None:
+    leader.lose("c")
+    leader.find_dead("c")
+    leader.listen(GRACE_S / 2, "b")
+    assert leader.evicted == []
+    leader.lose("c", "b")
+    leader.listen(BEAT_S, "b")
+    assert [peer for peer, _ in leader.evicted] == ["c"]
+
+
+def test_a_status_of_a_silent_member_does_not_count(leader: Leader) -> None:
+    leader.lose("c")
+    leader.find_dead("c")
+    leader.listen(SILENT_S + 1)
+    assert leader.evicted == [("c", pytest.approx(100 + SILENT_S, abs=2 * BEAT_S))]
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_leader_that_finds_it_dead_alone_waits_longer(leader: Leader, *, tells: bool) -> None:
+    if tells:
+        leader.lose("c")
+        leader.of_release_0_1.append("b")  # whose statuses say nothing of links
+    else:
+        leader.peers.lost("c", leader.now_s)
+    leader.find_dead("c")
+    leader.listen(5, "b")
+    assert leader.evicted == [("c", pytest.approx(100 + DOUBTED_S, abs=2 * BEAT_S))]
+
+
+def test_two_of_five_are_no_majority_that_lost_a_node() -> None:
+    leader = Leader("bcde")
+    leader.lose("e", "b")
+    leader.find_dead("e")
+    leader.listen(5, "b", "c", "d")
+    assert leader.evicted == []
+    leader.lose("e", "b", "c")
+    leader.listen(BEAT_S, "b", "c", "d")
+    assert [peer for peer, _ in leader.evicted] == ["e"]
+
+
+def test_a_node_that_connects_again_is_not_given_up(leader: Leader) -> None:
+    leader.lose("c", "b")
+    leader.find_dead("c")
+    leader.listen(DEAD_S - BEAT_S, "b")
+    leader.peers.connected("c", leader.now_s)
+    leader.listen(5, "b", "c")
+    assert leader.evicted == []
+
+
+def test_a_lost_node_is_undecided_for_a_bounded_time(leader: Leader) -> None:
+    assert not leader.evictions.undecided()
+    leader.lose("c", "b")
+    assert leader.evictions.undecided() == ["c"]
+    leader.listen(UNDECIDED_S - 2 * BEAT_S, "b")
+    assert leader.evictions.undecided() == ["c"]
+    leader.listen(4 * BEAT_S, "b")
+    assert not leader.evictions.undecided()
+
+
+@pytest.mark.parametrize("ending", ["connected", "evicted"])
+def test_a_node_is_decided_when_it_is_back_or_given_up(leader: Leader, ending: str) -> None:
+    leader.lose("c", "b")
+    if ending == "connected":
+        leader.peers.connected("c", leader.now_s)
+    else:
+        leader.evict_at_last()
+    assert not leader.evictions.undecided()

@@ -1,0 +1,246 @@
+"""Members under maintenance: others lead, as long as others can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from cluster.configuration.change_request import MemberChange, Verb
+from cluster.log.segment import CorruptJournal
+from cluster.membership.maintenance import PATIENCE_S
+from cluster.raft.messages import Alarm
+from tests.cluster.group.test_tick_entries import Member
+from tests.cluster.membership.test_reconfiguration import Growing, remove, replace_
+
+ELECTION_MS = 5_000
+
+
+@pytest.fixture
+def growing() -> Growing:
+    growing = Growing()
+    growing.start()
+    growing.until(lambda: growing.agrees("abc"))
+    growing.pass_ms(2_000)  # everybody has told how it is
+    return growing
+
+
+def drain(growing: Growing, *nodes: Member) -> None:
+    for node in nodes:
+        assert growing.asked(node, MemberChange(Verb.DRAIN, node.name)) == ""
+
+
+def leads(growing: Growing, *nodes: Member) -> bool:
+    return any(node.runtime.alive and node.group.engine.is_leader for node in nodes) and all(
+        member.group.leader in {node.name for node in nodes}
+        for member in growing.members
+        if member.runtime.alive
+    )
+
+
+def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
+    drained, *others = growing.leader(), *growing.followers()
+    drain(growing, drained)
+    growing.until(lambda: leads(growing, *others))
+    growing.all_submit()
+    growing.pass_ms(500)
+    for _ in range(4):  # it goes around among the others
+        growing.leader().group.leadership.transfer()
+        growing.pass_ms(1_000)
+        assert leads(growing, *others)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.slow
+def test_a_leader_under_maintenance_hands_over_to_whoever_keeps_up(growing: Growing, slow: int) -> None:
+    """A voter whose disk is slow lacks the latest entries whenever it is asked, and there is another one."""
+    drained, *others = growing.leader(), *growing.followers()
+    others[slow].disk.slow = 1_000.0
+    count = applied(growing, drained, ask=lambda: None)
+    assert count > 40
+    assert drained.group.statuses.why_not_lead(others[slow].name) is None
+    drain(growing, drained)
+    growing.pass_ms(int(PATIENCE_S * 1000) + 1_000)
+    assert growing.leader() is others[1 - slow]
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_leader_under_maintenance_hands_over_to_whoever_answers(growing: Growing, cut: int) -> None:
+    """Nothing comes of a voter that was just frozen, though it has the whole log and was fit a moment ago."""
+    drained, *others = growing.leader(), *growing.followers()
+    growing.pass_ms(int(PATIENCE_S * 1000))
+    others[cut].runtime.pause()
+    growing.pass_ms(1_000)
+    drain(growing, drained)
+    growing.pass_ms(500)
+    assert growing.leader() is others[1 - cut]
+
+
+def test_who_is_under_maintenance_is_not_made_the_leader(growing: Growing) -> None:
+    leader, drained, _ = growing.leader(), *growing.followers()
+    drain(growing, drained)
+    assert leader.group.statuses.why_not_lead(drained.name) == (
+        f"{drained.name} is under maintenance (end that with `qq revive {drained.name}`)"
+    )
+    assert not leader.group.leadership.transfer(drained.name)
+    assert growing.asked(drained, MemberChange(Verb.REVIVE, drained.name)) == ""
+    assert leader.group.leadership.transfer(drained.name)
+    growing.until(lambda: leads(growing, drained))
+
+
+def test_who_is_under_maintenance_does_not_stand_for_leader_while_another_can(growing: Growing) -> None:
+    leader, drained, other = growing.leader(), *growing.followers()
+    drain(growing, drained)
+    leader.end()
+    growing.pass_ms(ELECTION_MS)
+    assert leads(growing, other)
+
+
+def test_it_leads_where_nobody_else_is_left_and_until_somebody_is(growing: Growing) -> None:
+    last, *drained = growing.leader(), *growing.followers()
+    drain(growing, *drained)
+    assert growing.leader() is last
+    last.end()
+    growing.pass_ms(int(PATIENCE_S * 1000) + ELECTION_MS)
+    assert leads(growing, *drained)
+    growing.all_submit()
+    last.start()
+    growing.until(lambda: leads(growing, last))
+
+
+def submit(node: Member) -> None:
+    node.group.submit([b"\x90"])
+
+
+def applied(growing: Growing, node: Member, *, ask: Callable[[], None]) -> int:
+    """How many entries this node applies within four seconds, in which it submits a batch every 10 ms."""
+    before = node.machine.entries
+    for turn in range(400):
+        if turn % 30 == 0:
+            node.runtime.enter(ask)
+        node.runtime.enter(lambda: submit(node))
+        growing.pass_ms(10)
+    return node.machine.entries - before
+
+
+@pytest.mark.parametrize("asked_after_ms", [0, 10, 1_000])
+def test_of_drains_that_are_asked_for_at_once_one_is_refused(growing: Growing, asked_after_ms: int) -> None:
+    """Each of them would do no harm if the others were not."""
+    refusals: dict[str, list[str]] = {}
+
+    def ask(node: Member) -> None:
+        change = MemberChange(Verb.DRAIN, node.name)
+        if not change.is_made(node.group.configurations.committed):
+            node.group.reconfiguration.ask(change, refusals.setdefault(node.name, []).append)
+
+    for _ in range(20):
+        for node in growing.members:
+            node.runtime.enter(partial(ask, node))
+            growing.pass_ms(asked_after_ms)
+        growing.pass_ms(300)
+    committed = growing.leader().group.configurations.committed
+    drained = [member.name for member in committed.members if member.is_drained]
+    assert len(drained) == 2
+    [last] = [node for node in growing.members if node.name not in drained]
+    one, other = drained
+    text = f"{one} is under maintenance itself; {other} is under maintenance itself"
+    assert set(refusals[last.name]) == {f"{last.name} goes on serving: nobody else can: {text}"}
+    assert leads(growing, last)
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_the_last_member_that_serves_is_neither_removed_nor_replaced(growing: Growing, is_up: bool) -> None:
+    growing.add_fourth()
+    growing.pass_ms(2_000)
+    last, *drained = growing.followers()[0], growing.leader(), *growing.followers()[1:]
+    drain(growing, *drained)
+    if not is_up:
+        last.end()
+        growing.pass_ms(5_000)
+    names = [node.name for node in drained]
+    expected = (
+        f"{last.name} stays a voter: {', '.join(sorted(names))} would go on, but under maintenance nobody serves "
+        f"clients: end that first (`qq revive {min(names)}`)"
+    )
+    changes = [remove(last)] if is_up else [remove(last), replace_(last)]
+    for change in changes:
+        assert growing.asked(drained[0], change) == expected
+    assert growing.asked(drained[0], MemberChange(Verb.REVIVE, min(names))) == ""
+    assert growing.asked(drained[0], changes[-1]) == ""
+
+
+def test_a_leader_is_removed_though_it_can_hand_over_only_to_members_under_maintenance(
+    growing: Growing,
+) -> None:
+    growing.add_fourth()
+    leader, low, *drained = growing.leader(), *growing.followers()
+    growing.pass_ms(2_000)
+    drain(growing, *drained)
+    low.group.alarms.own = lambda _now_s: Alarm.DISK
+    growing.pass_ms(3_000)
+    assert growing.leader() is leader
+    assert growing.asked(drained[0], remove(leader)) == ""
+    growing.stops(leader)
+    growing.all_submit()
+    assert leads(growing, *drained)
+
+
+@pytest.mark.slow
+def test_who_asks_to_remove_a_leader_that_nobody_can_follow_is_told_so_and_stops_nobody(
+    growing: Growing,
+) -> None:
+    leader, others = growing.leader(), growing.followers()
+    for node in others:
+        node.group.leadership.look = lambda **_: None
+        node.group.engine.may_lead = False
+    growing.pass_ms(2_000)
+    refusals: list[str] = []
+    count = applied(
+        growing, leader, ask=lambda: leader.group.reconfiguration.ask(remove(leader), refusals.append)
+    )
+    assert count > 200
+    assert refusals[0].startswith(
+        f"{leader.name} stays a voter: of {others[0].name}, {others[1].name} nobody could go on; {others[0].name} has "
+    )
+
+
+@pytest.mark.slow
+def test_nobody_waits_again_and_again_for_a_handover_that_nobody_takes(growing: Growing) -> None:
+    """Others say that they could lead, and do not."""
+    leader, others = growing.leader(), growing.followers()
+    for node in others:
+        node.group.engine.may_vote = False
+        node.group.recovery.turn = lambda _engine, _journal: False
+    count = applied(growing, leader, ask=lambda: leader.group.reconfiguration.ask(remove(leader), [].append))
+    assert count > 200
+
+
+def test_a_leader_with_a_full_disk_hands_over_to_a_member_under_maintenance(growing: Growing) -> None:
+    full, *others = growing.leader(), *growing.followers()
+    drain(growing, *others)
+    full.disk.full = True
+    full.runtime.enter(lambda: submit(full))
+    growing.until(lambda: leads(growing, *others))
+    others[0].set_alarms(1)
+    growing.pass_ms(5_000)
+    assert leads(growing, *others), "it is not given back"
+    full.disk.full = False
+    growing.until(lambda: leads(growing, full))
+
+
+@pytest.mark.parametrize("drains", [True, False])
+@pytest.mark.slow
+def test_a_leader_with_a_damaged_log_hands_over_to_who_is_left_and_does_not_get_it_back(
+    growing: Growing, drains: bool
+) -> None:
+    damaged, one, down = growing.leader(), *growing.followers()
+    if drains:
+        drain(growing, one)
+    down.end()
+    growing.pass_ms(3_000)
+    damaged.runtime.enter(lambda: damaged.group.disk_failed(CorruptJournal("x", 0, "damaged")))
+    growing.until(lambda: leads(growing, one))
+    count = applied(growing, one, ask=lambda: None)
+    assert count > 200
+    assert leads(growing, one)

@@ -1,0 +1,136 @@
+"""What this node knows of the others, and what it tells of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster.group.low_space import Shortage
+from cluster.log.hardstate import Standing
+from cluster.membership.alarms import Alarms
+from cluster.membership.peer_status import Peers, member_status
+from cluster.raft.messages import Alarm, Status
+from tests.cluster.configurations import configurations_of, directory_of
+
+STATUS = Status(*range(1, len(Status._fields) + 1))._replace(
+    standing=Standing.VOTER, alarm=Alarm(0), state=0, time_ms=1000, wall_ms=1700
+)
+
+
+DIRECTORIES: dict[str, bytes | None] = {name: directory_of(name) for name in "bcde"}
+
+
+class Room:
+    """In place of `Space`."""
+
+    low = False
+
+    def is_low(self, _now_s: float) -> bool:
+        return self.low
+
+
+@pytest.fixture
+def peers() -> Peers:
+    return Peers(DIRECTORIES, now_s=10.0)
+
+
+def test_who_has_said_nothing_is_neither_a_voter_nor_short_of_anything(peers: Peers) -> None:
+    peers.said("b", STATUS)
+    peers.said("c", STATUS._replace(standing=Standing.LEARNER, alarm=Alarm.DISK))
+    peers.said("d", STATUS._replace(standing=Standing.BLANK, alarm=Alarm.DISK | Alarm.MEMORY))
+    assert peers.voters() == ["b"]
+    assert [peers.alarmed(alarm) for alarm in (Alarm.DISK, Alarm.MEMORY)] == [["c", "d"], ["d"]]
+
+
+def test_silence_counts_from_what_was_heard_last_and_death_from_when_it_was_learnt(peers: Peers) -> None:
+    assert (peers.silent_s("b", 12.0), peers.dead_s("b", 12.0)) == (2.0, None)
+    peers.heard("b", 11.0)
+    peers.died("b", 12.0)
+    peers.died("b", 13.0)
+    assert (peers.silent_s("b", 14.0), peers.dead_s("b", 14.0)) == (3.0, 2.0)
+    peers.connected("b", 15.0)
+    assert (peers.silent_s("b", 16.0), peers.dead_s("b", 16.0)) == (1.0, None)
+
+
+def test_a_link_is_lost_since_its_end_until_there_is_another(peers: Peers) -> None:
+    assert peers.lost_s("b", 12.0) is None
+    peers.lost("b", 12.0)
+    peers.lost("b", 13.0)
+    assert peers.lost_s("b", 14.0) == 2.0
+    peers.connected("b", 15.0)
+    assert peers.lost_s("b", 16.0) is None
+
+
+def test_what_a_directory_has_said_is_not_known_of_another_one_under_its_name(peers: Peers) -> None:
+    for name in "bcd":
+        peers.said(name, STATUS)
+    peers.died("b", 11.0)
+    peers.configure(DIRECTORIES | {"b": None, "c": b"another", "e": directory_of("e")}, now_s=12.0)
+    assert [peers.status(name) for name in "bcde"] == [None, None, STATUS, None]
+    assert (peers.silent_s("b", 13.0), peers.dead_s("b", 13.0)) == (3.0, 2.0)
+
+
+def test_what_was_said_before_the_log_tells_who_the_members_are_stays_known() -> None:
+    peers = Peers(dict.fromkeys(DIRECTORIES), now_s=10.0)
+    peers.said("b", STATUS)
+    peers.configure(DIRECTORIES, now_s=11.0)
+    assert peers.status("b") == STATUS
+
+
+def test_what_is_told_of_a_member() -> None:
+    told = member_status("b", STATUS, is_up=True, leads=False)
+    assert (told.name, told.state, told.standing, told.alarm, told.clock_offset_ms) == (
+        "b",
+        "follower",
+        "voter",
+        False,
+        700,
+    )
+    assert member_status("b", STATUS._replace(time_ms=0), is_up=True, leads=False).clock_offset_ms is None
+    assert told.last_index == STATUS.last_index
+    assert told.disk_free_bytes == STATUS.disk_free_bytes
+    assert member_status("b", STATUS._replace(state=1), is_up=True, leads=False).state == "candidate"
+    assert member_status("b", STATUS._replace(state=1), is_up=True, leads=True).state == "leader"
+    assert member_status("b", STATUS, is_up=False, leads=True).state == "down"
+    assert set(member_status("b", None, is_up=True, leads=False)[2:]) == {None}
+
+
+def test_publishers_wait_for_this_node_or_when_no_majority_can_store(peers: Peers) -> None:
+    room = Room()
+    alarms = Alarms(configurations_of("abcde"), peers, room)  # pyright: ignore[reportArgumentType]
+    peers.said("b", STATUS._replace(alarm=Alarm.DISK))
+    peers.said("c", STATUS._replace(alarm=Alarm.DISK | Alarm.MEMORY))
+    assert not alarms.look(10.0)
+    assert alarms.reason is None
+    peers.said("d", STATUS._replace(alarm=Alarm.DISK))
+    assert alarms.look(10.0)
+    assert (alarms.active, alarms.reason, alarms.own(10.0)) == (Alarm.DISK, "low on disk", Alarm(0))
+    alarms.low_on_memory = True
+    assert alarms.look(10.0)
+    assert (alarms.reason, alarms.own(10.0)) == ("low on memory & disk", Alarm.MEMORY)
+    peers.said("d", STATUS)
+    alarms.low_on_memory = False
+    alarms.lacks_space = True
+    assert (alarms.own(10.0), alarms.look(10.0), alarms.reason) == (Alarm.DISK, True, "low on disk")
+    alarms.lacks_space = False
+    assert alarms.look(10.0)
+    room.low = True
+    assert [alarms.look(10.0) for _ in range(2)] == [True, False]
+    assert alarms.active == alarms.own(10.0) == Alarm.DISK
+
+
+def test_a_node_without_space_for_a_snapshot_is_low_on_disk_though_there_is_space_again(peers: Peers) -> None:
+    """What came of the snapshot is removed when there is no space for the rest: then there was enough, for a moment."""
+    alarms = Alarms(configurations_of("abcde"), peers, Room())  # pyright: ignore[reportArgumentType]
+    engine = SimpleNamespace(journal=SimpleNamespace(full=False, last_index=0))
+    housekeeping, taker = SimpleNamespace(awaits_entry=False), SimpleNamespace(lacks_space=True)
+    runtime = SimpleNamespace(monotonic=lambda: 10.0)
+    told: list[str | None] = []
+    parts: list[Any] = [alarms, housekeeping, engine, *(None,) * 4, taker, runtime]
+    shortage = Shortage(*parts, alarm_changed=told.append, submit_nothing=lambda: None)
+    for lacks_space in (True, True, False):
+        taker.lacks_space = lacks_space
+        shortage.look()
+    assert told == ["low on disk", None]

@@ -1,0 +1,638 @@
+"""Members that come and go while a group works."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+
+from cluster.configuration.change_request import MemberChange, Verb
+from cluster.configuration.configuration import (
+    ID_BYTES,
+    NOBODY,
+    Configuration,
+    MembershipRefused,
+    PeerAddress,
+)
+from cluster.log.hardstate import Standing
+from cluster.membership.reconfiguration import NotNow
+from cluster.raft.messages import Vote, encode
+from cluster.raft.timing import Timing
+from cluster.storage.fail_stop import RemovedFromCluster
+from tests.cluster.group.test_tick_entries import Alarms, Member, Trio
+
+Step = Callable[[Configuration], Configuration]
+
+
+class Growing(Trio):
+    """Three members, and a fourth node that wants to be one."""
+
+    def __init__(self, names: str = "abcd") -> None:
+        super().__init__(list(names), listed=list(names[:-1]))
+        *self.members, self.fourth = self.members
+
+    def change(self, step: Step) -> int:
+        """Have the leader take a step as soon as it may; returns the index of the entry."""
+        taken: list[int] = []
+
+        def ask() -> None:
+            try:
+                taken.append(self.leader().group.reconfiguration.propose(step))
+            except NotNow:
+                return
+
+        def is_taken() -> bool:
+            if not taken:
+                self.leader().runtime.enter(ask)
+            return bool(taken)
+
+        self.until(is_taken)
+        self.until(lambda: self.leader().group.engine.applied_index >= taken[0])
+        return taken[0]
+
+    def asked(self, member: Member, change: MemberChange) -> str:
+        """Ask a member for a change until it is made, or refused: why then."""
+        refusals: list[str] = []
+        end_s = self.world.now_s + 20.0
+        while not (refusals or change.is_made(member.group.configurations.committed)):
+            assert self.world.now_s < end_s
+            member.runtime.enter(lambda: member.group.reconfiguration.ask(change, refusals.append))
+            self.world.run_until(self.world.now_s + 0.1)
+        return "".join(refusals[:1])
+
+    def add_fourth(self) -> None:
+        self.fourth.start(joins=True)
+        self.members.append(self.fourth)
+        self.until(lambda: self.agrees("abcd"))
+
+    def lead_by(self, names: str) -> None:
+        """Have leadership handed over to one of these."""
+        for _ in range(100):
+            leaders = [node for node in self.members if node.runtime.alive and node.group.engine.is_leader]
+            if leaders and leaders[0].name in names:
+                return
+            if leaders:
+                leaders[0].runtime.enter(
+                    lambda leader=leaders[0]: leader.group.leadership.transfer(names[0]) and None
+                )
+            self.pass_ms(300)
+        raise AssertionError(f"none of {names} leads")
+
+    def agrees(self, voters: str) -> bool:
+        """Whether all these vote, and nobody else, and everybody knows."""
+        running = [member for member in self.members if member.runtime.alive]
+        return all(
+            sorted(voters) == sorted(member.group.configurations.committed.membership.voters)
+            and member.group.configurations.newest is member.group.configurations.committed
+            for member in running
+        )
+
+    def stops(self, member: Member) -> None:
+        """Wait until a member stops because it is none any more."""
+        end_s = self.world.now_s + 10.0
+        while not self.failures:
+            assert self.world.now_s < end_s
+            self.world.run_until(self.world.now_s + 0.1)
+        assert isinstance(self.failures.pop(), RemovedFromCluster)
+        member.end()
+        self.members = [other for other in self.members if other is not member]
+
+    def all_submit(self) -> None:
+        """Every member has a batch applied."""
+        for member in self.members:
+            if member.runtime.alive:
+                member.set_alarms(1)
+
+    def followers(self) -> list[Member]:
+        leader = self.leader()
+        return [member for member in self.members if member is not leader and member.runtime.alive]
+
+
+def voters_of(node: Member) -> list[str]:
+    return sorted(node.group.configurations.membership.voters)
+
+
+def id_of(node: Member) -> bytes:
+    return node.group.members.id
+
+
+def remove(node: Member) -> MemberChange:
+    return MemberChange(Verb.REMOVE, node.name, id_of(node))
+
+
+def replace_(node: Member) -> MemberChange:
+    return MemberChange(Verb.REPLACE, node.name, id_of(node))
+
+
+@pytest.fixture
+def growing() -> Growing:
+    growing = Growing()
+    growing.start()
+    return growing
+
+
+def test_a_node_that_joins_is_given_the_log_and_votes_when_it_has_it(growing: Growing) -> None:
+    growing.add_fourth()
+    growing.all_submit()
+    growing.pass_ms(500)
+    assert len({member.group.dump() for member in growing.members}) == 1
+    growing.leader().end()
+    growing.pass_ms(3000)
+    growing.all_submit()
+
+
+def test_a_node_that_has_lost_its_directory_comes_back_as_another_one(growing: Growing) -> None:
+    lost = growing.followers()[0]
+    before = id_of(lost)
+    lost.end()
+    lost.disk.lose_everything()
+    lost.start()
+    growing.until(
+        lambda: growing.agrees("abc") and growing.leader().group.configurations.newest.is_removed(before)
+    )
+    assert id_of(lost) != before
+    growing.all_submit()
+
+
+def test_a_lost_directory_is_replaced_while_another_member_is_dead() -> None:
+    growing = Growing("abcdef")
+    growing.start()
+    dead, lost, *_ = growing.followers()
+    dead.end()
+    lost.end()
+    lost.disk.lose_everything()
+    growing.pass_ms(3000)
+    lost.start()
+    growing.until(lambda: growing.agrees("abcde"))
+    growing.all_submit()
+    growing.leader().end()
+    growing.pass_ms(3000)
+    dead.start()
+    growing.until(lambda: growing.agrees("abcde"))
+    growing.all_submit()
+
+
+def test_a_learner_gets_no_vote_while_the_others_would_need_it(growing: Growing) -> None:
+    dead, *_ = growing.followers()
+    dead.end()
+    growing.pass_ms(3000)
+    growing.fourth.start(joins=True)
+    leader = growing.leader().group
+    growing.until(lambda: leader.engine.acknowledged_index("d") == leader.journal.last_index)
+    growing.pass_ms(3000)
+    assert leader.configurations.membership.learners == {"d"}
+    growing.fourth.end()
+    growing.fourth.disk.lose_everything()
+    growing.all_submit()
+    growing.fourth.start(joins=True)
+    dead.start()
+    growing.members.append(growing.fourth)
+    growing.until(lambda: growing.agrees("abcd"))
+    growing.all_submit()
+
+
+def test_a_learner_whose_log_is_lost_is_not_promoted_for_what_it_once_had(growing: Growing) -> None:
+    growing.all_submit()
+    learner = growing.fourth
+    learner.start(joins=True)
+    leader = growing.leader().group
+    growing.until(lambda: leader.engine.acknowledged_index("d") == leader.journal.last_index)
+    assert leader.configurations.membership.learners == {"d"}
+    held = leader.engine.acknowledged_index("d")
+    learner.end()
+    growing.pass_ms(2_000)
+    learner.disk.lose_file("groups/0/log/manifest")
+    for node in growing.members:
+        growing.network.lag(node.name, "d", 0.5)
+    learner.start(joins=True)
+    growing.until(lambda: "d" in leader.configurations.membership.voters)
+    assert learner.group.journal.last_index >= held
+
+
+def test_a_voter_whose_log_is_lost_counts_for_what_it_has_been_given_again(growing: Growing) -> None:
+    growing.all_submit()
+    growing.pass_ms(500)
+    lost, leader = growing.followers()[0], growing.leader().group
+    held = leader.engine.acknowledged_index(lost.name)
+    lost.end()
+    lost.disk.lose_file("groups/0/log/manifest")
+    for node in growing.members:
+        growing.network.lag(node.name, lost.name, 0.2)
+    lost.start()
+    assert lost.group.recovery.standing is Standing.LEARNER
+    growing.until(lambda: leader.engine.acknowledged_index(lost.name) < held)
+    growing.until(lambda: leader.engine.acknowledged_index(lost.name) >= held)
+    assert lost.group.journal.last_index >= held
+
+
+def test_a_node_that_restarts_before_it_was_told_who_the_members_are_stands_for_nothing(
+    growing: Growing,
+) -> None:
+    """It would begin a cluster of its own with others like it."""
+    for node in growing.members:
+        growing.network.cut("d", node.name)
+    growing.fourth.start(joins=True)
+    growing.pass_ms(5000)
+    assert growing.fourth.group.recovery.standing is Standing.BLANK
+    assert not growing.fourth.group.engine.is_leader
+    growing.fourth.end()
+    growing.fourth.start(joins=True)
+    growing.pass_ms(5000)
+    assert growing.fourth.group.engine.term == 0
+    for node in growing.members:
+        growing.network.heal("d", node.name)
+    growing.members.append(growing.fourth)
+    growing.until(lambda: growing.agrees("abcd"), 20_000)
+
+
+def test_a_removed_member_is_told_so_and_stops_and_does_not_start_again(growing: Growing) -> None:
+    growing.add_fourth()
+    gone = growing.followers()[0]
+    assert growing.asked(growing.leader(), remove(gone)) == ""
+    growing.stops(gone)
+    assert growing.asked(growing.leader(), remove(gone)) == "", "it is done already"
+    with suppress(RemovedFromCluster):  # it may have applied its removal, or have been told
+        gone.start()
+        growing.stops(gone)
+    growing.all_submit()
+    assert growing.agrees("".join(member.name for member in growing.members))
+
+
+def test_a_member_that_was_away_when_it_was_removed_is_told_when_it_comes(growing: Growing) -> None:
+    growing.add_fourth()
+    gone = growing.followers()[0]
+    gone.end()
+    assert growing.asked(growing.leader(), remove(gone)) == ""
+    growing.members.remove(gone)
+    terms = [member.group.engine.term for member in growing.members]
+    gone.start()
+    growing.stops(gone)
+    assert [member.group.engine.term for member in growing.members] == terms, "it has disturbed nobody"
+    gone.disk.lose_everything()
+    gone.start(joins=True)
+    growing.members.append(gone)
+    growing.until(lambda: growing.agrees("abcd"))
+    growing.all_submit()
+
+
+@pytest.mark.parametrize("replaces_emptied", [True, False])
+def test_a_removed_node_does_not_come_back_with_an_empty_directory_unless_somebody_says_so(
+    growing: Growing, replaces_emptied: bool
+) -> None:
+    growing.add_fourth()
+    gone = growing.followers()[0]
+    removed, others = gone.name, "".join(set("abcd") - {gone.name})
+    gone.end()
+    assert growing.asked(growing.leader(), remove(gone)) == ""
+    growing.members.remove(gone)
+    gone.disk.lose_everything()
+    gone.start(replaces_emptied=replaces_emptied)
+    growing.pass_ms(5000)
+    assert growing.agrees(others)
+    flaw = gone.group.own_status.flaw()
+    assert flaw is not None
+    assert f"{removed} was removed: `qq member add {removed} HOST:PORT`, or `join` in its file" in flaw
+    assert gone.group.why_undecided() == f"no leader: {flaw}"
+    add = MemberChange(Verb.ADD, removed, id_of(gone), *gone.address)
+    assert growing.asked(growing.leader(), add) == ""
+    growing.members.append(gone)
+    growing.until(lambda: growing.agrees("abcd"))
+    growing.all_submit()
+
+
+def test_a_node_that_is_one_too_many_says_so() -> None:
+    growing = Growing("abcdefgh")
+    growing.start()
+    growing.fourth.start(joins=True)
+    growing.pass_ms(3000)
+    assert growing.agrees("abcdefg")
+    flaw = growing.fourth.group.own_status.flaw()
+    assert flaw is not None
+    assert "h is no member: the cluster has 7 already" in flaw
+
+
+def test_a_leader_that_is_removed_hands_over_first(growing: Growing) -> None:
+    growing.add_fourth()
+    leader = growing.leader()
+    assert growing.asked(growing.followers()[0], remove(leader)) == ""
+    growing.stops(leader)
+    growing.all_submit()
+    assert growing.agrees("".join(member.name for member in growing.members))
+
+
+def test_what_operators_ask_for_is_made_once_or_refused_with_a_reason(growing: Growing) -> None:
+    one, other = growing.followers()
+    add = MemberChange(Verb.ADD, "x", b"x" * ID_BYTES, "x", 1)
+    assert growing.asked(one, add) == ""
+    assert growing.asked(other, add) == ""
+    assert growing.asked(one, MemberChange(Verb.REMOVE, "x", add.member_id)) == ""
+    assert "has been removed" in growing.asked(other, add), "whoever asks again is late"
+    assert "no member 'y'" in growing.asked(one, MemberChange(Verb.PROMOTE, "y"))
+    assert "is up and has its data directory" in growing.asked(one, replace_(other))
+    drain = MemberChange(Verb.DRAIN, other.name)
+    assert growing.asked(one, drain) == ""
+    assert growing.asked(one, drain) == ""
+    assert growing.asked(one, MemberChange(Verb.REVIVE, other.name)) == ""
+    assert growing.asked(one, remove(other)) == ""
+    growing.stops(other)
+    assert "add another one first" in growing.asked(one, remove(one))
+
+
+def test_an_operator_replaces_a_directory_that_is_lost_where_that_is_not_done_unasked() -> None:
+    growing = Growing()
+    for member in growing.members:
+        member.start(replaces_emptied=False)
+    growing.until(lambda: all(member.is_settled for member in growing.members))
+    lost = growing.followers()[0]
+    change = replace_(lost)
+    lost.end()
+    lost.disk.lose_everything()
+    lost.start(replaces_emptied=False)
+    growing.pass_ms(5000)
+    assert lost.group.recovery.standing is Standing.BLANK
+    assert "`qq member replace" in str(lost.group.own_status.flaw())
+    assert growing.asked(growing.leader(), change) == ""
+    growing.until(lambda: growing.agrees("abc"))
+    assert growing.asked(growing.leader(), change) == "", "it is not done to the new one"
+    assert growing.agrees("abc")
+
+
+def test_an_awaited_member_has_said_nothing(growing: Growing) -> None:
+    lost = growing.followers()[0]
+    lost.end()
+    growing.pass_ms(3000)
+    assert growing.asked(growing.leader(), replace_(lost)) == ""
+    for member in [growing.leader(), *growing.followers()]:
+        shown = next(each for each in member.group.statuses.all() if each.name == lost.name)
+        assert (shown.state, set(shown[2:])) == ("down", {None})
+
+
+def test_a_member_that_moves_is_found_where_it_is_now(growing: Growing) -> None:
+    moved = growing.followers()[0]
+    moved.end()
+    growing.pass_ms(2000)
+    moved.address = PeerAddress("elsewhere", 1)
+    moved.start()
+    growing.until(
+        lambda: all(
+            member.group.configurations.committed.member(moved.name).address.host == "elsewhere"
+            for member in growing.members
+        )
+    )
+    growing.leader().end()
+    growing.pass_ms(3000)
+    growing.all_submit()
+
+
+def test_members_that_have_exchanged_their_addresses_are_found_and_one_line_is_logged(
+    growing: Growing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As long as one of them is down, the other one cannot be noted where it is now.
+
+    If the first one leads when the second one starts, it cannot find that, and hands over after ten seconds.
+    """
+    one, other = growing.followers()
+    for node in (one, other):
+        node.end()
+    one.address, other.address = other.address, one.address
+    logging.disable(logging.NOTSET)
+    with caplog.at_level(logging.INFO, "cluster.membership.reconfiguration"):
+        one.start()
+        growing.pass_ms(5_000)
+        [line] = [record.getMessage() for record in caplog.records]
+        assert (
+            f"{one.address} is the address of member {other.name!r}, so {one.name!r} cannot be there" in line
+        )
+        other.start()
+        growing.until(
+            lambda: all(
+                member.group.configurations.committed.member(node.name).address == node.address
+                for member in growing.members
+                for node in (one, other)
+            ),
+            within_ms=20_000,
+        )
+        growing.all_submit()
+        refusals = [
+            record for record in caplog.records if record.name == "cluster.membership.reconfiguration"
+        ]
+        assert len(refusals) == 1
+
+
+def test_each_refusal_is_logged_once_however_many_there_are(caplog: pytest.LogCaptureFixture) -> None:
+    growing = Growing("abcdef")
+    growing.start()
+    one, other, *down = growing.followers()
+    for node in (one, other, *down):
+        node.end()
+    one.address, other.address = (node.address for node in down)
+    logging.disable(logging.NOTSET)
+    with caplog.at_level(logging.INFO, "cluster.membership.reconfiguration"):
+        for node in (one, other):
+            node.start()
+        growing.pass_ms(10_000)
+    assert len(caplog.records) == 2
+
+
+def test_a_node_that_was_away_hears_a_leader_that_it_does_not_know() -> None:
+    growing = Growing("abcde")
+    growing.start()
+    away = growing.followers()[0]
+    away.end()
+    growing.fourth.start(joins=True)
+    growing.members.append(growing.fourth)
+    growing.until(lambda: growing.agrees("abcde"))
+    growing.until(lambda: _asks_for(growing, growing.fourth))
+    for member in growing.members:
+        if member not in (away, growing.fourth):
+            growing.network.cut(member.name, away.name)
+    away.start()
+    growing.until(lambda: growing.agrees("abcde"), 20_000)
+    away.set_alarms(1)
+
+
+def _asks_for(growing: Growing, to: Member) -> bool:
+    """Have somebody lead; returns whether it does."""
+    to.runtime.enter(lambda: to.group.leadership.ask_for_transfer(to.name))
+    growing.pass_ms(500)
+    return to.group.engine.is_leader
+
+
+def test_a_dead_member_is_removed_and_two_of_the_others_are_a_majority(growing: Growing) -> None:
+    growing.add_fourth()
+    gone = growing.leader()
+    gone.end()
+    growing.pass_ms(3000)
+    growing.change(lambda held: held.without(gone.name, id_of(gone)))
+    growing.pass_ms(500)
+    left = [member for member in growing.members if member is not gone]
+    assert [voters_of(member) for member in left] == [[member.name for member in left]] * 3
+    assert [gone.name in member.group.members.peers for member in left] == [False] * 3
+    next(member for member in left if member is not growing.leader()).end()
+    growing.all_submit()
+
+
+def test_a_restart_finds_the_members_in_the_log_and_in_the_checkpoint(growing: Growing) -> None:
+    growing.add_fourth()
+    growing.pass_ms(500)
+    for with_checkpoint in (False, True):
+        for member in growing.members:
+            if with_checkpoint:
+                member.group.stop()
+            member.end()
+        for member in growing.members:
+            member.start()
+            assert voters_of(member) == ["a", "b", "c", "d"]
+        growing.pass_ms(5000)
+        growing.all_submit()
+
+
+def test_changes_come_one_after_the_other(growing: Growing) -> None:
+    leader = growing.leader()
+
+    def twice() -> None:
+        leader.group.reconfiguration.propose(
+            lambda held: held.added("x", PeerAddress("x", 1), b"x" * ID_BYTES)
+        )
+        with pytest.raises(NotNow, match="not committed yet"):
+            leader.group.reconfiguration.propose(lambda held: held.without("x", NOBODY))
+
+    leader.runtime.enter(twice)
+    growing.pass_ms(500)
+    with pytest.raises(NotNow, match="does not lead"):
+        growing.followers()[0].group.reconfiguration.propose(lambda held: held.promoted("x"))
+
+
+def test_a_step_that_may_not_be_taken_leaves_everything_as_it_is(growing: Growing) -> None:
+    group = growing.leader().group
+    last_index = group.journal.last_index
+    with pytest.raises(MembershipRefused, match="no member 'x'"):
+        group.reconfiguration.propose(lambda held: held.without("x", NOBODY))
+    assert group.journal.last_index == last_index
+    newest_index = group.configurations.newest_index
+    again = group.reconfiguration.propose(lambda held: held.drained("a", is_drained=False))
+    assert again == newest_index, "it was so already"
+
+
+def test_what_a_removed_member_held_is_given_up(growing: Growing) -> None:
+    growing.add_fourth()
+    gone = growing.followers()[0]
+    gone.set_alarms(1)
+    assert growing.asked(growing.leader(), remove(gone)) == ""
+    growing.stops(gone)
+    origin = growing.leader().group._state.origins.get(gone.name)
+    assert origin is not None
+    assert origin.evicted
+
+
+def test_malformed_frames_are_ignored_and_logged_once_for_each_link(
+    growing: Growing, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader, peer = growing.leader(), growing.followers()[0]
+    logging.disable(logging.NOTSET)
+    for count in (1, 2):
+        for frame in (b"", b"\xff", bytes(encode(Vote(7))[0])) * 2:
+            leader.runtime.enter(partial(leader.group.inbox.frame_received, peer.name, frame))
+        growing.pass_ms(100)
+        assert sum("malformed" in record.getMessage() for record in caplog.records) == count
+        peer.end()
+        growing.pass_ms(1_000)
+        peer.start()
+        growing.pass_ms(3_000)
+    growing.all_submit()
+
+
+class Bulky(Alarms):
+    """Takes batches of any size."""
+
+    def apply_batch(self, *_: object) -> Sequence[Any]:
+        return []
+
+
+@pytest.mark.parametrize("trouble", ["slow", "full"])
+def test_a_leader_alone_takes_few_turns_while_its_disk_is_busy_and_a_learner_rests(trouble: str) -> None:
+    """It takes no part as long as its own tail is not on the disk, and must not ask itself again and again."""
+    growing = Growing("ab")
+    alone, learner = growing.members[0], growing.fourth
+    alone.start(Bulky(), retained_bytes=2**30)
+    growing.until(lambda: alone.is_settled)
+    for _ in range(60):
+        alone.runtime.enter(lambda: alone.group.submit([bytes(500_000)]) and None)
+    growing.until(lambda: alone.group.pending_batches == 0)
+    learner.start(Bulky(), joins=True)
+    growing.until(lambda: alone.group.engine.acknowledged_index("b") > 8)
+    assert alone.group.engine.acknowledged_index("b") < alone.group.last_index
+    turns = 0
+    take = alone.group._turns._take
+
+    def count() -> None:
+        nonlocal turns
+        turns += 1
+        assert turns < 2000
+        take()
+
+    alone.group._turns._take = count
+    alone.disk.slow, alone.disk.full = (300.0, False) if trouble == "slow" else (1.0, True)
+    alone.runtime.enter(lambda: alone.group.submit([bytes(500_000)]) and None)
+    growing.pass_ms(1000)
+
+
+def test_nodes_on_a_file_system_that_seems_endless_form_a_cluster() -> None:
+    """Amazon EFS tells of 2^63 free bytes."""
+    for free_bytes in (2**63, 2**64):
+        trio = Trio()
+        for member in trio.members:
+            member.disk.free_bytes = lambda free_bytes=free_bytes: free_bytes
+        trio.start()
+        trio.pass_ms(3000)
+        statuses = trio.leader().group.statuses
+        assert [statuses.why_not_lead(member.name) for member in trio.members] == [None] * 3
+
+
+def test_a_node_that_is_given_the_log_does_not_go_by_the_members_of_long_ago() -> None:
+    """In its log all still have the directories that they have lost since: it said that no majority has its log."""
+    growing = Growing()
+    settings: dict[str, Any] = {"timing": Timing(learner_bytes_per_s=200.0), "append_bytes_max": 100}
+    for node in growing.members:
+        node.start(**settings)
+    growing.until(lambda: growing.agrees("abc") and all(node.is_settled for node in growing.members))
+    for _ in range(100):
+        growing.leader().set_alarms(86_400_000)
+    said: set[str | None] = set()
+    for node in growing.members:
+        node.end()
+        node.disk.lose_everything()
+        node.start(**settings)
+        for _ in range(150):
+            growing.pass_ms(100)
+            said.add(node.group.recovery.describe())
+        assert growing.agrees("abc")
+    assert not any("damaged or lost" in why for why in said if why)
+
+
+def test_a_node_that_was_told_its_cluster_finds_another_one_when_that_is_gone(growing: Growing) -> None:
+    """It had to be restarted: it went on refusing everybody who is not of the cluster that it had been told first."""
+    lost = growing.followers()[0]
+    assert growing.asked(growing.leader(), remove(lost)) == ""
+    growing.stops(lost)
+    lost.disk.lose_everything()
+    lost.start()
+    growing.pass_ms(2000)
+    told = lost.group.configurations.newest
+    assert told.was_removed(lost.name)
+    for member in growing.members:
+        member.end()
+        member.disk.lose_everything()
+    growing.pass_ms(2000)
+    assert lost.group.configurations.newest is told, "it may be a restart of all the others"
+    growing.listed = [member.name for member in growing.members]
+    for member in growing.members:
+        member.start()
+    growing.members.append(lost)
+    growing.until(lambda: growing.agrees("abc"), within_ms=30_000)
+    assert growing.leader().group.configurations.committed.cluster not in (b"", told.cluster)
+    growing.all_submit()

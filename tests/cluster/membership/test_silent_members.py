@@ -1,0 +1,89 @@
+"""A member that says nothing is not there, though there is a link with it: it is frozen, or nothing comes through.
+
+A leader that some members cannot hear leaves leading to one whom all of them can.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.membership.leadership import APART_S
+from cluster.membership.peer_status import SILENT_S
+from cluster.membership.view import Members
+from tests.cluster.membership.test_maintenance import drain, growing
+from tests.cluster.membership.test_reconfiguration import Growing
+
+__all__ = ["growing"]
+
+SILENT_MS = int(SILENT_S * 1000) + 500
+
+
+def test_a_frozen_member_is_shown_as_down_and_missed(growing: Growing) -> None:
+    leader, frozen, third = growing.leader(), *growing.followers()
+    frozen.runtime.pause()
+    growing.pass_ms(SILENT_MS)
+    for member in (leader, third):
+        statuses = member.group.statuses
+        assert [each.name for each in statuses.all() if each.state == "down"] == [frozen.name]
+        assert statuses.own().misses == (frozen.name,)
+    frozen.runtime.go_on()
+    growing.pass_ms(SILENT_MS)
+    assert not [each for each in leader.group.statuses.all() if each.state == "down" or each.misses]
+
+
+def test_a_member_that_alone_hears_no_leader_says_who_hears_one(growing: Growing) -> None:
+    leader, apart, third = growing.leader(), *growing.followers()
+    growing.network.cut(leader.name, apart.name)
+    growing.network.cut(apart.name, leader.name)
+    growing.pass_ms(SILENT_MS)
+    assert apart.group.why_undecided() == (
+        f"no leader: this node hears none, and {third.name} hears one; {leader.name} cannot be heard (look at the "
+        "network between the nodes)"
+    )
+    assert {each.name: each.hears_leader for each in apart.group.statuses.all() if each.state != "down"} == {
+        apart.name: False,
+        third.name: True,
+    }
+
+
+@pytest.mark.parametrize("ways", ["both", "to the member", "to the leader"])
+def test_a_leader_leaves_leading_to_a_member_that_reaches_more(growing: Growing, ways: str) -> None:
+    """The clients of the one that it does not reach would wait for as long as that lasts."""
+    leader, apart, third = growing.leader(), *growing.followers()
+    cuts = {"to the member": (leader.name, apart.name), "to the leader": (apart.name, leader.name)}
+    for cut in cuts.values() if ways == "both" else [cuts[ways]]:
+        growing.network.cut(*cut)
+    growing.pass_ms(int(APART_S * 1000) - 500)
+    assert leader.group.engine.is_leader
+    growing.until(lambda: third.group.engine.is_leader)
+    term = third.group.engine.term
+    growing.pass_ms(3 * int(APART_S * 1000))
+    assert [third.name] * 3 == [member.group.engine.leader for member in growing.members]
+    assert third.group.engine.term == term
+
+
+def test_a_member_of_release_0_1_is_not_taken_to_reach_more(
+    growing: Growing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not tell whom it misses: if one is down, it misses that one, too."""
+    leader, apart, of_0_1 = growing.leader(), *growing.followers()
+    monkeypatch.setattr(Members, "of_release_0_1", (of_0_1.name,))
+    for cut in ((leader.name, apart.name), (apart.name, leader.name)):
+        growing.network.cut(*cut)
+    growing.pass_ms(2 * int(APART_S * 1000))
+    assert leader.group.engine.is_leader
+
+
+def test_leadership_stays_where_nobody_reaches_more(growing: Growing) -> None:
+    leader, dead, drained = growing.leader(), *growing.followers()
+    term = leader.group.engine.term
+    dead.end()
+    growing.pass_ms(2 * int(APART_S * 1000))
+    dead.start()
+    growing.until(lambda: leader.group.engine.commit_index == dead.group.engine.commit_index)
+    drain(growing, drained)
+    for cut in ((leader.name, dead.name), (dead.name, leader.name)):
+        growing.network.cut(*cut)
+    growing.pass_ms(2 * int(APART_S * 1000))
+    assert leader.group.engine.is_leader
+    assert leader.group.engine.term == term

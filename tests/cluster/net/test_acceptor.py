@@ -1,0 +1,169 @@
+"""Accepting connections, also when there are no files left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import uvloop
+
+from cluster.net.acceptor import accept_all, begin, listen_on, readable
+from cluster.net.connection_slots import ConnectionSlots, SlotLimits
+from cluster.net.log_throttle import ThrottledLog
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+log = logging.getLogger(__name__)
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[..., None]:
+    def run(story: Callable[[], Any]) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(story())
+
+    return run
+
+
+def test_without_files_a_listener_waits_and_goes_on(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    taken: list[socket.socket] = []
+
+    def take(sock: socket.socket, _: Any) -> None:
+        taken.append(sock)
+
+    async def story() -> None:
+        [listener] = await listen_on("127.0.0.1", 0, 8)
+        serving = asyncio.create_task(accept_all(listener, take, ThrottledLog(log), "test"))
+        stranger = socket.create_connection(listener.getsockname())
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        fillers = [socket.socket() for _ in range(10)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(filler.fileno() for filler in fillers), hard))
+        try:
+            await asyncio.sleep(0.5)
+            assert taken == []
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        async with asyncio.timeout(5):
+            while not taken:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not serving.done()
+        serving.cancel()
+        for sock in (stranger, listener, *taken, *fillers):
+            sock.close()
+
+    run(story)
+    assert {record.getMessage() for record in caplog.records} == {
+        "cannot accept a test connection: [Errno 24] Too many open files"
+    }
+
+
+def test_what_is_accepted_sends_at_once(run: Callable[..., None]) -> None:
+    async def story() -> None:
+        [listener] = await listen_on("127.0.0.1", 0, 8)
+        with listener, socket.create_connection(listener.getsockname()):
+            await readable(listener)
+            with listener.accept()[0] as accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    run(story)
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2])
+def test_who_is_pushed_out_while_something_is_made_of_its_socket_loses_it(
+    run: Callable[..., None], passes: int
+) -> None:
+    async def story() -> None:
+        ours, theirs = socket.socketpair()
+        slots = ConnectionSlots(SlotLimits(1, fair_s=0.0))
+        slot = slots.take("192.0.2.1")
+        assert slot is not None
+        begin(asyncio.get_running_loop().create_task(asyncio.sleep(60)), ours, slot)
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        assert slots.take("192.0.2.2") is not None
+        await asyncio.sleep(0.01)
+        assert theirs.recv(1) == b""
+        assert not slot.is_taken
+        assert slots.unauthenticated == 1
+        theirs.close()
+
+    run(story)
+
+
+def test_a_kind_of_complaint_costs_a_few_lines_a_second(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("cluster.net.log_throttle.time.monotonic", lambda: now_s)
+    throttled_log = ThrottledLog(log, lines=2)
+    for number in range(50):
+        throttled_log.warning("kind", f"text {number}")
+        throttled_log.warning("other", f"else {number}")
+    now_s += 1
+    throttled_log.warning("kind", "more")
+    throttled_log.warning("kind", "and more")
+    now_s += 1
+    throttled_log.warning("kind", "and more")
+    assert [record.getMessage() for record in caplog.records] == [
+        "text 0",
+        "else 0",
+        "text 1",
+        "else 1",
+        "more (48 more since the last such line)",
+        "and more",
+        "and more",
+    ]
+
+
+def test_a_complaint_that_goes_on_and_on_comes_to_cost_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("cluster.net.log_throttle.time.monotonic", lambda: now_s)
+    throttled_log = ThrottledLog(log, lines=2, spares_repeats=True)
+    written_s: list[float] = []
+
+    def go_on(seconds: int) -> None:
+        nonlocal now_s
+        for _ in range(seconds):
+            for node in ("n1", "n2"):
+                throttled_log.warning("kind", node)
+            if any(record.getMessage().startswith("n1") for record in caplog.records):
+                written_s.append(now_s)
+            caplog.clear()
+            now_s += 1
+
+    go_on(200)
+    assert [after - before for before, after in pairwise(written_s)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    now_s += 20
+    begun = len(written_s)
+    go_on(3)
+    assert len(written_s) - begun == 2, "it has come again, and is written as the first time"
+
+
+def test_who_is_cancelled_as_a_connection_comes_fails_nothing() -> None:
+    unexpected: list[dict[str, Any]] = []
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: unexpected.append(context))
+        near, far = socket.socketpair()
+        with near, far:
+            near.setblocking(False)
+            waiting = asyncio.create_task(readable(near))
+            await asyncio.sleep(0)
+            far.send(b"x")
+            # It runs in the next pass, before what the selector finds in that.
+            loop.call_soon(waiting.cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(story())
+    assert unexpected == []

@@ -1,0 +1,192 @@
+"""Pre-votes: whom a member would vote for, and when it may campaign."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.configuration.configuration import ID_BYTES, Configuration
+from cluster.configuration.history import Configurations
+from cluster.raft.elections import Elections, LogEnd, Move, VoteAnswer
+from cluster.raft.failure_detector import FailureDetector
+from tests.cluster.configurations import configuration_of, configurations_of
+
+FLOOR_S, CEILING_S = 0.5, 1.0
+
+
+@pytest.fixture
+def elections() -> Elections:
+    return Elections("b", configurations_of("abcde"), FailureDetector(FLOOR_S, CEILING_S))
+
+
+def test_a_round_is_won_with_a_majority_of_different_voters(elections: Elections) -> None:
+    number = elections.ask()
+    assert number is not None
+    assert [elections.count(peer, number) for peer in "aaxa"] == [False] * 4
+    assert not elections.is_won
+    assert elections.count("c", number)
+    assert elections.is_won
+
+
+def test_one_that_is_a_majority_by_itself_has_nobody_to_ask() -> None:
+    assert Elections("a", configurations_of("a"), FailureDetector(FLOOR_S, CEILING_S)).ask() is None
+
+
+def test_answers_to_an_earlier_round_do_not_count(elections: Elections) -> None:
+    first = elections.ask()
+    assert first is not None
+    elections.count("a", first)
+    second = elections.ask()
+    assert second is not None
+    assert not elections.count("c", first)
+    assert not elections.count("c", second)  # what a granted was the round before
+    elections.give_up()
+    assert not elections.count("d", second)
+    assert not elections.is_won
+
+
+def test_what_was_won_against_a_silent_leader_is_lost_when_one_speaks(elections: Elections) -> None:
+    number = elections.ask()
+    assert number is not None
+    assert [elections.count(peer, number) for peer in "ac"] == [False, True]
+    elections.hear_leader(1, 5.0)
+    assert not elections.is_won
+
+
+def test_votes_of_one_campaign_count_once_each(elections: Elections) -> None:
+    elections.campaign()
+    assert [elections.elects(peer) for peer in "aaxbc"] == [False, False, False, False, True]
+    elections.campaign()
+    assert not elections.elects("d")
+
+
+def test_a_leader_leads_until_it_is_silent_or_its_link_breaks(elections: Elections) -> None:
+    assert not elections.has_heard_leader(0.0)
+    elections.hear_leader(1, 5.0)
+    assert elections.has_heard_leader(5.0 + FLOOR_S / 2)
+    assert not elections.has_heard_leader(5.0 + FLOOR_S)
+    assert not elections.has_given_leader_up(5.0 + FLOOR_S)
+    assert elections.has_given_leader_up(5.0 + CEILING_S)
+    elections.hear_leader(1, 7.0)
+    elections.leader_is_lost()
+    assert not elections.has_heard_leader(7.0)
+    assert elections.has_given_leader_up(7.0)
+
+
+def test_how_long_it_takes_until_another_one_leads_is_no_usual_silence(elections: Elections) -> None:
+    elections.hear_leader(1, 5.0)
+    elections.hear_leader(2, 5.0 + CEILING_S)
+    assert elections.patience_s == FLOOR_S
+    elections.hear_leader(2, 5.0 + 2 * CEILING_S)
+    assert elections.patience_s == CEILING_S
+
+
+def test_the_more_complete_log_is_better(elections: Elections) -> None:
+    ours = LogEnd(term=2, index=7)
+    assert elections.is_better("c", LogEnd(3, 1), ours)
+    assert elections.is_better("c", LogEnd(2, 8), ours)
+    assert not elections.is_better("a", LogEnd(2, 6), ours)
+    assert not elections.is_better("a", LogEnd(1, 9), ours)
+
+
+def test_of_two_equals_that_ask_at_once_the_smaller_name_goes_first(elections: Elections) -> None:
+    end = LogEnd(2, 7)
+    assert elections.is_better("c", end, end)
+    elections.ask()
+    assert not elections.is_better("c", end, end)
+    assert elections.is_better("a", end, end)
+    elections.give_up()
+    assert elections.is_better("c", end, end)
+
+
+def test_one_that_has_won_or_was_asked_campaigns_once_if_it_may(elections: Elections) -> None:
+    elections.is_won = True
+    assert move(elections, may_campaign=False) is Move.REST
+    assert move(elections) is Move.CAMPAIGN
+    assert move(elections) is Move.ASK
+    assert move(elections, is_asked=True) is Move.CAMPAIGN
+    assert move(elections, is_asked=True, may_campaign=False) is Move.REST
+
+
+def test_one_that_was_stalled_listens_before_it_asks(elections: Elections) -> None:
+    elections.hear_leader(1, 5.0)
+    assert move(elections, awake_s=5.0 + FLOOR_S / 2) is Move.LISTEN
+    assert move(elections, awake_s=5.0 + FLOOR_S / 2, follows=False) is Move.ASK
+    assert move(elections, awake_s=5.0 + FLOOR_S) is Move.ASK
+
+
+def test_one_under_maintenance_campaigns_only_when_its_leader_asks_it(elections: Elections) -> None:
+    assert move(elections, stands=False) is Move.REST
+    assert move(elections, stands=False, is_asked=True) is Move.CAMPAIGN
+
+
+def move(
+    elections: Elections,
+    awake_s: float = 100.0,
+    *,
+    follows: bool = True,
+    may_campaign: bool = True,
+    stands: bool = True,
+    is_asked: bool = False,
+) -> Move:
+    return elections.move(
+        awake_s, follows=follows, may_campaign=may_campaign, stands=stands, is_asked=is_asked
+    )
+
+
+OURS, BETTER, WORSE = LogEnd(2, 7), LogEnd(3, 1), LogEnd(1, 9)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "may_vote", "is_later_term", "hears_leader", "expected"),
+    [
+        (BETTER, True, True, False, VoteAnswer(granted=True, stands_instead=False)),
+        (BETTER, False, True, False, VoteAnswer(granted=False, stands_instead=False)),
+        (BETTER, True, False, False, VoteAnswer(granted=False, stands_instead=False)),
+        (BETTER, True, True, True, VoteAnswer(granted=False, stands_instead=False)),
+        (WORSE, True, True, False, VoteAnswer(granted=False, stands_instead=True)),
+        (WORSE, True, True, True, VoteAnswer(granted=False, stands_instead=False)),
+    ],
+)
+def test_a_pre_vote_is_granted_to_who_could_lead_better(
+    elections: Elections,
+    theirs: LogEnd,
+    may_vote: bool,
+    is_later_term: bool,
+    hears_leader: bool,
+    expected: VoteAnswer,
+) -> None:
+    answer = elections.answer(
+        "c", theirs, OURS, may_vote=may_vote, is_later_term=is_later_term, hears_leader=hears_leader
+    )
+    assert answer == expected
+
+
+@pytest.mark.parametrize("last_index", [1, 2])
+def test_nobody_leads_a_cluster_who_has_nothing_in_its_log(last_index: int) -> None:
+    """A new member, whose log is empty, too, knows its cluster from others: the candidate may be an emptied node."""
+    members = configuration_of("abcde").members
+    told = Configurations(Configuration.of(8, members, b"c" * ID_BYTES))
+    new = Elections("b", told, FailureDetector(FLOOR_S, CEILING_S))
+    first = LogEnd(0, 1)
+    answer = new.answer(
+        "c", LogEnd(0, last_index), first, may_vote=True, is_later_term=True, hears_leader=False
+    )
+    assert answer == VoteAnswer(granted=last_index > 1, stands_instead=False)
+
+
+def test_who_grants_a_pre_vote_gives_its_own_round_up(elections: Elections) -> None:
+    number = elections.ask()
+    assert number is not None
+    elections.count("a", number)
+    elections.answer("c", BETTER, OURS, may_vote=True, is_later_term=True, hears_leader=False)
+    assert not elections.count("d", number)
+    assert not elections.is_won
+
+
+def test_who_rests_does_not_go_before_another_one_any_more(elections: Elections) -> None:
+    """It had asked, and lost its links: the one that still had links with a majority was refused for ever."""
+    end = LogEnd(2, 7)
+    elections.ask()
+    assert not elections.is_better("c", end, end)
+    assert move(elections, stands=False) is Move.REST
+    assert elections.is_better("c", end, end)

@@ -1,0 +1,194 @@
+"""Submissions at their node and at the leader."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.log.entry import KIND_EVICTION, MalformedEntry, batches_of, make_entry
+from cluster.raft.proposals import PendingSubmissions, Proposals, Reign
+
+FIRST, SECOND = Reign("n1", 1), Reign("n2", 2)
+
+
+@pytest.fixture
+def submissions() -> PendingSubmissions:
+    submissions = PendingSubmissions("n3")
+    submissions.begin(7)
+    for number in range(4):
+        submissions.add([bytes([number]) * 100])
+    return submissions
+
+
+def wire(submissions: PendingSubmissions, reign: Reign) -> bytes:
+    assert submissions.has_unsent(reign)
+    return b"".join(bytes(buffer) for batch in submissions.take_unsent() for buffer in batch.buffers)
+
+
+def proposed(proposals: Proposals) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    while proposals:
+        entry = make_entry(0, proposals.next_entry(10_000))
+        found += [(view.origin, view.sequence) for view in batches_of(entry)]
+    return found
+
+
+def test_a_leader_is_sent_each_batch_once_and_a_new_one_all_again(submissions: PendingSubmissions) -> None:
+    assert submissions.has_unsent(FIRST)
+    assert [batch.sequence for batch in submissions.take_unsent()] == [1, 2, 3, 4]
+    assert not submissions.has_unsent(FIRST)
+    assert submissions.add([]) == 5
+    assert submissions.has_unsent(FIRST)
+    assert [batch.sequence for batch in submissions.take_unsent()] == [5]
+    assert submissions.has_unsent(SECOND)
+    assert [batch.sequence for batch in submissions.take_unsent()] == [1, 2, 3, 4, 5]
+
+
+def test_a_new_link_to_the_leader_gets_all_again(submissions: PendingSubmissions) -> None:
+    wire(submissions, FIRST)
+    submissions.link_is_new("n2")
+    assert not submissions.has_unsent(FIRST)
+    submissions.link_is_new("n1")
+    assert submissions.has_unsent(FIRST)
+
+
+def test_what_is_applied_is_not_sent(submissions: PendingSubmissions) -> None:
+    size = submissions.pending_bytes
+    submissions.applied(2)
+    assert (len(submissions), submissions.pending_bytes) == (2, size // 2)
+    assert submissions.has_unsent(FIRST)
+    submissions.applied(3)  # a batch that the leader before had proposed
+    assert submissions.has_unsent(FIRST)
+    assert [batch.sequence for batch in submissions.take_unsent()] == [4]
+    submissions.applied(4)
+    assert not submissions.has_unsent(FIRST)
+
+
+def test_what_is_sent_at_once_is_bounded(submissions: PendingSubmissions) -> None:
+    assert submissions.has_unsent(FIRST)
+    size = submissions.pending_bytes // 4
+    assert len(submissions.take_unsent(2 * size)) == 2
+    assert submissions.has_unsent(FIRST)
+    assert len(submissions.take_unsent(1)) == 1, "at least one"
+
+
+def test_another_incarnation_begins_with_nothing(submissions: PendingSubmissions) -> None:
+    submissions.begin(8)
+    assert (len(submissions), submissions.pending_bytes) == (0, 0)
+    assert not submissions.has_unsent(FIRST)
+    assert submissions.add([]) == 1
+
+
+def test_a_leader_proposes_repeats_once(submissions: PendingSubmissions) -> None:
+    proposals = Proposals()
+    data = wire(submissions, FIRST)
+    proposals.take_in("n3", data)
+    proposals.take_in("n3", data)
+    assert proposed(proposals) == [("n3", number) for number in (1, 2, 3, 4)]
+    proposals.take_in("n3", data)
+    assert not proposals, "proposed already in this reign"
+    proposals.clear()
+    proposals.take_in("n3", data)
+    assert proposals
+
+
+def test_a_leader_proposes_what_comes_of_another_life_of_a_node_also_with_a_lower_number(
+    submissions: PendingSubmissions,
+) -> None:
+    """What was taken in of the life before may never have come into the log (simulated: seed 20182)."""
+    proposals = Proposals()
+    proposals.take_in("n3", wire(submissions, FIRST))
+    submissions.begin(5)
+    submissions.add([])
+    proposals.take_in("n3", wire(submissions, FIRST))
+    assert proposed(proposals) == [("n3", number) for number in (1, 2, 3, 4, 1)]
+
+
+def test_a_node_forwards_for_itself_only(submissions: PendingSubmissions) -> None:
+    proposals = Proposals()
+    proposals.take_in("n4", wire(submissions, FIRST))
+    assert not proposals
+
+
+def test_a_malformed_forward_is_refused_as_a_whole(submissions: PendingSubmissions) -> None:
+    proposals = Proposals()
+    with pytest.raises(MalformedEntry):
+        proposals.take_in("n3", wire(submissions, FIRST)[:-1])
+    assert not proposals
+
+
+def test_an_entry_is_bounded(submissions: PendingSubmissions) -> None:
+    proposals = Proposals()
+    proposals.extend("n3", submissions.take_unsent() if submissions.has_unsent(FIRST) else [])
+    size = submissions.pending_bytes // 4
+    assert len(proposals.next_entry(3 * size)) == 3
+    assert len(proposals.next_entry(1)) == 1
+    assert not proposals
+
+
+def test_incarnation_is_evicted_once() -> None:
+    proposals = Proposals()
+    assert proposals.evict("n2", 5)
+    assert not proposals.evict("n2", 5)
+    assert proposals.evict("n2", 6)
+    kinds = [view.kind for view in batches_of(make_entry(0, proposals.next_entry(10_000)))]
+    assert kinds == [KIND_EVICTION, KIND_EVICTION]
+
+
+def test_what_an_entry_may_cost_is_bounded_by_what_its_batches_say() -> None:
+    proposals, submissions = Proposals(), PendingSubmissions("n1")
+    for weight in (0, 12, 8, 0, 1, 300, 20, 0):
+        submissions.add([b"x"], weight)
+    assert submissions.has_unsent(Reign("n1", 1))
+    proposals.extend("n1", submissions.take_unsent())
+    entries: list[list[int]] = []
+    while proposals:
+        entries.append([batch.weight for batch in proposals.next_entry(10_000, 20)])
+    assert entries == [[0, 12, 8, 0], [1], [255], [20, 0]]
+
+
+def forwarded(origin: str, sizes: list[int], weight: int = 0) -> bytes:
+    submissions = PendingSubmissions(origin)
+    for size in sizes:
+        submissions.add([bytes(size)], weight)
+    return wire(submissions, FIRST)
+
+
+@pytest.mark.parametrize("floods", [1, 6])
+def test_a_batch_waits_for_one_round_of_the_others_and_not_for_all_that_they_have_forwarded(
+    floods: int,
+) -> None:
+    proposals = Proposals()
+    for number in range(floods):
+        proposals.take_in(f"f{number}", forwarded(f"f{number}", [250_000] * 40))
+    for _ in range(20):
+        proposals.next_entry(1_000_000)
+    proposals.take_in("n9", forwarded("n9", [100]))
+    origins = [view.origin for view in batches_of(make_entry(0, proposals.next_entry(1_000_000)))]
+    if "n9" not in origins:  # those that are as far and came before it
+        origins += [view.origin for view in batches_of(make_entry(0, proposals.next_entry(1_000_000)))]
+    assert "n9" in origins[: floods + 1]
+
+
+def test_nodes_that_forward_more_than_there_is_room_for_have_equal_shares_of_it() -> None:
+    proposals = Proposals()
+    sizes = {"large": [600_000] * 20, "small": [1_000] * 12_000}
+    for origin, each in sizes.items():
+        proposals.take_in(origin, forwarded(origin, each))
+    proposals.take_in("dear", forwarded("dear", [10] * 1_000, weight=5))
+    shares = dict.fromkeys((*sizes, "dear"), 0.0)
+    for _ in range(20):
+        for view in batches_of(make_entry(0, proposals.next_entry(1_000_000, 15))):
+            shares[view.origin] += max((view.end - view.start) / 1_000_000, view.weight / 15)
+    assert max(shares.values()) - min(shares.values()) < 1
+
+
+def test_who_was_idle_has_saved_nothing_up() -> None:
+    proposals = Proposals()
+    proposals.take_in("busy", forwarded("busy", [250_000] * 80))
+    for _ in range(10):
+        proposals.next_entry(1_000_000)
+    proposals.take_in("late", forwarded("late", [250_000] * 80))
+    origins = [
+        view.origin for _ in range(4) for view in batches_of(make_entry(0, proposals.next_entry(1_000_000)))
+    ]
+    assert abs(origins.count("busy") - origins.count("late")) <= 1

@@ -1,0 +1,106 @@
+"""The machine goes by the version that the log has agreed on, wherever its state comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from chaos.sim.workload.ledger import Ledger
+from cluster.configuration.configuration import (
+    Configuration,
+    Member,
+    OtherVersion,
+    PeerAddress,
+    make_configuration,
+)
+from cluster.log.entry import make_batch, make_entry
+from cluster.raft.proposals import PendingSubmissions
+from cluster.state.apply import Applying
+from cluster.state.group_state import GroupState
+
+LOW, HIGH = Ledger.versions
+
+
+class Told(Ledger):
+    """Notes at which version it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = LOW
+        self.calls: list[tuple[str, int]] = []
+
+    def raise_to(self, version: int) -> None:
+        self.version = version
+
+    def apply_batch(self, *batch: Any) -> Sequence[Any]:
+        self.calls.append(("batch", self.version))
+        return super().apply_batch(*batch)
+
+    def end_entry(self, time_ms: int) -> Sequence[Any]:
+        self.calls.append(("end", self.version))
+        return super().end_entry(time_ms)
+
+    def origin_down(self, origin: str, time_ms: int, *, evicted: bool) -> Sequence[Any]:
+        self.calls.append(("down", self.version))
+        return super().origin_down(origin, time_ms, evicted=evicted)
+
+
+def entry_of(name: str, sequence: int) -> bytes:
+    return make_entry(1, [make_batch(name, 1, sequence, [b"a message"])])
+
+
+def configuration(version: int) -> bytes:
+    members = [Member("n1", PeerAddress("host", 1), b"1" * 16, is_voter=True)]
+    return make_configuration(2, Configuration.of(version, members, cluster=b"c" * 16))
+
+
+@pytest.fixture
+def state() -> GroupState:
+    return GroupState(Told())
+
+
+def told(state: GroupState) -> Told:
+    assert isinstance(state.machine, Told)
+    return state.machine
+
+
+def test_a_version_is_that_of_the_entries_behind_the_one_that_tells_it(state: GroupState) -> None:
+    applying = Applying(state, PendingSubmissions("n9"))
+    applying.entry(2, entry_of("n1", 1))
+    applying.entry(3, entry_of("n2", 1))
+    applying.configuration(configuration(HIGH))  # n2 is no member by it, and is given up
+    applying.entry(5, entry_of("n1", 2))
+    assert told(state).calls == [
+        *[("batch", LOW), ("end", LOW)] * 2,
+        *[("down", LOW), ("end", LOW)],
+        *[("batch", HIGH), ("end", HIGH)],
+    ]
+
+
+def test_a_state_that_is_loaded_tells_the_version_that_it_is_at(state: GroupState) -> None:
+    before = state.freeze().dump()
+    Applying(state, PendingSubmissions("n9")).configuration(configuration(HIGH))
+    other = GroupState(Told())
+    other.load(before)
+    assert told(other).version == LOW
+    other.load(state.freeze().dump())
+    assert told(other).version == HIGH
+
+
+def test_nothing_goes_by_a_version_that_the_program_cannot_run(state: GroupState) -> None:
+    with pytest.raises(OtherVersion, match=f"at version {HIGH + 1} of the state, and this program can run"):
+        Applying(state, PendingSubmissions("n9")).configuration(configuration(HIGH + 1))
+    with pytest.raises(OtherVersion):
+        GroupState(Told()).load(state.freeze().dump())
+
+
+def test_entries_of_an_earlier_version_than_any_that_the_program_can_run_are_not_taken_for_its_lowest(
+    state: GroupState,
+) -> None:
+    """The first configuration tells what the log began with: nobody else can, if there is no checkpoint."""
+    applying = Applying(state, PendingSubmissions("n9"))
+    applying.entry(2, entry_of("n1", 1))
+    with pytest.raises(OtherVersion, match=f"at version {LOW - 1} of the state, and this program can run"):
+        applying.configuration(configuration(LOW))

@@ -1,0 +1,310 @@
+"""Nodes, the broker as a whole, and replicas over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from typing import Any
+
+import msgpack
+import pytest
+
+from cluster.configuration.change_request import Verb
+from cluster.raft.messages import Alarm
+from cluster.runtime.ports import pack
+from qq.machine.protocol.commands import Connect, DeclareQueue, OpenChannel, PutVhost, SetPermissions
+from qq.management.nodes.node_reports import decode_report
+from qq.management.reports.nodes import Listener
+from tests.http.fakes import MachineManagement
+from tests.http.http_node import Node
+
+Machine = Node[MachineManagement]
+
+
+@pytest.fixture
+def node() -> Machine:
+    node = Node(MachineManagement())
+    node.management.listeners += [
+        Listener("http", "10.0.0.1", 15672),
+        Listener("amqp/ssl", "10.0.0.1", 5671, uses_tls=True),
+        Listener("amqp", "10.0.0.1", 5672),
+    ]
+    return node
+
+
+def declare_queue(name: str, session: int = 0, **options: Any) -> DeclareQueue:
+    flags = {"durable": True, "exclusive": False, "auto_delete": False} | options
+    return DeclareQueue(session, session, name, False, **flags, server_named=False, arguments={})
+
+
+# --- nodes
+
+
+def test_node_shows_its_figures_and_the_status_of_its_peers(node: Machine) -> None:
+    one, other = node.api("nodes").json
+    assert (one["name"], one["running"], one["being_drained"]) == ("n1", True, False)
+    assert one["os_pid"] == str(os.getpid())
+    for figure in ("mem_used", "fd_used", "run_queue", "processors", "context_switches"):
+        assert one[figure] > 0, figure
+    assert one["mem_limit"] == 2**40
+    assert one["fd_used"] < one["fd_total"]
+    assert (one["sockets_used"], one["sockets_total"]) == (0, 3)
+    assert (one["disk_free"], one["disk_free_limit"]) == (10**9, 5 * 10**7)
+    assert one["mem_alarm"] is one["disk_free_alarm"] is False
+    assert one["partitions"] == other["partitions"] == []
+    assert (other["name"], other["running"]) == ("n2", False)
+    assert "mem_used" not in other
+    assert node.api("nodes/n1").json.keys() == one.keys()
+    assert node.api("nodes/n2").json == other
+    assert node.api("nodes/n9").status == 404
+
+
+def test_a_node_that_is_low_on_something_says_so(node: Machine) -> None:
+    node.management.group.known["n1"].alarm = Alarm.MEMORY
+    shown = node.api("nodes/n1").json
+    assert (shown["mem_alarm"], shown["disk_free_alarm"]) == (True, False)
+
+
+def test_report_of_a_node_is_read_as_it_was_packed(node: Machine) -> None:
+    node.management.broker.logins.outcomes["http", True] += 1
+    report = node.management.nodes.own_report()
+    assert decode_report(msgpack.unpackb(pack(report))) == report
+    assert decode_report([*report, "of a later program"]) == report
+    for nothing in (None, "", report[:-1]):
+        assert decode_report(nothing) is None
+
+
+def test_peers_are_asked_for_their_figures(node: Machine) -> None:
+    mine = node.management.nodes.own_report()
+    theirs = mine._replace(
+        name="n2", pid=7, memory_bytes=2**20, listeners=[Listener("amqp", "10.0.0.2", 5672)]
+    )
+
+    async def told(name: str, topic: str) -> Any:
+        return msgpack.unpackb(pack(theirs)) if (name, topic) == ("n2", "node") else None
+
+    node.management.nodes._queries.query = told  # pyright: ignore[reportAttributeAccessIssue]
+    assert [each["os_pid"] for each in node.api("nodes").json] == [str(mine.pid), "7"]
+    assert node.api("nodes/n2/memory").json["memory"]["total"]["rss"] == 2**20
+    assert [each["node"] for each in node.api("overview").json["listeners"]] == ["n1", "n2", "n1", "n1"]
+    assert node.api("auth/attempts/n2").json == []
+    assert node.api("auth/attempts/n2", "DELETE").status == 503
+
+
+def test_the_memory_of_a_node_is_all_that_the_process_holds(node: Machine) -> None:
+    memory = node.api("nodes/n1/memory").json["memory"]
+    assert memory["strategy"] == "rss"
+    assert memory["other_system"] == memory["total"]["rss"] > 10**6
+    assert memory["binary"] == memory["quorum_ets"] == memory["connection_readers"] == 0
+    assert node.api("nodes/n1?memory=true").json["memory"].keys() == memory.keys()
+    assert node.api("nodes/n1/memory/relative").json == {"memory": {"total": 100}}
+    assert node.api("nodes/n2/memory").json == {"memory": "not_available"}
+    assert node.api("nodes/n9/memory").status == 404
+
+
+@pytest.mark.parametrize("path", ["nodes", "nodes/n1", "nodes/n1/memory", "auth/attempts/n1"])
+def test_nodes_are_for_monitors(node: Machine, path: str) -> None:
+    node.add_user("ann", "policymaker")
+    node.add_user("eve", "monitoring")
+    assert (node.api(path, user="ann").status, node.api(path, user="eve").status) == (401, 200)
+
+
+def test_logins_are_counted_and_counted_anew(node: Machine) -> None:
+    outcomes = node.management.broker.logins.outcomes
+    outcomes["amqp091", True] += 3
+    outcomes["amqp091", False] += 1
+    outcomes["http", False] += 2
+    amqp = {
+        "protocol": "amqp091",
+        "auth_attempts": 4,
+        "auth_attempts_failed": 1,
+        "auth_attempts_succeeded": 3,
+    }
+    http = {"protocol": "http", "auth_attempts": 2, "auth_attempts_failed": 2, "auth_attempts_succeeded": 0}
+    assert node.api("auth/attempts/n1").json == [amqp, http]
+    assert node.api("auth/attempts/n1/source").json == []
+    assert node.api("auth/attempts/n2").json == "not_available"
+    answer = node.api("auth/attempts/n2", "DELETE")
+    assert (answer.status, answer.json["reason"]) == (503, "n2 has to be asked for it itself")
+    assert node.api("auth/attempts/n9", "DELETE").status == 404
+    node.add_user("eve", "monitoring")
+    assert node.api("auth/attempts/n1", "DELETE", user="eve").status == 401
+    for path in ("auth/attempts/n1", "auth/attempts/n1/source", "reset", "reset/n1"):
+        outcomes["http", True] += 1
+        assert node.api(path, "DELETE").status == 204
+        assert node.api("auth/attempts/n1").json == []
+    assert node.api("reset/n2", "DELETE").status == 404
+    assert node.api("reset", "DELETE", user="eve").status == 401
+
+
+def test_a_virtual_host_is_started_wherever_its_node_is(node: Machine) -> None:
+    assert node.api("vhosts/%2F/start/n2", "POST").status == 204
+    answer = node.api("vhosts/%2F/start/n9", "POST")
+    assert (answer.status, answer.json["reason"]) == (400, "Unknown node: n9")
+    assert node.api("vhosts/other/start/n1", "POST").status == 404
+
+
+# --- the whole
+
+
+def test_overview_shows_totals_of_visible_objects(node: Machine) -> None:
+    node.management.make(
+        PutVhost("v", "", [], ""),
+        SetPermissions("guest", "v", ".*", ".*", ".*"),
+        Connect(1, "v", "guest"),
+        OpenChannel(2, 1),
+        declare_queue("q", 2),
+    )
+    shown = node.api("overview").json
+    assert shown["object_totals"] == {
+        "consumers": 0,
+        "queues": 1,
+        "exchanges": 14,
+        "connections": 1,
+        "channels": 1,
+    }
+    assert (shown["node"], shown["cluster_name"], shown["rabbitmq_version"]) == ("n1", "qq", "4.0.0")
+    assert [each["name"] for each in shown["exchange_types"]][:4] == ["direct", "fanout", "headers", "topic"]
+    listener = {"node": "n1", "ip_address": "10.0.0.1", "socket_opts": {}}
+    assert shown["listeners"] == [
+        listener | {"protocol": "amqp", "port": 5672, "tls": False},
+        listener | {"protocol": "amqp/ssl", "port": 5671, "tls": True},
+        listener | {"protocol": "http", "port": 15672, "tls": False},
+    ]
+    [context] = shown["contexts"]
+    assert (context["node"], context["path"], context["port"]) == ("n1", "/", "15672")
+    node.add_user("ann", "management", vhosts=("/",))
+    seen = node.api("overview", user="ann").json
+    assert "listeners" not in seen
+    assert seen["object_totals"]["queues"] == seen["object_totals"]["connections"] == 0
+    assert seen["object_totals"]["exchanges"] == 7
+
+
+def test_missing_plugins_answer_like_rabbitmq(node: Machine) -> None:
+    assert node.api("version").json == "4.0.0"
+    assert node.api("extensions").json == []
+    assert node.api("federation-links").status == 404
+
+
+def test_feature_flags_of_versions_are_enabled_by_an_upgrade(node: Machine) -> None:
+    def states() -> dict[str, str]:
+        return {flag["name"]: flag["state"] for flag in node.api("feature-flags").json}
+
+    assert states() == dict.fromkeys(states(), "enabled") | {
+        "qq_state_version_8": "disabled",
+        "qq_state_version_9": "disabled",
+    }
+    assert node.api("feature-flags/quorum_queue/enable", "PUT", json={}).status == 204
+    assert node.management.group.asked_to_change == []
+    assert node.api("feature-flags/qq_state_version_9/enable", "PUT").status == 204
+    assert {change.verb for change in node.management.group.asked_to_change} == {Verb.FINISH_UPGRADE}
+    assert set(states().values()) == {"enabled"}
+    answer = node.api("feature-flags/khepri_db/enable", "PUT")
+    assert (answer.status, answer.json["reason"]) == (400, "unsupported")
+    node.add_user("eve", "monitoring")
+    assert node.api("feature-flags/quorum_queue/enable", "PUT", user="eve").status == 401
+
+
+def test_a_deprecated_feature_is_in_use_when_a_queue_has_it(node: Machine) -> None:
+    assert [each["name"] for each in node.api("deprecated-features").json] == ["transient_nonexcl_queues"]
+    node.management.make(declare_queue("durable"))
+    assert node.api("deprecated-features/used").json == []
+    node.management.make(declare_queue("transient", durable=False))
+    assert node.api("deprecated-features/used").json == node.api("deprecated-features").json
+
+
+def test_administrators_are_told_the_settings(node: Machine) -> None:
+    answer = node.api("config/effective")
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    assert answer.text == "cluster_name = qq\nlimits.cache_bytes = 7\n"
+    node.add_user("eve", "monitoring")
+    assert node.api("config/effective", user="eve").status == 401
+
+
+def test_a_password_is_hashed(node: Machine) -> None:
+    octets = base64.b64decode(node.api("auth/hash_password/p%C3%A4ss").json["ok"])
+    assert hashlib.sha256(octets[:4] + "päss".encode()).digest() == octets[4:]
+    node.add_user("eve", "monitoring")
+    assert node.api("auth/hash_password/x", user="eve").status == 401
+
+
+def test_the_queues_of_a_user_are_those_of_its_connections(node: Machine) -> None:
+    mine, shared = declare_queue("mine", 2, exclusive=True), declare_queue("shared", 2)
+    node.management.make(Connect(1, "/", "guest"), OpenChannel(2, 1), mine._replace(connection=1), shared)
+    assert [queue["name"] for queue in node.api("users/guest/queues").json] == ["mine"]
+    assert node.api("users/nobody/queues").json == []
+    node.add_user("ann", "management")
+    assert node.api("users/guest/queues", user="ann").json == []
+
+
+# --- replicas
+
+
+@pytest.fixture
+def queues() -> Machine:
+    node = Node(MachineManagement())
+    quorum = declare_queue("q")._replace(arguments={"x-queue-type": "quorum"})
+    node.management.make(quorum, declare_queue("classic"))
+    return node
+
+
+def test_the_status_of_a_quorum_queue_is_that_of_the_log(queues: Machine) -> None:
+    one, other = queues.api("queues/quorum/%2F/q/status").json
+    assert one == {
+        "Node Name": "n1",
+        "Raft State": "leader",
+        "Membership": "voter",
+        "Last Log Index": 12,
+        "Last Written": 12,
+        "Last Applied": 10,
+        "Commit Index": 11,
+        "Snapshot Index": 9,
+        "Term": 3,
+        "Machine Version": 8,
+    }
+    assert (other["Node Name"], other["Raft State"], other["Commit Index"]) == ("n2", "noproc", "")
+    answer = queues.api("queues/quorum/%2F/classic/status")
+    assert (answer.status, answer.json["reason"]) == (503, "classic_queue_not_supported")
+    assert queues.api("queues/quorum/%2F/nothing/status").status == 404
+
+
+GROW = {"vhost_pattern": ".*", "queue_pattern": ".*", "strategy": "all"}
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "body", "status", "told"),
+    [
+        ("queues/quorum/%2F/q/replicas/add", "POST", {"node": "n2"}, 204, ""),
+        ("queues/quorum/%2F/q/replicas/add", "POST", {"node": "n9"}, 400, "`qq member add n9` makes it one"),
+        ("queues/quorum/%2F/q/replicas/add", "POST", {}, 400, "key_missing: node"),
+        ("queues/quorum/%2F/nothing/replicas/add", "POST", {"node": "n2"}, 404, ""),
+        (
+            "queues/quorum/%2F/q/replicas/delete",
+            "DELETE",
+            {"node": "n2"},
+            400,
+            "`qq member remove n2` takes it",
+        ),
+        ("queues/quorum/%2F/q/replicas/delete", "DELETE", {"node": "n9"}, 202, ""),
+        ("queues/quorum/replicas/on/n2/grow", "POST", GROW, 204, ""),
+        ("queues/quorum/replicas/on/n2/grow", "POST", {"strategy": "all"}, 400, "key_missing: vhost_pattern"),
+        ("queues/quorum/replicas/on/n9/grow", "POST", GROW, 404, ""),
+        ("queues/quorum/replicas/on/n2/shrink", "DELETE", None, 400, "`qq drain n2` has it lead none"),
+        ("queues/quorum/replicas/on/n9/shrink", "DELETE", None, 404, ""),
+        ("rebalance/queues", "POST", None, 204, ""),
+    ],
+)
+def test_replica_requests_are_accepted_only_if_already_true(
+    queues: Machine, path: str, method: str, body: Any, status: int, told: str
+) -> None:
+    answer = queues.api(path, method, json=body)
+    assert answer.status == status
+    assert told in answer.text
+    queues.add_user("eve", "monitoring", vhosts=("/",))
+    assert queues.api(path, method, user="eve", json=body).status == 401
+    assert queues.management.group.asked_to_change == []
+
+
+def test_of_a_node_only_the_columns_that_are_asked_for_are_told(node: Machine) -> None:
+    assert node.api("nodes/n1?columns=name,type").json == {"name": "n1", "type": "disc"}

@@ -1,0 +1,227 @@
+"""Consumers who share the limit of a channel (basic.qos, global): nobody waits for room that is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qq.machine.handlers import core as core_module
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol.commands import (
+    Cancel,
+    Command,
+    Credit,
+    DeclareQueue,
+    DeleteQueue,
+    Limit,
+    PurgeQueue,
+    SessionDown,
+    SetPrefetch,
+    Settle,
+)
+from qq.machine.protocol.effects import Deliver
+from qq.machine.queue.queue import Queue
+from tests.machine.likeness import differences
+from tests.machine.machine_driver import (
+    Driver,
+    assert_kept_is_current,
+    batch,
+    consume,
+    declare,
+    publish,
+    reloaded,
+)
+
+if TYPE_CHECKING:
+    import pytest
+
+    from qq.machine.queue.queue import Consumer
+
+QUEUES = ["q0", "q1", "q2"]
+FULL: dict[str, Any] = {"x_overflow": "reject-publish", "x_max_length": 0}
+"""A queue that takes what its consumers can have at once, and nothing else."""
+SESSIONS = [1, 2]
+
+numbers = st.integers(0, 7)
+queues = st.sampled_from(QUEUES)
+sessions = st.sampled_from(SESSIONS)
+steps = st.one_of(
+    st.tuples(st.just("publish"), queues, st.integers(1, 4)),
+    st.tuples(st.just("consume"), queues, sessions, st.integers(1, 5)),
+    st.tuples(st.just("settle"), numbers, st.integers(1, 3)),
+    st.tuples(st.just("credit"), numbers, st.integers(0, 3)),
+    st.tuples(st.just("prefetch"), numbers, st.integers(0, 3)),
+    st.tuples(st.just("cancel"), numbers),
+    st.tuples(st.just("limit"), sessions, st.integers(0, 4)),
+    st.tuples(st.just("purge"), queues),
+    st.tuples(st.just("delete"), queues),
+    st.tuples(st.just("down"), sessions),
+)
+
+
+def declared(queue: str, session: int = 1) -> DeclareQueue:
+    return declare(queue, session, **(FULL if queue == "q2" else {}))
+
+
+def commands_of(machine: QueueMachine, step: tuple[object, ...], number: int) -> tuple[list[Command], int]:
+    """What a step of the property means now, and how many messages it needs."""
+    consumers = list(machine.consumers.values())
+    match step:
+        case ("publish", str(queue), int(count)):
+            return [publish(count, queue)], count
+        case ("consume", str(queue), int(session), int(credit)):
+            return [declared(queue, session), consume(number, queue, credit, session)], 0
+        case ("settle", int(which), int(count)) if consumers:
+            consumer = consumers[which % len(consumers)]
+            first = consumer.unacked.first() or 0
+            return [Settle(consumer.id, first, first + count - 1)], 0
+        case ("credit", int(which), int(count)) if consumers:
+            return [Credit(consumers[which % len(consumers)].id, count)], 0
+        case ("prefetch", int(which), int(count)) if consumers:
+            return [SetPrefetch(consumers[which % len(consumers)].id, count)], 0
+        case ("cancel", int(which)) if consumers:
+            consumer = consumers[which % len(consumers)]
+            return [Cancel(consumer.session, consumer.id)], 0
+        case ("limit", int(session), int(count)):
+            return [Limit(session, count)], 0
+        case ("purge", str(queue)):
+            return [declared(queue), PurgeQueue(1, 1, queue)], 0
+        case ("delete", str(queue)):
+            return [DeleteQueue(1, 1, queue, False, False), declared(queue)], 0
+        case ("down", int(session)):
+            return [SessionDown(session)], 0
+        case _:
+            return [], 0
+
+
+def naive_room(machine: QueueMachine, consumer: Consumer) -> int:
+    """What it may have, by looking at all that its channel holds."""
+    session = machine._core.sessions[consumer.node, consumer.session]
+    held = sum(len(other.unacked) for other in session.consumers.values() if other.budget is not None)
+    limit = session.budget.limit
+    return min(consumer.credit, limit - held) if limit else consumer.credit
+
+
+@given(st.lists(st.lists(steps, min_size=1, max_size=4), max_size=30))
+def test_every_consumer_with_room_has_a_message(entries: list[list[tuple[object, ...]]]) -> None:
+    machine = QueueMachine()
+    machine.apply_batch("n1", 1, 0, 1000, batch([declared(queue) for queue in QUEUES]))
+    machine.end_entry(1000)
+    number = 0
+    with mock.patch.object(core_module, "WOKEN_MAX", 3):
+        for index, entry in enumerate(entries, 2):
+            loaded = reloaded(machine)
+            for ordinal, step in enumerate(entry):
+                number += 1
+                commands, count = commands_of(machine, step, number)
+                payload = batch(commands, [b"x"] * count)
+                effects = machine.apply_batch("n1", index, ordinal, 1000, payload)
+                assert loaded.apply_batch("n1", index, ordinal, 1000, payload) == effects
+            assert machine.end_entry(1000) == loaded.end_entry(1000)
+            assert machine.digest() == loaded.digest()
+            assert_kept_is_current(machine)
+            assert differences(machine, reloaded(loaded)) == []
+            for consumer in machine.consumers.values():
+                room = naive_room(machine, consumer)
+                assert room >= 0 or not consumer.live or consumer.budget is not None
+                may_have_more = consumer.live and room > 0 and consumer.queue.ready
+                assert not may_have_more or machine.due_ms() == 0  # the next entry goes on
+
+
+def test_consumer_with_a_turn_no_longer_waits_for_room() -> None:
+    """On a machine that has lived as on one that was loaded."""
+    driver, other = Driver(), Driver()
+    driver.apply(*map(declare, ("first", *QUEUES)), Limit(1, 2))
+    driver.apply(consume(1, "first", 5), publish(2, "first"))
+    driver.apply(*(consume(number, queue, 5) for number, queue in enumerate(QUEUES, 2)))
+    # They wait for room, each with something in its queue, that goes then.
+    driver.apply(*(publish(1, queue) for queue in QUEUES))
+    driver.apply(*(PurgeQueue(1, 1, queue) for queue in QUEUES))
+    # The room that there is goes to the second consumer; the third has got a turn, too, and finds nothing.
+    driver.apply(Settle(1, 0, 0), Credit(3, 1), publish(1, "q0"))
+    driver.apply(consume(20, "q2", 9, session=2))
+    other.machine, other.index = reloaded(driver.machine), driver.index
+    for each in (driver, other):
+        effects = each.apply(Settle(2, 0, 0), publish(4, "q2"))
+        assert [effect.consumer for effect in effects if isinstance(effect, Deliver)] == [20, 4]
+    assert driver.machine.digest() == other.machine.digest()
+
+
+def test_consumer_without_a_turn_at_a_full_queue_is_not_dumped() -> None:
+    """Nothing is published, and so the queue is not served; who was to get it waits for room in its channel now."""
+    driver = Driver()
+    driver.apply(declare("full", **FULL), declare("q"), Limit(1, 1))
+    driver.apply(consume(1, "full", 1), consume(2, "q", 1), publish(1, "q"))
+    full = driver.machine.vhosts["/"].queues["full"]
+    assert full.rotation
+    driver.machine.dump()
+    driver.apply(publish(1, "full"))
+    assert not full.rotation
+    assert_kept_is_current(driver.machine)
+
+
+def test_consumer_blocked_for_a_second_reason_does_not_wait() -> None:
+    def check(*commands: Command) -> None:
+        driver.apply(*commands)
+        assert differences(driver.machine, reloaded(driver.machine)) == []
+
+    driver = Driver()
+    driver.apply(declare("q"), declare("single", x_single_active_consumer=True), Limit(1, 2))
+    driver.apply(consume(1, "q", 5), consume(2, "q", 5), publish(9, "q"))
+    check(SetPrefetch(1, 1))  # it has what it may have
+    driver.apply(Limit(2, 2), consume(3, "single", 5, session=2), publish(9, "single"))
+    check(consume(4, "single", 5, arguments={"x-priority": 1}))  # it is to make way for a better one
+    check(Settle(3, 0, 0))
+
+
+def test_settling_does_not_visit_thousands_of_waiting_consumers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    give_credit = Queue.give_credit
+
+    def counting(queue: Queue, consumer: Consumer, count: int) -> None:
+        asked.append(consumer.id)
+        give_credit(queue, consumer, count)
+
+    driver = Driver()
+    driver.apply(declare("q"), Limit(1, 1))
+    driver.apply(*(consume(number, "q", 10) for number in range(1, 3001)))
+    driver.apply(publish(100), messages=[b"x"] * 100)
+    monkeypatch.setattr(Queue, "give_credit", counting)
+    for consumer in range(1, 100):
+        driver.apply(Settle(consumer, 0, 0))
+    assert len(asked) == 2 * 99  # who settled, and whose turn it is
+    asked.clear()
+    driver.apply(Limit(1, 0))
+    assert len(asked) <= 3000
+
+
+def test_ack_does_not_visit_all_single_active_candidates() -> None:
+    """Who it should be is known without looking at those who wait."""
+    driver = Driver()
+    driver.apply(declare("q", x_single_active_consumer=True))
+    driver.apply(*(consume(number, "q", 10) for number in range(1, 1001)))
+    queue = driver.machine.vhosts["/"].queues["q"]
+    holders = mock.MagicMock(wraps=queue.holders)
+    holders.__iter__.side_effect = AssertionError("somebody looks at all of them")
+    queue.holders = holders
+    driver.apply(publish(10), messages=[b"x"] * 10)
+    for number in range(10):
+        driver.apply(Settle(1, number, number))
+    driver.apply(Cancel(1, 1))
+    assert queue.active is not None
+    assert queue.active.id == 2
+
+
+def test_consumer_behind_an_empty_queue_gets_the_room() -> None:
+    driver = Driver()
+    driver.apply(*map(declare, QUEUES), Limit(1, 1))
+    driver.apply(*(consume(number, queue, 10) for number, queue in enumerate(QUEUES, 1)))
+    driver.apply(*(publish(1, queue) for queue in QUEUES), messages=[b"x"] * 3)
+    driver.apply(PurgeQueue(1, 1, "q1"))
+    driver.apply(Settle(1, 0, 0))
+    assert [len(consumer.unacked) for consumer in driver.machine.consumers.values()] == [0, 0, 1]

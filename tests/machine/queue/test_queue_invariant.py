@@ -1,0 +1,19 @@
+"""The law of qq/machine/queue/queue.py: only methods of a queue change it and its parts."""
+
+from __future__ import annotations
+
+from tests.machine.machine_driver import Driver, consume, declare, publish
+
+
+def test_a_stranger_is_noticed(strangers: list[str]) -> None:
+    driver = Driver()
+    driver.apply(declare("q"), consume(1, "q", 1))
+    driver.apply(publish(2))
+    assert strangers == []
+    queue = driver.machine.vhosts["/"].queues["q"]
+    queue.used_ms = 5
+    queue.tally.published += 1
+    queue.backlog.take(1)
+    assert strangers == [
+        f"{__name__}: {what}" for what in ("Queue.__setattr__", "Tally.__setattr__", "Backlog.take")
+    ]

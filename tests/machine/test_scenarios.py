@@ -1,0 +1,24 @@
+"""Every scenario is told again: the machine answers as written, and nobody but queues has changed queues meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.machine.scenario_format import rerun
+
+SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_the_machine_still_answers_as_written(path: Path, rewrite: bool, strangers: list[str]) -> None:
+    written = path.read_text(encoding="utf-8")
+    answered = rerun(written)
+    if rewrite:
+        path.write_text(answered, encoding="utf-8")
+    assert rewrite or answered == written
+    # The driver lets backlogs of its own be loaded, to look into others.
+    assert {
+        stranger for stranger in strangers if not stranger.startswith("tests.machine.machine_driver: ")
+    } == set()

@@ -1,0 +1,62 @@
+"""What operators are told of a change that others make, too, at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster.state.apply import Evicted
+from qq.machine.protocol.commands import DeleteVhost, PutPolicy, PutUser, PutVhost
+from qq.management.changes.changes import Changes, is_made
+from qq.management.errors import RequestRefused, Unavailable
+from tests.harness.lone_broker import LoneBroker
+
+
+@pytest.fixture
+def broker() -> Iterator[LoneBroker]:
+    with LoneBroker() as broker:
+        yield broker
+
+
+def policy(number: int, vhost: str = "/") -> PutPolicy:
+    return PutPolicy(vhost, "p", False, "x", "queues", 0, {"max-length": number})
+
+
+async def outcomes(broker: LoneBroker, *changes: Any) -> list[BaseException | None]:
+    """Of changes that are asked for at one time."""
+    made = Changes(broker.broker)
+    return await asyncio.gather(*map(made.apply, changes), return_exceptions=True)
+
+
+def test_of_changes_at_one_time_the_last_one_stays_and_all_were_made(broker: LoneBroker) -> None:
+    changes = [*map(policy, range(6)), *(PutUser("u", b"s", b"h", [f"t{number}"]) for number in range(6))]
+    assert broker.await_on_loop(outcomes(broker, *changes)) == [None] * 12
+    policies = broker.machine.vhosts["/"].policies
+    assert len(policies) == 1
+    assert is_made(broker.machine.catalog, policy(5))
+    assert broker.machine.users["u"].tags == ["t5"]
+
+
+def test_what_goes_with_its_virtual_host_was_not_made(broker: LoneBroker) -> None:
+    vhost = PutVhost("v", "", [], "")
+    told = broker.await_on_loop(outcomes(broker, vhost, policy(1, "v"), DeleteVhost("v")))
+    assert told[::2] == [None, None] or isinstance(told[0], Unavailable)
+    assert isinstance(told[1], RequestRefused)
+    assert "no vhost 'v': it was deleted meanwhile" in told[1].explanation
+
+
+def test_nobody_is_told_that_something_is_done_that_the_node_had_to_give_up(broker: LoneBroker) -> None:
+    async def evicted() -> list[BaseException | None]:
+        broker.group.holding = True
+        waiting = asyncio.ensure_future(outcomes(broker, policy(1)))
+        while not broker.group._held:  # noqa: ASYNC110 - a group has no event
+            await asyncio.sleep(0)
+        broker.group.drop_held()
+        broker.broker.applied(2, [Evicted()])
+        return await waiting
+
+    [told] = broker.await_on_loop(evicted())
+    assert isinstance(told, Unavailable)

@@ -1,0 +1,56 @@
+"""How long a change that was asked for over HTTP is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol.commands import DeleteUser
+from qq.management.changes import request_session
+from qq.management.changes.request_session import until_applied
+from qq.management.errors import Unavailable
+
+
+def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
+    """For a change behind so many batches, each of which takes most of the time; the change itself never comes.
+
+    Returns how many were applied when it was given up, and why.
+    """
+    monkeypatch.setattr(request_session, "CHANGE_TIMEOUT_S", 0.05)
+
+    async def wait() -> str:
+        submissions = SimpleNamespace(batches_applied=0, add=lambda *_: None, read_barrier=lambda *_: None)
+
+        async def go_on() -> None:
+            for _ in range(batches):
+                await asyncio.sleep(0.03)
+                submissions.batches_applied += 1
+
+        log = asyncio.ensure_future(go_on())
+        broker: Any = SimpleNamespace(
+            is_full=False,
+            submissions=submissions,
+            machine=SimpleNamespace(version=QueueMachine.versions[1]),
+            why_undecided=lambda: "no majority: n2 does not answer",
+        )
+        with pytest.raises(Unavailable) as given_up:
+            await until_applied(broker, [DeleteUser("u")], lambda: None)
+        applied = submissions.batches_applied
+        await log
+        return f"{applied}: {given_up.value}"
+
+    return asyncio.run(wait())
+
+
+@pytest.mark.parametrize("batches", [0, 10])
+def test_missing_majority_is_not_reported_while_the_log_advances(
+    monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    """Once an import of policies behind others was told so after 10 s."""
+    told = waits(monkeypatch, batches)
+    why = "no majority: n2 does not answer; outcome unknown: it may still be carried out"
+    assert told == f"{batches}: {why}"

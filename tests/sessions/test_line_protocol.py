@@ -1,0 +1,137 @@
+"""A second protocol is a package of its own on the same sessions: nothing else has to know of it."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import socket
+from collections.abc import Generator
+from pathlib import Path
+from typing import Self
+
+import pytest
+from pamqp import commands
+
+from tests.harness.lone_broker import LoneBroker
+from tests.harness.raw_client import RawClient, publish
+from tests.sessions import line_protocol
+
+Basic, Confirm, Queue = commands.Basic, commands.Confirm, commands.Queue
+
+
+@pytest.fixture
+def broker() -> Generator[LoneBroker]:
+    with LoneBroker() as broker:
+        yield broker
+
+
+class LineClient:
+    def __init__(self, broker: LoneBroker) -> None:
+        self._broker = broker
+        self._server = broker.await_on_loop(line_protocol.listen(broker.broker))
+        self._socket = socket.create_connection(self._server.sockets[0].getsockname())
+        self._socket.settimeout(10)
+        self._lines = self._socket.makefile("r", newline="\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        port = self._socket.getsockname()[1]
+        self._lines.close()
+        self._socket.close()
+        self._broker.await_on_loop(self._close(port))
+
+    async def _close(self, port: int) -> None:
+        self._server.close()
+        while any(there.peer_port == port for there in self._broker.broker.connections.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    def say(self, *lines: str) -> None:
+        self._socket.sendall("".join(f"{line}\n" for line in lines).encode())
+
+    def expect(self, *lines: str) -> None:
+        assert [self.next().rstrip("\n") for _ in lines] == list(lines)
+
+    def next(self) -> str:
+        return self._lines.readline()
+
+    def log_in(self) -> None:
+        self.say("HELLO guest guest")
+        self.expect("WELCOME")
+
+
+@pytest.fixture
+def lines(broker: LoneBroker) -> Generator[LineClient]:
+    with LineClient(broker) as client:
+        client.log_in()
+        yield client
+
+
+def test_what_one_protocol_publishes_the_other_consumes(broker: LoneBroker, lines: LineClient) -> None:
+    lines.say("DECLARE q", "PUBLISH q one message", "PUBLISH q another")
+    lines.expect("DECLARED q", "CONFIRMED 2")
+    with RawClient(broker.amqp_port) as amqp:
+        amqp.open_channel(1)
+        amqp.call(1, Basic.Consume(queue="q", consumer_tag="c"), Basic.ConsumeOk)
+        assert [amqp.expect_message()[2] for _ in range(2)] == [b"one message", b"another"]
+        amqp.send(1, Basic.Ack(2, multiple=True))
+        amqp.call(1, Basic.Cancel("c"), Basic.CancelOk)
+        lines.say("CONSUME q 1")
+        lines.expect("CONSUMING")
+        amqp.write(publish(1, "q", b"back") + publish(1, "q", b"and forth"))
+        lines.expect("MESSAGE 0 back")
+        lines.say("DONE 0")
+        lines.expect("MESSAGE 1 and forth")
+
+
+def test_what_a_client_held_comes_back_when_it_goes(broker: LoneBroker, lines: LineClient) -> None:
+    with LineClient(broker) as other:
+        other.log_in()
+        other.say("DECLARE q", "PUBLISH q held")
+        other.expect("DECLARED q", "CONFIRMED 1")
+        other.say("CONSUME q 10")
+        other.expect("CONSUMING", "MESSAGE 0 held")
+        lines.say("CONSUME q 10")
+        lines.expect("CONSUMING")
+    lines.expect("MESSAGE 0 held")
+
+
+def test_a_consumer_hears_that_its_queue_is_gone(broker: LoneBroker, lines: LineClient) -> None:
+    lines.say("DECLARE q", "CONSUME q 10")
+    lines.expect("DECLARED q", "CONSUMING")
+    with RawClient(broker.amqp_port) as amqp:
+        amqp.open_channel(1)
+        amqp.call(1, Queue.Delete(queue="q"), Queue.DeleteOk)
+    assert lines.next().startswith("CANCELLED ")
+
+
+def test_what_the_log_refuses_ends_the_session(lines: LineClient) -> None:
+    lines.say("CONSUME missing 1")
+    assert lines.next() == "ERROR no queue 'missing' in vhost '/'\n"
+    assert not lines.next()
+
+
+def test_nobody_logs_in_with_a_wrong_password(broker: LoneBroker) -> None:
+    with LineClient(broker) as client:
+        client.say("HELLO guest wrong")
+        client.expect("ERROR who are you?")
+
+
+def test_a_snapshot_tells_it_what_it_missed(broker: LoneBroker, lines: LineClient) -> None:
+    lines.say("DECLARE q", "CONSUME q 10")
+    lines.expect("DECLARED q", "CONSUMING")
+    broker.skip()
+    lines.say("PUBLISH q unseen")
+    [queue] = broker.machine.queues()
+    while not queue.unacked:
+        broker.pass_some_time()
+    broker.resume()
+    lines.expect("MESSAGE 0 unseen", "REFUSED 1")
+
+
+def test_it_needs_no_package_of_another_protocol() -> None:
+    tree = ast.parse(Path(line_protocol.__file__).read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    rooms = {".".join(name.split(".")[:2]) for name in imported if name.startswith(("qq.", "cluster"))}
+    assert rooms == {"qq.machine", "qq.ranges", "qq.sessions", "qq.stored"}

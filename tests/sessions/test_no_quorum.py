@@ -1,0 +1,132 @@
+"""A node that knows no leader: which clients are told so, and when."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from qq.sessions import no_quorum
+from tests.harness.lone_broker import LoneBroker
+from tests.harness.raw_client import HEADER, RawClient, publish
+
+WHY = "CONNECTION_FORCED - no majority: n2, n3 do not answer; "
+UNKNOWN = f"{WHY}what was asked for may still be carried out; try again, here or at another node"
+TRY_AGAIN = f"{WHY}try again, here or at another node"
+DECLARE = commands.Queue.Declare(queue="q", durable=True)
+
+
+def lead(broker: LoneBroker, leader: str | None) -> None:
+    """Let the node hear of a leader, or of none: then nothing is applied."""
+    broker.group.holding = leader is None
+    broker.call(broker.broker.leader_changed, leader, 1)
+    if leader is not None:
+        broker.call(broker.group.release)
+
+
+def asking(broker: LoneBroker) -> RawClient:
+    client = RawClient(broker.amqp_port)
+    client.open_channel(1)
+    return client
+
+
+def reason(client: RawClient) -> str:
+    close = client.expect(commands.Connection.Close)
+    assert close.reply_code == 320
+    return close.reply_text
+
+
+def test_who_waits_is_told_and_who_does_not_is_not() -> None:
+    with (
+        LoneBroker(majority_timeout_ms=300) as broker,
+        asking(broker) as declaring,
+        asking(broker) as publishing,
+        asking(broker) as idle,
+    ):
+        publishing.send(1, DECLARE)
+        publishing.expect(commands.Queue.DeclareOk)
+        lead(broker, None)
+        began_s = time.monotonic()
+        declaring.send(1, DECLARE)
+        publishing.write(publish(1, "q", b"m"))
+        assert reason(declaring) == reason(publishing) == UNKNOWN
+        assert time.monotonic() - began_s > 0.25
+        # Whoever comes now is told at once, when it asks for something, or a moment later.
+        with RawClient(broker.amqp_port) as asks:
+            asks.send(1, commands.Channel.Open())
+            asks.expect(commands.Channel.OpenOk)
+            assert reason(asks) == TRY_AGAIN
+        with RawClient(broker.amqp_port) as waits:
+            assert reason(waits) == TRY_AGAIN
+        with RawClient(broker.amqp_port) as leaves:
+            leaves.send(0, commands.Connection.Close(200, "", 0, 0))
+            leaves.expect(commands.Connection.CloseOk)
+        assert broker.call(lambda: len(broker.broker.sessions)) == 1
+        lead(broker, "n2")
+        idle.send(1, DECLARE)
+        # What those have asked for who were told was carried out.
+        assert idle.expect(commands.Queue.DeclareOk).message_count == 1
+        RawClient(broker.amqp_port).socket.close()
+
+
+def test_a_consumer_that_holds_a_message_waits_for_nothing() -> None:
+    """Its credit for the next one, which the node keeps until there is a batch to go with, is nothing it waits for."""
+    with LoneBroker(majority_timeout_ms=300) as broker, asking(broker) as client:
+        client.call(1, DECLARE, commands.Queue.DeclareOk)
+        client.call(1, commands.Basic.Consume(queue="q"), commands.Basic.ConsumeOk)
+        client.write(publish(1, "q", b"m"))
+        method, _, _ = client.expect_message()
+        lead(broker, None)
+        time.sleep(0.6)
+        lead(broker, "n2")
+        client.send(1, commands.Basic.Ack(method.delivery_tag))
+        client.call(1, commands.Basic.Qos(prefetch_count=1), commands.Basic.QosOk)
+
+
+def test_an_election_is_waited_for() -> None:
+    with LoneBroker(majority_timeout_ms=400) as broker, asking(broker) as client:
+        for _ in range(3):
+            lead(broker, None)
+            client.send(1, DECLARE)
+            time.sleep(0.25)
+            lead(broker, "n2")
+            client.expect(commands.Queue.DeclareOk)
+
+
+@pytest.mark.parametrize("limits", [{"majority_timeout_ms": 0}, {}])
+def test_it_may_be_waited_for_longer(limits: dict[str, Any]) -> None:
+    with LoneBroker(**limits) as broker, asking(broker) as client:
+        lead(broker, None)
+        client.send(1, DECLARE)
+        time.sleep(0.3)
+        lead(broker, "n2")
+        client.expect(commands.Queue.DeclareOk)
+
+
+def test_many_are_told_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(no_quorum, "TOLD_AT_ONCE", 2)
+    with LoneBroker(majority_timeout_ms=100) as broker, ExitStack() as stack:
+        clients = [stack.enter_context(asking(broker)) for _ in range(7)]
+        lead(broker, None)
+        for client in clients:
+            client.send(1, DECLARE)
+        assert [reason(client) for client in clients] == [UNKNOWN] * 7
+
+
+def test_a_handshake_that_nobody_decides_ends_with_the_reason() -> None:
+    with LoneBroker(handshake_timeout_s=0.3) as broker:
+        lead(broker, None)
+        with RawClient(broker.amqp_port, admitted=False) as client:
+            client.expect(commands.Connection.OpenOk)
+            client.send(1, commands.Channel.Open())
+            client.expect(commands.Channel.OpenOk)
+            assert reason(client) == TRY_AGAIN
+        with RawClient(broker.amqp_port, handshake=False) as client:
+            client.write(HEADER)
+            client.send(0, client.start_ok("\0guest\0wrong"))
+            client.expect(commands.Connection.Start)
+            assert reason(client) == TRY_AGAIN
+        lead(broker, "n2")

@@ -1,0 +1,76 @@
+"""What exchanges see of a stored message."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from struct import pack
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp.commands import Basic
+from pamqp.frame import marshal
+from pamqp.header import ContentHeader
+
+from qq.routing.content import Content
+from qq.stored.content import content_of
+
+
+def stored(properties: Basic.Properties, body: bytes = b"body") -> bytes:
+    header = marshal(ContentHeader(body_size=len(body), properties=properties), 1)
+    return header + b"\x03\x00\x01" + pack(">I", len(body)) + body + b"\xce"
+
+
+def seen(**properties: Any) -> Content:
+    return content_of(memoryview(stored(Basic.Properties(**properties))), 7)
+
+
+def test_a_message_without_properties_has_no_content() -> None:
+    assert seen() == seen(priority=3, expiration="5", delivery_mode=2) == Content({}, {}, 7)
+
+
+def test_headers_have_the_types_that_they_were_sent_with() -> None:
+    headers = {"a": 1, "b": True, "c": "text", "d": [1, "x"], "e": {"f": None}}
+    assert repr(seen(headers=headers).headers) == repr(headers)
+    assert seen(headers=headers, content_type="x/y", content_encoding="z").headers == headers
+
+
+def test_properties_that_can_be_hashed_are_texts() -> None:
+    moment = datetime(2026, 11, 21, tzinfo=UTC)
+    content = seen(message_id="m", correlation_id="c", timestamp=moment, app_id="a", headers={"h": 1})
+    assert content.properties == {
+        "message_id": "m",
+        "correlation_id": "c",
+        "timestamp": str(int(moment.timestamp())),
+    }
+
+
+def test_correlation_ids_that_are_not_utf8_stay_distinct() -> None:
+    ids = [
+        content_of(stored(Basic.Properties(correlation_id="??")).replace(b"??", raw), 1).properties
+        for raw in (b"\xff\xfe", b"\xfe\xff", b"??")
+    ]
+    assert len({each["correlation_id"] for each in ids}) == 3
+
+
+def test_equal_properties_are_parsed_once_but_numbers_differ() -> None:
+    message = stored(Basic.Properties(headers={"a": 1}))
+    one, other = content_of(message, 1), content_of(bytearray(message), 2)
+    assert one.headers is other.headers
+    assert (one.number, other.number) == (1, 2)
+    large = stored(Basic.Properties(headers={"a": "x" * 10_000}))
+    assert content_of(large, 1).headers == content_of(large, 1).headers
+    assert content_of(large, 1).headers is not content_of(large, 1).headers
+
+
+@given(st.integers(0, 300), st.integers(0, 255), st.integers(0, 100))
+def test_damaged_content_has_no_properties(place: int, value: int, cut: int) -> None:
+    damaged = bytearray(stored(Basic.Properties(headers={"a": [1, {"b": "c"}]}, message_id="m")))
+    damaged[place % len(damaged)] = value
+    content = content_of(bytes(damaged[: len(damaged) - cut]), 3)
+    assert content.number == 3
+
+
+@given(st.binary(max_size=60))
+def test_noise_has_no_content_or_some(noise: bytes) -> None:
+    assert content_of(memoryview(noise), 5).number == 5

@@ -1,0 +1,134 @@
+"""The secret of a cluster is changed while clients are at work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from qq.cli.asking import why_not_ready
+from qq.testing import LocalCluster
+from tests.stories.system_commands import run_command
+from tests.stories.system_disk import lines_since
+from tests.stories.system_load import COMMAND_POLL_S, loaded, poll
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from qq.testing import ClusterNode
+
+pytestmark = [pytest.mark.xdist_group("releases"), pytest.mark.timeout(120)]
+
+OLD, NEW = "the secret until now", "the secret from now on"
+NAMES = ("n1", "n2", "n3")
+OF_EACH_NODE = {"cluster": {"secret_file": "secret"}}
+"""A file of its own, which is changed by itself, as on machines of their own."""
+
+
+def give(node: ClusterNode, *secrets: str) -> None:
+    (node.log.parent / "secret").write_text("".join(f"{secret}\n" for secret in secrets))
+
+
+def give_while_it_runs(node: ClusterNode, *secrets: str, said: str = "read again: ") -> None:
+    """Change the node's file, and wait until the node says that it has noticed."""
+    size = node.log.stat().st_size
+    give(node, *secrets)
+    until_said(node, size, said)
+
+
+def until_said(node: ClusterNode, size: int, text: str) -> None:
+    poll(
+        lambda: any(text in line for line in lines_since(node, size)),
+        lambda: f"{node.name} does not say {text!r}",
+    )
+
+
+def until_safe_to_stop(node: ClusterNode, *, asked: ClusterNode, but: str = "") -> None:
+    """Wait until it is said that this node may be stopped, or the opposite in these words."""
+
+    def said() -> str:
+        return run_command(asked, "check", "safe-to-stop", "--node", node.name).stdout.strip()
+
+    poll(
+        lambda: said() == but if but else " may be stopped: " in said(),
+        lambda: f"{asked.name} says {said()}",
+        COMMAND_POLL_S,
+    )
+
+
+def give_all_the_old_one(directory: Path) -> None:
+    for name in NAMES:
+        (directory / name).mkdir()
+        (directory / name / "secret").write_text(f"{OLD}\n")
+
+
+@pytest.mark.long
+def test_sole_link_between_nodes_may_neither_stop_nor_step_down(tmp_path: Path) -> None:
+    """One node is a step ahead of the others, so that it and a third one know no common secret."""
+    give_all_the_old_one(tmp_path)
+    with LocalCluster(3, tmp_path, OF_EACH_NODE) as cluster:
+        ahead, between, behind = cluster.nodes
+        give_while_it_runs(between, NEW, OLD)
+        give_while_it_runs(ahead, NEW)
+        assert run_command(between, "leader", "transfer", "--to", between.name).returncode == 0
+        behind.stop()
+        behind.start()
+        cluster.wait_caught_up()
+        apart = f"{ahead.name} and {behind.name} have no link (look at the network between them, and at their secrets)"
+        few = f"do not stop {between.name}: {ahead.name} would be no majority of 3 voters; {apart}"
+        until_safe_to_stop(between, asked=between, but=few)
+        for asked in (ahead, behind):
+            assert run_command(asked, "check", "safe-to-stop", "--node", between.name).returncode == 1
+        assert run_command(between, "check", "safe-to-stop", "--node", behind.name).returncode == 0
+        for change in (["drain", between.name], ["leader", "transfer", "--to", ahead.name]):
+            refused = run_command(between, *change)
+            assert refused.returncode == 1
+            assert apart in refused.stderr
+        assert cluster.leader() is between
+        give_while_it_runs(behind, NEW, OLD)
+        until_safe_to_stop(between, asked=between)
+        assert run_command(between, "drain", between.name).returncode == 0
+
+
+def test_the_secret_is_changed_under_load(tmp_path: Path) -> None:
+    give_all_the_old_one(tmp_path)
+    with LocalCluster(3, tmp_path, OF_EACH_NODE) as cluster, loaded(cluster) as load:
+
+        def start_again(node: ClusterNode) -> None:
+            """Its connections are new ones then: with the secrets that it has now, and the others have."""
+            load.stop(node)
+            node.start()
+            cluster.wait_caught_up()
+            load.until_all_work()
+
+        for node in cluster.nodes:
+            give(node, OLD, NEW)
+            start_again(node)
+        sizes = {node: node.log.stat().st_size for node in cluster.nodes}
+        for node in cluster.nodes:
+            give_while_it_runs(node, NEW)
+        load.until_all_work()
+        for node, size in sizes.items():
+            # A connection that came soon after a lost one is told of a moment later.
+            about_links = [line for line in lines_since(node, size) if "cluster.transport.peer_links" in line]
+            assert all("is connected" in line for line in about_links)
+        for node in cluster.nodes:
+            start_again(node)
+
+        # One node is given the wrong one: it is by itself until that is put right, and the others go on.
+        first, *others = cluster.nodes
+        give_while_it_runs(first, "short", said="; what was read before stays in use")
+        give(first, OLD)
+        load.stop(first)
+        size = first.log.stat().st_size
+        first.start()
+        until_said(first, size, "the peer rejects this node: its cluster secret differs")
+        differs = "(the peer rejects this node: its cluster secret differs)"
+        apart = f"no leader is known: no connection with n2 {differs}, n3 {differs}"
+        poll(lambda: why_not_ready(first.http_port) == apart, lambda: str(why_not_ready(first.http_port)))
+        load.until_all_work(besides=[first])
+        for node in others:
+            assert "node 'n1' has proved no secret that this node accepts" in node.log.read_text()
+        give_while_it_runs(first, OLD, NEW)
+        cluster.wait_caught_up()
+        load.until_all_work()

@@ -1,0 +1,233 @@
+"""A cluster of release 0.1 becomes one of this program while clients work, and only then goes over to its version.
+
+Its code is taken out of the repository's history (tests/harness/releases.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from cluster.runtime.asyncio_runtime import ReadOnlyDisk
+from cluster.storage.identity import load_copies
+from qq.cli.asking import ask
+from qq.machine.machine import QueueMachine
+from qq.testing import LocalCluster
+from tests.harness.releases import ROOT, running, unpack_release
+from tests.stories.system_commands import run_command
+from tests.stories.system_disk import NodeFiles, lines_since
+from tests.stories.system_load import loaded, poll
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cluster.runtime.ports import Disk
+    from qq.testing import ClusterNode
+    from tests.stories.system_load import Load
+
+pytestmark = [pytest.mark.xdist_group("releases"), pytest.mark.timeout(120)]
+
+RELEASED, NEXT = QueueMachine.versions
+"""The versions of the state of release 0.1, and of this program once all nodes run it."""
+SMALL_FILES = {
+    "limits": {
+        "segment_bytes": 20_000,
+        "checkpoint_entries": 50,
+        "checkpoint_bytes": 20_000,
+        "retained_bytes": 20_000,
+    }
+}
+"""Both programs read segments, checkpoints and snapshots of each other."""
+PAUSE_MAX_S = 3.0
+"""How long a publisher waits for a confirm at most while a node is stopped in good order."""
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The code of release 0.1."""
+    directory = tmp_path_factory.mktemp("release-0.1")
+    unpack_release("0.1", directory)
+    return directory
+
+
+def start(node: ClusterNode, program: Path) -> None:
+    with running(program):
+        node.start()
+
+
+def restart(load: Load, node: ClusterNode, program: Path) -> None:
+    """Stop a node in good order, and start it on its data with this program."""
+    load.stop(node)
+    start(node, program)
+    load.cluster.wait_caught_up()
+    poll(lambda: row(node)["standing"] == "voter", lambda: f"{node.name} does not vote")
+    load.until_all_work()
+    load.assert_waited_less_than(PAUSE_MAX_S)
+
+
+def row(node: ClusterNode) -> dict[str, Any]:
+    """What a node says of itself."""
+    return next(row for row in node.status()["nodes"] if row["name"] == node.name)
+
+
+def survive(load: Load, leader: ClusterNode, program: Path, *, emptied: ClusterNode, its: Path) -> None:
+    """A leader gives another node all that it has lost, and dies when it has."""
+    load.kill(emptied)
+    shutil.rmtree(NodeFiles(emptied).root)
+    poll(lambda: row(leader)["first_index"] > 1, lambda: f"{leader.name} keeps its whole log")
+    size = emptied.log.stat().st_size
+    start(emptied, its)
+    load.cluster.wait_caught_up()
+    assert "takes a snapshot" in "\n".join(lines_since(emptied, size))
+    kill(load, leader, program)
+    load.until_all_work()
+
+
+def kill(load: Load, node: ClusterNode, program: Path) -> None:
+    load.kill(node)
+    start(node, program)
+    load.cluster.wait_caught_up()
+
+
+def until_safe_to_stop(node: ClusterNode, *, asked: ClusterNode) -> None:
+    """Wait until a node of this program says that another one may be stopped."""
+
+    def why_not() -> str | None:
+        answer = ask(asked.http_port, f"/api/health/checks/safe-to-stop/{node.name}")
+        return None if answer["status"] == "ok" else answer["reason"]
+
+    poll(lambda: why_not() is None, lambda: str(why_not()))
+
+
+def until_said(node: ClusterNode, what: str) -> None:
+    poll(lambda: what in node.log.read_text(), lambda: f"{node.name} does not say {what!r}")
+
+
+def until_raised(cluster: LocalCluster) -> None:
+    for node in cluster.nodes:
+        poll(lambda node=node: agreed_version(node) == NEXT, lambda node=node: f"{node.name} stays behind")
+        until_said(node, f"the cluster is at version {NEXT} of the state now")
+
+
+def agreed_version(node: ClusterNode) -> int:
+    """The version of the state that the node's directory says its log has agreed on."""
+    [found, _] = load_copies(cast("Disk", ReadOnlyDisk(NodeFiles(node).group)), "")
+    assert found is not None
+    return found.machine_version
+
+
+def check_what_is_said_during_an_upgrade(cluster: LocalCluster, old: ClusterNode) -> None:
+    """Operators see which node is not upgraded yet, and are told at once what cannot be done before it is."""
+    asked = cluster.nodes[0]
+    shown = {row["name"]: row["versions"] for row in asked.status()["nodes"]}
+    new = f"{RELEASED} to {NEXT}"
+    assert shown == {node.name: str(RELEASED) if node is old else new for node in cluster.nodes}
+    leader = cluster.leader()
+    refused = run_command(asked, "upgrade", "finish")
+    assert refused.returncode == 1
+    if leader is old:
+        assert f"node '{old.name}' leads, and runs release 0.1" in refused.stderr
+    else:
+        assert (
+            f"node '{old.name}' has not told yet which data directory it has: start it, with"
+            in refused.stderr
+        )
+    refused = run_command(asked, "drain", asked.name)
+    assert refused.returncode == 1
+    assert f"start this release at {old.name}, too, and then `qq upgrade finish`" in refused.stderr
+
+
+def test_release_0_1_is_upgraded_node_by_node_without_loss(tmp_path: Path, release: Path) -> None:
+    """One goes back before the last one is upgraded, and forward again."""
+    with (
+        running(release),
+        LocalCluster(3, tmp_path, settings=SMALL_FILES) as cluster,
+        loaded(cluster) as load,
+    ):
+        first, second, third = cluster.nodes
+        restart(load, first, ROOT)
+        until_safe_to_stop(second, asked=first)
+        restart(load, second, ROOT)
+        check_what_is_said_during_an_upgrade(cluster, old=third)
+        if cluster.leader() is third:
+            restart(load, third, release)  # from now on one of this program leads
+        assert cluster.leader() is not third
+        restart(load, first, release)
+        restart(load, first, ROOT)
+        until_safe_to_stop(third, asked=second)
+        assert [agreed_version(node) for node in cluster.nodes] == [RELEASED] * 3
+        restart(load, third, ROOT)
+        until_raised(cluster)
+        load.until_all_work()
+        load.stop(third)
+        size = third.log.stat().st_size
+        start(third, release)
+        poll(lambda: not third.running, lambda: "release 0.1 runs on what it cannot read")
+        assert lines_since(third, size)[-1] == (
+            f"qq serve: {NodeFiles(third).root}: groups/0: the log was written by version {NEXT} of the state, and "
+            f"this program has version {RELEASED}; start the program version that wrote it, or begin anew with an "
+            "empty directory on every node"
+        )
+        shutil.rmtree(NodeFiles(third).root)
+        size = third.log.stat().st_size
+        start(third, release)
+        until_said(first, "3, this node 4 since the cluster has an id: start this release there")
+        until_said(third, "the peer speaks version 4 of the protocol, this node 3")
+        assert "is connected" not in "\n".join(lines_since(third, size))
+        third.kill()
+        shutil.rmtree(NodeFiles(third).root)
+        start(third, ROOT)
+        cluster.wait_caught_up()
+        load.until_all_work()
+
+
+@pytest.mark.long
+def test_upgrade_is_finished_without_a_lost_node(tmp_path: Path, release: Path) -> None:
+    """It cannot be removed before. So an empty directory takes its name, and is removed afterwards."""
+    with (
+        running(release),
+        LocalCluster(3, tmp_path, settings=SMALL_FILES) as cluster,
+        loaded(cluster) as load,
+    ):
+        first, second, lost = cluster.nodes
+        restart(load, first, ROOT)
+        restart(load, second, ROOT)
+        load.kill(lost)
+        shutil.rmtree(NodeFiles(lost).root)
+        load.until_all_work()
+        refused = run_command(first, "member", "remove", lost.name)
+        assert refused.returncode == 1
+        assert (
+            "the members cannot be changed before the upgrade to this release is finished" in refused.stderr
+        )
+        start(lost, ROOT)
+        cluster.wait_caught_up()
+        until_raised(cluster)
+        with load.dying(lost):
+            removed = run_command(first, "member", "remove", lost.name)
+            assert removed.returncode == 0, removed.stderr
+            poll(lambda: not lost.running, lambda: "a removed node goes on")
+        assert [row["name"] for row in first.status()["nodes"]] == [first.name, second.name]
+        load.until_all_work()
+
+
+@pytest.mark.long
+def test_both_releases_work_together_when_nodes_are_lost(tmp_path: Path, release: Path) -> None:
+    """A leader of each program is killed, and each program gives its log to a node of the other one."""
+    with (
+        running(release),
+        LocalCluster(3, tmp_path, settings=SMALL_FILES) as cluster,
+        loaded(cluster) as load,
+    ):
+        first, second, third = cluster.nodes
+        restart(load, first, ROOT)
+        if cluster.leader() is first:
+            kill(load, first, ROOT)
+        survive(load, cluster.leader(), release, emptied=first, its=ROOT)
+        restart(load, second, ROOT)
+        if cluster.leader() is third:
+            kill(load, third, release)
+        survive(load, cluster.leader(), ROOT, emptied=third, its=release)
+        assert {agreed_version(node) for node in cluster.nodes} == {RELEASED}
