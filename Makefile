@@ -105,7 +105,7 @@ toxiproxy: $(VENV)/chaos-stamp
 	@$(BIN)/python -m chaos.live.toxiproxy --install
 
 chromium: venv
-	@$(BIN)/python tests/page/chromium.py --install
+	@$(BIN)/python -m tests.page.chromium --install
 
 up: $(VENV)/run-stamp
 	@$(BIN)/qq up $(ARGS)
@@ -135,14 +135,14 @@ interop: venv
 
 page: chromium
 	$(BIN)/python -m pytest -n 0 -v tests/page $(ARGS)
-	$(BIN)/python tests/page/many_queues.py
+	$(BIN)/python -m tests.page.many_queues
 
 # For who has npm: the types that the scripts of the page say they have. Their libraries are somebody else's.
 page-types:
 	! npm exec --yes --package=typescript@7.0.2 -- tsc -p tests/page/tsconfig.json | grep '/static/js/'
 
 screenshots: chromium
-	$(BIN)/python tests/page/screenshots.py
+	$(BIN)/python -m tests.page.screenshots
 
 # The figures are printed as they are measured. ARGS="-k mistake" runs a part.
 deploy-test: venv

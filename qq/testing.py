@@ -38,7 +38,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from qq.cli.asking import ask, change, why_not_ready
 from qq.cli.launch import PARENT_VARIABLE, node_environment
 from qq.cli.layout import (
     HOST,
@@ -54,6 +53,7 @@ from qq.cli.layout import (
     prepare,
     prepare_joining,
 )
+from qq.cli.local_requests import get_document, reason_not_ready, request_change
 from qq.errors import OperatingError
 from qq.process.fork_server import ForkedProcess, close_in_children, fork_server
 
@@ -251,13 +251,13 @@ class ClusterNode:
         """Return why the node does not serve; raises ClusterError if it never will."""
         if not self.running:
             raise ClusterError(f"{self.name} is not running{self._log_tail()}")
-        return "it is paused" if self._paused else why_not_ready(self.http_port)
+        return "it is paused" if self._paused else reason_not_ready(self.http_port)
 
     def _get(self, path: str) -> Any:
         """Return the document at `path`; None without an answer, or after an error, such as an undecided login."""
         if self._paused or not self.running:
             return None
-        answer = ask(self.http_port, path)
+        answer = get_document(self.http_port, path)
         return None if isinstance(answer, dict) and "error" in answer else answer
 
 
@@ -421,7 +421,7 @@ class LocalCluster:
 
     def _change(self, method: str, path: str) -> None:
         leader = self.leader()
-        refusal = change(leader.http_port, method, path)
+        refusal = request_change(leader.http_port, method, path)
         if refusal is not None:
             raise ClusterError(f"{method} {path} at {leader.name}: {refusal}")
 

@@ -78,7 +78,7 @@ resource_server_id = "rabbitmq"
 """
 
 
-def test_tokens_are_judged_as_the_file_says(file: Path) -> None:
+def test_token_settings_are_read_from_the_file(file: Path) -> None:
     assert loaded(file, GOOD).oauth2 is None
     config = loaded(file, GOOD + OAUTH2 + 'issuer = "https://issuer/x"\n').oauth2
     assert config == OAuth2("rabbitmq", issuer="https://issuer/x", scope_prefix="rabbitmq.")
@@ -151,7 +151,7 @@ scopes = ["openid", "rabbitmq.tag:management"]
         (OAUTH2 + 'issuer = "https://i"\nkeys = 1\n', "[oauth2] keys: there is no such key"),
     ],
 )
-def test_settings_of_tokens_that_cannot_be_are_one_line(file: Path, text: str, said: str) -> None:
+def test_invalid_token_setting_is_reported(file: Path, text: str, said: str) -> None:
     assert refusal(file, GOOD + text).startswith(said)
 
 
@@ -161,7 +161,7 @@ endpoint = "https://traces:4318/base"
 """
 
 
-def test_traces_are_sent_where_the_file_says(file: Path) -> None:
+def test_trace_settings_are_read_from_the_file(file: Path) -> None:
     assert loaded(file, GOOD).tracing is None
     assert loaded(file, GOOD + TRACING).tracing == Tracing("https://traces:4318/base")
     more = """
@@ -203,7 +203,7 @@ service_name = "mq"
         (TRACING + "key = 1\n", "[tracing] key: there is no such key"),
     ],
 )
-def test_settings_of_traces_that_cannot_be_are_one_line(file: Path, text: str, said: str) -> None:
+def test_invalid_trace_setting_is_reported(file: Path, text: str, said: str) -> None:
     assert refusal(file, GOOD + text).startswith(said)
 
 
@@ -247,11 +247,11 @@ def test_the_environment_overrides_the_file(file: Path) -> None:
     assert config.loopback_users == ("guest", "admin")
 
 
-def test_no_user_is_bound_to_loopback_when_the_environment_says_so(file: Path) -> None:
+def test_empty_variable_allows_all_users_from_remote_hosts(file: Path) -> None:
     assert loaded(file, GOOD, QQ_USERS_LOOPBACK_USERS="").loopback_users == ()
 
 
-def test_another_default_user_comes_with_a_password_of_its_own(file: Path) -> None:
+def test_custom_default_user_needs_its_own_password(file: Path) -> None:
     text = GOOD + '[users]\ndefault_user = "admin"\n'
     config = loaded(file, text, QQ_USERS_DEFAULT_PASSWORD="hidden")
     assert (config.default_user, config.default_password) == ("admin", "hidden")
@@ -302,7 +302,7 @@ def test_a_node_that_joins_names_nodes_of_its_cluster(file: Path) -> None:
     assert load(file, {}, [Seed("h", 1)]).join == (Seed("h", 1),), "what the command says counts more"
 
 
-def test_what_the_cluster_does_by_itself_can_be_left_to_operators(file: Path) -> None:
+def test_automatic_replacement_and_upgrade_can_be_disabled(file: Path) -> None:
     config = loaded(file, GOOD)
     assert config.replace_emptied
     assert config.finish_upgrades
@@ -337,7 +337,7 @@ def test_there_may_be_two_secrets_with_a_line_each(file: Path, between: str) -> 
         (" \n", "must be one secret, or 2 with a line each, not 0"),
     ],
 )
-def test_what_is_wrong_with_secrets_is_said_in_one_line(file: Path, text: str, what: str) -> None:
+def test_invalid_secret_is_reported(file: Path, text: str, what: str) -> None:
     secret_file = file.parent / "secret"
     secret_file.write_text(text)
     assert refusal(file, NODE + NODES, QQ_CLUSTER_SECRET=text) == f"environment: QQ_CLUSTER_SECRET: {what}"
@@ -358,7 +358,7 @@ def test_what_is_wrong_with_secrets_is_said_in_one_line(file: Path, text: str, w
     ],
 )
 @pytest.mark.parametrize(("section", "key"), [("cluster", "secret"), ("users", "default_password")])
-def test_what_is_wrong_with_the_file_of_a_secret_is_said_in_one_line(
+def test_unreadable_secret_file_is_reported(
     file: Path, section: str, key: str, content: bytes | None, what: str
 ) -> None:
     hidden = file.parent / "hidden"
@@ -376,7 +376,7 @@ def test_what_is_wrong_with_the_file_of_a_secret_is_said_in_one_line(
     )
 
 
-def test_the_password_of_the_default_user_can_be_in_a_file_of_its_own(file: Path) -> None:
+def test_default_password_is_read_from_a_file(file: Path) -> None:
     (file.parent / "password").write_text(" p4ss word \n")
     text = GOOD + '[users]\ndefault_user = "admin"\n'
     for config in (
@@ -431,7 +431,7 @@ def test_tls_for_clients(file: Path) -> None:
     assert (config.tls.fail_if_no_peer_cert, config.tls.minimum_version) == (False, "1.2")
 
 
-def test_amqp_over_tls_is_served_where_amqp_is_unless_it_is_told_otherwise(file: Path) -> None:
+def test_amqps_host_defaults_to_the_amqp_host(file: Path) -> None:
     assert loaded(file, GOOD + '[listen]\namqp_host = "::"\n').amqps_host == "::"
     config = loaded(file, GOOD + '[listen]\namqps_host = "0.0.0.0"\n')
     assert (config.amqp_host, config.amqps_host) == ("127.0.0.1", "0.0.0.0")
@@ -443,7 +443,7 @@ def test_no_secret_is_in_the_representation(file: Path) -> None:
     assert "hidden-password" not in repr(config)
 
 
-def test_what_all_nodes_should_have_alike_tells_passwords_apart_and_not_what_they_are(file: Path) -> None:
+def test_common_settings_hide_passwords_but_distinguish_them(file: Path) -> None:
     file.write_text(GOOD)
     first = load(file, {}).common()
     assert first["[limits] frame_max"] == "131072"
@@ -461,7 +461,7 @@ def test_what_all_nodes_should_have_alike_tells_passwords_apart_and_not_what_the
     assert len(second["[users] default_password"]) == 4
 
 
-def test_variables_of_others_with_our_prefix_are_left_alone(file: Path) -> None:
+def test_foreign_variables_with_the_prefix_are_ignored(file: Path) -> None:
     of_kubernetes = {
         "QQ_SERVICE_HOST": "10.0.0.1",
         "QQ_SERVICE_PORT": "5672",
@@ -501,7 +501,7 @@ def test_the_largest_sizes_that_can_be_set_fit_into_an_entry() -> None:
     assert _MOST["segment_bytes"] == SEGMENT_BYTES_MAX
 
 
-def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(file: Path) -> None:
+def test_retained_bytes_may_be_0_and_intervals_fractional(file: Path) -> None:
     limits = loaded(
         file, GOOD + "[limits]\nretained_bytes = 0\n", QQ_LIMITS_CHECKPOINT_INTERVAL_S="0.5"
     ).limits
@@ -685,7 +685,7 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
         (GOOD + NODES.replace("n1", "n2"), "[[nodes]] peer_port: two nodes have the same at the same host"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_said_in_one_line(file: Path, text: str, line: str) -> None:
+def test_invalid_file_is_reported_in_a_single_line(file: Path, text: str, line: str) -> None:
     assert refusal(file, text).startswith(line)
 
 
@@ -701,18 +701,18 @@ def test_what_is_wrong_in_the_file_is_said_in_one_line(file: Path, text: str, li
         ("QQ_SECRET", SECRET, "environment: QQ_SECRET: there is no such key"),
     ],
 )
-def test_what_is_wrong_in_the_environment_is_said_in_one_line(
+def test_invalid_variable_is_reported_in_a_single_line(
     file: Path, variable: str, value: str, line: str
 ) -> None:
     assert refusal(file, GOOD, **{variable: value}) == line
 
 
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"node\.toml: cannot be read: No such file or directory$"):
         load(tmp_path / "node.toml", {})
 
 
-def test_a_file_that_is_no_text_is_one_line(file: Path) -> None:
+def test_file_that_is_not_text_is_reported(file: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"is not UTF-8 text$"):
         load(file, {})

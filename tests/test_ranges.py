@@ -70,7 +70,7 @@ def test_taking_from_the_front_of_a_range_map_frees_its_pieces() -> None:
             assert len(ranges._pieces) <= 24
 
 
-def test_frozen_pieces_stay_as_they_were() -> None:
+def test_frozen_pieces_are_not_changed_by_later_takes() -> None:
     ranges: RangeMap[str] = RangeMap()
     frozen: list[tuple[FrozenPieces[str], list[Piece[str]]]] = []
     for first in range(0, 60, 10):

@@ -46,7 +46,7 @@ def test_no_pattern_takes_long() -> None:
     assert time.process_time() - began_s < 0.05
 
 
-def test_the_parts_that_are_left_out_stand_for_all() -> None:
+def test_omitted_parts_of_a_scope_match_all() -> None:
     scopes = Scopes(["read:shop", "write:shop/orders*", "configure:*/tmp-*"])
     assert scopes.permit("read", "shop", "anything")
     assert not scopes.permit("read", "other", "anything")
@@ -59,7 +59,7 @@ def test_the_parts_that_are_left_out_stand_for_all() -> None:
     assert not Scopes(["read:shop"]).opens("other")
 
 
-def test_keys_are_restricted_where_a_scope_says_so() -> None:
+def test_scope_with_a_key_pattern_restricts_keys() -> None:
     scopes = Scopes(["write:/x".replace("/", "%2F/"), "write:%2F/topics/eu.*", "read:%2F/*/*"])
     assert scopes.restricts_keys
     assert scopes.permit_key("write", "/", "x", "anything")

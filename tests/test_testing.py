@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pika
 import pytest
 
-from qq.cli.asking import change
+from qq.cli.local_requests import request_change
 from qq.errors import CommandError
 from qq.testing import ClusterError, LocalCluster
 
@@ -292,7 +292,7 @@ def test_virtual_host_is_deleted_with_its_block() -> None:
 
 def test_a_virtual_host_may_be_deleted_before_its_block_ends() -> None:
     with LocalCluster(1) as cluster, cluster.vhost() as vhost:
-        assert change(cluster.nodes[0].http_port, "DELETE", f"/api/vhosts/{vhost.name}") is None
+        assert request_change(cluster.nodes[0].http_port, "DELETE", f"/api/vhosts/{vhost.name}") is None
 
 
 def test_simultaneous_starts_of_a_node_start_it_once() -> None:

@@ -35,6 +35,7 @@ LOCK_FILES = ("uv.lock", "poetry.lock", "Pipfile.lock", "pdm.lock", "package-loc
 
 # Directories of one machine: a home, a checkout, a place for local packages.
 HOST_PATH = re.compile(r"(?<![\w.}])/(?:home|root|work|Users|opt)/\w")
+_TEST_MODULE = re.compile(r"tests\..*\btest_|test_")
 # In a requirement file, anything but names, versions, hashes and comments.
 REQUIREMENT = re.compile(
     r"(?:[\w.-]+==[\w.+!-]+(?: ; [^\\]*)? \\|    --hash=sha256:[0-9a-f]{64}(?: \\)?|\s*#.*)?"
@@ -64,6 +65,24 @@ def _name(file: Path) -> str:
 def _lines_with(pattern: re.Pattern[str], file: Path) -> list[str]:
     lines = file.read_text(encoding="utf-8").splitlines()
     return [f"{_name(file)}:{number}: {line}" for number, line in enumerate(lines, 1) if pattern.search(line)]
+
+
+def _imported(file: Path) -> list[str]:
+    """Return the dotted names that a file of Python imports."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def test_module_of_tests_is_imported_by_no_module() -> None:
+    """Helpers that several modules need have a module of their own: in tests/harness, or beside those modules."""
+    files = [file for file in FILES if file.suffix == ".py"]
+    found = [(_name(file), name) for file in files for name in _imported(file) if _TEST_MODULE.match(name)]
+    assert found == []
 
 
 def test_file_has_no_tabs_or_trailing_blanks_and_ends_its_line() -> None:

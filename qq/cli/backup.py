@@ -33,7 +33,7 @@ from cluster.snapshots.backup import (
     unpack_contents,
 )
 from qq.cli.inspect import describe_state, describe_time
-from qq.cli.progress import counted
+from qq.cli.progress import progress_bar
 from qq.cli.streams import STANDARD_STREAM
 from qq.errors import CommandError
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from cluster.runtime.ports import Disk
     from cluster.snapshots.backup import Contents
-    from qq.cli.progress import Count
+    from qq.cli.progress import ProgressBar
     from qq.cli.remote import Remote
 
 _PATH = "/api/cluster/backup"
@@ -53,21 +53,21 @@ def backup(node: Remote, target: str) -> int:
     if target == STANDARD_STREAM:
         done = 0
         with (
-            counted("reading the backup", in_bytes=True, prints=True) as count,
+            progress_bar("reading the backup", in_bytes=True, prints=True) as bar,
             node.download(_PATH) as stream,
         ):
             while part := stream.read(CHUNK_BYTES):
                 _write_out(part)
                 done += len(part)
-                count.so_far(done, None)
+                bar.update(done, None)
         return 0
     try:
         with _new_directory(Path(target)) as directory:
             with (
-                counted("reading the backup", in_bytes=True) as count,
+                progress_bar("reading the backup", in_bytes=True) as bar,
                 node.download(_PATH) as stream,
             ):
-                are_linked = _take(stream, directory, count)
+                are_linked = _take(stream, directory, bar)
             contents = _checked(directory)
             _sync(directory)
     except tarfile.TarError as error:
@@ -130,7 +130,7 @@ def _new_directory(target: Path) -> Generator[Path]:
     _sync(target.absolute().parent)
 
 
-def _take(stream: BinaryIO, directory: Path, count: Count) -> bool:
+def _take(stream: BinaryIO, directory: Path, bar: ProgressBar) -> bool:
     """Write the files of the archive to the directory; return whether the segments are links to the node's own."""
     contents: Contents | None = None
     done = 0
@@ -140,7 +140,7 @@ def _take(stream: BinaryIO, directory: Path, count: Count) -> bool:
                 raise tarfile.ReadError("it does not begin as a backup")
             _copy(archive, entry, directory / entry.name, contents)
             done += entry.size
-            count.so_far(done, None if contents is None else contents.file_bytes)
+            bar.update(done, None if contents is None else contents.file_bytes)
             if contents is None:
                 contents = unpack_contents((directory / CONTENTS).read_bytes())
             elif entry.name == contents.checkpoint and _linked(contents, directory):

@@ -6,8 +6,9 @@ Invariant: a password can always be given without appearing in the list of proce
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from qq.cli.http_client import ClientLogin
 from qq.cli.layout import PASSWORD, USER
 from qq.config import ConfigError, read_hidden
 from qq.errors import CommandError
@@ -23,11 +24,6 @@ _USER, _PASSWORD, _PASSWORD_FILE, URL, CONTEXT = VARIABLES = (
     "QQ_CONTEXT",
 )
 """Environment variables of commands, which nodes do not take for settings."""
-
-
-class ClientLogin(NamedTuple):
-    user: str
-    password: str
 
 
 def client_login(

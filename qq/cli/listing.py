@@ -1,4 +1,4 @@
-"""`qq list`: reads a list of the management API and prints it.
+"""Reads a list of the management API and prints it.
 
 The whole list comes in a single answer, which the node sorts once.
 
@@ -13,9 +13,9 @@ import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from qq.cli.api import JSON, path_of
 from qq.cli.output import print_rows, value_in
-from qq.cli.progress import Count, counted
-from qq.cli.remote import JSON, path_of
+from qq.cli.progress import ProgressBar, progress_bar
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ FIRST = 500
 """Number of first objects that are searched for a column."""
 PART_CHARS = 64 * 1024
 """Characters of a list that are read at a time."""
-_ONE = {"page": "1", "page_size": "1"}
+_ONE_ROW = {"page": "1", "page_size": "1"}
 _SEPARATORS = re.compile(r"[\s,]*")
 
 
@@ -43,8 +43,8 @@ class Filter(NamedTuple):
 
     def query(self) -> dict[str, str]:
         """Return the query parameters of the request."""
-        asked = {"name": self.name or self.regex, "sort": self.sort}
-        query = {key: value for key, value in asked.items() if value}
+        values = {"name": self.name or self.regex, "sort": self.sort}
+        query = {key: value for key, value in values.items() if value}
         if "name" in query:
             query["page"] = "all"
         if self.regex is not None:
@@ -61,34 +61,34 @@ def print_list(node: Remote, kind: Kind, wanted: Filter, columns: Sequence[str] 
     path = path_of(*kind.path(wanted.vhost))
     if wanted.sort is not None and wanted.sort not in kind.columns:
         _check_known(node, path, kind, [wanted.sort])
-    with counted(f"reading {kind.name}", prints=True) as count:
-        rows = things(node, path, query, count)
+    with progress_bar(f"reading {kind.name}", prints=True) as bar:
+        rows = list_objects(node, path, query, bar)
         if columns:
             rows = _with_columns(rows, columns, partial(_check_known, node, path, kind))
         print_rows(form, rows, shown)
     return 0
 
 
-def things(
-    node: Remote, path: str, query: Mapping[str, str], count: Count | None = None
+def list_objects(
+    node: Remote, path: str, query: Mapping[str, str], bar: ProgressBar | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the objects of a list. Raises CommandError.
 
     The answer is first stored in a temporary file, so that the node does not wait for a slow reader of the output.
     """
-    count = count or Count("reading", None)
+    bar = bar or ProgressBar("reading", None)
     if "name" in query:
         _check_names_matter(node, path)
     with tempfile.TemporaryFile("w+", encoding="utf-8") as kept:
         with node.download(path, JSON, query) as answer:
             while part := answer.read(PART_CHARS):
                 kept.buffer.write(part)
-                count.so_far(0, None)
+                bar.update(0, None)
         kept.seek(0)
         try:
             yield from _elements(kept)
         except ValueError:
-            raise node.is_foreign() from None
+            raise node.foreign_answer() from None
 
 
 def _elements(text: TextIO) -> Iterator[dict[str, Any]]:
@@ -121,7 +121,7 @@ def _check_names_matter(node: Remote, path: str) -> None:
 
     Release 0.1 ignores the parameters and answers with the whole list.
     """
-    if isinstance(node.send("GET", path, query=_ONE, kind=object).document, list):
+    if isinstance(node.send("GET", path, query=_ONE_ROW, kind=object).document, list):
         raise CommandError(
             f"{node.url}: this node is of a release that looks for no names in lists; upgrade it first"
         )
@@ -148,9 +148,9 @@ def _with_columns(
 
 def _check_known(node: Remote, path: str, kind: Kind, columns: Sequence[str]) -> None:
     """Raise CommandError if a column is unknown. An empty list shows no columns, so it passes."""
-    items = node.get(path, _ONE).get("items")
+    items = node.get(path, _ONE_ROW).get("items")
     if not isinstance(items, list):
-        raise node.is_foreign()
+        raise node.foreign_answer()
     names = sorted({*(items[0] if items else ()), *(column.partition(".")[0] for column in kind.columns)})
     unknown = [each for each in columns if each.partition(".")[0] not in names]
     if items and unknown:

@@ -28,41 +28,41 @@ def _known_contexts(_ctx: click.Context, _param: click.Parameter, begun: str) ->
     return [name for name in contexts.load(contexts.file_of(os.environ)).by_name if name.startswith(begun)]
 
 
-_OF_NODE = (
+_NODE_OPTIONS = (
     click.option(
         "--url",
         "--http",
         "urls",
         type=URL,
         multiple=True,
-        help="The node to ask; of several the first that answers.  [default: QQ_URL, the context in use, or "
+        help="URL of the node; of several URLs the first that answers.  [default: QQ_URL, the current context, or "
         "http://127.0.0.1:15672]",
     ),
     click.option(
         "--context",
         metavar="NAME",
         shell_complete=_known_contexts,
-        help="Ask a node of this context, see `qq context`.  [default: QQ_CONTEXT]",
+        help="Use the nodes of this context, see `qq context`.  [default: QQ_CONTEXT]",
     ),
-    click.option("--user", metavar="USER", help="[default: QQ_USER, that of the context, or guest]"),
+    click.option("--user", metavar="USER", help="[default: QQ_USER, the user of the context, or guest]"),
     click.option(
         "--password-file",
         type=FILE,
         metavar="FILE",
-        help="[default: QQ_PASSWORD_FILE, QQ_PASSWORD, that of the context, or the password guest]",
+        help="[default: QQ_PASSWORD_FILE, QQ_PASSWORD, the file of the context, or the password guest]",
     ),
-    click.option("--password", metavar="PASSWORD", help="Others see it in the list of processes."),
+    click.option("--password", metavar="PASSWORD", help="Other users see it in the list of processes."),
 )
 
 
-def asks_node(function: Command) -> Command:
+def with_node(function: Command) -> Command:
     """Add the options that choose the node and the login; call the command with the resulting `Remote`.
 
     An option --timeout of the command sets how long the `Remote` tries.
     """
 
     @wraps(function)
-    def asking(
+    def run(
         urls: tuple[str, ...],
         context: str | None,
         user: str | None,
@@ -79,12 +79,12 @@ def asks_node(function: Command) -> Command:
 
         return function(remote(urls, context, user, password, password_file, timeout), **options)
 
-    for option in reversed(_OF_NODE):
-        asking = option(asking)
-    return asking
+    for option in reversed(_NODE_OPTIONS):
+        run = option(run)
+    return run
 
 
-waits = click.option(
+with_timeout = click.option(
     "--timeout",
     type=SECONDS,
     default=TIMEOUT_S,
@@ -92,17 +92,17 @@ waits = click.option(
     help=f"How long to wait.  [default: {TIMEOUT_S:g}]",
 )
 
-prints = click.option(
+with_output = click.option(
     "-o",
     "--output",
     "form",
     type=click.Choice(FORMS),
     default=FORMS[0],
-    help="For people; one JSON document; or comma-separated values (RFC 4180).  [default: table]",
+    help="A table for people, a JSON document, or comma-separated values (RFC 4180).  [default: table]",
 )
 
 
-def prints_answer(function: Command) -> Command:
+def with_output_and_json(function: Command) -> Command:
     """Add --output to a command, and its older form --json."""
 
     @wraps(function)
@@ -110,10 +110,10 @@ def prints_answer(function: Command) -> Command:
         return function(*arguments, form="json" if as_json else form, **options)
 
     of_json = click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
-    return prints(of_json(printing))
+    return with_output(of_json(printing))
 
 
-def in_vhost(function: Command) -> Command:
+def with_vhost(function: Command) -> Command:
     """Add --vhost to a command, with `/` as its default."""
     option = click.option(
         "--vhost", type=NAME, default=DEFAULT_VHOST, metavar="NAME", help="The virtual host.  [default: /]"
@@ -121,15 +121,17 @@ def in_vhost(function: Command) -> Command:
     return option(function)
 
 
-named = click.option("--name", type=REQUIRED, required=True, metavar="NAME", help="What it is called.")
-for_user = click.option(
-    "--for-user", "owner", type=REQUIRED, required=True, metavar="USER", help="Whose it is."
+with_name = click.option("--name", type=REQUIRED, required=True, metavar="NAME", help="Name of the object.")
+with_owner = click.option(
+    "--for-user", "owner", type=REQUIRED, required=True, metavar="USER", help="The user to whom it applies."
 )
-with_arguments = click.option("--arguments", type=OBJECT, default="{}", metavar="JSON", help="As an object.")
+with_arguments = click.option(
+    "--arguments", type=OBJECT, default="{}", metavar="JSON", help="Arguments, as an object."
+)
 
-_OF_BINDING = (
-    in_vhost,
-    click.option("--source", type=NAME, required=True, metavar="EXCHANGE", help="Where messages come from."),
+_BINDING_OPTIONS = (
+    with_vhost,
+    click.option("--source", type=NAME, required=True, metavar="EXCHANGE", help="Source exchange."),
     click.option(
         "--destination-type",
         "kind",
@@ -137,14 +139,16 @@ _OF_BINDING = (
         default="queue",
         help="[default: queue]",
     ),
-    click.option("--destination", type=REQUIRED, required=True, metavar="NAME", help="Where they go to."),
-    click.option("--routing-key", type=NAME, default="", metavar="KEY", help="[default: the empty one]"),
+    click.option(
+        "--destination", type=REQUIRED, required=True, metavar="NAME", help="Destination queue or exchange."
+    ),
+    click.option("--routing-key", type=NAME, default="", metavar="KEY", help="[default: the empty key]"),
     with_arguments,
 )
 
 
-def names_binding(function: Command) -> Command:
-    """Add the options that name a binding: the fields of `objects.WantedBinding`."""
-    for option in reversed(_OF_BINDING):
+def with_binding(function: Command) -> Command:
+    """Add the options that name a binding: the fields of `objects.BindingObject`."""
+    for option in reversed(_BINDING_OPTIONS):
         function = option(function)
     return function

@@ -29,7 +29,7 @@ class Wait:
     """A wait of a command, which is reported to the operator."""
 
     def __init__(self, what: str, reason: str = "", *, has_bar: bool = False) -> None:
-        """With `has_bar` a terminal already shows the progress of the command (`counted`)."""
+        """With `has_bar` a terminal already shows the progress of the command (`progress_bar`)."""
         self.reason = reason
         """Why the wait continues, as the node last reported."""
         self._what = what
@@ -40,7 +40,7 @@ class Wait:
         """Seconds from the start of the wait to the next report."""
 
     @contextmanager
-    def of_one(self) -> Generator[None]:
+    def restarted(self) -> Generator[None]:
         """Restart the wait for the next part of a sequence, for the time of the block.
 
         Between such blocks no wait is reported.
@@ -52,21 +52,21 @@ class Wait:
             self._is_on = False
 
     @contextmanager
-    def told(self) -> Generator[None]:
+    def reported(self) -> Generator[None]:
         """Report during the block that the command is waiting."""
         is_over = threading.Event()
-        tell = self._tell
+        report = self._report
         if sys.stderr.isatty():
-            tell = threading.Event.wait if self._has_bar else self._show
-        telling = threading.Thread(target=tell, args=(is_over,), daemon=True)
-        telling.start()
+            report = threading.Event.wait if self._has_bar else self._show
+        reporter = threading.Thread(target=report, args=(is_over,), daemon=True)
+        reporter.start()
         try:
             yield
         finally:
             is_over.set()
-            telling.join()
+            reporter.join()
 
-    def _tell(self, is_over: threading.Event) -> None:
+    def _report(self, is_over: threading.Event) -> None:
         while not is_over.wait(self._left_s):
             if self._left_s > 0:  # until the report of the next part
                 continue
@@ -92,7 +92,7 @@ class Wait:
         return f": {escaped(self.reason)}" if self.reason else ""
 
 
-class Count:
+class ProgressBar:
     """The progress of a long operation, shown by a bar after a second."""
 
     def __init__(self, what: str, bar: Progress | None) -> None:
@@ -101,7 +101,7 @@ class Count:
         self._task: TaskID | None = None
         self._began_s = time.monotonic()
 
-    def so_far(self, done: int, total: int | None) -> None:
+    def update(self, done: int, total: int | None) -> None:
         """Set the amount done, and the total if it is known."""
         if self._bar is None or time.monotonic() - self._began_s < NOTICE_S:
             return
@@ -116,17 +116,17 @@ class Count:
 
 
 @contextmanager
-def counted(what: str, *, in_bytes: bool = False, prints: bool = False) -> Generator[Count]:
+def progress_bar(what: str, *, in_bytes: bool = False, prints: bool = False) -> Generator[ProgressBar]:
     """Count in the block, with a bar if standard error is a terminal.
 
     With `prints` the block itself prints, so a terminal that also shows its output gets no bar.
     """
     if not sys.stderr.isatty() or (prints and sys.stdout.isatty()):
-        yield Count(what, None)
+        yield ProgressBar(what, None)
         return
     bar = _bar(in_bytes=in_bytes)
     try:
-        yield Count(what, bar)
+        yield ProgressBar(what, bar)
     finally:
         bar.stop()
 

@@ -6,33 +6,25 @@ is sent to a single node only, after this node is known to answer.
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import http.client
 import json
-import os
-import socket
-import ssl
 import time
-import urllib.error
-import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse, IncompleteRead
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
-from urllib.parse import quote, urlencode
 
-import aiohttp
-from yarl import URL
-
+from qq.cli.api import ARCHIVE, DONE, JSON
+from qq.cli.http_client import ConnectError, send
 from qq.cli.progress import Wait
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Collection, Generator, Mapping, Sequence
 
-    from qq.cli.credentials import ClientLogin
+    from qq.cli.http_client import ClientLogin
 
 _ANSWER_TIMEOUT_S = 15.0
 """Seconds to wait for an answer: longer than a node takes for any usual request."""
@@ -41,8 +33,8 @@ _LONG_TIMEOUT_S = 600.0
 _PROBE_TIMEOUT_S = 2.0
 """Seconds that each of several nodes has to say whether it serves clients."""
 _GRACE_S = 5.5
-"""Seconds after the end of a command's time that an answer is still awaited: a node takes 5 s to say that leadership
-has not moved, and less for other requests that it must not wait for."""
+"""Seconds that a command still waits for an answer after its own time has ended: a node takes 5 s to report that
+leadership has not moved, and less for other requests."""
 _STREAM_TIMEOUT_S = 60.0
 """Seconds that a stream may bring no bytes: longer than a node takes to begin a stream."""
 _PAUSE_S = 0.5
@@ -53,20 +45,8 @@ _LAST_REQUEST_S = 10.0
 """Seconds that the node waits at most when the request may stop it, so that no further request could be answered."""
 _LOGIN_REFUSED = "login was refused"
 _FOREIGN = "the answer is not that of a qq node"
-ARCHIVE, JSON = "application/x-tar", "application/json"
-"""Content types of streams."""
-DONE = (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT)
+_READ_BYTES = 64 * 1024
 _NO_QUERY: Mapping[str, str] = MappingProxyType({})
-
-
-def path_of(*parts: str) -> str:
-    """Make a path below /api from names, which may contain any characters."""
-    return "/".join(["/api", *map(_segment, parts)])
-
-
-def _segment(name: str) -> str:
-    # Dots would be taken for path segments; to a node they are ordinary names.
-    return {".": "%2E", "..": "%2E%2E"}.get(name, quote(name, safe=""))
 
 
 class Answer(NamedTuple):
@@ -77,7 +57,7 @@ class Answer(NamedTuple):
 class _Stream:
     """An answer read part by part; only data still missing counts as a wait."""
 
-    def __init__(self, url: str, answer: http.client.HTTPResponse, wait: Wait) -> None:
+    def __init__(self, url: str, answer: HTTPResponse, wait: Wait) -> None:
         self._url = url
         self._answer = answer
         self._wait = wait
@@ -85,15 +65,15 @@ class _Stream:
     def read(self, size: int) -> bytes:
         """Return the next bytes. Raises CommandError if the answer ends too early."""
         try:
-            with self._wait.of_one():
+            with self._wait.restarted():
                 return self._answer.read1(size)
         except TimeoutError:
             raise CommandError(
                 f"{self._url}: the answer was broken off: nothing has come for {_STREAM_TIMEOUT_S:g} s: try again, or "
                 "ask another node"
             ) from None
-        except (http.client.HTTPException, ConnectionError) as error:
-            raise _is_broken_off(self._url, error) from None
+        except (HTTPException, ConnectionError) as error:
+            raise _broken_off(self._url, error) from None
 
 
 class Remote:
@@ -124,24 +104,24 @@ class Remote:
         """Return the URL of the first node that serves clients, or else that answers. Raises CommandError."""
         if len(self._urls) == 1:
             return self._urls[0]
-        with Wait("a node that answers").told():
-            return asyncio.run(self._choose())
+        with Wait("a node that answers").reported():
+            return self._choose()
 
-    async def _choose(self) -> str:
-        others: list[str] = []
-        silent: list[str] = []
+    def _choose(self) -> str:
+        not_ready: list[str] = []
+        errors: list[str] = []
         for url in self._urls:
             try:
-                health = await self._request("GET", url, "/healthz", timeout_s=_PROBE_TIMEOUT_S)
+                health = self._request("GET", url, "/healthz", timeout_s=_PROBE_TIMEOUT_S)
             except CommandError as error:
-                silent.append(str(error))
+                errors.append(str(error))
                 continue
             if health.status == HTTPStatus.OK:
                 return url
-            others.append(url)
-        if not others:
-            raise CommandError(f"no node answers: {'; '.join(silent)}")
-        return others[0]
+            not_ready.append(url)
+        if not not_ready:
+            raise CommandError(f"no node answers: {'; '.join(errors)}")
+        return not_ready[0]
 
     def get(self, path: str, query: Mapping[str, str] = _NO_QUERY, wait: Wait | None = None) -> Any:
         """Return the JSON object at this path. Raises CommandError."""
@@ -171,13 +151,13 @@ class Remote:
         """
         base = self.url
         timeout_s = _LONG_TIMEOUT_S if is_long else None
-        with (wait or Wait("an answer")).told():
-            answer = asyncio.run(self._request(method, base, path, body, query, headers, timeout_s))
+        with (wait or Wait("an answer")).reported():
+            answer = self._request(method, base, path, body, query, headers, timeout_s)
         if missing and answer.status == HTTPStatus.NOT_FOUND:
             raise CommandError(f"there is no {missing}")
-        return self._checked(path, answer, expected, kind)
+        return self._check(path, answer, expected, kind)
 
-    def ask_until_done(
+    def repeat_until_done(
         self,
         method: str,
         path: str,
@@ -197,23 +177,23 @@ class Remote:
         wait = Wait(waiting_for, f"{self.url} has not answered yet")
         longest_s = _LAST_REQUEST_S if note else _REQUEST_S
         try:
-            with wait.told():
-                answer = asyncio.run(self._repeat(method, path, body, query, wait, longest_s))
+            with wait.reported():
+                answer = self._repeat(method, path, body, query, wait, longest_s)
         except CommandError as error:
             raise CommandError(f"{error}{note}") from None
-        return self._checked(path, answer, expected)
+        return self._check(path, answer, expected)
 
-    async def _repeat(
+    def _repeat(
         self, method: str, path: str, body: Any, query: Mapping[str, str], wait: Wait, longest_s: float
     ) -> Answer:
         while True:
             wait_s = max(_REQUEST_S, min(longest_s, self._left_s))
-            asked = {**query, "wait": f"{wait_s:.3g}"}
-            answer = await self._request(method, self.url, path, body, asked)
+            query = {**query, "wait": f"{wait_s:.3g}"}
+            answer = self._request(method, self.url, path, body, query)
             if answer.status != HTTPStatus.SERVICE_UNAVAILABLE or self._left_s <= 0:
                 return answer
             wait.reason = reason_of(answer) or ""
-            await asyncio.sleep(min(_PAUSE_S, max(0.0, self._left_s)))
+            time.sleep(min(_PAUSE_S, max(0.0, self._left_s)))
 
     @property
     def _left_s(self) -> float:
@@ -223,11 +203,11 @@ class Remote:
         """Return the URL of a path, as errors show it."""
         return self.url.rstrip("/") + path
 
-    def _checked(self, path: str, answer: Answer, expected: Collection[int], kind: type = dict) -> Answer:
+    def _check(self, path: str, answer: Answer, expected: Collection[int], kind: type = dict) -> Answer:
         if answer.status not in expected:
             raise CommandError(self._refusal(self.url_of(path), answer))
         if answer.status == HTTPStatus.OK and not isinstance(answer.document, kind):
-            raise self.is_foreign()
+            raise self.foreign_answer()
         return answer
 
     @contextmanager
@@ -240,40 +220,24 @@ class Remote:
         except on a terminal, which should show a bar (`counted`).
         """
         url = self.url_of(path)
-        with Wait("the answer to begin").told():
-            stream = self._begun(url, query, content_type)
-        wait = Wait(f"more of the answer of {self.url}", has_bar=True)
-        with stream, wait.told():
-            yield cast("BinaryIO", _Stream(url, stream, wait))
+        with ExitStack() as opened:
+            with Wait("the answer to begin").reported(), _errors_explained(self.url, path, _STREAM_TIMEOUT_S):
+                response = opened.enter_context(
+                    send("GET", self.url, path, self._login, _STREAM_TIMEOUT_S, query=query, tls=self._tls)
+                )
+                if response.status != HTTPStatus.OK:
+                    raise CommandError(self._refusal(url, Answer(response.status, _error_document(response))))
+            if response.headers.get_content_type() != content_type:
+                raise self.foreign_answer()
+            wait = Wait(f"more of the answer of {self.url}", has_bar=True)
+            with wait.reported():
+                yield cast("BinaryIO", _Stream(url, response, wait))
 
-    def _begun(self, url: str, query: Mapping[str, str], content_type: str) -> http.client.HTTPResponse:
-        """Wait until the answer begins. Raises CommandError."""
-        login = base64.b64encode(":".join(self._login).encode()).decode()
-        asked = f"{url}?{urlencode(query)}" if query else url
-        request = urllib.request.Request(asked, headers={"Authorization": f"Basic {login}"})  # noqa: S310
-        try:
-            answer = _opener(self._tls).open(request, timeout=_STREAM_TIMEOUT_S)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise CommandError(self._refusal(url, Answer(error.status or 0, _document(error)))) from None
-        except urllib.error.URLError as error:
-            raise CommandError(f"{url}: {error.reason}") from None
-        except TimeoutError:
-            raise _is_silent(url, _STREAM_TIMEOUT_S) from None
-        except ConnectionError as error:
-            raise _is_broken_off(url, error) from None
-        except http.client.HTTPException:
-            raise self.is_foreign() from None
-        if answer.headers.get_content_type() != content_type:
-            answer.close()
-            raise self.is_foreign()
-        return answer
-
-    def is_foreign(self) -> CommandError:
+    def foreign_answer(self) -> CommandError:
         """Make the error for an answer of a server that is no qq node."""
-        return CommandError(f"{self.url}: {_FOREIGN}")
+        return _foreign_answer(self.url)
 
-    async def _request(
+    def _request(
         self,
         method: str,
         base: str,
@@ -283,32 +247,30 @@ class Remote:
         more_headers: Mapping[str, str] = _NO_QUERY,
         timeout_s: float | None = None,
     ) -> Answer:
-        url = base.rstrip("/") + path
-        login = aiohttp.encode_basic_auth(*self._login, "utf-8")
-        headers = {"Authorization": login, "Content-Type": JSON, **more_headers}
-        timeout = aiohttp.ClientTimeout(total=timeout_s or self._answer_timeout_s)
+        headers = {"Content-Type": JSON, **more_headers}
+        timeout_s = timeout_s or self._answer_timeout_s
+        with (
+            _errors_explained(base, path, timeout_s),
+            send(
+                method,
+                base,
+                path,
+                self._login,
+                timeout_s,
+                query=query,
+                headers=headers,
+                body=_encoded(body),
+                tls=self._tls,
+            ) as response,
+        ):
+            content = _read(response, timeout_s)
+        is_json = response.headers.get_content_type() == JSON
+        if not is_json and response.status != HTTPStatus.OK:
+            return Answer(response.status, None)
         try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-                session.request(
-                    method,
-                    _exact(base, path, query),
-                    data=_encoded(body),
-                    allow_redirects=False,
-                    ssl=self._tls or True,
-                ) as response,
-            ):
-                is_json = response.status == HTTPStatus.OK or response.content_type == JSON
-                return Answer(response.status, await response.json() if is_json else None)
-        except TimeoutError:
-            raise _is_silent(url, timeout.total or 0.0) from None
-        except (aiohttp.ClientResponseError, json.JSONDecodeError, UnicodeDecodeError):
-            raise self.is_foreign() from None
-        except aiohttp.ClientConnectorError as error:
-            reason = _why_not_connected(error)
-            raise CommandError(f"{url}: {reason}; start the node, or name another one with --url") from None
-        except aiohttp.ClientError as error:
-            raise CommandError(f"{url}: {error}") from None
+            return Answer(response.status, json.loads(content if is_json else b""))
+        except ValueError:
+            raise _foreign_answer(base) from None
 
     @property
     def _answer_timeout_s(self) -> float:
@@ -329,50 +291,50 @@ def _encoded(body: Any) -> bytes | None:
     return body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
 
 
-def _exact(base: str, path: str, query: Mapping[str, str]) -> URL:
-    """Make a URL whose path is sent unchanged: otherwise names such as `..` would be resolved as path segments."""
-    url = URL(base)
-    whole = url.with_path(url.raw_path.rstrip("/") + path, encoded=True)
-    return whole.with_query(query) if query else whole
-
-
-def _why_not_connected(error: aiohttp.ClientConnectorError) -> str:
-    """Return why connecting failed; aiohttp's own text mentions TLS even for plain connections."""
-    reason = error.os_error
-    if reason.errno is None or isinstance(reason, ssl.SSLError | socket.gaierror):
-        return str(error)
-    return f"cannot connect to {error.host}:{error.port} ({os.strerror(reason.errno)})"
-
-
-def _is_silent(url: str, timeout_s: float) -> CommandError:
-    return CommandError(
-        f"{url}: no answer within {timeout_s:.2g} s; look at the node, or name another one with --url"
-    )
-
-
-def _is_broken_off(url: str, error: Exception) -> CommandError:
-    return CommandError(f"{url}: the answer was broken off: try again ({error!r})")
-
-
-def _opener(tls: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
-    """Make a client without redirects and proxies: only the node itself must receive the password."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(context=tls),
-        urllib.request.UnknownHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-    ):
-        opener.add_handler(handler)
-    return opener
-
-
-def _document(answer: urllib.error.HTTPError) -> Any:
+@contextmanager
+def _errors_explained(base: str, path: str, timeout_s: float) -> Generator[None]:
+    """Raise a CommandError in place of an error of the connection."""
+    url = base.rstrip("/") + path
     try:
-        return json.loads(answer.read())
+        yield
+    except ConnectError as error:
+        raise CommandError(f"{url}: {error}; start the node, or name another one with --url") from None
+    except TimeoutError:
+        raise CommandError(
+            f"{url}: no answer within {timeout_s:.2g} s; look at the node, or name another one with --url"
+        ) from None
+    except (OSError, IncompleteRead) as error:
+        raise CommandError(f"{url}: the connection was lost before the answer ({error})") from None
+    except HTTPException:
+        raise _foreign_answer(base) from None
+
+
+def _read(response: HTTPResponse, timeout_s: float) -> bytes:
+    """Read the body. Raises TimeoutError if it takes longer than `timeout_s`, also without a long pause."""
+    end_s = time.monotonic() + timeout_s
+    parts: list[bytes] = []
+    while part := response.read1(_READ_BYTES):
+        if time.monotonic() > end_s:
+            raise TimeoutError
+        parts.append(part)
+    if response.length:
+        raise IncompleteRead(b"".join(parts), response.length)
+    return b"".join(parts)
+
+
+def _error_document(response: HTTPResponse) -> Any:
+    try:
+        return json.loads(response.read())
     except ValueError:
         return None
+
+
+def _foreign_answer(base: str) -> CommandError:
+    return CommandError(f"{base}: {_FOREIGN}")
+
+
+def _broken_off(url: str, error: Exception) -> CommandError:
+    return CommandError(f"{url}: the answer was broken off: try again ({error!r})")
 
 
 def reason_of(answer: Answer) -> str | None:

@@ -1,22 +1,56 @@
-"""The root command `qq` and the sections of its help."""
+"""The root command `qq`: its commands and the sections of its help."""
 
 from __future__ import annotations
 
 import click
 
 from qq import __version__
-from qq.cli.tree import Root
+from qq.cli.tree import Entry, Root
 
 NAME = "qq"
 COMPLETION_VARIABLE = "_QQ_COMPLETE"
-"""Environment variable by which a shell requests completions (completing.py)."""
+"""Environment variable by which a shell requests completions (commands/completion.py)."""
 SECTIONS = {
-    "Nodes": ("up", "serve"),
-    "The cluster": ("status", "doctor", "leader", "member", "drain", "revive", "check", "upgrade"),
-    "What is in it": ("list", "top", "declare", "delete", "definitions", "change-password", "close"),
-    "Messages": ("publish", "get", "peek", "move", "purge"),
-    "Data": ("backup", "restore", "recover", "inspect"),
-    "This command": ("context", "completion"),
+    "Nodes": (
+        Entry("up", "up", "run a local cluster until Ctrl-C"),
+        Entry("serve", "serve", "run a node until SIGTERM"),
+    ),
+    "The cluster": (
+        Entry("status", "status", "show the state of the cluster and of each node"),
+        Entry("doctor", "doctor", "show problems and limits of the cluster, with advice"),
+        Entry("leader", "leadership", "show or change the leader"),
+        Entry("member", "members", "show or change the members of the cluster"),
+        Entry("drain", "members", "move leadership and clients away from a node"),
+        Entry("revive", "members", "end the maintenance that `qq drain` has begun"),
+        Entry("check", "leadership", "check whether an action is safe; exit status 0 means yes"),
+        Entry("upgrade", "members", "switch to the next version of the state"),
+    ),
+    "What is in it": (
+        Entry("list", "list", "list queues, exchanges, connections, users, ..."),
+        Entry("top", "top", "show the busiest queues and connections, live"),
+        Entry("declare", "declare", "make a queue, an exchange, a user, a policy, ..."),
+        Entry("delete", "delete", "remove a queue, an exchange, a user, a policy, ..."),
+        Entry("definitions", "definitions", "export or import all declared objects"),
+        Entry("change-password", "change_password", "give a user a new password"),
+        Entry("close", "close", "close connections of clients"),
+    ),
+    "Messages": (
+        Entry("publish", "messages", "publish a message and wait for the confirm"),
+        Entry("get", "messages", "get messages, as a consumer would"),
+        Entry("peek", "messages", "print messages without consuming or changing them"),
+        Entry("move", "move", "move messages to another queue, or back to where they died"),
+        Entry("purge", "messages", "remove all ready messages of a queue"),
+    ),
+    "Data": (
+        Entry("backup", "backup", "make a backup of a running cluster"),
+        Entry("restore", "restore", "begin a new cluster from a backup"),
+        Entry("recover", "restore", "begin a new cluster from the data of a surviving node"),
+        Entry("inspect", "inspect", "check the data of a stopped node, or a backup"),
+    ),
+    "This command": (
+        Entry("context", "context", "name clusters, and choose the cluster that commands use"),
+        Entry("completion", "completion", "print the completion script of a shell"),
+    ),
 }
 
 root = Root(

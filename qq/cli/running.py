@@ -95,6 +95,6 @@ def _stop_writing() -> None:
 
 
 def _complete(instruction: str) -> int:
-    from qq.cli.completing import answer  # noqa: PLC0415 -- only for completion
+    from qq.cli.commands.completion import complete  # noqa: PLC0415 -- only for completion
 
-    return answer(instruction)
+    return complete(instruction)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.storage.paths import REMOVED, group_path
-from qq.cli.asking import why_not_ready
 from qq.cli.launch import SERVE_COMMAND, node_environment
 from qq.cli.layout import HOST, PASSWORD, USER, LocalNode, local_nodes, locked, prepare, write_cluster_file
+from qq.cli.local_requests import reason_not_ready
 from qq.cli.screen import LogReader, Screen
 from qq.errors import CommandError
 
@@ -235,7 +235,9 @@ class _Cluster:
         clock = asyncio.get_running_loop()
         notice_at = clock.time() + _WAITING_NOTICE_S
         port = node.address.http_port
-        while not _was_removed(node) and (reason := await asyncio.to_thread(why_not_ready, port)) is not None:
+        while (
+            not _was_removed(node) and (reason := await asyncio.to_thread(reason_not_ready, port)) is not None
+        ):
             if clock.time() >= notice_at:
                 self._screen.say(f"waiting for {node.name}: {reason}")
                 notice_at += _WAITING_NOTICE_S

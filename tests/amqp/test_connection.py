@@ -110,7 +110,7 @@ class TestHandshake:
         assert not server.capabilities.basic_nack
         assert not server.capabilities.authentication_failure_close
 
-    def test_everything_may_be_sent_ahead_and_in_pieces(self) -> None:
+    def test_handshake_and_publish_may_be_sent_ahead_in_pieces(self) -> None:
         large = bytes(20_000)  # a frame that is too large for the handshake and right after it
         stream = b"".join(
             (
@@ -272,7 +272,7 @@ class TestHandshake:
         assert b"NOT_ALLOWED - vhost x not found" in server.data_to_send()
         assert server.phase is Phase.CLOSING
 
-    def test_a_method_out_of_turn_is_refused(self) -> None:
+    def test_method_in_the_wrong_phase_is_refused(self) -> None:
         client = Client()
         client.send(PROTOCOL_HEADER)
         error = (504, "CHANNEL_ERROR - unexpected method in connection state starting", 10, 40)
@@ -318,7 +318,7 @@ class TestHandshake:
         server.fail(fault.error)
         assert server.phase is Phase.CLOSING
 
-    def test_answers_to_questions_that_were_not_asked_are_refused(self) -> None:
+    def test_answer_in_the_wrong_phase_raises_value_error(self) -> None:
         with pytest.raises(ValueError, match="in phase HEADER, not LOGIN"):
             ServerConnection(Settings()).accept_login()
         with pytest.raises(ValueError, match="in phase LOGIN, not VHOST"):
@@ -328,12 +328,12 @@ class TestHandshake:
 
 
 class TestChannels:
-    def test_the_frames_of_an_open_channel_are_passed_on(self) -> None:
+    def test_frames_of_an_open_channel_become_events(self) -> None:
         client = connected()
         client.send(publish(), method(1, Basic.Ack(1)), method(1, Queue.Declare(queue="q")))
         assert [type(event) for event in client.take()] == [Publishes, Acks, Method]
 
-    def test_a_channel_may_be_used_before_open_ok_has_come(self) -> None:
+    def test_channel_may_be_used_before_open_ok(self) -> None:
         client = connected(channels=())
         client.send(open_channel(5), publish(5))
         assert [type(event) for event in client.take()] == [ChannelOpened, Publishes]
@@ -543,7 +543,7 @@ def test_violation_closes_the_connection_with_its_code_and_text(name: str) -> No
     assert server.phase is Phase.CLOSED
 
 
-def test_clients_that_say_the_same_of_themselves_share_it() -> None:
+def test_equal_client_properties_are_shared() -> None:
     one, other = connected().server, connected().server
     assert one.client_properties is other.client_properties
     different = connected(capabilities={"basic.nack": True}).server
@@ -564,7 +564,7 @@ class TestClosing:
         assert server.phase is Phase.CLOSED
         assert server.receive(b"whatever") == []
 
-    def test_after_a_fault_everything_but_close_ok_is_ignored(self) -> None:
+    def test_connection_ignores_all_but_close_ok_after_a_fault(self) -> None:
         client = connected()
         client.server.fail(ConnectionFault(ReplyCode.CONNECTION_FORCED, "node is shutting down"))
         assert close_of(client.received()) == (320, "CONNECTION_FORCED - node is shutting down", 0, 0)
@@ -601,7 +601,7 @@ class TestClosing:
 
 
 class TestExtensions:
-    def test_a_new_secret_is_told_and_answered(self) -> None:
+    def test_update_secret_is_reported_and_answered(self) -> None:
         client = connected()
         assert client.send(method(0, Connection.UpdateSecret("token", "renewal"))) == []
         assert client.take() == [SecretRenewed(b"token")]

@@ -329,9 +329,7 @@ def test_random_input_in_the_middle_of_a_message_is_handled(stream: bytes, sizes
 
 @fuzz
 @given(stream=streams(), more=streams(), sizes=cuts)
-def test_behind_a_fault_only_the_answer_to_it_is_looked_at(
-    stream: bytes, more: bytes, sizes: list[int]
-) -> None:
+def test_failed_connection_reads_only_close_ok(stream: bytes, more: bytes, sizes: list[int]) -> None:
     shell = Shell(lambda: True)
     shell.receive(STARTS[Phase.OPEN] + stream)
     shell.server.fail(FORCED)
@@ -342,7 +340,7 @@ def test_behind_a_fault_only_the_answer_to_it_is_looked_at(
     checked(shell)
 
 
-def test_messages_that_are_never_finished_are_bounded() -> None:
+def test_unfinished_messages_on_many_channels_are_bounded() -> None:
     """On channels that are not even open: that is found out when a message is whole."""
     shell = Shell(lambda: True)
     shell.receive(OPENED)

@@ -103,7 +103,7 @@ def test_reserved_fields_are_empty_or_zero(sent: base.Frame, payload: bytes) -> 
     assert encode(1, sent) == raw(1, 1, payload)
 
 
-def test_other_methods_are_pamqps() -> None:
+def test_bind_ok_and_heartbeat_equal_those_of_pamqp() -> None:
     assert encode(3, Queue.BindOk()) == method(3, Queue.BindOk())
     assert frame.unmarshal(HEARTBEAT)[0] == len(HEARTBEAT)
 
@@ -121,7 +121,7 @@ def test_reframed_message_equals_a_publish_on_the_new_channel(size: int, part: i
     assert content(moved) == (properties, data)
 
 
-def test_a_large_message_is_not_copied_to_be_sent_as_it_came() -> None:
+def test_large_message_is_sent_without_a_copy_when_it_fits() -> None:
     data = bytes(range(256)) * 1024
     stored = message(3, data, Basic.Properties(), 100_000)
     assert reframe(stored, 3, 131_072) is stored
@@ -239,7 +239,7 @@ changes = st.dictionaries(st.sampled_from(["a", "x-death", "new"]), st.integers(
     st.sets(st.sampled_from(["a", "CC", "b", "missing"])),
     st.booleans(),
 )
-def test_all_that_is_not_added_or_removed_keeps_its_octets(
+def test_with_headers_keeps_all_remaining_octets(
     described: list[tuple[list[tuple[str, bytes]] | None, dict[str, bytes], int]],
     additions: dict[str, int],
     removals: set[str],

@@ -56,7 +56,7 @@ def filled(cls: type) -> object:
 
 @pytest.mark.parametrize("cls", CLIENT_METHODS.values(), ids=lambda cls: cls.name)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_every_method_of_a_client_is_decoded_as_pamqp_decodes_it(cls: type) -> None:
+def test_every_client_method_is_decoded_like_in_pamqp(cls: type) -> None:
     method = filled(cls)
     known = cls()
     known.unmarshal(method.marshal())

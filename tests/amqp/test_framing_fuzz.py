@@ -145,7 +145,7 @@ def test_reader_agrees_with_pamqp_for_any_cut_of_the_stream(stream: bytes, sizes
 
 @fuzz
 @given(streams())
-def test_properties_and_bodies_are_read_as_pamqp_reads_them(stream: bytes) -> None:
+def test_properties_and_bodies_are_read_like_in_pamqp(stream: bytes) -> None:
     for event in FrameReader().feed(stream):
         if isinstance(event, Publishes):
             for message in event.messages:
@@ -210,7 +210,7 @@ def test_the_fast_path_and_the_slow_path_agree_on_garbage(stream: bytes, sizes: 
     assert read(SlowReader(message_bytes_max=50), stream, []) == whole
 
 
-def test_heartbeats_may_come_between_the_frames_of_a_message() -> None:
+def test_heartbeats_between_frames_of_a_message_are_allowed() -> None:
     first, header, body = method(1, Basic.Publish()), header_frame(1, 3), body_frames(1, b"abc")[0]
     events = FrameReader().feed(b"".join((first, HEARTBEAT, header, HEARTBEAT, body, publish())))
     assert [type(event) for event in events] == [Heartbeat, Heartbeat, Publishes, Publishes]

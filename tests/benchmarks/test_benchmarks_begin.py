@@ -29,7 +29,7 @@ OPTIONS = [
 
 
 @pytest.mark.long
-def test_make_bench_begins_all_of_them() -> None:
+def test_make_bench_starts_every_benchmark() -> None:
     benchmarks = {file.name for file in HERE.glob("*.py") if not file.name.startswith("test_")}
     assert len(benchmarks) == len(OPTIONS)
     # What sets up the environment has been done, or no test would run.

@@ -9,7 +9,7 @@ from chaos.history import read
 from tests.benchmarks.checker import ROWS_PER_MESSAGE, write_run
 
 
-def test_the_history_is_as_the_schema_says(tmp_path: Path) -> None:
+def test_generated_history_follows_the_schema(tmp_path: Path) -> None:
     write_run(tmp_path, 1000)
     rows = read(tmp_path / "history")
     assert len(rows) == 1000 == json.loads((tmp_path / "meta.json").read_text())["rows"]

@@ -26,7 +26,7 @@ def test_median_aim_compares_watched_with_quiet_figures() -> None:
     assert [row.met for row in judge(QUIET, watched(0.031, 5.1), ["n1", "n2"])] == [False, True, False, False]
 
 
-def test_all_lists_are_asked_for_and_no_copy_of_everything() -> None:
+def test_watcher_polls_all_lists_but_no_exports() -> None:
     paths = resources()
     assert {"/api/queues", "/api/bindings", "/api/connections", "/api/doctor", "/api/cluster"} <= set(paths)
     assert not any("definitions" in path or "backup" in path or "{" in path for path in paths)

@@ -128,7 +128,7 @@ def test_table_row_gives_operations_violations_and_problems(
     assert mix[:2] == ["5", "all"]
 
 
-def test_a_run_that_cannot_be_judged_says_why(
+def test_run_that_cannot_be_judged_gives_its_reason(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.error = "it recorded nothing"
@@ -139,7 +139,7 @@ def test_a_run_that_cannot_be_judged_says_why(
 @pytest.mark.parametrize(
     "arguments", [("--nodes", "4"), ("--nemesis", "frogs"), ("--each", "long"), ("--mix", "0m")]
 )
-def test_a_bad_option_is_told(
+def test_invalid_option_is_reported(
     arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):

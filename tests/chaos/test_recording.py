@@ -90,7 +90,7 @@ def test_times_rise_and_no_row_is_torn_whichever_threads_record(tmp_path: Path) 
     assert len(rows) == 4 * 500 * 2
 
 
-def test_rows_of_all_files_come_in_the_order_of_time(tmp_path: Path) -> None:
+def test_rows_of_all_files_are_ordered_by_time(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(_line(time_ns=1) + _line(time_ns=4))
     (tmp_path / "b.jsonl").write_text(_line(time_ns=3))
     assert [row["time_ns"] for row in read(tmp_path)] == [1, 3, 4]
@@ -135,7 +135,7 @@ def test_invalid_line_of_a_history_is_reported_in_a_single_line(
     assert "\n" not in str(raised.value)
 
 
-def test_a_directory_without_a_history_is_told(tmp_path: Path) -> None:
+def test_directory_without_a_history_is_reported(tmp_path: Path) -> None:
     with pytest.raises(HistoryError, match="no history there"):
         read(tmp_path)
 

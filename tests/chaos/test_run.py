@@ -80,7 +80,7 @@ def test_invalid_duration_is_refused(text: str) -> None:
         parse_duration(text)
 
 
-def test_the_command_that_a_report_shows_tells_no_password() -> None:
+def test_command_in_a_report_hides_passwords() -> None:
     given = ["--user", "u", "--password", "geheim", "--password=geheim", "--seed", "1"]
     assert without_password(given) == ["--user", "u", "--password", "...", "--password=...", "--seed", "1"]
 
@@ -200,9 +200,7 @@ def test_upgrade_run_without_git_history_is_refused(
 
 
 @pytest.mark.parametrize(("faults", "known"), [(["wipe"], 3), (["member_add"], 5), (["replace"], 5)])
-def test_clients_know_the_first_nodes_and_those_that_may_join(
-    faults: list[str], known: int, tmp_path: Path
-) -> None:
+def test_clients_know_the_first_nodes_and_the_spares(faults: list[str], known: int, tmp_path: Path) -> None:
     endpoints = run_module._endpoints_of(LiveCluster(tmp_path), faults)
     assert [endpoint.node for endpoint in endpoints] == [f"n{number + 1}" for number in range(known)]
     assert len({endpoint.port for endpoint in endpoints}) == known

@@ -173,7 +173,7 @@ def test_calls_end_once_and_the_run_has_no_problems(recorded: Recorded) -> None:
     assert drained["time_ns"] > recorded.meta["heal_ns"] > recorded.meta["started_ns"]
 
 
-def test_there_are_publishers_and_consumers_on_every_node(peaceful: Recorded) -> None:
+def test_publishers_and_consumers_run_on_every_node(peaceful: Recorded) -> None:
     rows = peaceful.of("confirm")
     for op in ("publish", "deliver"):
         assert {row["node"] for row in rows if row["op"] == op} == {"n1", "n2", "n3"}
@@ -186,7 +186,7 @@ def test_both_kinds_of_priority_are_in_the_queue_together(peaceful: Recorded) ->
     assert {True, False} == set(order)
 
 
-def test_the_turn_of_the_single_active_consumer_passes_on(peaceful: Recorded) -> None:
+def test_single_active_consumers_take_over_in_order(peaceful: Recorded) -> None:
     rows = [row for row in peaceful.deliveries("single-active") if row["process"].startswith("single")]
     assert len({row["process"] for row in rows}) > 1
     sequences = defaultdict(list)
@@ -236,7 +236,7 @@ def test_messages_without_a_move_are_consumed_in_the_drain(peaceful: Recorded) -
     assert {row["process"] for row in peaceful.deliveries("moved-from")} == {"drain-moved-from"}
 
 
-def test_queues_come_and_go_under_the_same_names(peaceful: Recorded) -> None:
+def test_queues_are_recreated_under_the_same_names(peaceful: Recorded) -> None:
     deleted = [row["queue"] for row in peaceful.of("churn") if row["op"] == "delete" and row["type"] == "ok"]
     assert len(deleted) > len(set(deleted)) == CLIENTS * NAMES
 
@@ -292,7 +292,7 @@ def test_foreign_cluster_reports_its_own_version(peaceful: Recorded) -> None:
 
 
 @pytest.mark.long
-def test_a_cluster_that_is_not_ours_is_left_without_our_queues(
+def test_foreign_cluster_is_left_without_queues_of_the_run(
     cluster: LocalCluster, peaceful: Recorded, killed: Recorded
 ) -> None:
     assert peaceful.meta["queues"].keys() == killed.meta["queues"].keys()

@@ -136,7 +136,7 @@ def test_certificates_of_a_context_are_read(called: Qq, tmp_path: Path) -> None:
     assert called("context", "add", "a", "--url", NOBODY, "--key-file", "x").status == 2
 
 
-def test_the_first_of_several_nodes_that_answers_is_asked(
+def test_command_uses_the_first_node_that_answers(
     called: Qq, real_node: ClusterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qq.cli.remote._PROBE_TIMEOUT_S", 0.2)

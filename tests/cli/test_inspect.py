@@ -221,7 +221,7 @@ def test_a_learner_and_a_torn_tail_and_leftovers_are_no_damage(
     ]
 
 
-def test_a_directory_without_an_identity_says_so(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_reports_a_missing_identity(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (data_dir / "groups" / "0" / "identity").unlink()
     status, lines, _ = printed(capsys, data_dir)
     assert status == 1
@@ -315,7 +315,7 @@ def test_dump_shows_the_rest_of_compacted_entries(data_dir: Path, capsys: pytest
     assert [line.partition(" ")[0] for line in lines if line[0] != " "] == ["4", "9"]
 
 
-def test_the_dump_goes_on_behind_damage(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dump_continues_after_a_missing_segment(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (data_dir / "groups" / "0" / "log" / FIRST_SEGMENT).unlink()
     status, lines, errors = printed(capsys, data_dir, "--dump", "--from", 3)
     assert (status, errors) == (1, [f"qq inspect: log/{FIRST_SEGMENT}: offset 0: the file is missing"])
@@ -323,7 +323,7 @@ def test_the_dump_goes_on_behind_damage(data_dir: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("arguments", [(), ("--dump",)])
-def test_a_reader_that_goes_away_is_no_error(data_dir: Path, arguments: tuple[str, ...]) -> None:
+def test_closed_pipe_of_inspect_is_no_error(data_dir: Path, arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "qq", "inspect", *arguments, str(data_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         cast("Any", process.stdout).close()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 
-from qq.cli import messages, moves
+from qq.cli.commands import messages
+from qq.cli.commands import move as move_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -174,7 +175,7 @@ def test_interrupted_wait_for_a_move_prints_the_stop_command(
         raise KeyboardInterrupt
 
     # Not `time.sleep` itself: threads of others sleep, too.
-    monkeypatch.setattr(moves, "time", SimpleNamespace(sleep=interrupted))
+    monkeypatch.setattr(move_module, "time", SimpleNamespace(sleep=interrupted))
     said = tasks("move", "messages", "--from", QUEUE, "--to", other, "--rate", "1")
     assert said.status == 130
     stop = said.output.partition("`qq ")[2].partition("`")[0].split()

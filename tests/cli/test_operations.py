@@ -59,7 +59,7 @@ def test_command_prints_its_result_on_a_single_line(said: Said) -> None:
 
 
 @pytest.mark.usefixtures("after_a_second")
-def test_a_yes_is_waited_for(said: Said) -> None:
+def test_check_waits_until_a_node_is_safe_to_stop(said: Said) -> None:
     status, output, errors = said("check", "safe-to-stop", "--node", "n5", "--timeout", "60")
     assert (status, output) == (0, "n5 it is\n")
     assert errors.startswith("waiting for the others to go on without it (1 s): n5 it is\n")
@@ -93,7 +93,7 @@ def test_wait_above_a_second_is_reported_with_its_reason(said: Said) -> None:
     assert said("member", "add", "n7", "h:7", "--no-wait")[2].startswith(silent)
 
 
-def test_a_transfer_is_tried_again_for_as_long_as_it_is_told(said: Said) -> None:
+def test_transfer_is_retried_until_its_timeout(said: Said) -> None:
     why = "n5 has not taken over"
     failed = f"qq leader transfer: URL/api/cluster/leader: {why}\n"
     assert said("leader", "transfer", "--to", "n5") == (1, "", failed)
@@ -195,7 +195,7 @@ def test_refused_change_is_not_retried(said: Said) -> None:
 def test_removing_the_asked_node_without_an_answer_is_explained(said: Said) -> None:
     status, _, errors = said("member", "remove", "n1")
     assert status == 1
-    assert "it is the node that was asked, and stops then: ask another one whether it is gone" in errors
+    assert "it is the node that was asked, and stops then: ask another node whether it is removed" in errors
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_serve_stops_with_status_0(tmp_path: Path, config: Path, number: signal.
 
 
 @pytest.mark.parametrize("how", ["STUB_HANGS", "STUB_STUBBORN"])
-def test_serve_ends_in_its_time_although_something_hangs(tmp_path: Path, config: Path, how: str) -> None:
+def test_serve_ends_at_its_deadline_although_a_task_hangs(tmp_path: Path, config: Path, how: str) -> None:
     with started(tmp_path, "serve", "--config", str(config), **{how: "n1"}) as qq:
         qq.until_line("n1 serves")
         qq.process.send_signal(signal.SIGTERM)
@@ -113,7 +113,7 @@ def test_serve_refuses_unknown_qq_variables_except_of_commands(tmp_path: Path, c
         qq.until_line("n1 serves")
 
 
-def test_serve_does_not_start_for_a_parent_that_is_gone(tmp_path: Path, config: Path) -> None:
+def test_serve_does_not_start_without_its_parent(tmp_path: Path, config: Path) -> None:
     with started(tmp_path, "serve", "--config", str(config), QQ_PARENT_PID="1") as qq:
         assert qq.exit_status() == 1
         assert qq.errors == "qq serve: the `qq up` that started this node is gone\n"
@@ -214,7 +214,10 @@ FOREIGN = "the answer is not that of a qq node"
             f"HTTP status 503: {FOREIGN}",
         ),
         (b"AMQP\x00\x00\x09\x01", FOREIGN),
-        (b"", "Server disconnected"),
+        (
+            b"",
+            "the connection was lost before the answer (Remote end closed connection without response)",
+        ),
     ],
 )
 def test_status_reports_a_foreign_or_malformed_answer(called: Called, answer: bytes, said: str) -> None:
@@ -244,7 +247,7 @@ def test_status_reports_that_no_node_listens(tmp_path: Path, base_port: int) -> 
 def test_a_small_command_does_not_load_a_node() -> None:
     program = (
         "import sys; from qq.cli import main; main(['status', '--http', 'http://127.0.0.1:9']); "
-        "assert 'qq.cli.status' in sys.modules; assert 'qq.node' not in sys.modules"
+        "assert 'qq.cli.commands.status' in sys.modules; assert 'qq.node' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30, capture_output=True)
 

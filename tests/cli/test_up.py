@@ -137,7 +137,7 @@ def test_a_node_that_is_killed_is_reported_and_not_started_again(data_dir: Path,
         assert qq.exit_status() == 0
 
 
-def test_when_all_nodes_have_ended_the_command_says_so_and_ends(data_dir: Path, base_port: int) -> None:
+def test_up_ends_when_all_nodes_have_ended(data_dir: Path, base_port: int) -> None:
     with up(data_dir, base_port, "--nodes", "3") as qq:
         qq.until_line("cluster ready")
         for node in nodes_of(data_dir):

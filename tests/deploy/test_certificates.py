@@ -48,7 +48,7 @@ def test_a_client_in_kubernetes_takes_the_certificate(secrets: dict[str, dict[st
     shake_hands(server, ssl.create_default_context(cafile=str(files["ca.crt"])), name)
 
 
-def test_the_two_authorities_do_not_sign_for_each_other(secrets: dict[str, dict[str, Path]]) -> None:
+def test_peer_and_client_authorities_are_separate(secrets: dict[str, dict[str, Path]]) -> None:
     nodes, clients = secrets["qq-peer-tls"], secrets["qq-tls"]
     stranger = contexts.for_peers(TlsFiles(clients["tls.crt"], clients["tls.key"], nodes["ca.crt"])).current
     node = contexts.for_peers(TlsFiles(nodes["tls.crt"], nodes["tls.key"], nodes["ca.crt"])).current

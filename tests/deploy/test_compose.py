@@ -86,7 +86,7 @@ def test_nodes_need_a_secret() -> None:
         config("n1", QQ_CLUSTER_SECRET="short")
 
 
-def test_password_and_secret_are_those_of_the_environment() -> None:
+def test_password_and_secret_come_from_the_environment() -> None:
     given = interpolated(document(FILE), {"QQ_PASSWORD": "p4ss", "QQ_CLUSTER_SECRET": "s" * 16})["services"]
     for name in NODES:
         assert given[name]["environment"]["QQ_USERS_DEFAULT_PASSWORD"] == "p4ss"
@@ -164,7 +164,7 @@ def test_chaos_workload_uses_the_proxies_and_waits_for_the_nodes() -> None:
     assert set(mounts("chaos")) == {home}
 
 
-def test_a_node_is_given_the_time_that_it_needs_to_stop() -> None:
+def test_compose_gives_a_node_time_to_stop() -> None:
     for name in NODES:
         given_s = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
         assert given_s >= 3 * (LEADER_HANDOVER_S + LAST_SYNC_S)

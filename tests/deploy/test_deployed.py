@@ -174,7 +174,7 @@ def test_nodes_restart_in_turn_when_safe_to_stop(cluster: Deployment) -> None:
     assert consumed(amqp_ports("n1")[0], "restarted") >= {body for _, body in publisher.confirmed}
 
 
-def test_a_node_under_maintenance_is_unhealthy_and_goes_on(cluster: Deployment) -> None:
+def test_drained_node_is_unhealthy_but_runs(cluster: Deployment) -> None:
     drained = cluster.qq("n1", "drain", "n3")
     assert drained.stdout == "n3 is under maintenance: it leads nothing and has no clients\n", drained.stderr
     wait_until(
@@ -187,7 +187,7 @@ def test_a_node_under_maintenance_is_unhealthy_and_goes_on(cluster: Deployment) 
     cluster.wait_healthy("n3")
 
 
-def test_data_are_there_after_down_and_up(cluster: Deployment) -> None:
+def test_messages_survive_compose_down_and_up(cluster: Deployment) -> None:
     bodies = {str(number).encode() for number in range(500)}
     with connect(*amqp_ports("n1")) as connection:
         channel = connection.channel()

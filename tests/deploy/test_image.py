@@ -94,7 +94,7 @@ def test_chaos_workload_stops_at_sigint() -> None:
     assert only("chaos", "STOPSIGNAL").text == "SIGINT"
 
 
-def test_data_and_ports_are_those_of_the_configuration() -> None:
+def test_image_volume_and_ports_match_the_configuration() -> None:
     assert Path(only("node", "VOLUME").text) == CONFIG.data_dir
     address = CONFIG.address
     exposed = {int(port) for port in only("node", "EXPOSE").text.split()}
@@ -116,14 +116,14 @@ def test_installed_packages_are_pinned_with_hashes() -> None:
 # The steps
 
 
-def test_the_wheel_is_built_as_the_tests_build_it() -> None:
+def test_wheel_is_built_like_in_its_tests() -> None:
     """tests/deploy/test_wheel.py says what is in it, and that it works."""
     step = next(step.text for step in instructions("build", "RUN") if "--no-deps" in step.text)
     assert f"pip wheel {' '.join(WHEEL_OPTIONS)} --wheel-dir wheels ." in step
 
 
 @pytest.mark.long
-def test_chaos_runs_as_it_lies_in_its_image(context: Path, wheel: Path, tmp_path: Path) -> None:
+def test_chaos_image_runs_from_its_sources(context: Path, wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     (tmp_path / "src").mkdir()
     for name in ("chaos", "cluster"):

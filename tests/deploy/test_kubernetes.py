@@ -123,7 +123,7 @@ def test_no_node_starts_with_the_secret_of_the_example(key: str, tmp_path: Path)
         config("qq-0", tmp_path, VALUES | {key: SECRET["stringData"][key]})
 
 
-def test_volumes_are_those_that_there_are() -> None:
+def test_volumes_of_a_pod_exist() -> None:
     (claim,) = SET["spec"]["volumeClaimTemplates"]
     config, secrets, *tls = POD["volumes"]
     assert ("ConfigMap", config["configMap"]["name"]) in MANIFESTS
@@ -151,7 +151,7 @@ def test_cert_manager_makes_certificates_that_a_node_can_use() -> None:
     assert len(authorities) == 2  # whoever is trusted by clients must not make nodes
 
 
-def test_everything_selects_the_pods() -> None:
+def test_selectors_match_the_pods() -> None:
     labels = SET["spec"]["template"]["metadata"]["labels"]
     (apart,) = POD["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     (spread,) = POD["topologySpreadConstraints"]
@@ -228,7 +228,7 @@ def test_a_node_answers_the_probes_without_a_login(probe: str, node: ClusterNode
         assert answer.status == 200
 
 
-def test_only_readiness_asks_whether_a_node_serves() -> None:
+def test_only_the_readiness_probe_asks_for_service() -> None:
     """A node that is repaired from the others, or has no majority, is not helped by being killed."""
     paths = {
         probe: CONTAINER[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")

@@ -93,7 +93,7 @@ def test_expressions_select_only_targets_of_job_qq() -> None:
     assert {labels.get("job") for _, labels in selectors()} == {"qq"}
 
 
-def test_the_dashboard_shows_the_clusters_that_are_chosen() -> None:
+def test_dashboard_selects_clusters_by_variable() -> None:
     chosen = {label: f"${label}" for label in CLUSTER}
     targets = {target["expr"] for panel in PANELS for target in panel["targets"]}
     asked = [labels for text in targets for labels in re.findall(r"\{([^}]*)\}", text)]
@@ -178,7 +178,7 @@ def scraped_by_the_operator() -> list[dict[str, str]]:
         (scraped_by_the_operator, DEPLOY / "kubernetes" / "config.yaml", {"namespace": "orders"}),
     ],
 )
-def test_prometheus_scrapes_all_nodes_and_gives_them_their_names(
+def test_prometheus_scrapes_all_nodes_and_names_them(
     scraped: Callable[[], list[dict[str, str]]], config: Path, cluster: dict[str, str]
 ) -> None:
     """In Kubernetes a cluster is known by its namespace."""
@@ -225,7 +225,7 @@ def test_expressions_use_only_labels_and_jobs_that_exist(shown: dict[str, set[st
     assert jobs == {labels["job"] for labels in scraped_by_compose()}
 
 
-def test_pods_are_not_scraped_a_second_time_with_other_labels() -> None:
+def test_pods_are_scraped_once() -> None:
     assert "annotations" not in POD["metadata"]
 
 
@@ -289,7 +289,7 @@ def test_grafana_finds_prometheus_and_the_dashboard() -> None:
     assert (ROOT / mounted["/etc/grafana/provisioning"]).samefile(GRAFANA / "provisioning")
 
 
-def test_every_panel_asks_the_datasource_that_there_is() -> None:
+def test_panels_use_the_declared_datasource() -> None:
     (source,) = DATASOURCE["datasources"]
     asked = [panel["datasource"] for panel in PANELS]
     asked += [target["datasource"] for panel in PANELS for target in panel["targets"]]

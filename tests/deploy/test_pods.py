@@ -142,7 +142,7 @@ def test_pods_become_ready(pods: Pods) -> None:
         wait_until(lambda asked=name: pods.is_ready(asked), 60, lambda asked=name: pods.logged(asked))
 
 
-def test_the_status_is_shown_as_the_documentation_says(pods: Pods) -> None:
+def test_status_of_pods_is_shown_as_documented(pods: Pods) -> None:
     shown = pods.qq("qq-0", "status")
     assert [name for name in NAMES if name not in shown] == []
     assert shown.count("voter  voter") == len(NAMES)  # role and standing
@@ -165,7 +165,7 @@ def test_a_client_that_knows_the_authority_is_served_over_tls(pods: Pods) -> Non
     assert body == b"hello"
 
 
-def test_a_pod_stops_in_its_time_after_the_command_before_it(pods: Pods) -> None:
+def test_pod_stops_within_its_grace_period(pods: Pods) -> None:
     pods.engine.run("exec", pods.container("qq-2"), *CONTAINER["lifecycle"]["preStop"]["exec"]["command"])
     pods.engine.run("stop", "-t", str(POD["terminationGracePeriodSeconds"]), pods.container("qq-2"))
     assert pods.state("qq-2")["ExitCode"] == 0
@@ -187,7 +187,7 @@ def test_pod_delays_its_stop_until_a_majority_remains(pods: Pods) -> None:
     assert [line.partition(";")[0] for line in said] == ["qq-1 may be stopped: qq-0, qq-2 go on"] * 2
 
 
-def test_a_pod_is_added_and_removed_as_the_documentation_says(pods: Pods) -> None:
+def test_pod_is_added_and_removed_as_documented(pods: Pods) -> None:
     """A pod that began the cluster goes on with the changed ConfigMap, too."""
     pods.configure(with_a_fourth_node(CONFIG["node.toml"]))
     pods.start(ADDED)

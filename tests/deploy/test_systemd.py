@@ -53,7 +53,7 @@ def test_the_unit_names_every_variable_that_a_node_needs() -> None:
     assert UNIT["EnvironmentFile"] == ["/etc/qq/environment"]
 
 
-def test_the_unit_starts_a_node_and_starts_it_again() -> None:
+def test_unit_starts_and_restarts_a_node() -> None:
     assert UNIT["ExecStart"] == ["/usr/local/qq/bin/qq serve --config /etc/qq/node.toml"]
     assert UNIT["Restart"] == ["on-failure"]
     assert int(UNIT["LimitNOFILE"][0]) >= 65536
@@ -63,7 +63,7 @@ def test_node_with_an_invalid_configuration_is_not_restarted() -> None:
     assert UNIT["RestartPreventExitStatus"] == [str(ConfigError.exit_status)]
 
 
-def test_a_node_is_given_the_time_that_it_needs_to_stop() -> None:
+def test_unit_gives_a_node_time_to_stop() -> None:
     assert "KillSignal" not in UNIT  # SIGTERM
     assert int(UNIT["TimeoutStopSec"][0]) >= 3 * (LEADER_HANDOVER_S + LAST_SYNC_S)
 
@@ -110,7 +110,7 @@ def test_unit_user_is_created_and_may_read_the_hidden_files() -> None:
     assert steps("chmod") == [["0640", *files]]
 
 
-def test_the_files_of_the_unit_are_put_where_it_looks_for_them() -> None:
+def test_files_of_the_unit_are_installed_at_its_paths() -> None:
     put = {target: ROOT / source for *_, source, target in steps("install")}
     assert put == {"/etc/qq/node.toml": CONFIG, f"/etc/systemd/system/{FILE.name}": FILE}
     assert UNIT["ExecStart"][0].endswith(" --config /etc/qq/node.toml")

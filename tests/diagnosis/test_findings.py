@@ -38,7 +38,7 @@ def test_guide_lists_all_finding_codes_with_their_severities() -> None:
     assert all(row[3].strip() for row in rows)
 
 
-def test_the_gravest_come_first_and_then_those_that_last_longest() -> None:
+def test_findings_are_sorted_by_severity_then_age() -> None:
     given = [
         Finding("limited-by", "cluster", "x"),
         Finding("node-down", "node n2", "x", 50),
@@ -72,7 +72,7 @@ def test_equal_findings_of_several_nodes_are_merged() -> None:
     assert len(diagnosis_of(given).findings) == 2
 
 
-def test_there_are_never_more_than_a_page_holds() -> None:
+def test_findings_are_limited_to_a_page() -> None:
     diagnosis = diagnosis_of(
         Finding("node-down", f"node n{number}", "x") for number in range(FINDINGS_MAX + 5)
     )
@@ -80,7 +80,7 @@ def test_there_are_never_more_than_a_page_holds() -> None:
     assert diagnosis.verdict == f"{FINDINGS_MAX} warnings, 5 more; first of all: node n0: x"
 
 
-def test_its_forms() -> None:
+def test_findings_have_a_json_and_a_text_form() -> None:
     finding = Finding("node-down", "node n2", "it does not answer", 1_800_000_000_999)
     document = json.loads(
         json.dumps(document_of(Diagnosis([finding, Finding("limited-by", "cluster", "y")], 3)))
@@ -121,7 +121,7 @@ def test_finding_is_read_as_it_was_packed(since_ms: int | None) -> None:
         assert decode_finding(nothing) is None
 
 
-def test_since_when_something_is_found_again_and_again() -> None:
+def test_finding_keeps_its_start_while_it_recurs() -> None:
     since = Since()
     one, other = Finding("disk-slow", "node n1", "a"), Finding("loop-busy", "node n1", "a")
     assert since.date([one], NOW_MS + 1000) == [one._replace(since_ms=NOW_MS + 1000)]

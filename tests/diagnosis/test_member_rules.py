@@ -15,7 +15,7 @@ def found(*members: MemberFacts, leader: str | None = "n1", version: int = 8) ->
     return [(each.code, each.subject) for each in findings_of_members(facts)]
 
 
-def test_three_members_that_are_there_are_well() -> None:
+def test_three_healthy_members_have_no_findings() -> None:
     assert found() == []
 
 
@@ -61,7 +61,7 @@ def test_member_finding_gives_code_and_text(change: dict[str, object], code: str
     assert list(findings_of_members(ClusterFacts("n1", members, 8))) == [Finding(code, "node n3", text)]
 
 
-def test_names_that_are_used_twice() -> None:
+def test_duplicate_node_name_is_a_finding() -> None:
     text = "another process, which is refused, calls itself by its name, too"
     assert list(findings_of_names(["n3"])) == [Finding("name-twice", "node n3", text)]
 
@@ -85,7 +85,7 @@ def test_without_a_leader_and_with_too_few_members() -> None:
     assert found(*THREE, THREE[0]._replace(name="n4")) == [("members-even", "cluster")]
 
 
-def test_a_node_that_alone_hears_no_leader() -> None:
+def test_node_that_alone_misses_the_leader_is_a_finding() -> None:
     members = [
         THREE[0],
         THREE[1]._replace(hears_leader=True),

@@ -132,7 +132,7 @@ def slow(queue: Watched, per_pass: int, passes: int = 14, **facts: int) -> list[
     return codes
 
 
-def test_consumers_that_are_slow() -> None:
+def test_slow_consumers_are_reported() -> None:
     queue = Watched()
     assert slow(queue, 50, consumers=2, unacked=200, prefetch=100) == ["consumers-slow"]
     assert queue.texts == [

@@ -150,7 +150,7 @@ def test_document_names_the_file_that_defines_an_identifier(document: Path) -> N
 
 
 @of_each_document
-def test_names_of_a_module_are_defined_there(document: Path) -> None:
+def test_names_of_a_module_are_defined_in_its_file(document: Path) -> None:
     said = {(f"{module}.py", name) for module, name in IN_MODULE.findall(document.read_text())}
     assert {(file, name) for file, name in said if name not in SUFFIXES and not is_in(name, file)} == set()
 
@@ -169,7 +169,7 @@ def test_names_beside_files_are_found_in_a_paragraph(text: str, found: list[tupl
     assert sorted(names_beside_files(text)) == found
 
 
-def test_the_table_of_messages_between_nodes_has_all_of_them() -> None:
+def test_wire_document_lists_all_messages_between_nodes() -> None:
     text = (ROOT / "docs" / "formats" / "wire.md").read_text().partition("| message | |\n")[2]
     rows = re.match(r"(?:\|.*\n)+", text)
     assert rows is not None
@@ -248,7 +248,7 @@ def known_settings() -> dict[str, set[str]]:
     return known
 
 
-def test_sections_are_those_that_are_read() -> None:
+def test_documented_sections_are_those_of_the_configuration() -> None:
     assert {*config.SECTIONS, "nodes"} == known_settings().keys()
 
 
@@ -415,7 +415,7 @@ def groups() -> set[str]:
 
 
 @of_each_document
-def test_commands_of_qq_have_these_options(document: Path) -> None:
+def test_documented_qq_commands_have_their_options(document: Path) -> None:
     for line in command_lines(document):
         if not (found := re.match(r"(?:\S*/)?qq ([a-z]+\b.*)", line)):
             continue
@@ -476,7 +476,7 @@ def options_in(text: str) -> set[str]:
 
 
 @of_each_document
-def test_options_of_chaos_are_there(document: Path) -> None:
+def test_documented_chaos_options_exist(document: Path) -> None:
     """They are looked for in the text of the programs, which need packages that a quick run has not."""
     for line in command_lines(document):
         if not (found := re.search(r"python -m (chaos(?:\.\w+)*)(.*)", line)):
@@ -490,7 +490,7 @@ def test_options_of_chaos_are_there(document: Path) -> None:
 
 
 @of_each_document
-def test_targets_of_make_are_there(document: Path) -> None:
+def test_documented_make_targets_exist(document: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     variables = set(re.findall(r"^([A-Z]+) \?=", makefile, re.MULTILINE))
@@ -584,7 +584,7 @@ PAPER = re.compile(r"\(desig[n]\b|\bdesig[n] (?:invariant )?\d")
 """References to a paper that was never published."""
 
 
-def test_code_refers_to_documents_that_are_in_the_repository() -> None:
+def test_documents_named_in_code_exist() -> None:
     missing = {
         f"{file.relative_to(ROOT)}: {name}"
         for file in sources()

@@ -92,7 +92,7 @@ def drained(url: str, queue: str) -> list[str]:
         return found
 
 
-def test_the_first_message_comes_back(cluster: LocalCluster) -> None:
+def test_first_message_is_received(cluster: LocalCluster) -> None:
     assert run("first_message.py", AMQP_URL=cluster.urls[1]) == ["hello"]
 
 
@@ -201,7 +201,7 @@ def test_the_test_of_an_application_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["outbox.py"], ["single_active.py"], ["rpc.py"], ["rpc.py", "ask"]])
-def test_a_program_that_lacks_an_argument_says_how_it_is_called(arguments: list[str]) -> None:
+def test_program_without_its_argument_prints_its_usage(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, *arguments], cwd=EXAMPLES, capture_output=True, text=True, check=False
     )

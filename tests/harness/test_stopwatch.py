@@ -8,7 +8,7 @@ import time
 from tests.harness.stopwatch import Stopwatch
 
 
-def test_who_shares_the_interpreter_makes_it_slow() -> None:
+def test_busy_threads_raise_the_slowness() -> None:
     with Stopwatch() as alone:
         time.sleep(0.2)
     working = threading.Event()

@@ -73,7 +73,7 @@ names = (
 @example(name="{}")
 @example(name="detailed")
 @example(name="bindings")
-def test_a_thing_is_found_under_its_name_and_deleted(name: str) -> None:
+def test_object_of_any_name_is_found_and_deleted(name: str) -> None:
     node = Node(MachineManagement())
 
     async def story(client: Client) -> None:
@@ -121,7 +121,7 @@ def test_escaped_path_reaches_names_of_dots_and_slashes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\n", "\r\n"])
-def test_a_name_with_a_line_break_has_its_other_spellings_too(name: str) -> None:
+def test_name_with_a_line_break_is_reachable_by_all_spellings(name: str) -> None:
     """Names of queues and exchanges lose theirs, those of users and virtual hosts do not."""
     node, quoted = Node(MachineManagement()), quote(name, safe="")
     assert node.api(f"escaped/vhosts/~{quoted}", "PUT", data="{}").status == 201

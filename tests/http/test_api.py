@@ -58,7 +58,7 @@ def test_a_consumer_has_the_fields_that_tools_read(node: Node[FakeManagement]) -
     assert consumer["queue"] == {"name": "orders", "vhost": "/"}
 
 
-def test_a_consumer_tells_its_credit_if_it_has_a_limit(
+def test_consumer_shows_credit_only_with_a_limit(
     node: Node[FakeManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A null would be one that rabbitmqadmin v1 cannot make a table with."""
@@ -154,7 +154,7 @@ def test_a_virtual_host_has_its_own(node: Node[FakeManagement]) -> None:
 # --- browse
 
 
-def test_browsing_asks_for_the_range_that_is_wanted(node: Node[FakeManagement]) -> None:
+def test_browse_requests_the_given_range(node: Node[FakeManagement]) -> None:
     node.api("queues/%2F/orders/browse?offset=5&count=7")
     node.api("queues/%2F/orders/browse")
     assert node.management.queues.browsed == [("orders", 5, 7, 2**20), ("orders", 0, 50, 2**20)]
@@ -184,7 +184,7 @@ def test_a_browsed_message_is_as_rabbitmq_shows_messages(node: Node[FakeManageme
     ]
 
 
-def test_a_body_that_is_no_text_or_is_wanted_so_is_base64(node: Node[FakeManagement]) -> None:
+def test_body_is_base64_when_it_is_not_text_or_on_request(node: Node[FakeManagement]) -> None:
     node.management.queues.messages = [message(b"\xff\x00"), message(b"text")]
     answers = [
         node.api(f"queues/%2F/orders/browse?encoding={encoding}").json for encoding in ("auto", "base64")
@@ -241,7 +241,7 @@ def test_a_policy_is_put_shown_replaced_and_deleted(node: Node[FakeManagement], 
     assert node.api(path, "DELETE").status == 404
 
 
-def test_policies_of_users_and_of_operators_are_told_apart(node: Node[FakeManagement]) -> None:
+def test_user_and_operator_policies_are_separate(node: Node[FakeManagement]) -> None:
     node.api("policies/%2F/p", "PUT", json=POLICY)
     node.api("operator-policies/%2F/p", "PUT", json=POLICY | {"priority": 7})
     assert [policy["priority"] for policy in node.api("policies").json] == [1]

@@ -26,7 +26,7 @@ def test_a_serving_node_is_healthy_without_a_login(node: Node[FakeManagement]) -
     assert (answer.status, answer.json) == (200, {"status": "ok"})
 
 
-def test_a_node_that_does_not_serve_says_why(node: Node[FakeManagement]) -> None:
+def test_health_of_a_node_that_does_not_serve_gives_the_reason(node: Node[FakeManagement]) -> None:
     node.view.reason = "no leader is known"
     answer = node.ask("/healthz")
     assert (answer.status, answer.json) == (503, {"status": "failed", "reason": "no leader is known"})

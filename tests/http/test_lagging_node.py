@@ -174,7 +174,7 @@ async def put_together(client: Client, first: tuple[str, Any], second: tuple[str
 
 
 @pytest.mark.parametrize(("base", "limit"), [(base, limit) for base, limit, _ in LIMITS])
-def test_two_limits_that_are_set_at_a_time_are_both_set(node: Machine, base: str, limit: str) -> None:
+def test_two_limits_set_concurrently_are_both_kept(node: Machine, base: str, limit: str) -> None:
     path = f"/api/{base}"
     requests = (f"{path}/max-connections", {"value": 5}), (f"{path}/{limit}", {"value": 3})
     assert node.tell(lambda client: put_together(client, *requests)) == [204, 204]

@@ -145,9 +145,7 @@ def test_consumer_shows_its_settings(real_node: ClusterNode, channel: Any, name:
     assert queue_of(real_node, name)["consumers"] == 1
 
 
-def test_the_single_active_consumer_is_told_from_those_that_wait(
-    real_node: ClusterNode, channel: Any, name: str
-) -> None:
+def test_single_active_consumer_is_shown_as_active(real_node: ClusterNode, channel: Any, name: str) -> None:
     channel.queue_declare(name, durable=True, arguments=QUORUM | {"x-single-active-consumer": True})
     assert queue_of(real_node, name)["single_active_consumer_tag"] is None
     channel.basic_consume(name, print, consumer_tag="first")
@@ -262,7 +260,7 @@ def test_the_bounds_of_deduplication_hold(real_node: ClusterNode, channel: Any, 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that are started now give a change up after 2 s."""
     program = (
-        "import sys; from qq import cli; from qq.management.changes import request_session; "
+        "import sys; from qq import cli; from qq.management.changes.changes import request_session; "
         "request_session.CHANGE_TIMEOUT_S = 2.0; sys.exit(cli.main())"
     )
     monkeypatch.setattr(testing, "SERVE_COMMAND", (sys.executable, "-c", program, "serve"))
@@ -353,7 +351,7 @@ def test_client_uses_a_virtual_host_created_over_http(
     assert ask(real_node, f"queues/{name}").status == 404
 
 
-def test_a_limit_holds_when_it_is_answered(real_node: ClusterNode, connect: Connect, name: str) -> None:
+def test_limit_is_effective_from_its_answer(real_node: ClusterNode, connect: Connect, name: str) -> None:
     ask(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": ""})
     permit(real_node, name, "%2F")
     assert ask(real_node, f"user-limits/{name}/max-connections", "PUT", {"value": 1}).status == 204
@@ -437,9 +435,7 @@ def test_change_at_a_node_is_effective_at_all_nodes(connect: Connect) -> None:
 # --- browse
 
 
-def test_browsing_shows_messages_and_leaves_them_there(
-    real_node: ClusterNode, channel: Any, name: str
-) -> None:
+def test_browsing_leaves_messages_in_the_queue(real_node: ClusterNode, channel: Any, name: str) -> None:
     channel.queue_declare(name, durable=True, arguments=QUORUM)
     for number in range(120):
         channel.basic_publish("", name, b"%d" % number, pika.BasicProperties(headers={"n": number}))
@@ -513,7 +509,7 @@ def test_node_shows_its_own_ports_and_figures(real_node: ClusterNode, channel: A
     assert protocols == ["amqp091", "http"]
 
 
-def test_clients_are_told_the_name_that_the_cluster_was_given(real_node: ClusterNode) -> None:
+def test_clients_receive_the_configured_cluster_name(real_node: ClusterNode) -> None:
     def told() -> str:
         with channel_of(real_node) as channel:
             return channel.connection._impl.server_properties["cluster_name"]

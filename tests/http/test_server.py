@@ -146,7 +146,7 @@ def test_single_address_evicts_no_different_address(run: Callable[..., None]) ->
     run(story, HttpLimits(connections=4))
 
 
-def test_a_header_has_to_come_in_time_however_it_comes(run: Callable[..., None]) -> None:
+def test_request_header_must_arrive_within_its_time_limit(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         silent, half, dripping = [await Client.connect(server) for _ in range(3)]
         again = await Client.connect(server)
@@ -197,7 +197,7 @@ def test_a_users_request_is_not_pushed_out(run: Callable[..., None]) -> None:
     run(story, HttpLimits(connections=4))
 
 
-def test_a_body_has_to_come_in_time(run: Callable[..., None]) -> None:
+def test_request_body_must_arrive_within_its_time_limit(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         for path in ("policies/%2F/p", "definitions"):
             user = await Client.connect(server)
@@ -213,7 +213,7 @@ def test_a_body_has_to_come_in_time(run: Callable[..., None]) -> None:
     run(story, HttpLimits(body_timeout_s=0.2))
 
 
-def test_too_many_requests_of_users_are_told_so(run: Callable[..., None]) -> None:
+def test_requests_above_the_limit_are_503(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         first = await Client.connect(server)
         first.send(put_policy(b"{", 100))

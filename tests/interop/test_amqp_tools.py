@@ -61,7 +61,7 @@ def test_each_message_starts_a_program(cluster: LocalCluster) -> None:
     assert amqp("delete-queue", url, "--queue=commands").strip() == "0"
 
 
-def test_a_message_that_its_program_fails_on_comes_again(cluster: LocalCluster) -> None:
+def test_message_of_a_failed_program_is_requeued(cluster: LocalCluster) -> None:
     url = cluster.urls[0]
     amqp("declare-queue", url, "--queue=failing", "--durable")
     amqp("publish", url, "--routing-key=failing", "--body=again")

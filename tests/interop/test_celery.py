@@ -67,7 +67,7 @@ def test_a_task_is_retried(tasks: Tasks) -> None:
     assert tasks.task("succeed_at_last").delay().get(WAIT_S) == 2
 
 
-def test_tasks_with_a_countdown_wait_for_it(tasks: Tasks) -> None:
+def test_tasks_with_a_countdown_run_after_it(tasks: Tasks) -> None:
     published = time.time()
     results = {delay: tasks.task("now").apply_async(countdown=delay) for delay in (2, 1)}
     for delay, result in results.items():

@@ -15,8 +15,8 @@ import pytest
 from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET
 from tests.interop.debian import debian_source, install
 from tests.interop.sources import SourceMissingError, go_source, node_clients, python_clients
-from tests.interop.test_upstream import check
 from tests.interop.upstream import (
+    check,
     known_failures,
     moved,
     run_go,
@@ -94,7 +94,7 @@ def node(cluster: LocalCluster) -> ClusterNode:
     ids=["cloudamqp-client", "amqp-connection-manager", "rascal"],
 )
 @pytest.mark.skipif(shutil.which("npm") is None, reason="no Node.js here: apt-get install nodejs npm")
-def test_a_node_client_does_all_that_it_offers(
+def test_node_client_passes_our_tests(
     node: ClusterNode, tmp_path: Path, program: str, passed_min: int
 ) -> None:
     settings = {
@@ -108,7 +108,7 @@ def test_a_node_client_does_all_that_it_offers(
 
 
 @pytest.mark.parametrize(("program", "passed_min"), [("puka_tests.py", 10), ("faststream_tests.py", 8)])
-def test_a_python_client_does_all_that_it_offers(
+def test_python_client_passes_our_tests(
     node: ClusterNode, tmp_path: Path, program: str, passed_min: int
 ) -> None:
     outcome = run_pytest(

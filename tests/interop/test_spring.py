@@ -121,7 +121,7 @@ def running(jar: Path, cluster: LocalCluster) -> Generator[Program]:
             process.kill()
 
 
-def test_spring_listeners_go_on_when_nodes_are_killed() -> None:
+def test_spring_listeners_continue_when_nodes_are_killed() -> None:
     jar = built()
     with LocalCluster(3) as cluster, running(jar, cluster) as program:
         program.wait_all_go_on("at the start")

@@ -19,8 +19,9 @@ from tests.interop.sources import SourceMissingError, amqplib_source, go_source,
 from tests.interop.upstream import (
     Known,
     Outcome,
+    check,
+    in_part,
     known_failures,
-    matching,
     run_command,
     run_go,
     run_maven,
@@ -208,20 +209,6 @@ def run_unpacked(
         packages=packages,
     )
     check(outcome, known if suite.is_whole else in_part(known, outcome), suite.passed_min)
-
-
-def in_part(known: Sequence[Known], outcome: Outcome) -> list[Known]:
-    names = [*outcome.passed, *outcome.failed, *outcome.skipped]
-    return [
-        Known([pattern for pattern in entry.tests if matching(pattern, names)], entry.because, entry.run)
-        for entry in known
-    ]
-
-
-def check(outcome: Outcome, known: Sequence[Known], passed_min: int) -> None:
-    complaints = outcome.judge(known)
-    assert not complaints, "\n".join(complaints)
-    assert len(outcome.passed) >= passed_min
 
 
 def test_unexpected_outcome_of_a_test_is_reported() -> None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from tests.interop.sources import GO_ENVIRONMENT
+from tests.interop.wildcards import matching
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,14 +82,23 @@ class Outcome:
         return complaints
 
 
+def in_part(known: Sequence[Known], outcome: Outcome) -> list[Known]:
+    names = [*outcome.passed, *outcome.failed, *outcome.skipped]
+    return [
+        Known([pattern for pattern in entry.tests if matching(pattern, names)], entry.because, entry.run)
+        for entry in known
+    ]
+
+
+def check(outcome: Outcome, known: Sequence[Known], passed_min: int) -> None:
+    complaints = outcome.judge(known)
+    assert not complaints, "\n".join(complaints)
+    assert len(outcome.passed) >= passed_min
+
+
 def known_failures(suite: str) -> list[Known]:
     table = tomllib.loads((HERE / "known_failures.toml").read_text())
     return [Known(**entry) for entry in table.get(suite, [])]
-
-
-def matching(pattern: str, names: Sequence[str]) -> set[str]:
-    wanted = re.compile(".*".join(re.escape(part) for part in pattern.split("*")))
-    return {name for name in names if wanted.fullmatch(name)}
 
 
 def unaccounted(
@@ -121,9 +131,9 @@ def run_pytest(
 
     `packages`: a directory of packages that are not in the environment.
     """
-    command = [sys.executable, "-m", "pytest", "-v", "-c", os.devnull, "--rootdir", str(directory)]
-    command += ["-W", "ignore", "-p", "pytest_timeout", f"--timeout={TEST_TIMEOUT_S}"]
-    command += ["-p", "no:cacheprovider", f"--junit-xml={report}", *options, *tests]
+    command = [sys.executable, "-m", "pytest", "-v", "-c", os.devnull, f"--rootdir={directory}"]
+    command += [f"--confcutdir={directory}", "-p", "pytest_timeout", f"--timeout={TEST_TIMEOUT_S}"]
+    command += ["-W", "ignore", "-p", "no:cacheprovider", f"--junit-xml={report}", *options, *tests]
     settings = {
         "PYTHONPATH": os.pathsep.join(
             [str(PLUGINS), *([str(packages)] if packages else []), os.environ.get("PYTHONPATH", "")]

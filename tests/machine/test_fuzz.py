@@ -813,7 +813,7 @@ class Chance(Random):
 @pytest.mark.slow
 @pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(settings.default.max_examples // 10))
-def test_nor_does_a_long_life_among_absurd_commands(seed: int) -> None:
+def test_long_life_with_absurd_commands_does_not_raise(seed: int) -> None:
     absurd_life(seed)
 
 

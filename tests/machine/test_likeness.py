@@ -42,7 +42,7 @@ def eventful() -> QueueMachine:
     return driver.machine
 
 
-def test_a_machine_is_like_those_that_were_loaded_from_it() -> None:
+def test_loaded_machine_has_no_differences_from_its_source() -> None:
     machine = eventful()
     assert differences(machine, reloaded(machine)) == []
     assert differences(machine, reloaded(reloaded(machine))) == []

@@ -103,7 +103,7 @@ def test_credit_does_not_grow_beyond_its_limit() -> None:
     reloaded(driver.machine)
 
 
-def test_a_long_chain_of_auto_delete_exchanges_goes_at_once() -> None:
+def test_long_chain_of_auto_delete_exchanges_is_deleted_at_once() -> None:
     driver = Driver()
     links = 3_000
     names = [f"x{link}" for link in range(links)]
@@ -139,7 +139,7 @@ def test_users_are_put_replaced_and_deleted() -> None:
     assert [tuple(user) for user in machine.users.values()] == [("u", b"t", b"3", [], "sha256")]
 
 
-def test_the_predeclared_exchanges_are_there() -> None:
+def test_predeclared_exchanges_exist() -> None:
     machine = reloaded(QueueMachine())
     assert {name: exchange.type for name, exchange in machine.vhosts["/"].exchanges.items()} == {
         "": "direct",

@@ -362,7 +362,7 @@ def test_machine_agrees_with_the_oracle_after_every_entry(
 @pytest.mark.slow
 @pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(1, 1 + settings.default.max_examples // 12))
-def test_so_it_is_in_a_long_life(seed: int) -> None:
+def test_machine_agrees_with_the_oracle_in_a_long_run(seed: int) -> None:
     """Hypothesis finds short stories; these are long enough for ranges to be split, returned and split again."""
     live(seed, 80)
 

@@ -49,7 +49,7 @@ def bodies(messages: list[Browsed]) -> list[bytes]:
     return [message.body for message in messages]
 
 
-def test_reading_changes_nothing(broker: LoneBroker, channel: Any) -> None:
+def test_browsing_does_not_change_the_queue(broker: LoneBroker, channel: Any) -> None:
     publish(channel, b"a", b"b", b"c")
     before = broker.machine.digest()
     assert bodies(page(broker)) == bodies(page(broker)) == [b"a", b"b", b"c"]
@@ -67,7 +67,7 @@ def test_a_page_is_the_range_that_was_asked_for(
     assert [message.offset for message in found] == list(range(3))[offset : offset + count]
 
 
-def test_many_messages_of_one_batch_are_read_in_steps(broker: LoneBroker, channel: Any) -> None:
+def test_many_messages_of_a_batch_are_read_in_steps(broker: LoneBroker, channel: Any) -> None:
     count = 3 * STEP_MESSAGES + 1
     numbers = [b"%d" % number for number in range(count)]
     publish(channel, *numbers)
@@ -85,9 +85,7 @@ def test_a_message_has_the_properties_it_was_published_with(broker: LoneBroker, 
     assert (properties.delivery_mode, properties.priority) == (2, 3)
 
 
-def test_messages_come_in_the_order_of_delivery_and_say_how_often_they_were_delivered(
-    broker: LoneBroker, channel: Any
-) -> None:
+def test_messages_are_in_delivery_order_with_their_counts(broker: LoneBroker, channel: Any) -> None:
     publish(channel, b"a", b"b")
     publish(channel, b"high", priority=9)
     tag = channel.basic_get("q")[0].delivery_tag  # high
@@ -102,14 +100,14 @@ def test_messages_come_in_the_order_of_delivery_and_say_how_often_they_were_deli
     assert bodies(page(broker, 1, 2)) == [b"higher", b"a"]
 
 
-def test_messages_that_are_checked_out_or_delayed_are_not_there(broker: LoneBroker, channel: Any) -> None:
+def test_unacked_and_delayed_messages_are_not_browsed(broker: LoneBroker, channel: Any) -> None:
     publish(channel, b"a", b"b")
     publish(channel, b"later", headers={"x-delay": 60_000})
     channel.basic_get("q")
     assert bodies(page(broker)) == [b"b"]
 
 
-def test_a_dead_letter_tells_what_befell_it(broker: LoneBroker, channel: Any) -> None:
+def test_dead_letter_shows_its_x_death_header(broker: LoneBroker, channel: Any) -> None:
     arguments = QUORUM | {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
     channel.queue_declare("source", durable=True, arguments=arguments)
     channel.basic_publish("", "source", b"dead", pika.BasicProperties(expiration="60000"))
@@ -126,16 +124,14 @@ def test_a_dead_letter_tells_what_befell_it(broker: LoneBroker, channel: Any) ->
     ]
 
 
-def test_a_page_ends_before_it_has_too_many_octets_but_has_one_message(
-    broker: LoneBroker, channel: Any
-) -> None:
+def test_page_ends_at_its_size_limit_but_has_a_message(broker: LoneBroker, channel: Any) -> None:
     publish(channel, b"aaa", b"bbb", b"ccc")
     assert bodies(page(broker, bytes_max=6)) == [b"aaa", b"bbb"]
     assert bodies(page(broker, bytes_max=5)) == [b"aaa"]
     assert bodies(page(broker, bytes_max=1)) == [b"aaa"]
 
 
-def test_messages_that_are_gone_are_passed_over(broker: LoneBroker, channel: Any) -> None:
+def test_deleted_messages_are_skipped(broker: LoneBroker, channel: Any) -> None:
     publish(channel, b"a", b"b", b"c", b"d")
     entries = sorted(broker.group.entries)[-4:]
     broker.call(broker.lose_messages, entries[2])
@@ -169,7 +165,7 @@ class OneMessage:
         asyncio.get_running_loop().call_soon(done)
 
 
-def test_nothing_that_was_read_has_to_be_looked_for() -> None:
+def test_browsed_messages_leave_no_reference_cycle() -> None:
     """A circle would stay until memory is short, and grow with each request by all that it was answered with."""
     entries: Any = OneMessage()
     part = Range(1, 0, 1)

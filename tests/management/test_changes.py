@@ -31,7 +31,7 @@ async def outcomes(broker: LoneBroker, *changes: Any) -> list[BaseException | No
     return await asyncio.gather(*map(made.apply, changes), return_exceptions=True)
 
 
-def test_of_changes_at_one_time_the_last_one_stays_and_all_were_made(broker: LoneBroker) -> None:
+def test_last_of_concurrent_changes_wins_and_all_succeed(broker: LoneBroker) -> None:
     changes = [*map(policy, range(6)), *(PutUser("u", b"s", b"h", [f"t{number}"]) for number in range(6))]
     assert broker.await_on_loop(outcomes(broker, *changes)) == [None] * 12
     policies = broker.machine.vhosts["/"].policies
@@ -40,7 +40,7 @@ def test_of_changes_at_one_time_the_last_one_stays_and_all_were_made(broker: Lon
     assert broker.machine.users["u"].tags == ["t5"]
 
 
-def test_what_goes_with_its_virtual_host_was_not_made(broker: LoneBroker) -> None:
+def test_change_in_a_deleted_virtual_host_is_refused(broker: LoneBroker) -> None:
     vhost = PutVhost("v", "", [], "")
     told = broker.await_on_loop(outcomes(broker, vhost, policy(1, "v"), DeleteVhost("v")))
     assert told[::2] == [None, None] or isinstance(told[0], Unavailable)
@@ -48,7 +48,7 @@ def test_what_goes_with_its_virtual_host_was_not_made(broker: LoneBroker) -> Non
     assert "no vhost 'v': it was deleted meanwhile" in told[1].explanation
 
 
-def test_nobody_is_told_that_something_is_done_that_the_node_had_to_give_up(broker: LoneBroker) -> None:
+def test_change_of_an_evicted_node_is_reported_as_unknown(broker: LoneBroker) -> None:
     async def evicted() -> list[BaseException | None]:
         broker.group.holding = True
         waiting = asyncio.ensure_future(outcomes(broker, policy(1)))

@@ -31,12 +31,12 @@ def noted(samples: int, *, step_s: int = 5, each: int = 10) -> NumberHistory:
     return kept
 
 
-def test_counts_are_told_as_rates_and_values_as_they_were() -> None:
+def test_history_returns_counts_as_rates_and_values_unchanged() -> None:
     told = noted(4).since(900, 15_000)
     assert told == {"times": [5000, 10_000, 15_000], "published": [2, 2, 2], "ready": [1, 2, 3]}
 
 
-def test_a_count_that_begins_anew_is_no_negative_rate() -> None:
+def test_counter_reset_gives_no_negative_rate() -> None:
     kept = noted(3)
     kept.record(15_000, Numbers(5, 0))
     assert kept.newest() == {"time": 15_000, "published": 0, "ready": 0}
@@ -125,7 +125,7 @@ def test_a_history_shows_no_more_than_the_lists_do(node: Node[MachineManagement]
     assert node.api("history?vhost=%2F&name=a", user="nobody").status == 404
 
 
-def test_a_thing_that_is_gone_has_no_history_any_more(node: Node[MachineManagement]) -> None:
+def test_deleted_object_has_no_history(node: Node[MachineManagement]) -> None:
     node.management.machine.vhosts["/"].queues.pop("a")
     asyncio.run(node.management.charts.sample())
     assert ("queue", "/", "a") not in dict(node.management.charts._histories.all())

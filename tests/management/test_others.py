@@ -50,7 +50,7 @@ def numbered(rows: list[Any]) -> node_queries.AnswerRows:
     return after
 
 
-def test_a_topic_is_told() -> None:
+def test_peer_answers_a_topic() -> None:
     two = Two()
     two.asked.answer("sum", lambda one, other: {"sum": one + other})
     assert two.told("sum", 1, 2) == {"sum": 3}
@@ -67,14 +67,14 @@ def test_a_topic_is_told() -> None:
     ],
     ids=["none", "one_part", "some_parts", "large", "as_large_as_an_answer"],
 )
-def test_all_rows_are_told_once_and_in_order(rows: list[Any]) -> None:
+def test_all_rows_are_returned_once_and_in_order(rows: list[Any]) -> None:
     two = Two()
     two.asked.answer_rows("rows", numbered(rows))
     assert two.rows("rows") == {"b": rows}
 
 
 @pytest.mark.parametrize("size", [1, ANSWER_BYTES_MAX // 7])
-def test_some_rows_are_told_once_and_in_order(size: int) -> None:
+def test_requested_rows_are_returned_once_and_in_order(size: int) -> None:
     """Those that there are; in one answer no more than it holds."""
     two, count = Two(), 2 * node_queries.PART_ROWS_MAX + 10
     rows = {number: f"{number} {'x' * size}" for number in range(0, count, 20)}
@@ -118,7 +118,7 @@ def test_a_row_that_no_answer_holds_is_left_out() -> None:
     assert two.rows("rows") == {"b": [1, 2]}
 
 
-def test_who_does_not_know_a_topic_or_fails_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_or_failing_topic_has_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     two = Two()
     two.asked.answer("wrong", lambda: 1 // 0)
     assert two.told("unheard of") is None
@@ -127,7 +127,7 @@ def test_who_does_not_know_a_topic_or_fails_tells_nothing(caplog: pytest.LogCapt
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_an_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unanswered_query_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_queries, "ANSWER_WAIT_S", 0.01)
     two = Two()
     two.asked.answer("one", lambda: 1)

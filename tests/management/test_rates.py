@@ -44,14 +44,14 @@ def rates(queue: Queue) -> Rates:
     return rates
 
 
-def test_a_rate_is_what_happened_since_the_sample_before_the_last(queue: Queue, rates: Rates) -> None:
+def test_rate_covers_the_time_since_the_last_but_first_sample(queue: Queue, rates: Rates) -> None:
     queue.tally.published, queue.tally.acknowledged = 60, 30
     found = per_second(rates, queue, T0 + 6000)
     assert (found["publish"], found["ack"], found["get"]) == (10.0, 5.0, 0.0)
     assert list(found) == list(QueueNumbers._fields)
 
 
-def test_what_happened_long_ago_is_forgotten(queue: Queue, rates: Rates) -> None:
+def test_old_samples_do_not_count(queue: Queue, rates: Rates) -> None:
     queue.tally.published = 60
     sample(rates, queue, T0 + 10_000)
     sample(rates, queue, T0 + 15_000)
@@ -66,7 +66,7 @@ def test_a_queue_without_samples_has_no_rates(queue: Queue) -> None:
     assert set(per_second(rates, queue, T0 + 1).values()) == {0.0}
 
 
-def test_a_count_that_began_anew_is_no_negative_rate(queue: Queue) -> None:
+def test_counter_reset_gives_no_negative_rate(queue: Queue) -> None:
     rates = Rates()
     queue.tally.published = 60
     sample(rates, queue, T0)
@@ -74,7 +74,7 @@ def test_a_count_that_began_anew_is_no_negative_rate(queue: Queue) -> None:
     assert per_second(rates, queue, T0 + 5000)["publish"] == 0.0
 
 
-def test_queues_that_are_gone_are_forgotten(queue: Queue, rates: Rates) -> None:
+def test_deleted_queues_are_forgotten(queue: Queue, rates: Rates) -> None:
     rates.end_pass()
     assert rates.last(queue.number) is not None
     rates.end_pass()
@@ -94,7 +94,7 @@ def test_a_queue_without_consumers_has_no_capacity(queue: Queue, rates: Rates) -
     assert rates.capacity(queue, T0 + 6000) == 0.0
 
 
-def test_idle_consumers_are_all_capacity(queue: Queue, rates: Rates) -> None:
+def test_idle_consumers_have_full_capacity(queue: Queue, rates: Rates) -> None:
     assert rates.capacity(queue, T0 + 6000) == 1.0
     assert Rates().capacity(queue, T0) == 1.0
 
@@ -110,7 +110,7 @@ def test_idle_consumers_are_all_capacity(queue: Queue, rates: Rates) -> None:
         (0, T0 + 90_000, 1.0),
     ],
 )
-def test_capacity_is_the_part_of_the_time_in_which_messages_need_not_wait(
+def test_capacity_is_the_share_of_time_without_waiting_messages(
     queue: Queue, waited_ms: int, waiting_since_ms: int, capacity: float
 ) -> None:
     rates = Rates()
@@ -120,6 +120,6 @@ def test_capacity_is_the_part_of_the_time_in_which_messages_need_not_wait(
     assert rates.capacity(queue, T0 + 10_000) == capacity
 
 
-def test_a_new_queue_whose_messages_wait_has_no_capacity(queue: Queue) -> None:
+def test_new_queue_with_waiting_messages_has_no_capacity(queue: Queue) -> None:
     queue.waiting_since_ms = T0
     assert Rates().capacity(queue, T0 + 1) == 0.0

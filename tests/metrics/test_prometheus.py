@@ -136,7 +136,7 @@ def test_a_node_that_cannot_judge_its_clock_shows_no_offset() -> None:
     assert "rabbitmq_clock_offset_seconds" not in scrape(Counters(), clock_offset_s=None)
 
 
-def test_what_is_the_same_at_every_node_is_shown_by_the_leader_alone() -> None:
+def test_cluster_wide_metrics_are_shown_only_by_the_leader() -> None:
     shown = scrape(Counters(), totals=None)
     assert "rabbitmq_connections" in shown
     assert {name for name in scrape(Counters()) if name not in shown} == {
@@ -150,7 +150,7 @@ def test_what_is_the_same_at_every_node_is_shown_by_the_leader_alone() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[10], [100, 99], [100, 101, 5000], [10**6] * 3 + [1]])
-def test_sizes_are_counted_in_the_least_class_that_holds_them(sizes: list[int]) -> None:
+def test_sizes_are_counted_in_the_smallest_fitting_class(sizes: list[int]) -> None:
     counted = SizeHistogram()
     counted.add([bytes(size) for size in sizes])
     shown = scrape(Counters(message_sizes=counted))
@@ -217,7 +217,7 @@ def test_direct_replies_are_delivered_messages_of_their_own() -> None:
         assert shown[f'rabbitmq_global_messages_{name}_total{{{labels}"rabbit_volatile_queue"}}'] == 5
 
 
-def test_delays_are_counted_by_the_least_bound_that_they_do_not_exceed() -> None:
+def test_delays_are_counted_in_the_smallest_fitting_bucket() -> None:
     shown = scrape(Counters())
     buckets = {
         bound: shown[f'rabbitmq_loop_delay_seconds_bucket{{le="{bound}"}}'] for bound in ("0.0005", "0.001")

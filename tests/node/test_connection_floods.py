@@ -105,7 +105,7 @@ def files_of(node: ClusterNode) -> int:
     ],
     ids=["half a request", "silence over HTTP", "half a header", "no login", "silent peers"],
 )
-def test_a_node_and_its_clients_outlive_a_flood(
+def test_node_and_its_clients_survive_a_connection_flood(
     cluster: LocalCluster, port: Callable[[ClusterNode], int], first: bytes
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -139,7 +139,7 @@ def metrics(node: ClusterNode) -> str:
     return asyncio.run(ask())
 
 
-def test_right_logins_are_answered_while_others_from_the_same_address_fail(cluster: LocalCluster) -> None:
+def test_valid_logins_are_answered_while_100_clients_fail(cluster: LocalCluster) -> None:
     """100 clients that log in again and again with an old password, and as many over HTTP."""
     node, is_over = cluster.nodes[0], threading.Event()
     failures: list[float] = []
@@ -173,7 +173,7 @@ def test_right_logins_are_answered_while_others_from_the_same_address_fail(clust
     assert len(failures) >= 100
 
 
-def test_over_http_too_many_failures_at_a_time_are_told_so(cluster: LocalCluster) -> None:
+def test_too_many_failed_logins_over_http_are_throttled(cluster: LocalCluster) -> None:
     node = cluster.nodes[1]
     url = f"http://127.0.0.1:{node.http_port}/api/whoami"
 
@@ -198,7 +198,7 @@ def test_over_http_too_many_failures_at_a_time_are_told_so(cluster: LocalCluster
     assert all((retry_after is not None) is (status == 429) for status, retry_after in answers)
 
 
-def test_a_node_with_far_too_few_files_says_so_in_one_line(tmp_path: Path) -> None:
+def test_node_with_too_few_file_descriptors_does_not_start(tmp_path: Path) -> None:
     with contextlib.suppress(testing.ClusterError), few_files(LEAST - 1), LocalCluster(1, tmp_path):
         pass
     *_, last = (tmp_path / "n1" / "log").read_text().splitlines()

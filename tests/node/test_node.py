@@ -75,7 +75,7 @@ def run() -> str:
 
 
 @pytest.mark.usefixtures("fakes")
-def test_a_node_with_a_damaged_log_starts_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_node_with_a_damaged_log_starts_again(caplog: pytest.LogCaptureFixture) -> None:
     FakeNode.failures = [(0, DAMAGE), (0, THE_END)]
     assert run() == str(THE_END)
     assert FakeNode.events == ["start", "stop", "collect", "start", "stop"]
@@ -83,7 +83,7 @@ def test_a_node_with_a_damaged_log_starts_anew(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.usefixtures("fakes")
-def test_a_node_that_finds_its_log_damaged_again_and_again_gives_up() -> None:
+def test_node_with_a_repeatedly_damaged_log_stops() -> None:
     FakeNode.failures = [(0, DAMAGE)] * 10
     assert run() == f"data: the log is damaged again and again, so look at the disk: {DAMAGE}"
     assert FakeNode.events.count("stop") == FakeNode.events.count("start") == 1 + node.REPAIRS_MAX
@@ -113,7 +113,7 @@ def failing_with_the_loop() -> Failure:
         ({}, "node n1 stops: RuntimeError: nothing handles: "),
     ],
 )
-def test_the_last_line_of_a_node_tells_the_cause_whatever_the_loop_knows_of_it(
+def test_last_log_line_of_a_node_gives_the_cause(
     caplog: pytest.LogCaptureFixture, context: dict[str, Any], line: str
 ) -> None:
     async def story() -> None:
@@ -127,7 +127,7 @@ def test_the_last_line_of_a_node_tells_the_cause_whatever_the_loop_knows_of_it(
     assert all(repr(value) in caplog.text or str(value) in caplog.text for value in context.values())
 
 
-def test_a_connection_that_fails_after_it_was_given_up_ends_no_node(caplog: pytest.LogCaptureFixture) -> None:
+def test_cancelled_connection_that_fails_later_ends_no_node(caplog: pytest.LogCaptureFixture) -> None:
     """As uvloop leaves behind an attempt to connect with TLS that is cancelled before the handshake begins."""
 
     async def fail() -> None:
@@ -188,7 +188,7 @@ def test_memory_is_read_without_a_new_file() -> None:
         assert memory.resident_bytes() > 0
 
 
-def test_nobody_waits_for_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_memory_raises_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the heap keeps is given back before it is called too much, at once and again after a while."""
     mib = 1 << 20
     limits = dataclasses.replace(CONFIG.limits, memory_high_watermark_bytes=100 * mib)
@@ -231,7 +231,7 @@ def test_nobody_waits_for_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -
     assert not is_low(80, 40), "it takes little"
 
 
-def test_rates_that_cannot_be_told_do_not_end_a_node(
+def test_failing_watch_of_rates_does_not_end_a_node(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def watch() -> None:
@@ -249,7 +249,7 @@ def test_rates_that_cannot_be_told_do_not_end_a_node(
     assert "ValueError: of ours" in caplog.text
 
 
-def test_a_log_of_another_version_of_the_state_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_log_of_an_unsupported_state_version_is_refused(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
     disk.make_directory("groups/0")
     owner = Owner(CONFIG.cluster_name, CONFIG.name, 0)
@@ -276,15 +276,13 @@ def test_a_log_of_another_version_of_the_state_is_refused_in_one_line(tmp_path: 
         ),
     ],
 )
-def test_a_host_that_nobody_could_look_up_is_refused_in_one_line(
-    tmp_path: Path, change: dict[str, Any], line: str
-) -> None:
+def test_invalid_host_name_is_refused(tmp_path: Path, change: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         asyncio.run(node.run(dataclasses.replace(CONFIG, data_dir=tmp_path, **change)))
     assert str(caught.value).startswith(line)
 
 
-def test_a_damaged_log_that_nobody_can_repair_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_damaged_log_without_a_copy_is_refused(tmp_path: Path) -> None:
     with LocalCluster(nodes=1, directory=tmp_path) as cluster:
         [member] = cluster.nodes
         member.kill()
@@ -326,7 +324,7 @@ def test_a_stop_in_good_order_leaves_a_checkpoint_of_everything(tmp_path: Path) 
         assert [queue["messages"] for queue in member.queues()] == [10]
 
 
-def test_a_node_that_reads_something_damaged_is_repaired_while_it_runs(
+def test_node_that_reads_damage_is_repaired_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, size = 60, 50_000
@@ -371,7 +369,7 @@ def test_a_node_that_reads_something_damaged_is_repaired_while_it_runs(
         (None, None, "no leader is known: no leader: the members elect one"),
     ],
 )
-def test_a_node_that_serves_nobody_says_whom_it_has_no_connection_with(
+def test_node_that_does_not_serve_names_missing_connections(
     under_repair: str | None, apart: str | None, why: str
 ) -> None:
     """One with a new directory that was told of a cluster which is gone has to be started again to join another."""
@@ -385,7 +383,7 @@ def test_a_node_that_serves_nobody_says_whom_it_has_no_connection_with(
     assert Readiness("n1", group, links, maintenance).why_not() == why
 
 
-def test_a_node_that_begins_a_cluster_of_its_own_says_so_once(tmp_path: Path) -> None:
+def test_node_that_founds_a_cluster_logs_it_once(tmp_path: Path) -> None:
     """It may be one that has lost its disk, and whose file does not say any more which cluster it was of."""
     with LocalCluster(nodes=1, directory=tmp_path) as cluster:
         [only] = cluster.nodes

@@ -48,7 +48,7 @@ def test_a_node_serves_when_rounds_are_short_or_get_no_shorter(
     assert len(cluster.rounds_s) == left
 
 
-def test_a_node_that_was_given_up_meanwhile_does_not_serve_before_it_is_taken_up_again() -> None:
+def test_evicted_node_serves_only_after_catching_up_again() -> None:
     cluster = Cluster(15.0, [0.0, 9.0])
     applied = cluster.have_applied
 

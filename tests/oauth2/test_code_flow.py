@@ -46,7 +46,7 @@ class Issuer:
         ("a:b", ["client_secret_post"], "a:b", {}),
     ],
 )
-def test_the_secret_is_where_the_issuer_takes_it(
+def test_client_secret_is_sent_as_the_issuer_accepts_it(
     secret: str | None, methods: Any, in_form: str | None, headers: dict[str, str]
 ) -> None:
     issuer = Issuer(methods)

@@ -158,9 +158,7 @@ def test_user_logs_in_in_two_tabs_at_once(node: ClusterNode, provider: OpenIdPro
     assert list(browser.cookies) == [f"qq-session-{node.http_port}"]
 
 
-def test_a_browser_keeps_the_last_logins_that_it_has_begun(
-    node: ClusterNode, provider: OpenIdProvider
-) -> None:
+def test_browser_keeps_its_last_8_begun_logins(node: ClusterNode, provider: OpenIdProvider) -> None:
     browser = Browser(node)
     begun = [browser.come_back() for _ in range(10)]
     assert len(browser.cookies) == 8
@@ -192,9 +190,7 @@ def refusal(node: ClusterNode, browser: Browser, url: str) -> str:
     return line.partition("is refused: ")[2].strip()
 
 
-def test_a_browser_comes_back_that_has_not_begun_to_log_in(
-    node: ClusterNode, provider: OpenIdProvider
-) -> None:
+def test_callback_without_a_begun_login_is_refused(node: ClusterNode, provider: OpenIdProvider) -> None:
     """An attacker has a victim's browser go to the address with the attacker's code, or the other way round."""
     attacker, victim = Browser(node), Browser(node)
     back = attacker.come_back()
@@ -210,7 +206,7 @@ def test_a_browser_comes_back_that_has_not_begun_to_log_in(
         assert "(state)" in refusal(node, forged, back)
 
 
-def test_a_code_is_good_in_its_own_round_only(node: ClusterNode, provider: OpenIdProvider) -> None:
+def test_code_is_valid_only_in_its_own_login(node: ClusterNode, provider: OpenIdProvider) -> None:
     browser, other = Browser(node), Browser(node)
     mine, theirs = browser.come_back(), other.come_back()
     code = parse_qs(urlsplit(theirs).query)["code"][0]
@@ -250,7 +246,7 @@ def test_the_issuer_refuses(node: ClusterNode, provider: OpenIdProvider) -> None
         ({"key": new_key(), "algorithm": "ES256"}, "key"),
     ],
 )
-def test_an_id_token_that_is_not_good(
+def test_invalid_id_token_is_refused(
     node: ClusterNode, provider: OpenIdProvider, id_claims: dict[str, Any], said: str
 ) -> None:
     provider.id_claims = id_claims

@@ -109,7 +109,7 @@ def test_a_virtual_host_has_to_be_in_a_scope(
         connect(node, issuer.token(*scopes), vhost)
 
 
-def test_a_token_that_is_not_good_is_a_wrong_password(node: ClusterNode, issuer: Issuer) -> None:
+def test_invalid_token_is_refused_like_a_wrong_password(node: ClusterNode, issuer: Issuer) -> None:
     for bad in (issuer.token(*ALL, lifetime_s=-9), issuer.token(*ALL, key=new_key()), "eyJ.x.y"):
         with pytest.raises(pika.exceptions.ProbableAuthenticationError):
             connect(node, bad)
@@ -160,7 +160,7 @@ def test_a_new_token_renews_a_connection_and_its_permissions(node: ClusterNode, 
         ({"scope": ""}, "access to vhost '/' refused for user 'ann'"),
     ],
 )
-def test_a_new_token_that_is_not_good_ends_the_connection(
+def test_invalid_new_token_closes_the_connection(
     node: ClusterNode, issuer: Issuer, claims: dict[str, Any], said: str
 ) -> None:
     with connect(node, issuer.token(*ALL)) as connection:
@@ -191,7 +191,7 @@ def test_token_decides_whoami_and_visible_vhosts(node: ClusterNode, issuer: Issu
     assert ask(node, "whoami", "nonsense")[0] == 401
 
 
-def test_permissions_over_http_are_those_of_the_scopes(node: ClusterNode, issuer: Issuer) -> None:
+def test_scopes_decide_permissions_over_http(node: ClusterNode, issuer: Issuer) -> None:
     token = issuer.token(
         "tag:management", "configure:%2F/h*", "read:%2F/h*", "write:%2F/h*", "write:%2F/amq.default"
     )
@@ -235,7 +235,7 @@ def test_an_administrator_by_token(node: ClusterNode, issuer: Issuer) -> None:
 # --- keys
 
 
-def test_a_new_key_of_the_issuer_is_fetched_when_it_is_used(node: ClusterNode, issuer: Issuer) -> None:
+def test_new_key_of_the_issuer_is_fetched_on_use(node: ClusterNode, issuer: Issuer) -> None:
     ask(node, "whoami", issuer.token(*ALL))
     issuer.keys["new"] = new_key()
     deadline_s = time.monotonic() + 15  # the issuer may have been asked a moment ago

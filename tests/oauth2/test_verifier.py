@@ -91,7 +91,7 @@ def test_node_imports_oauth2_and_tracing_only_when_configured() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_a_node_without_the_library_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jwt_library_is_reported_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("qq.oauth2")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jwt", None)
@@ -133,7 +133,7 @@ def test_a_token_vouches_for_its_user(pem_file: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_token_that_is_not_good_says_why(pem_file: Path, claims: dict[str, Any], why: str) -> None:
+def test_invalid_token_gives_its_reason(pem_file: Path, claims: dict[str, Any], why: str) -> None:
     text = token(**claims)
     with pytest.raises(InvalidToken) as invalid:
         good(static(pem_file), text)
@@ -159,7 +159,7 @@ def test_altered_token_fails_its_signature_check(pem_file: Path) -> None:
         good(static(pem_file), ".".join((one[0], other[1], one[2])))
 
 
-def test_the_settings_say_which_claims_count(pem_file: Path) -> None:
+def test_settings_decide_which_claims_count(pem_file: Path) -> None:
     text = token("read:a", aud=["x", SERVICE], email="ann@example.org", client_id="app", sub=None)
     assert good(static(pem_file), text).name == "app"
     preferred = static(pem_file, preferred_username_claims=("nothing", "email"))
@@ -225,7 +225,7 @@ def test_unknown_keys_do_not_each_cost_a_request_to_the_issuer(issuer: Issuer) -
     assert issuer.asked == ["/keys"]
 
 
-def test_keys_that_are_old_are_fetched_again(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_keys_are_fetched_again(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "ASK_AGAIN_S", 0.0)
     monkeypatch.setattr(keys, "FRESH_S", 0.0)
 
@@ -275,7 +275,7 @@ def test_issuer_is_reached_while_40_name_lookups_hang(
         answers.set()
 
 
-def test_the_issuer_tells_where_its_keys_are(issuer: Issuer) -> None:
+def test_keys_are_found_by_issuer_discovery(issuer: Issuer) -> None:
     [user] = judge(settings(issuer=issuer.url), issuer.token(iss=issuer.url))
     assert isinstance(user, TokenUser)
     assert issuer.asked == ["/.well-known/openid-configuration", "/keys"]
@@ -336,7 +336,7 @@ def test_answer_without_keys_is_reported(
 
 
 @pytest.mark.parametrize("told", ['"http://elsewhere/keys"', "7"])
-def test_an_issuer_cannot_send_the_node_where_there_is_no_tls(issuer: Issuer, told: str) -> None:
+def test_keys_at_a_url_without_tls_are_not_fetched(issuer: Issuer, told: str) -> None:
     document = f'{{"issuer": "{issuer.url}", "jwks_uri": {told}}}'.encode()
     issuer.answer = lambda _: (200, document)
     [nobody] = judge(settings(issuer=issuer.url), issuer.token(iss=issuer.url))

@@ -1,7 +1,7 @@
 """The browser that the tests of the management page drive: Chromium and its driver, found or brought.
 
-    python tests/page/chromium.py             prints where they are
-    python tests/page/chromium.py --install   brings them first if there are none; as root, on Debian and Ubuntu
+    python -m tests.page.chromium             prints where they are
+    python -m tests.page.chromium --install   brings them first if there are none; as root, on Debian and Ubuntu
 
 Looked for in CHROMIUM and CHROMEDRIVER, then on PATH. Not here: what is done on the page (test_page.py,
 screenshots.py).

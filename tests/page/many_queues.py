@@ -1,6 +1,6 @@
 """The page with very many queues: how long one waits for it, and what it costs the node.
 
-    python tests/page/many_queues.py --queues 20000
+    python -m tests.page.many_queues --queues 20000
 
 Prints what it measures, and fails if an aim is missed. It takes a minute.
 """
@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import Request, urlopen
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+from aiohttp import encode_basic_auth
 
-from aiohttp import encode_basic_auth  # noqa: E402
-
-from qq.testing import ClusterNode, LocalCluster  # noqa: E402
-from tests.page.browsing import Page  # noqa: E402
-from tests.page.chromium import opened  # noqa: E402
-from tests.page.demo import QUORUM, api  # noqa: E402
+from qq.testing import ClusterNode, LocalCluster
+from tests.page.browsing import Page
+from tests.page.chromium import opened
+from tests.page.demo import QUORUM, api
 
 if TYPE_CHECKING:
     from collections.abc import Callable

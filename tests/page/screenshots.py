@@ -1,6 +1,6 @@
 """Makes the pictures of the management page that the documentation shows: docs/how-to/page/*.png.
 
-    python tests/page/screenshots.py
+    python -m tests.page.screenshots
 
 It takes some minutes, so that the charts have something to show. Not here: the cluster that is shown (demo.py).
 """
@@ -13,14 +13,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from qq.testing import LocalCluster
+from tests.page.browsing import Page
+from tests.page.chromium import opened
+from tests.page.demo import fill, traffic
+
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from qq.testing import LocalCluster  # noqa: E402
-from tests.page.browsing import Page  # noqa: E402
-from tests.page.chromium import opened  # noqa: E402
-from tests.page.demo import fill, traffic  # noqa: E402
-
 PLACE = ROOT / "docs" / "how-to" / "page"
 WIDTH, HEIGHT = 1280, 760
 TRAFFIC_S = 240.0

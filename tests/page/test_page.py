@@ -174,7 +174,7 @@ def test_messages_are_published_browsed_got_and_purged(page: Page, node: Cluster
     page.until(lambda: figures(page)["Ready"] == "0")
 
 
-def test_consumers_show_their_credit_and_bindings_come_and_go(page: Page, channel: Any) -> None:
+def test_consumers_show_credit_and_bindings_are_changed(page: Page, channel: Any) -> None:
     declare(channel, "consumed", 5)
     channel.basic_qos(prefetch_count=8)
     channel.basic_consume("consumed", lambda *_: None, consumer_tag="reader")
@@ -194,7 +194,7 @@ def test_consumers_show_their_credit_and_bindings_come_and_go(page: Page, channe
     page.until_reads("Only bound to the default exchange")
 
 
-def test_dead_letters_are_found_with_their_reasons(page: Page, node: ClusterNode, channel: Any) -> None:
+def test_dead_letters_are_listed_with_their_reasons(page: Page, node: ClusterNode, channel: Any) -> None:
     declare(channel, "morgue")
     dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "morgue"}
     declare(channel, "mortal", 4, **dead, **{"x-message-ttl": 1})
@@ -273,7 +273,7 @@ def test_connection_is_shown_with_its_channels_and_closed(page: Page, node: Clus
         connection.process_data_events(5)
 
 
-def test_members_lead_and_are_drained_and_awaited(page: Page, cluster: LocalCluster) -> None:
+def test_member_is_made_leader_drained_and_added(page: Page, cluster: LocalCluster) -> None:
     page.open("members")
     page.until(lambda: len(page.all(".member")) == 3)
     follower = cluster.followers()[0].name
@@ -337,7 +337,7 @@ def test_policy_previews_its_matches_and_applies_after_creation(page: Page, chan
     page.until(lambda: page.rows("Policies") == [])
 
 
-def test_definitions_go_down_and_up(page: Page, node: ClusterNode, tmp_path: Path) -> None:
+def test_definitions_are_downloaded_and_uploaded(page: Page, node: ClusterNode, tmp_path: Path) -> None:
     page.browser.execute_cdp_cmd(
         "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
     )
@@ -357,7 +357,7 @@ def test_definitions_go_down_and_up(page: Page, node: ClusterNode, tmp_path: Pat
     assert api(node, "queues/%2F/imported")["name"] == "imported"
 
 
-def test_the_page_goes_on_when_its_node_was_away(page: Page, node: ClusterNode) -> None:
+def test_page_continues_after_its_node_was_away(page: Page, node: ClusterNode) -> None:
     api(node, "queues/%2F/remembered", "PUT", {"durable": True})
     page.open("queues?name=remembered")
     page.until(lambda: page.rows("Queues"))

@@ -56,7 +56,7 @@ def is_gone(pid: int) -> bool:
     return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
-def test_what_is_forked_has_its_own_arguments_environment_output_and_status(server: ForkServer) -> None:
+def test_forked_process_has_its_own_arguments_and_status(server: ForkServer) -> None:
     process, output, errors = forked(server, "--version")
     assert (process.poll(), output.split()[-1], errors) == (0, __version__, "")
     process, output, errors = forked(server, "status", "--http", "nonsense://x", environment={"QQ_USER": "u"})
@@ -64,7 +64,7 @@ def test_what_is_forked_has_its_own_arguments_environment_output_and_status(serv
     assert (output, "nonsense" in errors) == ("", True)
 
 
-def test_another_program_than_the_command_may_be_forked(server: ForkServer, tmp_path: Path) -> None:
+def test_fork_server_starts_a_second_program(server: ForkServer, tmp_path: Path) -> None:
     with (tmp_path / "output").open("w+") as output:
         process = server.start(
             ["--help"], {}, stdout=output.fileno(), stderr=output.fileno(), program="chaos.live.faulty_node"
@@ -92,9 +92,7 @@ def test_names_and_environments_may_be_long(server: ForkServer) -> None:
     assert "xxx" in errors
 
 
-def test_a_signal_that_ends_it_is_its_status_and_comes_too_late_without_harm(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_signal_is_the_status_of_a_killed_process(server: ForkServer, tmp_path: Path) -> None:
     process = frozen(server, tmp_path)
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
@@ -113,7 +111,7 @@ def test_processes_side_by_side_end_each_with_its_own_status(server: ForkServer,
     assert waiting.wait(PATIENCE_S) == -signal.SIGTERM
 
 
-def test_a_server_takes_along_what_it_has_forked(tmp_path: Path) -> None:
+def test_nodes_end_with_their_fork_server(tmp_path: Path) -> None:
     with LocalCluster(1, tmp_path) as cluster:
         [node] = cluster.nodes
         number = node.pid
@@ -126,16 +124,14 @@ def test_a_server_takes_along_what_it_has_forked(tmp_path: Path) -> None:
         node.wait_ready()
 
 
-def test_a_node_whose_server_is_gone_before_it_begins_does_not_begin(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_node_without_its_fork_server_does_not_start(server: ForkServer, tmp_path: Path) -> None:
     environment = {PARENT_VARIABLE: "1"}
     process, _, errors = forked(server, "serve", "--config", str(tmp_path / "none"), environment=environment)
     assert process.poll() == 1
     assert "is gone" in errors
 
 
-def test_what_an_interpreter_reads_at_its_start_has_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_interpreter_environment_gets_a_new_server(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = fork_server()
     assert fork_server("n2") is not usual
     monkeypatch.setenv("PYTHONDEVMODE", "1")
@@ -146,7 +142,7 @@ def test_what_an_interpreter_reads_at_its_start_has_another_server(monkeypatch: 
     other.close()
 
 
-def test_threads_that_ask_for_a_server_at_the_same_time_have_one() -> None:
+def test_concurrent_requests_share_a_fork_server() -> None:
     barrier = threading.Barrier(4)
 
     def ask(_number: int) -> ForkServer:

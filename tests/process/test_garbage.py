@@ -62,7 +62,7 @@ class _Ring:
         self.itself = self
 
 
-def test_what_was_there_when_a_node_began_to_serve_is_found_when_it_is_garbage() -> None:
+def test_garbage_from_before_serving_is_collected() -> None:
     collector = Collector()
     ring = _Ring()
     collector.begin()

@@ -12,7 +12,7 @@ from qq.process.memory import available_bytes, give_back, group_limits, resident
 GIB = 1 << 30
 
 
-def test_what_the_process_takes_on_is_seen() -> None:
+def test_resident_memory_includes_new_mappings() -> None:
     before = resident_bytes()
     # Not from the heap, which may have kept as much of what other tests have used.
     with mmap(-1, 64 << 20) as ballast:
@@ -20,7 +20,7 @@ def test_what_the_process_takes_on_is_seen() -> None:
         assert 60 << 20 < resident_bytes() - before < 80 << 20
 
 
-def test_what_was_freed_between_what_is_kept_is_given_back() -> None:
+def test_freed_memory_between_kept_blocks_is_returned() -> None:
     give_back()
     before = resident_bytes()
     blocks = [bytes(4000) for _ in range(32_000)]

@@ -176,3 +176,10 @@ def refused(code: int, text: str) -> Generator[None]:
     with pytest.raises(closed) as caught:
         yield
     assert (caught.value.reply_code, caught.value.reply_text) == (code, text)
+
+
+def send(channel: BlockingChannel, queue: str, publisher: str, *numbers: int) -> None:
+    """Publish messages of which each has its number as body, and wait for each confirm."""
+    for number in numbers:
+        headers = {"x-publisher-id": publisher, "x-publish-seq": number}
+        channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(headers=headers))

@@ -1,6 +1,6 @@
 """The behaviour of each type of queue as a client sees it: cases for any broker, and a command that records them.
 
-    python tests/queues/queue_types.py amqp://guest:guest@HOST:PORT/ http://HOST:PORT >tests/queues/queue_types.json
+    python -m tests.queues.queue_types amqp://guest:guest@HOST:PORT/ http://HOST:PORT >tests/queues/queue_types.json
 
 records the outcomes of a RabbitMQ with its management plugin. The command makes the virtual host `queue-types` and
 deletes it. A case is a function of a broker and a kind of queue; its outcome is JSON without names of queues.

@@ -98,7 +98,7 @@ def test_failed_import_of_the_http_port_is_reported_to_the_node() -> None:
 
 
 @pytest.mark.usefixtures("to_import")
-def test_a_port_may_be_closed_before_it_has_answered() -> None:
+def test_port_closed_before_its_answer_reports_no_failure() -> None:
     async def story(port: HttpPort, failed: asyncio.Future[BaseException]) -> None:
         asked = asyncio.create_task(status(port, "/livez"))
         await asyncio.sleep(0.05)

@@ -60,7 +60,7 @@ def test_multiple_acknowledges_all_deliveries_up_to_a_tag(world: World, queue: s
     ],
     ids=["ack", "discard", "return"],
 )
-def test_tag_0_with_multiple_is_all_that_is_outstanding(
+def test_tag_0_with_multiple_settles_all_deliveries(
     world: World, queue: str, settle: Callable[[Any], None], left: list[bytes]
 ) -> None:
     channel = world.channel(2)
@@ -114,7 +114,7 @@ def test_a_tag_that_was_never_given_closes_the_channel(world: World, queue: str)
         barrier(channel)
 
 
-def test_a_delivery_must_be_acknowledged_on_its_own_channel(world: World, queue: str) -> None:
+def test_ack_on_a_different_channel_is_refused(world: World, queue: str) -> None:
     connection = world.connect(2)
     channel, foreign = connection.channel(), connection.channel()
     consumer = Taker(channel, filled(world, queue, "a"))
@@ -142,7 +142,7 @@ def test_requeued_messages_come_first_in_order_of_return(world: World, queue: st
     assert bodies_of(drain(channel, queue)) == [b"c", b"a", b"b", b"d"]
 
 
-def test_several_that_are_returned_at_once_keep_their_order(world: World, queue: str) -> None:
+def test_messages_nacked_together_keep_their_order(world: World, queue: str) -> None:
     channel = world.channel(2)
     filled(world, queue, "abcd")
     tags = [got(channel, queue, auto_ack=False).tag for _ in range(3)]
@@ -152,7 +152,7 @@ def test_several_that_are_returned_at_once_keep_their_order(world: World, queue:
 
 
 @pytest.mark.parametrize("by", ["argument", "policy", "classic"])
-def test_messages_can_come_back_to_their_original_position(world: World, queue: str, by: str) -> None:
+def test_requeued_messages_return_to_their_original_position(world: World, queue: str, by: str) -> None:
     channel = world.channel(2)
     if by == "classic":
         channel.queue_declare(queue, durable=True)
@@ -195,7 +195,7 @@ def test_held_messages_return_in_order_when_a_channel_ends(world: World, queue: 
     ]
 
 
-def test_messages_got_and_not_acknowledged_come_back_too(world: World, queue: str) -> None:
+def test_unacked_messages_of_get_return_when_the_channel_closes(world: World, queue: str) -> None:
     channel, other = world.channel(2), world.channel(1)
     filled(world, queue, "ab")
     assert [got(channel, queue, auto_ack=False).left for _ in range(2)] == [1, 0]
@@ -206,7 +206,7 @@ def test_messages_got_and_not_acknowledged_come_back_too(world: World, queue: st
 
 
 @ALSO_KILLED
-def test_recover_has_everything_delivered_again(world: World, queue: str) -> None:
+def test_recover_redelivers_all_unacked_messages(world: World, queue: str) -> None:
     channel = world.channel(2)
     consumer = Taker(channel, filled(world, queue, "abc"))
     consumer.wait(3)

@@ -35,7 +35,7 @@ def taker(channel: BlockingChannel, queue: str, prefetch: int = 0, **arguments: 
     return Taker(channel, queue, arguments=arguments)
 
 
-def test_consumers_on_different_nodes_take_turns(world: World, queue: str) -> None:
+def test_consumers_on_different_nodes_are_served_in_turn(world: World, queue: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue)
     takers = [taker(world.channel(at), queue) for at in (1, 2)]

@@ -103,7 +103,9 @@ def test_nack_without_requeue_rejects(world: World, queue: str, how: str) -> Non
 
 @pytest.mark.parametrize("by", ["argument", "policy"])
 @pytest.mark.parametrize("reason", ["expired", "maxlen", "delivery_limit"])
-def test_the_other_reasons(world: World, queue: str, reason: str, by: str) -> None:
+def test_expired_dropped_and_overdelivered_messages_have_reasons(
+    world: World, queue: str, reason: str, by: str
+) -> None:
     settings = {
         "expired": {"message-ttl": 0},
         "maxlen": {"max-length": 0},
@@ -205,7 +207,7 @@ def _all_messages(world: World, queue: str, at: int = 1) -> int:
 # Where to
 
 
-def test_without_a_dead_letter_exchange_the_message_is_gone(world: World, queue: str) -> None:
+def test_rejected_message_is_dropped_without_an_exchange(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     publish(channel, queue, "a")
@@ -214,7 +216,7 @@ def test_without_a_dead_letter_exchange_the_message_is_gone(world: World, queue:
     assert get(channel, queue) is None
 
 
-def test_to_an_exchange_that_is_not_there_the_message_is_lost(world: World, queue: str) -> None:
+def test_dead_letter_for_a_missing_exchange_is_dropped(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue, {"x-dead-letter-exchange": f"{queue}-nowhere"})
     publish(channel, queue, "a")
@@ -279,7 +281,7 @@ def test_dead_letter_routing_key_of_the_queue_replaces_all_keys(world: World, qu
     assert message.headers["x-death"][0]["routing-keys"] == ["k", "cc"]
 
 
-def test_a_dead_letter_loses_its_expiration_and_remembers_it(world: World, queue: str) -> None:
+def test_dead_letter_has_its_expiration_only_in_x_death(world: World, queue: str) -> None:
     dead = source_of(world, queue)
     publish(world.channel(1), queue, "a", expiration="30", delivery_mode=2)
     world.change_leader()

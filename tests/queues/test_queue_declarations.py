@@ -52,7 +52,7 @@ def test_line_ends_in_a_name_are_dropped(world: World, queue: str) -> None:
     ],
     ids=str,
 )
-def test_arguments_that_are_accepted_and_kept(world: World, queue: str, arguments: dict[str, Any]) -> None:
+def test_valid_arguments_are_kept(world: World, queue: str, arguments: dict[str, Any]) -> None:
     channel = world.channel(1)
     declare(channel, queue, arguments)
     world.change_leader()
@@ -110,7 +110,7 @@ def test_repeated_declaration_returns_the_queue_counts(world: World, queue: str)
         ),
     ],
 )
-def test_a_declaration_with_other_arguments_is_refused(
+def test_declaration_with_different_arguments_is_refused(
     world: World, queue: str, first: dict[str, Any], second: dict[str, Any], text: str
 ) -> None:
     channel = world.channel(1)
@@ -138,7 +138,7 @@ def test_declaration_without_the_queue_type_is_refused(world: World, queue: str)
     ],
 )
 @QUIET
-def test_a_declaration_with_other_flags_is_refused(
+def test_declaration_with_different_flags_is_refused(
     world: World, queue: str, flags: dict[str, bool], field: str, received: str
 ) -> None:
     channel = world.channel(1)

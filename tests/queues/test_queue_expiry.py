@@ -101,7 +101,7 @@ def test_message_with_ttl_0_expires_without_a_waiting_consumer(world: World, que
     assert get(channel, queue) is None
 
 
-def test_a_message_that_comes_back_keeps_its_time(world: World, queue: str) -> None:
+def test_requeued_message_keeps_its_expiry(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     publish(channel, queue, "a", expiration="500")
@@ -125,7 +125,7 @@ def test_a_message_that_a_consumer_holds_does_not_expire(world: World, queue: st
     barrier(channel)
 
 
-def test_expiration_is_delivered_as_it_was_sent(world: World, queue: str) -> None:
+def test_expiration_property_is_delivered_unchanged(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     publish(channel, queue, "a", expiration="60000")
@@ -205,7 +205,7 @@ def test_queue_with_consumers_stays_and_expires_after_the_last(world: World, que
     wait_until(lambda: not world.exists(queue))
 
 
-def test_messages_of_a_queue_that_expires_are_not_dead_lettered(world: World, queue: str) -> None:
+def test_messages_of_an_expired_queue_are_not_dead_lettered(world: World, queue: str) -> None:
     channel = world.channel(1)
     dead = declare(channel, f"{queue}-dead")
     arguments = {"x-expires": 300, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}

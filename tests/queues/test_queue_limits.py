@@ -203,7 +203,7 @@ def test_message_refused_by_a_queue_reaches_no_queue(world: World, queue: str) -
     assert [ready(channel, name) for name in (queue, other)] == [1, 1]
 
 
-def test_a_limit_of_messages_that_are_refused_is_never_exceeded(world: World, queue: str) -> None:
+def test_rejecting_queue_never_exceeds_its_limit(world: World, queue: str) -> None:
     limited(world, queue, "argument", max_length=50, **REJECTS)
     channels = [world.channel(at) for at in (1, 2, 0)]
     for _ in range(40):
@@ -269,7 +269,7 @@ def counts(world: World, queue: str) -> dict[str, int]:
 
 
 @KILLED_IF_LONG
-def test_a_purge_drops_all_that_no_consumer_holds(world: World, queue: str) -> None:
+def test_purge_drops_all_messages_except_unacked(world: World, queue: str) -> None:
     everything_in(world, queue)
     assert counts(world, queue) == {"ready": 1, "delayed": 1, "dlx": 1, "unacknowledged": 1}
     world.change_leader()
@@ -317,7 +317,7 @@ def refused_for(queue: str, why: str) -> Any:
     return refused(406, f"PRECONDITION_FAILED - queue '{queue}' {HERE} {why}")
 
 
-def test_a_queue_that_is_not_there_is_deleted_without_error(world: World, queue: str) -> None:
+def test_deleting_a_missing_queue_succeeds(world: World, queue: str) -> None:
     channel = world.channel(1)
     world.change_leader()
     assert channel.queue_delete(queue, if_empty=True, if_unused=True).method.message_count == 0

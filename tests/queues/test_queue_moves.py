@@ -42,7 +42,7 @@ def test_each_message_is_moved_exactly_once_and_in_order(world: World, queue: st
     assert ready(channel, queue) == ready(channel, target) == 0
 
 
-def test_dead_letters_go_back_to_where_they_died_beside_clients(world: World, queue: str) -> None:
+def test_dead_letters_move_to_their_origin_beside_live_clients(world: World, queue: str) -> None:
     """What is published, consumed and returned meanwhile has nothing to do with it."""
     channel = world.channel(1)
     dead = declare(channel, f"{queue}-dead")
@@ -68,7 +68,7 @@ def test_dead_letters_go_back_to_where_they_died_beside_clients(world: World, qu
     assert sorted(bodies_of(drain(channel, dead))) == [b"0", b"new"]
 
 
-def test_headers_are_looked_for_where_the_leader_is(world: World, queue: str) -> None:
+def test_move_filter_reads_headers_at_the_leader(world: World, queue: str) -> None:
     channel = world.channel(2, confirms=True)
     target = declare(channel, f"{queue}-target")
     declare(channel, queue)

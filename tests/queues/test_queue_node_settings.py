@@ -10,12 +10,21 @@ import pytest
 
 import qq.machine.queue.consumers
 from qq.config import NodeLimits
+from tests.queues.consumer_timeouts import closed_text, wait_closed
 from tests.queues.leader_changes import CHANGES, QUIET
 from tests.queues.nodes_here import ClusterHere
-from tests.queues.queue_clients import PATIENCE_S, Taker, barrier, bodies_of, declare, drain, publish, refused
+from tests.queues.queue_clients import (
+    PATIENCE_S,
+    Taker,
+    barrier,
+    bodies_of,
+    declare,
+    drain,
+    publish,
+    refused,
+    send,
+)
 from tests.queues.queue_world import World, world_here
-from tests.queues.test_queue_publishing import send
-from tests.queues.test_queue_timeouts import closed_text, wait_closed
 
 PUBLISH_TIMEOUT_MS = 1000
 LIMITS = NodeLimits(
@@ -48,7 +57,7 @@ def test_channel_without_qos_has_the_nodes_default_prefetch(world: World, queue:
     assert len(Taker(channel, queue).look()) == 7
 
 
-def test_a_channel_has_so_many_consumers_at_most(world: World, queue: str) -> None:
+def test_consumers_of_a_channel_are_limited(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     first, _ = Taker(channel, queue), Taker(channel, queue)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pika
 import pytest
-from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.queues.leader_changes import ALSO_KILLED, QUIET
 from tests.queues.nodes_here import ClusterHere
@@ -24,17 +23,10 @@ from tests.queues.queue_clients import (
     publish,
     ready,
     refused,
+    send,
     wait_until,
 )
 from tests.queues.queue_world import World
-
-
-def send(channel: BlockingChannel, queue: str, publisher: str, *numbers: int) -> None:
-    """Publish messages of which each has its number as body, and wait for each confirm."""
-    for number in numbers:
-        headers = {"x-publisher-id": publisher, "x-publish-seq": number}
-        channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(headers=headers))
-
 
 # Deduplication
 
@@ -138,7 +130,7 @@ def test_the_headers_of_the_publisher_are_delivered(world: World, queue: str) ->
     ],
 )
 @QUIET
-def test_headers_that_look_like_ours_and_are_wrong_are_refused(
+def test_malformed_headers_of_qq_are_refused(
     world: World, queue: str, headers: dict[str, Any], text: str
 ) -> None:
     channel = world.channel(1)
@@ -150,7 +142,7 @@ def test_headers_that_look_like_ours_and_are_wrong_are_refused(
 # CC and BCC
 
 
-def test_a_message_goes_to_the_queues_of_all_its_keys_once(world: World, queue: str) -> None:
+def test_message_with_cc_and_bcc_reaches_each_queue_once(world: World, queue: str) -> None:
     channel = world.channel(1)
     names = [declare(channel, f"{queue}-{number}") for number in range(4)]
     world.change_leader()
@@ -228,7 +220,7 @@ def test_delayed_message_with_ttl_0_reaches_a_waiting_consumer(world: World, que
     assert len(consumer.look()) == 20
 
 
-def test_an_exchange_of_the_plugin_s_type_routes_as_it_was_told(world: World, queue: str) -> None:
+def test_delayed_message_exchange_routes_as_its_inner_type(world: World, queue: str) -> None:
     channel = world.channel(1)
     exchange = f"{queue}-x"
     channel.exchange_declare(exchange, "x-delayed-message", arguments={"x-delayed-type": "topic"})
@@ -254,7 +246,7 @@ def test_an_exchange_of_the_plugin_s_type_routes_as_it_was_told(world: World, qu
     ],
 )
 @QUIET
-def test_an_exchange_of_the_plugin_s_type_needs_to_be_told_how(
+def test_delayed_message_exchange_needs_a_valid_inner_type(
     world: World, queue: str, arguments: dict[str, Any], text: str
 ) -> None:
     channel = world.channel(1)
@@ -266,7 +258,7 @@ def test_an_exchange_of_the_plugin_s_type_needs_to_be_told_how(
 
 
 @pytest.mark.parametrize("by", ["argument", "policy"])
-def test_a_returned_message_waits_before_it_is_tried_again(world: World, queue: str, by: str) -> None:
+def test_returned_message_waits_for_the_retry_delay(world: World, queue: str, by: str) -> None:
     channel = world.channel(1)
     settings: dict[str, Any] = {
         "delayed-retry-type": "all",

@@ -85,7 +85,7 @@ def test_next_replier_answers_requests_of_a_dead_replier(world: World, queue: st
 
 
 @KILLED_IF_LONG
-def test_a_name_is_known_at_all_nodes_until_the_requester_goes(world: World, queue: str) -> None:
+def test_reply_name_is_known_at_all_nodes_while_it_is_consumed(world: World, queue: str) -> None:
     client, server = world.channel(1), world.channel(2)
     declare(server, queue)
     Taker(client, REPLY_TO, auto_ack=True)

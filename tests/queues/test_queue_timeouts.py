@@ -10,6 +10,7 @@ import pytest
 
 import qq.machine.queue.consumers
 from qq.testing import LocalCluster
+from tests.queues.consumer_timeouts import GUIDE, SHORT_MS, closed_text, wait_closed
 from tests.queues.leader_changes import KILLED
 from tests.queues.queue_clients import (
     HERE,
@@ -26,22 +27,11 @@ from tests.queues.queue_clients import (
 )
 from tests.queues.queue_world import World
 
-LATE_S = 5.0
-SHORT_MS = 200
-GUIDE = "This timeout value can be configured, see consumers doc guide to learn more"
-
 
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is known exactly since when a message is out, instead of within a second."""
     monkeypatch.setattr(qq.machine.queue.consumers, "MARK_MS", 20)
-
-
-def closed_text(timeout_ms: int = SHORT_MS, channel: int = 1) -> str:
-    return (
-        f"PRECONDITION_FAILED - delivery acknowledgement on channel {channel} timed out. "
-        f"Timeout value used: {timeout_ms} ms. {GUIDE}"
-    )
 
 
 def logged_text(queue: str, tag: str, delivery_tag: int, timeout_ms: int = SHORT_MS) -> str:
@@ -50,15 +40,6 @@ def logged_text(queue: str, tag: str, delivery_tag: int, timeout_ms: int = SHORT
         f"Consumer '{tag}' on channel 1 and queue '{queue}' {HERE} has timed out waiting for a consumer "
         f"acknowledgement of a delivery with delivery tag = {delivery_tag}. Timeout used: {timeout_ms} ms. {GUIDE}"
     )
-
-
-def wait_closed(channel: Any, text: str) -> None:
-    began_s = time.monotonic()
-    with refused(406, text):
-        while True:
-            assert time.monotonic() - began_s < LATE_S
-            time.sleep(0.02)
-            barrier(channel)
 
 
 @pytest.mark.usefixtures("_soon")
@@ -149,7 +130,7 @@ def test_a_message_that_was_got_times_out_too(world: World, queue: str) -> None:
 
 
 @pytest.mark.usefixtures("_soon")
-def test_a_policy_counts_for_deliveries_that_are_out_already(world: World, queue: str) -> None:
+def test_timeout_of_a_new_policy_applies_to_earlier_deliveries(world: World, queue: str) -> None:
     publisher, channel = world.channel(1), world.channel(2)
     declare(publisher, queue)
     publish(publisher, queue, "a")

@@ -144,7 +144,7 @@ def test_a_channel_that_ends_takes_its_transaction_along(world: World, queue: st
     assert ready(witness, other) == 0
 
 
-def test_returned_messages_come_back_with_the_commit(world: World, queue: str) -> None:
+def test_nacked_messages_return_at_the_commit(world: World, queue: str) -> None:
     [one] = queues_of(world, queue, 1)
     channel, witness = world.channel(1), world.channel(2)
     publish(witness, one, "a")
@@ -214,7 +214,7 @@ def test_large_transactions_on_all_nodes_do_not_mix(world: World, queue: str) ->
     assert taken == [f"{mark}{number}" for mark in "ab" for number in range(100)]
 
 
-def test_delivery_goes_on_during_a_transaction(world: World, queue: str) -> None:
+def test_deliveries_continue_during_a_transaction(world: World, queue: str) -> None:
     [one] = queues_of(world, queue, 1)
     channel = world.channel(1)
     channel.tx_select()
@@ -249,7 +249,7 @@ def test_a_channel_with_transactions_has_no_confirms(world: World) -> None:
 
 
 @pytest.mark.parametrize("method", ["tx_commit", "tx_rollback"])
-def test_there_must_be_a_transaction(world: World, method: str) -> None:
+def test_commit_without_tx_select_is_refused(world: World, method: str) -> None:
     channel = world.channel(1)
     world.change_leader()
     with refused(406, "PRECONDITION_FAILED - channel is not transactional"):

@@ -54,7 +54,7 @@ def test_the_default_exchange_knows_every_queue_by_its_name() -> None:
     assert routing.route("", "q2") == ()
 
 
-def test_each_type_matches_in_its_way() -> None:
+def test_each_exchange_type_matches_its_bindings() -> None:
     routing = table(
         Binding("d", queue("q1"), "k.x", b""),
         Binding("f", queue("q2"), "k.x", b""),
@@ -169,7 +169,7 @@ def test_a_delayed_exchange_routes_as_the_type_in_its_argument() -> None:
         ),
     ],
 )
-def test_no_exchange_is_of_a_type_that_is_not_there(
+def test_unknown_exchange_type_is_refused(
     exchange_type: str, arguments: dict[str, object], text: str
 ) -> None:
     for check in (routing_type, check_exchange):
@@ -231,7 +231,7 @@ def test_random_exchange_picks_a_single_queue_for_each_message(kind: str) -> Non
     assert set(found) == {("q1",), ("q2",)}
 
 
-def test_exchanges_that_look_at_the_content_end_a_circle_too() -> None:
+def test_circle_with_content_exchanges_ends() -> None:
     routing = table(Binding("f", exchange("h"), "", b""))
     routing.add_exchange("h", "headers", {})
     routing.add_exchange("r", "x-random", {})
@@ -360,7 +360,7 @@ def test_types_ignore_binding_order_and_content_not_requested(
                 other.route(source, *keys)
 
 
-def test_a_message_reaches_so_many_queues_at_most() -> None:
+def test_queues_reached_by_a_message_are_limited() -> None:
     routing = RoutingTable()
     routing.add_exchange("f", "fanout", {})
     for number in range(QUEUES_MAX + 1):
@@ -371,7 +371,7 @@ def test_a_message_reaches_so_many_queues_at_most() -> None:
         routing.route("f", "")
 
 
-def test_the_way_from_exchange_to_exchange_is_bounded() -> None:
+def test_steps_between_exchanges_are_limited() -> None:
     """Each leads to each, and all of them have to be asked for the longest key there is."""
     routing = RoutingTable()
     names = [f"t{number}" for number in range(60)]
@@ -391,7 +391,7 @@ def test_the_way_from_exchange_to_exchange_is_bounded() -> None:
     [("direct", [""] * 1000), ("topic", list(map(".".join, product("*#", repeat=10)))[1:])],
     ids=["direct", "topic"],
 )
-def test_keys_that_all_match_are_looked_for_until_it_is_too_much(
+def test_search_for_many_matching_keys_stops_at_the_limit(
     monkeypatch: pytest.MonkeyPatch, kind: str, bound: list[str]
 ) -> None:
     """Once some of them took seconds of every node, for a message that was refused then."""

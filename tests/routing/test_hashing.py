@@ -68,7 +68,7 @@ def test_consistent_hash_gives_each_destination_its_weight(weights: dict[str, in
     assert spread_as(Counter(placed(consistent(weights)).values()), dict(weights))
 
 
-def test_a_binding_that_comes_or_goes_moves_only_its_own_share() -> None:
+def test_added_binding_moves_only_its_share_of_keys() -> None:
     weights = {f"q{number}": number % 3 + 1 for number in range(10)}
     router = consistent(weights)
     before = placed(router)
@@ -154,7 +154,7 @@ def test_tables_hash_the_same_in_any_order() -> None:
     assert picked(router, "", one) == picked(router, "", other)
 
 
-def test_the_content_is_asked_for_only_where_it_matters() -> None:
+def test_content_is_requested_only_when_hashed() -> None:
     assert picked(consistent({"q": 1}), "k") == "q"
     hashing = [
         consistent({"q": 1}, {argument: "message_id"}) for argument in ("hash-header", "hash-property")
@@ -209,7 +209,7 @@ def test_picked_destination_does_not_depend_on_binding_order(
 
 
 @given(st.integers(1, 2**64 - 1))
-def test_the_logarithm_is_right_to_a_unit(number: int) -> None:
+def test_logarithm_is_accurate_to_a_unit(number: int) -> None:
     assert _log2(number) / 2**24 == pytest.approx(math.log2(number), abs=1.1 / 2**24, rel=0)
 
 
@@ -248,7 +248,7 @@ def test_weight_that_erlang_reads_is_accepted(weight: str) -> None:
     assert list(router.match(("k",), None)) == [bound]
 
 
-def test_other_types_take_any_binding() -> None:
+def test_further_hash_types_accept_any_binding() -> None:
     for router in (ModulusHash({}), Random({})):
         router.check("not a number", {"x-match": 5})
 

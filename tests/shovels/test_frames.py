@@ -84,7 +84,7 @@ def test_deliveries_returns_and_confirms_of_a_broker_are_read() -> None:
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_it_may_come_in_any_pieces(cuts: list[int]) -> None:
+def test_stream_may_arrive_in_any_pieces(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(STREAM)]
     pieces = [STREAM[begin:end] for begin, end in pairwise(places)]
     assert list(map(told, read(*pieces))) == list(map(told, read(STREAM)))
@@ -184,7 +184,9 @@ def prepared(value: dict[str, Any], *, frame_max: int = 2**17, knows_publishers:
         ({}, (b"ex", b"key")),
     ],
 )
-def test_where_a_message_goes(target: dict[str, str], address: tuple[bytes, bytes]) -> None:
+def test_message_is_published_to_the_address_of_its_target(
+    target: dict[str, str], address: tuple[bytes, bytes]
+) -> None:
     outbound = prepared(target)
     [message] = read(delivery())
     assert outbound.address(message) == address

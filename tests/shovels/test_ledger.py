@@ -128,7 +128,7 @@ def test_no_message_is_doubled_when_the_shovel_consumes_alone(steps: list[str]) 
 
 
 @pytest.mark.parametrize("is_broken_off_again", [False, True])
-def test_a_number_that_was_passed_over_is_not_used_any_more(is_broken_off_again: bool) -> None:
+def test_skipped_number_is_not_reused(is_broken_off_again: bool) -> None:
     """Message 0 has number 1 and was never sent; the target has taken number 2 meanwhile, and would drop it."""
     world = World()
     for step in ("deliver", "deliver", "break_off", "steal", "deliver", "take_unconfirmed", "give_back"):

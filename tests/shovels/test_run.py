@@ -163,7 +163,7 @@ def test_messages_arrive_as_they_were(carried: Carried, channel: Any) -> None:
     wait_until(lambda: not channel.queue_declare("q", passive=True).method.message_count, "the last ack")
 
 
-def test_messages_are_told_of_their_way_and_get_properties(carried: Carried, channel: Any) -> None:
+def test_shovelled_messages_get_headers_and_properties(carried: Carried, channel: Any) -> None:
     publish(
         channel, b"a", headers={"x-shovelled": [{"shovel-name": "before"}], "h": 1}, type="old", app_id="kept"
     )
@@ -183,7 +183,7 @@ def test_messages_are_told_of_their_way_and_get_properties(carried: Carried, cha
     assert abs(told.headers["x-shovelled-timestamp"] - time.time()) < 60
 
 
-def test_exchanges_may_be_ends(carried: Carried, channel: Any) -> None:
+def test_shovel_ends_may_be_exchanges(carried: Carried, channel: Any) -> None:
     channel.exchange_declare("from", "topic")
     channel.exchange_declare("into", "topic")
     channel.queue_bind("to", "into", "a.*")
@@ -202,7 +202,7 @@ def test_exchanges_may_be_ends(carried: Carried, channel: Any) -> None:
 
 @pytest.mark.parametrize("after", ["queue-length", 3])
 @pytest.mark.parametrize("ack_mode", ["on-confirm", "on-publish"])
-def test_a_shovel_that_was_to_end_is_deleted(
+def test_shovel_with_delete_after_is_deleted(
     carried: Carried, channel: Any, after: Any, ack_mode: str
 ) -> None:
     publish(channel, b"1", b"2", b"3", *([b"4"] if after == 3 else []), message_id="m")
@@ -220,7 +220,7 @@ def test_a_shovel_may_take_without_acknowledging(carried: Carried, channel: Any)
     assert bodies(arrived(channel, 2)) == [b"1", b"2"]
 
 
-def test_what_the_target_refuses_is_sent_again_until_it_is_taken(carried: Carried, channel: Any) -> None:
+def test_message_that_the_target_refuses_is_sent_until_accepted(carried: Carried, channel: Any) -> None:
     arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
     channel.queue_declare("full", durable=True, arguments=arguments)
     publish(channel, *(b"%d" % number for number in range(20)), message_id="m")
@@ -230,7 +230,7 @@ def test_what_the_target_refuses_is_sent_again_until_it_is_taken(carried: Carrie
     wait_until(lambda: not channel.queue_declare("q", passive=True).method.message_count, "the last ack")
 
 
-def test_messages_have_numbers_that_are_kept_until_the_shovel_is_gone(carried: Carried, channel: Any) -> None:
+def test_message_numbers_are_kept_until_the_shovel_is_deleted(carried: Carried, channel: Any) -> None:
     publish(channel, b"1", message_id="1")
     publish(channel, b"2", headers={"x-publisher-id": "mine", "x-publish-seq": 5})
     publish(channel, b"3")
@@ -244,7 +244,7 @@ def test_messages_have_numbers_that_are_kept_until_the_shovel_is_gone(carried: C
     wait_until(lambda: is_gone(carried), "the end of the shovel and its numbers")
 
 
-def test_a_shovel_that_is_set_anew_knows_its_messages_again(carried: Carried, channel: Any) -> None:
+def test_shovel_that_is_set_again_recognizes_its_messages(carried: Carried, channel: Any) -> None:
     channel.queue_declare("full", durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     publish(channel, b"1", b"2", message_id="m")
     carried.put(dest_queue="full", reconnect_delay=0)
@@ -287,7 +287,7 @@ def test_a_shovel_that_is_set_anew_knows_its_messages_again(carried: Carried, ch
         ({"src-consumer-args": {"x": 1e308}}, "source: basic.consume cannot be written: "),
     ],
 )
-def test_why_a_shovel_does_not_run_is_told(
+def test_stopped_shovel_gives_its_reason(
     carried: Carried, channel: Any, changes: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(channel, b"a")
@@ -303,7 +303,7 @@ def test_why_a_shovel_does_not_run_is_told(
     assert "hidden" not in (report.reason or "") + caplog.text
 
 
-def test_a_shovel_that_is_one_too_many_says_so(
+def test_shovel_above_the_limit_is_refused_with_the_reason(
     carried: Carried, channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(carrier, "CARRIED_MAX", 0)
@@ -314,7 +314,7 @@ def test_a_shovel_that_is_one_too_many_says_so(
     assert bodies(arrived(channel, 1)) == [b"a"]
 
 
-def test_a_shovel_begins_again_when_its_queue_is_there(carried: Carried, channel: Any) -> None:
+def test_shovel_starts_when_its_queue_is_declared(carried: Carried, channel: Any) -> None:
     carried.put(src_queue="later", src_predeclared=True, reconnect_delay=0.1)
     carried.wait_for("terminated")
     channel.queue_declare("later", durable=True)
@@ -324,7 +324,7 @@ def test_a_shovel_begins_again_when_its_queue_is_there(carried: Carried, channel
     assert "its queue is gone" in (carried.wait_for("terminated").reason or "")
 
 
-def test_a_shovel_goes_on_when_its_connections_were_lost(carried: Carried, channel: Any) -> None:
+def test_shovel_continues_after_its_connections_were_lost(carried: Carried, channel: Any) -> None:
     carried.put(reconnect_delay=0.1)
     carried.wait_for("running")
 
@@ -359,7 +359,7 @@ def test_a_shovel_that_fails_while_it_is_stopped_is_over(carried: Carried, chann
     assert bodies(arrived(channel, 1)) == [b"a"]
 
 
-def test_nothing_is_lost_with_the_queue_of_the_target(carried: Carried, channel: Any) -> None:
+def test_no_message_is_lost_when_the_target_queue_is_deleted(carried: Carried, channel: Any) -> None:
     carried.put(reconnect_delay=0.1)
     carried.wait_for("running")
     channel.queue_delete("to")
@@ -371,7 +371,7 @@ def test_nothing_is_lost_with_the_queue_of_the_target(carried: Carried, channel:
 
 
 @pytest.mark.parametrize("ends", [{"ack_mode": "on-publish"}, {"src_queue": None, "src_exchange": "from"}])
-def test_messages_that_have_been_published_there_before_are_not_dropped(
+def test_messages_with_a_foreign_publisher_id_are_not_dropped(
     carried: Carried, channel: Any, ends: dict[str, Any]
 ) -> None:
     channel.exchange_declare("from", "fanout")
@@ -382,7 +382,7 @@ def test_messages_that_have_been_published_there_before_are_not_dropped(
     assert bodies(arrived(channel, 1)) == [b"a"]
 
 
-def test_queues_are_declared_that_are_not_there(carried: Carried, channel: Any) -> None:
+def test_missing_queues_are_declared(carried: Carried, channel: Any) -> None:
     carried.put(src_queue="new", dest_queue="far", dest_queue_args={"x-max-length": 5})
     carried.wait_for("running")
     publish(channel, b"a", key="new")
@@ -390,7 +390,7 @@ def test_queues_are_declared_that_are_not_there(carried: Carried, channel: Any) 
     assert carried.broker.machine.vhosts["/"].queues["far"].arguments["x-max-length"] == 5
 
 
-def test_a_target_that_has_its_publishers_wait_is_told(carried: Carried, channel: Any) -> None:
+def test_target_that_blocks_publishers_is_reported(carried: Carried, channel: Any) -> None:
     carried.put()
     carried.wait_for("running")
     publish(channel, b"a")
@@ -443,7 +443,7 @@ def test_a_shovel_speaks_tls_and_logs_in_with_its_certificate(tmp_path: Path) ->
                 broker.await_on_loop(log_in(query))
 
 
-def test_a_broker_is_reached_while_no_name_server_answers_for_many_others(
+def test_broker_is_reached_while_20_name_lookups_hang(
     broker: LoneBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_up, answers = socket.getaddrinfo, threading.Event()
@@ -473,9 +473,7 @@ def test_a_broker_is_reached_while_no_name_server_answers_for_many_others(
 
 
 @pytest.mark.parametrize("name", [".h", "\0", "a" * 64])
-def test_a_name_that_tls_cannot_begin_with_ends_no_more_than_the_shovel(
-    broker: LoneBroker, name: str
-) -> None:
+def test_invalid_tls_server_name_ends_only_the_shovel(broker: LoneBroker, name: str) -> None:
     uri = parse_uri(f"amqps://127.0.0.1:{broker.amqp_port}")
     assert uri.tls is not None
     uri = uri._replace(tls=uri.tls._replace(server_name=name))
@@ -522,7 +520,7 @@ async def _log_in_at_a_broker_of_small_frames() -> None:
         )
 
 
-def test_a_broker_that_takes_hardly_anything_in_a_frame_is_left() -> None:
+def test_broker_with_a_tiny_frame_limit_is_left() -> None:
     with pytest.raises(Closed, match="frames of 9 octets"):
         asyncio.run(_log_in_at_a_broker_of_small_frames())
 

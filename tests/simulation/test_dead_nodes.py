@@ -57,7 +57,7 @@ def test_a_living_node_behind_a_broken_proxy_is_kept(seed: int, nodes: int) -> N
     assert given_up_alive(seed, replace(LIVING, nodes=nodes)) == 0
 
 
-def test_a_living_node_that_cannot_dial_is_given_up() -> None:
+def test_living_node_that_cannot_dial_is_evicted() -> None:
     assert any(given_up_alive(seed, CUT_OFF) for seed in range(SEEDS_MAX))
 
 

@@ -289,7 +289,7 @@ def test_full_log_is_kept_while_no_majority_is_left_without_it() -> None:
 @pytest.mark.parametrize(
     "end", cases(product(range(8), (False, True)), [(1, False), (3, True), (6, True)].__contains__), ids=str
 )
-def test_a_log_is_given_up_as_a_whole_whenever_the_process_ends(end: tuple[int, bool]) -> None:
+def test_log_is_discarded_as_a_whole_or_kept(end: tuple[int, bool]) -> None:
     steps, power_loss = end
     simulation = running()
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster

@@ -153,7 +153,7 @@ def test_a_crash_cancels_jobs_and_kills_open_files() -> None:
         file.append([b"x"])
 
 
-def test_a_job_under_way_at_the_crash_may_have_done_a_part() -> None:
+def test_job_under_way_at_a_crash_may_be_done_in_part() -> None:
     sizes: set[int] = set()
     for seed in SEEDS:
         disk, _ = new_disk(seed)
@@ -169,7 +169,7 @@ def test_a_job_under_way_at_the_crash_may_have_done_a_part() -> None:
     assert sizes == {0, 1, 2, 3}
 
 
-def test_a_failed_sync_is_not_made_good_by_the_next() -> None:
+def test_failed_sync_is_not_repaired_by_the_next_sync() -> None:
     lost = False
     for seed in SEEDS:
         disk = disk_with(b"old", seed)
@@ -198,7 +198,7 @@ def test_full_disk_refuses_appends_and_new_files() -> None:
     file.append([b"x"])
 
 
-def test_a_disk_that_is_about_to_fill_takes_so_many_changes() -> None:
+def test_disk_about_to_fill_takes_the_given_number_of_changes() -> None:
     disk, _ = new_disk()
     disk.fill_after(2)
     file = disk.open("file", create=True)
@@ -210,7 +210,7 @@ def test_a_disk_that_is_about_to_fill_takes_so_many_changes() -> None:
     assert disk.read_file("file") == b"ab"
 
 
-def test_a_flipped_bit_is_there() -> None:
+def test_flipped_bit_is_read_back() -> None:
     disk = disk_with(b"\x00\x00")
     disk.flip_bit("file", 9)
     assert disk.read_file("file") == b"\x00\x02"
@@ -272,7 +272,7 @@ def test_a_synced_rename_stays() -> None:
         assert disk.files() == {"renamed": 4}
 
 
-def test_a_renamed_directory_takes_everything_with_it_or_stays() -> None:
+def test_renamed_directory_moves_with_its_files_or_stays() -> None:
     outcomes: set[str] = set()
     for seed in SEEDS:
         disk, _ = new_disk(seed)
@@ -316,7 +316,7 @@ def test_files_of_a_removed_directory_may_come_back_until_a_sync() -> None:
     assert outcomes == {(), ("d/1",), ("d/e/2",), ("d/1", "d/e/2")}
 
 
-def test_a_small_disk_is_full_until_something_goes() -> None:
+def test_small_disk_is_full_until_a_file_is_removed() -> None:
     disk = disk_with(b"x" * 600)
     disk.capacity_bytes = 1000
     assert disk.free_bytes() == 400
@@ -360,7 +360,7 @@ def test_the_session_changes_when_writes_may_have_been_lost() -> None:
     assert disk.session() != first
 
 
-def test_each_writing_lane_is_interrupted_somewhere() -> None:
+def test_crash_interrupts_each_writing_lane_in_some_seed() -> None:
     seen: set[tuple[int, int]] = set()
     for seed in SEEDS:
         disk, _ = new_disk(seed)

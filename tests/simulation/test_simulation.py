@@ -174,7 +174,7 @@ def test_rare_events_happen_in_the_seeds() -> None:
     assert fates["asked to move in vain"] < fates["asked to move"] / 2
 
 
-def test_every_kind_of_run_is_among_them() -> None:
+def test_seeds_include_every_kind_of_run() -> None:
     drawn = Counter(kind for seed in SEEDS for kind, is_it in KINDS.items() if is_it(draw_options(seed)))
     assert [kind for kind in KINDS if drawn[kind] < 3] == []
 
@@ -274,7 +274,7 @@ def test_operator_adds_a_removed_node_without_directory_again() -> None:
     assert cluster.settled(), cluster.describe()
 
 
-def test_batch_submitted_before_an_eviction_belongs_to_the_old_life(
+def test_batch_submitted_before_an_eviction_is_of_the_old_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An entry confirms a batch and evicts its node: a client acts between the two (seed 309256)."""
@@ -447,7 +447,7 @@ def test_both_sizes_and_both_machines_are_drawn() -> None:
     assert sorted(drawn) == [(3, False), (3, True), (5, False), (5, True)]
 
 
-def test_upgrades_and_leaders_that_are_suspected_early_are_drawn() -> None:
+def test_seeds_include_upgrades_and_early_suspicion() -> None:
     drawn = list(map(draw_options, range(100)))
     assert len({(options.is_upgrade, options.raises_version) for options in drawn}) == 3
     early = [options.timing.suspicion_min_s < options.timing.election_min_s for options in drawn]

@@ -29,7 +29,7 @@ def test_a_message_without_properties_has_no_content() -> None:
     assert seen() == seen(priority=3, expiration="5", delivery_mode=2) == Content({}, {}, 7)
 
 
-def test_headers_have_the_types_that_they_were_sent_with() -> None:
+def test_headers_keep_their_types() -> None:
     headers = {"a": 1, "b": True, "c": "text", "d": [1, "x"], "e": {"f": None}}
     assert repr(seen(headers=headers).headers) == repr(headers)
     assert seen(headers=headers, content_type="x/y", content_encoding="z").headers == headers
@@ -72,5 +72,5 @@ def test_damaged_content_has_no_properties(place: int, value: int, cut: int) -> 
 
 
 @given(st.binary(max_size=60))
-def test_noise_has_no_content_or_some(noise: bytes) -> None:
+def test_random_bytes_are_read_without_an_error(noise: bytes) -> None:
     assert content_of(memoryview(noise), 5).number == 5

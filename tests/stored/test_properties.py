@@ -68,7 +68,7 @@ def test_a_message_without_anything_that_matters_is_plain() -> None:
 
 
 @pytest.mark.parametrize("priority", [0, 4, 5, 255])
-def test_the_priority_is_told_even_if_it_is_the_lowest(priority: int) -> None:
+def test_explicit_priority_is_reported_even_if_lowest(priority: int) -> None:
     other = {"content_type": b"text/plain", "correlation_id": b"1"}
     assert attributes(stored_message(priority=priority, **other)) == Attributes(priority=priority)
     assert attributes(stored_message([("a", long(1))], priority=priority)) == Attributes(priority=priority)
@@ -101,7 +101,7 @@ def test_an_expiration_is_a_decimal_number(text: bytes, ttl_ms: int) -> None:
         (b"315360000001", "{value_too_large,315360000001}"),
     ],
 )
-def test_other_expirations_are_refused_with_rabbitmqs_words(text: bytes, fault: str) -> None:
+def test_invalid_expiration_is_refused_in_rabbitmqs_words(text: bytes, fault: str) -> None:
     for _ in range(2):
         with refusal(f"invalid expiration '{text.decode()}': {fault}"):
             attributes(stored_message(expiration=text))
@@ -138,7 +138,7 @@ def test_keys_that_are_not_strings_are_skipped_as_in_rabbitmq() -> None:
         (b"x\0\0\0\0", "binary"),
     ],
 )
-def test_keys_that_are_no_array_are_refused_with_rabbitmqs_words(name: str, value: bytes, kind: str) -> None:
+def test_keys_that_are_no_array_are_refused_in_rabbitmqs_words(name: str, value: bytes, kind: str) -> None:
     with refusal(f'invalid message: {{unacceptable_type_in_header,"{name}",{kind}}}'):
         attributes(with_header(name, value))
 
@@ -202,7 +202,7 @@ def test_invalid_delay_is_ignored(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("sequence", [1, 2, 2**63 - 1])
-def test_a_publisher_and_its_sequence_number_come_together(sequence: int) -> None:
+def test_publisher_id_and_sequence_number_must_come_together(sequence: int) -> None:
     for publisher in ("p", "ü" * 127):
         assert attributes(sequenced(publisher, sequence)) == Attributes(
             publisher=publisher, publish_seq=sequence
@@ -217,7 +217,7 @@ def test_a_publisher_and_its_sequence_number_come_together(sequence: int) -> Non
     "value",
     [long_string(""), long_string("p" * 256), long_string(b"\xff"), long(1), b"V", array(long_string("p"))],
 )
-def test_other_publishers_are_refused(value: bytes) -> None:
+def test_invalid_publisher_id_is_refused(value: bytes) -> None:
     with refusal("invalid header 'x-publisher-id': not a string of 1 to 255 octets of UTF-8"):
         attributes(stored_message([("x-publisher-id", value), ("x-publish-seq", long(1))]))
 
@@ -255,7 +255,7 @@ def test_names_inside_of_values_are_nobodys_headers() -> None:
     assert attributes(stored_message([("x-delay", long(3))], cluster_id=name)) == Attributes(delay_ms=3)
 
 
-def test_the_user_id_is_found_behind_all_other_properties() -> None:
+def test_user_id_is_found_after_all_further_properties() -> None:
     assert user_id(stored_message()) is None
     assert user_id(stored_message(user_id=b"me")) == "me"
     other = {"content_type": b"text/plain", "priority": 3, "expiration": b"1", "timestamp": 5}
@@ -353,7 +353,7 @@ def test_caches_of_properties_are_bounded() -> None:
 NAME = REPLY_TO + b".a-channel"
 
 
-def test_a_list_of_plain_messages_is_passed_on_as_it_is() -> None:
+def test_plain_messages_are_grouped_without_a_copy() -> None:
     plain = [stored_message(), stored_message(content_type=b"a", user_id=b"me")]
     [(found, alike)] = group(plain)
     assert found is None
@@ -456,7 +456,7 @@ def test_messages_before_an_invalid_message_are_grouped() -> None:
         list(group([wrong]))
 
 
-def test_a_user_id_must_be_that_of_the_user() -> None:
+def test_user_id_must_match_the_authenticated_user() -> None:
     none, mine, others = (
         stored_message(priority=1),
         stored_message(user_id=b"me"),
@@ -520,7 +520,7 @@ def test_groups_are_maximal_and_complete(some: list[bytes], user: str | None, na
             assert following != first._replace(publish_seq=first.publish_seq + step * len(alike))
 
 
-def test_a_message_has_so_many_routing_keys_at_most() -> None:
+def test_routing_keys_of_a_message_are_limited() -> None:
     keys = [long_string(str(number)) for number in range(KEYS_MAX)]
     found = attributes(with_header("CC", array(*keys)))
     assert found is not None

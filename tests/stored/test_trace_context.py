@@ -40,7 +40,7 @@ def test_the_headers_of_a_trace_context(
     assert trace_context(stored_message(headers)) == found
 
 
-def test_a_body_is_not_looked_into() -> None:
+def test_trace_context_in_the_body_is_ignored() -> None:
     traced = stored_message([("traceparent", long_string(PARENT))])
     message = stored_message([("other", long_string("text"))], body_size=0)
     assert trace_context(message + traced) is None

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.storage.identity import load_copies
-from qq.cli.asking import why_not_ready
+from qq.cli.local_requests import reason_not_ready
 from qq.testing import LocalCluster
 from tests.stories.system_clients import PERSISTENT, pika_connection
 from tests.stories.system_commands import run_qq
@@ -217,7 +217,7 @@ def until_safe_to_stop(node: ClusterNode) -> None:
     )
 
 
-def test_a_survivor_goes_on_by_itself_once_it_is_told_to(tmp_path: Path) -> None:
+def test_survivor_serves_alone_after_qq_recover(tmp_path: Path) -> None:
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
         first, second, _ = cluster.nodes
         declare(first)
@@ -254,8 +254,10 @@ def stays_away(old: ClusterNode, new: ClusterNode) -> None:
     """A node of the old life, whose directory is as it was, is not let in by the new one, which goes on."""
     old.start()
     poll(
-        lambda: f"no leader is known: no connection with {new.name} (" in str(why_not_ready(old.http_port)),
-        lambda: f"{old.name}: {why_not_ready(old.http_port)}",
+        lambda: (
+            f"no leader is known: no connection with {new.name} (" in str(reason_not_ready(old.http_port))
+        ),
+        lambda: f"{old.name}: {reason_not_ready(old.http_port)}",
     )
     time.sleep(LINK_S)
     declare(new)

@@ -177,7 +177,7 @@ LOST_LOGS = [
 
 
 @pytest.mark.parametrize("name", cases(DAMAGES, ALWAYS_TRIED.__contains__))
-def test_a_damaged_node_comes_back_whole(cluster: LocalCluster, name: str) -> None:
+def test_damaged_node_is_repaired(cluster: LocalCluster, name: str) -> None:
     node = cluster.nodes[list(DAMAGES).index(name) % len(cluster.nodes)]
     files, damage = NodeFiles(node), DAMAGES[name]
     with loaded(cluster) as load:

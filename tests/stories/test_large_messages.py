@@ -102,7 +102,7 @@ def test_message_above_a_nodes_limit_is_replicated_through_it(
         check_logs(cluster)
 
 
-def test_large_messages_are_whole_wherever_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_messages_stay_whole_on_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is larger than what a node keeps in memory. Small ones are published between their fragments."""
     monkeypatch.setenv("QQ_LIMITS_MESSAGE_BYTES", str(64 * MIB))
     bodies = [body_of(number, size * MIB) for number, size in enumerate((3, 5, 1, 16, 40))]

@@ -33,7 +33,7 @@ def is_safe(node: ClusterNode) -> bool:
     return qq(node, "check", "safe-to-stop")[0] == 0
 
 
-def test_leadership_goes_around_while_clients_are_at_work(tmp_path: Path) -> None:
+def test_leadership_moves_around_under_load(tmp_path: Path) -> None:
     """Whichever node is asked. Each client keeps its connection, and no message is lost or comes twice."""
     with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
         nodes = cluster.nodes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pika.exceptions
 import pytest
 
-from qq.cli.asking import why_not_ready
+from qq.cli.local_requests import reason_not_ready
 from qq.machine.protocol.versions import VERSIONS
 from qq.testing import ClusterNode, LocalCluster
 from tests.stories.system_clients import pika_connection
@@ -212,7 +212,7 @@ def test_drained_node_loses_leadership_and_clients(tmp_path: Path) -> None:
                 text = f"{leader.name} is under maintenance: it leads nothing and has no clients"
                 assert done(other, "drain", leader.name) == text
         assert cluster.leader() is not leader
-        assert "under maintenance" in str(why_not_ready(leader.http_port))
+        assert "under maintenance" in str(reason_not_ready(leader.http_port))
         assert members(other)[leader.name]["drained"]
         with pytest.raises(pika.exceptions.AMQPConnectionError):  # nobody listens
             pika_connection(leader)
@@ -222,8 +222,8 @@ def test_drained_node_loses_leadership_and_clients(tmp_path: Path) -> None:
         leader.stop()
         leader.start()
         poll(
-            lambda: "under maintenance" in str(why_not_ready(leader.http_port)),
-            lambda: str(why_not_ready(leader.http_port)),
+            lambda: "under maintenance" in str(reason_not_ready(leader.http_port)),
+            lambda: str(reason_not_ready(leader.http_port)),
         )
         for _ in range(2):
             assert done(other, "revive", leader.name) == f"{leader.name} is under maintenance no more"
@@ -260,8 +260,8 @@ def test_drained_nodes_lead_when_no_other_node_is_left(tmp_path: Path) -> None:
             "answer"
         )
         poll(
-            lambda: str(why_not_ready(first.http_port)).startswith(both),
-            lambda: str(why_not_ready(first.http_port)),
+            lambda: str(reason_not_ready(first.http_port)).startswith(both),
+            lambda: str(reason_not_ready(first.http_port)),
         )
 
 

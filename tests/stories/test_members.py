@@ -51,7 +51,7 @@ def until_said(nodes: Sequence[ClusterNode], what: str) -> None:
     poll(lambda: said(nodes, what) > 0, lambda: f"{[node.name for node in nodes]} do not say {what!r}")
 
 
-def why_not_ready(node: ClusterNode) -> str:
+def reason_not_ready(node: ClusterNode) -> str:
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"http://127.0.0.1:{node.http_port}/healthz")
     with caught.value as error:
@@ -145,7 +145,7 @@ def test_node_of_an_unsupported_version_does_not_count(tmp_path: Path) -> None:
         until_said([third], what.format("n2", *ours, *theirs))
         publish(second, BODIES)
         assert said([first, second], what.format("n3", *theirs, *ours)) == 2  # once each
-        assert why_not_ready(third).startswith("waiting for n1, n2: ")
+        assert reason_not_ready(third).startswith("waiting for n1, n2: ")
         third.kill()
         empty(third)
         third.start()

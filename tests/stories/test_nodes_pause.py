@@ -38,7 +38,7 @@ def freeze(load: Load, node: ClusterNode, duration_s: float) -> None:
 
 
 @pytest.mark.long
-def test_a_follower_that_was_frozen_goes_on_with_its_clients(tmp_path: Path) -> None:
+def test_frozen_follower_continues_with_its_clients(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
         leader = cluster.leader()
         freeze(load, cluster.followers()[0], FROZEN_S)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qq.cli.asking import why_not_ready
+from qq.cli.local_requests import reason_not_ready
 from qq.testing import LocalCluster
 from tests.stories.system_commands import run_command
 from tests.stories.system_disk import lines_since
@@ -125,7 +125,9 @@ def test_the_secret_is_changed_under_load(tmp_path: Path) -> None:
         until_said(first, size, "the peer rejects this node: its cluster secret differs")
         differs = "(the peer rejects this node: its cluster secret differs)"
         apart = f"no leader is known: no connection with n2 {differs}, n3 {differs}"
-        poll(lambda: why_not_ready(first.http_port) == apart, lambda: str(why_not_ready(first.http_port)))
+        poll(
+            lambda: reason_not_ready(first.http_port) == apart, lambda: str(reason_not_ready(first.http_port))
+        )
         load.until_all_work(besides=[first])
         for node in others:
             assert "node 'n1' has proved no secret that this node accepts" in node.log.read_text()

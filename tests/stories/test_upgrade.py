@@ -12,7 +12,7 @@ import pytest
 
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.storage.identity import load_copies
-from qq.cli.asking import ask
+from qq.cli.local_requests import get_document
 from qq.machine.machine import QueueMachine
 from qq.testing import LocalCluster
 from tests.harness.releases import ROOT, running, unpack_release
@@ -95,7 +95,7 @@ def until_safe_to_stop(node: ClusterNode, *, asked: ClusterNode) -> None:
     """Wait until a node of this program says that another one may be stopped."""
 
     def why_not() -> str | None:
-        answer = ask(asked.http_port, f"/api/health/checks/safe-to-stop/{node.name}")
+        answer = get_document(asked.http_port, f"/api/health/checks/safe-to-stop/{node.name}")
         return None if answer["status"] == "ok" else answer["reason"]
 
     poll(lambda: why_not() is None, lambda: str(why_not()))

@@ -30,7 +30,7 @@ def test_all_dates_in_a_file_are_read() -> None:
     ]
 
 
-def test_damage_is_told_or_leaves_some_date() -> None:
+def test_damaged_certificate_is_reported_or_leaves_a_date() -> None:
     octets = bytearray(b"".join(CERTIFICATES[1].split(b"-----")[2].split()))
     assert len(octets) > 400
     for place in range(0, len(octets), 3):
@@ -46,7 +46,7 @@ def test_damage_is_told_or_leaves_some_date() -> None:
 @pytest.mark.parametrize(
     "der", [b"", b"\x30", b"\x30\x00", b"\x30\x84\xff\xff\xff\xff", b"\x02\x01\x00", b"\xff" * 40]
 )
-def test_what_is_no_certificate_is_refused(der: bytes) -> None:
+def test_invalid_certificate_is_refused(der: bytes) -> None:
     with pytest.raises(InvalidCertificate):
         validities(b"-----BEGIN CERTIFICATE-----" + b64encode(der) + b"-----END CERTIFICATE-----")
 

@@ -115,7 +115,7 @@ def spans() -> list[ReadableSpan]:
         "trailers",
     ],
 )
-def test_only_a_whole_answer_that_is_a_yes_counts(
+def test_export_succeeds_only_with_a_complete_2xx_answer(
     spans: list[ReadableSpan],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -49,7 +49,7 @@ def deliver(tracer: OpenTelemetryTracer, message: bytes, address: Address = DELI
 @pytest.mark.parametrize(
     ("flags", "is_traced"), [("01", True), ("03", True), ("0f", True), ("00", False), ("02", False)]
 )
-def test_a_context_says_whether_it_is_traced(
+def test_sampled_flag_decides_whether_a_message_is_traced(
     tracer: OpenTelemetryTracer, flags: str, is_traced: bool
 ) -> None:
     sent = message(traceparent=f"{PARENT}-{flags}")
@@ -98,7 +98,7 @@ def test_spans_that_the_collector_does_not_take_are_few(
     assert publish(tracer, message()) is not None
 
 
-def test_a_node_without_the_libraries_says_so_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tracing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     config = NodeConfig("n1", Path(), (), (), tracing=Tracing(NOWHERE))
     monkeypatch.delitem(sys.modules, "qq.tracing.tracer")
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)

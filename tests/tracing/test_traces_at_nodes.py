@@ -53,7 +53,7 @@ def counts(node: ClusterNode) -> dict[str, float]:
     return {sample.labels["outcome"]: sample.value for sample in samples if sample.name.endswith("_total")}
 
 
-def test_the_way_of_a_message_from_node_to_node(cluster: LocalCluster, collector: Collector) -> None:
+def test_message_is_traced_across_nodes(cluster: LocalCluster, collector: Collector) -> None:
     first, second, _ = cluster.nodes
     with connect(first) as one, connect(second) as other:
         publishing, consuming = one.channel(), other.channel()

@@ -34,7 +34,7 @@ def test_node_sends_the_octets_of_rabbitmq(node: ClusterNode, name: str) -> None
     assert transcript(node.amqp_port, EXCHANGES[name], expected) == expected
 
 
-def test_tables_list_all_exchanges_and_no_other() -> None:
+def test_recordings_exist_for_exactly_the_exchanges() -> None:
     assert list(RECORDED) == list(EXCHANGES)
     assert list(ALLOWED) == [name for name in EXCHANGES if name in ALLOWED]
 

@@ -1,5 +1,5 @@
-"""The commands of `qq`, each in a module of its own, with its options.
+"""The commands of `qq` with their options, one module for each subject.
 
-A command imports its implementation inside its function, because the help and the completion of a shell load all
-modules of this package.
+Every module is loaded for the command line of its own commands only. A command with a large implementation, such as
+`serve`, imports it inside its function, so that help and mistakes are answered quickly.
 """

@@ -1,4 +1,4 @@
-"""`qq close`: its commands and their options."""
+"""`qq close`: closes connections of clients."""
 
 from __future__ import annotations
 
@@ -6,40 +6,49 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qq.cli.options import asks_node
+from qq.cli.api import path_of
+from qq.cli.escaping import quoted
+from qq.cli.options import with_node
 from qq.cli.tree import CommandGroup
 from qq.cli.values import LINE, REQUIRED
 
 if TYPE_CHECKING:
     from qq.cli.remote import Remote
 
-_reason = click.option("--reason", type=LINE, metavar="TEXT", help="What the client is told.")
+_reason = click.option("--reason", type=LINE, metavar="TEXT", help="Reason for the client.")
 
 
-@click.group("close", cls=CommandGroup, short_help="close connections of clients")
-def command() -> None:
+@click.group("close", cls=CommandGroup)
+def close_command() -> None:
     """Close connections of clients."""
 
 
-@command.command("connection")
+@close_command.command("connection")
 @click.option(
-    "--name", type=REQUIRED, required=True, metavar="NAME", help="As `qq list connections` shows it."
+    "--name", type=REQUIRED, required=True, metavar="NAME", help="Name as `qq list connections` shows it."
 )
 @_reason
-@asks_node
-def connection(node: Remote, *, name: str, reason: str | None) -> int:
+@with_node
+def close_connection(node: Remote, *, name: str, reason: str | None) -> int:
     """Close a connection."""
-    from qq.cli.clients import close_connection  # noqa: PLC0415
+    missing = f"connection {quoted(name)}: `qq list connections` shows their names"
+    node.send("DELETE", path_of("connections", name), headers=_headers(reason), missing=missing)
+    print(f"connection {quoted(name)}: closed")
+    return 0
 
-    return close_connection(node, name, reason)
 
-
-@command.command("connections")
-@click.option("--for-user", "owner", type=REQUIRED, required=True, metavar="USER", help="Whose connections.")
+@close_command.command("connections")
+@click.option(
+    "--for-user", "owner", type=REQUIRED, required=True, metavar="USER", help="User of the connections."
+)
 @_reason
-@asks_node
-def connections(node: Remote, *, owner: str, reason: str | None) -> int:
+@with_node
+def close_connections(node: Remote, *, owner: str, reason: str | None) -> int:
     """Close all connections of a user."""
-    from qq.cli.clients import close_connections  # noqa: PLC0415
+    node.send("DELETE", path_of("connections", "username", owner), headers=_headers(reason))
+    print(f"connections of user {quoted(owner)}: closed")
+    return 0
 
-    return close_connections(node, owner, reason)
+
+def _headers(reason: str | None) -> dict[str, str]:
+    return {} if reason is None else {"X-Reason": reason}

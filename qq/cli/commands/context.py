@@ -1,15 +1,27 @@
-"""`qq context`: its commands and their options."""
+"""`qq context`: shows and changes contexts."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli.options import prints
+from qq.cli import contexts
+from qq.cli.escaping import quoted
+from qq.cli.options import with_output
+from qq.cli.output import print_document, print_rows
 from qq.cli.tree import CommandGroup
 from qq.cli.values import FILE, URL, Value
+from qq.errors import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from qq.cli.contexts import Context, Contexts
+
+_COLUMNS = ("name", "in_use", "urls", "user")
 
 
 def _read_name(text: str) -> str:
@@ -21,65 +33,97 @@ def _read_name(text: str) -> str:
 _name = click.argument("name", type=Value("NAME", _read_name), metavar="NAME")
 
 
-@click.group("context", cls=CommandGroup, short_help="name clusters, and choose the one that is asked")
-def command() -> None:
-    """Name clusters, with their nodes and the user, and choose the one that is asked."""
+@click.group("context", cls=CommandGroup)
+def context_command() -> None:
+    """Name clusters, with their nodes and the user, and choose the cluster that commands use."""
 
 
-@command.command("list", short_help="show all contexts")
-@prints
-def list_(*, form: str) -> int:
-    """Show all contexts; the one in use is marked."""
-    from qq.cli.own_contexts import list_contexts  # noqa: PLC0415
+@context_command.command("list", short_help="list all contexts")
+@with_output
+def list_contexts(*, form: str) -> int:
+    """List all contexts; the current context is marked."""
+    found = _load()
+    rows = [
+        {"name": name, "in_use": name == found.current, **contexts.document_of(context)}
+        for name, context in found.by_name.items()
+    ]
+    print_rows(form, rows, _COLUMNS)
+    return 0
 
-    return list_contexts(form)
 
-
-@command.command("show", short_help="show what a context says")
+@context_command.command("show", short_help="show the settings of a context")
 @click.argument("name", type=Value("NAME", _read_name), metavar="[NAME]", required=False)
-@prints
-def show(*, name: str | None, form: str) -> int:
-    """Show what a context says; without NAME that in use."""
-    from qq.cli.own_contexts import show_context  # noqa: PLC0415
+@with_output
+def show_context(*, name: str | None, form: str) -> int:
+    """Show the settings of a context, by default of the current context."""
+    found = _load()
+    name = found.current if name is None else name
+    if name is None:
+        raise CommandError("no context is in use: name one, or choose one with `qq context use NAME`")
+    document = {"name": name, **contexts.document_of(found[name])}
+    if form == "json":
+        print_document(document)
+    else:
+        print_rows(form, [{"key": key, "value": value} for key, value in document.items()], ("key", "value"))
+    return 0
 
-    return show_context(name, form)
 
-
-@command.command("use", short_help="have commands ask the cluster of a context")
+@context_command.command("use", short_help="make a context the current context")
 @_name
-def use(*, name: str) -> int:
-    """Have commands ask the cluster of this context, unless they are told otherwise."""
-    from qq.cli.own_contexts import use_context  # noqa: PLC0415
+def use_context(*, name: str) -> int:
+    """Make a context the current context: commands then ask its nodes, unless an option names other nodes."""
+    found = _load()
+    context = found[name]
+    _change(found, name, found.by_name)
+    print(f"context {quoted(name)} is in use: {', '.join(context.urls)}")
+    return 0
 
-    return use_context(name)
 
-
-@command.command("add", short_help="add a context, or replace one")
+@context_command.command("add", short_help="add or replace a context")
 @_name
 @click.option(
-    "--url", "urls", type=URL, multiple=True, required=True, help="A node; may be given several times."
+    "--url", "urls", type=URL, multiple=True, required=True, help="URL of a node; may be given several times."
 )
 @click.option("--user", metavar="USER", help="[default: guest]")
-@click.option("--password-file", type=FILE, metavar="FILE", help="A file with the password and nothing else.")
-@click.option(
-    "--ca-file", type=FILE, metavar="FILE", help="The authorities that certificates of nodes are from."
-)
+@click.option("--password-file", type=FILE, metavar="FILE", help="A file that contains only the password.")
+@click.option("--ca-file", type=FILE, metavar="FILE", help="CA certificates that verify the nodes.")
 @click.option("--cert-file", type=FILE, metavar="FILE", help="Your own certificate.")
 @click.option("--key-file", type=FILE, metavar="FILE", help="Its key, if it is not in the same file.")
-def add(*, name: str, urls: tuple[str, ...], user: str | None, **files: Path | None) -> int:
-    """Add a context, or replace the one of this name. The first one is in use at once."""
-    from qq.cli.own_contexts import add_context  # noqa: PLC0415
-
+def add_context(*, name: str, urls: tuple[str, ...], user: str | None, **files: Path | None) -> int:
+    """Add or replace a context. The first context becomes the current context."""
     if files["key_file"] is not None and files["cert_file"] is None:
         raise click.UsageError("--key-file needs --cert-file")
-    whole: dict[str, Any] = {key: file and file.absolute() for key, file in files.items()}
-    return add_context(name, urls, user, whole)
+    found = _load()
+    paths: dict[str, Any] = {key: file and file.absolute() for key, file in files.items()}
+    context = contexts.Context(urls, user, **paths)
+    current = name if found.current is None and not found.by_name else found.current
+    _change(found, current, {**found.by_name, name: context})
+    print(
+        f"context {quoted(name)}: {'replaced' if name in found.by_name else 'added'}{_in_use(current, name)}"
+    )
+    return 0
 
 
-@command.command("remove", short_help="forget a context")
+@context_command.command("remove", short_help="remove a context")
 @_name
-def remove(*, name: str) -> int:
-    """Forget a context."""
-    from qq.cli.own_contexts import remove_context  # noqa: PLC0415
+def remove_context(*, name: str) -> int:
+    """Remove a context."""
+    found = _load()
+    found[name]
+    others = {other: context for other, context in found.by_name.items() if other != name}
+    _change(found, None if found.current == name else found.current, others)
+    note = "; none is in use now" if found.current == name else ""
+    print(f"context {quoted(name)}: removed{note}")
+    return 0
 
-    return remove_context(name)
+
+def _in_use(current: str | None, name: str) -> str:
+    return ", and in use" if current == name else f"; `qq context use {name}` has commands ask it"
+
+
+def _load() -> Contexts:
+    return contexts.load(contexts.file_of(os.environ))
+
+
+def _change(found: Contexts, current: str | None, by_name: Mapping[str, Context]) -> None:
+    contexts.changed(contexts.file_of(os.environ), found, current=current, by_name=by_name)

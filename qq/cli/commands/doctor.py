@@ -1,4 +1,4 @@
-"""`qq doctor`: its options."""
+"""`qq doctor`: shows problems and limits of the cluster."""
 
 from __future__ import annotations
 
@@ -6,17 +6,30 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qq.cli.options import asks_node, prints_answer
+from qq.cli.options import with_node, with_output_and_json
+from qq.cli.output import print_answer
+from qq.diagnosis.findings import Severity, lines_of
 
 if TYPE_CHECKING:
     from qq.cli.remote import Remote
 
+_COLUMNS = ("severity", "code", "subject", "text", "advice", "since")
+_INFO = Severity.INFO.value
 
-@click.command("doctor", short_help="what is wrong, what limits the cluster, and what to do about it?")
-@asks_node
-@prints_answer
-def command(node: Remote, *, form: str) -> int:
-    """Show what is wrong in the cluster, what limits it, and what to do about it. The first line is the verdict."""
-    from qq.cli.doctor import doctor  # noqa: PLC0415
 
-    return doctor(node, form)
+@click.command("doctor")
+@with_node
+@with_output_and_json
+def doctor_command(node: Remote, *, form: str) -> int:
+    """Show problems and limits of the cluster, with advice. The first line is the verdict.
+
+    The exit status is 1 if an operator should act.
+    """
+    answer = node.get("/api/doctor")
+    try:
+        lines = list(lines_of(answer))
+        is_calm = all(each["severity"] == _INFO for each in answer["findings"])
+    except (KeyError, TypeError, AttributeError):
+        raise node.foreign_answer() from None
+    print_answer(form, answer, "findings", _COLUMNS, lambda: print("\n".join(lines)))
+    return 0 if is_calm else 1

@@ -1,4 +1,4 @@
-"""`qq list`: its commands, each for a kind of object, and their options."""
+"""`qq list`: lists objects, with a command for each kind."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from qq.cli.api import path_of
 from qq.cli.kinds import KINDS, Kind
-from qq.cli.options import asks_node, prints
+from qq.cli.listing import Filter, print_list
+from qq.cli.options import with_node, with_output
+from qq.cli.output import print_rows
 from qq.cli.tree import CommandGroup
 from qq.cli.values import NAME, Value
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from qq.cli.remote import Remote
+
+_LIMIT_COLUMNS = ("of", "name", "limit", "value")
 
 
 def _read_columns(text: str) -> tuple[str, ...]:
@@ -32,12 +39,12 @@ def _read_regex(text: str) -> str:
     return text
 
 
-_vhost = click.option("--vhost", type=NAME, metavar="NAME", help="Only in this virtual host.  [default: all]")
+_vhost = click.option("--vhost", type=NAME, metavar="NAME", help="Only this virtual host.  [default: all]")
 
 
-@click.group("list", cls=CommandGroup, short_help="list queues, exchanges, connections, users, ...")
-def command() -> None:
-    """List what is in the cluster."""
+@click.group("list", cls=CommandGroup)
+def list_command() -> None:
+    """List objects of the cluster."""
 
 
 def _lister(kind: Kind) -> click.Command:
@@ -48,51 +55,61 @@ def _lister(kind: Kind) -> click.Command:
         columns: tuple[str, ...] | None,
         sort: str | None,
         reverse: bool,
-        **which: Any,
+        **filters: Any,
     ) -> int:
-        from qq.cli.listing import Filter, print_list  # noqa: PLC0415
-
-        if which.get("name") is not None and which.get("regex") is not None:
+        if filters.get("name") is not None and filters.get("regex") is not None:
             raise click.UsageError("give either --name or --regex")
-        return print_list(node, kind, Filter(**which, sort=sort, is_reversed=reverse), columns, form)
+        return print_list(node, kind, Filter(**filters, sort=sort, is_reversed=reverse), columns, form)
 
     lister.__doc__ = f"List {kind.name.replace('-', ' ')}.\n\nColumns: {', '.join(kind.columns)}."
     options = [
         click.option(
             "--columns",
             type=Value("COLUMNS", _read_columns),
-            help="What to show, with commas between; a dot leads into what is inside.",
+            help="Columns to show, with commas between; a dot leads into a nested object.",
         ),
-        click.option("--sort", metavar="COLUMN", help="The order.  [default: by virtual host and name]"),
-        click.option("--reverse", is_flag=True, help="The other way round."),
+        click.option("--sort", metavar="COLUMN", help="Column to sort by.  [default: virtual host and name]"),
+        click.option("--reverse", is_flag=True, help="Reverse the order."),
     ]
     if kind.of_vhost is not None:
         options.insert(0, _vhost)
     if kind.has_names:
         options += [
-            click.option("--name", type=NAME, metavar="TEXT", help="Only with this in their names."),
             click.option(
-                "--regex", type=Value("REGEX", _read_regex), help="Only those whose names match this."
+                "--name", type=NAME, metavar="TEXT", help="Only objects with this text in their names."
+            ),
+            click.option(
+                "--regex", type=Value("REGEX", _read_regex), help="Only objects with names that match."
             ),
         ]
-    for option in reversed([*options, prints, asks_node]):
+    for option in reversed([*options, with_output, with_node]):
         lister = option(lister)
     return click.command(kind.name)(lister)
 
 
 for _kind in KINDS:
-    command.add_command(_lister(_kind))
+    list_command.add_command(_lister(_kind))
 
 
-@command.command("limits")
+@list_command.command("limits")
 @_vhost
-@click.option("--for-user", type=NAME, metavar="NAME", help="Only of this user.  [default: all]")
-@prints
-@asks_node
-def limits(node: Remote, *, vhost: str | None, for_user: str | None, form: str) -> int:
+@click.option("--for-user", "owner", type=NAME, metavar="NAME", help="Only this user.  [default: all]")
+@with_output
+@with_node
+def list_limits(node: Remote, *, vhost: str | None, owner: str | None, form: str) -> int:
     """List limits of virtual hosts and of users."""
-    from qq.cli.limits import print_limits  # noqa: PLC0415
-
-    if vhost is not None and for_user is not None:
+    if vhost is not None and owner is not None:
         raise click.UsageError("give either --vhost or --for-user")
-    return print_limits(node, vhost, for_user, form)
+    vhost_rows = _limit_rows(node, "vhost", vhost) if owner is None else iter(())
+    user_rows = _limit_rows(node, "user", owner) if vhost is None else iter(())
+    try:
+        print_rows(form, [*vhost_rows, *user_rows], _LIMIT_COLUMNS)
+    except (KeyError, TypeError, AttributeError):
+        raise node.foreign_answer() from None
+    return 0
+
+
+def _limit_rows(node: Remote, kind: str, name: str | None) -> Iterator[dict[str, Any]]:
+    for each in node.get_list(path_of(f"{kind}-limits", *([] if name is None else [name]))):
+        for limit, value in sorted(each["value"].items()):
+            yield {"of": kind, "name": each[kind], "limit": limit, "value": value}

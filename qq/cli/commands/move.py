@@ -1,47 +1,80 @@
-"""`qq move`: its commands and their options."""
+"""`qq move`: begins, awaits, lists and stops moves of messages.
+
+Invariant: a move continues in the cluster when the command stops waiting, and the command then prints how to find it.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli.options import asks_node, in_vhost, prints
+from qq.cli.api import path_of
+from qq.cli.escaping import escaped, quoted
+from qq.cli.options import with_node, with_output, with_vhost
+from qq.cli.output import print_rows
+from qq.cli.progress import progress_bar
 from qq.cli.tree import CommandGroup
 from qq.cli.values import OBJECT, REQUIRED
+from qq.diagnosis.words import number
+from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from qq.cli.remote import Remote
 
+_POLL_S = 0.5
+"""Seconds between polls of a move."""
+_RUNNING, _FINISHED = "running", "finished"
+_COLUMNS = (
+    "vhost",
+    "id",
+    "source",
+    "destination",
+    "state",
+    "moved",
+    "skipped",
+    "ready",
+    "rate",
+    "waits_for",
+    "error",
+)
 _FROM_ONE = click.IntRange(min=1)
 
 
-@click.group(
-    "move", cls=CommandGroup, short_help="move messages to another queue, or back to where they died"
-)
-def command() -> None:
-    """Move messages to another queue, or dead letters back to where they came from. The cluster does it, each once."""
+@click.group("move", cls=CommandGroup)
+def move_command() -> None:
+    """Move messages to another queue, or dead letters back to where they came from.
+
+    The cluster moves each message once.
+    """
 
 
-@command.command("messages")
-@click.option("--from", "source", type=REQUIRED, required=True, metavar="QUEUE", help="Where they are.")
-@click.option("--to", "destination", type=REQUIRED, metavar="QUEUE", help="Where they are to go.")
-@click.option("--to-origin", is_flag=True, help="Each goes back to the queue in which it first died.")
-@in_vhost
-@click.option("--count", type=_FROM_ONE, metavar="N", help="How many to move at most.  [default: all]")
+@move_command.command("messages")
 @click.option(
-    "--rate", type=_FROM_ONE, metavar="N", help="How many in a second at most.  [default: no limit]"
+    "--from", "source", type=REQUIRED, required=True, metavar="QUEUE", help="Queue with the messages."
+)
+@click.option("--to", "destination", type=REQUIRED, metavar="QUEUE", help="Destination queue.")
+@click.option("--to-origin", is_flag=True, help="Return each message to the queue in which it first died.")
+@with_vhost
+@click.option("--count", type=_FROM_ONE, metavar="N", help="Most messages to move.  [default: all]")
+@click.option("--rate", type=_FROM_ONE, metavar="N", help="Most messages per second.  [default: no limit]")
+@click.option(
+    "--reason", type=REQUIRED, metavar="REASON", help="Only messages that died of it: rejected, expired, ..."
 )
 @click.option(
-    "--reason", type=REQUIRED, metavar="REASON", help="Only those that died of it: rejected, expired, ..."
+    "--died-in",
+    "from_queue",
+    type=REQUIRED,
+    metavar="QUEUE",
+    help="Only messages that last died in this queue.",
 )
 @click.option(
-    "--died-in", "from_queue", type=REQUIRED, metavar="QUEUE", help="Only those that died last in it."
+    "--headers", type=OBJECT, default="{}", metavar="JSON", help="Only messages with these headers."
 )
-@click.option("--headers", type=OBJECT, default="{}", metavar="JSON", help="Only those with these headers.")
-@click.option("--no-wait", is_flag=True, help="Do not wait for the end of it.")
-@asks_node
-def messages(
+@click.option("--no-wait", is_flag=True, help="Do not wait for the end of the move.")
+@with_node
+def move_messages(
     node: Remote,
     *,
     source: str,
@@ -51,40 +84,71 @@ def messages(
     count: int | None,
     rate: int | None,
     no_wait: bool,
-    **wanted: Any,
+    **filters: Any,
 ) -> int:
-    """Move the messages that wait in a queue, and wait until they are moved.
+    """Move the ready messages of a queue, and wait until they are moved.
 
-    Ctrl-C ends the waiting, and not the move: `qq move stop` does.
+    Ctrl-C ends the command, but not the move: `qq move stop` does. The exit status is 1 if the move ends before it is
+    finished.
     """
     if (destination is not None) == to_origin:
         raise click.UsageError("give either --to or --to-origin")
-    from qq.cli.moves import WantedMove, begin  # noqa: PLC0415
+    target = {"to_origin": True} if destination is None else {"destination": destination}
+    limits = {name: value for name, value in {"count": count, "rate": rate}.items() if value is not None}
+    given = {name: value for name, value in filters.items() if value}
+    begun = node.send(
+        "POST", path_of("moves", vhost), {"source": source, **target, **limits, "filter": given}
+    ).document
+    if no_wait:
+        print(f"move {escaped(begun['id'])} is under way: `qq move list` shows its progress")
+        return 0
+    return _wait_for_end(node, begun)
 
-    move = WantedMove(
-        vhost, source, destination, count, rate, {name: value for name, value in wanted.items() if value}
+
+def _wait_for_end(node: Remote, move: dict[str, Any]) -> int:
+    path = path_of("moves", move["vhost"], move["id"])
+    total = move["ready"] if move["count"] is None else min(move["ready"], move["count"])
+    with progress_bar("moving messages") as bar:
+        try:
+            while move["state"] == _RUNNING:
+                bar.update(move["examined"] if move["count"] is None else move["moved"], total)
+                time.sleep(_POLL_S)
+                move = node.send("GET", path, missing=f"move {quoted(move['id'])} any more").document
+        except (CommandError, KeyboardInterrupt) as error:
+            note = f"the move goes on: `qq move stop --id {escaped(move['id'])}` stops it"
+            if isinstance(error, CommandError):
+                raise CommandError(f"{error}; {note}") from None
+            print(note)
+            raise
+    moved = number(move["moved"], "message")
+    done = f"moved {moved} from {quoted(move['source'])}, and left {move['skipped']:,}"
+    if move["state"] == _FINISHED:
+        print(done)
+        return 0
+    print(
+        f"{move['state']}: {escaped(move['error'])}; {done}" if move["error"] else f"{move['state']}; {done}"
     )
-    return begin(node, move, is_awaited=not no_wait)
+    return 1
 
 
-@command.command("list")
-@in_vhost
-@click.option("--all-vhosts", is_flag=True, help="Those of all virtual hosts.")
-@prints
-@asks_node
+@move_command.command("list")
+@with_vhost
+@click.option("--all-vhosts", is_flag=True, help="List the moves of all virtual hosts.")
+@with_output
+@with_node
 def list_moves(node: Remote, *, vhost: str, all_vhosts: bool, form: str) -> int:
-    """Show the moves that are under way, and those that have ended a short while ago."""
-    from qq.cli.moves import show  # noqa: PLC0415
+    """List the moves under way, and moves that ended a short while ago."""
+    path = path_of("moves") if all_vhosts else path_of("moves", vhost)
+    print_rows(form, node.get_list(path), _COLUMNS)
+    return 0
 
-    return show(node, None if all_vhosts else vhost, form)
 
-
-@command.command("stop")
-@click.option("--id", "move", type=REQUIRED, required=True, metavar="ID", help="What the move is called.")
-@in_vhost
-@asks_node
-def stop(node: Remote, *, move: str, vhost: str) -> int:
-    """Stop a move. What is moved stays moved."""
-    from qq.cli import moves  # noqa: PLC0415
-
-    return moves.stop(node, vhost, move)
+@move_command.command("stop")
+@click.option("--id", "move", type=REQUIRED, required=True, metavar="ID", help="Id of the move.")
+@with_vhost
+@with_node
+def stop_move(node: Remote, *, move: str, vhost: str) -> int:
+    """Stop a move. Moved messages stay moved."""
+    node.send("DELETE", path_of("moves", vhost, move), missing=f"move {quoted(move)} in {quoted(vhost)}")
+    print("stopped")
+    return 0

@@ -1,4 +1,4 @@
-"""`qq restore`: its options."""
+"""`qq restore` and `qq recover`: their options."""
 
 from __future__ import annotations
 
@@ -6,25 +6,42 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qq.cli import ending
-from qq.cli.values import FILE
+from qq.cli import signals
+from qq.cli.values import DIRECTORY, FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@click.command("restore", short_help="begin a new cluster with what a backup holds")
+@click.command("restore")
 @click.argument("source", metavar="BACKUP")
 @click.option(
     "--config",
     type=FILE,
     required=True,
     metavar="FILE",
-    help="The settings of the node that begins; its data is to be empty.",
+    help="Settings of the first node; its data directory must be empty.",
 )
-def command(*, source: str, config: Path) -> int:
-    """Begin a new cluster with what a backup holds: a directory, a tar archive, or - for one from standard input."""
+def restore_command(*, source: str, config: Path) -> int:
+    """Begin a new cluster from a backup: a directory, a tar archive, or - for an archive from standard input."""
     from qq.cli.restore import restore_backup  # noqa: PLC0415
 
-    with ending.in_order():
+    with signals.exit_in_order():
         return restore_backup(source, config)
+
+
+@click.command("recover")
+@click.option(
+    "--unsafe-from",
+    "survivor",
+    type=DIRECTORY,
+    required=True,
+    metavar="DIR",
+    help="Data directory of the surviving node; confirmed messages may be missing in it.",
+)
+@click.option("--yes", is_flag=True, help="Begin the cluster; without it only report possible losses.")
+def recover_command(*, survivor: Path, yes: bool) -> int:
+    """Begin a new cluster from the data of a surviving node, when a majority is lost for good."""
+    from qq.cli.restore import recover_survivor  # noqa: PLC0415
+
+    return recover_survivor(survivor, is_sure=yes)

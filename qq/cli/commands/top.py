@@ -1,49 +1,132 @@
-"""`qq top`: its options."""
+"""`qq top`: shows the busiest queues and connections, once or repeatedly.
+
+Invariant: a node is asked for a few rows only, however many queues and connections it has.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from qq.cli.options import asks_node, prints
+from qq.cli.api import path_of
+from qq.cli.options import with_node, with_output
+from qq.cli.output import cell, print_cells, print_document, print_rows, table_of, value_in
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from qq.cli.remote import Remote
 
+
+class RankedKind(NamedTuple):
+    """A kind of object that `qq top` can rank: queues or connections."""
+
+    name: str
+    rates: tuple[str, ...]
+    """Columns with rates. Objects are ranked by the sum of their rates."""
+    columns: tuple[str, ...]
+    head: tuple[str, ...]
+
+
+_QUEUES = RankedKind(
+    "queues",
+    ("message_stats.publish_details.rate", "message_stats.deliver_get_details.rate"),
+    (
+        *("vhost", "name", "messages_ready", "messages_unacknowledged", "consumers"),
+        *("message_stats.publish_details.rate", "message_stats.deliver_get_details.rate"),
+    ),
+    ("vhost", "queue", "ready", "unacked", "consumers", "published/s", "delivered/s"),
+)
+_CONNECTIONS = RankedKind(
+    "connections",
+    ("recv_oct_details.rate", "send_oct_details.rate"),
+    ("name", "user", "vhost", "node", "state", "channels", "recv_oct_details.rate", "send_oct_details.rate"),
+    ("connection", "user", "vhost", "node", "state", "channels", "received bytes/s", "sent bytes/s"),
+)
+_KINDS = {kind.name: kind for kind in (_QUEUES, _CONNECTIONS)}
 _COUNT_MAX = 500
-_KINDS = ("queues", "connections")
 
 
-@click.command("top", short_help="show the busiest queues and connections, live")
-@click.argument("kind", type=click.Choice(_KINDS), metavar="[queues|connections]", required=False)
+@click.command("top")
+@click.argument("name", type=click.Choice(list(_KINDS)), metavar="[queues|connections]", required=False)
 @click.option(
     "--count",
     type=click.IntRange(1, _COUNT_MAX),
     default=10,
     metavar="NUMBER",
-    help="How many.  [default: 10]",
+    help="Rows of each table.  [default: 10]",
 )
 @click.option(
     "--interval",
     type=click.FloatRange(0.5),
     default=5.0,
     metavar="SECONDS",
-    help="When to look again; a node samples rates every 5 s.  [default: 5]",
+    help="Time between two requests; a node samples rates every 5 s.  [default: 5]",
 )
 @click.option(
-    "--once", is_flag=True, help="Look once. It is so where there is no terminal, and with --output."
+    "--once",
+    is_flag=True,
+    help="Print the tables once. This is the default without a terminal, and with --output.",
 )
-@prints
-@asks_node
-def command(node: Remote, *, kind: str | None, count: int, interval: float, once: bool, form: str) -> int:
+@with_output
+@with_node
+def top_command(node: Remote, *, name: str | None, count: int, interval: float, once: bool, form: str) -> int:
     """Show the busiest queues and connections, by rates over the last 5 to 10 s, until Ctrl-C."""
-    from qq.cli import busiest  # noqa: PLC0415
-
-    if form == "csv" and kind is None:
+    if form == "csv" and name is None:
         raise click.UsageError("--output csv needs queues or connections: they have other columns")
-    kinds = [busiest.KINDS[name] for name in _KINDS if kind in (None, name)]
+    kinds = [kind for kind in _KINDS.values() if name in (None, kind.name)]
     if once or form != "table" or not sys.stdout.isatty():
-        return busiest.print_busiest(node, kinds, count, form)
-    return busiest.watch(node, kinds, count, interval)
+        return _print_once(node, kinds, count, form)
+    return _watch(node, kinds, count, interval)
+
+
+def _print_once(node: Remote, kinds: Sequence[RankedKind], count: int, form: str) -> int:
+    """Print the busiest objects of each kind once. Raises CommandError."""
+    found = {kind.name: _busiest(node, kind, count) for kind in kinds}
+    if form == "json":
+        print_document(found)
+        return 0
+    for number, kind in enumerate(kinds):
+        if form == "csv":
+            print_rows(form, found[kind.name], kind.columns)
+            continue
+        if number:
+            print()
+        print_cells(kind.head, _cells(kind, found[kind.name]))
+    return 0
+
+
+def _watch(node: Remote, kinds: Sequence[RankedKind], count: int, interval_s: float) -> int:
+    """Show the busiest objects on the terminal, refreshed after each interval, until Ctrl-C. Raises CommandError."""
+    from rich.console import Group  # noqa: PLC0415 -- only for a terminal
+    from rich.live import Live  # noqa: PLC0415
+
+    with Live(screen=True, auto_refresh=False) as live:
+        while True:
+            tables = [table_of(kind.head, _cells(kind, _busiest(node, kind, count))) for kind in kinds]
+            live.update(Group(*tables), refresh=True)
+            time.sleep(interval_s)
+
+
+def _cells(kind: RankedKind, rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    return [[cell(value_in(row, column)) for column in kind.columns] for row in rows]
+
+
+def _busiest(node: Remote, kind: RankedKind, count: int) -> list[dict[str, Any]]:
+    """Return the busiest objects: rank by the sum of rates the first `count` objects of each rate."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for rate in kind.rates:
+        query = {"sort": rate, "sort_reverse": "true", "page": "1", "page_size": str(count)}
+        page = node.get(path_of(kind.name), {**query, "columns": ",".join(kind.columns)})
+        try:
+            found |= {(row["vhost"], row["name"]): row for row in page["items"]}
+        except (KeyError, TypeError):
+            raise node.foreign_answer() from None
+    return sorted(found.values(), key=lambda row: _rate(kind, row), reverse=True)[:count]
+
+
+def _rate(kind: RankedKind, row: dict[str, Any]) -> float:
+    return sum(value_in(row, column) or 0.0 for column in kind.rates)

@@ -10,14 +10,14 @@ from qq.cli.layout import BASE_PORT_MAX
 from qq.cli.values import DIRECTORY
 
 
-@click.command("up", short_help="run a local cluster until Ctrl-C")
+@click.command("up")
 @click.option("--nodes", type=click.Choice(["1", "3", "5"]), default="3", help="[default: 3]")
 @click.option(
     "--data-dir",
     type=DIRECTORY,
     default=Path("var"),
     metavar="DIR",
-    help="Kept between runs.  [default: ./var]",
+    help="Directory of the cluster, kept between runs.  [default: ./var]",
 )
 @click.option(
     "--base-port",
@@ -27,9 +27,9 @@ from qq.cli.values import DIRECTORY
     help="Node i: AMQP on PORT+i-1, HTTP on that +10000, peers on that +20000.  [default: 5672]",
 )
 @click.option("--fresh", is_flag=True, help="Delete the cluster in the directory first.")
-@click.option("--restart", is_flag=True, help="Start a node that died again.")
-def command(*, nodes: str, data_dir: Path, base_port: int, fresh: bool, restart: bool) -> int:
-    """Run a cluster on this machine, one process for each node, until Ctrl-C. Its data stays."""
+@click.option("--restart", is_flag=True, help="Start nodes again when they die.")
+def up_command(*, nodes: str, data_dir: Path, base_port: int, fresh: bool, restart: bool) -> int:
+    """Run a cluster on this machine, a process for each node, until Ctrl-C. Its data stays."""
     from qq.cli.up import up  # noqa: PLC0415
 
     return up(data_dir=data_dir, node_count=int(nodes), base_port=base_port, fresh=fresh, restart=restart)

@@ -99,7 +99,7 @@ def test_unsynced_data_may_be_lost_after_a_process_restart(tmp_path: Path) -> No
     assert {"a": b""} in outcomes(tmp_path, do)
 
 
-def test_a_name_without_a_sync_of_its_directory_may_go(tmp_path: Path) -> None:
+def test_file_may_vanish_without_a_directory_sync(tmp_path: Path) -> None:
     found = outcomes(tmp_path, lambda machine: machine.write("a", b"synced"))
     assert sorted(found, key=len) == [{}, {"a": b"synced"}]
 
@@ -125,7 +125,7 @@ def test_file_removed_in_parts_may_come_back_incomplete(tmp_path: Path) -> None:
     assert any(len(files.get("a", b"content")) < len(b"content") for files in found)
 
 
-def test_a_rename_may_be_undone_and_loses_neither_file(tmp_path: Path) -> None:
+def test_rename_may_be_undone_without_losing_a_file(tmp_path: Path) -> None:
     def do(machine: Machine) -> None:
         for name in ("a", "b"):
             machine.write(name, name.encode())
@@ -138,7 +138,7 @@ def test_a_rename_may_be_undone_and_loses_neither_file(tmp_path: Path) -> None:
     assert all(b"a" in files.values() for files in found)
 
 
-def test_a_removed_directory_may_come_back_with_its_files(tmp_path: Path) -> None:
+def test_removed_directory_may_come_back_with_its_files(tmp_path: Path) -> None:
     def do(machine: Machine) -> None:
         machine.disk.make_directory("d/inner")
         with closing(machine.disk.open("d/inner/a", create=True)) as file:
@@ -188,7 +188,7 @@ def test_a_directory_without_history_counts_as_durable(tmp_path: Path) -> None:
     machine.disk.close()
 
 
-def test_a_change_that_was_noted_and_not_made_has_not_happened(
+def test_recorded_change_that_was_not_made_has_no_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path)
@@ -303,7 +303,7 @@ def test_power_loss_keeps_all_files_when_everything_is_synced(
     seed=2622250,
 )
 @settings(max_examples=15, derandomize=True)
-def test_a_power_loss_at_any_time_leaves_a_disk_that_goes_on(
+def test_disk_works_after_a_power_loss_at_any_step(
     steps: list[tuple[str, str, str]], more: list[tuple[str, str, str]], seed: int
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -99,9 +99,7 @@ def test_follower_takes_over_when_the_leader_cannot_send(
     runner.run(check())
 
 
-def test_without_space_publishers_wait_until_there_is_some(
-    runner: asyncio.Runner, cluster: LiveCluster
-) -> None:
+def test_publishers_wait_while_the_disk_is_full(runner: asyncio.Runner, cluster: LiveCluster) -> None:
     async def until_alarmed(expected: bool) -> None:
         async with asyncio.timeout(30):
             while True:
@@ -214,7 +212,7 @@ def test_node_that_does_not_stop_dumps_its_tasks_and_is_killed(
     runner.run(check())
 
 
-def test_no_other_cluster_takes_the_ports_of_nodes_that_may_join(cluster: LiveCluster) -> None:
+def test_ports_of_spare_nodes_are_reserved(cluster: LiveCluster) -> None:
     assert len(cluster.absent) == SPARES
     for name in cluster.absent:
         address = cluster._addresses[name]
@@ -240,7 +238,7 @@ def test_node_that_fails_to_start_is_named_with_its_log(tmp_path: Path) -> None:
     assert last.endswith("[limits] no_such_limit: there is no such key")
 
 
-def test_nodes_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+def test_nodes_end_with_their_starter(tmp_path: Path) -> None:
     starter = """
         import asyncio, pathlib, sys
         from chaos.live.cluster import LiveCluster

@@ -101,7 +101,7 @@ def deeds(cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> set[tuple[st
 
 
 @pytest.mark.parametrize("name", cases(GROUPS[ALL], ALWAYS_TRIED.__contains__))
-def test_a_fault_comes_and_goes(
+def test_fault_is_begun_and_ended(
     runner: asyncio.Runner,
     cluster: LiveCluster,
     publisher: Publisher,
@@ -190,7 +190,7 @@ def test_upgrade_goes_from_the_release_to_this_program(tmp_path: Path) -> None:
     assert publisher.confirmed - found == set()
 
 
-def test_heal_makes_everything_good(runner: asyncio.Runner, cluster: LiveCluster) -> None:
+def test_heal_ends_all_faults(runner: asyncio.Runner, cluster: LiveCluster) -> None:
     async def check() -> None:
         first, second, third, *_ = (
             cluster.names
@@ -314,7 +314,7 @@ def test_ring_of_five_connects_only_neighbours() -> None:
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
-def test_a_bridge_is_all_that_connects_two_halves(nodes: int) -> None:
+def test_bridge_partition_connects_two_halves_by_a_node(nodes: int) -> None:
     for names, between_nodes, with_clients in cut("partition_bridge", nodes):
         half = nodes // 2
         assert len(set(names)) == 2 * half == nodes - 1

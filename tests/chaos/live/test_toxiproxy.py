@@ -73,7 +73,7 @@ def test_environment_variable_without_a_program_is_an_error(
         toxiproxy.find_server()
 
 
-def test_it_is_built_with_go_into_the_tool_directory_once(
+def test_toxiproxy_is_built_once_with_go(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program(
@@ -94,7 +94,7 @@ def test_failed_build_is_reported_in_a_single_line(nowhere: Path) -> None:
         toxiproxy.install()
 
 
-def test_a_server_that_does_not_come_up_is_an_error(
+def test_server_that_fails_to_start_raises_an_error(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(toxiproxy.VARIABLE, str(program(tmp_path / "server", "exit 3")))
@@ -178,7 +178,7 @@ def test_occupied_port_of_a_proxy_raises_an_error(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_server_ends_with_its_starter(tmp_path: Path) -> None:
     starter = """
         import asyncio, pathlib, sys
         from chaos.live.toxiproxy import Toxiproxy

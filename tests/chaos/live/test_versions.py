@@ -70,7 +70,7 @@ def test_versions_omit_programs_that_are_not_installed(
         java.find()
 
 
-def test_nodes_that_say_the_same_are_named_once() -> None:
+def test_equal_versions_of_nodes_are_named_once() -> None:
     properties = {"product": "RabbitMQ", "version": b"4.0.0", "copyright": "the authors of qq"}
     told = versions.introduction(properties)
     assert told == "RabbitMQ 4.0.0 (the authors of qq)"

@@ -128,5 +128,5 @@ def test_both_judges_agree_on_a_simulated_history(found: Found) -> None:
     assert {violation.promise for violation in in_memory} == {"lost"}
 
 
-def test_neither_finds_anything_anywhere_else(found: Found) -> None:
+def test_judges_find_only_the_planted_violations(found: Found) -> None:
     assert found == found.of([*(f"story-{number}" for number in range(STORIES)), *QUEUES])

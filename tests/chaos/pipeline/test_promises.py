@@ -29,7 +29,7 @@ def test_healthy_history_breaks_no_promise(judged: Judged, story: str) -> None:
 
 
 @pytest.mark.parametrize("story", [tell.__name__ for tell in PLANTED])
-def test_a_planted_violation_is_found_with_the_row_that_shows_it(judged: Judged, story: str) -> None:
+def test_planted_violation_is_found_with_its_row(judged: Judged, story: str) -> None:
     assert found(judged, story) == judged.planted[story]
 
 

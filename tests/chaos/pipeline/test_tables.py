@@ -61,7 +61,7 @@ def test_windows_without_confirms_are_listed_for_each_node(judged: Judged) -> No
     ]
 
 
-def test_faults_and_how_long_publishers_waited_because_of_them(judged: Judged) -> None:
+def test_faults_are_listed_with_the_outages_they_caused(judged: Judged) -> None:
     faults = {row.pop("fault"): row for row in table(judged, "faults")}
     said = {"node": "n1,n2", "outcome": "ok", "detail": "{}"}
     quiet = {"outage": 0.0, "node_outage": 0.0, "recovery": 0.0}

@@ -99,7 +99,7 @@ def test_row_with_a_time_that_does_not_rise_is_reported(
             spark.conf.set(name, value)
 
 
-def test_a_history_that_is_cut_between_two_lines_is_noticed(run: Path, spark: SparkSession) -> None:
+def test_history_cut_between_lines_is_noticed(run: Path, spark: SparkSession) -> None:
     file, lines = lines_of(run)
     file.write_text("".join(lines[:-1]))
     assert reason(run) == f"{run}: {len(lines) - 1} rows, but {len(lines)} were recorded"
@@ -123,7 +123,7 @@ def test_a_directory_without_a_history_is_a_failure(run: Path) -> None:
     assert json.loads((run / "verdict.json").read_text())["error"] == reason(run)
 
 
-def test_a_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+def test_missing_directory_is_reported(tmp_path: Path) -> None:
     assert reason(tmp_path / "none") == f"{tmp_path / 'none'}: no such directory"
 
 
@@ -212,7 +212,7 @@ def test_run_with_problems_is_invalid_although_promises_held(gone_wrong: tuple[P
 
 
 @pytest.mark.long
-def test_a_ratio_of_few_deliveries_is_not_said_to_be_kept(gone_wrong: tuple[Path, Verdict]) -> None:
+def test_ratio_without_deliveries_is_not_judged(gone_wrong: tuple[Path, Verdict]) -> None:
     _, verdict = gone_wrong
     [line] = [line for line in describe(verdict).splitlines() if line.startswith("priority_ratio")]
     assert line.split() == ["priority_ratio", "0", "0", "nothing", "to", "check"]
@@ -265,9 +265,7 @@ def test_java_is_searched_in_java_home_then_path_then_tools(
     assert java.find() == home
 
 
-def test_a_java_that_is_too_old_or_does_not_run_is_passed_over(
-    no_java: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unsuitable_java_is_skipped(no_java: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
     old = a_java(tmp_path / "old", "1.8.0_402")
     monkeypatch.setenv("PATH", str(old / "bin"))

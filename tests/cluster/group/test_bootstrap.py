@@ -13,8 +13,7 @@ from cluster.log.hardstate import Standing
 from cluster.log.mirrored_file import pack_twice, read_twice
 from cluster.runtime.ports import pack
 from cluster.storage.identity import MEMBER_FILE, load_copies, load_member_copies, store_identity
-from tests.cluster.group.test_tick_entries import Member, Trio
-from tests.cluster.membership.test_reconfiguration import Growing, id_of
+from tests.cluster.harness import Growing, Member, Trio, id_of
 from tests.harness.long_cases import cases
 
 GROUP = "groups/0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.membership.test_reconfiguration import Growing
+from tests.cluster.harness import Growing
 
 DISK_FACTORS = [100.0, 500.0]
 """With the last one a write takes about a second, and to be elected six of them, one after the other."""

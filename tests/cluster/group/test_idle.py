@@ -13,7 +13,7 @@ import pytest
 from cluster.engine.engine import Engine
 from cluster.raft.messages import Append, Appended
 from cluster.raft.timing import Timing
-from tests.cluster.group.test_tick_entries import Trio
+from tests.cluster.harness import Trio
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.configuration.configuration import PeerAddress
 from cluster.runtime.ports import pack
-from tests.cluster.group.test_tick_entries import Member, Trio, _nothing
+from tests.cluster.harness import Member, Trio, nothing
 
 NAMES = "abcde"
 PAIRS = ["".join(pair) for pair in combinations(NAMES, 2)]
@@ -62,7 +62,7 @@ def test_wherever_the_center_of_a_star_of_links_goes_there_is_a_leader() -> None
         five.pass_ms(2000)
         reached = max(member.group.journal.last_index for member in five.members)
         leader = next(member for member in five.members if member.name == center)
-        leader.runtime.enter(lambda leader=leader: _nothing(leader.group.submit([pack([1])])))
+        leader.runtime.enter(lambda leader=leader: nothing(leader.group.submit([pack([1])])))
         five.until(
             lambda leader=leader, reached=reached: leader.group.engine.commit_index > reached, within_ms=8000
         )

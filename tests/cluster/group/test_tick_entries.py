@@ -4,115 +4,28 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Any
 
-import msgpack
 import pytest
 
-from chaos.sim.world.disk import SimulatedDisk
-from chaos.sim.world.network import Network, NetworkOptions, address_of
-from chaos.sim.world.world import EPOCH_MS, SimulatedRuntime, SimulatedWorld, WallClock
-from cluster.config import GroupConfig
-from cluster.configuration.configuration import PeerAddress, Versions
+from chaos.sim.world.world import EPOCH_MS
+from cluster.configuration.configuration import Versions
 from cluster.group.events import GroupEvents
 from cluster.group.group import Group
-from cluster.log.entry import batches_of, entry_time_ms, is_regular
 from cluster.log.journal import SegmentedJournal
 from cluster.raft.cluster_clock import PATIENCE_S
 from cluster.raft.messages import Transfer, encode
 from cluster.runtime.ports import pack
 from cluster.storage.directory import GroupDirectory
 from cluster.storage.identity import Owner
-from tests.cluster.toy_queue import FrozenToy
+from tests.cluster.harness import Alarms, Trio, nothing
 
-RUNG_MAX = 2
 DAY_MS = 86_400_000
 COMMIT_MS = 50
 """Three nodes with good disks and a good network need less for an entry."""
 ELECTION_MS = 3_000
-
-
-class Alarms:
-    """Rings alarms when they are due, a few with each entry. A batch gives delays in milliseconds."""
-
-    def __init__(self) -> None:
-        self.due: list[int] = []
-        self.rung: list[tuple[int, int]] = []
-        """When each was due, and the time of the entry that rang it."""
-        self.entries = 0
-        self.outage_ms = 0
-
-    versions = (1, 2)
-    outages_since = 2
-
-    def raise_to(self, version: int) -> None:
-        """It does the same at both versions."""
-
-    def outage(self, length_ms: int) -> None:
-        self.outage_ms += length_ms
-
-    def apply_batch(
-        self,
-        origin: str,
-        index: int,
-        ordinal: int,
-        time_ms: int,
-        payload: memoryview,
-    ) -> Sequence[Any]:
-        self.due = sorted([*self.due, *(time_ms + delay_ms for delay_ms in msgpack.unpackb(payload))])
-        return []
-
-    def end_entry(self, time_ms: int) -> Sequence[Any]:
-        self.entries += 1
-        rung = [due_ms for due_ms in self.due if due_ms <= time_ms][:RUNG_MAX]
-        self.due = self.due[len(rung) :]
-        self.rung += [(due_ms, time_ms) for due_ms in rung]
-        return []
-
-    def due_ms(self) -> int | None:
-        return self.due[0] if self.due else None
-
-    def concerned(self, effects: Sequence[Any]) -> Sequence[str]:
-        return []
-
-    def origin_down(self, origin: str, time_ms: int, *, evicted: bool) -> Sequence[Any]:
-        return []
-
-    def outstanding(self, origin: str) -> Sequence[Any]:
-        return []
-
-    def compact(self, payload: memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
-        raise AssertionError(f"there are no live messages in {bytes(payload)!r}, let alone {messages}")
-
-    def freeze(self) -> FrozenAlarms:
-        return FrozenAlarms(pack(self.due))
-
-    def dump(self) -> bytes:
-        return b"".join(self.freeze().pieces())
-
-    def read(self, data: bytes) -> Any:
-        return msgpack.unpackb(data)
-
-    def adopt(self, state: Any) -> None:
-        self.due = state
-
-    def digest(self) -> str:
-        return str(self.due)
-
-
-class FrozenAlarms(FrozenToy):
-    """No messages, so that all that is applied can go."""
-
-    def __init__(self, dumped: bytes) -> None:
-        super().__init__([])
-        self._dumped = dumped
-
-    def pieces(self) -> list[bytes]:
-        return [self._dumped]
 
 
 class NeverDone(Alarms):
@@ -122,147 +35,12 @@ class NeverDone(Alarms):
         return 1
 
 
-class Member:
-    """A node through its lives. It is the `GroupEvents` of its group."""
-
-    group: Group
-    runtime: SimulatedRuntime
-
-    def __init__(self, name: str, trio: Trio) -> None:
-        self.name = name
-        self.wall = WallClock(trio.world, 0)
-        self.disk = SimulatedDisk(trio.world.random(f"disk {name}"), self._schedule_disk)
-        self.machine = Alarms()
-        self.address = address_of(name)
-        self._trio = trio
-        self._lives = 0
-
-    def _schedule_disk(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self._trio.world.after(delay_s, lambda: self.runtime.enter(callback))
-
-    def start(
-        self,
-        machine: Alarms | None = None,
-        group: type[Group] = Group,
-        places: Mapping[str, PeerAddress] = MappingProxyType({}),
-        **settings: Any,
-    ) -> None:
-        """`places` is where other members are according to the node's file, beside what the log says."""
-        trio = self._trio
-        self._lives += 1
-        self.machine = machine or Alarms()
-        random = trio.world.random(f"node {self.name} {self._lives}")
-        failed = trio.failures.append
-        self.runtime = SimulatedRuntime(trio.world, self.wall, random, _nothing, failed, _nothing)
-        self.disk.wait = self.runtime.stall
-        seeds = [address_of(name) for name in trio.listed] if settings.get("joins") else []
-        versions = Versions(*self.machine.versions)
-        links = trio.network.attach(
-            self.name, self.runtime, versions, addresses=[self.address], listed=places, seeds=seeds
-        )
-        names = {self.name} if seeds else {*trio.listed, self.name}
-        config = GroupConfig(
-            self.name,
-            {name: address_of(name) for name in names} | {self.name: self.address},
-            "test",
-            dead_origin_grace_s=1e9,
-            silent_origin_grace_s=1e9,
-            **settings,
-        )
-        self.group = group(config, self.machine, self.runtime, self.disk, links)
-        self.group.start(self)
-
-    def end(self) -> None:
-        self.runtime.alive = False
-        self.disk.crash(power_loss=False)
-        self._trio.network.process_ended(self.name, power_loss=False)
-
-    @property
-    def is_settled(self) -> bool:
-        is_known = self.group.configurations.is_settled
-        return is_known and self.machine.entries > 0 and _is_idle(self)
-
-    def set_alarms(self, *delays_ms: int) -> None:
-        """Submit them, and wait until they are set."""
-        entries = self.machine.entries
-        self.runtime.enter(lambda: _nothing(self.group.submit([pack(delays_ms)])))
-        self._trio.until(lambda: self.machine.entries > entries)
-
-    def ticks(self) -> list[int]:
-        """The times of the entries without batches in its log."""
-        journal = self.group.journal
-        entries = map(journal.read, range(journal.first_index, journal.last_index + 1))
-        return [entry_time_ms(entry) for entry in entries if is_regular(entry) and batches_of(entry) == []]
-
-    # GroupEvents
-
-    def applied(self, index: int, effects: Sequence[Any]) -> None: ...
-
-    def leader_changed(self, leader: str | None, term: int) -> None: ...
-
-    def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None: ...
-
-    def needed_from(self) -> int | None:
-        return None
-
-    def alarm_changed(self, reason: str | None) -> None: ...
-
-
-class Trio:
-    """Three members, or fewer, in one world."""
-
-    def __init__(self, names: Sequence[str] = ("a", "b", "c"), listed: Sequence[str] = ()) -> None:
-        """`listed` are the members that each node's file lists besides itself; all if none are told."""
-        self.names = names
-        self.listed = listed or names
-        self.world = SimulatedWorld(1)
-        self.network = Network(self.world, names, NetworkOptions(), self.world.random("network"))
-        self.failures: list[BaseException] = []
-        self.members = [Member(name, self) for name in names]
-
-    def start(self) -> Member:
-        """Start all; returns the leader, once everybody's first submission is applied, and the log has its members."""
-        for member in self.members:
-            member.start()
-        self.until(lambda: all(member.is_settled for member in self.members))
-        return self.leader()
-
-    def leader(self) -> Member:
-        [leader] = [
-            member for member in self.members if member.runtime.alive and member.group.engine.is_leader
-        ]
-        return leader
-
-    def pass_ms(self, time_ms: int) -> None:
-        self.world.run_until(self.world.now_s + time_ms / 1000)
-        assert not self.failures
-
-    def until(self, holds: Callable[[], bool], within_ms: int = 10_000) -> None:
-        end_s = self.world.now_s + within_ms / 1000
-        while not holds():
-            assert self.world.now_s < end_s
-            self.pass_ms(1)
-
-
-def _is_idle(member: Member) -> bool:
-    group = member.group
-    return not group.pending_batches and group.engine.applied_index == group.journal.last_index
-
-
-def _nothing(_value: object = None) -> None: ...
-
-
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     """Elections have a lot to say."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
-
-
-@pytest.fixture
-def trio() -> Trio:
-    return Trio()
 
 
 @pytest.fixture
@@ -354,7 +132,7 @@ def test_entries_that_are_submitted_bring_the_time_as_well(trio: Trio) -> None:
     leader = trio.start()
     for number in range(1_000):
         delays_ms = [] if number % 10 else [20]
-        leader.runtime.enter(lambda: _nothing(leader.group.submit([pack(delays_ms)])))  # noqa: B023
+        leader.runtime.enter(lambda: nothing(leader.group.submit([pack(delays_ms)])))  # noqa: B023
         trio.pass_ms(1)
     trio.pass_ms(100)
     assert len(leader.machine.rung) == 100
@@ -379,7 +157,7 @@ def test_who_is_handed_the_leadership_does_what_is_due_meanwhile(trio: Trio) -> 
     leader = trio.start()
     leader.set_alarms(20)
     index = leader.group.journal.last_index
-    leader.runtime.enter(lambda: _nothing(leader.group.leadership.transfer()))
+    leader.runtime.enter(lambda: nothing(leader.group.leadership.transfer()))
     trio.until(lambda: not leader.machine.due)
     successor = trio.leader()
     assert successor is not leader
@@ -392,9 +170,9 @@ def test_a_leader_that_hands_over_proposes_nothing_that_is_due(trio: Trio) -> No
     for member in trio.members:
         if member is not leader:
             member.group.engine.may_lead = False
-            member.group._shortage.look = _nothing
+            member.group._shortage.look = nothing
     leader.set_alarms(20)
-    leader.runtime.enter(lambda: _nothing(leader.group.leadership.transfer()))
+    leader.runtime.enter(lambda: nothing(leader.group.leadership.transfer()))
     trio.pass_ms(800)
     assert leader.ticks() == []
     trio.pass_ms(400)
@@ -585,7 +363,7 @@ def test_a_machine_that_was_asleep_goes_on_where_the_leader_is(trio: Trio) -> No
     sleeper.runtime.go_on()
     trio.pass_ms(10_000)
     other.group.engine.may_lead = False
-    other.group._shortage.look = _nothing
+    other.group._shortage.look = nothing
     leader.end()
     trio.until(lambda: sleeper.group.engine.is_leader)
     trio.until(lambda: bool(sleeper.machine.rung), 100_000)

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cluster.membership.disk_lag import Lateness
-from tests.cluster.membership.test_maintenance import applied, growing, leads
-from tests.cluster.membership.test_reconfiguration import Growing
+from tests.cluster.harness import Growing, applied, leads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["growing"]
 
 INTERVAL_S = 0.05
 SLOW, HANGING = 100.0, 10_000.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -11,32 +10,9 @@ from cluster.configuration.change_request import MemberChange, Verb
 from cluster.log.segment import CorruptJournal
 from cluster.membership.maintenance import PATIENCE_S
 from cluster.raft.messages import Alarm
-from tests.cluster.group.test_tick_entries import Member
-from tests.cluster.membership.test_reconfiguration import Growing, remove, replace_
+from tests.cluster.harness import Growing, Member, applied, drain, leads, remove, replace_, submit
 
 ELECTION_MS = 5_000
-
-
-@pytest.fixture
-def growing() -> Growing:
-    growing = Growing()
-    growing.start()
-    growing.until(lambda: growing.agrees("abc"))
-    growing.pass_ms(2_000)  # everybody has told how it is
-    return growing
-
-
-def drain(growing: Growing, *nodes: Member) -> None:
-    for node in nodes:
-        assert growing.asked(node, MemberChange(Verb.DRAIN, node.name)) == ""
-
-
-def leads(growing: Growing, *nodes: Member) -> bool:
-    return any(node.runtime.alive and node.group.engine.is_leader for node in nodes) and all(
-        member.group.leader in {node.name for node in nodes}
-        for member in growing.members
-        if member.runtime.alive
-    )
 
 
 def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
@@ -107,21 +83,6 @@ def test_it_leads_where_nobody_else_is_left_and_until_somebody_is(growing: Growi
     growing.all_submit()
     last.start()
     growing.until(lambda: leads(growing, last))
-
-
-def submit(node: Member) -> None:
-    node.group.submit([b"\x90"])
-
-
-def applied(growing: Growing, node: Member, *, ask: Callable[[], None]) -> int:
-    """How many entries this node applies within four seconds, in which it submits a batch every 10 ms."""
-    before = node.machine.entries
-    for turn in range(400):
-        if turn % 30 == 0:
-            node.runtime.enter(ask)
-        node.runtime.enter(lambda: submit(node))
-        growing.pass_ms(10)
-    return node.machine.entries - before
 
 
 @pytest.mark.parametrize("asked_after_ms", [0, 10, 1_000])

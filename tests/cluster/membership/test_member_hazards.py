@@ -12,8 +12,7 @@ from cluster.raft.messages import VoteRequest, encode
 from cluster.state.group_state import GroupState
 from cluster.storage.directory import GroupDirectory
 from cluster.storage.identity import Owner
-from tests.cluster.group.test_tick_entries import Alarms, Member
-from tests.cluster.membership.test_reconfiguration import Growing, id_of, remove, voters_of
+from tests.cluster.harness import Alarms, Growing, Member, id_of, remove, voters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,7 +17,7 @@ from cluster.raft.proposals import PendingSubmissions
 from cluster.raft.timing import Timing
 from cluster.state.apply import Applying
 from cluster.state.group_state import GroupState
-from tests.cluster.group.test_tick_entries import Alarms, Member, Trio, _nothing
+from tests.cluster.harness import Alarms, Member, Trio, nothing
 
 DAY_MS = 86_400_000
 OUTAGE_MS = 20_000
@@ -26,11 +26,6 @@ COUNTED_MS = GAP_S * 1000 + 200
 """So much of an outage may count as available time, at most: a short silence, and the time until it is seen."""
 MARGIN_MS = 1000 * (Timing().election_min_s + GAP_S) + 200
 """So much available time may count as outage when the leader changes."""
-
-
-@pytest.fixture
-def trio() -> Trio:
-    return Trio()
 
 
 def available_ms(trio: Trio) -> int:
@@ -115,7 +110,7 @@ def hang_disks(trio: Trio) -> None:
     leader = trio.leader()
     for member in trio.members:
         member.disk.slow = 1e5
-    leader.runtime.enter(lambda: _nothing(leader.group.submit([b"\x90"])))
+    leader.runtime.enter(lambda: nothing(leader.group.submit([b"\x90"])))
     trio.pass_ms(OUTAGE_MS)
     for member in trio.members:
         member.disk.slow = 1.0
@@ -175,7 +170,7 @@ def test_handovers_cost_little_available_time(trio: Trio) -> None:
     for _ in range(changes):
         trio.pass_ms(10_000)
         leader = trio.leader()
-        leader.runtime.enter(lambda leader=leader: _nothing(leader.group.leadership.transfer()))
+        leader.runtime.enter(lambda leader=leader: nothing(leader.group.leadership.transfer()))
         trio.until(lambda leader=leader: not leader.group.engine.is_leader)
     lasted_ms = (trio.world.now_s - begin_s) * 1000
     passed_ms = available_ms(trio) - before_ms

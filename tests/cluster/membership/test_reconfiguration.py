@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,7 +14,6 @@ from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import (
     ID_BYTES,
     NOBODY,
-    Configuration,
     MembershipRefused,
     PeerAddress,
 )
@@ -23,109 +22,7 @@ from cluster.membership.reconfiguration import NotNow
 from cluster.raft.messages import Vote, encode
 from cluster.raft.timing import Timing
 from cluster.storage.fail_stop import RemovedFromCluster
-from tests.cluster.group.test_tick_entries import Alarms, Member, Trio
-
-Step = Callable[[Configuration], Configuration]
-
-
-class Growing(Trio):
-    """Three members, and a fourth node that wants to be one."""
-
-    def __init__(self, names: str = "abcd") -> None:
-        super().__init__(list(names), listed=list(names[:-1]))
-        *self.members, self.fourth = self.members
-
-    def change(self, step: Step) -> int:
-        """Have the leader take a step as soon as it may; returns the index of the entry."""
-        taken: list[int] = []
-
-        def ask() -> None:
-            try:
-                taken.append(self.leader().group.reconfiguration.propose(step))
-            except NotNow:
-                return
-
-        def is_taken() -> bool:
-            if not taken:
-                self.leader().runtime.enter(ask)
-            return bool(taken)
-
-        self.until(is_taken)
-        self.until(lambda: self.leader().group.engine.applied_index >= taken[0])
-        return taken[0]
-
-    def asked(self, member: Member, change: MemberChange) -> str:
-        """Ask a member for a change until it is made, or refused: why then."""
-        refusals: list[str] = []
-        end_s = self.world.now_s + 20.0
-        while not (refusals or change.is_made(member.group.configurations.committed)):
-            assert self.world.now_s < end_s
-            member.runtime.enter(lambda: member.group.reconfiguration.ask(change, refusals.append))
-            self.world.run_until(self.world.now_s + 0.1)
-        return "".join(refusals[:1])
-
-    def add_fourth(self) -> None:
-        self.fourth.start(joins=True)
-        self.members.append(self.fourth)
-        self.until(lambda: self.agrees("abcd"))
-
-    def lead_by(self, names: str) -> None:
-        """Have leadership handed over to one of these."""
-        for _ in range(100):
-            leaders = [node for node in self.members if node.runtime.alive and node.group.engine.is_leader]
-            if leaders and leaders[0].name in names:
-                return
-            if leaders:
-                leaders[0].runtime.enter(
-                    lambda leader=leaders[0]: leader.group.leadership.transfer(names[0]) and None
-                )
-            self.pass_ms(300)
-        raise AssertionError(f"none of {names} leads")
-
-    def agrees(self, voters: str) -> bool:
-        """Whether all these vote, and nobody else, and everybody knows."""
-        running = [member for member in self.members if member.runtime.alive]
-        return all(
-            sorted(voters) == sorted(member.group.configurations.committed.membership.voters)
-            and member.group.configurations.newest is member.group.configurations.committed
-            for member in running
-        )
-
-    def stops(self, member: Member) -> None:
-        """Wait until a member stops because it is none any more."""
-        end_s = self.world.now_s + 10.0
-        while not self.failures:
-            assert self.world.now_s < end_s
-            self.world.run_until(self.world.now_s + 0.1)
-        assert isinstance(self.failures.pop(), RemovedFromCluster)
-        member.end()
-        self.members = [other for other in self.members if other is not member]
-
-    def all_submit(self) -> None:
-        """Every member has a batch applied."""
-        for member in self.members:
-            if member.runtime.alive:
-                member.set_alarms(1)
-
-    def followers(self) -> list[Member]:
-        leader = self.leader()
-        return [member for member in self.members if member is not leader and member.runtime.alive]
-
-
-def voters_of(node: Member) -> list[str]:
-    return sorted(node.group.configurations.membership.voters)
-
-
-def id_of(node: Member) -> bytes:
-    return node.group.members.id
-
-
-def remove(node: Member) -> MemberChange:
-    return MemberChange(Verb.REMOVE, node.name, id_of(node))
-
-
-def replace_(node: Member) -> MemberChange:
-    return MemberChange(Verb.REPLACE, node.name, id_of(node))
+from tests.cluster.harness import Alarms, Growing, Member, Trio, id_of, remove, replace_, voters_of
 
 
 @pytest.fixture

@@ -10,10 +10,7 @@ import pytest
 from cluster.membership.leadership import APART_S
 from cluster.membership.peer_status import SILENT_S
 from cluster.membership.view import Members
-from tests.cluster.membership.test_maintenance import drain, growing
-from tests.cluster.membership.test_reconfiguration import Growing
-
-__all__ = ["growing"]
+from tests.cluster.harness import Growing, drain
 
 SILENT_MS = int(SILENT_S * 1000) + 500
 

@@ -51,7 +51,7 @@ from cluster.raft.messages import (
 from cluster.runtime.ports import pack
 from cluster.storage.fail_stop import RemovedFromCluster
 from tests.cluster.configurations import configuration_of
-from tests.cluster.membership.test_reconfiguration import Growing
+from tests.cluster.harness import Growing
 
 STATUS = Status(Role.LEADER, 7, 9, 8, 8, Standing.VOTER, 1, 5, 10**6, 10**9, Alarm.DISK, 5, 6, 7)
 MESSAGES: list[Message] = [

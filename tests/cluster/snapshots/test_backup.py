@@ -32,7 +32,7 @@ from cluster.snapshots.backup import (
 )
 from cluster.snapshots.restore import NewCluster, recover, restore
 from cluster.storage.identity import Owner
-from tests.cluster.group.test_tick_entries import Alarms, Member, Trio
+from tests.cluster.harness import Alarms, Member, Trio
 
 if TYPE_CHECKING:
     from cluster.runtime.ports import Disk

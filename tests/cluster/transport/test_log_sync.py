@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from cluster.transport.log_sync import HANGS_S
-from tests.cluster.membership.test_maintenance import growing, submit
-from tests.cluster.membership.test_reconfiguration import Growing
-
-__all__ = ["growing"]
+from tests.cluster.harness import Growing, submit
 
 
 def test_nobody_relies_on_a_node_whose_disk_hangs(growing: Growing) -> None:

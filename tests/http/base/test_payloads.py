@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qq.http.base import payloads
-from qq.management import slices
 from qq.http.base.payloads import message_parts
+from qq.management import slices
 
 
 @dataclass

@@ -90,7 +90,7 @@ def test_a_page_that_cannot_be_is_refused(node: Node[MachineManagement], query: 
     assert (refused.json["error"] in errors, bool(refused.json["reason"])) == (True, True)
 
 
-def test_a_page_out_of_range_is_told_as_rabbitmq_does(node: Node[MachineManagement]) -> None:
+def test_page_out_of_range_is_refused_like_in_rabbitmq(node: Node[MachineManagement]) -> None:
     assert node.api("queues?page=1000").json == {
         "error": "page_out_of_range",
         "reason": "Page out of range, page: 1000 page size: 100, len: 4",
@@ -132,7 +132,7 @@ def test_page_all_returns_matching_names_as_a_single_list(node: Node[MachineMana
     ]
 
 
-def test_names_are_not_looked_at_without_a_page(node: Node[MachineManagement]) -> None:
+def test_name_filter_is_ignored_without_a_page(node: Node[MachineManagement]) -> None:
     assert names(node.api("queues?name=alpha")) == NAMES
 
 
@@ -191,7 +191,7 @@ def test_lists_are_sorted_by_virtual_host_and_name(
         assert pages == [["Beta", "alpha"], ["gamma.1", "gamma.2"], ["z"]]
 
 
-def test_only_the_columns_that_are_asked_for_are_told(node: Node[MachineManagement]) -> None:
+def test_only_requested_columns_are_returned(node: Node[MachineManagement]) -> None:
     assert node.api("queues?columns=name").json == [{"name": name} for name in NAMES]
     page = node.api("queues?columns=name,arguments.x-max-length,nothing&page=1&page_size=1").json
     assert page["items"] == [{"name": "Beta", "arguments": {"x-max-length": 4}}]
@@ -285,7 +285,7 @@ def test_channels_are_requested_only_for_shown_consumers(
     assert (shown["consumer_tag"], asked) == ("c3", [3])
 
 
-def test_no_more_channels_are_asked_for_than_are_shown(
+def test_channels_are_requested_only_for_the_shown_page(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -346,7 +346,7 @@ def test_documents_are_made_only_for_the_requested_page(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_pages_are_parts_of_the_list_that_there_is_now(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_parts_of_the_current_list(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever comes and goes between requests, and whichever order, names and columns are asked for."""
     for name, few in (("STEP", 2), ("RUN", 3), ("BLOCK", 2)):
         monkeypatch.setattr(sorted_objects, name, few)
@@ -429,7 +429,7 @@ def test_pages_are_parts_of_the_list_that_there_is_now(seed: int, monkeypatch: p
     assert machine.catalog.queues_declared > 10
 
 
-def test_a_page_of_very_many_is_looked_for_in_slices() -> None:
+def test_search_over_10000_queues_is_sliced() -> None:
     node = Node(MachineManagement())
     for start in range(0, 10_000, 500):
         node.management.make(*[read_queue(f"q{number}", {}) for number in range(start, start + 500)])

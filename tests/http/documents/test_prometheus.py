@@ -102,7 +102,7 @@ def test_virtual_hosts_can_be_chosen(node: Node[MachineManagement]) -> None:
 
 
 @pytest.mark.parametrize("family", [*_QUEUE_FAMILIES, "vhost_status", "exchange_names", "exchange_bindings"])
-def test_only_the_leader_shows_them(node: Node[MachineManagement], family: str) -> None:
+def test_only_the_leader_exports_metrics_of_objects(node: Node[MachineManagement], family: str) -> None:
     assert len(scraped(node, f"/metrics/detailed?family={family}")) > 1
     node.management.group.engine.is_leader = False
     assert len(scraped(node, f"/metrics/detailed?family={family}")) == 1

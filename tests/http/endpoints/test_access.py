@@ -35,7 +35,7 @@ def names(answer: Any) -> list[str]:
 # --- virtual hosts
 
 
-def test_a_virtual_host_is_created_described_anew_and_deleted(node: Machine) -> None:
+def test_virtual_host_is_created_updated_and_deleted(node: Machine) -> None:
     body = {"description": "orders", "tags": "a, b,,a", "default_queue_type": "quorum"}
     path = "vhosts/a%2Fb%20%C3%A9"
     assert node.api(path, "PUT", json=body).status == 201
@@ -97,7 +97,7 @@ def test_null_default_queue_type_means_unset(node: Machine, unset: str | None) -
     assert node.api("vhosts/v").json["default_queue_type"] == "quorum"
 
 
-def test_a_name_that_amqp_cannot_say_is_400(node: Machine) -> None:
+def test_name_longer_than_255_octets_is_400(node: Machine) -> None:
     for path in ("vhosts/", "users/"):
         assert node.api(path + "x" * 256, "PUT", json={"tags": ""}).status == 400
         assert node.api(path + "x" * 255, "PUT", json={"tags": ""}).status == 201
@@ -346,7 +346,7 @@ def test_a_limit_of_publishing_is_not_zero_and_no_fraction(node: Machine, name: 
     assert f"{name} is 1 at least" in refused.json["reason"]
 
 
-def test_limits_of_a_user_come_with_the_user(node: Machine) -> None:
+def test_limits_of_a_user_are_set_with_the_user(node: Machine) -> None:
     body = {"tags": "", "limits": {"max-channels": 3}}
     assert node.api("users/ann", "PUT", json=body).status == 201
     assert node.api("users/ann").json["limits"] == {"max-channels": 3}
@@ -424,7 +424,7 @@ def test_request_at_a_cluster_limit_is_400_and_not_logged(
     assert node.api(path.format("a"), method, json=body).status == 204
 
 
-def test_at_a_limit_of_a_virtual_host_there_is_400(node: Machine) -> None:
+def test_request_at_a_virtual_host_limit_is_400(node: Machine) -> None:
     for name, value in (("max-policies", 1), ("max-queues", 1), ("max-exchanges", 8), ("max-bindings", 1)):
         node.api(f"vhost-limits/%2F/{name}", "PUT", json={"value": value})
     for path, method, body, refused in (
@@ -610,6 +610,6 @@ def test_request_from_a_foreign_origin_changes_no_state(node: Machine, origin: s
     assert node.ask("/api/vhosts", headers=GUEST | {"Origin": origin}).status == 200
 
 
-def test_a_page_of_our_own_may(node: Machine) -> None:
+def test_request_from_the_own_origin_is_accepted(node: Machine) -> None:
     headers = GUEST | {"Origin": "http://node:15672", "Host": "node:15672"}
     assert node.ask("/api/vhosts/v", "PUT", headers=headers).status == 201

@@ -66,14 +66,14 @@ def test_a_backup_is_for_administrators(node: Node[Giving]) -> None:
     assert node.ask(f"/api/{PATH}").status == 401
 
 
-def test_a_backup_comes_in_parts(node: Node[Giving]) -> None:
+def test_backup_is_sent_in_parts(node: Node[Giving]) -> None:
     answer = node.api(PATH)
     assert (answer.status, answer.text) == (200, "partpartpart")
     assert node.management.backups.is_given_back
 
 
 @pytest.mark.parametrize("error", [OSError("the file is gone"), ConnectionResetError()])
-def test_a_backup_that_ends_too_early_does_not_look_whole(node: Node[Giving], error: OSError) -> None:
+def test_interrupted_backup_ends_with_a_client_error(node: Node[Giving], error: OSError) -> None:
     node.management.backups.error = error
 
     async def ask(client: Client) -> None:

@@ -92,7 +92,7 @@ def test_every_node_shows_a_connection(nodes: list[ClusterNode], connection: Any
     assert {"name": shown["name"], "vhost": "/", "user": "guest"} in basics
 
 
-def test_octets_are_counted_as_they_are_read_and_written(
+def test_connection_counts_octets_read_and_written(
     nodes: list[ClusterNode], connection: Any, name: str
 ) -> None:
     channel = connection.channel()
@@ -171,9 +171,7 @@ def test_every_node_shows_the_work_of_a_channel(nodes: list[ClusterNode], connec
     assert queue["messages_persistent"] == queue["messages"] == 2
 
 
-def test_a_transaction_is_shown_until_it_is_committed(
-    nodes: list[ClusterNode], connection: Any, name: str
-) -> None:
+def test_uncommitted_transaction_is_shown(nodes: list[ClusterNode], connection: Any, name: str) -> None:
     channel = connection.channel()
     channel.queue_declare(name, durable=True, arguments=QUORUM)
     channel.basic_publish("", name, b"m")
@@ -200,7 +198,7 @@ def test_exclusive_queue_shows_its_owner(nodes: list[ClusterNode], connection: A
     assert queue["exclusive_consumer_tag"] == "only"
 
 
-def test_pages_of_connections_are_those_of_the_whole_list(
+def test_pages_of_connections_are_parts_of_the_whole_list(
     nodes: list[ClusterNode], connection: Any, name: str
 ) -> None:
     others = [pika.BlockingConnection(pika.URLParameters(node.url)) for node in nodes for _ in range(2)]
@@ -218,7 +216,7 @@ def test_pages_of_connections_are_those_of_the_whole_list(
         each.close()
 
 
-def test_pages_of_channels_are_those_of_the_whole_list(
+def test_pages_of_channels_are_parts_of_the_whole_list(
     nodes: list[ClusterNode], connection: Any, name: str
 ) -> None:
     others = [pika.BlockingConnection(pika.URLParameters(node.url)) for node in nodes]

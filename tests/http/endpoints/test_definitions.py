@@ -547,7 +547,7 @@ json_values = st.recursive(
     indent=st.sampled_from([None, 0, 3]),
     ascii_only=st.booleans(),
 )
-def test_a_large_object_is_read_as_any_other(
+def test_large_object_is_read_like_a_small_object(
     body: dict[str, Any], indent: int | None, *, ascii_only: bool
 ) -> None:
     raw = json.dumps(body, indent=indent, ensure_ascii=ascii_only).encode()
@@ -643,9 +643,7 @@ def test_a_document_that_is_too_large_is_413(node: Machine) -> None:
     assert (answer.status, answer.json["reason"]) == (413, "the body is larger than 16777216 octets")
 
 
-def test_an_import_that_stops_halfway_says_how_far_it_came(
-    node: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_import_reports_its_progress(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     async def declare(*_: Any) -> None:
         raise Unavailable("no majority")
 
@@ -721,7 +719,7 @@ def test_line_ends_are_no_part_of_names_as_with_amqp(node: Machine) -> None:
     assert len(vhost.bindings) == 1
 
 
-def test_each_virtual_host_costs_the_same_however_many_there_are(
+def test_cost_per_virtual_host_does_not_depend_on_their_number(
     node: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []

@@ -87,7 +87,7 @@ def test_doctor_reports_findings_to_monitors(node: Any) -> None:
     assert told["verdict"] == "nothing is wrong (3 info)"  # n2 says nothing either
 
 
-def test_a_queue_without_consumers_is_told_with_its_time(node: Any) -> None:
+def test_queue_without_consumers_is_reported_with_its_start(node: Any) -> None:
     assert node.api("queues/%2F/q", "PUT").status == 201
     sample(node)
     # As rabbitmqadmin writes the default exchange.
@@ -281,7 +281,7 @@ class _Connection:
         return ConnectionFacts(is_blocked=self.is_blocked, traffic=traffic)
 
 
-def test_clients_that_do_not_read_and_those_that_wait(node: Any) -> None:
+def test_slow_and_blocked_clients_are_reported(node: Any) -> None:
     connections = {number: _Connection(number) for number in range(1, 100)}
     node.management.broker._dispatcher.connections.update(connections)
     connections[7].waiting = 2**20

@@ -54,7 +54,7 @@ ALWAYS_WELL = [
 
 
 @pytest.mark.parametrize("path", ALWAYS_WELL)
-def test_a_node_that_is_well_passes(node: Fake, path: str) -> None:
+def test_healthy_node_passes(node: Fake, path: str) -> None:
     assert check(node, path) == (200, OK)
 
 
@@ -73,7 +73,7 @@ def test_checks_for_load_balancers_need_no_login(node: Fake, path: str, status: 
     assert node.ask(f"/api/health/checks/{path}").status == status
 
 
-def test_alarms_are_those_of_the_nodes_that_are_heard(node: Fake) -> None:
+def test_alarms_are_those_of_reachable_nodes(node: Fake) -> None:
     node.management.group.known["n2"].alarm = Alarm.DISK | Alarm.MEMORY
     both = [{"resource": "memory", "node": "n2"}, {"resource": "disk space", "node": "n2"}]
     assert check(node, "alarms") == failed("There are alarms in effect in the cluster", alarms=both)
@@ -93,7 +93,7 @@ def test_a_node_that_is_repaired_is_not_initialized(node: Fake) -> None:
     assert check(node, "virtual-hosts") == failed("Some virtual hosts are down: it is a learner", **down)
 
 
-def test_a_node_that_does_not_serve_says_why(node: Fake) -> None:
+def test_checks_of_a_node_that_does_not_serve_give_the_reason(node: Fake) -> None:
     node.view.reason = "no leader"
     text = "rabbit node is not currently available to serve: no leader"
     assert check(node, "is-in-service") == failed(f"this {text}")
@@ -124,7 +124,7 @@ def test_a_cluster_is_complete_when_all_members_are_up(node: Fake) -> None:
     assert check(node, "reached-target-cluster-size") == (200, OK)
 
 
-def test_without_a_leader_the_quorum_queues_are_told(node: Fake) -> None:
+def test_quorum_queues_without_a_leader_are_listed(node: Fake) -> None:
     node.management.group.leader = None
     node.management.queues.names = ["orders", "other"]
     path = "quorum-queues-without-elected-leaders"
@@ -163,7 +163,7 @@ def test_a_pattern_that_would_take_for_ever_takes_no_time(node: Fake) -> None:
     assert check(node, f"quorum-queues-without-elected-leaders/all-vhosts/pattern/{pattern}") == (200, OK)
 
 
-def test_ports_and_protocols_are_those_that_are_open(node: Fake) -> None:
+def test_only_open_ports_and_protocols_pass(node: Fake) -> None:
     assert check(node, "port-listener/5672") == (200, OK | {"port": 5672})
     assert check(node, "port-listener/1") == failed("No active listener", missing=1, ports=[5672, 15672])
     for port in ("x", "-1", "1" * 5000, "%C2%B2"):
@@ -207,7 +207,9 @@ def certificate(tmp_path: Path) -> CertificateFiles:
     return CertificateFiles("amqp/ssl", str(tmp_path / "cert.pem"), str(tmp_path / "ca.pem"))
 
 
-def test_certificates_that_expire_in_time_are_told(node: Fake, certificate: CertificateFiles) -> None:
+def test_certificates_that_expire_within_the_period_are_reported(
+    node: Fake, certificate: CertificateFiles
+) -> None:
     node.management.certificate_files.append(certificate)
     node.management.listeners.append(Listener("amqp/ssl", "10.0.0.1", 5671, uses_tls=True))
     for within in ("9/days", "1/weeks"):

@@ -43,7 +43,7 @@ def test_leadership_transfer_is_answered_when_it_is_complete(
     assert node.api(f"{LEADER}/").json == {"leader": "n2"}
 
 
-def test_a_leader_that_has_not_heard_of_it_is_asked_once_more(node: Node[FakeManagement]) -> None:
+def test_leader_that_ignored_the_transfer_is_asked_again(node: Node[FakeManagement]) -> None:
     group = node.management.group
     group.ignored_requests = 1
     assert transfer(node, "n2") == (200, "n2")
@@ -87,7 +87,7 @@ def test_transfer_to_a_node_that_cannot_lead_is_refused(node: Node[FakeManagemen
 
 
 @pytest.mark.parametrize("body", [{"to": 1}, {"to": None}, {"from": "n1"}, ["n1"]])
-def test_a_body_that_says_something_else_is_400(node: Node[FakeManagement], body: Any) -> None:
+def test_malformed_transfer_is_400(node: Node[FakeManagement], body: Any) -> None:
     assert node.api(LEADER, "PUT", json=body).status == 400
 
 
@@ -98,7 +98,7 @@ def test_only_administrators_transfer_leadership(node: Node[FakeManagement]) -> 
     assert {node.api(path, user="eve").status for path in (LEADER, SAFE_TO_STOP, CRITICAL)} == {200}
 
 
-def test_whether_a_node_may_stop_is_the_status_of_the_answer(node: Node[FakeManagement]) -> None:
+def test_safe_to_stop_is_the_status_of_the_answer(node: Node[FakeManagement]) -> None:
     answer = node.api(SAFE_TO_STOP)
     assert (answer.status, answer.json) == (200, {"status": "ok", "reason": "n1: it may be stopped"})
     node.management.group.verdict = Verdict(False, "no majority")

@@ -63,7 +63,7 @@ def test_members_show_the_log_and_their_own_reports(node: Node[FakeManagement]) 
     }
 
 
-def test_a_node_is_added_once_it_listens_at_its_address(node: Node[FakeManagement]) -> None:
+def test_node_is_added_when_it_listens_at_its_address(node: Node[FakeManagement]) -> None:
     group = node.management.group
     body = {"host": "h4", "port": 9}
     listener = PeerAddress("h4", 7)
@@ -186,7 +186,7 @@ def test_members_are_not_changed_before_the_log_has_their_ids(node: Node[FakeMan
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == (503, "n3 does not answer")
 
 
-def test_a_request_says_how_long_it_waits(
+def test_wait_parameter_limits_the_wait_of_a_request(
     node: Node[FakeManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(members, "CHANGE_S", 60.0)
@@ -196,7 +196,7 @@ def test_a_request_says_how_long_it_waits(
         assert node.api(f"{MEMBERS}/n1/promote?wait={text}", "POST").status == 400, text
 
 
-def test_maintenance_is_waited_for_until_the_clients_have_gone(node: Node[FakeManagement]) -> None:
+def test_drain_waits_until_the_clients_have_left(node: Node[FakeManagement]) -> None:
     management = node.management
     management.make(Connect(1, "/", "guest"))
     assert refusal(node.api(f"{MEMBERS}/n2/drain", "PUT")) == (503, "clients of n2 that have not gone yet: 1")

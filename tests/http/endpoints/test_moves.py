@@ -80,7 +80,7 @@ def test_dead_letters_are_sent_back_to_their_origin(node: Machine) -> None:
     assert (answer.json["destination"], answer.json["to_origin"]) == (None, True)
 
 
-def test_why_a_move_waits_and_why_it_failed_is_told(node: Machine) -> None:
+def test_move_shows_why_it_waits_or_failed(node: Machine) -> None:
     shown = begun(node)
     move = node.management.machine.moves.all["/", shown["id"]]
     move.waits_for = "to"
@@ -205,14 +205,14 @@ def test_move_without_a_majority_is_503(node: Machine) -> None:
     assert node.management.machine.moves.all == {}
 
 
-def test_a_cluster_that_is_being_upgraded_says_so(node: Machine) -> None:
+def test_move_before_version_8_is_refused(node: Machine) -> None:
     node.management.machine._core.version = 7
     answer = node.api("moves/%2F", "POST", json=BODY)
     assert answer.status == 400
     assert "may be proposed from version 8 of the state on" in answer.json["reason"]
 
 
-def test_a_queue_that_goes_takes_its_move_along_at_the_next_step(node: Machine) -> None:
+def test_move_of_a_deleted_queue_can_be_stopped(node: Machine) -> None:
     shown = begun(node)
     node.management.make(DeleteQueue(1, 1, "q", False, False))
     assert node.api(f"moves/%2F/{shown['id']}", "DELETE").status == 204

@@ -60,7 +60,7 @@ def test_node_shows_its_figures_and_the_status_of_its_peers(node: Machine) -> No
     assert node.api("nodes/n9").status == 404
 
 
-def test_a_node_that_is_low_on_something_says_so(node: Machine) -> None:
+def test_node_with_an_alarm_shows_it(node: Machine) -> None:
     node.management.group.known["n1"].alarm = Alarm.MEMORY
     shown = node.api("nodes/n1").json
     assert (shown["mem_alarm"], shown["disk_free_alarm"]) == (True, False)
@@ -92,7 +92,7 @@ def test_peers_are_asked_for_their_figures(node: Machine) -> None:
     assert node.api("auth/attempts/n2", "DELETE").status == 503
 
 
-def test_the_memory_of_a_node_is_all_that_the_process_holds(node: Machine) -> None:
+def test_memory_of_a_node_is_its_resident_size(node: Machine) -> None:
     memory = node.api("nodes/n1/memory").json["memory"]
     assert memory["strategy"] == "rss"
     assert memory["other_system"] == memory["total"]["rss"] > 10**6
@@ -110,7 +110,7 @@ def test_nodes_are_for_monitors(node: Machine, path: str) -> None:
     assert (node.api(path, user="ann").status, node.api(path, user="eve").status) == (401, 200)
 
 
-def test_logins_are_counted_and_counted_anew(node: Machine) -> None:
+def test_logins_are_counted_and_reset(node: Machine) -> None:
     outcomes = node.management.broker.logins.outcomes
     outcomes["amqp091", True] += 3
     outcomes["amqp091", False] += 1
@@ -206,7 +206,7 @@ def test_feature_flags_of_versions_are_enabled_by_an_upgrade(node: Machine) -> N
     assert node.api("feature-flags/quorum_queue/enable", "PUT", user="eve").status == 401
 
 
-def test_a_deprecated_feature_is_in_use_when_a_queue_has_it(node: Machine) -> None:
+def test_deprecated_feature_is_in_use_with_a_transient_queue(node: Machine) -> None:
     assert [each["name"] for each in node.api("deprecated-features").json] == ["transient_nonexcl_queues"]
     node.management.make(declare_queue("durable"))
     assert node.api("deprecated-features/used").json == []
@@ -214,7 +214,7 @@ def test_a_deprecated_feature_is_in_use_when_a_queue_has_it(node: Machine) -> No
     assert node.api("deprecated-features/used").json == node.api("deprecated-features").json
 
 
-def test_administrators_are_told_the_settings(node: Machine) -> None:
+def test_effective_configuration_is_shown_to_administrators(node: Machine) -> None:
     answer = node.api("config/effective")
     assert answer.headers["Content-Type"].startswith("text/plain")
     assert answer.text == "cluster_name = qq\nlimits.cache_bytes = 7\n"
@@ -229,7 +229,7 @@ def test_a_password_is_hashed(node: Machine) -> None:
     assert node.api("auth/hash_password/x", user="eve").status == 401
 
 
-def test_the_queues_of_a_user_are_those_of_its_connections(node: Machine) -> None:
+def test_queues_of_a_user_are_those_of_its_connections(node: Machine) -> None:
     mine, shared = declare_queue("mine", 2, exclusive=True), declare_queue("shared", 2)
     node.management.make(Connect(1, "/", "guest"), OpenChannel(2, 1), mine._replace(connection=1), shared)
     assert [queue["name"] for queue in node.api("users/guest/queues").json] == ["mine"]
@@ -306,5 +306,5 @@ def test_replica_requests_are_accepted_only_if_already_true(
     assert queues.management.group.asked_to_change == []
 
 
-def test_of_a_node_only_the_columns_that_are_asked_for_are_told(node: Machine) -> None:
+def test_only_requested_columns_of_a_node_are_returned(node: Machine) -> None:
     assert node.api("nodes/n1?columns=name,type").json == {"name": "n1", "type": "disc"}

@@ -69,7 +69,7 @@ names = texts.filter(lambda name: name not in ACTED_UPON)
 
 @settings(max_examples=max(5, settings.default.max_examples // 4), deadline=None)
 @given(headers=st.dictionaries(names, header_values, min_size=1, max_size=4))
-def test_headers_come_back_as_they_were_published(headers: dict[str, Any]) -> None:
+def test_headers_are_returned_as_they_were_published(headers: dict[str, Any]) -> None:
     management = MachineManagement()
     management.make(read_queue("q", {}))
     node = Node(management)
@@ -90,7 +90,7 @@ def test_cc_and_bcc_headers_route_and_bcc_is_removed(
 
 
 @pytest.mark.parametrize("timestamp", [1767225600, 2**32, 4_999_999_999, 253_402_300_799])
-def test_a_timestamp_is_shown_as_it_was_published(node: Node[MachineManagement], timestamp: int) -> None:
+def test_timestamp_is_returned_as_it_was_published(node: Node[MachineManagement], timestamp: int) -> None:
     assert publish(node, properties={"timestamp": timestamp}).json == {"routed": True}
     assert got(node)[0]["properties"] == {"timestamp": timestamp}
 
@@ -135,13 +135,13 @@ def test_invalid_message_is_refused(node: Node[MachineManagement], body: dict[st
 
 
 @pytest.mark.parametrize("name", list(MESSAGE))
-def test_a_message_is_told_in_full(node: Node[MachineManagement], name: str) -> None:
+def test_message_with_a_missing_field_is_refused(node: Node[MachineManagement], name: str) -> None:
     body = {key: value for key, value in MESSAGE.items() if key != name}
     answer = node.api("exchanges/%2F/amq.default/publish", "POST", json=body)
     assert (answer.status, answer.json["reason"]) == (400, f"key_missing: {name}")
 
 
-def test_an_exchange_that_is_not_there_is_404(node: Node[MachineManagement]) -> None:
+def test_publish_to_a_missing_exchange_is_404(node: Node[MachineManagement]) -> None:
     answer = publish(node, "nothing")
     assert (answer.status, answer.json["reason"]) == (404, "exchange_not_found")
     answer = node.api("exchanges/nowhere/amq.direct/publish", "POST", json=MESSAGE)

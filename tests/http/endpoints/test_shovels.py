@@ -83,7 +83,7 @@ def test_a_shovel_that_has_a_move_is_running(node: Machine) -> None:
         assert node.api(path, method).status == 404
 
 
-def test_why_a_shovel_does_not_run_is_told(node: Machine) -> None:
+def test_stopped_shovel_shows_its_reason(node: Machine) -> None:
     put(node, VALUE | {"src-queue": "later"})
     assert node.api(SHOWN).json["reason"] == "no queue 'later' in vhost '/'"
     node.management.make(PutParameter("/", "shovel", "s", "{}"))

@@ -177,7 +177,7 @@ def test_samples_are_kept_for_requested_objects(node: Any) -> None:
     assert "samples" not in node.api("queues/v/q?lengths_age=5").json["messages_details"]
 
 
-def test_lists_tell_samples_of_the_first_of_their_things(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_return_samples_only_for_their_first_items(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "LISTED_MAX", 1)
     publish(node, "v", "amq.fanout")
     wanted = "lengths_age=1800&lengths_incr=30&msg_rates_age=1800&msg_rates_incr=30"

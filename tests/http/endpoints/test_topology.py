@@ -63,7 +63,7 @@ def test_line_ends_are_dropped_from_a_name_as_of_a_clients(node: Machine) -> Non
 
 
 @pytest.mark.parametrize("path", ["e/amq.direct%0A/q/q%0A", "e/amq.direct/e/amq.fanout%0D"])
-def test_a_binding_is_found_by_the_names_that_it_was_made_with(node: Machine, path: str) -> None:
+def test_binding_is_found_by_its_declared_names(node: Machine, path: str) -> None:
     """Line ends are dropped from those, too."""
     node.api("queues/%2F/q", "PUT")
     answer = node.api(f"bindings/%2F/{path}", "POST", json={"routing_key": "k"})
@@ -105,7 +105,7 @@ def test_a_queue_that_cannot_be_is_refused_with_the_reason(
     assert sessions(node) == 0
 
 
-def test_a_queue_is_only_deleted_if_it_is_as_it_is_asked_to_be(node: Machine) -> None:
+def test_queue_is_deleted_only_under_the_given_conditions(node: Machine) -> None:
     put_messages(node, "q", b"m")
     answer = node.api("queues/%2F/q?if-empty=true", "DELETE")
     assert (answer.status, answer.json["reason"]) == (400, "queue 'q' in vhost '/' not empty")
@@ -144,7 +144,7 @@ def put_messages(node: Machine, queue: str, *bodies: bytes) -> None:
         ("reject_requeue_false", 1, False),
     ],
 )
-def test_messages_are_got_and_settled_as_it_is_asked(
+def test_get_settles_messages_as_its_ackmode_says(
     node: Machine, mode: str, left: int, redelivered: bool
 ) -> None:
     put_messages(node, "q", b"one", b"\xff\x00", b"three")
@@ -332,7 +332,7 @@ def test_dead_letter_exchange_needs_read_and_write_permissions(node: Machine) ->
         assert node.api("queues/%2F/q", "PUT", user="ann", json=body).status == status
 
 
-def test_a_user_at_the_limit_is_told_so(node: Machine) -> None:
+def test_request_at_a_user_limit_is_refused(node: Machine) -> None:
     node.management.make(SetUserLimits("guest", {"max-connections": 0}))
     answer = node.api("queues/%2F/q", "PUT")
     assert answer.status == 401

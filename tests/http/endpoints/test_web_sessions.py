@@ -261,7 +261,7 @@ def test_a_session_ends_with_its_password_and_its_user(node: Machine, commands: 
     browse(node, story)
 
 
-def test_tags_count_as_they_are_now(node: Machine) -> None:
+def test_session_uses_the_current_tags_of_its_user(node: Machine) -> None:
     async def story(browser: Browser) -> None:
         await browser.log_in()
         user = node.management.machine.users["guest"]
@@ -357,7 +357,7 @@ def test_ended_sessions_of_the_quietest_user_are_dropped(monkeypatch: pytest.Mon
     assert [session in ended for session in sessions] == [False, True, True, True]
 
 
-def test_rows_go_on_behind_any_of_them() -> None:
+def test_rows_of_ended_sessions_continue_after_a_key() -> None:
     ended = EndedSessions()
     sessions = [WebSession(user, number * 16, 1) for user in "ab" for number in (b"1", b"2")]
     for session in reversed(sessions):
@@ -403,9 +403,7 @@ def begun_where_both_know_the_user(one: MachineManagement, other: MachineManagem
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_a_session_is_good_at_all_nodes_and_ends_at_all(
-    is_cut: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_session_is_valid_at_all_nodes_and_ends_at_all(is_cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_sessions, "EXCHANGE_INTERVAL_S", 0.01)
 
     async def story() -> None:
@@ -427,7 +425,7 @@ def test_a_session_is_good_at_all_nodes_and_ends_at_all(
     asyncio.run(story())
 
 
-def test_a_node_that_did_not_hear_of_a_logout_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missed_logout_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_sessions, "RESEND_S", 0.01)
 
     async def story() -> None:

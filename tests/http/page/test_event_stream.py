@@ -187,7 +187,7 @@ def test_a_wrong_stream_is_refused_at_once(node: Node[MachineManagement], query:
 @pytest.mark.parametrize(
     "view", ["overview", "members", "queues", "dead-letters", "exchanges", "connections", "channels"]
 )
-def test_each_view_tells_json_that_is_bounded(node: Node[MachineManagement], view: str) -> None:
+def test_each_view_is_bounded_json(node: Node[MachineManagement], view: str) -> None:
     declare(node, *(f"q{number:03}" for number in range(300)))
 
     async def story() -> Any:
@@ -327,7 +327,7 @@ def test_stream_of_a_token_ends_when_the_token_expires(
     assert -0.5 < time() - expires_s < 1.0
 
 
-def test_a_stream_ends_with_the_session_that_has_asked_for_it(node: Node[MachineManagement]) -> None:
+def test_stream_ends_with_its_session(node: Node[MachineManagement]) -> None:
     async def story() -> list[bool]:
         form = {"username": "guest", "password": PASSWORD}
         async with served(node) as client, client.post("/api/login", data=form) as begun:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parent.parent))
-from upstream import matching
+from wildcards import matching
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -72,7 +72,7 @@ def test_a_consumer_is_limited_and_cancelled(client: Any, queue: str) -> None:
     assert "consumer_tag" in done(client, client.basic_cancel(consumer))
 
 
-def test_a_rejected_message_comes_again_marked(client: Any, queue: str) -> None:
+def test_rejected_message_is_redelivered_and_marked(client: Any, queue: str) -> None:
     publish(client, queue, "again")
     client.basic_reject(done(client, client.basic_get(queue=queue)))
     message = done(client, client.basic_get(queue=queue))
@@ -108,7 +108,7 @@ def test_a_message_without_a_queue_is_returned(client: Any) -> None:
         publish(client, str(uuid.uuid4()), "back", mandatory=True)
 
 
-def test_an_error_is_told_and_the_connection_goes_on(client: Any, queue: str) -> None:
+def test_channel_error_keeps_the_connection_usable(client: Any, queue: str) -> None:
     with pytest.raises(puka.NotFound):
         done(client, client.queue_declare(queue=str(uuid.uuid4()), passive=True))
     with pytest.raises(puka.PreconditionFailed):
@@ -117,13 +117,13 @@ def test_an_error_is_told_and_the_connection_goes_on(client: Any, queue: str) ->
     assert done(client, client.queue_purge(queue=queue))["message_count"] == 1
 
 
-def test_a_large_message_comes_back(client: Any, queue: str) -> None:
+def test_large_message_is_received_unchanged(client: Any, queue: str) -> None:
     body = "x" * (1 << 20)
     publish(client, queue, body)
     assert done(client, client.basic_get(queue=queue, no_ack=True))["body"] == body
 
 
-def test_a_wrong_password_is_told() -> None:
+def test_wrong_password_is_refused() -> None:
     stranger = puka.Client(URL.replace("guest:guest", "guest:wrong"))
     with pytest.raises((puka.ConnectionBroken, ConnectionError)):
         stranger.wait(stranger.connect(), timeout=WAIT_S)

@@ -61,7 +61,7 @@ def test_updated_virtual_host_keeps_its_queues() -> None:
     assert list(vhost.queues) == ["q"]
 
 
-def test_a_user_is_told_with_the_algorithm_of_the_hash() -> None:
+def test_user_has_the_algorithm_of_its_hash() -> None:
     driver = Driver()
     for command, hashing in ((USER, "sha256"), (HASHED, "md5"), (USER, "sha256")):
         driver.apply(command)
@@ -107,7 +107,7 @@ def test_topic_permissions_are_cleared_for_an_exchange_or_all(exchange: str, lef
 
 
 @pytest.mark.parametrize("gone", [c.DeleteUser("ann"), c.DeleteVhost("/")])
-def test_permissions_go_with_the_user_and_with_the_virtual_host(gone: c.Command) -> None:
+def test_permissions_are_deleted_with_their_user_or_vhost(gone: c.Command) -> None:
     driver = Driver()
     driver.apply(USER, PERMIT, TOPIC, c.SetUserLimits("ann", {"max-channels": 1}), gone)
     driver.apply(USER, c.PutVhost("/", "", [], ""))
@@ -167,7 +167,7 @@ def test_catalog_revision_rises_with_each_relevant_change(change: c.Command) -> 
     assert driver.machine.catalog.revision > before
 
 
-def test_the_revision_goes_up_with_a_state_that_is_loaded() -> None:
+def test_catalog_revision_rises_when_a_state_is_loaded() -> None:
     driver = connected()
     before = driver.machine.catalog.revision
     for _ in range(3):
@@ -182,7 +182,7 @@ def owed(driver: Driver) -> Sequence[e.Effect]:
     return effects
 
 
-def test_a_connection_is_told_again_that_it_is_open() -> None:
+def test_open_connection_is_reported_again_after_missed_entries() -> None:
     assert owed(connected()) == [
         e.Reply("n1", 10, e.Connected(), 1),
         e.Known("n1", 10, 1, []),

@@ -86,7 +86,7 @@ def test_admitted_number_is_a_duplicate_and_a_refused_is_new(
         twin.load([limit, age_ms, rows])  # as they come out of a dump
 
 
-def test_those_that_are_out_of_date_go_a_few_at_a_time() -> None:
+def test_expired_publishers_are_forgotten_a_few_at_a_time() -> None:
     publishers = Publishers(limit=1000, age_ms=10)
     for number in range(100):
         publishers.admit((f"old {number}",), (1, 1), 0)
@@ -105,7 +105,7 @@ def test_the_publishers_of_a_user_are_its_own() -> None:
     assert len(names) == 9
 
 
-def test_after_an_upgrade_a_publisher_goes_on_with_its_numbers() -> None:
+def test_publisher_keeps_its_numbers_across_an_upgrade() -> None:
     publishers = Publishers()
     publishers.admit(names_of("alice", "p", 7), (1, 5), 0)
     assert publishers.new(names_of("alice", "p", 8), 5, 2, 0) == [(6, 6)]

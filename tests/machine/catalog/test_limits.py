@@ -148,7 +148,7 @@ def refusals(driver: Driver, command: Command) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.limit}-{number}" for number, case in enumerate(CASES)])
-def test_at_a_limit_there_is_no_more_until_something_goes(case: Case) -> None:
+def test_limit_refuses_objects_until_a_deletion(case: Case) -> None:
     driver = Driver()
     driver.apply(declare("q"))
     limit = case.there + LIMIT
@@ -191,7 +191,7 @@ def test_objects_above_a_lowered_limit_stay_and_work(case: Case) -> None:
     assert refusals(driver, case.make(8)._replace(session=50)) == []
 
 
-def test_a_message_that_was_got_counts_until_it_is_acknowledged() -> None:
+def test_message_from_get_counts_as_a_consumer_until_acked() -> None:
     driver = Driver()
     driver.apply(declare("q"), c.ChangeVhostLimits("/", {"max-consumers": 2}))
     driver.apply(publish(5))
@@ -228,7 +228,7 @@ WITH_TABLES: dict[str, Callable[[Table], Command]] = {
 
 
 @pytest.mark.parametrize("make", WITH_TABLES.values(), ids=WITH_TABLES)
-def test_arguments_may_be_so_large(make: Callable[[Table], Command]) -> None:
+def test_arguments_above_the_size_limit_are_refused(make: Callable[[Table], Command]) -> None:
     driver = Driver()
     driver.apply(declare("there"), c.SessionDown(1))
     fits = {"a": "x" * (ARGUMENTS_BYTES_MAX - VALUE_BYTES - 1)}
@@ -319,7 +319,7 @@ def test_cluster_limits_refuse_further_objects(
     assert reloaded(driver.machine).digest() == driver.machine.digest()
 
 
-def test_there_are_no_more_policies_than_so_many() -> None:
+def test_policies_are_limited() -> None:
     driver = Driver()
 
     def put(name: str, *, operator: bool = False, definition: Table | None = None) -> c.PutPolicy:

@@ -50,14 +50,14 @@ def test_missing_parameters_are_neither_set_nor_deleted(driver: Driver) -> None:
     assert driver.machine.digest() == before
 
 
-def test_parameters_go_with_their_virtual_host(driver: Driver) -> None:
+def test_parameters_are_deleted_with_their_virtual_host(driver: Driver) -> None:
     driver.apply(c.PutVhost("v", "", [], ""), PARAMETER._replace(vhost="v"), c.DeleteVhost("v"))
     driver.apply(c.PutVhost("v", "", [], ""))
     assert driver.machine.vhosts["v"].parameters == {}
 
 
 @pytest.mark.parametrize("where", ["vhost '/'", "the cluster"])
-def test_there_are_no_more_parameters_than_so_many(
+def test_parameters_are_limited_in_number(
     driver: Driver, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog, "PARAMETERS_MAX", 2)
@@ -77,7 +77,7 @@ def test_there_are_no_more_parameters_than_so_many(
 
 
 @pytest.mark.parametrize("command", [PARAMETER, GLOBAL])
-def test_a_value_is_no_longer_than_so_much(
+def test_parameter_value_is_limited_in_length(
     driver: Driver, command: c.PutParameter | c.PutGlobalParameter
 ) -> None:
     with pytest.raises(Refused, match=f"the value takes {len(LONG)} bytes, the limit is {len(LONG) - 1}"):

@@ -111,7 +111,7 @@ def refusals(driver: Driver, command: Command) -> list[Failed]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_claim_bars_a_command_until_its_node_is_gone(name: str) -> None:
+def test_claim_bars_a_command_until_its_node_is_evicted(name: str) -> None:
     row = ROWS[name]
     driver = driver_of(row)
     claims = driver.machine.claims
@@ -146,7 +146,7 @@ def test_claims_do_not_bar_a_second_consumer_of_a_quorum_queue() -> None:
 
 
 @pytest.mark.slow
-def test_claims_that_end_in_portions_bar_until_they_have_ended() -> None:
+def test_claims_ending_in_portions_bar_until_the_last_has_ended() -> None:
     """Very many consumers and queues of a node that was given up end in several entries."""
     row = Row([SHARED], takes("q", exclusive=True))
     driver = driver_of(row)

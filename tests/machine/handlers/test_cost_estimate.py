@@ -58,7 +58,7 @@ def test_messages_of_an_entry_reach_a_limited_number_of_queues() -> None:
     assert effects == []  # it is another entry
 
 
-def test_a_transaction_reaches_so_many_queues_at_most() -> None:
+def test_transaction_reaches_a_limited_number_of_queues() -> None:
     machine = wide()
     commands = [publish(1, str(number % 2), "amq.fanout", first_seq=0) for number in range(5)]
     [failed] = machine.apply_batch("n1", 2, 0, 7, batch([Commit(1, 5), *commands], [b"x"] * 5))
@@ -140,7 +140,7 @@ def test_cached_routes_do_not_change_the_refusals() -> None:
     assert machine.digest() == other.digest()
 
 
-def test_a_way_is_counted_again_when_bindings_have_changed() -> None:
+def test_route_is_counted_again_after_bindings_changed() -> None:
     machine = dear()
     pairs = [(declare(f"new{number}"), TO_TOPIC[0]) for number in range(KEYS)]
     commands = [command for pair in pairs for command in pair]

@@ -79,7 +79,7 @@ def test_publish_between_fragments_keeps_both_messages_whole() -> None:
     assert driver.machine.fragments_of(driver.index) == {0: (Fragment(3, 1, len(b"of another")),)}
 
 
-def test_only_the_first_message_of_the_next_command_goes_on() -> None:
+def test_join_completes_only_the_first_message_of_a_publish() -> None:
     driver = Large()
     driver.store(FIRST)
     driver.apply(JoinFragments(2), publish(3, session=2), publish(1, session=2))

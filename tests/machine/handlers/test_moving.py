@@ -326,7 +326,7 @@ def test_a_move_fails_when_a_queue_is_not_the_same_any_more(driver: Driver) -> N
     assert counts(driver, "other") == [3]
 
 
-def test_the_moves_of_a_virtual_host_go_with_it(driver: Driver) -> None:
+def test_moves_are_deleted_with_their_virtual_host(driver: Driver) -> None:
     driver.apply(MOVE, MOVE._replace(move="n", source="to", destination="q"))
     driver.apply(c.EndMove("/", "n", ""))
     driver.apply(c.DeleteVhost("/"))
@@ -343,7 +343,7 @@ def test_stopped_move_keeps_the_moved_messages(driver: Driver) -> None:
     assert move(driver).state == "stopped"
 
 
-def test_two_queues_may_be_moved_into_each_other(driver: Driver) -> None:
+def test_two_moves_may_exchange_the_messages_of_two_queues(driver: Driver) -> None:
     """Each move is about what there was at its beginning, so both end."""
     driver.apply(publish(2), publish(3, "to"))
     driver.apply(MOVE, MOVE._replace(move="n", source="to", destination="q"))
@@ -424,7 +424,7 @@ def test_running_and_remembered_moves_are_limited(driver: Driver, monkeypatch: p
     reloaded(driver.machine)
 
 
-def test_no_node_is_given_a_command_that_it_does_not_know() -> None:
+def test_move_commands_are_refused_before_version_8() -> None:
     for command in (MOVE, step(0, (0, 1)), c.EndMove("/", "m", "")):
         check_command(command, 8)
         with pytest.raises(InvalidCommand, match="from version 8"):
@@ -479,7 +479,7 @@ def test_a_move_for_a_shovel_needs_the_shovel(driver: Driver) -> None:
     assert driver.machine.moves.of_shovel("/", "s") is move(driver)
 
 
-def test_a_shovel_that_is_done_goes_in_the_same_step(driver: Driver) -> None:
+def test_finished_shovel_is_deleted_in_the_last_step_of_its_move(driver: Driver) -> None:
     driver.apply(publish(3), SHOVEL, SHOVEL._replace(name="other"), FOR_SHOVEL)
     driver.apply(step(0, (0, 2), then=(PLACE, 2)))
     assert shovels(driver) == ["s", "other"]
@@ -489,7 +489,7 @@ def test_a_shovel_that_is_done_goes_in_the_same_step(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("change", [SHOVEL, c.DeleteParameter("/", "shovel", "s")])
-def test_a_shovel_that_changes_or_goes_stops_its_move(driver: Driver, change: c.Command) -> None:
+def test_changed_or_deleted_shovel_stops_its_move(driver: Driver, change: c.Command) -> None:
     driver.apply(declare("more"), SHOVEL, FOR_SHOVEL, MOVE._replace(move="n", source="more"))
     driver.apply(change)
     assert (move(driver).state, move(driver, "n").state) == ("stopped", "running")
@@ -503,7 +503,9 @@ def test_endless_move_takes_new_messages_and_ends_with_its_count(driver: Driver)
     assert (counts(driver), move(driver).state, shovels(driver)) == ([1, 3], "finished", [])
 
 
-def test_shovels_take_no_room_from_other_moves(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moves_of_shovels_do_not_count_towards_the_move_limit(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("qq.machine.queue.moves.RUNNING_IN_VHOST_MAX", 1)
     driver.apply(declare("more"), declare("third"), SHOVEL, SHOVEL._replace(name="t"), FOR_SHOVEL)
     driver.apply(MOVE._replace(move="n", source="more"))

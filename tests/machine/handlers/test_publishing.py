@@ -47,7 +47,7 @@ def test_dead_lettering_between_all_queues_is_bounded() -> None:
     assert most_messages(driver) == 30
 
 
-def test_a_long_way_is_no_matter() -> None:
+def test_chain_of_40_dead_letter_queues_does_not_multiply() -> None:
     driver = Driver()
     names = [f"q{number}" for number in range(40)]
     driver.apply(

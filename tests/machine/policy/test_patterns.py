@@ -89,7 +89,7 @@ def test_any_text_is_a_pattern_or_refused(pattern: str, name: str) -> None:
         ("^é{8}-$", ["é" * 8 + "-"], ["é" * 7 + "-"]),
     ],
 )
-def test_a_pattern_is_read_as_pcre_reads_it(pattern: str, found: list[str], not_found: list[str]) -> None:
+def test_pattern_matches_as_in_pcre(pattern: str, found: list[str], not_found: list[str]) -> None:
     compiled = Pattern(pattern)
     assert [name for name in found if not compiled.search(name)] == []
     assert [name for name in not_found if compiled.search(name)] == []

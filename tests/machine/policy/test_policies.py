@@ -84,7 +84,7 @@ changes = st.lists(
 
 
 @given(changes)
-def test_the_highest_then_the_first_of_those_that_apply(steps: list[Policy | tuple[str, bool]]) -> None:
+def test_policy_of_highest_priority_then_first_name_applies(steps: list[Policy | tuple[str, bool]]) -> None:
     tested = Policies(Work())
     model: dict[tuple[bool, str], Policy] = {}
     for step in steps:
@@ -293,7 +293,7 @@ def test_a_wrong_definition_is_refused_with_rabbitmqs_text(
         {"initial-cluster-size": 3, "queue-master-locator": "min-masters"},
     ],
 )
-def test_a_right_definition_is_accepted(definition: dict[str, object]) -> None:
+def test_valid_definition_is_accepted(definition: dict[str, object]) -> None:
     check_policy(policy(definition))
 
 
@@ -320,7 +320,7 @@ def test_policy_is_entered_since_the_version_of_its_settings(definition: dict[st
 
 
 @pytest.mark.parametrize("definition", LATER, ids=str)
-def test_settings_of_streams_keep_a_policy_from_other_queues(definition: dict[str, Any]) -> None:
+def test_policy_with_stream_settings_does_not_apply_elsewhere(definition: dict[str, Any]) -> None:
     policies = Policies(Work())
     policies.put(policy({**definition, "max-length": 5}))
     [key] = definition

@@ -144,7 +144,7 @@ class Name(str):
         return super().__hash__()
 
 
-def test_no_queue_is_looked_at_before_its_turn() -> None:
+def test_second_policy_review_waits_for_its_turn() -> None:
     machine = QueueMachine()
     machine.apply_batch("n1", 1, 0, 7, batch([declare(f"queue-{number}") for number in range(1000)]))
     machine.end_entry(7)

@@ -109,7 +109,7 @@ def test_the_stricter_delivery_limit_counts(argument: Any, policy: Any, operator
     assert settings(QUORUM, *given).delivery_limit == limit
 
 
-def test_the_argument_says_where_dead_letters_go() -> None:
+def test_dead_letter_target_argument_overrides_the_policy() -> None:
     mine = {"dead-letter-exchange": "a", "dead-letter-routing-key": "k"}
     theirs = {"dead-letter-exchange": "p", "dead-letter-routing-key": "l"}
     for kind in (CLASSIC, QUORUM):
@@ -153,7 +153,7 @@ def test_at_least_once_needs_a_quorum_queue_with_reject_publish(
     assert found.dead_letter_strategy == ("at-least-once" if kept else "at-most-once")
 
 
-def test_the_argument_says_how_dead_letters_are_kept() -> None:
+def test_dead_letter_strategy_argument_overrides_the_policy() -> None:
     arguments = {"dead-letter-exchange": "d", "overflow": "reject-publish"}
     policy = {"dead-letter-strategy": "at-least-once"}
     assert settings(QUORUM, arguments, policy).dead_letter_strategy == "at-least-once"
@@ -168,7 +168,7 @@ def test_a_policy_changes_the_overflow_of_quorum_queues_only() -> None:
     assert settings(CLASSIC, None, theirs, mine).overflow == "reject-publish"
 
 
-def test_reject_publish_dlx_is_as_much_of_it_as_there_is() -> None:
+def test_reject_publish_dlx_falls_back_to_a_supported_overflow() -> None:
     assert settings(QUORUM, {"overflow": "reject-publish-dlx"}).overflow == "drop-head"
     assert settings(CLASSIC, {"overflow": "reject-publish-dlx"}).overflow == "reject-publish"
 
@@ -187,11 +187,11 @@ def test_delayed_retry_takes_the_policy_type_and_smaller_times() -> None:
     assert retry(settings(QUORUM, mine, None, {"delayed-retry-type": "disabled"})) == ("disabled", 0, 0)
 
 
-def test_the_longest_delay_is_the_shortest_unless_said() -> None:
+def test_longest_retry_delay_defaults_to_the_shortest() -> None:
     assert retry(settings(QUORUM, {"delayed-retry-type": "all", "delayed-retry-min": 10})) == ("all", 10, 10)
 
 
-def test_without_a_delay_there_is_no_delayed_retry() -> None:
+def test_retry_without_a_minimum_delay_is_disabled() -> None:
     assert retry(settings(QUORUM, {"delayed-retry-type": "all", "delayed-retry-max": 10})) == (
         "disabled",
         0,
@@ -234,7 +234,7 @@ def test_a_policy_changes_modes(key: str, field: str, choices: list[str]) -> Non
     assert getattr(settings(QUORUM, {key: ["4.3"]}), field) == usual
 
 
-def test_a_quorum_queue_has_all_levels_whether_strict_or_not() -> None:
+def test_quorum_queue_has_32_levels_in_either_priority_mode() -> None:
     for found in (settings(), settings(QUORUM, {"priority-mode": "strict"})):
         assert [found.level(priority) for priority in (0, 4, 31, 32, 255, NO_PRIORITY)] == [
             0,

@@ -128,7 +128,7 @@ def test_a_wrong_value_is_refused_for_classic_queues(key: str, value: Any, wrong
         ),
     ],
 )
-def test_an_argument_of_other_queue_types_is_refused(kind: str, module: str, keys: list[str]) -> None:
+def test_argument_of_an_unrelated_queue_type_is_refused(kind: str, module: str, keys: list[str]) -> None:
     for key in keys:
         text = f"invalid arg '{key}' {HERE} of queue type {module}"
         assert complaint(check_queue_arguments, kind, {key: 1}) == text
@@ -151,7 +151,7 @@ def test_an_argument_of_other_queue_types_is_refused(kind: str, module: str, key
         (CLASSIC, {"x-queue-master-locator": "min-masters", "x-overflow": "reject-publish-dlx"}),
     ],
 )
-def test_a_right_value_is_accepted(kind: str, arguments: dict[str, Any]) -> None:
+def test_valid_argument_is_accepted(kind: str, arguments: dict[str, Any]) -> None:
     assert complaint(check_queue_arguments, kind, arguments) is None
 
 
@@ -195,7 +195,7 @@ def test_a_failover_argument_may_be_anything_since_version_9() -> None:
     assert complaint(check_consumer_arguments, CLASSIC, arguments, 9) is None
 
 
-def test_a_right_argument_of_a_consumer_is_accepted() -> None:
+def test_valid_argument_of_a_consumer_is_accepted() -> None:
     arguments = {
         "x-priority": -(2**40),
         "x-consumer-timeout": 0,

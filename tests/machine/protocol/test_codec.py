@@ -72,7 +72,7 @@ def raw(rows: object, *, count: int = 0, sizes: bytes = b"", tail: bytes = b"") 
     return struct.pack("<II", count, len(packed)) + sizes + packed + tail
 
 
-def test_a_batch_comes_back_as_it_was_sent() -> None:
+def test_batch_is_decoded_as_it_was_encoded() -> None:
     commands: list[Command] = [
         Enqueue(1, 1, 2, "", "q", False, 1),
         DeclareQueue(1, 1, "q", False, True, False, False, False, TABLE),
@@ -293,7 +293,7 @@ NESTED = st.recursive(st.integers(-(2**63), 2**63) | st.text(max_size=3) | st.bi
 
 
 @given(st.lists(NESTED), st.lists(st.integers(0, 4)))
-def test_a_list_is_the_same_in_however_many_calls_it_is_read(value: list[Any], levels: list[int]) -> None:
+def test_unpack_list_gives_the_same_list_in_any_number_of_calls(value: list[Any], levels: list[int]) -> None:
     data = pack(value)
     assert unpack_list(data, levels) == value
     with pytest.raises(ValueError, match=r"behind|extra"):

@@ -375,7 +375,7 @@ levels = st.sampled_from([NORMAL, NORMAL, 0, 5, 5, 31])
         st.one_of(levels, st.tuples(st.integers(1, 7)), st.booleans(), st.none()), min_size=20, max_size=100
     )
 )
-def test_priorities_are_served_in_turn(steps: list[int | tuple[int] | bool | None]) -> None:
+def test_backlog_agrees_with_a_model_of_priority_turns(steps: list[int | tuple[int] | bool | None]) -> None:
     """A level: a message arrives. A tuple: so many are taken. A truth value: strict or not. None: one comes back."""
     tried = Tried(exact_sizes=False)
     for step in steps:
@@ -413,7 +413,7 @@ def test_older_high_messages_take_the_third_turn_too() -> None:
     assert indexes(backlog.take(5)) == [0, 1, 2, 3, 4]
 
 
-def test_returned_messages_take_no_turn() -> None:
+def test_returned_messages_use_no_priority_turn() -> None:
     backlog = added((4, 0), (9, 0), (9, 0), (9, 0))
     first = backlog.take(1)[0]
     backlog.give_back(first.returned())
@@ -506,7 +506,7 @@ def test_consecutive_messages_are_joined_into_a_range() -> None:
     assert backlog.take(10) == [Range(1, 0, 10, 0, 100, 0)]
 
 
-def test_sizes_are_exact_from_the_moment_when_they_are_wanted() -> None:
+def test_sizes_are_exact_after_exact_sizes_is_set() -> None:
     backlog = Backlog()
     backlog.add(1, 0, 1, 10)
     backlog.add(1, 1, 1, 20)

@@ -122,7 +122,7 @@ def test_recreated_virtual_host_is_independent_of_the_deleted() -> None:
     assert driver.machine.vhosts["v"].consumers == 0
 
 
-def test_a_queue_goes_with_all_that_its_consumers_held() -> None:
+def test_deleted_queue_drops_its_unacked_messages() -> None:
     driver = Driver()
     driver.apply(declare("q"), consume(1, "q", 10))
     driver.apply(publish(2))
@@ -132,7 +132,7 @@ def test_a_queue_goes_with_all_that_its_consumers_held() -> None:
     assert not remains
 
 
-def test_so_many_objects_are_let_go_of_at_once() -> None:
+def test_remains_are_freed_in_portions() -> None:
     remains = Remains()
     many, others = [1, 2, 3, 4], dict.fromkeys(range(4))
     remains.add(many, others)
@@ -199,7 +199,7 @@ def test_exclusive_queues_end_in_portions_and_are_free_at_once(removed: list[str
     assert list(driver.machine.vhosts["/"].queues) == [last, "x"]
 
 
-def test_queues_that_go_with_their_last_consumers_go_in_portions(removed: list[str]) -> None:
+def test_auto_delete_queues_of_a_closed_channel_end_in_portions(removed: list[str]) -> None:
     """Those of one channel, which has closed."""
     driver = Driver()
     names = list(map(str, range(3 * QUEUES_GONE_MAX)))
@@ -232,7 +232,7 @@ def test_unused_queues_expire_in_portions(removed: list[str], monkeypatch: pytes
     assert max(counts) <= 2 * gone_max
 
 
-def test_a_queue_that_is_gone_for_its_clients_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_that_awaits_deletion_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_module, "QUEUES_GONE_MAX", 0)
     driver = Driver()
     driver.apply(exclusive("q"), BindQueue(1, 1, "q", "amq.fanout", "", {}))
@@ -263,7 +263,7 @@ def test_unbinding_a_queue_that_awaits_deletion_succeeds(
     assert not driver.machine.vhosts["/"].bindings
 
 
-def test_queues_that_are_nobodys_are_in_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_without_an_owner_are_equal_after_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_module, "QUEUES_GONE_MAX", 0)
     driver = Driver()
     driver.apply(exclusive("q"), exclusive("r", connection=2))

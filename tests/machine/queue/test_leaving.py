@@ -206,7 +206,7 @@ def test_queue_stays_consistent_while_messages_return() -> None:
     assert live_messages(driver.machine) == [(first + 2, 0, 0)]
 
 
-def test_a_queue_that_is_deleted_meanwhile_is_gone() -> None:
+def test_queue_deleted_during_a_return_has_no_messages() -> None:
     driver = Driver()
     held(driver, MANY)
     driver.apply(SessionDown(2))
@@ -225,7 +225,7 @@ def test_rejecting_queue_has_no_room_while_messages_return() -> None:
     assert queue.ready == MANY + 1
 
 
-def test_every_queue_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_take_turns_returning_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_module, "RANGES_AT_ONCE", 40)
     monkeypatch.setattr(core_module, "RANGES_MAX", 6)
     monkeypatch.setattr(core_module, "RANGES_OF_QUEUE_MAX", 2)

@@ -214,7 +214,7 @@ def test_delayed_messages_above_the_limit_are_not_due_early() -> None:
     assert ready(driver, "q") == [3]
 
 
-def test_a_limit_kills_no_more_while_enough_are_dying(few_at_a_time: int) -> None:
+def test_limit_drops_no_more_while_many_dead_letters_wait(few_at_a_time: int) -> None:
     driver = Driver()
     driver.apply(declare("q"), declare("dead"))
     scattered(driver, 60)

@@ -22,7 +22,7 @@ MEMORY_MAX = 8 * 2**20
 
 
 @given(tables)
-def test_columns_come_back(table: list[array[int]]) -> None:
+def test_packed_columns_are_unpacked_unchanged(table: list[array[int]]) -> None:
     assert packed_columns.unpack(packed_columns.pack(table), CODES) == table
 
 

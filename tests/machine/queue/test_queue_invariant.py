@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.machine.machine_driver import Driver, consume, declare, publish
 
 
-def test_a_stranger_is_noticed(strangers: list[str]) -> None:
+def test_foreign_change_of_a_queue_is_detected(strangers: list[str]) -> None:
     driver = Driver()
     driver.apply(declare("q"), consume(1, "q", 1))
     driver.apply(publish(2))

@@ -58,7 +58,7 @@ def messages_of(ranges: Sequence[Range]) -> Model:
     ]
 
 
-def test_to_freeze_shares_all_that_waits() -> None:
+def test_frozen_runs_share_the_chunks_of_the_backlog() -> None:
     """Whatever the backlog: a checkpoint begins on the event loop."""
     runs = Runs()
     for index in range(1, 20 * SMALL_CHUNK_RUNS):
@@ -169,7 +169,7 @@ def test_loaded_replica_continues_with_the_same_chunks() -> None:
         assert all(replica.freeze().dump() == runs.freeze().dump() for replica in replicas)
 
 
-def test_the_greatest_numbers_come_back() -> None:
+def test_runs_store_the_greatest_numbers() -> None:
     runs = Runs(31)
     slot, time_ms = 255 << MESSAGE_BITS, 2**63 - 1
     for number in range(2 * SMALL_CHUNK_RUNS + 1):

@@ -82,7 +82,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_every_queue_has_its_turn() -> None:
+def test_queues_are_served_in_turn() -> None:
     driver = Driver()
     names = ["a", "b", "c"]
     driver.apply(*map(declare, names))

@@ -135,7 +135,7 @@ def test_a_shelf_behaves_like_a_dictionary(steps: list[tuple]) -> None:
         check_frozen(then, ranges)
 
 
-def test_the_greatest_numbers_come_back() -> None:
+def test_shelf_stores_the_greatest_numbers() -> None:
     shelf = Shelf()
     slot = 255 << MESSAGE_BITS
     messages = Range(2**63 - 1, slot, MESSAGES_MAX, 2**40, 2**50, 2**62, 2**63 - 1, 31, 2**40, 2**40)
@@ -147,7 +147,7 @@ def test_the_greatest_numbers_come_back() -> None:
     assert copy.take_due() == (messages, True)
 
 
-def test_blocks_that_are_filled_in_order_are_full() -> None:
+def test_shelf_filled_in_order_has_full_blocks() -> None:
     shelf = Shelf()
     for key in range(100):
         shelf.insert(key, Range(1, key, 1, 0, 1, key, 1000 + key))

@@ -85,7 +85,7 @@ def test_an_outage_does_not_count_as_idle_time(driver: Driver, *, is_told: bool,
         assert names(driver) == []
 
 
-def test_idle_time_begins_anew_when_a_queue_is_used(driver: Driver) -> None:
+def test_idle_time_restarts_when_a_queue_is_declared_again(driver: Driver) -> None:
     driver.apply(declare("q", x_expires=IDLE_MS))
     go_out(driver)
     pass_ms(driver, 1_000)
@@ -96,7 +96,7 @@ def test_idle_time_begins_anew_when_a_queue_is_used(driver: Driver) -> None:
     assert names(driver) == []
 
 
-def test_idle_time_begins_when_consumers_of_a_lost_node_go(driver: Driver) -> None:
+def test_idle_time_starts_when_consumers_of_a_lost_node_end(driver: Driver) -> None:
     driver.apply(declare("q", x_expires=IDLE_MS))
     driver.apply(consume(1, "q", 1), node="n2")
     pass_ms(driver, 10 * IDLE_MS)
@@ -117,7 +117,7 @@ def test_before_version_9_an_outage_is_idle_time() -> None:
 
 
 @pytest.mark.parametrize("is_reloaded", [False, True])
-def test_idle_time_goes_on_when_version_9_is_agreed_on(*, is_reloaded: bool) -> None:
+def test_idle_time_continues_when_version_9_is_agreed_on(*, is_reloaded: bool) -> None:
     driver = Driver()
     driver.machine.raise_to(8)
     driver.apply(declare("q", x_expires=IDLE_MS), declare("kept"), publish(1, "kept", ttl_ms=60_000))
@@ -146,7 +146,7 @@ CHANGES_OF_POLICIES: dict[str, Sequence[c.Command]] = {
 
 @pytest.mark.parametrize("change", CHANGES_OF_POLICIES.values(), ids=CHANGES_OF_POLICIES)
 @pytest.mark.parametrize("before_ms", [None, 60_000], ids=["kept for ever before", "kept for longer before"])
-def test_idle_time_begins_anew_when_a_policy_changes_it(
+def test_idle_time_restarts_when_a_policy_changes_expires(
     driver: Driver, change: Sequence[c.Command], before_ms: int | None
 ) -> None:
     before = [] if before_ms is None else [put_policy(expires=before_ms)]
@@ -160,7 +160,7 @@ def test_idle_time_begins_anew_when_a_policy_changes_it(
     assert names(driver) == []
 
 
-def test_idle_time_begins_anew_when_a_policy_makes_it_longer(driver: Driver) -> None:
+def test_idle_time_restarts_when_a_policy_extends_expires(driver: Driver) -> None:
     driver.apply(declare("q"), put_policy(expires=IDLE_MS))
     pass_ms(driver, IDLE_MS - 1)
     driver.apply(put_policy(expires=2 * IDLE_MS))
@@ -170,7 +170,7 @@ def test_idle_time_begins_anew_when_a_policy_makes_it_longer(driver: Driver) -> 
     assert names(driver) == []
 
 
-def test_idle_time_goes_on_when_a_policy_keeps_expires(driver: Driver) -> None:
+def test_idle_time_continues_when_a_policy_keeps_expires(driver: Driver) -> None:
     driver.apply(declare("q"), put_policy(expires=IDLE_MS))
     pass_ms(driver, IDLE_MS - 1)
     driver.apply(put_policy(expires=IDLE_MS, max_length=5))

@@ -34,7 +34,7 @@ def pop_due(timers: Timers[Any], now_ms: int) -> list[Any]:
 
 
 @given(steps)
-def test_keys_come_due_by_their_moments_and_ranks(
+def test_keys_become_due_in_order_of_time_and_rank(
     steps: list[tuple[str, int | None] | int],
 ) -> None:
     timers: Timers[str] = Timers(rank=ord)

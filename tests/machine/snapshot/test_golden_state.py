@@ -93,7 +93,7 @@ def test_the_story_ends_in_the_golden_state(
 @pytest.mark.skipif(
     zlib_here() != WHERE_IT_WAS_MADE, reason="another zlib packs the same rows in other bytes"
 )
-def test_the_golden_state_is_dumped_as_it_was_loaded(
+def test_golden_state_is_dumped_as_it_was_loaded(
     golden: bytes, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = QueueMachine()
@@ -102,7 +102,7 @@ def test_the_golden_state_is_dumped_as_it_was_loaded(
     assert story(monkeypatch, version).dump() == golden
 
 
-def test_the_golden_state_has_everything_that_there_can_be(golden: bytes, version: int) -> None:
+def test_golden_state_fills_every_section(golden: bytes, version: int) -> None:
     dump = read_dump(golden)
     later = [] if version >= 8 else ["global_parameters", "moves", "fragments"]
     later += [] if version >= 9 else ["outage_ms"]

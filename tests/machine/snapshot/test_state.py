@@ -156,7 +156,7 @@ def test_cancellations_are_counted_and_not_remembered() -> None:
     assert owed(driver) == [Reply("n1", 1, Consuming(2), 3), Known("n1", 1, 5, [])]
 
 
-def test_all_that_a_consumer_holds_is_delivered_as_it_holds_it() -> None:
+def test_held_messages_are_owed_after_missed_entries() -> None:
     driver = Driver()
     driver.apply(declare("q", session=9), consume(1, "q", 100))
     driver.apply(publish(4), messages=[b"x"] * 4)
@@ -182,7 +182,7 @@ def test_consumer_of_a_deleted_queue_is_not_known() -> None:
     assert owed(driver)[-1] == Known("n1", 1, 5, [2])
 
 
-def test_a_message_is_live_while_something_refers_to_it() -> None:
+def test_message_is_live_while_a_queue_or_consumer_refers_to_it() -> None:
     driver = Driver()
     driver.apply(declare("q"), declare("r"), BindQueue(1, 1, "q", "amq.fanout", "", {}))
     driver.apply(BindQueue(1, 1, "r", "amq.fanout", "", {}))
@@ -208,7 +208,7 @@ def test_no_cells_no_counts(bounds: Sequence[int]) -> None:
     assert driver.machine.freeze().counts(bounds) == []
 
 
-def test_a_frozen_state_stays_as_it_was() -> None:
+def test_frozen_state_is_not_changed_by_later_commands() -> None:
     driver = Driver()
     arguments: dict[str, Any] = {"x-max-length": 1}
     driver.apply(DeclareQueue(1, 1, "q", False, True, False, False, False, arguments), consume(1, "q", 2))
@@ -220,7 +220,7 @@ def test_a_frozen_state_stays_as_it_was() -> None:
     assert frozen.dump() == dump
 
 
-def test_backlogs_that_did_not_change_are_not_frozen_anew() -> None:
+def test_unchanged_backlogs_are_not_frozen_again() -> None:
     driver = Driver()
     names = [f"queue-{number}" for number in range(20)]
     driver.apply(*map(declare, names))

@@ -15,7 +15,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def in_order() -> Generator[None]:
+def exit_in_order() -> Generator[None]:
     """End the block with SystemExit on SIGTERM or SIGHUP, unless the signal is ignored."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:
@@ -29,7 +29,7 @@ def in_order() -> Generator[None]:
 
 
 @contextmanager
-def at_once() -> Generator[None]:
+def exit_at_once() -> Generator[None]:
     """End the process on Ctrl-C in the block, which imports a module.
 
     A KeyboardInterrupt can arrive where Python only reports it and continues, such as in the middle of an import. Then

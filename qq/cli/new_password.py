@@ -1,4 +1,4 @@
-"""Creates users and changes their passwords.
+"""Reads the new password of a user.
 
 Invariant: a new password is never an argument, because arguments appear in the list of processes and in the history of
 the shell.
@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli import objects
-from qq.cli.credentials import read_password
 from qq.cli.streams import STANDARD_STREAM
 from qq.errors import CommandError
 
-if TYPE_CHECKING:
-    from qq.cli.remote import Remote
+with_new_password = click.option(
+    "--new-password-file",
+    "file",
+    metavar="FILE|-",
+    help="A file that contains only the password, or - for standard input.  [default: a prompt]",
+)
 
 
-def new_password(file: str | None) -> str:
+def prompt_or_read(file: str | None) -> str:
     """Read a new password from a file or standard input (`-`), or prompt for it. Raises CommandError."""
     if file == STANDARD_STREAM:
         return _read_line()
     if file is not None:
+        from qq.cli.credentials import read_password  # noqa: PLC0415 -- large
+
         return read_password(Path(file))
     if not sys.stdin.isatty():
         raise CommandError(
@@ -42,22 +45,3 @@ def _read_line() -> str:
     if not password:
         raise CommandError("standard input has no password in its first line")
     return password
-
-
-def put_user(node: Remote, name: str, tags: str, secret: dict[str, Any]) -> int:
-    """Create or replace a user. Raises CommandError.
-
-    `tags` are separated by commas; `secret` contains a password, its hash, or neither.
-    """
-    return objects.put(node, objects.named("user", name, "users"), {"tags": tags, **secret})
-
-
-def change_password(node: Remote, name: str, file: str | None) -> int:
-    """Change the password of a user and keep the tags. Raises CommandError."""
-    user = objects.named("user", name, "users")
-    tags = node.send("GET", user.path, missing=user.text).document.get("tags")
-    if not isinstance(tags, list):
-        raise node.is_foreign()
-    node.send("PUT", user.path, {"tags": tags, "password": new_password(file)})
-    print(f"{user.text}: has another password")
-    return 0

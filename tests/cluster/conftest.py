@@ -1,0 +1,21 @@
+"""Groups that tests of several rooms of the cluster begin with; a module may have others of the same name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.harness import Growing, Trio
+
+
+@pytest.fixture
+def trio() -> Trio:
+    return Trio()
+
+
+@pytest.fixture
+def growing() -> Growing:
+    growing = Growing()
+    growing.start()
+    growing.until(lambda: growing.agrees("abc"))
+    growing.pass_ms(2_000)  # everybody has told how it is
+    return growing
