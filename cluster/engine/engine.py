@@ -120,7 +120,7 @@ class Engine(SyncObjAdapter):
         self._configurations = configurations
         self._apply_entry = apply
         self._nodes: dict[str, StableNode] = {}
-        self._guests: tuple[str, ...] = ()
+        self._non_members: tuple[str, ...] = ()
         """Connected non-members whose messages are accepted, because they may lead by a later configuration."""
         self._voters: list[str] = []
         """The peers that are voters."""
@@ -217,18 +217,18 @@ class Engine(SyncObjAdapter):
 
     # Members
 
-    def follow_configuration(self, guests: Iterable[str]) -> None:
+    def follow_configuration(self, non_members: Iterable[str]) -> None:
         """Follow the configuration that counts now: recipients of the log, and voters.
 
-        `guests` are connected non-members.
+        `non_members` are connected non-members.
         """
-        self._guests = tuple(guests)
+        self._non_members = tuple(non_members)
         known, voters = self._configurations.known, self._configurations.membership.voters
         self._followed = known
         for peer in list(self._nodes):
-            if peer not in known and peer not in self._guests:
+            if peer not in known and peer not in self._non_members:
                 self._forget_peer(peer)
-        for peer in self._guests:
+        for peer in self._non_members:
             if peer not in known:
                 self._know_peer(peer, None)
         for peer, member in known.items():
@@ -236,8 +236,8 @@ class Engine(SyncObjAdapter):
                 self._know_peer(peer, member.id)
         self._voters = [peer for peer in self._nodes if peer in voters]
         self._SyncObj__otherNodes = {self._nodes[peer] for peer in self._voters}
-        # Learners, members that are about to be removed, and guests get appends and count nowhere. Guests are never
-        # marked as connected.
+        # Learners, members that are about to be removed, and connected non-members get appends and count nowhere.
+        # Connected non-members are never marked as connected.
         self._SyncObj__readonlyNodes = {node for peer, node in self._nodes.items() if peer not in voters}
         self._pace_learners()
         self._stored_is_told = False
@@ -251,7 +251,7 @@ class Engine(SyncObjAdapter):
     def _follow_log(self) -> None:
         """Follow the newest configuration in the log, if it has changed (Raft thesis, 4.1)."""
         if self._configurations.known is not self._followed:
-            self.follow_configuration(self._guests)
+            self.follow_configuration(self._non_members)
 
     def _know_peer(self, peer: str, directory: bytes | None) -> None:
         node = self._nodes.setdefault(peer, StableNode(peer))
@@ -294,7 +294,7 @@ class Engine(SyncObjAdapter):
         if self.progress[peer].lose(last_index):
             self._stored_is_told = False
 
-    def guest_connected(self) -> None:
+    def non_member_connected(self) -> None:
         """Begin a new epoch with a connected non-member, which may lead by a later configuration."""
         self._answers.forget()
 

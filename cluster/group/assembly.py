@@ -15,32 +15,30 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.configuration.configuration import Versions
 from cluster.group.bootstrap import Bootstrap
 from cluster.group.inbox import Inbox
-from cluster.group.install_snapshot import Installing
+from cluster.group.install_snapshot import SnapshotInstaller
 from cluster.group.link_events import Epochs
-from cluster.group.low_space import Shortage
+from cluster.group.low_space import LowSpace
 from cluster.log.free_space import Space
 from cluster.membership.alarms import Alarms
-from cluster.membership.discovery import Introductions
+from cluster.membership.discovery import Discovery
 from cluster.membership.eviction import Evictions
-from cluster.membership.joining import Enrolment
+from cluster.membership.joining import Joining
 from cluster.membership.leadership import Leadership
 from cluster.membership.maintenance import Maintenance
 from cluster.membership.outages import Outages
-from cluster.membership.own_status import OwnStatus
 from cluster.membership.peer_status import Peers
 from cluster.membership.reconfiguration import Reconfiguration
-from cluster.membership.status import Statuses
+from cluster.membership.status import OwnStatus, Statuses
 from cluster.membership.view import Members
 from cluster.raft import messages
 from cluster.raft.proposals import PendingSubmissions, Proposals
 from cluster.runtime.turn_timer import TurnTimer
 from cluster.snapshots.backup_source import BackupSource
-from cluster.snapshots.catch_up import SnapshotGiver
+from cluster.snapshots.sender import SnapshotSender
 from cluster.state.apply import Applying
-from cluster.transport.connected import Presence
-from cluster.transport.log_sync import Syncing
-from cluster.transport.outbox import PeerOutbox
-from cluster.transport.queries import Inquiries
+from cluster.transport.linked_nodes import LinkedNodes
+from cluster.transport.outbox import LogSync, PeerOutbox
+from cluster.transport.queries import Queries
 
 if TYPE_CHECKING:
     from cluster.config import GroupConfig
@@ -120,13 +118,13 @@ class Assembly:
         return self.leadership.give_way()
 
     def _meet_the_others(self) -> None:
-        """Build the parts that know the peers: messages to them, their status, the members, introductions."""
+        """Build the parts that know the peers: messages to them, their status, the members, discovery."""
         own, config, runtime = self.own, self._config, self._runtime
         configurations, now_s = own.configurations, runtime.monotonic()
-        presence = Presence(configurations)
-        self.outbox = PeerOutbox(self._links, config.group_id, presence, own.engine.hold_back)
-        self.inquiries = Inquiries(self.outbox.is_new, self.outbox.transmit)
-        self.syncing = Syncing(own.engine, own.journal, self.outbox, self.turns, runtime)
+        linked = LinkedNodes(configurations)
+        self.outbox = PeerOutbox(self._links, config.group_id, linked, own.engine.hold_back)
+        self.queries = Queries(self.outbox.is_new, self.outbox.transmit)
+        self.log_sync = LogSync(own.engine, own.journal, self.outbox, self.turns, runtime)
         self._peers = Peers(configurations.directories(config.name), now_s)
         space = Space(self._disk, own.journal, config.disk_free_limit_bytes, now_s)
         self.alarms = Alarms(configurations, self._peers, space)
@@ -134,7 +132,7 @@ class Assembly:
             config.name,
             own.member_id,
             configurations,
-            presence,
+            linked,
             self._peers,
             own.engine,
             own.clock,
@@ -144,20 +142,20 @@ class Assembly:
             own.listed_members,
             self._members_changed,
         )
-        self._enrolment = Enrolment(
+        self._joining = Joining(
             config.timing.election_min_s,
             self._versions.high,
             replaces_emptied=config.replaces_emptied,
             raises_version=config.raises_version,
         )
-        self.introductions = Introductions(
+        self.discovery = Discovery(
             self.members,
             config.nodes[config.name],
             config.joins,
             self._versions,
             config.listed_configuration(self._versions.low, lists_members=False),
             own.recovery,
-            self._enrolment,
+            self._joining,
             own.engine,
             self.outbox.transmit,
             own.stopping.removed,
@@ -170,7 +168,7 @@ class Assembly:
             own.clock,
             own.stopping,
             self.members,
-            self.syncing,
+            self.log_sync,
             runtime,
         )
         self._maintenance = Maintenance(config.name, configurations, now_s)
@@ -183,7 +181,7 @@ class Assembly:
         )
 
     def _members_changed(self) -> None:
-        self.introductions.tell_members()
+        self.discovery.tell_members()
         self.turns.ask()
 
     def _prepare_to_lead(self) -> None:
@@ -202,7 +200,7 @@ class Assembly:
         )
         self.reconfiguration = Reconfiguration(
             members,
-            self._enrolment,
+            self._joining,
             self.leadership,
             self.statuses,
             engine,
@@ -233,7 +231,7 @@ class Assembly:
     def _prepare_copies(self) -> None:
         """Build the parts for snapshots and backups."""
         own, disk, runtime = self.own, self._disk, self._runtime
-        self.giver = SnapshotGiver(
+        self.sender = SnapshotSender(
             disk,
             own.directory,
             own.journal,
@@ -244,7 +242,7 @@ class Assembly:
             own.claim.incarnation << SNAPSHOT_ID_BITS,
             self._config.retained_bytes,
         )
-        self.installing = Installing(
+        self.installer = SnapshotInstaller(
             disk,
             own,
             self.members,
@@ -268,15 +266,15 @@ class Assembly:
     def _prepare_for_shortage(self) -> None:
         """Build the part that acts when disk space or memory is short."""
         own = self.own
-        self.shortage = Shortage(
+        self.low_space = LowSpace(
             self.alarms,
             own.housekeeping,
             own.engine,
-            self.syncing,
+            self.log_sync,
             self.leadership,
             self.statuses,
             own.stopping,
-            self.installing.taker,
+            self.installer.receiver,
             self._runtime,
             self._hooks.alarm_changed,
             self._hooks.submit_nothing,
@@ -284,7 +282,7 @@ class Assembly:
 
     def _listen(self) -> None:
         """Build the receivers of link events, and map each type of message to the part that takes it."""
-        own, taker = self.own, self.installing.taker
+        own, receiver = self.own, self.installer.receiver
         epochs = Epochs(
             self._links,
             self.members,
@@ -292,14 +290,14 @@ class Assembly:
             own.engine,
             own.clock,
             self.outbox,
-            self.introductions,
-            self._enrolment,
+            self.discovery,
+            self._joining,
             self.evictions,
             own.recovery,
             self.own_status,
             self.leadership,
-            self.inquiries,
-            taker,
+            self.queries,
+            receiver,
             self.submissions,
             self.turns,
             self._runtime,
@@ -313,23 +311,23 @@ class Assembly:
             own.recovery,
             self.proposals,
             epochs,
-            self.syncing,
+            self.log_sync,
             own.stopping,
             self.turns,
             self._runtime,
-            part_received=taker.part_received,
-            takers={
-                messages.Introduction: self._enrolment.introduced,
-                messages.MembersTold: self.introductions.members_told,
+            part_received=receiver.part_received,
+            handlers={
+                messages.Introduction: self._joining.introduced,
+                messages.MembersTold: self.discovery.members_told,
                 messages.Transfer: self.leadership.requested,
                 messages.ChangeRequest: self.reconfiguration.requested,
                 messages.ChangeRefused: self.reconfiguration.refused,
-                messages.Inquiry: self.inquiries.inquired,
-                messages.InquiryAnswer: self.inquiries.answered,
-                messages.Offer: self.installing.offered,
-                messages.Fetch: self.giver.fetch,
-                messages.Spoilt: self.giver.spoilt,
-                messages.SnapshotChunk: taker.chunk,
-                messages.Withdrawn: taker.withdrawn,
+                messages.Inquiry: self.queries.inquired,
+                messages.InquiryAnswer: self.queries.answered,
+                messages.Offer: self.installer.offered,
+                messages.Fetch: self.sender.fetch,
+                messages.Spoilt: self.sender.spoilt,
+                messages.SnapshotChunk: receiver.chunk,
+                messages.Withdrawn: receiver.withdrawn,
             },
         )

@@ -90,13 +90,13 @@ class Group:
         self._proposals = parts.proposals
         self._applying = parts.applying
         self._outbox = parts.outbox
-        self._syncing = parts.syncing
-        self._giver = parts.giver
-        self._installing = parts.installing
-        self._introductions = parts.introductions
+        self._log_sync = parts.log_sync
+        self._sender = parts.sender
+        self._installer = parts.installer
+        self._discovery = parts.discovery
         self._evictions = parts.evictions
         self._outages = parts.outages
-        self._shortage = parts.shortage
+        self._low_space = parts.low_space
 
         # Parts that the broker queries
         self.configurations = own.configurations
@@ -110,7 +110,7 @@ class Group:
         self.leadership = parts.leadership
         self.reconfiguration = parts.reconfiguration
         self.backups = parts.backups
-        self.inquiries = parts.inquiries
+        self.queries = parts.queries
         self.inbox = parts.inbox
         """Receiver of the events of the links."""
         self._chores_s = 0.0
@@ -123,7 +123,7 @@ class Group:
         self._events = events
         self._turns.is_on = True
         self.recovery.turn(self.engine, self.journal)
-        self._introductions.introduce()
+        self._discovery.introduce()
         self._links.register(self.config.group_id, self.inbox)
         self.submit([])  # reports the new incarnation, so the cluster releases all held by the last
         self._beat()
@@ -191,12 +191,12 @@ class Group:
     @property
     def catch_up_times(self) -> Histogram:
         """Time that each catch-up of this node by a peer's snapshot took."""
-        return self._installing.taker.times
+        return self._installer.receiver.times
 
     @property
     def snapshots_installed(self) -> int:
         """Number of peers' snapshots that have replaced this node's log since its start."""
-        return self._installing.count
+        return self._installer.count
 
     def why_undecided(self) -> str | None:
         """Return why entries cannot be committed now, and which members do not answer; None if a leader is known."""
@@ -222,7 +222,7 @@ class Group:
 
     def versions_of(self, name: str) -> Versions | None:
         """Return the versions of the state that a node's program can run, as reported; None if the node is not up."""
-        return self._introductions.versions_of(name)
+        return self._discovery.versions_of(name)
 
     # The turn
 
@@ -235,9 +235,9 @@ class Group:
             now_s = self._runtime.monotonic()
             self.beat_delays.add(max(0.0, now_s - self._beat_due_s))
             self._turns.ask()
-            self._syncing.look()
+            self._log_sync.look()
             self.leadership.look(is_fit=not self.journal.full and self.stopping.damage is None)
-            self._shortage.look()
+            self._low_space.look()
             self._outages.look()
             self.stopping.leave_if_the_others_can_go_on()
             self._evictions.look()
@@ -257,7 +257,7 @@ class Group:
     def _take_turn(self) -> None:
         # Send leftover messages before this turn makes new ones, because a link reports congestion only after a write.
         if self.engine.outbox:
-            self._syncing.send()
+            self._log_sync.send()
         self.members.follow()
         # A lone member counts itself as the majority, so it must not tick while its tail is not on disk.
         alone_and_unsynced = self.journal.synced < self.journal.written and self._is_majority_alone()
@@ -265,21 +265,21 @@ class Group:
             self._note_leader()
             self._forward()
             if self.recovery.turn(self.engine, self.journal):
-                self._introductions.introduce()
+                self._discovery.introduce()
                 self._outbox.transmit_to_all(self.own_status.now())
             last_index = self.journal.last_index
             self.engine.turn(self._compose)
             self._note_leader()
             if self.journal.last_index > last_index:
-                self._syncing.send()  # new entries: every peer's disk is waiting for them
+                self._log_sync.send()  # new entries: every peer's disk is waiting for them
         if self._runtime.monotonic() - self._chores_s >= CHORES_S:
             self._do_chores()
         if alone_and_unsynced:
-            self._syncing.ask_for_turn()
-        self._syncing.begin()
+            self._log_sync.ask_for_turn()
+        self._log_sync.begin()
         if self.engine.outbox:
             # These are only notices of the commit index. Clients get their effects first.
-            self._runtime.call_soon(self._syncing.send)
+            self._runtime.call_soon(self._log_sync.send)
         if alone_and_unsynced:
             return
         if self.engine.behind:
@@ -290,7 +290,7 @@ class Group:
     def _do_chores(self) -> None:
         self._chores_s = self._runtime.monotonic()
         self._check_incarnation()
-        self._giver.turn(self.engine)
+        self._sender.turn(self.engine)
         self.housekeeping.turn(*self.engine.last_applied(), self.apply_times.total_s)
 
     def _note_leader(self) -> None:
@@ -311,7 +311,7 @@ class Group:
         needed = self._events.needed_from()
         if not self.engine.is_leader:
             return needed
-        fed = self._giver.needed_from(self.engine, self.members.presence.members)
+        fed = self._sender.needed_from(self.engine, self.members.linked.members)
         return min((index for index in (needed, fed) if index is not None), default=None)
 
     def _submit_nothing(self) -> None:
@@ -323,13 +323,13 @@ class Group:
     def _tell_status(self) -> None:
         if self._turns.is_on:
             self._clock.look(bounded(self._runtime.wall_ms()), self._runtime.monotonic())
-            self._introductions.look(self._runtime.monotonic())
+            self._discovery.look(self._runtime.monotonic())
             if self.engine.is_leader:
                 self.leadership.leave_if_apart()
             self._outbox.transmit_to_all(self.own_status.now())
-            self._giver.tick(self.engine)
-            self._installing.taker.tick()
-            self._installing.clean_up()
+            self._sender.tick(self.engine)
+            self._installer.receiver.tick()
+            self._installer.clean_up()
             self._runtime.call_later(STATUS_INTERVAL_S, self._tell_status)
 
     # Forwarding and composing

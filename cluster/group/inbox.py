@@ -1,7 +1,7 @@
 """The inbox of a group: decode each message of a peer, and pass it to the part that handles it.
 
-Invariant: only some messages of a connected non-member are accepted (`Members.hears_guest`). A node without memory
-(`Standing.BLANK`) accepts no message that would make it promise something.
+Invariant: only some messages of a connected non-member are accepted (`Members.accepts_from_non_member`). A node without
+memory (`Standing.BLANK`) accepts no message that would make it promise something.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.storage.fail_stop import Stopping
-    from cluster.transport.log_sync import Syncing
+    from cluster.transport.outbox import LogSync
 
 log = logging.getLogger(__name__)
 
@@ -47,31 +47,35 @@ class Inbox:
         recovery: Recovery,
         proposals: Proposals,
         epochs: Epochs,
-        syncing: Syncing,
+        log_sync: LogSync,
         stopping: Stopping,
         turns: TurnTimer,
         runtime: Runtime,
         part_received: Callable[[str], None],
-        takers: Mapping[type[Message], Taker],
+        handlers: Mapping[type[Message], Taker],
     ) -> None:
-        """`takers` maps types of messages to their handlers. All other types go to the engine.
+        """`handlers` maps types of messages to their handlers. All other types go to the engine.
 
         `part_received` is called with the name of a peer when a part of a large frame arrives.
         """
         self._members = members
-        self._presence = members.presence
+        self._linked = members.linked
         self._peers = peers
         self._engine = engine
         self._clock = clock
         self._recovery = recovery
         self._proposals = proposals
         self._epochs = epochs
-        self._syncing = syncing
+        self._log_sync = log_sync
         self._stopping = stopping
         self._turns = turns
         self._runtime = runtime
         self._part_received = part_received
-        self._takers: dict[type[Any], Taker] = {Forward: self._forwarded, Status: self._told_status, **takers}
+        self._handlers: dict[type[Any], Taker] = {
+            Forward: self._forwarded,
+            Status: self._told_status,
+            **handlers,
+        }
         self._malformed: set[str] = set()
         """Peers whose malformed frames were already logged on their current link."""
 
@@ -94,7 +98,7 @@ class Inbox:
         if not self._turns.is_on:
             return
         self._members.follow()
-        is_member = self._presence.is_member(peer)
+        is_member = self._linked.is_member(peer)
         if is_member:
             self._peers.heard(peer, self._runtime.monotonic())
         self._part_received(peer)
@@ -107,7 +111,7 @@ class Inbox:
         if not self._turns.is_on:
             return
         self._members.follow()
-        is_member = self._presence.is_member(peer)
+        is_member = self._linked.is_member(peer)
         if is_member:
             self._peers.heard(peer, self._runtime.monotonic())
         try:
@@ -118,25 +122,25 @@ class Inbox:
                 self._malformed.add(peer)
             return
         try:
-            if is_member or self._members.hears_guest(message):
+            if is_member or self._members.accepts_from_non_member(message):
                 self._receive(peer, message)
         except ForeignLog as error:
             self._stopping.foreign_log(error)
         if not isinstance(message, Append | Appended) or self._engine.wants_turn:
             self._turns.ask()
         elif isinstance(message, Append) and not message.entries and self._engine.outbox:
-            self._syncing.send()  # the answer waits for no sync, and may be the only work until the next heartbeat
+            self._log_sync.send()  # the answer waits for no sync, and may be the only work until the next heartbeat
 
     # Messages
 
     def _receive(self, peer: str, message: Message) -> None:
-        take = self._takers.get(type(message))
+        take = self._handlers.get(type(message))
         if take is not None:
             take(peer, message)
         elif self._recovery.standing is not Standing.BLANK:  # a blank node's lost promises may contradict it
             self._engine.receive(peer, message)
             self._members.follow()
-            self._syncing.begin()
+            self._log_sync.begin()
 
     def _forwarded(self, peer: str, message: Forward) -> None:
         """Accept batches that a peer forwarded for the current term. The peer sends batches of other terms again."""
@@ -152,15 +156,15 @@ class Inbox:
             self._engine.check_end_of(peer, status.term, status.last_index)
             self._recovery.heard_leader(status)
         voters = self._members.configurations.membership.voters
-        awake_s = self._syncing.look()  # after a stall, the status may be old
-        if self._presence.is_member(peer):
+        awake_s = self._log_sync.look()  # after a stall, the status may be old
+        if self._linked.is_member(peer):
             self._peers.said(peer, status)
             if status.standing != Standing.VOTER:
                 self._engine.peer_has_lost(peer, status.last_index)
             if peer in voters:
                 self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
             self._recovery.heard(peer, status, awake_s)
-        elif peer in voters and self._presence.is_member_by_latest(peer):
+        elif peer in voters and self._linked.is_member_by_latest(peer):
             self._recovery.heard(peer, status, awake_s)
         elif peer in voters:
             self._recovery.heard_other(peer, status, awake_s)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cluster.log.hardstate import Standing
 from cluster.log.manifest import log_start
 from cluster.raft.log_matching import ForeignLog
-from cluster.snapshots.catch_up import Installable, SnapshotTaker
+from cluster.snapshots.receiver import Installable, SnapshotReceiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Installing:
+class SnapshotInstaller:
     """Installs the snapshots that a leader offers."""
 
     def __init__(
@@ -62,14 +62,14 @@ class Installing:
         self._installed_at = 0
         """Sync point of the journal that makes the last installed snapshot durable; 0 if none is waiting."""
         self._cleaned = False
-        self.taker = SnapshotTaker(
+        self.receiver = SnapshotReceiver(
             disk, self._directory, self._journal, own.state, runtime, transmit, self._install
         )
 
     def offered(self, peer: str, offer: Offer) -> None:
         """Begin to fetch an offered snapshot. Raises ForeignLog if it contradicts committed entries."""
         self._engine.check_snapshot(peer, offer.index, offer.term)
-        self.taker.offered(peer, offer)
+        self.receiver.offered(peer, offer)
 
     def _install(self, installable: Installable, state: ReadState) -> None:
         """Install a fetched snapshot. `state` is its parsed checkpoint."""
@@ -95,16 +95,16 @@ class Installing:
     def _check_log_of(self, installable: Installable) -> None:
         """Raise ForeignLog if the snapshot contradicts committed entries of this node (hazard H12)."""
         checkpoint, segments, runs = installable
-        giver, commit_index = self._leadership.reign.leader or "unknown", self._engine.commit_index
-        self._engine.check_snapshot(giver, checkpoint.index, checkpoint.term)
+        sender, commit_index = self._leadership.reign.leader or "unknown", self._engine.commit_index
+        self._engine.check_snapshot(sender, checkpoint.index, checkpoint.term)
         if log_start(segments, segments[-1].end) <= commit_index < segments[-1].end:
-            self._engine.check_snapshot(giver, commit_index, runs.at(commit_index))
+            self._engine.check_snapshot(sender, commit_index, runs.at(commit_index))
 
     def clean_up(self) -> None:
         """Remove the directory of a durably installed snapshot, and damaged logs after this node is a voter."""
         if self._installed_at and self._journal.synced >= self._installed_at:
             self._installed_at = 0
-            self.taker.remove_installed()
+            self.receiver.remove_installed()
         if not self._cleaned and self._recovery.standing is Standing.VOTER:
             self._cleaned = True
             self._directory.remove_set_aside()

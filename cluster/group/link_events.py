@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
     from cluster.engine.rejoin import Recovery
-    from cluster.membership.discovery import Introductions
+    from cluster.membership.discovery import Discovery
     from cluster.membership.eviction import Evictions
-    from cluster.membership.joining import Enrolment
+    from cluster.membership.joining import Joining
     from cluster.membership.leadership import Leadership
-    from cluster.membership.own_status import OwnStatus
     from cluster.membership.peer_status import Peers
+    from cluster.membership.status import OwnStatus
     from cluster.membership.view import Members
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.raft.proposals import PendingSubmissions
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
-    from cluster.snapshots.catch_up import SnapshotTaker
+    from cluster.snapshots.receiver import SnapshotReceiver
     from cluster.transport.outbox import PeerOutbox
     from cluster.transport.ports import Links
-    from cluster.transport.queries import Inquiries
+    from cluster.transport.queries import Queries
 
 
 class Epochs:
@@ -38,14 +38,14 @@ class Epochs:
         engine: Engine,
         clock: ClusterClock,
         outbox: PeerOutbox,
-        introductions: Introductions,
-        enrolment: Enrolment,
+        discovery: Discovery,
+        joining: Joining,
         evictions: Evictions,
         recovery: Recovery,
         own_status: OwnStatus,
         leadership: Leadership,
-        inquiries: Inquiries,
-        taker: SnapshotTaker,
+        queries: Queries,
+        receiver: SnapshotReceiver,
         submissions: PendingSubmissions,
         turns: TurnTimer,
         runtime: Runtime,
@@ -54,19 +54,19 @@ class Epochs:
         """`campaign_jitter_s` after the loss of the leader, a turn is asked for, because a campaign is due by then."""
         self._links = links
         self._members = members
-        self._presence = members.presence
+        self._linked = members.linked
         self._peers = peers
         self._engine = engine
         self._clock = clock
         self._outbox = outbox
-        self._introductions = introductions
-        self._enrolment = enrolment
+        self._discovery = discovery
+        self._joining = joining
         self._evictions = evictions
         self._recovery = recovery
         self._own_status = own_status
         self._leadership = leadership
-        self._inquiries = inquiries
-        self._taker = taker
+        self._queries = queries
+        self._receiver = receiver
         self._submissions = submissions
         self._turns = turns
         self._runtime = runtime
@@ -74,17 +74,17 @@ class Epochs:
 
     def begins(self, peer: str) -> None:
         """Handle a new link. No message of an earlier link will arrive any more."""
-        self._presence.link_began(peer, self._links.peer_id(peer))
+        self._linked.link_began(peer, self._links.peer_id(peer))
         self._outbox.drop(peer)
-        self._inquiries.peer_lost(peer)
+        self._queries.peer_lost(peer)
         if not self._members.follow():
             self._members.meet()
-        if not self._presence.is_member(peer):
-            self._engine.guest_connected()
-        self._introductions.greet(peer)
+        if not self._linked.is_member(peer):
+            self._engine.non_member_connected()
+        self._discovery.greet(peer)
         # All peers get it. Otherwise they would believe for up to a second that this link is missing.
         self._outbox.transmit_to_all(self._own_status.now())
-        self._taker.connected(peer)
+        self._receiver.connected(peer)
         self._submissions.link_is_new(peer)
         self._turns.ask()
 
@@ -93,12 +93,12 @@ class Epochs:
         self._members.follow()
         self._outbox.drop(peer)
         self._clock.forget(peer)
-        self._enrolment.left(peer)
+        self._joining.left(peer)
         self._recovery.left(peer)
-        self._inquiries.peer_lost(peer)
+        self._queries.peer_lost(peer)
         if peer in self._engine.progress:
             self._engine.peer_lost(peer)
-        self._presence.link_ended(peer)
+        self._linked.link_ended(peer)
         self._members.meet()
         if peer in self._members.known:
             self._peers.lost(peer, self._runtime.monotonic())
@@ -122,6 +122,6 @@ class Epochs:
     def has_room(self, peer: str) -> None:
         """Handle the end of a link's congestion."""
         self._members.follow()
-        if self._presence.is_member(peer):
+        if self._linked.is_member(peer):
             self._engine.peer_resumed(peer)
             self._turns.ask()

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from cluster.membership.leadership import Leadership
     from cluster.membership.status import Statuses
     from cluster.runtime.ports import Runtime
-    from cluster.snapshots.catch_up import SnapshotTaker
+    from cluster.snapshots.receiver import SnapshotReceiver
     from cluster.storage.fail_stop import Stopping
-    from cluster.transport.log_sync import Syncing
+    from cluster.transport.outbox import LogSync
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ PATIENCE_S = 10.0
 Housekeeping frees within that time all that it can."""
 
 
-class Shortage:
+class LowSpace:
     """Reacts while this node, or a majority, is short of disk space or memory."""
 
     def __init__(
@@ -42,11 +42,11 @@ class Shortage:
         alarms: Alarms,
         housekeeping: Housekeeping,
         engine: Engine,
-        syncing: Syncing,
+        log_sync: LogSync,
         leadership: Leadership,
         statuses: Statuses,
         stopping: Stopping,
-        taker: SnapshotTaker,
+        receiver: SnapshotReceiver,
         runtime: Runtime,
         alarm_changed: Callable[[str | None], None],
         submit_nothing: Callable[[], None],
@@ -58,11 +58,11 @@ class Shortage:
         self._alarms = alarms
         self._housekeeping = housekeeping
         self._engine = engine
-        self._syncing = syncing
+        self._log_sync = log_sync
         self._leadership = leadership
         self._statuses = statuses
         self._stopping = stopping
-        self._taker = taker
+        self._receiver = receiver
         self._runtime = runtime
         self._alarm_changed = alarm_changed
         self._submit_nothing = submit_nothing
@@ -75,7 +75,7 @@ class Shortage:
     def look(self) -> None:
         """Check for shortages, and act on them. Called once in each heartbeat interval."""
         now_s = self._runtime.monotonic()
-        self._alarms.lacks_space = self._taker.lacks_space
+        self._alarms.lacks_space = self._receiver.lacks_space
         self._housekeeping.is_space_scarce = bool(self._alarms.own(now_s) & Alarm.DISK)
         if self._alarms.look(now_s):
             reason = self._alarms.reason
@@ -91,7 +91,7 @@ class Shortage:
             self._stuck_since_s = None
         elif self._stuck_since_s is None:
             self._stuck_since_s = now_s
-        elif now_s - self._stuck_since_s >= PATIENCE_S and not self._taker.is_busy:
+        elif now_s - self._stuck_since_s >= PATIENCE_S and not self._receiver.is_busy:
             self._give_up_log()  # a transfer under way shows that there may be space now
 
     def _try_full_disk(self, now_s: float) -> None:
@@ -99,7 +99,7 @@ class Shortage:
         if now_s - self._tried_full_disk_s < CHECK_INTERVAL_S:
             return
         self._tried_full_disk_s = now_s
-        self._syncing.try_again()
+        self._log_sync.try_again()
         if self._engine.is_leader:
             self._leadership.ask_somebody()
 

@@ -1,4 +1,4 @@
-"""Introductions between linked nodes: each tells its data directory, and the members by its configuration.
+"""Discovery between linked nodes: each tells its data directory, and the members by its configuration.
 
 Invariant: a node tells the members on every link, and believes such a message only if its own log has no configuration.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cluster.configuration.configuration import Configuration, PeerAddress
     from cluster.engine.engine import Engine
     from cluster.engine.rejoin import Recovery
-    from cluster.membership.joining import Enrolment
+    from cluster.membership.joining import Joining
     from cluster.membership.view import Members
     from cluster.raft.messages import Message
 
@@ -28,7 +28,7 @@ FORGOTTEN_AFTER_S = 10.0
 """Seconds without a link to a member, after which a node that has not yet joined forgets the members it was told."""
 
 
-class Introductions:
+class Discovery:
     """Exchanges introductions and configurations with linked nodes.
 
     This node tells its own directory, address and versions, and the members. It learns the members from its peers.
@@ -42,12 +42,12 @@ class Introductions:
         versions: Versions,
         untold: Configuration,
         recovery: Recovery,
-        enrolment: Enrolment,
+        joining: Joining,
         engine: Engine,
         transmit: Callable[[str, Message], None],
         removed: Callable[[], None],
     ) -> None:
-        """Take the parts of this node that introductions depend on.
+        """Take the parts of this node that discovery depends on.
 
         - `address`: this node's address for its peers.
         - `versions`: the versions of the state that its program can run.
@@ -61,7 +61,7 @@ class Introductions:
         self._versions = versions
         self._untold = untold
         self._recovery = recovery
-        self._enrolment = enrolment
+        self._joining = joining
         self._engine = engine
         self._transmit = transmit
         self._removed = removed
@@ -75,8 +75,8 @@ class Introductions:
     def introduce(self) -> None:
         """Introduce this node on all links, because it has started or its own data has changed."""
         self._members.note_past(has_past=self._has_past)
-        self._enrolment.introduced(self._members.name, self._own())
-        for peer in self._members.presence.linked:
+        self._joining.introduced(self._members.name, self._own())
+        for peer in self._members.linked.names:
             self._transmit(peer, self._own())
 
     def greet(self, peer: str) -> None:
@@ -86,7 +86,7 @@ class Introductions:
 
     def tell_members(self) -> None:
         """Tell the members on all links."""
-        for peer in self._members.presence.linked:
+        for peer in self._members.linked.names:
             self._tell_members(peer)
 
     def _tell_members(self, peer: str) -> None:
@@ -96,7 +96,7 @@ class Introductions:
         begin. All other nodes get the committed configuration.
         """
         held = self._members.configurations
-        if self._members.presence.is_member(peer) and peer in held.membership.learners:
+        if self._members.linked.is_member(peer) and peer in held.membership.learners:
             self._transmit(peer, MembersTold(self._engine.term, held.newest_index, held.newest))
         elif held.is_settled:
             self._transmit(peer, MembersTold(self._engine.term, held.committed_index, held.committed))
@@ -115,7 +115,7 @@ class Introductions:
         """Return the versions of the state that a node's program can run, or None if the node has no link."""
         if name in self._members.of_release_0_1:
             return Versions(self._versions.low, self._versions.low)
-        return self._enrolment.versions_told(name)
+        return self._joining.versions_told(name)
 
     # Being told
 
@@ -140,7 +140,7 @@ class Introductions:
         This node has promised nothing, so it continues as after a restart.
         """
         told = self._told_index > 0 and self._recovery.standing is Standing.BLANK
-        if not told or self._members.presence.members:
+        if not told or self._members.linked.members:
             self._linked_s = now_s
         elif now_s - self._linked_s >= FORGOTTEN_AFTER_S:
             log.info(

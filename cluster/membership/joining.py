@@ -42,7 +42,7 @@ class _Round(NamedTuple):
     began_s: float
 
 
-class Enrolment:
+class Joining:
     """The introductions of this node and all linked nodes, and the membership changes that follow from them."""
 
     def __init__(self, round_s: float, high: int, *, replaces_emptied: bool, raises_version: bool) -> None:

@@ -10,11 +10,10 @@ could not lead is never asked, so that clients do not wait for a handover that m
 from __future__ import annotations
 
 import logging
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cluster.membership.disk_lag import Lateness
-from cluster.membership.handover import Handover
 from cluster.membership.maintenance import PATIENCE_S
 from cluster.raft.messages import Transfer
 from cluster.raft.proposals import Reign
@@ -32,12 +31,101 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
 APART_S = 10.0
 """Seconds that a peer must reach more members before the leader hands over to it.
 
 Most lost links return sooner.
 """
+HANDOVER_S = 1.0
+"""Seconds that a leader that hands over proposes no entry, at most. A handover takes two or three syncs."""
+PAUSE_S = 10.0
+"""Seconds between a failed handover and the next that the node starts by itself. An operator may ask for it sooner."""
+LATE_MAX_S = 1.0
+"""Seconds of counted lateness above which the leader hands over. DiskLag decays by `FORGOTTEN` per second."""
+FORGOTTEN = 0.1
+"""Seconds of lateness forgotten per second.
+
+A leader whose disk delays clients for a smaller share of the time leads on.
+"""
+MEMORY = 2.0
+"""Upper bound of counted lateness, as a multiple of `LATE_MAX_S`.
+
+Without a successor the leader must lead on. The bound lets a disk that has recovered count as quick again soon.
+"""
+
+
+class Handover:
+    """The handover from this leader to a peer, if there is one (Raft thesis 3.10); the caller passes the times.
+
+    It ends by itself after `HANDOVER_S`, so the leader leads on if no peer takes over.
+    """
+
+    def __init__(self) -> None:
+        self._ends_s = -math.inf
+        self._is_asked = False
+        self._to: Sequence[str] = ()
+
+    def begin(self, now_s: float, to: Sequence[str] = ()) -> None:
+        """Begin a handover to any of the peers `to`, or to any successor if `to` is empty."""
+        self._ends_s = now_s + HANDOVER_S
+        self._is_asked = False
+        self._to = to
+
+    def end(self) -> None:
+        """End the handover, because leadership has gone to a peer or has come to this node."""
+        self._ends_s = -math.inf
+
+    def is_on(self, now_s: float) -> bool:
+        return now_s < self._ends_s
+
+    def was_in_vain(self, now_s: float) -> bool:
+        """Return whether a handover that no peer has taken over ended less than `PAUSE_S` ago."""
+        return self._ends_s <= now_s < self._ends_s + PAUSE_S
+
+    def meant(self, successors: Sequence[str]) -> Sequence[str]:
+        """Return the peers that may take over: the intended peers, or else `successors`."""
+        return self._to or successors
+
+    def ask(self, ask_one: Callable[[], bool]) -> None:
+        """Ask a peer to take over, at most once per handover.
+
+        `ask_one` asks a peer that holds the whole log, and returns False as long as no peer does.
+        """
+        self._is_asked = self._is_asked or ask_one()
+
+
+class DiskLag:
+    """The time that clients have waited for the leader's disk alone; the caller passes the times.
+
+    While a majority of followers stores entries sooner, clients do not wait for the leader's disk. That ends when the
+    leader's unsynced entries no longer fit into memory (`engine.UNSYNCED_BYTES_MAX`). From then on a leader with a slow
+    disk delays every client; a follower with such a disk delays no client. A single short stall is not late.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Set the lateness to zero, because a leadership begins or ends."""
+        self._late_s = 0.0
+        self._counted_s: float | None = None
+
+    @property
+    def is_too_much(self) -> bool:
+        return self._late_s > LATE_MAX_S
+
+    def look(self, now_s: float, interval_s: float, *, is_waited_for: bool) -> None:
+        """Count the time since the last call as late if `is_waited_for`; called every `interval_s` seconds at least.
+
+        A call counts two intervals at most, because a node that was busy has not heard of its own disk either.
+        """
+        if self._counted_s is not None:
+            since_s = now_s - self._counted_s
+            self._late_s -= FORGOTTEN * since_s
+            if is_waited_for:
+                self._late_s += min(since_s, 2 * interval_s)
+            self._late_s = min(max(0.0, self._late_s), MEMORY * LATE_MAX_S)
+        self._counted_s = now_s
 
 
 class Leadership:
@@ -58,7 +146,7 @@ class Leadership:
         """The leader and its term, as of the last turn."""
         self.handover = Handover()
         """The handover of leadership from this node to a peer, if it is handing over."""
-        self._lateness = Lateness()
+        self._disk_lag = DiskLag()
         self._apart_since_s: float | None = None
         """Since when a candidate reaches more members than this leader, on the monotonic clock; or None."""
         self._began_s = 0.0
@@ -81,7 +169,7 @@ class Leadership:
         is_own = self._members.name in (before.leader, reign.leader)
         if is_own:
             self.handover.end()
-            self._lateness.reset()
+            self._disk_lag.reset()
             self._apart_since_s = None
         return is_own
 
@@ -179,8 +267,8 @@ class Leadership:
         Must be called every `interval_s` seconds at least while this node leads.
         """
         engine, now_s = self._engine, self._runtime.monotonic()
-        self._lateness.look(now_s, interval_s, is_waited_for=engine.is_waited_for())
-        if self._lateness.is_too_much:
+        self._disk_lag.look(now_s, interval_s, is_waited_for=engine.is_waited_for())
+        if self._disk_lag.is_too_much:
             reached_index = engine.reached_index()
             fit = [
                 name

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cluster.configuration.change_request import MemberChange
     from cluster.configuration.configuration import Configuration
     from cluster.engine.engine import Engine
-    from cluster.membership.joining import Enrolment, Step
+    from cluster.membership.joining import Joining, Step
     from cluster.membership.leadership import Leadership
     from cluster.membership.status import Statuses
     from cluster.membership.view import Members
@@ -46,7 +46,7 @@ class Reconfiguration:
     def __init__(
         self,
         members: Members,
-        enrolment: Enrolment,
+        joining: Joining,
         leadership: Leadership,
         statuses: Statuses,
         engine: Engine,
@@ -56,7 +56,7 @@ class Reconfiguration:
     ) -> None:
         self._members = members
         self._configurations = members.configurations
-        self._enrolment = enrolment
+        self._joining = joining
         self._leadership = leadership
         self._statuses = statuses
         self._engine = engine
@@ -136,11 +136,11 @@ class Reconfiguration:
         learners = {
             name: progress[name].acknowledged
             for name in configuration.membership.learners
-            if self._members.presence.is_member(name)
+            if self._members.linked.is_member(name)
         }
         last_index, now_s = self._engine.journal.last_index, self._runtime.monotonic()
         refusals: set[str] = set()
-        for step in self._enrolment.due_steps(configuration, learners, last_index, now_s, self._new_id):
+        for step in self._joining.due_steps(configuration, learners, last_index, now_s, self._new_id):
             try:
                 if self.propose(step) > self._engine.commit_index:
                     return
@@ -160,7 +160,7 @@ class Reconfiguration:
     def _make(self, change: MemberChange, refused: Callable[[str], None]) -> None:
         try:
             if change.verb == Verb.FINISH_UPGRADE:
-                self.propose(partial(self._enrolment.raise_version, new_id=self._new_id))
+                self.propose(partial(self._joining.raise_version, new_id=self._new_id))
             elif not self._configurations.newest.cluster:
                 refused(not_before_upgrade(self._members.of_release_0_1))
             elif change.verb == Verb.REPLACE and self._is_there(change.name, change.member_id):
@@ -198,7 +198,7 @@ class Reconfiguration:
 
     def _is_there(self, name: str, member_id: bytes) -> bool:
         member = self._configurations.newest.member(name)
-        is_up = name == self._members.name or self._members.presence.is_member(name)
+        is_up = name == self._members.name or self._members.linked.is_member(name)
         return is_up and member is not None and member.id == member_id
 
     def _new_id(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The statuses of all members as this node knows them, and the verdicts on leading, stopping and leaving.
+"""The status that this node reports, the statuses of all members, and the verdicts that follow from them.
 
 Invariant: reads only. A member that has been silent for `peer_status.SILENT_S` counts as not answering, even if it has
 a link, and its last status does not count. The methods `why_...` return None if no reason is known.
@@ -24,15 +24,80 @@ from cluster.membership.health import (
     why_short,
 )
 from cluster.membership.peer_status import MemberStatus, member_status
+from cluster.raft.cluster_clock import bounded
+from cluster.raft.messages import FREE_BYTES_MAX, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cluster.engine.engine import Engine
+    from cluster.engine.rejoin import Recovery
+    from cluster.log.housekeeping import Housekeeping
+    from cluster.membership.alarms import Alarms
     from cluster.membership.maintenance import Maintenance
-    from cluster.membership.own_status import OwnStatus
     from cluster.membership.peer_status import Peers
     from cluster.membership.view import Members
-    from cluster.raft.messages import Status
+    from cluster.raft.cluster_clock import ClusterClock
+    from cluster.runtime.ports import Runtime
+    from cluster.storage.fail_stop import Stopping
+    from cluster.transport.outbox import LogSync
+
+
+class OwnStatus:
+    """Builds the status of this node from its parts."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        recovery: Recovery,
+        housekeeping: Housekeeping,
+        alarms: Alarms,
+        clock: ClusterClock,
+        stopping: Stopping,
+        members: Members,
+        log_sync: LogSync,
+        runtime: Runtime,
+    ) -> None:
+        self._engine = engine
+        self._recovery = recovery
+        self._housekeeping = housekeeping
+        self._alarms = alarms
+        self._clock = clock
+        self._stopping = stopping
+        self._members = members
+        self._log_sync = log_sync
+        self._runtime = runtime
+
+    def now(self) -> Status:
+        """Return the status that this node reports to its peers at this moment."""
+        engine, journal, now_s = self._engine, self._engine.journal, self._runtime.monotonic()
+        return Status(
+            engine.role,
+            engine.term,
+            journal.last_index,
+            engine.commit_index,
+            engine.applied_index,
+            self._recovery.standing,
+            journal.first_index,
+            self._housekeeping.newest_index,
+            journal.disk_bytes,
+            min(self._alarms.free_bytes, FREE_BYTES_MAX),
+            self._alarms.own(now_s),
+            self._clock.agreed_ms(now_s) or 0,
+            bounded(self._runtime.wall_ms()),
+            self._clock.steady_ms(now_s),
+            int(engine.hears_leader()),
+            int(engine.may_lead),
+            self._members.missed,
+            int(self._log_sync.hangs),
+        )
+
+    def flaw(self) -> str | None:
+        """Return why this node cannot vote, lead or serve clients, or None if it can."""
+        damage = self._stopping.damage
+        if damage is not None:
+            return f"{damage}; this node will be repaired as soon as the others can go on without it"
+        return self._recovery.describe()
 
 
 class Statuses:
@@ -50,7 +115,7 @@ class Statuses:
         self._name = members.name
         self._members = members
         self._configurations = members.configurations
-        self._presence = members.presence
+        self._linked = members.linked
         self._peers = peers
         self._maintenance = maintenance
         self._own = own
@@ -96,7 +161,7 @@ class Statuses:
 
     def why_not_there(self, name: str) -> str | None:
         """Return why this member cannot be relied on, and the remedy."""
-        if name in self._presence.guests:
+        if name in self._linked.non_members:
             return (
                 f"another data directory than the member's is up under the name {name}: if that one is lost, "
                 f"`qq member replace {name}`"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cluster.raft.messages import Message
     from cluster.runtime.ports import Runtime
     from cluster.storage.directory import GroupDirectory
-    from cluster.transport.connected import Presence
+    from cluster.transport.linked_nodes import LinkedNodes
     from cluster.transport.ports import Links
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Members:
         name: str,
         member_id: bytes,
         configurations: Configurations,
-        presence: Presence,
+        linked: LinkedNodes,
         peers: Peers,
         engine: Engine,
         clock: ClusterClock,
@@ -57,7 +57,7 @@ class Members:
         self.name = name
         self.id = member_id
         self.configurations = configurations
-        self.presence = presence
+        self.linked = linked
         self.known = known
         """The members that links and peers use: `Configurations.known`, as of the last `follow`."""
         self._peers = peers
@@ -88,7 +88,7 @@ class Members:
 
         The process at the other end may be frozen, or the network may drop packets, until TCP gives the connection up.
         """
-        return self.presence.is_member(name) and not self._peers.is_silent(name, self._runtime.monotonic())
+        return self.linked.is_member(name) and not self._peers.is_silent(name, self._runtime.monotonic())
 
     @property
     def of_release_0_1(self) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ class Members:
 
     def is_majority(self, names: Iterable[str]) -> bool:
         """Return whether those of these nodes that are linked as members are a majority."""
-        return self.configurations.membership.is_majority(list(filter(self.presence.is_member, names)))
+        return self.configurations.membership.is_majority(list(filter(self.linked.is_member, names)))
 
     def note_past(self, *, has_past: bool) -> None:
         """Have links tell whether this node relies on its log.
@@ -141,16 +141,16 @@ class Members:
 
     def meet(self) -> None:
         """Have the engine count and send entries to the linked members, and no longer to nodes that were removed."""
-        presence, now_s = self.presence, self._runtime.monotonic()
-        self._engine.follow_configuration(presence.guests)
-        came, went = presence.look()
+        linked, now_s = self.linked, self._runtime.monotonic()
+        self._engine.follow_configuration(linked.non_members)
+        came, went = linked.take_changes()
         for peer in went:
             self._engine.hold_back(peer)
         for peer in came:
             self._peers.connected(peer, now_s)
             self._engine.peer_connected(peer)
 
-    def hears_guest(self, message: Message) -> bool:
+    def accepts_from_non_member(self, message: Message) -> bool:
         """Return whether to read a message of a connected non-member (a node outside of the newest configuration).
 
         Its acknowledgements, votes and batches do not count, and it must not disturb a leader that this node hears. But

@@ -5,7 +5,7 @@ A leader keeps a `Progress` for each peer. As in etcd's raft, it has three state
 replicating   appends follow each other without waiting
 probing       the peer refused an append: the leader sends a single append at a time until an append matches
 lacking       the leader's log begins after the entry that the peer needs: the peer gets a snapshot
-              (cluster/snapshots/catch_up.py); empty appends meanwhile keep it from campaigning
+              (cluster/snapshots/sender.py); empty appends meanwhile keep it from campaigning
 
 Invariant: pure; indexes and times are arguments. An acknowledgement of a voter counts for the whole leadership, even
 when its link breaks, unless the voter reports that its log may lack the entries.

@@ -1,6 +1,6 @@
 """The format of a backup, from which a new cluster can begin, and the check that a backup is whole.
 
-A backup has the same files as a snapshot (catch_up.py): a checkpoint and all sealed segments, up to a last entry. All
+A backup has the same files as a snapshot (sender.py): a checkpoint and all sealed segments, up to a last entry. All
 its entries are committed. The files are byte for byte the node's files; `backup.json` names their owner.
 
     backup.json             description of the backup and its files (Contents)

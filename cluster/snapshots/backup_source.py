@@ -5,7 +5,7 @@ entries are committed, and its files never change again. Files are pinned instea
 backup. They stay pinned until the client has them.
 
 Invariant: a pinned file stays the same until `give_back`. The exception is a node that installs a snapshot meanwhile
-(catch_up.py): the file is gone then, and reading it fails.
+(receiver.py): the file is gone then, and reading it fails.
 """
 
 from __future__ import annotations

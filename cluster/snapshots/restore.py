@@ -213,7 +213,7 @@ def _go_on_with(
 ) -> None:
     """Begin a new log with this configuration behind the current log; `state` is the state at the current log's end.
 
-    As with a snapshot (catch_up.py), a start that finds the checkpoint without the entry removes the checkpoint.
+    As with a snapshot (receiver.py), a start that finds the checkpoint without the entry removes the checkpoint.
     """
     index = journal.last_index + 2
     entry = make_configuration(state.time_ms, configuration)

@@ -5,7 +5,7 @@
     start-0, -1             its incarnation, whether writes may be lost (identity.py)
     hardstate-0, -1         term, vote, voter status (log/hardstate.py)
     log/                    segments, manifest, checkpoints
-    incoming/               a snapshot on its way (snapshots/catch_up.py)
+    incoming/               a snapshot on its way (snapshots/receiver.py)
     incoming/moving         index of its checkpoint, once its files may be in the log's directory
     damage                  why the log must not be used any more; found while it was in use
     removed                 marks this directory as removed from its cluster, for programs that inspect it

@@ -1,4 +1,4 @@
-"""Admission of peers: which connections a node accepts, which terms it offers, and where it finds the members.
+"""PeerAdmission of peers: which connections a node accepts, which terms it offers, and where it finds the members.
 
 A node of the same cluster is accepted under any name and with any data directory, even if it is unknown or was removed.
 It may have joined while this node was away, and the group decides whether it counts as a member. As long as neither of
@@ -56,7 +56,7 @@ class Link(NamedTuple):
         return self.silent_s < _SILENT_AFTER_S
 
 
-class KnownMembers:
+class PeerAdmission:
     """The members as this node knows them: their addresses, their directories, and this node's own terms."""
 
     def __init__(

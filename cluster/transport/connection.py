@@ -70,7 +70,7 @@ class LinkLimits(NamedTuple):
 
     With TLS the handshake takes four round trips, and those between members are short.
     """
-    guests_max: int = 16
+    non_members_max: int = 16
     """Connected non-members at a time. A cluster has at most seven members, so this is plenty."""
 
 

@@ -185,7 +185,7 @@ class AlreadyLinkedError(HandshakeError):
     reason: ClassVar[int] = 11
 
 
-class TooManyGuestsError(DisagreementError):
+class TooManyNonMembersError(DisagreementError):
     """All slots of connected non-members are taken."""
 
     reason: ClassVar[int] = 12
@@ -204,8 +204,8 @@ _REJECTIONS: dict[int, tuple[type[HandshakeError], str]] = {
     ),
     OtherClusterError.reason: (OtherClusterError, "it belongs to another cluster of the same name"),
     AlreadyLinkedError.reason: (AlreadyLinkedError, "it has a connection with this node already"),
-    TooManyGuestsError.reason: (
-        TooManyGuestsError,
+    TooManyNonMembersError.reason: (
+        TooManyNonMembersError,
         "too many nodes are connected to it that are no members of the cluster",
     ),
 }

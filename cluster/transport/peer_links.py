@@ -5,7 +5,7 @@ authenticated connection is a new epoch: `_links` holds the connection of the cu
 connection are ignored.
 
 A connected non-member has an epoch like any peer, but is not dialled and not checked for death. A seed is the address
-of a node whose name is unknown, or does not count yet (`KnownMembers.seeds`). The node that answers there starts as a
+of a node whose name is unknown, or does not count yet (`PeerAdmission.seeds`). The node that answers there starts as a
 non-member.
 
 Invariant: unauthenticated connections cost bounded memory, time and log lines, and delay no peer. The number of
@@ -33,7 +33,7 @@ from cluster.net.connection_slots import QUICK_SHARE, ConnectionSlots, SlotLimit
 from cluster.net.log_throttle import ThrottledLog
 from cluster.net.resolver import HostNames
 from cluster.net.sockets import connect, listen
-from cluster.transport.admission import KnownMembers, Link
+from cluster.transport.admission import Link, PeerAdmission
 from cluster.transport.connection import FrameTooLargeError, LinkLimits, PeerConnection
 from cluster.transport.handshake import (
     MESSAGE_BYTES_MAX,
@@ -50,7 +50,7 @@ from cluster.transport.handshake import (
     RejectedError,
     SecondProcessError,
     Terms,
-    TooManyGuestsError,
+    TooManyNonMembersError,
     UnknownNodeError,
     VersionMismatchError,
     WrongSecretError,
@@ -165,7 +165,7 @@ class PeerLinks:
         `configure` must tell the members before `start`.
         """
         process = secrets.token_bytes(PROCESS_BYTES)
-        self._known = KnownMembers(node, versions, process, listed, prefers_listed=prefers_listed)
+        self._known = PeerAdmission(node, versions, process, listed, prefers_listed=prefers_listed)
         self._cluster = cluster
         self._node = node
         self._secrets = tuple(cluster_secrets)
@@ -712,10 +712,10 @@ class PeerLinks:
             self._note_second(peer)
         if error is not None or peer in self._links or peer in self._known.addresses:
             return error
-        if len(self._links.keys() - self._known.addresses.keys()) < self._limits.guests_max:
+        if len(self._links.keys() - self._known.addresses.keys()) < self._limits.non_members_max:
             return None
-        return TooManyGuestsError(
-            f"node {peer!r} is no member, and {self._limits.guests_max} nodes are connected that are none, either"
+        return TooManyNonMembersError(
+            f"node {peer!r} is no member, and {self._limits.non_members_max} nodes are connected that are none, either"
         )
 
     def _note_second(self, peer: str) -> None:

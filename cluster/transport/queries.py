@@ -26,7 +26,7 @@ class _Asked(NamedTuple):
     answered: Answered
 
 
-class Inquiries:
+class Queries:
     """The pending questions of this node, and its answers to the questions of peers."""
 
     def __init__(self, answers: Callable[[str], bool], transmit: Callable[[str, Message], None]) -> None:

@@ -72,7 +72,7 @@ class Management:
 def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: ShovelRunner) -> Management:
     """Make the management of a node. `shovel_runner` runs shovels while this node leads."""
     queries = NodeQueries(
-        group.inquiries, lambda: [name for name in group.members.names if name != broker.name]
+        group.queries, lambda: [name for name in group.members.names if name != broker.name]
     )
     sorted_objects = SortedObjects()
     statistics = QueueStatistics(broker, group)

@@ -22,7 +22,7 @@ from cluster.raft.messages import ANSWER_BYTES_MAX
 from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:
-    from cluster.transport.queries import Inquiries
+    from cluster.transport.queries import Queries
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +44,12 @@ HEAD_BYTES_MAX = 1024
 class NodeQueries:
     """Sends questions to the other nodes, and answers their questions."""
 
-    def __init__(self, inquiries: Inquiries, names: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, queries: Queries, names: Callable[[], Sequence[str]]) -> None:
         """`names` returns the names of the other members."""
-        self._inquiries = inquiries
+        self._queries = queries
         self._names = names
         self._topics: dict[str, Answer] = {}
-        inquiries.answer_with(self._answer)
+        queries.answer_with(self._answer)
 
     # Answers
 
@@ -92,14 +92,14 @@ class NodeQueries:
             if not answered.done():
                 answered.set_result(answer)
 
-        number = self._inquiries.ask(node, pack([topic, *arguments]), take)
+        number = self._queries.ask(node, pack([topic, *arguments]), take)
         try:
             async with asyncio.timeout(ANSWER_WAIT_S):
                 answer = await answered
         except TimeoutError:
             return None
         finally:
-            self._inquiries.forget(number)
+            self._queries.forget(number)
         return msgpack.unpackb(answer, strict_map_key=False) if answer else None
 
     async def rows(self, node: str, topic: str) -> list[Any]:

@@ -27,7 +27,7 @@ from cluster.raft.messages import Alarm
 from cluster.runtime.histogram import Histogram
 from cluster.state.apply import Confirmed
 from cluster.transport.handshake import UnknownNodeError
-from cluster.transport.queries import Inquiries
+from cluster.transport.queries import Queries
 from qq.amqp.connection import Settings
 from qq.config import NodeLimits
 from qq.machine.machine import QueueMachine
@@ -133,7 +133,7 @@ class _Group:
         self._sequence = 0
         self.leader: str | None = "n1"
         self.engine = SimpleNamespace(is_leader=True, applied_index=1)
-        self.inquiries = Inquiries(lambda _: False, lambda _peer, _message: None)
+        self.queries = Queries(lambda _: False, lambda _peer, _message: None)
         self.members = SimpleNamespace(names=["n1", "n2", "n3"], id=id_of("n1"), of_release_0_1=())
         self.versions_of = {"n1": Versions(*VERSIONS)}.get
         self.stopping = SimpleNamespace(is_removed=False, damage=None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.raft.messages import ANSWER_BYTES_MAX, Inquiry, InquiryAnswer, Message
-from cluster.transport.queries import Inquiries
+from cluster.transport.queries import Queries
 from qq.management import node_queries
 from qq.management.node_queries import NodeQueries
 from qq.management.objects.client_names import ClientNames
@@ -20,11 +20,11 @@ class Two:
 
     def __init__(self) -> None:
         self.is_stuck = False
-        self.inquiries = {
-            name: Inquiries(lambda _: True, lambda peer, message, name=name: self._send(name, peer, message))
+        self.queries = {
+            name: Queries(lambda _: True, lambda peer, message, name=name: self._send(name, peer, message))
             for name in "ab"
         }
-        self.asking, self.asked = (NodeQueries(each, lambda: ["b"]) for each in self.inquiries.values())
+        self.asking, self.asked = (NodeQueries(each, lambda: ["b"]) for each in self.queries.values())
 
     def told(self, topic: str, *arguments: Any) -> Any:
         return asyncio.run(self.asking.query("b", topic, *arguments))
@@ -35,7 +35,7 @@ class Two:
     def _send(self, sender: str, receiver: str, message: Message) -> None:
         if self.is_stuck:
             return
-        there = self.inquiries[receiver]
+        there = self.queries[receiver]
         if isinstance(message, Inquiry):
             there.inquired(sender, message)
         elif isinstance(message, InquiryAnswer):
@@ -108,7 +108,7 @@ def test_a_client_is_asked_for_its_name_once() -> None:
     assert asked == [1, 2, 3, 3]
     called[1] = "another"
     assert told({("b", 1): object(), ("b", 2): clients["b", 2]}) == {("b", 1): "another", ("b", 2): "two"}
-    two.inquiries["b"].answer_with(lambda _: b"")
+    two.queries["b"].answer_with(lambda _: b"")
     assert told({("b", 2): clients["b", 2], ("b", 4): object()}) == {("b", 2): "two"}
 
 

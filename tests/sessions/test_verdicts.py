@@ -179,7 +179,7 @@ class Busy:
             call()
 
 
-def test_thousands_that_wait_for_a_verdict_leave_the_node_its_time() -> None:
+def test_thousands_of_waiting_commands_leave_the_loop_idle() -> None:
     busy: Any = Busy()
     verdicts, submitted = Verdicts("n1", busy, busy.undecided, busy), list[int]()
     for number in range(3_000):

@@ -497,8 +497,8 @@ class AsksLearners(Engine):
     @may_vote.setter
     def may_vote(self, _: bool) -> None: ...
 
-    def follow_configuration(self, guests: Iterable[str]) -> None:
-        super().follow_configuration(guests)
+    def follow_configuration(self, non_members: Iterable[str]) -> None:
+        super().follow_configuration(non_members)
         self._SyncObj__otherNodes |= self._SyncObj__readonlyNodes
         self._SyncObj__readonlyNodes = set()
 

@@ -488,8 +488,9 @@ def test_h8_unread_link_to_a_peer_queues_little() -> None:
 def test_log_is_not_pinned_forever_for_a_peer_that_is_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given_s = 15.0
-    monkeypatch.setattr("cluster.snapshots.catch_up.GIVEN_S", given_s)
+    idle_max_s = 15.0
+    for end in ("sender", "receiver"):
+        monkeypatch.setattr(f"cluster.snapshots.{end}.IDLE_MAX_S", idle_max_s)
     options = SimulationOptions(
         submit_interval_s=0.1,
         fault_interval_s=1e9,
@@ -508,7 +509,7 @@ def test_log_is_not_pinned_forever_for_a_peer_that_is_down(
     world.run_until(20.0, stop=lambda: leader.group.engine.progress[peer.name].lacks_from is not None)
     peer.end(power_loss=False)
     pinned: list[bool] = []
-    for wait_s in (given_s - 5.0, 10.0):
+    for wait_s in (idle_max_s - 5.0, 10.0):
         world.run_until(world.now_s + wait_s)
         pinned.append(bool(leader.group.housekeeping.pinned))
     assert cluster.leader() is leader

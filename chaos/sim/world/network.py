@@ -21,8 +21,9 @@ from cluster.configuration.configuration import PeerAddress, Versions
 from cluster.configuration.history import Configurations
 from cluster.log.entry import ENTRY_BYTES_MAX
 from cluster.raft.messages import FRAME_BYTES_MAX
-from cluster.snapshots.catch_up import CHUNK_BYTES, WINDOW
-from cluster.transport.admission import KnownMembers, Link
+from cluster.snapshots.chunks import CHUNK_BYTES
+from cluster.snapshots.receiver import WINDOW
+from cluster.transport.admission import Link, PeerAdmission
 from cluster.transport.connection import FrameTooLargeError, LinkBacklog, LinkLimits
 from cluster.transport.handshake import PROCESS_BYTES, VERSIONS, Terms, disagreement
 from cluster.transport.peer_links import redial_s
@@ -173,7 +174,7 @@ class SimulatedLinks:
     ) -> None:
         self.name = name
         self.speaks = protocol
-        self.known = KnownMembers(name, versions, process, listed)
+        self.known = PeerAdmission(name, versions, process, listed)
         self.runtime = runtime
         self.seeds = seeds
         self.current: dict[str, LinkEpoch] = {}

@@ -29,8 +29,7 @@ from cluster.log.journal import SegmentedJournal  # noqa: E402
 from cluster.log.segment_writer import SegmentWriter  # noqa: E402
 from cluster.runtime.asyncio_runtime import RealFile  # noqa: E402
 from cluster.transport.connection import PeerConnection  # noqa: E402
-from cluster.transport.log_sync import Syncing  # noqa: E402
-from cluster.transport.outbox import PeerOutbox  # noqa: E402
+from cluster.transport.outbox import LogSync, PeerOutbox  # noqa: E402
 from qq.amqp_server.connection import ClientConnection  # noqa: E402
 from qq.amqp_server.outgoing import Outgoing  # noqa: E402
 
@@ -73,7 +72,7 @@ def watch_all() -> None:
     watch(SegmentedJournal, "start_sync", "starts a sync")
     watch(SegmentWriter, "run", "the writer begins", "the writer ends")
     watch(RealFile, "sync", "fdatasync begins", "fdatasync ends")
-    watch(Syncing, "_synced", "hears of the sync")
+    watch(LogSync, "_synced", "hears of the sync")
     watch(Group, "_apply", "applies", "has applied")
     watch(Outgoing, "confirm", "confirms")
     watch(ClientConnection, "_flush", ends="has written to the client")

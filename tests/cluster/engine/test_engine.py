@@ -110,7 +110,7 @@ class MemoryJournal(Journal):
         return self.voted_for
 
 
-class Outbox(Transport):
+class PeerOutbox(Transport):
     ready = True
 
     def __init__(self, node: Any, self_node: Any, other_nodes: Any) -> None:
@@ -133,7 +133,7 @@ class StockNode(SyncObj):
             **conf,
         }
         super().__init__(
-            Node("a"), [Node(peer) for peer in peers], SyncObjConf(**conf), transportClass=Outbox
+            Node("a"), [Node(peer) for peer in peers], SyncObjConf(**conf), transportClass=PeerOutbox
         )
         for peer in peers:
             self._SyncObj__onNodeConnected(Node(peer))
@@ -1372,7 +1372,7 @@ def test_who_has_another_directory_than_the_member_of_its_name_does_not_stand_fo
 def test_a_guest_is_heard_and_sent_nothing() -> None:
     node = OurNode(0)
     node.engine.follow_configuration(["g"])
-    node.engine.guest_connected()
+    node.engine.non_member_connected()
     node.engine.receive("g", Append(9, 1, 1, 0, [LogEntry(NO_OP, 2, 9)]))
     assert node.engine.leader == "g"
     node.engine.follow_configuration([])

@@ -1,4 +1,4 @@
-"""What comes from the peers: each message has one taker."""
+"""What comes from the peers: each message has one receiver."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def make_group() -> Group:
 
 
 def test_every_message_is_the_engines_or_has_one_taker() -> None:
-    takers = set(make_group().inbox._takers)
-    assert not takers & CONSENSUS
-    assert takers | CONSENSUS == set(get_args(Message))
+    handlers = set(make_group().inbox._handlers)
+    assert not handlers & CONSENSUS
+    assert handlers | CONSENSUS == set(get_args(Message))

@@ -170,7 +170,7 @@ def test_a_leader_that_hands_over_proposes_nothing_that_is_due(trio: Trio) -> No
     for member in trio.members:
         if member is not leader:
             member.group.engine.may_lead = False
-            member.group._shortage.look = nothing
+            member.group._low_space.look = nothing
     leader.set_alarms(20)
     leader.runtime.enter(lambda: nothing(leader.group.leadership.transfer()))
     trio.pass_ms(800)
@@ -363,7 +363,7 @@ def test_a_machine_that_was_asleep_goes_on_where_the_leader_is(trio: Trio) -> No
     sleeper.runtime.go_on()
     trio.pass_ms(10_000)
     other.group.engine.may_lead = False
-    other.group._shortage.look = nothing
+    other.group._low_space.look = nothing
     leader.end()
     trio.until(lambda: sleeper.group.engine.is_leader)
     trio.until(lambda: bool(sleeper.machine.rung), 100_000)
@@ -396,11 +396,11 @@ def test_a_full_disk_holds_one_entry_back(alone: Trio) -> None:
 def test_who_is_alone_takes_in_at_the_end_of_any_sync_what_was_submitted_meanwhile(alone: Trio) -> None:
     """It waited for the next beat if the sync had brought no entry."""
     member = alone.start()
-    journal, syncing = member.group.journal, member.group._syncing
+    journal, log_sync = member.group.journal, member.group._log_sync
 
     def store_something_else() -> None:
         journal.seal()
-        syncing.begin()
+        log_sync.begin()
 
     begun_s = alone.world.now_s
     for _ in range(10):

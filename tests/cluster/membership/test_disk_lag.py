@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cluster.membership.disk_lag import Lateness
+from cluster.membership.leadership import DiskLag
 from tests.cluster.harness import Growing, applied, leads
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def becomes_late(seconds: float, late_s: float, every_s: float) -> bool:
     """Whether a disk is ever too late for which others wait for `late_s` in each `every_s`."""
-    lateness = Lateness()
+    lateness = DiskLag()
     was_late = False
     for beat in range(int(seconds / INTERVAL_S)):
         now_s = beat * INTERVAL_S
@@ -54,7 +54,7 @@ def test_what_counts_is_how_long_the_others_wait(late_s: float, every_s: float, 
 
 def test_a_disk_that_was_late_for_long_is_judged_anew_when_it_is_well() -> None:
     """It was late for an hour in which nobody else could lead; then it is quick, and stops once for half a second."""
-    lateness = Lateness()
+    lateness = DiskLag()
     for beat in range(36_000):
         lateness.look(beat * 0.1, 0.1, is_waited_for=True)
     assert lateness.is_too_much
@@ -66,14 +66,14 @@ def test_a_disk_that_was_late_for_long_is_judged_anew_when_it_is_well() -> None:
 
 
 def test_a_node_that_was_stalled_itself_blames_no_disk() -> None:
-    lateness = Lateness()
+    lateness = DiskLag()
     for now_s in (0.0, 0.05, 30.0, 30.05):
         lateness.look(now_s, INTERVAL_S, is_waited_for=True)
     assert not lateness.is_too_much
 
 
 def test_a_new_reign_begins_without_what_was() -> None:
-    lateness = Lateness()
+    lateness = DiskLag()
     for beat in range(100):
         lateness.look(beat * INTERVAL_S, INTERVAL_S, is_waited_for=True)
     assert lateness.is_too_much

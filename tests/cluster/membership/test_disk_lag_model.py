@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.membership.disk_lag import Lateness
+from cluster.membership.leadership import DiskLag
 from cluster.raft.timing import Timing
 
 BEAT_S = Timing().heartbeat_s
@@ -46,7 +46,7 @@ class Disks:
         self._entries: dict[int, int] = {}
         """How many clients wait for each entry."""
         self._waiting = clients
-        self._lateness = Lateness()
+        self._lateness = DiskLag()
         self._looked_s = 0.0
         self._in(self._random.uniform(0, BEAT_S), self._beat)
         if rate:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from chaos.sim.world.disk import SimulatedDisk
 from cluster.configuration.configuration import Versions
-from cluster.membership.handover import HANDOVER_S, PAUSE_S, Handover
+from cluster.membership.leadership import HANDOVER_S, PAUSE_S, Handover
 from cluster.storage.directory import INCARNATION_LEAP, GroupDirectory, Incarnations
 from cluster.storage.identity import Owner
 

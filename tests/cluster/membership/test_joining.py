@@ -15,7 +15,7 @@ from cluster.configuration.configuration import (
     Versions,
 )
 from cluster.log.hardstate import Standing
-from cluster.membership.joining import Enrolment
+from cluster.membership.joining import Joining
 from cluster.raft.messages import (
     Introduction,
     MalformedFrame,
@@ -43,17 +43,17 @@ def new_directory(name: str, number: int = 1) -> Introduction:
     return introduction(name)._replace(member_id=bytes([number]) * 16, may_join=1)
 
 
-def make_enrolment(*, replaces_emptied: bool = True, raises_version: bool = True) -> Enrolment:
-    return Enrolment(ROUND_S, 9, replaces_emptied=replaces_emptied, raises_version=raises_version)
+def make_joining(*, replaces_emptied: bool = True, raises_version: bool = True) -> Joining:
+    return Joining(ROUND_S, 9, replaces_emptied=replaces_emptied, raises_version=raises_version)
 
 
 def make_id() -> bytes:
     return CLUSTER
 
 
-def taken(enrolment: Enrolment, configuration: Configuration, now_s: float = 0.0) -> Configuration:
+def taken(joining: Joining, configuration: Configuration, now_s: float = 0.0) -> Configuration:
     """The configuration after the first step of those that are due which changes anything."""
-    for step in enrolment.due_steps(configuration, NOBODY_HOLDS_ANYTHING, 10, now_s, make_id):
+    for step in joining.due_steps(configuration, NOBODY_HOLDS_ANYTHING, 10, now_s, make_id):
         with suppress(MembershipRefused):
             after = step(configuration)
             if after is not configuration:
@@ -72,37 +72,37 @@ TOLD = Configuration.of(
 
 
 def test_the_first_configuration_is_made_when_all_members_have_told_who_they_are() -> None:
-    enrolment = make_enrolment()
+    joining = make_joining()
     for name in ("a", "b"):
-        enrolment.introduced(name, introduction(name))
-        assert taken(enrolment, FILES) is FILES
-    enrolment.introduced("c", introduction("c"))
-    assert taken(enrolment, FILES) == TOLD
-    assert taken(enrolment, TOLD) is TOLD
+        joining.introduced(name, introduction(name))
+        assert taken(joining, FILES) is FILES
+    joining.introduced("c", introduction("c"))
+    assert taken(joining, FILES) == TOLD
+    assert taken(joining, TOLD) is TOLD
 
 
 @pytest.mark.parametrize(("low", "high"), [(7, 7), (9, 9)])
 def test_a_program_that_cannot_run_the_next_version_keeps_all_at_this_one(low: int, high: int) -> None:
-    enrolment = make_enrolment()
+    joining = make_joining()
     for name in "abc":
-        enrolment.introduced(name, introduction(name))
-    enrolment.introduced("b", introduction("b", low=low, high=high))
-    assert taken(enrolment, FILES) is FILES
+        joining.introduced(name, introduction(name))
+    joining.introduced("b", introduction("b", low=low, high=high))
+    assert taken(joining, FILES) is FILES
 
 
 def test_who_has_moved_or_has_another_program_is_noted() -> None:
-    enrolment = make_enrolment()
-    enrolment.introduced("b", introduction("b", port=5, low=8, high=9))
-    after = taken(enrolment, taken(enrolment, TOLD))
+    joining = make_joining()
+    joining.introduced("b", introduction("b", port=5, low=8, high=9))
+    after = taken(joining, taken(joining, TOLD))
     assert after.member("b") == Member("b", PeerAddress("b", 5), b"b".rjust(16), versions=Versions(8, 9))
-    assert taken(enrolment, after) is after
+    assert taken(joining, after) is after
 
 
 def test_nothing_is_looked_at_in_a_cluster_that_is_as_all_members_say() -> None:
-    enrolment = Enrolment(ROUND_S, TOLD.version, replaces_emptied=True, raises_version=True)
+    joining = Joining(ROUND_S, TOLD.version, replaces_emptied=True, raises_version=True)
     for name in "abc":
-        enrolment.introduced(name, introduction(name))
-    assert not enrolment.due_steps(TOLD, NOBODY_HOLDS_ANYTHING, 10, 0.0, make_id)
+        joining.introduced(name, introduction(name))
+    assert not joining.due_steps(TOLD, NOBODY_HOLDS_ANYTHING, 10, 0.0, make_id)
 
 
 def places(configuration: Configuration) -> list[tuple[str, int]]:
@@ -110,117 +110,117 @@ def places(configuration: Configuration) -> list[tuple[str, int]]:
 
 
 def test_members_that_are_in_each_others_way_move_in_one_step() -> None:
-    enrolment = make_enrolment()
+    joining = make_joining()
     for name, host in zip("abc", "bca", strict=True):
-        enrolment.introduced(name, introduction(name)._replace(host=host))
-    after = taken(enrolment, TOLD)
+        joining.introduced(name, introduction(name)._replace(host=host))
+    after = taken(joining, TOLD)
     assert places(after) == [("b", 1), ("c", 1), ("a", 1)]
-    assert taken(enrolment, after) is after
+    assert taken(joining, after) is after
 
 
 def test_an_address_is_left_to_whoever_has_not_said_that_it_has_moved() -> None:
-    enrolment = make_enrolment()
-    enrolment.introduced("a", introduction("a")._replace(host="b", low=8, high=9))
-    after = taken(enrolment, TOLD)
+    joining = make_joining()
+    joining.introduced("a", introduction("a")._replace(host="b", low=8, high=9))
+    after = taken(joining, TOLD)
     assert after.member("a") == Member("a", PeerAddress("a", 1), directory_of("a"), versions=Versions(8, 9))
-    assert taken(enrolment, after) is after
-    enrolment.introduced("b", introduction("b", port=5))
-    assert places(taken(enrolment, after)) == [("b", 1), ("b", 5), ("c", 1)]
+    assert taken(joining, after) is after
+    joining.introduced("b", introduction("b", port=5))
+    assert places(taken(joining, after)) == [("b", 1), ("b", 5), ("c", 1)]
 
 
 def test_the_first_configuration_notes_members_where_they_are_though_files_say_otherwise() -> None:
-    enrolment = make_enrolment()
+    joining = make_joining()
     for name, host in zip("abc", "bac", strict=True):
-        enrolment.introduced(name, introduction(name)._replace(host=host))
-    assert places(taken(enrolment, FILES)) == [("b", 1), ("a", 1), ("c", 1)]
+        joining.introduced(name, introduction(name)._replace(host=host))
+    assert places(taken(joining, FILES)) == [("b", 1), ("a", 1), ("c", 1)]
 
 
 def test_another_directory_is_not_taken_for_the_member() -> None:
-    enrolment = make_enrolment()
+    joining = make_joining()
     for may_join, host in ((0, "b"), (1, "elsewhere")):
         other = introduction("b")._replace(member_id=b"x" * 16, may_join=may_join, host=host)
-        enrolment.introduced("b", other)
-        assert taken(enrolment, TOLD) is TOLD
+        joining.introduced("b", other)
+        assert taken(joining, TOLD) is TOLD
 
 
 def test_a_removed_name_comes_back_only_if_its_node_is_told_to_join() -> None:
     without = TOLD.without("c", directory_of("c"))
-    enrolment = make_enrolment()
-    enrolment.introduced("c", new_directory("c"))
-    assert taken(enrolment, without) is without
-    enrolment.introduced("c", new_directory("c")._replace(joins=1))
-    assert taken(enrolment, without).member("c") is not None
+    joining = make_joining()
+    joining.introduced("c", new_directory("c"))
+    assert taken(joining, without) is without
+    joining.introduced("c", new_directory("c")._replace(joins=1))
+    assert taken(joining, without).member("c") is not None
     added = without.added("c", PeerAddress("c", 1), b"\1" * 16)
-    enrolment.introduced("c", new_directory("c"))
-    after = taken(enrolment, added).member("c")
+    joining.introduced("c", new_directory("c"))
+    after = taken(joining, added).member("c")
     assert after is not None
     assert after.id == b"\1" * 16
 
 
 def test_a_new_directory_at_the_place_of_a_member_takes_it_as_a_learner_if_that_is_wanted() -> None:
-    enrolment = make_enrolment()
-    enrolment.introduced("b", new_directory("b"))
-    vacated = taken(enrolment, TOLD)
+    joining = make_joining()
+    joining.introduced("b", new_directory("b"))
+    vacated = taken(joining, TOLD)
     assert vacated == TOLD.vacated("b", directory_of("b"))
-    joined = taken(enrolment, vacated)
+    joined = taken(joining, vacated)
     assert joined.member("b") == Member("b", PeerAddress("b", 1), b"\1" * 16, False, Versions(7, 8))
-    assert taken(enrolment, joined) is joined
-    careful = make_enrolment(replaces_emptied=False)
+    assert taken(joining, joined) is joined
+    careful = make_joining(replaces_emptied=False)
     careful.introduced("b", new_directory("b"))
     assert taken(careful, TOLD) is TOLD
     assert taken(careful, vacated) == joined, "an operator has decided"
 
 
 def test_a_new_directory_under_a_new_name_becomes_a_learner() -> None:
-    enrolment = make_enrolment()
-    enrolment.introduced("d", introduction("d"))
-    assert taken(enrolment, TOLD) is TOLD, "it has a log of which this cluster knows nothing"
-    enrolment.introduced("d", new_directory("d"))
-    assert taken(enrolment, TOLD).membership.learners == {"d"}
-    assert taken(enrolment, FILES) is FILES, "there is no configuration that it could be in"
-    gone = taken(enrolment, TOLD).without("d", b"\1" * 16)
-    assert taken(enrolment, gone) is gone
-    enrolment.introduced("d", new_directory("d", 2))
-    enrolment.left("d")
-    assert taken(enrolment, gone) is gone
+    joining = make_joining()
+    joining.introduced("d", introduction("d"))
+    assert taken(joining, TOLD) is TOLD, "it has a log of which this cluster knows nothing"
+    joining.introduced("d", new_directory("d"))
+    assert taken(joining, TOLD).membership.learners == {"d"}
+    assert taken(joining, FILES) is FILES, "there is no configuration that it could be in"
+    gone = taken(joining, TOLD).without("d", b"\1" * 16)
+    assert taken(joining, gone) is gone
+    joining.introduced("d", new_directory("d", 2))
+    joining.left("d")
+    assert taken(joining, gone) is gone
 
 
 def test_nobody_is_noted_as_a_member_whose_directory_has_forgotten_its_promises() -> None:
-    enrolment = make_enrolment()
+    joining = make_joining()
     for name in "abc":
-        enrolment.introduced(name, introduction(name))
-    enrolment.introduced("b", new_directory("b"))
-    assert taken(enrolment, FILES) is FILES
+        joining.introduced(name, introduction(name))
+    joining.introduced("b", new_directory("b"))
+    assert taken(joining, FILES) is FILES
 
 
 def test_the_version_is_raised_when_somebody_asks_for_it_if_that_is_wanted() -> None:
-    enrolment = make_enrolment(raises_version=False)
+    joining = make_joining(raises_version=False)
     for name in "abc":
-        enrolment.introduced(name, introduction(name))
-    assert taken(enrolment, FILES) is FILES
-    assert enrolment.raise_version(FILES, make_id) == TOLD
+        joining.introduced(name, introduction(name))
+    assert taken(joining, FILES) is FILES
+    assert joining.raise_version(FILES, make_id) == TOLD
 
 
 def test_the_version_is_raised_when_every_member_has_told_that_it_can_run_it() -> None:
-    enrolment = make_enrolment()
+    joining = make_joining()
     configuration = TOLD
     for name in "abc":
         assert configuration.version == 8
-        enrolment.introduced(name, introduction(name, low=8, high=9))
-        configuration = taken(enrolment, configuration)
-    assert taken(enrolment, configuration).version == 9
+        joining.introduced(name, introduction(name, low=8, high=9))
+        configuration = taken(joining, configuration)
+    assert taken(joining, configuration).version == 9
 
 
 class Learning:
     """A learner that is given the log of a leader."""
 
     def __init__(self) -> None:
-        self.enrolment = make_enrolment(raises_version=False)
+        self.joining = make_joining(raises_version=False)
         members = configuration_of("abc", "d").members
         self.configuration = Configuration.of(8, members, CLUSTER)
 
     def is_promoted(self, held: int, last_index: int, now_s: float) -> bool:
-        steps = self.enrolment.due_steps(self.configuration, {"d": held}, last_index, now_s, make_id)
+        steps = self.joining.due_steps(self.configuration, {"d": held}, last_index, now_s, make_id)
         return any("d" in step(self.configuration).membership.voters for step in steps)
 
 
@@ -243,7 +243,7 @@ def test_a_learner_of_whom_nothing_is_known_or_that_connects_anew_begins_again()
     learning = Learning()
     assert not learning.is_promoted(0, 100, 0.0)
     assert not learning.is_promoted(100, 100, 5.0)
-    learning.enrolment.introduced("d", introduction("d"))
+    learning.joining.introduced("d", introduction("d"))
     assert not learning.is_promoted(100, 100, 5.5)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.group.low_space import Shortage
+from cluster.group.low_space import LowSpace
 from cluster.log.hardstate import Standing
 from cluster.membership.alarms import Alarms
 from cluster.membership.peer_status import Peers, member_status
@@ -125,12 +125,12 @@ def test_a_node_without_space_for_a_snapshot_is_low_on_disk_though_there_is_spac
     """What came of the snapshot is removed when there is no space for the rest: then there was enough, for a moment."""
     alarms = Alarms(configurations_of("abcde"), peers, Room())  # pyright: ignore[reportArgumentType]
     engine = SimpleNamespace(journal=SimpleNamespace(full=False, last_index=0))
-    housekeeping, taker = SimpleNamespace(awaits_entry=False), SimpleNamespace(lacks_space=True)
+    housekeeping, receiver = SimpleNamespace(awaits_entry=False), SimpleNamespace(lacks_space=True)
     runtime = SimpleNamespace(monotonic=lambda: 10.0)
     told: list[str | None] = []
-    parts: list[Any] = [alarms, housekeeping, engine, *(None,) * 4, taker, runtime]
-    shortage = Shortage(*parts, alarm_changed=told.append, submit_nothing=lambda: None)
+    parts: list[Any] = [alarms, housekeeping, engine, *(None,) * 4, receiver, runtime]
+    low_space = LowSpace(*parts, alarm_changed=told.append, submit_nothing=lambda: None)
     for lacks_space in (True, True, False):
-        taker.lacks_space = lacks_space
-        shortage.look()
+        receiver.lacks_space = lacks_space
+        low_space.look()
     assert told == ["low on disk", None]

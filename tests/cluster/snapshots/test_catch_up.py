@@ -25,15 +25,9 @@ from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.learner_pace import Pace
 from cluster.raft.messages import Fetch, Message, Offer, SnapshotChunk, Spoilt, Withdrawn, decode, encode
 from cluster.raft.progress import Progress
-from cluster.snapshots.catch_up import (
-    CHUNK_BYTES,
-    GIVEN_S,
-    PATIENCE_S,
-    SPACE_PAUSE_MIN_S,
-    Installable,
-    SnapshotGiver,
-    SnapshotTaker,
-)
+from cluster.snapshots.chunks import CHUNK_BYTES, IDLE_MAX_S
+from cluster.snapshots.receiver import PATIENCE_S, SPACE_PAUSE_MIN_S, Installable, SnapshotReceiver
+from cluster.snapshots.sender import SnapshotSender
 from cluster.storage.directory import INCARNATION_LEAP, GroupDirectory, moving_checkpoint
 from cluster.storage.identity import Owner
 
@@ -60,7 +54,7 @@ class World:
             self.now_s, _, callback = heapq.heappop(self._events)
             callback()
 
-    # What the giver and the taker use of a runtime
+    # What the sender and the receiver use of a runtime
 
     def monotonic(self) -> float:
         return self.now_s
@@ -120,7 +114,7 @@ def payload(index: int) -> bytes:
 
 
 class Pins:
-    """What the giver uses of the housekeeping."""
+    """What the sender uses of the housekeeping."""
 
     def __init__(self, newest: CheckpointPosition) -> None:
         self.newest = newest
@@ -139,16 +133,16 @@ class Pins:
 
 
 class Engine:
-    """What the giver asks of an engine."""
+    """What the sender asks of an engine."""
 
     is_leader = True
 
     def __init__(self) -> None:
-        self.progress = {"taker": Progress(heard_s=0.0, next_index=2, lacks_from=2)}
+        self.progress = {"receiver": Progress(heard_s=0.0, next_index=2, lacks_from=2)}
 
 
 class State:
-    """What the taker reads a state with."""
+    """What the receiver reads a state with."""
 
     def __init__(self) -> None:
         self.is_known = True
@@ -162,16 +156,16 @@ class State:
 
 
 class Transfer:
-    """A giver with a log of 200 entries and a checkpoint at 150, and a taker with an empty log."""
+    """A sender with a log of 200 entries and a checkpoint at 150, and a receiver with an empty log."""
 
     def __init__(self) -> None:
         self.world = World()
-        self.here = Node("giver", self.world)
+        self.here = Node("sender", self.world)
         self.here.add(1, ENTRIES)
         write_checkpoint(
             self.here.disk, self.here.directory.log, self.here.directory.identity, 150, 1, [STATE]
         )
-        self.there = Node("taker", self.world)
+        self.there = Node("receiver", self.world)
         self.there.add(1, 1)
         self.engine = Engine()
         self.pins = Pins(CheckpointPosition(150, 1))
@@ -181,7 +175,7 @@ class Transfer:
         self.failures: list[Exception] = []
         self.is_up = True
         self.spoil: Callable[[Message], Message] = lambda message: message
-        self.giver = SnapshotGiver(
+        self.sender = SnapshotSender(
             self.here.disk,
             self.here.directory,
             self.here.journal,
@@ -192,7 +186,7 @@ class Transfer:
             first_id=1000,
             retained_bytes=RETAINED_BYTES,
         )
-        self.taker = SnapshotTaker(
+        self.receiver = SnapshotReceiver(
             self.there.disk,
             self.there.directory,
             self.there.journal,
@@ -218,31 +212,31 @@ class Transfer:
     def _taker_gets(self, message: Message) -> None:
         match message:
             case Offer():
-                self.taker.offered("giver", message)
+                self.receiver.offered("sender", message)
             case SnapshotChunk():
-                self.taker.chunk("giver", message)
+                self.receiver.chunk("sender", message)
             case Withdrawn():
-                self.taker.withdrawn("giver", message)
+                self.receiver.withdrawn("sender", message)
             case _:
                 raise AssertionError(message)
 
     def _giver_gets(self, message: Message) -> None:
         match message:
             case Fetch():
-                self.giver.fetch("taker", message)
+                self.sender.fetch("receiver", message)
             case Spoilt():
-                self.giver.spoilt("taker", message)
+                self.sender.spoilt("receiver", message)
             case _:
                 raise AssertionError(message)
 
     def begin(self) -> None:
-        self.giver.turn(cast("Any", self.engine))
+        self.sender.turn(cast("Any", self.engine))
         self.here.journal.sync_now()
-        self.giver.turn(cast("Any", self.engine))
+        self.sender.turn(cast("Any", self.engine))
 
     def tick(self) -> None:
         self.world.now_s += 1.1
-        self.giver.tick(cast("Any", self.engine))
+        self.sender.tick(cast("Any", self.engine))
 
     def fetches(self) -> list[Fetch]:
         return [message for message in self.sent if isinstance(message, Fetch)]
@@ -267,8 +261,8 @@ class Transfer:
         """Whatever it was for which it was given up does not come either."""
         self.world.run()
         assert not self.installed
-        self.world.now_s += GIVEN_S + 0.1
-        self.taker.tick()
+        self.world.now_s += IDLE_MAX_S + 0.1
+        self.receiver.tick()
         self.world.run()
         self.check_clean()
 
@@ -278,15 +272,15 @@ class Transfer:
 
     def run_until_complete(self) -> None:
         """Until everything has arrived and is about to be moved."""
-        self.world.run(lambda: self.taker._taking is not None and self.taker._taking.names != ())
+        self.world.run(lambda: self.receiver._transfer is not None and self.receiver._transfer.names != ())
 
     def offer(self) -> Offer:
         [offer] = [message for message in self.sent if isinstance(message, Offer)]
         return offer
 
     def taking(self) -> Any:
-        assert self.taker._taking is not None
-        return self.taker._taking
+        assert self.receiver._transfer is not None
+        return self.receiver._transfer
 
     def check_clean(self) -> None:
         """Nothing of a snapshot that was not installed stays, but its checkpoint if it is one of this log."""
@@ -327,7 +321,7 @@ def test_a_broken_link_costs_only_what_was_on_its_way(transfer: Transfer) -> Non
     transfer.is_up = False
     transfer.world.run()
     transfer.is_up = True
-    transfer.taker.connected("giver")
+    transfer.receiver.connected("sender")
     transfer.world.run()
     transfer.check_installed()
     first_parts = [fetch for fetch in transfer.fetches() if (fetch.file, fetch.offset) == (0, 0)]
@@ -339,7 +333,7 @@ def test_a_broken_link_costs_only_what_was_on_its_way(transfer: Transfer) -> Non
 def test_a_learner_gets_what_it_asks_for_in_order_while_the_log_grows(transfer: Transfer) -> None:
     """What has grown shortens its rests: a chunk that is asked for then must not overtake those that wait."""
     pace = Pace(bytes_per_s=10 * CHUNK_BYTES, rest_max_s=0.1, burst_bytes=CHUNK_BYTES, now_s=0.0)
-    transfer.engine.progress["taker"].pace = pace
+    transfer.engine.progress["receiver"].pace = pace
 
     def grow() -> None:
         pace.log_grew(CHUNK_BYTES // 2, transfer.world.now_s)
@@ -408,7 +402,7 @@ def test_a_damaged_checkpoint_is_taken_anew_and_then_given(transfer: Transfer) -
 
 
 def test_a_file_that_only_arrived_damaged_is_nobodys_damage(transfer: Transfer) -> None:
-    """The disk of the taker spoils it, say."""
+    """The disk of the receiver spoils it, say."""
     transfer.begin()
     incoming = transfer.there.directory.incoming
     transfer.world.run(lambda: transfer.there.disk.files().get(f"{incoming}/00000000", 0) > 1_000)
@@ -503,7 +497,7 @@ def test_without_space_the_next_attempts_come_later_and_later(transfer: Transfer
     assert len(pauses) == 4
     assert all(2.0**number <= pause < 2.0**number + 2.5 for number, pause in enumerate(pauses, start=1))
     assert SPACE_PAUSE_MIN_S == 2.0
-    assert transfer.taker.lacks_space
+    assert transfer.receiver.lacks_space
     setattr(disk, bound, None)
     shows = bound == "capacity_bytes"
     while not transfer.installed and transfer.world.now_s < (52.0 if shows else 70.0):
@@ -516,29 +510,29 @@ def test_there_is_no_space_until_a_snapshot_has_come_or_is_needed_no_more(transf
     """Each attempt looked like an end of the lack, so a node never gave up the log that took the space."""
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 5)
-    assert not transfer.taker.lacks_space
+    assert not transfer.receiver.lacks_space
     transfer.there.disk.full = True
     transfer.world.run()
-    assert (transfer.taker.lacks_space, transfer.taker.is_busy) == (True, False)
+    assert (transfer.receiver.lacks_space, transfer.receiver.is_busy) == (True, False)
     transfer.world.now_s += SPACE_PAUSE_MIN_S
     transfer.tick()
-    transfer.world.run(lambda: transfer.taker.is_busy)
-    assert (transfer.taker.lacks_space, transfer.taker.is_busy) == (True, True)
+    transfer.world.run(lambda: transfer.receiver.is_busy)
+    assert (transfer.receiver.lacks_space, transfer.receiver.is_busy) == (True, True)
     transfer.there.disk.full = False
     transfer.there.add(2, 160)
-    assert not transfer.taker.lacks_space
+    assert not transfer.receiver.lacks_space
 
 
 def test_the_state_is_read_beside_the_loop_however_long_that_takes(transfer: Transfer) -> None:
     """Meanwhile the transfer is not given up, whoever offers another one."""
     transfer.begin()
     transfer.world.run(
-        lambda: transfer.taker._taking is not None and transfer.taker._taking.moved_s == math.inf
+        lambda: transfer.receiver._transfer is not None and transfer.receiver._transfer.progress_s == math.inf
     )
     assert not transfer.state.has_read
-    transfer.world.now_s += 2 * GIVEN_S
-    transfer.taker.tick()
-    transfer.taker.offered("another", transfer.offer()._replace(snapshot=7))
+    transfer.world.now_s += 2 * IDLE_MAX_S
+    transfer.receiver.tick()
+    transfer.receiver.offered("another", transfer.offer()._replace(snapshot=7))
     transfer.world.run()
     assert transfer.state.has_read
     transfer.check_installed()
@@ -557,8 +551,8 @@ def test_who_has_the_entry_takes_no_snapshot(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run()
     assert not transfer.fetches()
-    assert not transfer.taker.is_of_use(150, 1)
-    assert transfer.taker.is_of_use(150, 2), "another entry is there"
+    assert not transfer.receiver.is_of_use(150, 1)
+    assert transfer.receiver.is_of_use(150, 2), "another entry is there"
 
 
 def test_who_gets_the_entry_meanwhile_does_not_install(transfer: Transfer) -> None:
@@ -575,7 +569,7 @@ def test_what_is_not_needed_any_more_is_given_up(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 8)
     transfer.there.add(2, 160)
-    transfer.taker.tick()
+    transfer.receiver.tick()
     asked = len(transfer.fetches())
     transfer.world.run()
     assert len(transfer.fetches()) == asked
@@ -583,19 +577,19 @@ def test_what_is_not_needed_any_more_is_given_up(transfer: Transfer) -> None:
 
 
 def withdraw(transfer: Transfer) -> None:
-    transfer.taker.withdrawn("giver", Withdrawn(transfer.taking().offer.snapshot))
+    transfer.receiver.withdrawn("sender", Withdrawn(transfer.taking().offer.snapshot))
 
 
 def offer_another(transfer: Transfer) -> None:
     """By somebody who is down at once."""
     transfer.is_up = False
     transfer.world.now_s += PATIENCE_S + 0.1
-    transfer.taker.offered("other", transfer.taking().offer._replace(snapshot=1))
+    transfer.receiver.offered("other", transfer.taking().offer._replace(snapshot=1))
 
 
 def catch_up_otherwise(transfer: Transfer) -> None:
     transfer.there.add(2, 160)
-    transfer.taker.tick()
+    transfer.receiver.tick()
 
 
 def fill_disk(transfer: Transfer) -> None:
@@ -616,7 +610,7 @@ def test_what_is_given_up_before_it_is_moved_leaves_nothing(
 def test_what_is_given_up_when_it_was_moved_leaves_nothing(
     transfer: Transfer, give_up: Callable[[Transfer], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    move = transfer.taker._move
+    move = transfer.receiver._move
 
     def move_and_give_up(taking: Any) -> Checkpoint | None:
         checkpoint = move(taking)
@@ -624,7 +618,7 @@ def test_what_is_given_up_when_it_was_moved_leaves_nothing(
         give_up(transfer)
         return checkpoint
 
-    monkeypatch.setattr(transfer.taker, "_move", move_and_give_up)
+    monkeypatch.setattr(transfer.receiver, "_move", move_and_give_up)
     transfer.begin()
     transfer.check_given_up()
 
@@ -649,11 +643,11 @@ def test_no_snapshot_begins_before_the_last_one_is_durable(transfer: Transfer) -
     [installable] = transfer.installed
     journal = transfer.there.journal
     journal.adopt(installable.segments, installable.runs)
-    transfer.taker.offered("other", transfer.offer()._replace(index=300))
+    transfer.receiver.offered("other", transfer.offer()._replace(index=300))
     transfer.world.run()
     assert moving_checkpoint(transfer.there.disk, transfer.there.directory.incoming) == 150
     journal.sync_now()
-    transfer.taker.offered("other", transfer.offer()._replace(index=300))
+    transfer.receiver.offered("other", transfer.offer()._replace(index=300))
     transfer.world.run()
     assert moving_checkpoint(transfer.there.disk, transfer.there.directory.incoming) is None
 
@@ -663,10 +657,10 @@ def test_what_does_not_come_any_more_is_given_up(transfer: Transfer) -> None:
     transfer.world.run(lambda: len(transfer.fetches()) > 8)
     transfer.is_up = False
     transfer.world.run()
-    transfer.taker.tick()
+    transfer.receiver.tick()
     assert transfer.there.disk.list_directory(transfer.there.directory.incoming)
-    transfer.world.now_s += GIVEN_S + 0.1
-    transfer.taker.tick()
+    transfer.world.now_s += IDLE_MAX_S + 0.1
+    transfer.receiver.tick()
     transfer.world.run()
     transfer.check_clean()
 
@@ -677,7 +671,7 @@ def test_the_files_are_pinned_until_they_are_not_needed(transfer: Transfer) -> N
     assert transfer.pins.pinned == ["00000000000000000150.checkpoint", *names]
     transfer.world.run()
     assert transfer.pins.pinned
-    transfer.engine.progress["taker"].matched()
+    transfer.engine.progress["receiver"].matched()
     transfer.tick()
     assert not transfer.pins.pinned
 
@@ -686,11 +680,11 @@ def test_files_that_nobody_fetches_are_not_pinned_for_ever(transfer: Transfer) -
     transfer.is_up = False
     transfer.begin()
     transfer.engine.is_leader = False
-    transfer.world.now_s += GIVEN_S
+    transfer.world.now_s += IDLE_MAX_S
     transfer.tick()
     assert not transfer.pins.pinned
     transfer.is_up = True
-    transfer.giver.fetch("taker", Fetch(1000, 0, 0, 10))
+    transfer.sender.fetch("receiver", Fetch(1000, 0, 0, 10))
     assert transfer.sent == [Withdrawn(1000)]
 
 
@@ -702,7 +696,7 @@ def test_who_has_installed_one_and_is_still_behind_is_given_another(transfer: Tr
     directory = transfer.here.directory
     write_checkpoint(transfer.here.disk, directory.log, directory.identity, 240, 1, [STATE])
     transfer.pins.newest = CheckpointPosition(240, 1)
-    transfer.engine.progress["taker"].lacks_from = ENTRIES + 1
+    transfer.engine.progress["receiver"].lacks_from = ENTRIES + 1
     transfer.begin()
     transfer.world.run()
     assert [installable.checkpoint.index for installable in transfer.installed] == [150, 240]
@@ -710,49 +704,57 @@ def test_who_has_installed_one_and_is_still_behind_is_given_another(transfer: Tr
 
 def test_what_follows_on_a_snapshot_is_kept_until_the_peer_has_that_too(transfer: Transfer) -> None:
     """The log has grown by much while the snapshot was sent: without that, the peer would need the next one."""
-    progress, giver, engine = transfer.engine.progress["taker"], transfer.giver, cast("Any", transfer.engine)
+    progress, sender, engine = (
+        transfer.engine.progress["receiver"],
+        transfer.sender,
+        cast("Any", transfer.engine),
+    )
     transfer.begin()
     transfer.here.add(ENTRIES + 1, 100)
-    assert giver.needed_from(engine, ["taker"]) == ENTRIES + 1
+    assert sender.needed_from(engine, ["receiver"]) == ENTRIES + 1
     transfer.world.run()
     progress.matched()
     transfer.tick()
     assert not transfer.pins.pinned
-    assert giver.needed_from(engine, ["taker"]) == ENTRIES + 1
+    assert sender.needed_from(engine, ["receiver"]) == ENTRIES + 1
     progress.acknowledge(ENTRIES + 50)
     transfer.tick()
-    assert giver.needed_from(engine, ["taker"]) == ENTRIES + 50
+    assert sender.needed_from(engine, ["receiver"]) == ENTRIES + 50
     progress.acknowledge(ENTRIES + 99)
     transfer.tick()
     transfer.here.add(ENTRIES + 101, 50)
-    assert giver.needed_from(engine, ["taker"]) is None, "it is as far behind as anybody may be"
+    assert sender.needed_from(engine, ["receiver"]) is None, "it is as far behind as anybody may be"
 
 
 def test_a_peer_that_has_all_is_kept_nothing_for_where_nothing_is_kept_for_anybody(
     transfer: Transfer,
 ) -> None:
     """With `retained_bytes` of 0 it once counted as behind for ever: when it was gone, much was kept for it."""
-    progress, giver, engine = transfer.engine.progress["taker"], transfer.giver, cast("Any", transfer.engine)
-    giver._retained_bytes = 0
+    progress, sender, engine = (
+        transfer.engine.progress["receiver"],
+        transfer.sender,
+        cast("Any", transfer.engine),
+    )
+    sender._retained_bytes = 0
     transfer.begin()
     transfer.world.run()
     progress.matched()
     progress.acknowledge(transfer.here.journal.last_index)
     transfer.tick()
     transfer.here.add(ENTRIES + 1, 50)
-    assert giver.needed_from(engine, ["taker"]) is None
+    assert sender.needed_from(engine, ["receiver"]) is None
 
 
 def test_removing_an_installed_snapshot_leaves_the_next_one_alone(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run()
-    transfer.taker.remove_installed()
+    transfer.receiver.remove_installed()
     transfer.world.run()
     transfer.check_clean_incoming()
     transfer.tick()  # nothing of it is the log yet, so it is given again
     asked = len(transfer.fetches())
     transfer.world.run(lambda: len(transfer.fetches()) > asked + 8)
-    transfer.taker.remove_installed()
+    transfer.receiver.remove_installed()
     transfer.world.run()
     assert len(transfer.installed) == 2
 

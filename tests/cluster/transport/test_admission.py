@@ -12,16 +12,16 @@ from cluster.configuration.configuration import (
     make_configuration,
 )
 from cluster.configuration.history import Configurations
-from cluster.transport.admission import KnownMembers, Link
+from cluster.transport.admission import Link, PeerAdmission
 from cluster.transport.handshake import NO_ID, UNNAMED, AlreadyLinkedError, Terms
 
 IN_LOG = {name: PeerAddress(f"{name}.log", 25672) for name in ("n1", "n2", "n3")}
 IN_FILE = {"n1": IN_LOG["n1"], "n2": PeerAddress("n2.file", 25672), "n9": PeerAddress("n9.file", 25672)}
 
 
-def known(*, prefers_listed: bool) -> KnownMembers:
+def known(*, prefers_listed: bool) -> PeerAdmission:
     """The members as n1 knows them; its file has n2 elsewhere, does not know n3, and lists one that is no member."""
-    members = KnownMembers("n1", Versions(8, 8), bytes(16), IN_FILE, prefers_listed=prefers_listed)
+    members = PeerAdmission("n1", Versions(8, 8), bytes(16), IN_FILE, prefers_listed=prefers_listed)
     configuration = Configuration.of(8, [Member(*place) for place in IN_LOG.items()], bytes(16))
     members.configure(NO_ID, Configurations(configuration), {})
     return members
@@ -51,7 +51,7 @@ def test_one_that_is_to_be_a_member_is_looked_for_where_members_are() -> None:
 
 def test_members_that_the_log_does_not_know_are_looked_for_where_another_node_says() -> None:
     """One of them may lead, and know nothing of this node (simulated: an addition that was lost with a leader)."""
-    members = KnownMembers("n1", Versions(8, 8), bytes(16), IN_FILE)
+    members = PeerAdmission("n1", Versions(8, 8), bytes(16), IN_FILE)
     before = Configuration.of(8, [Member(*place) for place in IN_LOG.items()], b"cluster")
     held = Configurations(before)
     held.note_cluster(b"cluster")
@@ -74,7 +74,7 @@ def test_who_is_only_listed_is_no_member(prefers_listed: bool) -> None:
 def test_one_that_does_not_know_the_cluster_is_let_in_if_it_was_a_member(was_member: bool) -> None:
     """It was removed before it heard of the cluster's id, and nobody else could tell it (simulated: four voters)."""
     gone = bytes([1]) * 16
-    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     named = [Member(name, place, name.encode()) for name, place in IN_LOG.items()]
     configuration = Configuration.of(8, named, b"cluster")
     if was_member:
@@ -89,7 +89,7 @@ def test_one_that_does_not_know_the_cluster_is_let_in_if_it_was_a_member(was_mem
 def test_who_has_the_configuration_of_a_cluster_that_another_node_tells_of_is_of_it(told: bytes) -> None:
     """The leader that had committed it told the other one, which has nothing of the log, and was lost (simulated)."""
     held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
-    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     held.has_past = True
     members.configure(b"1" * 16, held, {})
     first = Configuration.of(
@@ -107,7 +107,7 @@ def test_who_has_the_configuration_of_a_cluster_that_another_node_tells_of_is_of
 def test_links_from_before_end_also_where_another_node_has_told_of_the_cluster(is_told: bool) -> None:
     """Another directory that was as new as this one may have joined another cluster meanwhile."""
     held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
-    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     held.has_past = True
     first = Configuration.of(
         8, [Member(name, place, name.encode() * 8) for name, place in IN_LOG.items()], b"c" * 16
@@ -125,7 +125,7 @@ def test_links_from_before_end_also_where_another_node_has_told_of_the_cluster(i
 
 
 def test_who_knows_no_member_says_of_nobody_that_it_never_was_one() -> None:
-    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
     held.note_cluster(b"c" * 16)
     members.configure(b"1" * 16, held, {})
@@ -137,7 +137,7 @@ def test_who_knows_no_member_says_of_nobody_that_it_never_was_one() -> None:
 
 def test_one_that_knows_its_cluster_and_nobody_of_it_looks_for_members() -> None:
     """It was told, restarted before it had any of the log, and was removed meanwhile."""
-    members = KnownMembers("n4", Versions(8, 8), bytes(16), {})
+    members = PeerAdmission("n4", Versions(8, 8), bytes(16), {})
     held = Configurations(Configuration.of(8, [Member("n4", PeerAddress("n4", 1), is_voter=False)]))
     held.note_cluster(b"cluster")
     members.configure(b"n4", held, {})
@@ -147,7 +147,7 @@ def test_one_that_knows_its_cluster_and_nobody_of_it_looks_for_members() -> None
 
 def test_who_was_as_new_as_this_node_has_to_connect_anew_when_it_joins() -> None:
     """Two that were linked as long as both were new may join two clusters: then each would hear the other's leader."""
-    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     new = Configurations(Configuration.of(8, []))
     ids = {name: bytes([number]) * 16 for number, name in enumerate([*IN_LOG, "guest"])}
     told = {name: Terms.of([name], 8, bytes(16), member=member_id) for name, member_id in ids.items()}
@@ -163,7 +163,7 @@ def test_a_guest_whose_status_comes_a_little_late_keeps_its_connection(
     silent_s: float, is_kept: bool
 ) -> None:
     """It hears and says nothing else, so whoever waits for it to be added had it connected anew each second."""
-    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     configuration = Configuration.of(8, [Member(*place, place[0].encode()) for place in IN_LOG.items()], b"c")
     members.configure(b"n1", Configurations(configuration), {})
     guest = Terms.of(["n4"], 8, b"p" * 16, member=b"n4")

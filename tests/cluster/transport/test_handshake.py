@@ -24,7 +24,7 @@ from cluster.transport.handshake import (
     RejectedError,
     SecondProcessError,
     Terms,
-    TooManyGuestsError,
+    TooManyNonMembersError,
     UnknownNodeError,
     VersionMismatchError,
     WrongClusterError,
@@ -371,7 +371,7 @@ def test_a_node_of_the_last_release_is_spoken_to_in_its_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "judged", [AlreadyLinkedError, SecondProcessError, TooManyGuestsError, UnknownNodeError]
+    "judged", [AlreadyLinkedError, SecondProcessError, TooManyNonMembersError, UnknownNodeError]
 )
 def test_who_is_judged_is_told_why(judged: type[HandshakeError]) -> None:
     asked: list[tuple[str, Terms]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.transport.log_sync import HANGS_S
+from cluster.transport.outbox import HANGS_S
 from tests.cluster.harness import Growing, submit
 
 

@@ -39,7 +39,7 @@ from cluster.transport.handshake import (
     HandshakeError,
     RejectedError,
     SecondProcessError,
-    TooManyGuestsError,
+    TooManyNonMembersError,
     VersionMismatchError,
 )
 from cluster.transport.peer_links import PeerLinks, PeerTls
@@ -1056,14 +1056,14 @@ def test_a_guest_that_becomes_a_member_is_looked_for_when_it_is_lost(run: Run) -
 
 def test_guests_are_few(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
-        node = make_nodes(2, limits=LinkLimits(guests_max=2))["n2"]
+        node = make_nodes(2, limits=LinkLimits(non_members_max=2))["n2"]
         node.configure(all_members(node, newcomer("n1")), CLUSTER)
         async with started({"n2": node}):
             guests = [await impersonate(name, node) for name in ("a1", "a2")]
             for name in ("a3", "a4", "a3"):
                 with pytest.raises(RejectedError, match="too many nodes") as caught:
                     await impersonate(name, node)
-                assert caught.value.cause is TooManyGuestsError
+                assert caught.value.cause is TooManyNonMembersError
             guests.append(await impersonate("n1", node))
             guests.append(await impersonate("a1", node))  # which comes again
             await until(lambda: node.recorder.events()[-1] == ("connected", "a1"))

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from cluster.raft.messages import ANSWER_BYTES_MAX, QUESTION_BYTES_MAX, Inquiry, InquiryAnswer, Message
-from cluster.transport.queries import Inquiries
+from cluster.transport.queries import Queries
 
 
 class Nodes:
@@ -16,17 +16,17 @@ class Nodes:
     def __init__(self, *names: str) -> None:
         self.linked = set(names)
         self.sent: list[tuple[str, str, Message]] = []
-        self.inquiries = {name: self._inquiries(name) for name in names}
+        self.queries = {name: self._queries(name) for name in names}
 
-    def _inquiries(self, name: str) -> Inquiries:
-        return Inquiries(
+    def _queries(self, name: str) -> Queries:
+        return Queries(
             self.linked.__contains__, lambda peer, message: self.sent.append((name, peer, message))
         )
 
     def deliver(self) -> None:
         while self.sent:
             sender, receiver, message = self.sent.pop(0)
-            there = self.inquiries[receiver]
+            there = self.queries[receiver]
             if isinstance(message, Inquiry):
                 there.inquired(sender, message)
             elif isinstance(message, InquiryAnswer):
@@ -40,11 +40,11 @@ def nodes() -> Nodes:
 
 def test_each_question_gets_its_own_answer(nodes: Nodes) -> None:
     heard: list[bytes | None] = []
-    nodes.inquiries["b"].answer_with(lambda question: b"b says " + question)
-    nodes.inquiries["c"].answer_with(lambda question: b"c says " + question)
-    nodes.inquiries["a"].ask("b", b"one", heard.append)
-    nodes.inquiries["a"].ask("c", b"two", heard.append)
-    nodes.inquiries["a"].ask("b", b"three", heard.append)
+    nodes.queries["b"].answer_with(lambda question: b"b says " + question)
+    nodes.queries["c"].answer_with(lambda question: b"c says " + question)
+    nodes.queries["a"].ask("b", b"one", heard.append)
+    nodes.queries["a"].ask("c", b"two", heard.append)
+    nodes.queries["a"].ask("b", b"three", heard.append)
     nodes.deliver()
     assert heard == [b"b says one", b"c says two", b"b says three"]
 
@@ -52,14 +52,14 @@ def test_each_question_gets_its_own_answer(nodes: Nodes) -> None:
 def test_there_is_no_answer_from_whom_there_is_no_link_with(nodes: Nodes) -> None:
     heard: list[bytes | None] = []
     nodes.linked.discard("b")
-    nodes.inquiries["a"].ask("b", b"one", heard.append)
+    nodes.queries["a"].ask("b", b"one", heard.append)
     assert heard == [None]
     assert not nodes.sent
 
 
 def test_there_is_no_answer_once_the_link_is_lost_and_a_late_one_is_nobodys(nodes: Nodes) -> None:
     heard: list[bytes | None] = []
-    asking = nodes.inquiries["a"]
+    asking = nodes.queries["a"]
     number = asking.ask("b", b"one", heard.append)
     asking.ask("c", b"two", heard.append)
     asking.peer_lost("b")
@@ -71,7 +71,7 @@ def test_there_is_no_answer_once_the_link_is_lost_and_a_late_one_is_nobodys(node
 
 def test_nobody_hears_the_answer_to_a_forgotten_question_nor_one_of_another_node(nodes: Nodes) -> None:
     heard: list[bytes | None] = []
-    asking = nodes.inquiries["a"]
+    asking = nodes.queries["a"]
     asking.forget(asking.ask("b", b"one", heard.append))
     number = asking.ask("b", b"two", heard.append)
     asking.answered("c", InquiryAnswer(number, b"not asked"))
@@ -83,9 +83,9 @@ def test_nobody_hears_the_answer_to_a_forgotten_question_nor_one_of_another_node
 def test_what_is_too_long_for_the_links_is_not_sent(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[bytes | None] = []
     with pytest.raises(ValueError, match="a question of"):
-        nodes.inquiries["a"].ask("b", bytes(QUESTION_BYTES_MAX + 1), heard.append)
-    nodes.inquiries["b"].answer_with(lambda _: bytes(ANSWER_BYTES_MAX + 1))
-    nodes.inquiries["a"].ask("b", bytes(QUESTION_BYTES_MAX), heard.append)
+        nodes.queries["a"].ask("b", bytes(QUESTION_BYTES_MAX + 1), heard.append)
+    nodes.queries["b"].answer_with(lambda _: bytes(ANSWER_BYTES_MAX + 1))
+    nodes.queries["a"].ask("b", bytes(QUESTION_BYTES_MAX), heard.append)
     with caplog.at_level(logging.ERROR):
         nodes.deliver()
     assert heard == [b""]

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from cluster.raft.messages import Inquiry, InquiryAnswer
-from cluster.transport.queries import Inquiries
+from cluster.transport.queries import Queries
 from qq.machine.catalog.permissions import SHA256, User
 from qq.machine.protocol.commands import DeleteUser, PutUser
 from qq.management.errors import Unavailable
@@ -374,19 +374,19 @@ class Cluster:
     def __init__(self) -> None:
         self.is_cut = False
         self.nodes = {name: MachineManagement() for name in "ab"}
-        self._inquiries = {
-            name: Inquiries(
+        self._queries = {
+            name: Queries(
                 lambda _: not self.is_cut, lambda peer, message, name=name: self._send(name, peer, message)
             )
             for name in "ab"
         }
         for name, other in ("ab", "ba"):
             node = self.nodes[name]
-            queries = NodeQueries(self._inquiries[name], lambda other=other: [other])
+            queries = NodeQueries(self._queries[name], lambda other=other: [other])
             node.sessions = WebSessions(node.broker, queries, "qq", lambda: [OLD])
 
     def _send(self, sender: str, receiver: str, message: Any) -> None:
-        there = self._inquiries[receiver]
+        there = self._queries[receiver]
         if isinstance(message, Inquiry):
             there.inquired(sender, message)
         elif isinstance(message, InquiryAnswer):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Arrivals(NamedTuple):
-    """The changes of the linked members since the last call of `look`."""
+    """The changes of the linked members since the last call of `take_changes`."""
 
     came: list[str]
     """The members that have links now, and had no link or were non-members before."""
@@ -25,34 +25,34 @@ class Arrivals(NamedTuple):
     """The nodes whose links are still open, but which are members no longer."""
 
 
-class Presence:
+class LinkedNodes:
     """The nodes that this node has links with, divided into members and non-members."""
 
     def __init__(self, configurations: Configurations) -> None:
         self._configurations = configurations
-        self._linked: dict[str, bytes] = {}
+        self._directories: dict[str, bytes] = {}
         """The ids of the linked nodes' data directories, by node name."""
         self._members: dict[str, None] = {}
-        """The linked members as of the last call of `look`, in order of arrival."""
+        """The linked members as of the last call of `take_changes`, in order of arrival."""
 
     @property
-    def linked(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         """The names of all linked nodes."""
-        return tuple(self._linked)
+        return tuple(self._directories)
 
     @property
     def members(self) -> tuple[str, ...]:
         """The names of the linked nodes that are members."""
-        return tuple(filter(self.is_member, self._linked))
+        return tuple(filter(self.is_member, self._directories))
 
     @property
-    def guests(self) -> tuple[str, ...]:
+    def non_members(self) -> tuple[str, ...]:
         """The names of the linked nodes that are no members."""
-        return tuple(name for name in self._linked if not self.is_member(name))
+        return tuple(name for name in self._directories if not self.is_member(name))
 
     def is_member(self, name: str) -> bool:
         """Return whether there is a link with the member of this name, under its directory."""
-        member_id = self._linked.get(name)
+        member_id = self._directories.get(name)
         return member_id is not None and self._configurations.newest.has(name, member_id)
 
     def is_member_by_latest(self, name: str) -> bool:
@@ -60,20 +60,20 @@ class Presence:
 
         While a log is sent to this node, its first configurations are long out of date.
         """
-        member_id = self._linked.get(name)
+        member_id = self._directories.get(name)
         return member_id is not None and self._configurations.latest.has(name, member_id)
 
     def link_began(self, name: str, member_id: bytes) -> None:
         """Record a new link, which replaces an earlier link of that name."""
-        self._linked[name] = member_id
+        self._directories[name] = member_id
         self._members.pop(name, None)
 
     def link_ended(self, name: str) -> None:
         """Record that the link has ended; no effect if there was no link."""
-        self._linked.pop(name, None)
+        self._directories.pop(name, None)
         self._members.pop(name, None)
 
-    def look(self) -> Arrivals:
+    def take_changes(self) -> Arrivals:
         """Return the linked nodes that have become members since the last call, or ceased to be members."""
         members = self.members
         arrivals = Arrivals(
