@@ -31,7 +31,7 @@ from cluster.membership.reconfiguration import Reconfiguration
 from cluster.membership.status import OwnStatus, Statuses
 from cluster.membership.view import Members
 from cluster.raft import messages
-from cluster.raft.proposals import PendingSubmissions, Proposals
+from cluster.raft.proposals import PendingProposals, ProposalQueue
 from cluster.runtime.turn_timer import TurnTimer
 from cluster.snapshots.backup_source import BackupSource
 from cluster.snapshots.sender import SnapshotSender
@@ -93,8 +93,8 @@ class Assembly:
         self._links = links
         self._hooks = hooks
         self.turns = TurnTimer(runtime, hooks.turn, config.timing.heartbeat_s)
-        self.submissions = PendingSubmissions(config.name)
-        self.proposals = Proposals()
+        self.pending = PendingProposals(config.name)
+        self.proposals = ProposalQueue()
         own = self.own = Bootstrap(
             config,
             machine,
@@ -106,8 +106,8 @@ class Assembly:
             hooks.needed_from,
             self._give_way,
         )
-        self.submissions.begin(own.claim.incarnation)
-        self.applying = Applying(own.state, self.submissions)
+        self.pending.begin(own.claim.incarnation)
+        self.applying = Applying(own.state, self.pending)
         self._meet_the_others()
         self._prepare_to_lead()
         self._prepare_copies()
@@ -177,7 +177,7 @@ class Assembly:
             self._peers,
             self._maintenance,
             self.own_status,
-            lambda: self.leadership.reign.leader,
+            lambda: self.leadership.leader_term.leader,
         )
 
     def _members_changed(self) -> None:
@@ -298,7 +298,7 @@ class Assembly:
             self.leadership,
             self.queries,
             receiver,
-            self.submissions,
+            self.pending,
             self.turns,
             self._runtime,
             self._config.timing.campaign_jitter_s,
@@ -318,16 +318,16 @@ class Assembly:
             part_received=receiver.part_received,
             handlers={
                 messages.Introduction: self._joining.introduced,
-                messages.MembersTold: self.discovery.members_told,
+                messages.MembersReport: self.discovery.members_told,
                 messages.Transfer: self.leadership.requested,
                 messages.ChangeRequest: self.reconfiguration.requested,
                 messages.ChangeRefused: self.reconfiguration.refused,
-                messages.Inquiry: self.queries.inquired,
-                messages.InquiryAnswer: self.queries.answered,
-                messages.Offer: self.installer.offered,
-                messages.Fetch: self.sender.fetch,
-                messages.Spoilt: self.sender.spoilt,
+                messages.Query: self.queries.inquired,
+                messages.QueryAnswer: self.queries.answered,
+                messages.SnapshotOffer: self.installer.offered,
+                messages.FetchChunk: self.sender.fetch,
+                messages.SnapshotDamaged: self.sender.spoilt,
                 messages.SnapshotChunk: receiver.chunk,
-                messages.Withdrawn: receiver.withdrawn,
+                messages.SnapshotWithdrawn: receiver.withdrawn,
             },
         )

@@ -14,7 +14,7 @@ from cluster.log.entry import MalformedEntry
 from cluster.log.hardstate import Standing
 from cluster.raft.elections import Role
 from cluster.raft.log_matching import ForeignLog
-from cluster.raft.messages import Append, Appended, Forward, MalformedFrame, Message, Status, decode
+from cluster.raft.messages import Append, AppendResponse, Forward, MalformedFrame, Message, Status, decode
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cluster.membership.peer_status import Peers
     from cluster.membership.view import Members
     from cluster.raft.cluster_clock import ClusterClock
-    from cluster.raft.proposals import Proposals
+    from cluster.raft.proposals import ProposalQueue
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.storage.fail_stop import Stopping
@@ -45,7 +45,7 @@ class Inbox:
         engine: Engine,
         clock: ClusterClock,
         recovery: Recovery,
-        proposals: Proposals,
+        proposals: ProposalQueue,
         epochs: Epochs,
         log_sync: LogSync,
         stopping: Stopping,
@@ -126,7 +126,7 @@ class Inbox:
                 self._receive(peer, message)
         except ForeignLog as error:
             self._stopping.foreign_log(error)
-        if not isinstance(message, Append | Appended) or self._engine.wants_turn:
+        if not isinstance(message, Append | AppendResponse) or self._engine.wants_turn:
             self._turns.ask()
         elif isinstance(message, Append) and not message.entries and self._engine.outbox:
             self._log_sync.send()  # the answer waits for no sync, and may be the only work until the next heartbeat
@@ -147,7 +147,7 @@ class Inbox:
         if not self._engine.is_leader or message.term != self._engine.term:
             return
         try:
-            self._proposals.take_in(peer, b"".join(message.batches))
+            self._proposals.accept(peer, b"".join(message.batches))
         except MalformedEntry:
             log.exception("peer %s forwarded malformed batches; ignored", peer)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cluster.group.bootstrap import Bootstrap
     from cluster.membership.leadership import Leadership
     from cluster.membership.view import Members
-    from cluster.raft.messages import Message, Offer
+    from cluster.raft.messages import Message, SnapshotOffer
     from cluster.runtime.ports import Disk, Runtime
     from cluster.state.group_state import ReadState
 
@@ -66,7 +66,7 @@ class SnapshotInstaller:
             disk, self._directory, self._journal, own.state, runtime, transmit, self._install
         )
 
-    def offered(self, peer: str, offer: Offer) -> None:
+    def offered(self, peer: str, offer: SnapshotOffer) -> None:
         """Begin to fetch an offered snapshot. Raises ForeignLog if it contradicts committed entries."""
         self._engine.check_snapshot(peer, offer.index, offer.term)
         self.receiver.offered(peer, offer)
@@ -95,7 +95,7 @@ class SnapshotInstaller:
     def _check_log_of(self, installable: Installable) -> None:
         """Raise ForeignLog if the snapshot contradicts committed entries of this node (hazard H12)."""
         checkpoint, segments, runs = installable
-        sender, commit_index = self._leadership.reign.leader or "unknown", self._engine.commit_index
+        sender, commit_index = self._leadership.leader_term.leader or "unknown", self._engine.commit_index
         self._engine.check_snapshot(sender, checkpoint.index, checkpoint.term)
         if log_start(segments, segments[-1].end) <= commit_index < segments[-1].end:
             self._engine.check_snapshot(sender, commit_index, runs.at(commit_index))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cluster.membership.status import OwnStatus
     from cluster.membership.view import Members
     from cluster.raft.cluster_clock import ClusterClock
-    from cluster.raft.proposals import PendingSubmissions
+    from cluster.raft.proposals import PendingProposals
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.snapshots.receiver import SnapshotReceiver
@@ -46,7 +46,7 @@ class Epochs:
         leadership: Leadership,
         queries: Queries,
         receiver: SnapshotReceiver,
-        submissions: PendingSubmissions,
+        pending: PendingProposals,
         turns: TurnTimer,
         runtime: Runtime,
         campaign_jitter_s: float,
@@ -67,7 +67,7 @@ class Epochs:
         self._leadership = leadership
         self._queries = queries
         self._receiver = receiver
-        self._submissions = submissions
+        self._pending = pending
         self._turns = turns
         self._runtime = runtime
         self._campaign_jitter_s = campaign_jitter_s
@@ -85,7 +85,7 @@ class Epochs:
         # All peers get it. Otherwise they would believe for up to a second that this link is missing.
         self._outbox.transmit_to_all(self._own_status.now())
         self._receiver.connected(peer)
-        self._submissions.link_is_new(peer)
+        self._pending.mark_unsent(peer)
         self._turns.ask()
 
     def ends(self, peer: str) -> None:
@@ -105,7 +105,7 @@ class Epochs:
             self._evictions.lost()
         # The leader counts the members that have lost the link, before it considers the process dead.
         self._outbox.transmit_to_all(self._own_status.now())
-        if self._leadership.reign.leader == peer:
+        if self._leadership.leader_term.leader == peer:
             self._runtime.call_later(self._campaign_jitter_s, self._turns.ask)
         self._turns.ask()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cluster.config import GroupConfig
     from cluster.membership.peer_status import Peers
     from cluster.membership.view import Members
-    from cluster.raft.proposals import Proposals
+    from cluster.raft.proposals import ProposalQueue
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.state.group_state import GroupState
@@ -46,7 +46,7 @@ class Evictions:
         members: Members,
         peers: Peers,
         state: GroupState,
-        proposals: Proposals,
+        proposals: ProposalQueue,
         turns: TurnTimer,
         runtime: Runtime,
         leads: Callable[[], bool],

@@ -359,7 +359,7 @@ class Submissions:
         return PartOutcome.TAKEN
 
     def _submit(self, batch: Batch) -> None:
-        sequence = self._log.submit(batch.payload(), batch.steps // WEIGHT_STEPS)
+        sequence = self._log.propose(batch.payload(), batch.steps // WEIGHT_STEPS)
         self._submitted_s = self._runtime.monotonic()
         self._under_way.append(_UnderWay(sequence, batch, self._submitted_s))
         for asked_s in batch.asked_s:

@@ -71,7 +71,7 @@ class World:
         self.machine.end_entry(7)
         self.applied = 0
 
-    def submit(self, payload: Sequence[bytes], weight: int) -> int:
+    def propose(self, payload: Sequence[bytes], weight: int) -> int:
         self.batches.append((b"".join(payload), weight))
         return len(self.batches)
 

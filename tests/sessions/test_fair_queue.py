@@ -127,7 +127,7 @@ class World:
         )
         self.submissions.applied(0)
 
-    def submit(self, payload: Sequence[bytes], _weight: int) -> int:
+    def propose(self, payload: Sequence[bytes], _weight: int) -> int:
         data = b"".join(payload)
         commands, offsets = decode_batch(data)
         messages = [data[start:end] for start, end in pairwise(offsets)]

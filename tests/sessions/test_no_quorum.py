@@ -107,7 +107,7 @@ def test_majority_timeout_delays_the_refusal(limits: dict[str, Any]) -> None:
 
 
 def test_many_clients_are_refused_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(no_quorum, "TOLD_AT_ONCE", 2)
+    monkeypatch.setattr(no_quorum, "DISCONNECTED_AT_ONCE", 2)
     with LoneBroker(majority_timeout_ms=100) as broker, ExitStack() as stack:
         clients = [stack.enter_context(asking(broker)) for _ in range(7)]
         lead(broker, None)

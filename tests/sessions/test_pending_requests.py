@@ -200,15 +200,15 @@ def test_a_transaction_may_settle_in_so_many_commands(broker: LoneBroker, client
 def batches(broker: LoneBroker) -> list[tuple[int, int, int]]:
     """Octets, commands and messages of those that were submitted since."""
     found: list[tuple[int, int, int]] = []
-    submit = broker.group.submit
+    propose = broker.group.propose
 
     def noted(payload: Any, weight: int) -> int:
         batch = b"".join(payload)
         commands_, offsets = decode_batch(batch)
         found.append((len(batch), len(commands_), len(offsets) - 1))
-        return submit(payload, weight)
+        return propose(payload, weight)
 
-    broker.group.submit = noted  # pyright: ignore[reportAttributeAccessIssue]
+    broker.group.propose = noted  # pyright: ignore[reportAttributeAccessIssue]
     return found
 
 

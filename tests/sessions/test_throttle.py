@@ -14,7 +14,7 @@ from pamqp import commands
 
 from qq.amqp.encoding import HEARTBEAT
 from qq.amqp_server import connection as connection_module
-from qq.amqp_server.connection import BEATS, HELD_BYTES_MAX, SILENT_BEATS_MAX
+from qq.amqp_server.connection import HEARTBEAT_CHECKS, HELD_BYTES_MAX, SILENT_CHECKS_MAX
 from qq.config import NodeLimits
 from qq.machine.catalog.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, NONE
 from qq.machine.machine import QueueMachine
@@ -565,7 +565,7 @@ def test_second_channel_continues_while_a_channel_is_throttled(broker: LoneBroke
 def test_a_client_that_waits_keeps_its_heartbeats(broker: LoneBroker) -> None:
     """Both that is read and one of which so much waits that it is not read any more."""
     with flooding(broker, heartbeat=1) as client, flooding(broker, heartbeat=1, count=20_000) as much:
-        end_s, heard = time.monotonic() + SILENT_BEATS_MAX / BEATS + 0.5, [b"", b""]
+        end_s, heard = time.monotonic() + SILENT_CHECKS_MAX / HEARTBEAT_CHECKS + 0.5, [b"", b""]
         while time.monotonic() < end_s:
             client.write(HEARTBEAT)
             for number, each in enumerate((client, much)):
