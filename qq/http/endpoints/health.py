@@ -18,7 +18,7 @@ from qq.http.base.error_responses import bad_request, not_found
 from qq.http.base.login import MONITORS
 from qq.http.documents.requests import named_vhost, vhost_if_named, write_object
 from qq.machine.policy.patterns import InvalidPattern, Pattern
-from qq.machine.protocol.arguments import QUORUM
+from qq.machine.protocol.queue_types import QUORUM
 from qq.management.reports.members import NodeState
 from qq.management.slices import Slices
 from qq.tls.certificates import InvalidCertificate, validities

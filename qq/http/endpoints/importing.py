@@ -19,7 +19,6 @@ from qq.http.endpoints.shovels import NotCarriedOut
 from qq.http.endpoints.vhosts import creation
 from qq.machine.catalog import limits
 from qq.machine.handlers.declaring import stripped
-from qq.machine.protocol.arguments import MODULES
 from qq.machine.protocol.codec import InvalidCommand
 from qq.machine.protocol.commands import (
     ChangeVhostLimits,
@@ -28,6 +27,7 @@ from qq.machine.protocol.commands import (
     SetUserLimits,
     SetVhostLimits,
 )
+from qq.machine.protocol.queue_types import MODULES
 from qq.management.errors import RequestRefused, Unavailable
 from qq.management.slices import Slices
 

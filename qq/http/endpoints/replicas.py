@@ -15,7 +15,7 @@ from qq.http.base.error_responses import Refusal, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, require
 from qq.http.documents.parsing import field
 from qq.http.documents.requests import done, existing, named_vhost, read_body
-from qq.machine.protocol.arguments import QUORUM
+from qq.machine.protocol.queue_types import QUORUM
 from qq.management.reports.members import NodeState
 
 if TYPE_CHECKING:

@@ -87,7 +87,8 @@ class Changes:
 
     def room(self, limits: Mapping[str, Table]) -> Room:
         """Count many new objects before any of them is made; `limits` are the limits that virtual hosts will have."""
-        return Room(self._broker.machine.catalog, limits)
+        machine = self._broker.machine
+        return Room(machine.catalog, limits, machine.version)
 
 
 def _check_room(catalog: Catalog, changes: Sequence[Change]) -> None:
