@@ -588,9 +588,9 @@ def let_clocks_jump(_checks: Checks, _time_ms: int) -> None:
     """In place of `Checks._check_clocks`, to see what else there is to be found."""
 
 
-def follow_the_clock_of_a_single_peer(clock: ClusterClock, _peer: str, steady_ms: int, now_s: float) -> None:
-    """In place of `ClusterClock.hear`: no majority is asked."""
-    clock.follow(steady_ms, now_s)
+def believe_one_peer(clock: ClusterClock, _peer: str, steady_ms: int, now_s: float) -> None:
+    """In place of `ClusterClock.add_peer_reading`: no majority is asked."""
+    clock.advance_to(steady_ms, now_s)
 
 
 def take_dead_letters_twice(queue: Queue, first: int, count: int) -> list[Dying]:
@@ -908,7 +908,7 @@ HAZARDS = [
         CLOCK_JUMPS,
         10,
         "ahead of the clocks of any majority",
-        ("cluster.raft.cluster_clock.ClusterClock.hear", follow_the_clock_of_a_single_peer),
+        ("cluster.raft.cluster_clock.ClusterClock.add_peer_reading", believe_one_peer),
         shown_by=26,
     ),
     Hazard(
