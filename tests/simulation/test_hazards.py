@@ -588,7 +588,7 @@ def let_clocks_jump(_checks: Checks, _time_ms: int) -> None:
     """In place of `Checks._check_clocks`, to see what else there is to be found."""
 
 
-def believe_one_peer(clock: ClusterClock, _peer: str, steady_ms: int, now_s: float) -> None:
+def follow_the_clock_of_a_single_peer(clock: ClusterClock, _peer: str, steady_ms: int, now_s: float) -> None:
     """In place of `ClusterClock.add_peer_reading`: no majority is asked."""
     clock.advance_to(steady_ms, now_s)
 
@@ -908,7 +908,7 @@ HAZARDS = [
         CLOCK_JUMPS,
         10,
         "ahead of the clocks of any majority",
-        ("cluster.raft.cluster_clock.ClusterClock.add_peer_reading", believe_one_peer),
+        ("cluster.raft.cluster_clock.ClusterClock.add_peer_reading", follow_the_clock_of_a_single_peer),
         shown_by=26,
     ),
     Hazard(
