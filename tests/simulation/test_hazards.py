@@ -850,7 +850,7 @@ HAZARDS = [
         None,
         20,
         "has not converged",
-        ("cluster.group.assembly.PendingSubmissions", ForgetfulSubmissions),
+        ("cluster.group.bootstrap.PendingSubmissions", ForgetfulSubmissions),
         shown_by=7,
     ),
     Hazard(
