@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cluster.log.housekeeping import Housekeeping
     from cluster.log.journal import SegmentedJournal
     from cluster.raft.cluster_clock import ClusterClock
-    from cluster.raft.proposals import PendingSubmissions, Proposals
+    from cluster.raft.proposals import PendingProposals, ProposalQueue
     from cluster.runtime.ports import Disk, Runtime
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.state.group_state import GroupState
@@ -59,8 +59,8 @@ class Replica:
     stopping: Stopping
 
     # In memory
-    submissions: PendingSubmissions
-    proposals: Proposals
+    pending: PendingProposals
+    proposals: ProposalQueue
     linked: LinkedNodes
     outbox: PeerOutbox
     log_sync: LogSync

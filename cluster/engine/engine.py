@@ -44,8 +44,8 @@ from cluster.raft.log_matching import (
 )
 from cluster.raft.messages import (
     Append,
-    Appended,
-    Hearing,
+    AppendResponse,
+    HeartbeatResponse,
     HigherTerm,
     LogEntry,
     Message,
@@ -55,7 +55,7 @@ from cluster.raft.messages import (
     Vote,
     VoteRequest,
 )
-from cluster.raft.progress import Answers, Progress
+from cluster.raft.progress import Acknowledgements, Progress
 from cluster.raft.timing import Timing
 from cluster.raft.tracker import ProgressTracker
 
@@ -138,7 +138,7 @@ class Engine(SyncObjAdapter):
         nodes."""
         self._store_s = 0.0
         """Seconds that storing a term and a vote takes."""
-        self._answers = Answers(timing.heartbeat_s / 2)
+        self._acknowledgements = Acknowledgements(timing.heartbeat_s / 2)
         detector = FailureDetector(timing.suspicion_min_s, timing.election_min_s)
         self._elections = Elections(name, configurations, detector)
         self._campaigns = False
@@ -213,7 +213,7 @@ class Engine(SyncObjAdapter):
     @property
     def matched_index(self) -> int:
         """The last index up to which this log is known to equal that of the current term's leader; 0 if unknown."""
-        return self._answers.matched_index(self.term)
+        return self._acknowledgements.matched_index(self.term)
 
     # Members
 
@@ -274,7 +274,7 @@ class Engine(SyncObjAdapter):
         them.
         """
         self._set_ambient_runtime()
-        self._answers.forget()
+        self._acknowledgements.forget()
         progress, node = self.progress[peer], self._nodes[peer]
         progress.probed = None
         if peer in self._configurations.membership.learners:
@@ -296,7 +296,7 @@ class Engine(SyncObjAdapter):
 
     def non_member_connected(self) -> None:
         """Begin a new epoch with a connected non-member, which may lead by a later configuration."""
-        self._answers.forget()
+        self._acknowledgements.forget()
 
     def part_received(self, peer: str) -> None:
         """Count a part of a message as a sign of life of its sender, because a large message takes a while."""
@@ -305,7 +305,7 @@ class Engine(SyncObjAdapter):
             self._hear_follower(peer)
         elif self.leader == peer:
             self._hear_leader()
-            self._tell_hearing(peer)
+            self._send_heartbeat_response(peer)
 
     def peer_lost(self, peer: str) -> None:
         """End the epoch with `peer`. If it was the leader, campaign at once instead of waiting for a timeout."""
@@ -364,8 +364,8 @@ class Engine(SyncObjAdapter):
         """Continue from a snapshot: the log is a peer's, and the state is that of the committed entry `index`."""
         self._SyncObj__raftLastApplied = index
         self._SyncObj__raftCommitIndex = index
-        self._answers.match(0, 0)
-        self._answers.forget()
+        self._acknowledgements.match(0, 0)
+        self._acknowledgements.forget()
         if self.leader is not None and self.leader != self._name:
             refusal = self._appended(self.journal.last_index + 1, success=False, reset=True)
             self._emit(self.leader, refusal, sync_point=self._acknowledgement_sync_point())
@@ -439,9 +439,9 @@ class Engine(SyncObjAdapter):
         match message:
             case Append():
                 self._receive_append(node, message)
-            case Appended():
+            case AppendResponse():
                 self._receive_appended(node, message)
-            case Hearing():
+            case HeartbeatResponse():
                 if self.is_leader and message.term == self.term:
                     self._hear_follower(peer)
             case PreVoteRequest():
@@ -542,28 +542,28 @@ class Engine(SyncObjAdapter):
                 self._emit(peer, Append(self.term, self.commit_index, last_index, self.journal.last_term, []))
         self._impatient.clear()
 
-    def _appended(self, next_index: int, *, success: bool, reset: bool) -> Appended:
-        return Appended(
+    def _appended(self, next_index: int, *, success: bool, reset: bool) -> AppendResponse:
+        return AppendResponse(
             self.term, next_index, success, reset, self.journal.last_index, self.journal.last_term
         )
 
     def _acknowledge(self, node: Node, message: dict[str, Any]) -> None:
         next_index, success = message["next_node_idx"], message["success"]
         if success:
-            self._answers.match(self.term, next_index - 1)
+            self._acknowledgements.match(self.term, next_index - 1)
         acknowledgement = self._appended(next_index, success=success, reset=message["reset"])
-        if self._answers.is_due(node.id, acknowledgement, self._runtime.monotonic()):
+        if self._acknowledgements.is_due(node.id, acknowledgement, self._runtime.monotonic()):
             self._emit(node.id, acknowledgement, sync_point=self._acknowledgement_sync_point())
             if self.journal.synced < self.journal.written:
-                self._tell_hearing(node.id)
+                self._send_heartbeat_response(node.id)
 
-    def _tell_hearing(self, leader: str) -> None:
+    def _send_heartbeat_response(self, leader: str) -> None:
         """Report at intervals to the leader that this node follows it, while no acknowledgement is possible.
 
         Otherwise the leader would step down while a majority receives or writes a large entry.
         """
-        if self._answers.hearing_is_due(self._runtime.monotonic()):
-            self._emit(leader, Hearing(self.term))
+        if self._acknowledgements.heartbeat_response_is_due(self._runtime.monotonic()):
+            self._emit(leader, HeartbeatResponse(self.term))
 
     def _acknowledgement_sync_point(self) -> int:
         """Return the count of journal changes that must be synced before an acknowledgement leaves: all so far (H1)."""
@@ -620,7 +620,7 @@ class Engine(SyncObjAdapter):
 
     # Acknowledgements at the leader
 
-    def _receive_appended(self, node: Node, message: Appended) -> None:
+    def _receive_appended(self, node: Node, message: AppendResponse) -> None:
         """Handle a follower's answer to an append.
 
         This replaces pysyncobj's handling, which rewinds the next index on each success and so sends entries twice.
@@ -639,7 +639,7 @@ class Engine(SyncObjAdapter):
             self._append_due = True
         self._hear_follower(node.id)
 
-    def _is_current_acknowledgement(self, message: Appended) -> bool:
+    def _is_current_acknowledgement(self, message: AppendResponse) -> bool:
         """Return whether an acknowledgement belongs to this leader's term (H4). A higher term in it is adopted."""
         if message.term > self.term:
             self._adopt_term(message.term)
@@ -683,7 +683,7 @@ class Engine(SyncObjAdapter):
         return self._awake.read(self._runtime.monotonic())
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
-        self._tracker.begin_reign(self._awake_s(), self.journal.last_index + 1)
+        self._tracker.reset_all(self._awake_s(), self.journal.last_index + 1)
         self._pace_learners()
         self._stored_is_told = True
         self._heard_told_s = self._runtime.monotonic()

@@ -43,10 +43,10 @@ class Assembly:
         """Build all parts. Raises as `Bootstrap` does."""
         own = Bootstrap(config, machine, ports, engine, hooks)
         replica = self.replica = own.replica
-        self.applying = Applying(replica.state, replica.submissions)
+        self.applying = Applying(replica.state, replica.pending)
         self.queries = Queries(replica.outbox.is_new, replica.outbox.transmit)
         self.membership = MembershipParts(replica, machine.outages_since)
-        first_id = replica.submissions.incarnation << SNAPSHOT_ID_BITS
+        first_id = replica.pending.incarnation << SNAPSHOT_ID_BITS
         self.sender = SnapshotSender(replica, first_id)
         self.installer = SnapshotInstaller(
             replica,
@@ -77,15 +77,15 @@ class Assembly:
         membership, receiver = self.membership, self.installer.receiver
         return {
             messages.Introduction: membership.joining.introduced,
-            messages.MembersTold: membership.discovery.members_told,
+            messages.MembersReport: membership.discovery.members_told,
             messages.Transfer: membership.leadership.requested,
             messages.ChangeRequest: membership.reconfiguration.requested,
             messages.ChangeRefused: membership.reconfiguration.refused,
-            messages.Inquiry: self.queries.inquired,
-            messages.InquiryAnswer: self.queries.answered,
-            messages.Offer: self.installer.offered,
-            messages.Fetch: self.sender.fetch,
-            messages.Spoilt: self.sender.spoilt,
+            messages.Query: self.queries.inquired,
+            messages.QueryAnswer: self.queries.answered,
+            messages.SnapshotOffer: self.installer.offered,
+            messages.FetchChunk: self.sender.fetch,
+            messages.SnapshotDamaged: self.sender.spoilt,
             messages.SnapshotChunk: receiver.chunk,
-            messages.Withdrawn: receiver.withdrawn,
+            messages.SnapshotWithdrawn: receiver.withdrawn,
         }

@@ -18,7 +18,7 @@ from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
 from cluster.raft.cluster_clock import ClusterClock, bounded
-from cluster.raft.proposals import PendingSubmissions, Proposals
+from cluster.raft.proposals import PendingProposals, ProposalQueue
 from cluster.replica import Replica
 from cluster.runtime.turn_timer import TurnTimer
 from cluster.state.group_state import GroupState
@@ -106,8 +106,8 @@ class Bootstrap:
         self._directory.make_durable(self._journal)
         recovery = Recovery(config.name, member_id, configurations, self._directory.hard_state)
         self._housekeeping = self._begin_housekeeping(checkpoint, hooks.needed_from)
-        submissions = PendingSubmissions(config.name)
-        submissions.begin(claim.incarnation)
+        pending = PendingProposals(config.name)
+        pending.begin(claim.incarnation)
         linked = LinkedNodes(configurations)
         outbox = PeerOutbox(links, config.group_id, linked, self._engine.hold_back)
         self.replica = Replica(
@@ -129,8 +129,8 @@ class Bootstrap:
             recovery=recovery,
             housekeeping=self._housekeeping,
             stopping=self._stopping,
-            submissions=submissions,
-            proposals=Proposals(),
+            pending=pending,
+            proposals=ProposalQueue(),
             linked=linked,
             outbox=outbox,
             log_sync=LogSync(self._engine, self._journal, outbox, turns, self._runtime),

@@ -1,4 +1,4 @@
-"""A replicated group on a single node: it takes submissions and applies committed entries.
+"""A replicated group on a single node: it proposes batches and applies committed entries.
 
 A turn takes in messages, ticks the engine, composes an entry, starts a sync, and sends. Each event (a frame, a synced
 write, a submission, a timer) asks for a turn. Turns run on the event loop and never overlap. Disk and network overlap:
@@ -21,13 +21,13 @@ from cluster.group.assembly import Assembly
 from cluster.group.bootstrap import Ports
 from cluster.group.events import GroupEvents, NoEvents
 from cluster.group.hooks import Hooks
-from cluster.log.entry import SubmittedBatch, is_regular, make_entry
+from cluster.log.entry import ProposedBatch, is_regular, make_entry
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
 from cluster.membership.peer_status import STATUS_INTERVAL_S
 from cluster.raft.cluster_clock import bounded
 from cluster.raft.messages import Forward
-from cluster.raft.proposals import Reign
+from cluster.raft.proposals import LeaderTerm
 from cluster.runtime.histogram import Histogram
 from cluster.runtime.ports import Buffer, Disk, Runtime
 from cluster.state.apply import Confirmed, Evicted
@@ -74,7 +74,7 @@ class Group:
             apply=self._apply,
             installed=self._installed,
             needed_from=self._needed_from,
-            submit_nothing=self._submit_nothing,
+            propose_nothing=self._propose_nothing,
             alarm_changed=self._alarm_changed,
             give_way=self._give_way,
         )
@@ -89,7 +89,7 @@ class Group:
         self._clock = replica.clock
         self._incarnations = replica.incarnations
         self._turns = replica.turns
-        self._submissions = replica.submissions
+        self._pending = replica.pending
         self._proposals = replica.proposals
         self._outbox = replica.outbox
         self._log_sync = replica.log_sync
@@ -129,7 +129,7 @@ class Group:
         self.recovery.turn(self.engine, self.journal)
         self._discovery.introduce()
         self._links.register(self.config.group_id, self.inbox)
-        self.submit([])  # reports the new incarnation, so the cluster releases all held by the last
+        self.propose([])  # reports the new incarnation, so the cluster releases all held by the last
         self._beat()
         self._tell_status()
 
@@ -141,15 +141,15 @@ class Group:
 
     # Submitting
 
-    def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:
-        """Submit a batch to be applied exactly once on every node, after all earlier batches of this node.
+    def propose(self, payload: Sequence[Buffer], weight: int = 0) -> int:
+        """Propose a batch to be applied exactly once on every node, after all earlier batches of this node.
 
         Return its sequence. `weight` is the estimated cost of applying the batch, in milliseconds
         (`GroupConfig.entry_weight_max`). The batch is sent to every new leader until a `Confirmed` effect reports it,
         or `Evicted` reports that it is dropped. Raises ValueError if it has more than `BATCH_BYTES_MAX`, which fits no
         entry.
         """
-        sequence = self._submissions.add(payload, weight)
+        sequence = self._pending.add(payload, weight)
         self._turns.ask()
         return sequence
 
@@ -180,17 +180,17 @@ class Group:
     @property
     def pending_batches(self) -> int:
         """Number of batches that this node has submitted and not yet seen applied."""
-        return len(self._submissions)
+        return len(self._pending)
 
     @property
     def pending_bytes(self) -> int:
-        return self._submissions.pending_bytes
+        return self._pending.pending_bytes
 
     # State of the group
 
     @property
     def leader(self) -> str | None:
-        return self.leadership.reign.leader
+        return self.leadership.leader_term.leader
 
     @property
     def catch_up_times(self) -> Histogram:
@@ -298,17 +298,17 @@ class Group:
         self.housekeeping.turn(*self.engine.last_applied(), self.apply_times.total_s)
 
     def _note_leader(self) -> None:
-        engine, known = self.engine, self.leadership.reign
+        engine, known = self.engine, self.leadership.leader_term
         if engine.term == known.term and engine.leader == known.leader:
             return
-        reign = Reign(engine.leader, engine.term)
-        if self.leadership.begins(reign):
+        leader_term = LeaderTerm(engine.leader, engine.term)
+        if self.leadership.begins(leader_term):
             self._proposals.clear()
             self._evictions.look()
         # Otherwise peers would believe for up to a second that this node still hears its old leader.
         self._outbox.transmit_to_all(self.own_status.now())
-        self._turns.ask()  # submissions go to the new leader
-        self._events.leader_changed(*reign)
+        self._turns.ask()  # pending batches go to the new leader
+        self._events.leader_changed(*leader_term)
 
     def _needed_from(self) -> int | None:
         """Return the index of the first entry that must stay in the log for the broker or for followers, or None."""
@@ -318,8 +318,8 @@ class Group:
         fed = self._sender.needed_from(self.engine, self.members.linked.members)
         return min((index for index in (needed, fed) if index is not None), default=None)
 
-    def _submit_nothing(self) -> None:
-        self.submit([])
+    def _propose_nothing(self) -> None:
+        self.propose([])
 
     def _give_way(self) -> bool:
         return self.leadership.give_way()
@@ -343,16 +343,16 @@ class Group:
 
     def _forward(self) -> None:
         """Send the leader the pending batches that it lacks; after a new leader or link, all of them."""
-        reign, submissions = self.leadership.reign, self._submissions
-        if reign.leader is None or not submissions.has_unsent(reign):
+        leader_term, pending = self.leadership.leader_term, self._pending
+        if leader_term.leader is None or not pending.has_unsent(leader_term):
             return
-        if reign.leader == self.config.name:
-            self._proposals.extend(self.config.name, submissions.take_unsent())
-        elif self._links.connected(reign.leader) and not self._links.congested(reign.leader):
-            batches = submissions.take_unsent(self.config.forward_bytes_max)
+        if leader_term.leader == self.config.name:
+            self._proposals.extend(self.config.name, pending.take_unsent())
+        elif self._links.connected(leader_term.leader) and not self._links.congested(leader_term.leader):
+            batches = pending.take_unsent(self.config.forward_bytes_max)
             buffers = [buffer for batch in batches for buffer in batch.buffers]
-            self._outbox.transmit(reign.leader, Forward(reign.term, buffers))
-            if submissions.has_unsent(reign):
+            self._outbox.transmit(leader_term.leader, Forward(leader_term.term, buffers))
+            if pending.has_unsent(leader_term):
                 self._turns.ask()
 
     def _compose(self) -> None:
@@ -363,10 +363,10 @@ class Group:
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = self._proposals.next_entry(self.config.entry_bytes_max, self.config.entry_weight_max)
-            self._propose(batches)
+            self._propose_entry(batches)
         self._tick_if_due()
 
-    def _propose(self, batches: list[SubmittedBatch]) -> None:
+    def _propose_entry(self, batches: list[ProposedBatch]) -> None:
         """Propose an entry of these batches, after the declaration of an outage if there was an outage."""
         outage = self._outages.declaration()
         if outage is not None:
@@ -382,14 +382,14 @@ class Group:
         if self.engine.applied_index < self.journal.last_index:
             return
         if self._outages.is_over:
-            self._propose([])
+            self._propose_entry([])
             return
         due_ms = self.machine.due_ms()
         if due_ms is None:
             return
         time_ms = self.time_ms()
         if due_ms <= time_ms:
-            self._propose([])
+            self._propose_entry([])
         else:
             self._wake_in(self._clock.wait_s(due_ms, self._runtime.monotonic()))
 
@@ -443,13 +443,13 @@ class Group:
 
     def _resume(self, index: int) -> None:
         origin = self._state.origins.get(self.config.name)
-        if origin is None or origin.incarnation != self._submissions.incarnation:
+        if origin is None or origin.incarnation != self._pending.incarnation:
             return  # no batch of this incarnation is applied yet
         if origin.evicted:
             self._begin_incarnation()
             self._events.applied(index, [Evicted()])
             return
-        self._submissions.applied(origin.sequence)
+        self._pending.applied(origin.sequence)
         self._events.resumed(origin.sequence, self.machine.outstanding(self.config.name))
 
     def _tell_version(self) -> None:
@@ -469,7 +469,7 @@ class Group:
         clock.
         """
         origin = self._state.origins.get(self.config.name)
-        if origin is not None and origin.incarnation > self._submissions.incarnation:
+        if origin is not None and origin.incarnation > self._pending.incarnation:
             self._begin_incarnation()
             self._events.applied(self.engine.applied_index, [Evicted()])
 
@@ -477,5 +477,5 @@ class Group:
         """Continue under a higher incarnation, because the last was evicted. Pending batches are dropped."""
         known = self._state.origins.get(self.config.name)
         claim = self._incarnations.begin(known.incarnation if known else None)
-        self._submissions.begin(claim.incarnation)
-        self.submit([])
+        self._pending.begin(claim.incarnation)
+        self.propose([])

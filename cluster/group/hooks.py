@@ -17,8 +17,8 @@ class Hooks(NamedTuple):
     """Tell the broker that a snapshot of this index was installed."""
     needed_from: Callable[[], int | None]
     """Return the index of the first entry that must stay in the log, or `None` if no entry must."""
-    submit_nothing: Callable[[], None]
-    """Submit a batch without commands, so that the log gets a further entry."""
+    propose_nothing: Callable[[], None]
+    """Propose a batch without commands, so that the log gets a further entry."""
     alarm_changed: Callable[[str | None], None]
     """Tell the broker why publishers must wait from now on, or None if they may continue."""
     give_way: Callable[[], bool]

@@ -16,7 +16,7 @@ from cluster.log.entry import MalformedEntry
 from cluster.log.hardstate import Standing
 from cluster.raft.elections import Role
 from cluster.raft.log_matching import ForeignLog
-from cluster.raft.messages import Append, Appended, Forward, MalformedFrame, Message, Status, decode
+from cluster.raft.messages import Append, AppendResponse, Forward, MalformedFrame, Message, Status, decode
 
 if TYPE_CHECKING:
     from cluster.membership.parts import MembershipParts
@@ -48,7 +48,7 @@ class Inbox:
         self._engine = replica.engine
         self._clock = replica.clock
         self._recovery = replica.recovery
-        self._submissions = replica.submissions
+        self._pending = replica.pending
         self._proposals = replica.proposals
         self._outbox = replica.outbox
         self._log_sync = replica.log_sync
@@ -89,7 +89,7 @@ class Inbox:
         # All peers get it. Otherwise they would believe for up to a second that this link is missing.
         self._outbox.transmit_to_all(self._own_status.now())
         self._receiver.connected(peer)
-        self._submissions.link_is_new(peer)
+        self._pending.mark_unsent(peer)
         self._turns.ask()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
@@ -115,7 +115,7 @@ class Inbox:
             self._evictions.lost()
         # The leader counts the members that have lost the link, before it considers the process dead.
         self._outbox.transmit_to_all(self._own_status.now())
-        if self._leadership.reign.leader == peer:
+        if self._leadership.leader_term.leader == peer:
             self._runtime.call_later(self._campaign_jitter_s, self._turns.ask)
         self._turns.ask()
 
@@ -168,7 +168,7 @@ class Inbox:
                 self._receive(peer, message)
         except ForeignLog as error:
             self._stopping.foreign_log(error)
-        if not isinstance(message, Append | Appended) or self._engine.wants_turn:
+        if not isinstance(message, Append | AppendResponse) or self._engine.wants_turn:
             self._turns.ask()
         elif isinstance(message, Append) and not message.entries and self._engine.outbox:
             self._log_sync.send()  # the answer waits for no sync, and may be the only work until the next heartbeat
@@ -189,7 +189,7 @@ class Inbox:
         if not self._engine.is_leader or message.term != self._engine.term:
             return
         try:
-            self._proposals.take_in(peer, b"".join(message.batches))
+            self._proposals.accept(peer, b"".join(message.batches))
         except MalformedEntry:
             log.exception("peer %s forwarded malformed batches; ignored", peer)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from cluster.membership.leadership import Leadership
     from cluster.membership.view import Members
-    from cluster.raft.messages import Offer
+    from cluster.raft.messages import SnapshotOffer
     from cluster.replica import Replica
     from cluster.state.group_state import ReadState
 
@@ -62,7 +62,7 @@ class SnapshotInstaller:
         self._cleaned = False
         self.receiver = SnapshotReceiver(replica, self._install)
 
-    def offered(self, peer: str, offer: Offer) -> None:
+    def offered(self, peer: str, offer: SnapshotOffer) -> None:
         """Begin to fetch an offered snapshot. Raises ForeignLog if it contradicts committed entries."""
         self._engine.check_snapshot(peer, offer.index, offer.term)
         self.receiver.offered(peer, offer)
@@ -91,7 +91,7 @@ class SnapshotInstaller:
     def _check_log_of(self, installable: Installable) -> None:
         """Raise ForeignLog if the snapshot contradicts committed entries of this node (hazard H12)."""
         checkpoint, segments, runs = installable
-        sender, commit_index = self._leadership.reign.leader or "unknown", self._engine.commit_index
+        sender, commit_index = self._leadership.leader_term.leader or "unknown", self._engine.commit_index
         self._engine.check_snapshot(sender, checkpoint.index, checkpoint.term)
         if log_start(segments, segments[-1].end) <= commit_index < segments[-1].end:
             self._engine.check_snapshot(sender, commit_index, runs.at(commit_index))

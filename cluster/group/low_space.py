@@ -52,7 +52,7 @@ class LowSpace:
         self._receiver = receiver
         self._runtime = replica.runtime
         self._alarm_changed = hooks.alarm_changed
-        self._submit_nothing = hooks.submit_nothing
+        self._propose_nothing = hooks.propose_nothing
         self._submitted_at = 0
         """Last index of the log when an empty batch was last submitted for housekeeping."""
         self._tried_full_disk_s = 0.0
@@ -71,7 +71,7 @@ class LowSpace:
         last_index = self._engine.journal.last_index
         if last_index != self._submitted_at and self._housekeeping.awaits_entry:
             self._submitted_at = last_index
-            self._submit_nothing()
+            self._propose_nothing()
         if self._engine.journal.full:
             self._try_full_disk(now_s)
         if not (self._engine.journal.full or self._alarms.lacks_space):

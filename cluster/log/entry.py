@@ -3,7 +3,7 @@
     entry  = type u8 (0: pysyncobj's REGULAR) | version u8 | time_ms u64 | count u16 | batch...
     batch  = kind u8 | weight u8 | name length u8 | incarnation u64 | sequence u64 | payload length u32 | name | payload
 
-Only a submitted batch (`KIND_SUBMITTED`) has a payload. An eviction (`KIND_EVICTION`) names a node and the incarnation
+Only a submitted batch (`KIND_PROPOSED`) has a payload. An eviction (`KIND_EVICTION`) names a node and the incarnation
 that it ends. An outage (`KIND_OUTAGE`) is the first batch of its entry. It names the leader that declares the outage,
 and its sequence number is the length of the outage in milliseconds.
 
@@ -37,7 +37,7 @@ settings."""
 
 WEIGHT_MAX = 255
 
-KIND_SUBMITTED = 0
+KIND_PROPOSED = 0
 KIND_EVICTION = 1
 KIND_OUTAGE = 2
 
@@ -50,7 +50,7 @@ BATCH_BYTES_MAX = ENTRY_BYTES_MAX - 64 * 1024
 """Size limit of a batch in bytes, its head included. An entry with this batch alone is only a little larger."""
 
 
-class SubmittedBatch(NamedTuple):
+class ProposedBatch(NamedTuple):
     """A node's submission, in its wire form."""
 
     sequence: int
@@ -81,16 +81,16 @@ def make_batch(
     incarnation: int,
     sequence: int,
     payload: Sequence[Buffer],
-    kind: int = KIND_SUBMITTED,
+    kind: int = KIND_PROPOSED,
     weight: int = 0,
-) -> SubmittedBatch:
+) -> ProposedBatch:
     name = origin.encode()
     length = sum(map(len, payload))
     head = _BATCH.pack(kind, weight, len(name), incarnation, sequence, length) + name
-    return SubmittedBatch(sequence, len(head) + length, weight, [head, *payload])
+    return ProposedBatch(sequence, len(head) + length, weight, [head, *payload])
 
 
-def make_entry(time_ms: int, batches: Sequence[SubmittedBatch]) -> bytes:
+def make_entry(time_ms: int, batches: Sequence[ProposedBatch]) -> bytes:
     buffers: list[Buffer] = [_ENTRY.pack(REGULAR, VERSION, time_ms, len(batches))]
     for batch in batches:
         buffers.extend(batch.buffers)
@@ -136,11 +136,11 @@ def read_batches(data: bytes, position: int) -> Iterator[BatchView]:
         yield BatchView(kind, weight, name, incarnation, sequence, start, position)
 
 
-def batch_at(data: bytes, view: BatchView) -> SubmittedBatch:
+def batch_at(data: bytes, view: BatchView) -> ProposedBatch:
     """Return the wire form of the batch `view`, out of the bytes that `view` was read from."""
     # A memoryview is enough, because a leader copies a large batch anyway when it composes the entry.
     whole = memoryview(data)[view.start - _BATCH.size - len(view.origin.encode()) : view.end]
-    return SubmittedBatch(view.sequence, len(whole), view.weight, [whole])
+    return ProposedBatch(view.sequence, len(whole), view.weight, [whole])
 
 
 def make_compacted(parts: Mapping[int, bytes]) -> bytes:

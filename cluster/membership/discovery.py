@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cluster.configuration.configuration import Versions
 from cluster.log.hardstate import Standing
-from cluster.raft.messages import Introduction, MembersTold
+from cluster.raft.messages import Introduction, MembersReport
 
 if TYPE_CHECKING:
     from cluster.membership.joining import Joining
@@ -74,9 +74,9 @@ class Discovery:
         """
         held = self._members.configurations
         if self._members.linked.is_member(peer) and peer in held.membership.learners:
-            self._transmit(peer, MembersTold(self._engine.term, held.newest_index, held.newest))
+            self._transmit(peer, MembersReport(self._engine.term, held.newest_index, held.newest))
         elif held.is_settled:
-            self._transmit(peer, MembersTold(self._engine.term, held.committed_index, held.committed))
+            self._transmit(peer, MembersReport(self._engine.term, held.committed_index, held.committed))
 
     @property
     def _has_past(self) -> bool:
@@ -96,7 +96,7 @@ class Discovery:
 
     # Being told
 
-    def members_told(self, _peer: str, told: MembersTold) -> None:
+    def members_told(self, _peer: str, told: MembersReport) -> None:
         """Learn the members from a peer if the own log has no configuration; stop if they have removed this node."""
         held = self._members.configurations
         if told.configuration.is_removed(self._members.id):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cluster.membership.maintenance import PATIENCE_S
 from cluster.raft.messages import Transfer
-from cluster.raft.proposals import Reign
+from cluster.raft.proposals import LeaderTerm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,7 +138,7 @@ class Leadership:
         statuses: Statuses,
         maintenance: Maintenance,
     ) -> None:
-        self.reign = Reign(None, 0)
+        self.leader_term = LeaderTerm(None, 0)
         """The leader and its term, as of the last turn."""
         self.handover = Handover()
         """The handover of leadership from this node to a peer, if it is handing over."""
@@ -156,13 +156,13 @@ class Leadership:
         self._transmit = replica.outbox.transmit
         self._ask_turn = replica.turns.ask
 
-    def begins(self, reign: Reign) -> bool:
+    def begins(self, leader_term: LeaderTerm) -> bool:
         """Record the present leader and its term, and return whether this node's own leadership ends or begins."""
-        before, self.reign = self.reign, reign
+        before, self.leader_term = self.leader_term, leader_term
         self._began_s = self._runtime.monotonic()
-        if reign.leader or before.leader:  # a term without a leader is logged only once
-            log.info("leader of term %d: %s", reign.term, reign.leader or "none")
-        is_own = self._members.name in (before.leader, reign.leader)
+        if leader_term.leader or before.leader:  # a term without a leader is logged only once
+            log.info("leader of term %d: %s", leader_term.term, leader_term.leader or "none")
+        is_own = self._members.name in (before.leader, leader_term.leader)
         if is_own:
             self.handover.end()
             self._disk_lag.reset()
@@ -175,7 +175,7 @@ class Leadership:
         A node under maintenance may lead, but leaves campaigning to its peers: see maintenance.py.
         """
         now_s = self._runtime.monotonic()
-        self._maintenance.look(self.reign.leader, now_s)
+        self._maintenance.look(self.leader_term.leader, now_s)
         self._engine.may_lead = is_fit
         self._engine.stands_for_leader = not self._maintenance.leaves_leading(now_s)
 
@@ -184,9 +184,9 @@ class Leadership:
     def transfer(self, to: str | None = None) -> bool:
         """Start a handover to the peer `to`, or to any successor, and return whether it was started.
 
-        `reign` shows when leadership has changed. The result is False if this node does not lead or no voter can take
-        over. It is also False if `to` is not fit, is this node itself, or conflicts with a handover in progress. During
-        a handover this node proposes no entry, because a peer that lacks the latest entry could not be elected.
+        `leader_term` shows when leadership has changed. The result is False if this node does not lead or no voter can
+        take over. It is also False if `to` is not fit, is this node itself, or conflicts with a handover in progress.
+        During a handover this node proposes no entry, because a peer that lacks the latest entry could not be elected.
         """
         if to is not None and (
             to == self._members.name or self.is_handing_over or self._statuses.why_not_lead(to) is not None
@@ -216,8 +216,8 @@ class Leadership:
             self.transfer(request.to or None)
 
     def ask_for_transfer(self, to: str | None) -> None:
-        """Ask the present leader to hand over to the member `to`, or to any; `reign` shows when it has."""
-        leader, term = self.reign
+        """Ask the present leader to hand over to the member `to`, or to any; `leader_term` shows when it has."""
+        leader, term = self.leader_term
         if leader == self._members.name:
             self.transfer(to)
         elif leader is not None:

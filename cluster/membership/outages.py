@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.log.entry import KIND_OUTAGE, SubmittedBatch, make_batch
+from cluster.log.entry import KIND_OUTAGE, ProposedBatch, make_batch
 from cluster.raft.cluster_clock import LEAP_MS
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Outages:
         is_owed = self.gap is not None or self._engine.term != self._declared_term
         return is_owed and self._is_counted
 
-    def declaration(self) -> SubmittedBatch | None:
+    def declaration(self) -> ProposedBatch | None:
         """Return the batch that must begin this leader's next entry, or None without an outage."""
         if self._clock.leapt_ms != self._leapt_ms:
             self._look_at_clock()

@@ -46,7 +46,7 @@ class MembershipParts:
         self.own_status = OwnStatus(replica, self.members, self.alarms)
         maintenance = Maintenance(config.name, configurations, now_s)
         self.statuses = Statuses(
-            self.members, self.peers, maintenance, self.own_status, lambda: self.leadership.reign.leader
+            self.members, self.peers, maintenance, self.own_status, lambda: self.leadership.leader_term.leader
         )
         self.leadership = Leadership(
             replica,

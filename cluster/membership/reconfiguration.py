@@ -71,7 +71,7 @@ class Reconfiguration:
         (`MemberChange.is_made`). A caller that sees neither must ask again: the leader may have changed, or another
         change may have been in progress.
         """
-        leader = self._leadership.reign.leader
+        leader = self._leadership.leader_term.leader
         if leader == self._members.name:
             self._make(change, refused)
         elif leader in self._members.of_release_0_1:

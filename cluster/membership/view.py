@@ -12,7 +12,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from cluster.raft.messages import Appended, Forward, Hearing, Inquiry, PreVote, Vote, VoteRequest
+from cluster.raft.messages import (
+    AppendResponse,
+    Forward,
+    HeartbeatResponse,
+    PreVote,
+    Query,
+    Vote,
+    VoteRequest,
+)
 from cluster.transport.outbox import OLDEST_PROTOCOL
 
 if TYPE_CHECKING:
@@ -134,4 +142,4 @@ class Members:
         """
         if isinstance(message, VoteRequest):
             return not self._engine.hears_leader()
-        return not isinstance(message, Appended | Hearing | Vote | PreVote | Forward | Inquiry)
+        return not isinstance(message, AppendResponse | HeartbeatResponse | Vote | PreVote | Forward | Query)

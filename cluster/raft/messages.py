@@ -61,7 +61,7 @@ class Append(NamedTuple):
     entries: Sequence[LogEntry]
 
 
-class Appended(NamedTuple):
+class AppendResponse(NamedTuple):
     """Answer to an `Append` of `term`.
 
     `success`: the log matches up to `next_index` - 1. `reset`: the leader should send again from `next_index` on. Index
@@ -76,10 +76,10 @@ class Appended(NamedTuple):
     last_term: int
 
 
-class Hearing(NamedTuple):
+class HeartbeatResponse(NamedTuple):
     """A follower's sign of life to the leader of `term`.
 
-    The follower sends it while its `Appended` must wait for the rest of a large message, or for the disk.
+    The follower sends it while its `AppendResponse` must wait for the rest of a large message, or for the disk.
     """
 
     term: int
@@ -202,7 +202,7 @@ class Introduction(NamedTuple):
     """1 if an operator has set the node to join. Then it may return under a name that was removed. Else 0."""
 
 
-class MembersTold(NamedTuple):
+class MembersReport(NamedTuple):
     """The members, for nodes that cannot learn them from their own log: new nodes, and removed nodes."""
 
     term: int
@@ -235,7 +235,7 @@ class SnapshotFile(NamedTuple):
     sparse: bool
 
 
-class Offer(NamedTuple):
+class SnapshotOffer(NamedTuple):
     """A leader's offer of all its files to a peer whose log ends before the leader's log begins.
 
     The peer fetches file 0 (the checkpoint) and files 1, 2... (the segments) as fast as it can store them.
@@ -254,7 +254,7 @@ class Offer(NamedTuple):
         return self.checkpoint_size + sum(file.size for file in self.segments)
 
 
-class Fetch(NamedTuple):
+class FetchChunk(NamedTuple):
     """Asks for `length` bytes of a file of a snapshot, beginning at `offset`."""
 
     snapshot: int
@@ -273,20 +273,20 @@ class SnapshotChunk(NamedTuple):
     data: Buffer
 
 
-class Withdrawn(NamedTuple):
+class SnapshotWithdrawn(NamedTuple):
     """Tells a peer that this snapshot cannot be fetched any more."""
 
     snapshot: int
 
 
-class Spoilt(NamedTuple):
+class SnapshotDamaged(NamedTuple):
     """Tells the sender of a snapshot that a file of it is damaged, although it arrived as it was sent."""
 
     snapshot: int
     file: int
 
 
-class Inquiry(NamedTuple):
+class Query(NamedTuple):
     """A question from a node's broker to the broker of a second node. It is answered once."""
 
     number: int
@@ -294,8 +294,8 @@ class Inquiry(NamedTuple):
     question: bytes
 
 
-class InquiryAnswer(NamedTuple):
-    """The answer to the inquiry with this number; empty if the node has no answer."""
+class QueryAnswer(NamedTuple):
+    """The answer to the query with this number; empty if the node has no answer."""
 
     number: int
     answer: bytes
@@ -303,8 +303,8 @@ class InquiryAnswer(NamedTuple):
 
 Message = (
     Append
-    | Appended
-    | Hearing
+    | AppendResponse
+    | HeartbeatResponse
     | VoteRequest
     | Vote
     | PreVoteRequest
@@ -314,17 +314,17 @@ Message = (
     | Transfer
     | Forward
     | Status
-    | Offer
-    | Fetch
+    | SnapshotOffer
+    | FetchChunk
     | SnapshotChunk
-    | Withdrawn
-    | Spoilt
+    | SnapshotWithdrawn
+    | SnapshotDamaged
     | Introduction
-    | MembersTold
+    | MembersReport
     | ChangeRequest
     | ChangeRefused
-    | Inquiry
-    | InquiryAnswer
+    | Query
+    | QueryAnswer
 )
 
 
@@ -343,11 +343,11 @@ class MalformedFrame(ValueError):
 NOT_IN_RELEASE_0_1 = (
     Transfer,
     Introduction,
-    MembersTold,
+    MembersReport,
     ChangeRequest,
     ChangeRefused,
-    Inquiry,
-    InquiryAnswer,
+    Query,
+    QueryAnswer,
 )
 STATUS_FIELDS_OF_RELEASE_0_1 = 14
 
@@ -361,7 +361,7 @@ _KIND_MEMBERS_TOLD = 19
 _KIND_CHANGE_REQUEST = 20
 _KIND_CHANGE_REFUSED = 21
 _SMALL: dict[int, type[Any]] = {
-    3: Appended,
+    3: AppendResponse,
     4: VoteRequest,
     5: Vote,
     6: PreVoteRequest,
@@ -369,12 +369,12 @@ _SMALL: dict[int, type[Any]] = {
     8: HigherTerm,
     9: TimeoutNow,
     10: Status,
-    13: Fetch,
-    14: Withdrawn,
-    15: Spoilt,
-    16: Hearing,
-    22: Inquiry,
-    23: InquiryAnswer,
+    13: FetchChunk,
+    14: SnapshotWithdrawn,
+    15: SnapshotDamaged,
+    16: HeartbeatResponse,
+    22: Query,
+    23: QueryAnswer,
 }
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
 FREE_BYTES_MAX = 2**64 - 1
@@ -437,11 +437,11 @@ def encode(message: Message) -> list[Buffer]:
         return [_CHUNK.pack(_KIND_CHUNK, *message[:4]), message.data]
     if isinstance(message, Transfer):
         return [_TRANSFER.pack(_KIND_TRANSFER, message.term), message.to.encode()]
-    if isinstance(message, Offer):
+    if isinstance(message, SnapshotOffer):
         return [bytes([_KIND_OFFER]), pack(message)]
     if isinstance(message, Introduction):
         return [bytes([_KIND_INTRODUCTION]), pack(message)]
-    if isinstance(message, MembersTold):
+    if isinstance(message, MembersReport):
         return [bytes([_KIND_MEMBERS_TOLD]), pack([*message[:2], fields_of(message.configuration)])]
     if isinstance(message, ChangeRequest):
         return [bytes([_KIND_CHANGE_REQUEST]), pack([message.number, *message.change])]
@@ -467,12 +467,12 @@ def decode(frame: bytes) -> Message:
         if kind == _KIND_OFFER:
             *numbers, segments = fields
             files = [_checked(SnapshotFile(*row)) for row in segments]
-            return Offer._make([*map(_count, numbers), files])
+            return SnapshotOffer._make([*map(_count, numbers), files])
         if kind == _KIND_INTRODUCTION:
             return _decode_introduction(fields)
         if kind == _KIND_MEMBERS_TOLD:
             term, index, configuration = fields
-            return MembersTold(_count(term), _count(index), configuration_from(configuration))
+            return MembersReport(_count(term), _count(index), configuration_from(configuration))
         if kind == _KIND_CHANGE_REQUEST:
             number, *change = fields
             return ChangeRequest(_count(number), _checked(MemberChange(*change)))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cluster.raft.learner_pace import Pace
-    from cluster.raft.messages import Appended
+    from cluster.raft.messages import AppendResponse
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Progress:
         self.acknowledged = index
         return True
 
-    def refuse(self, refusal: Appended, first_index: int) -> bool:
+    def refuse(self, refusal: AppendResponse, first_index: int) -> bool:
         """Record that the peer refused an append. Return True if the leader should send a new append.
 
         `first_index` is the first index of the leader's log. The peer also refuses all appends that follow the refused
@@ -94,18 +94,18 @@ class Progress:
         return 0.0 if self.pace is None else self.pace.rest_s(now_s)
 
 
-class Answers:
-    """Decides when a follower sends acknowledgements and `Hearing` messages to its leader."""
+class Acknowledgements:
+    """Decides when a follower sends acknowledgements and `HeartbeatResponse` messages to its leader."""
 
     def __init__(self, quiet_s: float) -> None:
         """Repeat an acknowledgement without news only after `quiet_s` seconds."""
         self._quiet_s = quiet_s
-        self._last: tuple[str, Appended] | None = None
+        self._last: tuple[str, AppendResponse] | None = None
         self._told_s = 0.0
-        self._told_hearing_s = 0.0
+        self._responded_s = 0.0
         self._matched = (0, 0)
 
-    def is_due(self, leader: str, answer: Appended, now_s: float) -> bool:
+    def is_due(self, leader: str, answer: AppendResponse, now_s: float) -> bool:
         """Return whether to send this answer now. If so, it counts as sent.
 
         An append that only carries a commit index causes an unchanged answer, which waits until `quiet_s` has passed.
@@ -117,11 +117,11 @@ class Answers:
         self._told_s = now_s
         return True
 
-    def hearing_is_due(self, now_s: float) -> bool:
-        """Return whether to send the leader a `Hearing` now. If so, it counts as sent."""
-        if now_s - self._told_hearing_s <= self._quiet_s:
+    def heartbeat_response_is_due(self, now_s: float) -> bool:
+        """Return whether to send the leader a `HeartbeatResponse` now. If so, it counts as sent."""
+        if now_s - self._responded_s <= self._quiet_s:
             return False
-        self._told_hearing_s = now_s
+        self._responded_s = now_s
         return True
 
     def forget(self) -> None:

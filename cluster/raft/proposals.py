@@ -1,6 +1,6 @@
 """Batches on their way into the log: pending at the node that submitted them, and waiting at the leader.
 
-Invariant: a batch leaves `PendingSubmissions` only after this node has seen it applied, and every new leader gets all
+Invariant: a batch leaves `PendingProposals` only after this node has seen it applied, and every new leader gets all
 pending batches again. A leader proposes each batch of a node once in its term, in order. Between nodes the leader is
 fair (start-time fair queueing): next is the node with the least proposed so far. So no node waits for all batches that
 a second node has forwarded.
@@ -16,9 +16,9 @@ from cluster.log.entry import (
     BATCH_BYTES_MAX,
     BATCHES_MAX,
     KIND_EVICTION,
-    KIND_SUBMITTED,
+    KIND_PROPOSED,
     WEIGHT_MAX,
-    SubmittedBatch,
+    ProposedBatch,
     batch_at,
     make_batch,
     read_batches,
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Buffer
 
 
-class Reign(NamedTuple):
+class LeaderTerm(NamedTuple):
     """A leader and its term; `leader` is None while no leader is known."""
 
     leader: str | None
     term: int
 
 
-_NOBODY = Reign(None, 0)
+_NO_LEADER = LeaderTerm(None, 0)
 
 _PROPOSED_MAX = BATCHES_MAX - 1
 """Largest number of batches taken for an entry. It leaves room for a further batch, which declares an outage."""
 
 
-class PendingSubmissions:
+class PendingProposals:
     """The submitted batches of this node that it has not yet seen applied, oldest first.
 
     Batches belong to the current incarnation of the node.
@@ -51,10 +51,10 @@ class PendingSubmissions:
         self.origin = origin
         self.incarnation = 0
         self.pending_bytes = 0
-        self._pending: deque[SubmittedBatch] = deque()
+        self._pending: deque[ProposedBatch] = deque()
         self._next_sequence = 1
         self._sent_sequence = 0
-        self._sent_to = _NOBODY
+        self._sent_to = _NO_LEADER
 
     def __len__(self) -> int:
         """Return the number of pending batches."""
@@ -66,7 +66,7 @@ class PendingSubmissions:
         self._pending.clear()
         self.pending_bytes = 0
         self._next_sequence = 1
-        self._sent_to = _NOBODY
+        self._sent_to = _NO_LEADER
 
     def add(self, payload: Sequence[Buffer], weight: int = 0) -> int:
         """Number a batch, keep it, and return its sequence. Raises ValueError if it is too large for an entry."""
@@ -85,29 +85,29 @@ class PendingSubmissions:
         while self._pending and self._pending[0].sequence <= sequence:
             self.pending_bytes -= self._pending.popleft().size
 
-    def link_is_new(self, peer: str) -> None:
+    def mark_unsent(self, peer: str) -> None:
         """Treat all batches sent to `peer` as unsent, because they may have been lost with the old link."""
         if self._sent_to.leader == peer:
-            self._sent_to = _NOBODY
+            self._sent_to = _NO_LEADER
 
-    def has_unsent(self, reign: Reign) -> bool:
+    def has_unsent(self, leader_term: LeaderTerm) -> bool:
         """Return whether some batches have not yet been sent to this leader in this term."""
         if not self._pending:
             return False
         first = self._pending[0].sequence
-        if reign != self._sent_to:
-            self._sent_to = reign
+        if leader_term != self._sent_to:
+            self._sent_to = leader_term
             self._sent_sequence = first - 1
         # A batch that the last leader proposed may be applied before it was sent to this leader.
         self._sent_sequence = max(self._sent_sequence, first - 1)
         return self._sent_sequence < self._pending[-1].sequence
 
-    def take_unsent(self, bytes_max: int | None = None) -> list[SubmittedBatch]:
+    def take_unsent(self, bytes_max: int | None = None) -> list[ProposedBatch]:
         """Return the next unsent batches for the leader of the last `has_unsent` call, and count them as sent.
 
         They have about `bytes_max` together, if that is given. At least one batch is returned.
         """
-        batches: list[SubmittedBatch] = []
+        batches: list[ProposedBatch] = []
         size = 0
         for position in range(self._sent_sequence + 1 - self._pending[0].sequence, len(self._pending)):
             batch = self._pending[position]
@@ -119,11 +119,11 @@ class PendingSubmissions:
         return batches
 
 
-class Proposals:
+class ProposalQueue:
     """The batches that a leader has accepted and not yet proposed."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[SubmittedBatch]] = {}
+        self._waiting: dict[str, deque[ProposedBatch]] = {}
         """The waiting batches of each node, in order. Nodes without batches are absent."""
         self._times: dict[str, float] = {}
         """Entries proposed for each node so far, counted by bytes or by weight, whichever fills more of an entry."""
@@ -143,19 +143,19 @@ class Proposals:
         self._accepted.clear()
         self._evicted.clear()
 
-    def extend(self, leader: str, batches: Sequence[SubmittedBatch]) -> None:
+    def extend(self, leader: str, batches: Sequence[ProposedBatch]) -> None:
         """Accept batches that the leader itself has submitted."""
         for batch in batches:
             self._of(leader).append(batch)
 
-    def take_in(self, peer: str, data: bytes) -> None:
+    def accept(self, peer: str, data: bytes) -> None:
         """Accept batches that `peer` forwarded, without repeats. Raises `MalformedEntry`, and then accepts no batch."""
         for view in list(read_batches(data, 0)):
             incarnation, sequence = self._accepted.get(view.origin, (None, 0))
             # Each change of the incarnation is a new process, even to a lower number: a removed node may have lost its
             # directory and have its clock set back, while the log never had a batch of the earlier process.
             is_new = view.incarnation != incarnation or view.sequence > sequence
-            if view.kind == KIND_SUBMITTED and view.origin == peer and is_new:
+            if view.kind == KIND_PROPOSED and view.origin == peer and is_new:
                 self._accepted[view.origin] = (view.incarnation, view.sequence)
                 self._of(view.origin).append(batch_at(data, view))
 
@@ -167,9 +167,9 @@ class Proposals:
         self._of(origin).append(make_batch(origin, incarnation, 0, [], KIND_EVICTION))
         return True
 
-    def next_entry(self, bytes_max: int, weight_max: int = WEIGHT_MAX) -> list[SubmittedBatch]:
+    def next_entry(self, bytes_max: int, weight_max: int = WEIGHT_MAX) -> list[ProposedBatch]:
         """Remove and return the batches of the next entry: at least one, and more while both limits hold."""
-        batches: list[SubmittedBatch] = []
+        batches: list[ProposedBatch] = []
         size = weight = 0
         while self._waiting and len(batches) < _PROPOSED_MAX:
             origin = min(self._waiting, key=self._times.__getitem__)
@@ -182,7 +182,7 @@ class Proposals:
             self._propose(origin, max(batch.size / bytes_max, batch.weight / weight_max))
         return batches
 
-    def _of(self, origin: str) -> deque[SubmittedBatch]:
+    def _of(self, origin: str) -> deque[ProposedBatch]:
         """Return the waiting batches of a node, to which the caller adds a batch."""
         waiting = self._waiting.get(origin)
         if waiting is None:

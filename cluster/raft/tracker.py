@@ -47,7 +47,7 @@ class ProgressTracker:
     def forget(self, peer: str) -> None:
         del self.peers[peer], self._directories[peer]
 
-    def begin_reign(self, awake_s: float, next_index: int) -> None:
+    def reset_all(self, awake_s: float, next_index: int) -> None:
         """Reset the progress of all peers, because acknowledgements count for a single leadership.
 
         Each peer is sent `next_index` first.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cluster.raft.messages import Offer
+    from cluster.raft.messages import SnapshotOffer
 
 CHUNK_BYTES = 256 * 1024
 IDLE_MAX_S = 60.0
@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
     ends_file: bool
 
 
-def chunks_of(offer: Offer) -> Iterator[Chunk]:
+def chunks_of(offer: SnapshotOffer) -> Iterator[Chunk]:
     """Yield all chunks of the offered files, in the order in which they are fetched."""
     for file, size in enumerate([offer.checkpoint_size, *(row.size for row in offer.segments)]):
         for offset in range(0, size, CHUNK_BYTES):

@@ -29,7 +29,7 @@ from cluster.log.checkpoints import (
 )
 from cluster.log.sealed_segment import verify
 from cluster.log.segment import JournalError, Segment, adopt_header
-from cluster.raft.messages import Fetch, Offer, SnapshotChunk, Spoilt, Withdrawn
+from cluster.raft.messages import FetchChunk, SnapshotChunk, SnapshotDamaged, SnapshotOffer, SnapshotWithdrawn
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 from cluster.snapshots.chunks import IDLE_MAX_S, REPEAT_S, Chunk, chunks_of
 
@@ -66,7 +66,7 @@ class _Transfer:
     """A snapshot that is being fetched."""
 
     peer: str
-    offer: Offer
+    offer: SnapshotOffer
     parts: Iterator[Chunk]
     """Chunks that this node has not requested yet."""
     progress_s: float
@@ -87,7 +87,7 @@ class _Transfer:
 class _NoSpace:
     """A snapshot for which the disk had no space."""
 
-    offer: Offer
+    offer: SnapshotOffer
     pause_s: float
     again_s: float
     """Time of the next attempt in seconds, regardless of the reported free space, because that may ignore a quota."""
@@ -131,7 +131,7 @@ class SnapshotReceiver:
         journal = self._journal
         return journal.last_index < index or (index >= journal.first_index and journal.term_at(index) != term)
 
-    def offered(self, peer: str, offer: Offer) -> None:
+    def offered(self, peer: str, offer: SnapshotOffer) -> None:
         """Begin to fetch the snapshot, or continue it, unless a different transfer is making progress."""
         now_s = self._runtime.monotonic()
         transfer = self._transfer
@@ -154,7 +154,7 @@ class SnapshotReceiver:
         transfer.storing = WINDOW  # blocks requests until the directory exists
         self._disk.submit_background(self._make_room, partial(self._begun, transfer))
 
-    def _may_fit(self, offer: Offer, now_s: float) -> bool:
+    def _may_fit(self, offer: SnapshotOffer, now_s: float) -> bool:
         """Return whether to try a snapshot now, after a snapshot that found no space."""
         no_space = self._no_space
         if no_space is None or now_s >= no_space.again_s:
@@ -164,7 +164,7 @@ class SnapshotReceiver:
             return False
         return no_space.is_seen
 
-    def _record_no_space(self, offer: Offer) -> None:
+    def _record_no_space(self, offer: SnapshotOffer) -> None:
         before = self._no_space
         if before is None:
             log.error(
@@ -199,7 +199,7 @@ class SnapshotReceiver:
             if is_stuck or not self.is_of_use(transfer.offer.index, transfer.offer.term):
                 self._end_transfer()
 
-    def withdrawn(self, peer: str, message: Withdrawn) -> None:
+    def withdrawn(self, peer: str, message: SnapshotWithdrawn) -> None:
         transfer = self._transfer
         if transfer is not None and (transfer.peer, transfer.offer.snapshot) == (peer, message.snapshot):
             self._end_transfer()
@@ -247,7 +247,7 @@ class SnapshotReceiver:
             self._request(transfer, part)
 
     def _request(self, transfer: _Transfer, part: Chunk) -> None:
-        self._send(transfer.peer, Fetch(transfer.offer.snapshot, *part[:3]))
+        self._send(transfer.peer, FetchChunk(transfer.offer.snapshot, *part[:3]))
 
     def _end_transfer(self) -> None:
         transfer = self._transfer
@@ -340,7 +340,7 @@ class SnapshotReceiver:
             return True
         if isinstance(error, JournalError):
             log.error("the snapshot from %s is damaged: %s", transfer.peer, error)
-            self._send(transfer.peer, Spoilt(transfer.offer.snapshot, file))
+            self._send(transfer.peer, SnapshotDamaged(transfer.offer.snapshot, file))
         elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             self._record_no_space(transfer.offer)
         else:

@@ -36,7 +36,7 @@ from cluster.log.hardstate import HardState, Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.mirrored_file import whole_of
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, adopt_header
-from cluster.raft.proposals import PendingSubmissions
+from cluster.raft.proposals import PendingProposals
 from cluster.snapshots.backup import CHUNK_BYTES
 from cluster.state.apply import Applying
 from cluster.state.group_state import GroupState
@@ -217,7 +217,7 @@ def _go_on_with(
     """
     index = journal.last_index + 2
     entry = make_configuration(state.time_ms, configuration)
-    Applying(state, PendingSubmissions("")).configuration(entry)
+    Applying(state, PendingProposals("")).configuration(entry)
     disk.make_directory(directory.incoming)
     new = SegmentedJournal(
         disk, f"{directory.incoming}/log", directory.identity, _raise, directory.hard_state
@@ -243,7 +243,7 @@ def _apply(journal: SegmentedJournal, index: int, state: GroupState, name: str) 
 
     Raises CorruptJournal.
     """
-    applying = Applying(state, PendingSubmissions(name))
+    applying = Applying(state, PendingProposals(name))
     for later in range(index + 1, journal.last_index + 1):
         entry = journal.read(later)
         try:

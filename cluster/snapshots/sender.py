@@ -19,7 +19,14 @@ from zlib import crc32
 from cluster.log.checkpoints import checkpoint_name, read_checkpoint
 from cluster.log.sealed_segment import verify
 from cluster.log.segment import CorruptJournal, JournalError, Segment
-from cluster.raft.messages import Fetch, Offer, SnapshotChunk, SnapshotFile, Spoilt, Withdrawn
+from cluster.raft.messages import (
+    FetchChunk,
+    SnapshotChunk,
+    SnapshotDamaged,
+    SnapshotFile,
+    SnapshotOffer,
+    SnapshotWithdrawn,
+)
 from cluster.snapshots.chunks import CHUNK_BYTES, IDLE_MAX_S, REPEAT_S
 
 if TYPE_CHECKING:
@@ -44,13 +51,13 @@ _DAMAGE = (errno.EIO, errno.ENOENT)
 class _Offered:
     """A snapshot that a peer may fetch."""
 
-    offer: Offer
+    offer: SnapshotOffer
     names: list[str]
     """Names of the files 0, 1, ... of the snapshot in the log's directory."""
     used_s: float
     pace: Pace | None
     """Rate at which the snapshot is sent, if the peer is a learner; otherwise `None`."""
-    waiting: deque[Fetch] = field(default_factory=deque)
+    waiting: deque[FetchChunk] = field(default_factory=deque)
     """Requests of the peer that are not being read yet, because the rate of a learner demands a rest."""
 
 
@@ -80,7 +87,7 @@ class SnapshotSender:
         self._next_id = first_id
         self._sealing: dict[str, _Sealing] = {}
         self._offered: dict[str, _Offered] = {}
-        self._last_offers: dict[str, Offer] = {}
+        self._last_offers: dict[str, SnapshotOffer] = {}
         """Last snapshot of each peer that fetches it, or has it but still lacks the entries behind it."""
         self._spoilt_index = 0
         """Index of the last checkpoint that was found damaged."""
@@ -143,11 +150,11 @@ class SnapshotSender:
                 needed = index if needed is None else min(needed, index)
         return needed
 
-    def fetch(self, peer: str, request: Fetch) -> None:
+    def fetch(self, peer: str, request: FetchChunk) -> None:
         """Callable[[str, Message], None] a peer the requested chunk after reading it."""
         offered = self._offered_to(peer, request.snapshot, request.file)
         if offered is None:
-            self._send(peer, Withdrawn(request.snapshot))
+            self._send(peer, SnapshotWithdrawn(request.snapshot))
             return
         offered.used_s = self._runtime.monotonic()
         offered.waiting.append(request)
@@ -175,10 +182,10 @@ class SnapshotSender:
             self._disk.submit_read(read, partial(self._have_read, peer, request, path))
 
     def _have_read(
-        self, peer: str, request: Fetch, path: str, data: bytes | None, error: Exception | None
+        self, peer: str, request: FetchChunk, path: str, data: bytes | None, error: Exception | None
     ) -> None:
         if self._offered_to(peer, request.snapshot, request.file) is None:
-            self._send(peer, Withdrawn(request.snapshot))
+            self._send(peer, SnapshotWithdrawn(request.snapshot))
         elif isinstance(error, OSError) and error.errno not in _DAMAGE:
             # The cause may be too many open files, for example. The peer will request the chunk again.
             log.warning("cannot give a part of a snapshot to %s: %s", peer, error)
@@ -187,7 +194,7 @@ class SnapshotSender:
         else:
             self._send(peer, SnapshotChunk(request.snapshot, request.file, request.offset, crc32(data), data))
 
-    def spoilt(self, peer: str, message: Spoilt) -> None:
+    def spoilt(self, peer: str, message: SnapshotDamaged) -> None:
         """Verify a file that arrived damaged at a peer, because it may be damaged here, too; withdraw the offer."""
         offered = self._offered_to(peer, message.snapshot, message.file)
         if offered is None:
@@ -250,7 +257,7 @@ class SnapshotSender:
             SnapshotFile(segment.first, segment.end, segment.file_bytes, segment.sparse)
             for segment in segments
         ]
-        offer = Offer(self._next_id, index, term, checkpoint.size, files)
+        offer = SnapshotOffer(self._next_id, index, term, checkpoint.size, files)
         checkpoint.close()
         self._next_id += 1
         names = [name, *(segment.name for segment in segments)]

@@ -12,7 +12,7 @@ from cluster.log.entry import KIND_EVICTION, KIND_OUTAGE, BatchView, batches_of,
 from cluster.state.dedup import Admission
 
 if TYPE_CHECKING:
-    from cluster.raft.proposals import PendingSubmissions
+    from cluster.raft.proposals import PendingProposals
     from cluster.state.group_state import GroupState
 
 
@@ -40,11 +40,11 @@ class Outcome(NamedTuple):
 
 
 class Applying:
-    """Applies entries to a state, and removes applied batches from this node's pending submissions."""
+    """Applies entries to a state, and removes applied batches from this node's pending proposals."""
 
-    def __init__(self, state: GroupState, submissions: PendingSubmissions) -> None:
+    def __init__(self, state: GroupState, pending: PendingProposals) -> None:
         self._state = state
-        self._submissions = submissions
+        self._pending = pending
 
     def entry(self, index: int, payload: bytes) -> Outcome:
         """Apply an entry with batches, and return its consequences."""
@@ -112,7 +112,7 @@ class Applying:
         if batch.end > batch.start:
             part = payload[batch.start : batch.end]
             effects.extend(state.machine.apply_batch(batch.origin, index, ordinal, state.time_ms, part))
-        own = self._submissions
+        own = self._pending
         if batch.origin == own.origin and batch.incarnation == own.incarnation:
             own.applied(batch.sequence)
             effects.append(Confirmed(batch.sequence))
@@ -123,7 +123,7 @@ class Applying:
         if not state.origins.evict(name, incarnation):
             return False
         effects.extend(state.machine.origin_down(name, state.time_ms, evicted=True))
-        if (name, incarnation) != (self._submissions.origin, self._submissions.incarnation):
+        if (name, incarnation) != (self._pending.origin, self._pending.incarnation):
             return False
         effects.append(Evicted())
         return True

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cluster.raft.messages import ANSWER_BYTES_MAX, QUESTION_BYTES_MAX, Inquiry, InquiryAnswer, Message
+from cluster.raft.messages import ANSWER_BYTES_MAX, QUESTION_BYTES_MAX, Message, Query, QueryAnswer
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Queries:
         number = self._last_number
         if self._answers(peer):
             self._asked[number] = _Asked(peer, answered)
-            self._transmit(peer, Inquiry(number, question))
+            self._transmit(peer, Query(number, question))
         else:
             answered(None)
         return number
@@ -67,7 +67,7 @@ class Queries:
         for number in lost:
             self._asked.pop(number).answered(None)
 
-    def inquired(self, peer: str, inquiry: Inquiry) -> None:
+    def inquired(self, peer: str, inquiry: Query) -> None:
         """Answer the question of a peer."""
         answer = self._answer(inquiry.question)
         if len(answer) > ANSWER_BYTES_MAX:
@@ -75,9 +75,9 @@ class Queries:
                 "an answer of %d bytes is longer than any may be; %s is told nothing", len(answer), peer
             )
             answer = b""
-        self._transmit(peer, InquiryAnswer(inquiry.number, answer))
+        self._transmit(peer, QueryAnswer(inquiry.number, answer))
 
-    def answered(self, peer: str, answer: InquiryAnswer) -> None:
+    def answered(self, peer: str, answer: QueryAnswer) -> None:
         """Pass a peer's answer to the caller that waits for it, if any."""
         asked = self._asked.get(answer.number)
         if asked is not None and asked.peer == peer:

@@ -84,8 +84,6 @@ class Capabilities(NamedTuple):
     consumer_cancel_notify: bool = False
     live_prefetch: bool = False
     """Whether basic.qos changes the prefetch of existing consumers (a capability of qq's own)."""
-    exchange_exchange_bindings: bool = False
-    publisher_confirms: bool = False
 
 
 class Phase(Enum):
@@ -122,7 +120,7 @@ class LoginAttempt(NamedTuple):
 
 
 class VhostRequested(NamedTuple):
-    """The client wants to enter a virtual host. Answer with `accept_vhost` or `refuse_vhost`."""
+    """The client wants to enter a virtual host. Answer with `accept_vhost`, or fail."""
 
     vhost: str
 
@@ -247,25 +245,15 @@ class ServerConnection:
         self.out.clear()
         return buffers
 
-    def send(self, channel: int, frame: base.Frame) -> None:
-        """Send a method on a channel, or drop it if the channel is no longer open."""
-        if self._may_send(channel):
-            self.out.append(encode(channel, frame))
-
     @property
     def held_bytes(self) -> int:
         """Octets of memory held for incomplete frames and messages."""
         return self._reader.held_bytes
 
     @property
-    def unfinished_bytes(self) -> int:
+    def partial_bytes(self) -> int:
         """Octets received of incomplete messages."""
-        return self._reader.begun_bytes
-
-    @property
-    def broken(self) -> bool:
-        """Whether the client's close-ok cannot be read. Then the socket must be closed soon after the last output."""
-        return self._reader.broken
+        return self._reader.partial_bytes
 
     @property
     def foreign_header(self) -> bytes:
@@ -276,9 +264,6 @@ class ServerConnection:
     def channels(self) -> list[int]:
         """The channel numbers in use."""
         return list(self._channels)
-
-    def is_open(self, channel: int) -> bool:
-        return self._channels.get(channel) is _Channel.OPEN
 
     # --- answers from the shell
 
@@ -311,10 +296,6 @@ class ServerConnection:
         self.out.append(encode(0, commands.Connection.OpenOk()))
         self._reader.stepwise = False
         return self._frames(self._reader.feed(b""))
-
-    def refuse_vhost(self, error: AmqpError) -> None:
-        self._expect(Phase.VHOST)
-        self.fail(error)
 
     def accept_secret(self) -> None:
         """Answer the client's connection.update-secret."""
@@ -646,8 +627,6 @@ def _capabilities(client_properties: Mapping[str, object]) -> Capabilities:
         connection_blocked=told.get("connection.blocked") is True,
         consumer_cancel_notify=told.get("consumer_cancel_notify") is True,
         live_prefetch=told.get("live_prefetch") is True,
-        exchange_exchange_bindings=told.get("exchange_exchange_bindings") is True,
-        publisher_confirms=told.get("publisher_confirms") is True,
     )
 
 

@@ -202,8 +202,8 @@ class FrameReader:
         "_publishes",
         "_rest",
         "_unfinished_max",
+        "collected_bytes",
         "stepwise",
-        "unfinished_bytes",
     )
 
     def __init__(
@@ -211,7 +211,7 @@ class FrameReader:
     ) -> None:
         self.frame_max = frame_max
         self.stepwise = False
-        self.unfinished_bytes = 0
+        self.collected_bytes = 0
         """Octets held for incomplete messages, excluding the current incomplete frame."""
         self._message_bytes_max = message_bytes_max
         self._unfinished_max = max(message_bytes_max * UNFINISHED_MESSAGES_MAX, UNFINISHED_BYTES_MIN)
@@ -240,19 +240,14 @@ class FrameReader:
     @property
     def held_bytes(self) -> int:
         """Octets of memory that this reader holds for its peer."""
-        return len(self._rest) + self.unfinished_bytes
+        return len(self._rest) + self.collected_bytes
 
     @property
-    def begun_bytes(self) -> int:
+    def partial_bytes(self) -> int:
         """Octets of incomplete messages, including those of a large incomplete frame."""
         rest = len(self._rest)
         is_large = rest > LARGE_FRAME_BYTES and self._mode is _Mode.RUNNING
-        return self.unfinished_bytes + (rest if is_large else 0)
-
-    @property
-    def broken(self) -> bool:
-        """Whether the stream can no longer be read, not even the answer to a close."""
-        return self._mode is _Mode.BROKEN
+        return self.collected_bytes + (rest if is_large else 0)
 
     def feed(self, data: bytes) -> list[Event]:
         """Parse the next bytes of the stream, and return the completed events. Never raises on bad input."""
@@ -291,7 +286,7 @@ class FrameReader:
         if self._mode is _Mode.RUNNING:
             self._mode = _Mode.STOPPED
             self._contents.clear()
-            self.unfinished_bytes = 0
+            self.collected_bytes = 0
 
     # --- frames
 
@@ -586,15 +581,15 @@ class FrameReader:
 
     def _count(self, content: _Content, size: int) -> None:
         content.size += size
-        self.unfinished_bytes += size
-        if self.unfinished_bytes > self._unfinished_max:
+        self.collected_bytes += size
+        if self.collected_bytes > self._unfinished_max:
             text = f"unfinished messages take more than {self._unfinished_max} bytes"
             raise ConnectionFault(ReplyCode.RESOURCE_ERROR, text, 60, 40)
 
     def _forget(self, channel: int) -> None:
         content = self._contents.pop(channel, None)
         if content is not None:
-            self.unfinished_bytes -= content.size
+            self.collected_bytes -= content.size
 
     # --- invalid streams
 

@@ -65,9 +65,9 @@ CLOSE_GRACE_S = 3.0
 A client also has this time to close the socket after the answer to its own connection.close. RabbitMQ leaves that to
 the client for up to 30 s. A client that reads the end of the stream together with close-ok may report a lost connection
 (aiormq)."""
-EXPIRY_LOOK_S = 60.0
+EXPIRY_CHECK_S = 60.0
 """Seconds between checks of a token's expiry, at most."""
-LAST_WORDS_S = 1.0
+OPEN_TO_CLOSE_S = 1.0
 """Seconds that a connection stays open that was opened only to tell its client why it is closed."""
 HELD_BYTES_MAX = 256 * 1024
 """Octets that a client may send while its channels hold back methods behind an unanswered method."""
@@ -77,16 +77,16 @@ all, before it serves any other socket. So the connection is not read again unti
 exempt: uvloop reads the socket even while paused, and drops what it has read if the client then hangs up."""
 UNJOINED_BYTES = 1024 * 1024
 """Octets of a message above which it is written by itself, without a copy that joins it to its neighbours."""
-BEATS = 2
+HEARTBEAT_CHECKS = 2
 """Checks per heartbeat interval for octets read and written."""
 FRESH_INTERVAL_FRACTION = 0.25
 """Fraction of a heartbeat interval: if a write is more recent than that, no heartbeat is sent.
 
 So a client waits for three quarters of an interval at most. AMQP 0-9-1 gives a node two intervals, but Java's client
 with Netty closes the connection after one."""
-SILENT_BEATS_MAX = 2 * BEATS
+SILENT_CHECKS_MAX = 2 * HEARTBEAT_CHECKS
 """Checks without a sign of life after which a client counts as dead: two heartbeat intervals (AMQP 0-9-1 4.2.7)."""
-HANG_UP_LOOK_S = 1.0
+HANG_UP_CHECK_S = 1.0
 """Seconds between checks for a hang-up of a client that is not read while its publishes wait for a limit."""
 HUNG_UP = (b"\x07", b"\x08")
 """TCP socket states of Linux (tcp_states.h): closed, and CLOSE_WAIT, in which the peer has closed the connection."""
@@ -125,42 +125,42 @@ class ClientConnection(asyncio.Protocol):
         "_attempt",
         "_blocked",
         "_broker",
+        "_certificate_name",
         "_channels",
+        "_close_ok_sent",
+        "_close_pending",
+        "_close_reason",
         "_connected_ms",
         "_deadline",
-        "_expiry",
-        "_flush_asked",
+        "_expiry_check",
+        "_flush_scheduled",
+        "_hang_up_check",
         "_has_read",
         "_heartbeat",
         "_held_bytes",
-        "_holding",
-        "_last_words",
-        "_leaves",
-        "_lookout",
-        "_name_in",
+        "_holding_channels",
+        "_holds_output",
+        "_in_process_user",
+        "_is_publisher",
         "_out_bytes",
-        "_own",
-        "_parting",
+        "_partial_bytes",
         "_portion_bytes",
         "_proxy_host",
         "_publish_fields",
-        "_publishes",
         "_pumping",
         "_read_bytes",
         "_reads",
         "_reasons_to_pause",
         "_refused",
-        "_renews",
+        "_renews_secret",
         "_server",
-        "_silent_beats",
+        "_silent_checks",
         "_slot",
         "_stalled_at",
         "_transport",
         "_uncommitted_bytes",
-        "_unfinished_bytes",
         "_unused_s",
         "_unused_turns",
-        "_withholds",
         "_writes",
         "_writing_paused",
         "_written_bytes",
@@ -181,13 +181,13 @@ class ClientConnection(asyncio.Protocol):
         server: AmqpServer,
         peer: Peer,
         slot: Slot,
-        name_in: Callable[[Mapping[str, Any]], str | None] | None = None,
-        own: TokenUser | None = None,
+        certificate_name: Callable[[Mapping[str, Any]], str | None] | None = None,
+        in_process_user: TokenUser | None = None,
     ) -> None:
         """Create a connection, which releases `slot` when it is closed.
 
-        With TLS, `name_in` returns the user name in a client's verified certificate. `own` is the user of an in-process
-        client, which logs in as with a certificate.
+        With TLS, `certificate_name` returns the user name in a client's verified certificate. An in-process client logs
+        in as `in_process_user`, as with a certificate.
         """
         self._server = server
         self._broker = broker = server.broker
@@ -200,17 +200,17 @@ class ClientConnection(asyncio.Protocol):
         self.user = ""
         self.scopes: Scopes | None = None
         """The user's permissions, if a token vouches for the user; else None."""
-        self._expiry: Timer | None = None
+        self._expiry_check: Timer | None = None
         """The next check of whether the token has expired."""
-        self._renews = False
+        self._renews_secret = False
         """Whether a newer token from the client waits for its issuer's keys."""
         self.vhost = ""
         self.in_log = False
         """Whether the log was asked to admit the connection, so that the end of the connection must be submitted,
         too."""
         self.is_admitted = False
-        self._name_in = name_in
-        self._own = own
+        self._certificate_name = certificate_name
+        self._in_process_user = in_process_user
         self._attempt: Attempt | None = None
         """The login under way."""
         self._channels: dict[int, Channel] = {}
@@ -218,15 +218,15 @@ class ClientConnection(asyncio.Protocol):
         self._connected_ms = broker.runtime.wall_ms()
         self._read_bytes = self._reads = self._written_bytes = self._writes = 0
         self._out_bytes = 0
-        self._flush_asked = False
+        self._flush_scheduled = False
         self._writing_paused = False
         self._pumping: dict[Pumped, None] = {}
         self._uncommitted_bytes = 0
-        self._holding: dict[int, None] = {}
+        self._holding_channels: dict[int, None] = {}
         self._held_bytes = 0
         self._reasons_to_pause: dict[object, None] = {}
-        self._publishes = False
-        self._unfinished_bytes = 0
+        self._is_publisher = False
+        self._partial_bytes = 0
         """Octets of partly received messages, as of the last read."""
         self._unused_turns = 0
         """Turns to finish a message in which the client has sent no octets, since its last octets."""
@@ -235,24 +235,24 @@ class ClientConnection(asyncio.Protocol):
         self._blocked = False
         self._has_read = False
         self._written_s = 0.0
-        self._silent_beats = 0
+        self._silent_checks = 0
         self._stalled_at = 0, 0
         """Octets not taken by the client, and octets not read from it, at the last check."""
         self._refused = False
         """Whether the login failed and the client does not understand a refusal. It must wait, so that guessing takes
         time."""
-        self._leaves = False
+        self._close_pending = False
         """Whether the client has sent connection.close while its earlier publishes still wait."""
-        self._last_words = ""
+        self._close_reason = ""
         """The reason to close a connection that was opened only to send it; empty for other connections."""
-        self._withholds = False
+        self._holds_output = False
         """Whether all output waits until the end of the connection's claims is applied."""
-        self._parting = False
+        self._close_ok_sent = False
         """Whether the client has closed the connection properly, and so is expected to close the socket, too."""
         self._deadline: Timer | None = None
         """Timeout of the handshake or, at the end, of the client's disconnection."""
         self._heartbeat: Timer | None = None
-        self._lookout: Timer | None = None
+        self._hang_up_check: Timer | None = None
         """The next check of whether the client has hung up, which is not noticed while it is not read."""
 
     # Socket
@@ -261,19 +261,21 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport = transport
         limits = self._broker.limits
         transport.set_write_buffer_limits(high=limits.write_buffer_bytes, low=limits.write_buffer_bytes // 4)
-        certificate = transport.get_extra_info("peercert") if self._name_in is not None else None
-        vouched_for = self._name_in(certificate) if self._name_in and certificate else None
-        if self._own is not None:
-            vouched_for = self._own.name
+        certificate = transport.get_extra_info("peercert") if self._certificate_name is not None else None
+        vouched_for = self._certificate_name(certificate) if self._certificate_name and certificate else None
+        if self._in_process_user is not None:
+            vouched_for = self._in_process_user.name
         self._amqp = ServerConnection(self._server.current_settings, vouched_for)
         self._broker.connection_opened(self)
         if not self._slot.is_taken:
             transport.abort()
             return
         self._slot.evict = transport.abort
-        if self._name_in is not None:
+        if self._certificate_name is not None:
             self._slot.step(Stage.TLS)
-        self._deadline = self._broker.runtime.call_later(limits.handshake_timeout_s, self._handshake_too_slow)
+        self._deadline = self._broker.runtime.call_later(
+            limits.handshake_timeout_s, self._handshake_timed_out
+        )
 
     @property
     def protocol(self) -> str:
@@ -301,7 +303,7 @@ class ClientConnection(asyncio.Protocol):
             amqp.frame_max,
             amqp.channel_max,
             amqp.heartbeat_s,
-            self._blocked or self._server.unfinished.waits(self),
+            self._blocked or self._server.partial_messages.waits(self),
             Traffic(self._read_bytes, self._reads, self._written_bytes, self._writes, waiting),
             tls_facts(transport.get_extra_info("ssl_object")),
         )
@@ -311,35 +313,35 @@ class ClientConnection(asyncio.Protocol):
         self._unused_turns = 0
         self._read_bytes += len(data)
         self._reads += 1
-        if self._holding:
+        if self._holding_channels:
             self._held_bytes += len(data)
             if self._held_bytes > HELD_BYTES_MAX:
                 self.pause_for(_HELD)
-                self._look_for_end_later()
+                self._check_hang_up_later()
         if len(data) >= BULK_BYTES and self._transport.get_extra_info("ssl_object") is None:
             self.pause_for(_OTHERS)
-            self._broker.runtime.call_soon(self._others_were_served)
-        self._go_on(self._amqp.receive, data)
-        unfinished_bytes = self._amqp.unfinished_bytes
-        if unfinished_bytes or self._unfinished_bytes:
-            self._unfinished_bytes = unfinished_bytes
-            self._server.unfinished.note(self, unfinished_bytes, len(data))
-            self.publishes()  # so that a first message that never ends waits for memory, too
+            self._broker.runtime.call_soon(self._resume_after_others)
+        self._process(self._amqp.receive, data)
+        partial_bytes = self._amqp.partial_bytes
+        if partial_bytes or self._partial_bytes:
+            self._partial_bytes = partial_bytes
+            self._server.partial_messages.record(self, partial_bytes, len(data))
+            self.mark_publisher()  # so that a first message that never ends waits for memory, too
 
-    def _others_were_served(self) -> None:
+    def _resume_after_others(self) -> None:
         self.resume_for(_OTHERS)
 
-    def _go_on(self, take: Callable[..., list[Event]], *arguments: bytes) -> None:
+    def _process(self, take: Callable[..., list[Event]], *arguments: bytes) -> None:
         """Carry out the events that `take` returns for the received bytes, and write the output."""
         try:
             self._handle_all(take(*arguments))
         except Exception as error:  # noqa: BLE001  # it is logged
             self.unexpected(error)
         if self._amqp.phase is not Phase.OPEN:
-            self._note_phase()
-        self._ask_flush()
+            self._follow_phase()
+        self._schedule_flush()
 
-    def _note_phase(self) -> None:
+    def _follow_phase(self) -> None:
         if self._amqp.phase is Phase.CLOSED:
             self._hang_up()
         elif self._amqp.phase is Phase.START:
@@ -354,8 +356,8 @@ class ClientConnection(asyncio.Protocol):
         self.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "an unexpected error in the broker"))
 
     def eof_received(self) -> bool:
-        self._log_has_let_go()  # the transport closes in a moment, and writes no more
-        self._end()
+        self._claims_ended()  # the transport closes in a moment, and writes no more
+        self._end_channels()
         self._broker.connection_left(self)
         self._close_later()
         return False
@@ -369,11 +371,11 @@ class ClientConnection(asyncio.Protocol):
         )
         if self._attempt is not None:
             self._attempt.cancel()
-        self._end()
+        self._end_channels()
         self._stop_timers()
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._server.unfinished.left(self)
+        if self._expiry_check is not None:
+            self._expiry_check.cancel()
+        self._server.partial_messages.remove(self)
         self._broker.connection_closed(self)
 
     def pause_writing(self) -> None:
@@ -391,16 +393,16 @@ class ClientConnection(asyncio.Protocol):
             if self._amqp.phase is Phase.CLOSING:
                 return  # an earlier event has failed the connection, so later events are dropped
             match event:
-                case CloseRequested() if self._last_words:
-                    self._part()
-                case _ if self._last_words:
-                    self._say_last_words()
+                case CloseRequested() if self._close_reason:
+                    self._send_close_ok()
+                case _ if self._close_reason:
+                    self._close_with_reason()
                 case LoginAttempt():
                     self._login(event)
                 case VhostRequested():
                     self._open_vhost(event.vhost)
                 case CloseRequested():
-                    self._leave_when_answered()
+                    self._close_when_answered()
                 case SecretRenewed():
                     self._renew_secret(event.secret)
                 case Fault():
@@ -417,10 +419,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _open_channel(self, number: int) -> None:
         channel = self._channels[number] = self._server.make_channel(self._broker, self, number)
-        if not self._broker.open_when_known(channel, partial(self._opened, channel)):
+        if not self._broker.open_when_free(channel, partial(self._open_session, channel)):
             channel.methods.block()
 
-    def _opened(self, channel: Channel) -> None:
+    def _open_session(self, channel: Channel) -> None:
         if not channel.closed:
             self._broker.session_opened(channel)
             channel.methods.release()
@@ -437,15 +439,15 @@ class ClientConnection(asyncio.Protocol):
                 self.user = user
                 if isinstance(found, TokenUser):
                     self.user = found.name
-                    self._go_by(found)
+                    self._apply_token(found)
                 self._slot.mark_authenticated()
-                self._go_on(self._amqp.accept_login)
+                self._process(self._amqp.accept_login)
             else:
-                self._refuse(user, mechanism)
+                self._refuse_login(user, mechanism)
 
         self._slot.step(Stage.CREDENTIALS)
-        if self._own is not None and attempt.password is None:
-            decided(self._own)
+        if self._in_process_user is not None and attempt.password is None:
+            decided(self._in_process_user)
             return
         try:
             self._attempt = self._broker.logins.attempt(login, decided)
@@ -457,7 +459,7 @@ class ClientConnection(asyncio.Protocol):
 
     # Tokens
 
-    def _go_by(self, user: TokenUser) -> None:
+    def _apply_token(self, user: TokenUser) -> None:
         """Apply the scopes and the expiry of this token."""
         self.scopes = user.scopes
         for channel in self._channels.values():
@@ -470,17 +472,17 @@ class ClientConnection(asyncio.Protocol):
         The wall clock may be set meanwhile, so it is checked again.
         """
 
-        def look() -> None:
+        def check() -> None:
             if self._broker.runtime.wall_ms() >= expires_s * 1000:
                 text = f"the token of user '{self.user}' has expired"
                 self.fail(ConnectionFault(ReplyCode.CONNECTION_FORCED, text))
             else:
                 self._expire_at(expires_s)
 
-        if self._expiry is not None:
-            self._expiry.cancel()
+        if self._expiry_check is not None:
+            self._expiry_check.cancel()
         left_s = expires_s - self._broker.runtime.wall_ms() / 1000
-        self._expiry = self._broker.runtime.call_later(min(max(left_s, 0.0), EXPIRY_LOOK_S), look)
+        self._expiry_check = self._broker.runtime.call_later(min(max(left_s, 0.0), EXPIRY_CHECK_S), check)
 
     def _renew_secret(self, secret: bytes) -> None:
         """Accept a newer token of the same user.
@@ -490,14 +492,14 @@ class ClientConnection(asyncio.Protocol):
         if self.scopes is None:
             self._amqp.accept_secret()
             return
-        if self._renews:
+        if self._renews_secret:
             text = "connection.update-secret before the answer to the last one"
             self.fail(ConnectionFault(ReplyCode.COMMAND_INVALID, text, 10, 70))
             return
-        self._renews = True
+        self._renews_secret = True
 
-        def judged(outcome: TokenUser | InvalidToken) -> None:
-            self._renews = False
+        def verified(outcome: TokenUser | InvalidToken) -> None:
+            self._renews_secret = False
             if self._amqp.phase is not Phase.OPEN or self._transport.is_closing():
                 return
             if isinstance(outcome, InvalidToken):
@@ -507,17 +509,17 @@ class ClientConnection(asyncio.Protocol):
             elif not outcome.scopes.opens(self.vhost):
                 self._refuse_secret(f"access to vhost '{self.vhost}' refused for user '{self.user}'")
             else:
-                self._go_by(outcome)
+                self._apply_token(outcome)
                 self._amqp.accept_secret()
-                self._ask_flush()
+                self._schedule_flush()
 
-        self._broker.logins.verify(secret, judged)
+        self._broker.logins.verify(secret, verified)
 
     def _refuse_secret(self, why: str) -> None:
         text = f"New secret was refused by one of the backends: {why}"
         self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, text, 10, 70))
 
-    def _why_not_in(self, vhost: str) -> str | None:
+    def _why_refused(self, vhost: str) -> str | None:
         """Return why the user of a token may not enter a virtual host, or None if the token does not prevent it."""
         if self.scopes is None:
             return None
@@ -527,18 +529,18 @@ class ClientConnection(asyncio.Protocol):
             return "tokens are good for a login when the upgrade of the cluster is finished"
         return None
 
-    def _refuse(self, user: str, mechanism: str) -> None:
+    def _refuse_login(self, user: str, mechanism: str) -> None:
         shown = user if len(user) <= SHOWN_NAME_MAX else user[:SHOWN_NAME_MAX] + "..."
         text = f"connection {self.id}: login of user {shown!r} from {self.peer_host} ({mechanism}) refused"
         self._server.throttled_log.warning("login", text)
         self._amqp.refuse_login()
         self._refused = self._amqp.phase is Phase.CLOSED
         self._close_later()
-        self._ask_flush()
+        self._schedule_flush()
 
     def _open_vhost(self, vhost: str) -> None:
-        if undecided := self._broker.leaderless.why_given_up():
-            self._let_in_to_say(undecided)
+        if undecided := self._broker.no_quorum.why_no_wait():
+            self._open_to_close(undecided)
             return
         limit = self._broker.limits.connection_max
         if limit and self._server.slots.authenticated > limit:
@@ -550,11 +552,11 @@ class ClientConnection(asyncio.Protocol):
             text = f"connection refused: {self._broker.why_full}"
             self.fail(ConnectionFault(ReplyCode.RESOURCE_ERROR, text, 10, 40))
             return
-        if why := self._why_not_in(vhost):
+        if why := self._why_refused(vhost):
             self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, why, 10, 40))
             return
         self.vhost = vhost
-        self._broker.connect_when_known(self, self._connect)
+        self._broker.connect_when_free(self, self._connect)
 
     def _connect(self) -> None:
         if self._amqp.phase is Phase.VHOST and not self._transport.is_closing():
@@ -566,11 +568,11 @@ class ClientConnection(asyncio.Protocol):
             return
         self._stop_timers()
         if self._amqp.heartbeat_s:
-            self._beat_later()  # not now: the client must get the answer to connection.open first
+            self._check_heartbeat_later()  # not now: the client must get the answer to connection.open first
         log.info(
             "connection %d: user %s from %s, virtual host %s", self.id, self.user, self.peer_host, self.vhost
         )
-        self._go_on(self._amqp.accept_vhost)
+        self._process(self._amqp.accept_vhost)
 
     def not_admitted(self, failure: Failed) -> None:
         """Close the connection, because the log has refused to admit it to its virtual host."""
@@ -596,28 +598,30 @@ class ClientConnection(asyncio.Protocol):
 
     def fail(self, error: AmqpError) -> None:
         """Close the connection with an error."""
-        if self._leaves:
-            self._part()  # the client is closing the connection anyway
+        if self._close_pending:
+            self._send_close_ok()  # the client is closing the connection anyway
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             if self.user:
                 log.warning("connection %d of %s: %s", self.id, self.user, error)
             else:
                 text = f"connection {self.id} from {self.peer_host}, which has not logged in: {error}"
                 self._server.throttled_log.warning("stranger", text)
-            self._end()
-            self._let_go()
+            self._end_channels()
+            self._end_claims()
             self._amqp.fail(error)
-            self._unfinished_bytes = 0
-            self._server.unfinished.left(self)  # otherwise close-ok might wait for other connections' turns
-            self._ask_flush()
+            self._partial_bytes = 0
+            self._server.partial_messages.remove(
+                self
+            )  # otherwise close-ok might wait for other connections' turns
+            self._schedule_flush()
             self._close_later()
             # Only close-ok matters now, and all octets before it must be read to reach it.
             for reason in list(self._reasons_to_pause):
                 self.resume_for(reason)
 
-    def told_to_close(self, effect: ConnectionForced) -> None:
+    def force_close(self, effect: ConnectionForced) -> None:
         """Close the connection for an operator. A connection that is not open yet gets no reason."""
-        if self._amqp.phase is Phase.OPEN or self._leaves:
+        if self._amqp.phase is Phase.OPEN or self._close_pending:
             self.fail(ConnectionFault(ReplyCode(effect.code), effect.text))
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             self._transport.abort()
@@ -629,32 +633,32 @@ class ClientConnection(asyncio.Protocol):
 
     def fail_channel(self, channel: NumberedChannel, error: AmqpError) -> None:
         log.warning("connection %d, channel %d: %s", self.id, channel.number, error)
-        self._forget(channel.number)
+        self._remove_channel(channel.number)
         self._amqp.fail_channel(channel.number, error)
-        if (unfinished_bytes := self._amqp.unfinished_bytes) < self._unfinished_bytes:
-            self._unfinished_bytes = unfinished_bytes
-            self._server.unfinished.note(self, unfinished_bytes)
-        self._ask_flush()
+        if (partial_bytes := self._amqp.partial_bytes) < self._partial_bytes:
+            self._partial_bytes = partial_bytes
+            self._server.partial_messages.record(self, partial_bytes)
+        self._schedule_flush()
 
     def channel_closed(self, channel: NumberedChannel) -> None:
         """Answer the client's channel.close, after the work of the channel has ended."""
-        self._forget(channel.number)
+        self._remove_channel(channel.number)
         self._amqp.channel_closed(channel.number)
-        self._ask_flush()
+        self._schedule_flush()
 
-    def _forget(self, number: int) -> None:
+    def _remove_channel(self, number: int) -> None:
         channel = self._channels.pop(number, None)
         if channel is not None:
             self._pumping.pop(channel.core.outgoing, None)
 
-    def close_now(self) -> None:
+    def drop(self) -> None:
         """Drop the socket at once. Methods that channels hold back are not carried out."""
-        self._end()
+        self._end_channels()
         self._transport.abort()
 
     def _hang_up(self) -> None:
         """Close the socket after all output is written. Drop it if the client takes too long to read the output."""
-        if self._refused or self._parting or self._transport.is_closing():
+        if self._refused or self._close_ok_sent or self._transport.is_closing():
             return
         if header := self._amqp.foreign_header:
             guess = next((guess for begin, guess in GUESSES.items() if header.startswith(begin)), "")
@@ -663,60 +667,60 @@ class ClientConnection(asyncio.Protocol):
         self._flush()
         self._close_socket()
 
-    def _leave_when_answered(self) -> None:
+    def _close_when_answered(self) -> None:
         """Answer the client's connection.close after the methods before it, which RabbitMQ carries out, too.
 
         The wait for answers of the log is limited, because without a majority there are none.
         """
-        self._leaves = True
-        self._leave()
-        if self._leaves:
-            self._leave_later()
+        self._close_pending = True
+        self._close_if_idle()
+        if self._close_pending:
+            self._limit_close_wait()
 
-    def _leave(self) -> None:
+    def _close_if_idle(self) -> None:
         """Continue with the client's connection.close if all earlier methods have been carried out."""
         is_busy = self._broker.throttle.holds(self.id) or any(
             channel.methods.is_busy for channel in self._channels.values()
         )
-        if self._leaves and not is_busy:
-            self._part()
+        if self._close_pending and not is_busy:
+            self._send_close_ok()
 
-    def _leave_later(self) -> None:
+    def _limit_close_wait(self) -> None:
         was_held = self._broker.throttle.holds(self.id)
         self._deadline = self._broker.runtime.call_later(
-            CLOSE_GRACE_S, partial(self._leave_at_last, was_held)
+            CLOSE_GRACE_S, partial(self._end_close_wait, was_held)
         )
 
-    def _leave_at_last(self, was_held: bool) -> None:
+    def _end_close_wait(self, was_held: bool) -> None:
         """Part, unless what waits because of a limit has not had the time for its answers since."""
         if was_held or self._broker.throttle.holds(self.id):
-            self._leave_later()
+            self._limit_close_wait()
         else:
-            self._part()
+            self._send_close_ok()
 
-    def _let_go(self) -> None:
+    def _end_claims(self) -> None:
         """End the connection's claims in the log, and write no more until that is applied.
 
         The client may connect to a different node as soon as the connection ends, and must find its queues unlocked
         there.
         """
-        withholds = self._broker.let_go(self, self._log_has_let_go)
+        withholds = self._broker.end_claims(self, self._claims_ended)
         if withholds:
             self._flush()
-        self._withholds = withholds
+        self._holds_output = withholds
 
-    def _log_has_let_go(self) -> None:
-        if self._withholds:
-            self._withholds = False
+    def _claims_ended(self) -> None:
+        if self._holds_output:
+            self._holds_output = False
             self._flush()
 
-    def _part(self) -> None:
+    def _send_close_ok(self) -> None:
         """Answer the client's connection.close. After that, only the socket is left."""
-        self._end()
-        self._let_go()
+        self._end_channels()
+        self._end_claims()
         self._amqp.closed()
         self._flush()
-        self._parting = True
+        self._close_ok_sent = True
         self._stop_timers()
         self._deadline = self._broker.runtime.call_later(CLOSE_GRACE_S, self._close_socket)
 
@@ -724,8 +728,8 @@ class ClientConnection(asyncio.Protocol):
         self._close_later()
         self._transport.close()
 
-    def _end(self) -> None:
-        self._leaves = False
+    def _end_channels(self) -> None:
+        self._close_pending = False
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.end()
@@ -735,12 +739,12 @@ class ClientConnection(asyncio.Protocol):
         self._stop_timers()
         self._deadline = self._broker.runtime.call_later(CLOSE_GRACE_S, self._transport.abort)
 
-    def _handshake_too_slow(self) -> None:
+    def _handshake_timed_out(self) -> None:
         text = f"connection {self.id} from {self.peer_host}: no handshake in time"
         self._server.throttled_log.warning("handshake", text)
         why = self._broker.why_undecided() or "the cluster has not answered in time"
         if self._amqp.phase is Phase.VHOST:
-            self._let_in_to_say(why)
+            self._open_to_close(why)
         else:
             self._end_login(why)
 
@@ -751,35 +755,35 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._transport.abort()
 
-    def _let_in_to_say(self, why: str) -> None:
+    def _open_to_close(self, why: str) -> None:
         """Open an undecidable connection only to close it with the reason at the client's next request.
 
         Clients mistake a close in place of connection.open-ok, or directly after it, for a refusal of the virtual host,
         or do not read it.
         """
-        self._last_words = f"{why}; {_TRY_AGAIN}"
+        self._close_reason = f"{why}; {_TRY_AGAIN}"
         self._stop_timers()
-        self._deadline = self._broker.runtime.call_later(LAST_WORDS_S, self._say_last_words)
-        self._go_on(self._amqp.accept_vhost)
+        self._deadline = self._broker.runtime.call_later(OPEN_TO_CLOSE_S, self._close_with_reason)
+        self._process(self._amqp.accept_vhost)
 
-    def _say_last_words(self) -> None:
-        self.shut_down(self._last_words)
+    def _close_with_reason(self) -> None:
+        self.shut_down(self._close_reason)
 
     def _stop_timers(self) -> None:
-        for timer in (self._deadline, self._heartbeat, self._lookout):
+        for timer in (self._deadline, self._heartbeat, self._hang_up_check):
             if timer is not None:
                 timer.cancel()
-        self._deadline = self._heartbeat = self._lookout = None
+        self._deadline = self._heartbeat = self._hang_up_check = None
 
     # Heartbeats
 
-    def _beat(self) -> None:
+    def _check_heartbeat(self) -> None:
         """Send a heartbeat unless there was recent output, and count the checks without input.
 
         Checks are counted, not seconds, so that a client is not blamed for a time in which the node itself stalled.
         """
-        self._silent_beats = 0 if self._is_heard() else self._silent_beats + 1
-        if self._silent_beats >= SILENT_BEATS_MAX:
+        self._silent_checks = 0 if self._is_alive() else self._silent_checks + 1
+        if self._silent_checks >= SILENT_CHECKS_MAX:
             self._missed_heartbeats()
             return
         if (
@@ -787,13 +791,13 @@ class ClientConnection(asyncio.Protocol):
             >= FRESH_INTERVAL_FRACTION * self._amqp.heartbeat_s
         ):
             self.write((HEARTBEAT,))
-        self._beat_later()
+        self._check_heartbeat_later()
 
     def _missed_heartbeats(self) -> None:
         log.warning("connection %d of %s: missed heartbeats", self.id, self.user)
         self._transport.abort()
 
-    def _is_heard(self) -> bool:
+    def _is_alive(self) -> bool:
         """Return whether the client has shown a sign of life since the last check.
 
         A client may be unread because it does not read itself. It is alive while it takes output, or while the system
@@ -816,9 +820,11 @@ class ClientConnection(asyncio.Protocol):
         before, self._stalled_at = self._stalled_at, (untaken, unread)
         return untaken < before[0] or unread > before[1] or unread >= UNREAD_BYTES_MAX
 
-    def _beat_later(self) -> None:
+    def _check_heartbeat_later(self) -> None:
         self._has_read = False
-        self._heartbeat = self._broker.runtime.call_later(self._amqp.heartbeat_s / BEATS, self._beat)
+        self._heartbeat = self._broker.runtime.call_later(
+            self._amqp.heartbeat_s / HEARTBEAT_CHECKS, self._check_heartbeat
+        )
 
     # Out
 
@@ -851,11 +857,11 @@ class ClientConnection(asyncio.Protocol):
         """Queue bytes for the socket. They are written together at the end of this pass of the event loop."""
         self._amqp.out += buffers
         self._out_bytes += sum(map(len, buffers))
-        self._ask_flush()
+        self._schedule_flush()
 
-    def _ask_flush(self) -> None:
-        if not self._flush_asked and self._amqp.out:
-            self._flush_asked = True
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled and self._amqp.out:
+            self._flush_scheduled = True
             self._broker.runtime.call_soon(self._flush)
 
     def pump_later(self, waiting: Pumped) -> None:
@@ -863,8 +869,8 @@ class ClientConnection(asyncio.Protocol):
         self._pumping[waiting] = None
 
     def _flush(self) -> None:
-        self._flush_asked = False
-        if self._withholds:
+        self._flush_scheduled = False
+        if self._holds_output:
             return
         large = self._out_bytes >= UNJOINED_BYTES and self._amqp.large_buffers(UNJOINED_BYTES)
         data = b"" if large else self._amqp.data_to_send()
@@ -899,7 +905,9 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def waits_for_log(self) -> bool:
-        return self._amqp.phase is Phase.OPEN and (self._uncommitted_bytes > 0 or bool(self._holding))
+        return self._amqp.phase is Phase.OPEN and (
+            self._uncommitted_bytes > 0 or bool(self._holding_channels)
+        )
 
     def count_uncommitted(self, size: int) -> None:
         """Add `size` octets to those requested and not yet taken in by the log. Taken in octets are negative."""
@@ -912,10 +920,10 @@ class ClientConnection(asyncio.Protocol):
         elif self._uncommitted_bytes <= limit // 2:
             self.resume_for(_UNCOMMITTED)
 
-    def publishes(self) -> None:
+    def mark_publisher(self) -> None:
         """Mark the client as a publisher, so that it waits while there is an alarm."""
-        if not self._publishes:
-            self._publishes = True
+        if not self._is_publisher:
+            self._is_publisher = True
             self.alarm_changed()
 
     def alarm_changed(self) -> None:
@@ -923,14 +931,14 @@ class ClientConnection(asyncio.Protocol):
         if self._amqp.phase is not Phase.OPEN:
             return
         reason = self._broker.alarm
-        blocked = reason is not None and self._publishes
+        blocked = reason is not None and self._is_publisher
         if blocked != self._blocked:
             self._blocked = blocked
             if reason is not None:
                 self._amqp.block(reason)
             else:
                 self._amqp.unblock()
-            self._ask_flush()
+            self._schedule_flush()
         self.turn_changed()
 
     def turn_changed(self) -> None:
@@ -940,7 +948,7 @@ class ClientConnection(asyncio.Protocol):
         """
         if self._amqp.phase is not Phase.OPEN:
             return
-        goes_on = self._broker.alarm == _MEMORY_SHORT and self._server.unfinished.has_turn(self)
+        goes_on = self._broker.alarm == _MEMORY_SHORT and self._server.partial_messages.has_turn(self)
         if self._blocked and not goes_on:
             self.pause_for(_ALARM)
         else:
@@ -958,40 +966,44 @@ class ClientConnection(asyncio.Protocol):
         The client is not read between its turns, so turns are counted, at most one in each check interval.
         """
         interval_s, now_s = self._amqp.heartbeat_s, self._broker.runtime.monotonic()
-        if interval_s and self._amqp.phase is Phase.OPEN and now_s - self._unused_s >= interval_s / BEATS:
+        if (
+            interval_s
+            and self._amqp.phase is Phase.OPEN
+            and now_s - self._unused_s >= interval_s / HEARTBEAT_CHECKS
+        ):
             self._unused_s = now_s
             self._unused_turns += 1
-            if self._unused_turns > SILENT_BEATS_MAX:
+            if self._unused_turns > SILENT_CHECKS_MAX:
                 self._missed_heartbeats()
 
-    def give_up(self) -> None:
+    def close_stalled(self) -> None:
         """Close the connection of a client that makes no progress with a message while memory is short."""
         text = "memory is short, and the rest of a large message has not come for too long: publish it again"
         self.fail(ConnectionFault(ReplyCode.RESOURCE_ERROR, text))
 
-    def holds_back(self, channel: NumberedChannel) -> None:
+    def methods_held(self, channel: NumberedChannel) -> None:
         """Record that the channel holds back methods of the client for now."""
-        self._holding[channel.number] = None
+        self._holding_channels[channel.number] = None
 
-    def released(self, channel: NumberedChannel) -> None:
+    def methods_released(self, channel: NumberedChannel) -> None:
         """Record that the channel has carried out all methods that it held back."""
-        self._holding.pop(channel.number, None)
-        if not self._holding:
+        self._holding_channels.pop(channel.number, None)
+        if not self._holding_channels:
             self._held_bytes = 0
             self.resume_for(_HELD)
-            if self._leaves:
-                self._broker.runtime.call_soon(self._leave)
+            if self._close_pending:
+                self._broker.runtime.call_soon(self._close_if_idle)
 
-    def _look_for_end_later(self) -> None:
-        if self._lookout is None:
-            self._lookout = self._broker.runtime.call_later(HANG_UP_LOOK_S, self._look_for_end)
+    def _check_hang_up_later(self) -> None:
+        if self._hang_up_check is None:
+            self._hang_up_check = self._broker.runtime.call_later(HANG_UP_CHECK_S, self._check_hang_up)
 
-    def _look_for_end(self) -> None:
+    def _check_hang_up(self) -> None:
         """Drop the connection if the client has hung up.
 
         Otherwise its waiting messages would be published for hours.
         """
-        self._lookout = None
+        self._hang_up_check = None
         if self._transport.is_closing() or _HELD not in self._reasons_to_pause:
             return
         if self._broker.throttle.holds(self.id):
@@ -999,7 +1011,7 @@ class ClientConnection(asyncio.Protocol):
             if client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) in HUNG_UP:
                 self._transport.abort()
                 return
-        self._look_for_end_later()
+        self._check_hang_up_later()
 
     def pause_for(self, reason: object) -> None:
         """Stop reading from the client for this reason. Several reasons may hold at a time."""

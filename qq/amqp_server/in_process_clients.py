@@ -59,7 +59,7 @@ async def _connect(server: AmqpServer, vhost: str, limit: int) -> Streams:
     user = TokenUser(USER, Scopes([*everything, "tag:impersonator"]), inf)
     peer = Peer(*ours.getsockname()[:2])
     await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: ClientConnection(server, peer, slot, own=user), theirs
+        lambda: ClientConnection(server, peer, slot, in_process_user=user), theirs
     )
     return await asyncio.open_connection(sock=ours, limit=limit)
 

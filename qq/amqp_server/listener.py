@@ -43,7 +43,7 @@ class Tls(NamedTuple):
 
     context: Callable[[], ssl.SSLContext]
     """Returns the TLS context, with the newest certificate, for a connection that begins now."""
-    name_in: Callable[[Mapping[str, Any]], str | None]
+    certificate_name: Callable[[Mapping[str, Any]], str | None]
     """Returns the user name in a client's verified certificate; None if it contains no name."""
 
 
@@ -99,7 +99,9 @@ class AmqpPort:
         try:
             # From here on the transport owns the socket.
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: ClientConnection(self._server, peer, slot, self._tls.name_in if self._tls else None),
+                lambda: ClientConnection(
+                    self._server, peer, slot, self._tls.certificate_name if self._tls else None
+                ),
                 sock,
                 ssl=self._tls.context() if self._tls else None,
                 ssl_handshake_timeout=self._server.broker.limits.tls_handshake_timeout_s

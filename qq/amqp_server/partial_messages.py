@@ -19,21 +19,21 @@ SHARE = 4
 SMALL_BYTES = 256 * 1024
 """Octets below which a connection never waits for its turn. With many connections it is half of an equal share, if
 less."""
-FIRST_LOOK_S = 0.05
+FIRST_CHECK_S = 0.05
 """Seconds until the first check of a new turn. Octets that the client sent while it waited arrive at once."""
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Seconds between later checks."""
-PATIENT_LOOK_S = 5.0
+PATIENT_CHECK_S = 5.0
 """Seconds between later checks if all connections together hold more than twice what they may. With shorter checks,
 clients that send in bursts would lose their turn between two bursts. Each turn would add a burst, until the clients
 hold all the messages that they have begun."""
-ENOUGH_BYTES = 64 * 1024
+PROGRESS_BYTES = 64 * 1024
 """Octets between two checks that count as progress. Otherwise a client could keep its turn for hours with few
 octets."""
-_WAITS = "others finish their messages first"
+_NO_TURN = "others finish their messages first"
 
 
-class Begun(Protocol):
+class PartialSender(Protocol):
     """A connection whose client has sent parts of messages."""
 
     @property
@@ -51,11 +51,11 @@ class Begun(Protocol):
     def turn_unused(self) -> None:
         """React to a turn in which the connection was read and the client sent no octets."""
 
-    def give_up(self) -> None:
+    def close_stalled(self) -> None:
         """Close the connection: its client makes no progress, and partly received messages take all their memory."""
 
 
-class Unfinished:
+class PartialMessages:
     """Gives large holders their turn in sequence while all connections together hold more than `bytes_max`.
 
     A turn ends with the end of a message, or when the client sends nothing for a while. In its turn, a waiting client
@@ -67,10 +67,10 @@ class Unfinished:
         self._runtime = runtime
         self._bytes_max = bytes_max
         self._connections = connections
-        self._sizes: dict[Begun, int] = {}
+        self._sizes: dict[PartialSender, int] = {}
         """Octets held by each connection that holds much, in the order of turns."""
         self._bytes = 0
-        self._has_turn: Begun | None = None
+        self._holder: PartialSender | None = None
         """The connection whose turn it is; None if all connections may continue."""
         self._is_new_turn = False
         """Whether the turn has not been checked yet."""
@@ -78,104 +78,104 @@ class Unfinished:
         """Octets that the connection with the turn has sent since the last check."""
         self._timer: Timer | None = None
 
-    def waits(self, connection: Begun) -> bool:
+    def waits(self, connection: PartialSender) -> bool:
         """Return whether the connection is not read because a different connection has the turn."""
-        return self._has_turn is not None and self._has_turn is not connection and connection in self._sizes
+        return self._holder is not None and self._holder is not connection and connection in self._sizes
 
-    def has_turn(self, connection: Begun) -> bool:
+    def has_turn(self, connection: PartialSender) -> bool:
         """Return whether this connection has the turn."""
-        return self._has_turn is connection
+        return self._holder is connection
 
-    def note(self, connection: Begun, size: int, came: int = 0) -> None:
-        """Record the octets that a connection holds now, after `came` octets have arrived from it.
+    def record(self, connection: PartialSender, size: int, received: int = 0) -> None:
+        """Record the octets that a connection holds now, after `received` octets have arrived from it.
 
         Arrived octets of an incomplete frame do not add to `size` yet.
         """
         before = self._sizes.get(connection, 0)
         if size <= SMALL_BYTES and size <= self._bytes_max // (2 * max(1, self._connections())):
             if before:
-                self.left(connection)
+                self.remove(connection)
             return
         self._sizes[connection] = size
         self._bytes += size - before
-        if connection is self._has_turn:
-            self._sent_bytes += came
+        if connection is self._holder:
+            self._sent_bytes += received
             if size < before:
                 self._sizes[connection] = self._sizes.pop(connection)  # to the end of the order
-                self._next()
+                self._give_next_turn()
                 return
-        elif not before and self._has_turn is not None:
-            connection.pause_for(_WAITS)
-        self._look_at_all()
+        elif not before and self._holder is not None:
+            connection.pause_for(_NO_TURN)
+        self._update_turns()
 
-    def left(self, connection: Begun) -> None:
+    def remove(self, connection: PartialSender) -> None:
         """Remove a connection that holds little or is closed."""
         size = self._sizes.pop(connection, 0)
         if not size:
             return
         self._bytes -= size
-        if connection is self._has_turn:
-            self._next()
+        if connection is self._holder:
+            self._give_next_turn()
         else:
-            connection.resume_for(_WAITS)
-            self._look_at_all()
+            connection.resume_for(_NO_TURN)
+            self._update_turns()
 
-    def _look_at_all(self) -> None:
-        if self._has_turn is None:
+    def _update_turns(self) -> None:
+        if self._holder is None:
             if self._bytes > self._bytes_max:
                 for each in self._sizes:
-                    each.pause_for(_WAITS)
-                self._next()
+                    each.pause_for(_NO_TURN)
+                self._give_next_turn()
         elif self._bytes <= self._bytes_max:
-            self._all_go_on()
+            self._resume_all()
 
-    def _next(self) -> None:
+    def _give_next_turn(self) -> None:
         """End the present turn, and give the turn to the first connection in the order."""
-        had_turn, self._has_turn = self._has_turn, None
-        if had_turn is not None:
-            had_turn.turn_changed()
-            if had_turn in self._sizes:
-                had_turn.pause_for(_WAITS)
+        former, self._holder = self._holder, None
+        if former is not None:
+            former.turn_changed()
+            if former in self._sizes:
+                former.pause_for(_NO_TURN)
         if self._bytes <= self._bytes_max or not self._sizes:
-            self._all_go_on()
+            self._resume_all()
             return
-        self._has_turn = next(iter(self._sizes))
+        self._holder = next(iter(self._sizes))
         self._is_new_turn, self._sent_bytes = True, 0
-        self._has_turn.resume_for(_WAITS)
-        self._has_turn.turn_changed()
-        self._look_later(FIRST_LOOK_S)
+        self._holder.resume_for(_NO_TURN)
+        self._holder.turn_changed()
+        self._check_later(FIRST_CHECK_S)
 
-    def _all_go_on(self) -> None:
-        had_turn, self._has_turn = self._has_turn, None
-        if had_turn is not None:
-            had_turn.turn_changed()
+    def _resume_all(self) -> None:
+        former, self._holder = self._holder, None
+        if former is not None:
+            former.turn_changed()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for each in self._sizes:
-            each.resume_for(_WAITS)
+            each.resume_for(_NO_TURN)
 
-    def _look_later(self, delay_s: float) -> None:
+    def _check_later(self, delay_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._runtime.call_later(delay_s, self._look)
+        self._timer = self._runtime.call_later(delay_s, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
-        holder = self._has_turn
+        holder = self._holder
         if holder is None:
             return
-        takes_all = self._bytes > SHARE * self._bytes_max
-        goes_on = self._sent_bytes >= (1 if self._is_new_turn else ENOUGH_BYTES)
+        fills_memory = self._bytes > SHARE * self._bytes_max
+        makes_progress = self._sent_bytes >= (1 if self._is_new_turn else PROGRESS_BYTES)
         # Disconnect no client at the first check: a busy node may not have read octets that have arrived.
-        if goes_on or (takes_all and self._is_new_turn):
+        if makes_progress or (fills_memory and self._is_new_turn):
             self._is_new_turn, self._sent_bytes = False, 0
-            self._look_later(LOOK_S if self._bytes <= 2 * self._bytes_max else PATIENT_LOOK_S)
+            self._check_later(CHECK_S if self._bytes <= 2 * self._bytes_max else PATIENT_CHECK_S)
             return
         is_read, is_silent = holder.is_read, not self._sent_bytes
         self._sizes[holder] = self._sizes.pop(holder)
-        self._next()
-        if is_read and takes_all:
-            holder.give_up()
+        self._give_next_turn()
+        if is_read and fills_memory:
+            holder.close_stalled()
         elif is_read and is_silent:
             holder.turn_unused()

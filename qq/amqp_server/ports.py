@@ -70,15 +70,15 @@ class Carrier(Connection, Protocol):
         """
         ...
 
-    def publishes(self) -> None:
+    def mark_publisher(self) -> None:
         """Mark the client as a publisher, so that it waits while there is an alarm."""
         ...
 
-    def holds_back(self, channel: NumberedChannel, /) -> None:
+    def methods_held(self, channel: NumberedChannel, /) -> None:
         """Record that the channel holds back methods of the client for now."""
         ...
 
-    def released(self, channel: NumberedChannel, /) -> None:
+    def methods_released(self, channel: NumberedChannel, /) -> None:
         """Record that the channel has carried out all methods that it held back."""
         ...
 

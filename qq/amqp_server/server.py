@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cluster.net.connection_slots import ConnectionSlots
     from qq.amqp.connection import Settings
-    from qq.amqp_server.partial_messages import Unfinished
+    from qq.amqp_server.partial_messages import PartialMessages
     from qq.amqp_server.ports import Carrier
     from qq.sessions.broker import Broker
 
@@ -40,7 +40,7 @@ class AmqpServer(NamedTuple):
     """The connection slots: limit the clients, and the clients that have not authenticated."""
     throttled_log: ThrottledLog
     """The rate-limited log for events of clients that have not authenticated."""
-    unfinished: Unfinished
+    partial_messages: PartialMessages
     """Gives connections their turn while partly received messages take too much memory."""
     make_channel: Callable[[Broker, Carrier, int], Channel] = Channel
     """Makes the channels. Whether they trace messages (traced.py) is decided once, when the node starts."""

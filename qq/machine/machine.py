@@ -16,11 +16,12 @@ from qq.machine.handlers.claims import Claims
 from qq.machine.handlers.connecting import Connecting
 from qq.machine.handlers.consuming import Taking
 from qq.machine.handlers.core import ContentOf, Core, SessionState, no_content
-from qq.machine.handlers.cost_estimate import Costs
+from qq.machine.handlers.cost_estimate import COMMAND_STEPS, Costs
 from qq.machine.handlers.declaring import Declaring
 from qq.machine.handlers.moving import Moving
 from qq.machine.handlers.operating import Operating
 from qq.machine.handlers.publishing import Publishing
+from qq.machine.handlers.registry import HANDLERS, bound_handlers, check_handlers
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import decode_commands, keep, message_sizes
 from qq.machine.protocol.effects import DeadLettered, Known, OriginEvicted
@@ -35,9 +36,16 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog.catalog import Catalog
     from qq.machine.catalog.vhost import VirtualHost
+    from qq.machine.handlers.cost_estimate import Cost
     from qq.machine.handlers.fragments import Fragment
     from qq.machine.protocol.effects import Deliver, Effect, Result
     from qq.machine.queue.moves import Moves
+
+
+_IN_APPLY: dict[type[c.Command], Cost] = {c.Enqueue: COMMAND_STEPS, c.Commit: COMMAND_STEPS}
+"""The commands that `apply_batch` itself passes on, because they involve the commands beside them -> their cost."""
+check_handlers(*_IN_APPLY)
+_COSTS = _IN_APPLY | {command: handler.cost for command, handler in HANDLERS.items()}
 
 
 class DyingMessages(NamedTuple):
@@ -74,73 +82,25 @@ class QueueMachine:
 
     def _begin(self, core: Core) -> None:
         self._core = core
-        publishing, taking, declaring = Publishing(core), Taking(core), Declaring(core)
-        connecting, operating, moving = Connecting(core), Operating(core), Moving(core, publishing)
-        self._publishing = publishing
-        self.costs = Costs(core)
+        publishing = self._publishing = Publishing(core)
+        parts = (
+            publishing,
+            Taking(core),
+            Declaring(core),
+            Connecting(core),
+            Operating(core),
+            Moving(core, publishing),
+        )
+        self.costs = Costs(core, _COSTS)
         """Estimates of the cost of commands, for building batches. `adopt` makes a new object."""
         self.claims = Claims(core)
         """The claims of nodes that may have died. `adopt` makes a new object."""
-        self._handlers: dict[type[c.Command], Callable[[Any], None]] = {
-            c.Publish: publishing.publish,
-            c.StoreFragment: publishing.store_fragment,
-            c.JoinFragments: publishing.join_fragments,
-            c.DeadLetter: publishing.dead_letter,
-            c.Settle: taking.settle,
-            c.Discard: taking.settle,
-            c.Return: taking.settle,
-            c.Reject: taking.settle,
-            c.Credit: taking.credit,
-            c.SetPrefetch: taking.set_prefetch,
-            c.OpenChannel: connecting.open_channel,
-            c.SessionDown: connecting.session_down,
-            c.ConnectionDown: connecting.connection_down,
-            c.CloseConnection: connecting.close_connection,
-            c.PutVhost: operating.put_vhost,
-            c.DeleteVhost: operating.delete_vhost,
-            c.ProtectVhost: operating.protect_vhost,
-            c.SetVhostLimits: operating.set_vhost_limits,
-            c.ChangeVhostLimits: operating.change_vhost_limits,
-            c.PutUser: operating.put_user,
-            c.PutHashedUser: operating.put_user,
-            c.DeleteUser: operating.delete_user,
-            c.SetUserLimits: operating.set_user_limits,
-            c.ChangeUserLimits: operating.change_user_limits,
-            c.SetPermissions: operating.set_permissions,
-            c.ClearPermissions: operating.clear_permissions,
-            c.SetTopicPermissions: operating.set_topic_permissions,
-            c.ClearTopicPermissions: operating.clear_topic_permissions,
-            c.PutPolicy: operating.put_policy,
-            c.DeletePolicy: operating.delete_policy,
-            c.PutParameter: operating.put_parameter,
-            c.DeleteParameter: operating.delete_parameter,
-            c.PutGlobalParameter: operating.put_global_parameter,
-            c.DeleteGlobalParameter: operating.delete_global_parameter,
-            c.LimitPublishers: operating.limit_publishers,
-            c.BeginMove: moving.begin,
-            c.MoveMessages: moving.step,
-            c.EndMove: moving.end,
-        }
-        self._methods: dict[type[c.Command], Callable[[Any], Result]] = {
-            c.Connect: connecting.connect,
-            c.ConnectVouched: connecting.connect_vouched,
-            c.Checkout: taking.checkout,
-            c.ReplyTo: taking.reply_to,
-            c.Cancel: taking.cancel,
-            c.Get: taking.get,
-            c.GetMessages: taking.get_messages,
-            c.Recover: taking.recover,
-            c.Limit: taking.limit,
-            c.DeclareQueue: declaring.declare_queue,
-            c.DeleteQueue: declaring.delete_queue,
-            c.PurgeQueue: declaring.purge_queue,
-            c.BindQueue: declaring.bind_queue,
-            c.UnbindQueue: declaring.unbind_queue,
-            c.DeclareExchange: declaring.declare_exchange,
-            c.DeleteExchange: declaring.delete_exchange,
-            c.BindExchange: declaring.bind_exchange,
-            c.UnbindExchange: declaring.unbind_exchange,
-        }
+        self._handlers: dict[type[c.Command], Callable[[Any], None]] = bound_handlers(
+            parts, is_answered=False
+        )
+        self._methods: dict[type[c.Command], Callable[[Any], Result]] = bound_handlers(
+            parts, is_answered=True
+        )
 
     # Called by the log
 

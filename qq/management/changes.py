@@ -110,7 +110,8 @@ class Changes:
             raise Unavailable(f"the change is not there, and the node was away from its cluster; {UNKNOWN}")
 
     def room(self, told: Mapping[str, Table]) -> Room:
-        return Room(self._broker.machine.catalog, told)
+        machine = self._broker.machine
+        return Room(machine.catalog, told, machine.version)
 
     async def declare(
         self, vhost: str, user: str, declarations: Sequence[Declaration], scopes: Scopes | None = None

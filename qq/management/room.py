@@ -11,9 +11,10 @@ from qq.errors import ReplyCode
 from qq.http.view import RequestRefused
 from qq.machine.catalog import limits as lim
 from qq.machine.catalog.vhost import RESERVED, check_exchange_type, check_quorum_properties
-from qq.machine.protocol import arguments as args
+from qq.machine.policy import arguments as args
 from qq.machine.protocol import commands as c
 from qq.machine.protocol import refusals
+from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.routing.routers import Destination, DestinationKind
 
 if TYPE_CHECKING:
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
 class Room:
     """Counts claimed objects on top of existing objects, and refuses a claim that exceeds a limit."""
 
-    def __init__(self, catalog: Catalog, told: Mapping[str, Table]) -> None:
-        """`told` are the limits that the import sets, by virtual host. The looser of old and new limit applies."""
+    def __init__(self, catalog: Catalog, told: Mapping[str, Table], version: int) -> None:
+        """`told` are the limits that the import sets, by virtual host. The looser of old and new limit applies.
+
+        `version` is the version of the state.
+        """
         self._catalog = catalog
         self._told = told
+        self._version = version
         self._empty = catalog.gone_vhost("")
         self._claimed: dict[tuple[str, str], int] = {}
         self._made: set[tuple[str, Destination]] = set()
@@ -106,7 +111,7 @@ class Room:
         match declaration:
             case c.DeclareQueue(name=name):
                 if name not in known.queues:
-                    _check_queue(refusals.the_queue(name, vhost), declaration)
+                    _check_queue(refusals.the_queue(name, vhost), declaration, self._version)
                 self._made.add((vhost, Destination(DestinationKind.QUEUE, name)))
             case c.DeclareExchange(name=name):
                 if name not in known.exchanges:
@@ -171,24 +176,24 @@ class Room:
             )
 
 
-def _check_queue(thing: str, command: c.DeclareQueue) -> None:
+def _check_queue(thing: str, command: c.DeclareQueue, version: int) -> None:
     args.check_exchange_argument(thing, "x-dead-letter-exchange", command.arguments)
     if "x-queue-type" in command.arguments:
-        _check_queue_of(thing, args.queue_kind(thing, command.arguments), command)
+        _check_queue_of(thing, args.queue_kind(thing, command.arguments), command, version)
         return
     # The default type of the virtual host may change before the queue is declared, so either type may accept it.
     try:
-        _check_queue_of(thing, args.CLASSIC, command)
+        _check_queue_of(thing, CLASSIC, command, version)
     except refusals.Refused as refused:
         try:
-            _check_queue_of(thing, args.QUORUM, command)
+            _check_queue_of(thing, QUORUM, command, version)
         except refusals.Refused:
             raise refused from None
 
 
-def _check_queue_of(thing: str, kind: str, command: c.DeclareQueue) -> None:
-    args.check_queue_arguments(thing, kind, command.arguments)
-    if kind == args.QUORUM:
+def _check_queue_of(thing: str, kind: str, command: c.DeclareQueue, version: int) -> None:
+    args.check_queue_arguments(thing, kind, command.arguments, version)
+    if kind == QUORUM:
         check_quorum_properties(thing, command)
 
 

@@ -128,7 +128,7 @@ class _OperatorConnection:
     def not_admitted(self, failure: Failed) -> None:
         self.failure = failure
 
-    def told_to_close(self, effect: ConnectionForced) -> None:
+    def force_close(self, effect: ConnectionForced) -> None:
         """Keep the reason for the request that waits for an answer; it closes the connection."""
         self.failure = effect
 
@@ -141,7 +141,7 @@ class _OperatorConnection:
     def shut_down(self, text: str) -> None:
         """Ignored: the HTTP server informs its clients."""
 
-    def close_now(self) -> None:
+    def drop(self) -> None:
         """Ignored: the request ends by itself, and then the connection closes."""
 
 

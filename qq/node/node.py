@@ -27,7 +27,7 @@ from cluster.transport.peer_links import PeerLinks
 from qq.amqp_server import in_process_clients
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
-from qq.amqp_server.partial_messages import SHARE, Unfinished
+from qq.amqp_server.partial_messages import SHARE, PartialMessages
 from qq.amqp_server.server import AmqpServer, connection_log
 from qq.amqp_server.traced import TracedChannel
 from qq.errors import StartError
@@ -46,7 +46,7 @@ from qq.node.notices import tell_beginning, tell_differences
 from qq.node.readiness import Readiness, catch_up
 from qq.node.reread import RereadFiles
 from qq.process import descriptors, garbage
-from qq.sessions.broker import LET_GO_S, Broker
+from qq.sessions.broker import END_CLAIMS_S, Broker
 from qq.sessions.login import SALT_BYTES, hash_password
 from qq.shovels.carrier import ShovelCarrier
 from qq.shovels.connecting import READ_AHEAD_BYTES
@@ -236,8 +236,10 @@ async def start(
         throttled_log=amqp_log,
     )
     memory = MemoryWatch(config.limits, group, runtime)
-    unfinished = Unfinished(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
-    amqp_server = AmqpServer(broker, parts.amqp_settings(config), slots, amqp_log, unfinished, make_channel)
+    partial_messages = PartialMessages(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
+    amqp_server = AmqpServer(
+        broker, parts.amqp_settings(config), slots, amqp_log, partial_messages, make_channel
+    )
     shovels = _make_carrier(config, broker, group, amqp_server)
     own = OwnNode(
         data_dir=str(config.data_dir.absolute()),
@@ -288,7 +290,7 @@ async def start(
 
 @contextmanager
 def _opened(directory: Path, open_disk: OpenDisk) -> Generator[RealDisk]:
-    """Open the disk for the block. Raises StartError if it is unavailable or holds an unfinished restore."""
+    """Open the disk for the block. Raises StartError if it is unavailable or holds an partial_messages restore."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         disk = open_disk(directory)
@@ -387,8 +389,8 @@ async def _leave(name: str, group: Group, broker: Broker, failure: Failure, read
         await _until(lambda: group.leader not in (name, None) or group.members.is_alone, LEADER_HANDOVER_S)
     for connection in list(broker.connections.values()):
         connection.shut_down(SHUTDOWN)
-    # First the claims of the clients end (`Broker.let_go`): otherwise other nodes would refuse the same clients.
-    await _until(lambda: failure.has_come or not broker.submissions.pending_bytes, LET_GO_S)
+    # First the claims of the clients end (`Broker.end_claims`): otherwise other nodes would refuse the same clients.
+    await _until(lambda: failure.has_come or not broker.submissions.pending_bytes, END_CLAIMS_S)
     await asyncio.sleep(0)
     # The disk should hold all entries that the node has applied, unless that disk has failed.
     await _until(

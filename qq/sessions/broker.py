@@ -13,16 +13,16 @@ from cluster.state.apply import Confirmed, Evicted
 from qq.machine.protocol import commands
 from qq.machine.protocol.codec import check_command
 from qq.metrics.counters import Counters
+from qq.sessions.claim_waits import ClaimWaits
 from qq.sessions.dead_letters import DeadLetters
 from qq.sessions.dispatch import Dispatcher
 from qq.sessions.entries import Entries
 from qq.sessions.login import Logins
 from qq.sessions.mover import Mover
-from qq.sessions.no_quorum import Leaderless
+from qq.sessions.no_quorum import NoQuorum
 from qq.sessions.shovels import Shovels
 from qq.sessions.submissions import Submissions
 from qq.sessions.throttle import Throttle
-from qq.sessions.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LET_GO_S = 2.0
+END_CLAIMS_S = 2.0
 """Seconds that a client waits for close-ok, or for connection.close, at most, until the end of its connection is
 applied."""
 _IMPERSONATOR = "impersonator"
@@ -73,14 +73,14 @@ class Broker:
         self.submissions = Submissions(name, group, machine, runtime, limits.publish_timeout_ms / 1000)
         self.entries = Entries([group], disk, machine.fragments_of)
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
-        self._verdicts = Verdicts(name, machine, group.undecided, runtime)
+        self._claim_waits = ClaimWaits(name, machine, group.undecided, runtime)
         self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)
         self._mover = Mover(machine, self.submissions, self.entries, runtime, lambda: self.alarm is not None)
         self._shovels = Shovels(machine, self.submissions, runtime)
         self._dispatcher = Dispatcher(self.counters)
         machine.needed_from = self._dispatcher.needed_from
         self.throttle = Throttle(name, machine, runtime, limits)
-        self.leaderless = Leaderless(
+        self.no_quorum = NoQuorum(
             self.connections, group.why_undecided, runtime, limits.majority_timeout_ms / 1000
         )
         self.why_undecided = group.why_undecided
@@ -143,8 +143,8 @@ class Broker:
             connection.in_log = False
             self.submissions.add(commands.ConnectionDown(connection.id), connection.lane)
 
-    def let_go(self, connection: Connection, gone: Callable[[], None]) -> bool:
-        """Submit that a connection has ended, and call `gone` when its claims have ended, or after LET_GO_S.
+    def end_claims(self, connection: Connection, gone: Callable[[], None]) -> bool:
+        """Submit that a connection has ended, and call `gone` when its claims have ended, or after END_CLAIMS_S.
 
         Return False, and never call `gone`, if the connection has no claims or no leader is known.
         """
@@ -152,7 +152,7 @@ class Broker:
         self.connection_left(connection)
         if not was_admitted or self.why_undecided() is not None:
             return False
-        timer = self.runtime.call_later(LET_GO_S, gone)
+        timer = self.runtime.call_later(END_CLAIMS_S, gone)
 
         def applied() -> None:
             timer.cancel()
@@ -170,9 +170,9 @@ class Broker:
         self.submissions.add(self.connection_command(connection), connection.lane)
         connection.in_log = True
 
-    def connect_when_known(self, connection: Connection, connect: Callable[[], None]) -> None:
+    def connect_when_free(self, connection: Connection, connect: Callable[[], None]) -> None:
         """Call `connect` as soon as no claim of a dead node uses up the limit that the connection counts against."""
-        self._verdicts.when_known(self.connection_command(connection), connection.vhost, connect)
+        self._claim_waits.submit_when_free(self.connection_command(connection), connection.vhost, connect)
 
     def connection_command(self, connection: Connection) -> commands.Connect | commands.ConnectVouched:
         """Return the command that admits a connection. Release 0.1 does not know the command for users of tokens."""
@@ -186,23 +186,23 @@ class Broker:
         connection = session.connection
         self.submissions.add(commands.OpenChannel(session.session, connection.id), connection.lane)
 
-    def open_when_known(self, session: Session, open_session: Callable[[], None]) -> bool:
+    def open_when_free(self, session: Session, open_session: Callable[[], None]) -> bool:
         """Call `open_session` when no claim of a dead node takes its place under a limit.
 
         Return True if that is at once.
         """
         connection = session.connection
         command = commands.OpenChannel(session.session, connection.id)
-        return self._verdicts.when_known(command, connection.vhost, open_session)
+        return self._claim_waits.submit_when_free(command, connection.vhost, open_session)
 
-    def ask_when_known(
+    def submit_when_free(
         self, command: commands.Command, connection: Connection, is_over: Callable[[], bool]
     ) -> None:
         """Submit a command as soon as no claim of a dead node bars it, unless `is_over()` is true by then.
 
         Raise InvalidCommand at once if the log cannot hold the command.
         """
-        if not self._verdicts.are_awaited(command, connection.vhost):
+        if not self._claim_waits.must_wait(command, connection.vhost):
             self.submissions.add(command, connection.lane)
             return
         check_command(command, self.machine.version)
@@ -211,7 +211,7 @@ class Broker:
             if not is_over():
                 self.submissions.add(command, connection.lane)
 
-        self._verdicts.when_known(command, connection.vhost, submit)
+        self._claim_waits.submit_when_free(command, connection.vhost, submit)
 
     def session(self, number: int) -> Session | None:
         """Return this node's session with this number in the log, or None."""
@@ -309,11 +309,11 @@ class Broker:
             log.error("the cluster gave this node up while it was away; its clients must connect again")
         # Close the connections first: the log has forgotten their sessions, so they must submit no more commands.
         for connection in list(self.connections.values()):
-            connection.close_now()
+            connection.drop()
         self.submissions.give_up()
 
     def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002
-        self.leaderless.leader_changed(leader)
+        self.no_quorum.leader_changed(leader)
         if leader is None or leader == self._leader:
             return
         is_failover, self._leader = self._leader is not None, leader

@@ -94,7 +94,7 @@ class Dispatcher:
             case Failed():
                 connection.not_admitted(effect)
             case ConnectionForced():
-                connection.told_to_close(effect)
+                connection.force_close(effect)
             case _:
                 pass
 

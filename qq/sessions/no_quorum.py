@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Runtime, Timer
     from qq.sessions.ports import Connection
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Seconds between checks for waiting clients. Checks are counted, not seconds, because the node itself may have
 stalled."""
-TOLD_AT_ONCE = 100
+DISCONNECTED_AT_ONCE = 100
 """Clients to disconnect before other tasks run: some milliseconds of work."""
 
 
-class Leaderless:
+class NoQuorum:
     """Counts how long this node has known no leader."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Leaderless:
         self._why_undecided = why_undecided
         self._runtime = runtime
         self._timeout_s = timeout_s
-        self._look_s = min(LOOK_S, timeout_s)
+        self._check_s = min(CHECK_S, timeout_s)
         self._waited_s = 0.0
         self._timer: Timer | None = None
 
@@ -50,33 +50,33 @@ class Leaderless:
                 self._timer.cancel()
                 self._timer = None
         elif self._timer is None and self._timeout_s:
-            self._look_later(self._look_s)
+            self._check_later(self._check_s)
 
-    def why_given_up(self) -> str | None:
+    def why_no_wait(self) -> str | None:
         """Return why a new client should not wait here; None if waiting makes sense."""
-        return self._why_undecided() if self._timer is not None and self._is_over else None
+        return self._why_undecided() if self._timer is not None and self._has_timed_out else None
 
     @property
-    def _is_over(self) -> bool:
+    def _has_timed_out(self) -> bool:
         return self._waited_s >= self._timeout_s
 
-    def _look_later(self, wait_s: float) -> None:
-        self._timer = self._runtime.call_later(wait_s, self._look)
+    def _check_later(self, wait_s: float) -> None:
+        self._timer = self._runtime.call_later(wait_s, self._check)
 
-    def _look(self) -> None:
-        self._waited_s += self._look_s
-        if self._is_over:
-            self._tell()
+    def _check(self) -> None:
+        self._waited_s += self._check_s
+        if self._has_timed_out:
+            self._disconnect_waiting()
         else:
-            self._look_later(self._look_s)
+            self._check_later(self._check_s)
 
-    def _tell(self) -> None:
+    def _disconnect_waiting(self) -> None:
         """Disconnect the waiting clients, a limited number at a time."""
         waiting = [each for each in self._connections.values() if each.waits_for_log]
         if waiting:
             why = self._why_undecided() or "no leader is known"
             text = f"{why}; what was asked for may still be carried out; try again, here or at another node"
-            for connection in waiting[:TOLD_AT_ONCE]:
+            for connection in waiting[:DISCONNECTED_AT_ONCE]:
                 connection.shut_down(text)
-        is_more = len(waiting) > TOLD_AT_ONCE
-        self._timer = self._runtime.call_later(0 if is_more else self._look_s, self._tell)
+        is_more = len(waiting) > DISCONNECTED_AT_ONCE
+        self._timer = self._runtime.call_later(0 if is_more else self._check_s, self._disconnect_waiting)

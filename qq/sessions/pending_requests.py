@@ -61,7 +61,7 @@ class Asked:
 
     def price(self, costs: Costs) -> int:
         """Compute the price in steps now, because the objects of the command may have grown while it waited."""
-        self._steps = costs.of(self._node, self._command)
+        self._steps = costs.steps(self._node, self._command)
         return self._steps
 
     def add_to(self, batch: Batch, lane: Lane) -> None:
@@ -186,25 +186,25 @@ class OpenEnqueue:
     def take(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
         if _is_large(self.messages[0], batch.large_bytes) and costs.may_store_fragments:
             return self._store_fragment(batch, lane)
-        if self._is_looked_into(costs):
+        if self._depends_on_content(costs):
             return self._take_one_by_one(batch, lane, costs)
         price = self._price_together(costs)
         if price is None:
             return PartOutcome.PUT_OFF
         messages = self.messages
-        steps = price.of(len(messages))
+        steps = price.steps(len(messages))
         if batch.fits(steps, self._bytes):
             self._go(batch, lane, len(messages), steps, self._bytes)
             return PartOutcome.TAKEN
         count, size = 1, self._beside + MESSAGE_BYTES + len(messages[0])
-        if not batch.has_room(price.of(1), size):
+        if not batch.has_room(price.steps(1), size):
             return PartOutcome.NO_ROOM
         for message in islice(messages, 1, None):
             next_size = size + MESSAGE_BYTES + len(message)
-            if not batch.fits(price.of(count + 1), next_size):
+            if not batch.fits(price.steps(count + 1), next_size):
                 break
             count, size = count + 1, next_size
-        self._go(batch, lane, count, price.of(count), size)
+        self._go(batch, lane, count, price.steps(count), size)
         return PartOutcome.NO_ROOM if self.messages else PartOutcome.TAKEN
 
     def _store_fragment(self, batch: Batch, lane: Lane) -> PartOutcome:
@@ -270,9 +270,9 @@ class OpenEnqueue:
 
         Counting stops when the price is too high for a transaction.
         """
-        if not self._is_looked_into(costs):
+        if not self._depends_on_content(costs):
             price = self._price_together(costs)
-            return None if price is None else price.of(len(self.messages))
+            return None if price is None else price.steps(len(self.messages))
         steps = sum(self._priced)
         while len(self._priced) < len(self.messages) and steps <= TRANSACTION_STEPS_MAX:
             if not self._price_next(costs):
@@ -283,18 +283,20 @@ class OpenEnqueue:
     def add_to(self, batch: Batch, lane: Lane) -> None:
         """Add the whole run of a transaction to the batch, at the price that `price` has computed."""
         count = len(self.messages)
-        steps = self._price.of(count) if self._price is not None else sum(self._priced)
+        steps = self._price.steps(count) if self._price is not None else sum(self._priced)
         self._go(batch, lane, count, steps, self._bytes)
 
-    def _is_looked_into(self, costs: Costs) -> bool:
+    def _depends_on_content(self, costs: Costs) -> bool:
         publisher = self.publisher
-        return not publisher.has_failed and costs.looks_into(publisher.connection.vhost, self.exchange)
+        return not publisher.has_failed and costs.depends_on_content(
+            publisher.connection.vhost, self.exchange
+        )
 
     def _price_together(self, costs: Costs) -> Price | None:
         if self.publisher.has_failed:
             return Price(0, 0)  # applying the entry skips it
         if self._price is None:
-            self._price = costs.of_messages(
+            self._price = costs.price(
                 self.publisher.connection.vhost,
                 self.exchange,
                 self._keys(),
@@ -305,7 +307,7 @@ class OpenEnqueue:
     def _price_next(self, costs: Costs) -> bool:
         """Compute the price of the next message. Return False if the next pass must search its routes."""
         message = self.messages[len(self._priced)]
-        price = costs.of_content(self.publisher.connection.vhost, self.exchange, self._keys(), message)
+        price = costs.message_steps(self.publisher.connection.vhost, self.exchange, self._keys(), message)
         if price is not None:
             self._priced.append(price)
         return price is not None
@@ -338,12 +340,12 @@ class OpenCommit:
 
     def take(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
         while self._priced < len(self._parts):
-            steps = None if costs.looked_enough else self._parts[self._priced].price(costs)
+            steps = None if costs.is_budget_spent else self._parts[self._priced].price(costs)
             if steps is None:
                 return PartOutcome.PUT_OFF
             self._priced += 1
             self._steps += steps
-            costs.looked += steps  # count it now, because a refused transaction is charged nowhere else
+            costs.route_steps += steps  # count it now, because a refused transaction is charged nowhere else
             if self._steps > TRANSACTION_STEPS_MAX:
                 self._refuse(self, self._steps)
                 return PartOutcome.REFUSED

@@ -67,8 +67,8 @@ class MessageStore(Protocol):
 class Log(MessageStore, Protocol):
     """The replicated log of a node."""
 
-    def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:
-        """Submit a batch, which every node applies exactly once, and return its sequence number.
+    def propose(self, payload: Sequence[Buffer], weight: int = 0) -> int:
+        """Propose a batch, which every node applies exactly once, and return its sequence number.
 
         The sequence number is reported when the batch is applied. `weight` is the estimated time of applying it, in
         milliseconds of each node.
@@ -148,7 +148,7 @@ class Connection(Payer, Protocol):
         """React to the log's refusal to admit the connection to its virtual host."""
         ...
 
-    def told_to_close(self, effect: ConnectionForced, /) -> None:
+    def force_close(self, effect: ConnectionForced, /) -> None:
         """Close the connection, because an operator wants it or its virtual host or user was deleted."""
         ...
 
@@ -163,7 +163,7 @@ class Connection(Payer, Protocol):
         """
         ...
 
-    def close_now(self) -> None:
+    def drop(self) -> None:
         """Drop the connection: the log has forgotten it and its sessions, so they must submit no more requests."""
         ...
 

@@ -146,7 +146,7 @@ class Submissions:
 
     def price(self, command: Command) -> int:
         """Return the estimated cost of a command for every node, in steps."""
-        return self._machine.costs.of(self._node, command)
+        return self._machine.costs.steps(self._node, command)
 
     def add(self, command: Command, lane: Lane | None = None) -> None:
         """Submit a command behind all earlier requests of its lane (by default, the node's own lane).
@@ -336,9 +336,9 @@ class Submissions:
         outcome = PartOutcome.TAKEN
         while lanes and not batch.is_full and outcome is not PartOutcome.NO_ROOM:
             lane = lanes.next()
-            before = batch.cost + costs.looked + lane.charged
+            before = batch.cost + costs.route_steps + lane.charged
             outcome = self._serve(lane, batch)
-            cost = batch.cost + costs.looked + lane.charged - before
+            cost = batch.cost + costs.route_steps + lane.charged - before
             if outcome is PartOutcome.PUT_OFF:
                 lanes.put_off(lane, cost)
                 put_off.append(lane)
@@ -359,7 +359,7 @@ class Submissions:
         return PartOutcome.TAKEN
 
     def _submit(self, batch: Batch) -> None:
-        sequence = self._log.submit(batch.payload(), batch.steps // WEIGHT_STEPS)
+        sequence = self._log.propose(batch.payload(), batch.steps // WEIGHT_STEPS)
         self._submitted_s = self._runtime.monotonic()
         self._under_way.append(_UnderWay(sequence, batch, self._submitted_s))
         for asked_s in batch.asked_s:

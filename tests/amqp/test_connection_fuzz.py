@@ -116,7 +116,7 @@ class Shell:
             case LoginAttempt() if server.phase is Phase.LOGIN:
                 return server.accept_login() if yes else server.refuse_login() or []
             case VhostRequested() if server.phase is Phase.VHOST:
-                return server.accept_vhost() if yes else server.refuse_vhost(FORCED) or []
+                return server.accept_vhost() if yes else server.fail(FORCED) or []
             case ChannelCloseRequested(channel):
                 if not yes:
                     server.fail_channel(channel, FAILED)
@@ -131,8 +131,6 @@ class Shell:
                 channel = getattr(event, "channel", 0)
                 if channel and not yes:
                     server.fail_channel(channel, FAILED)
-                else:
-                    server.send(channel, Basic.QosOk())
         return []
 
     def _check(self) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pamqp import commands, frame
 
-from qq.amqp.framing import FRAME_MAX_UNTUNED, Fault, FrameReader, Heartbeat, Publishes
+from qq.amqp.framing import FRAME_MAX_UNTUNED, Fault, FrameReader, Heartbeat, Publishes, _Mode
 from qq.stored.editing import content
 from tests.amqp.amqp_wire import (
     HEARTBEAT,
@@ -198,7 +198,7 @@ def test_garbage_causes_at_most_a_single_fault_and_is_not_kept(stream: bytes, si
     for piece in pieces(stream, sizes):
         events += reader.feed(piece)
         assert reader.held_bytes <= FRAME_MAX_UNTUNED + len(stream)
-        assert not (reader.broken and reader.held_bytes)
+        assert not (reader._mode is _Mode.BROKEN and reader.held_bytes)
     assert sum(isinstance(event, Fault) for event in events) <= 1
 
 

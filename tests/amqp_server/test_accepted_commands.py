@@ -17,9 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from cluster.log.entry import SubmittedBatch, batches_of, make_batch, make_entry
+from cluster.log.entry import ProposedBatch, batches_of, make_batch, make_entry
 from cluster.raft.messages import Append, Forward, LogEntry, decode, encode
-from cluster.raft.proposals import Proposals
+from cluster.raft.proposals import ProposalQueue
 from qq.errors import ReplyCode
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import decode_commands, decode_kept, messages_of
@@ -62,12 +62,12 @@ class Chain(LoneGroup):
         except Exception as error:  # noqa: BLE001  # the test fails by it
             self.failures.append(error)
 
-    def _arrived(self, batch: SubmittedBatch) -> bytes:
+    def _arrived(self, batch: ProposedBatch) -> bytes:
         """The batch as the log of another node has it."""
         forward = decode(b"".join(encode(Forward(1, batch.buffers))))
         assert isinstance(forward, Forward)
-        proposals = Proposals()
-        proposals.take_in(NAME, b"".join(forward.batches))
+        proposals = ProposalQueue()
+        proposals.accept(NAME, b"".join(forward.batches))
         entry = make_entry(0, proposals.next_entry(1))
         append = decode(b"".join(encode(Append(1, 0, 0, 0, [LogEntry(entry, 1, 1)]))))
         assert isinstance(append, Append)
@@ -280,7 +280,7 @@ def declaring(name: bytes, table: bytes) -> bytes:
 @example(publish(1, "dying", b"body", properties=b"\x20\0" + nested(LIMIT)))
 @example(publish(1, "dying", b"body", properties=b"\x20\0" + nested(65)))
 @example(declaring(b"e", sized(b"\1aD\xff\x80\0\0\0\1bD\0\x7f\xff\xff\xff\1cT" + b"\xff" * 8)))
-def test_whatever_the_reader_lets_in_every_node_carries_out(broker: LoneBroker, data: bytes) -> None:
+def test_nodes_can_apply_every_method_that_is_accepted(broker: LoneBroker, data: bytes) -> None:
     with honest(broker):
         codes = tell(broker, data)
     assert REFUSALS.issuperset(codes)
@@ -293,9 +293,7 @@ def idle(broker: LoneBroker) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("depth", [LIMIT, LIMIT + 1, 64, 65])
-def test_the_deepest_message_is_dead_lettered_by_its_headers_and_a_deeper_one_is_refused_at_once(
-    broker: LoneBroker, depth: int
-) -> None:
+def test_deepest_headers_are_routed_and_deeper_are_refused(broker: LoneBroker, depth: int) -> None:
     headers = b"\x20\0" + nested(depth)
     with RawClient(broker.amqp_port) as client:
         client.open_channel(1)
@@ -318,7 +316,7 @@ def test_the_deepest_message_is_dead_lettered_by_its_headers_and_a_deeper_one_is
     assert broker.group.failures == []
 
 
-def test_a_declaration_that_is_refused_costs_nobody_else_a_message(broker: LoneBroker) -> None:
+def test_refused_declaration_costs_no_message_of_a_second_client(broker: LoneBroker) -> None:
     """Passive declarations with arguments of every depth, by somebody who may do nothing, among honest publishers."""
     nobody = PutUser("nobody", SALT, hash_password(SALT, b"nobody"), [])
     permissions = SetPermissions("nobody", "elsewhere", "^$", "^$", "^$")

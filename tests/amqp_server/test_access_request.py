@@ -29,7 +29,7 @@ def read(client: RawClient, count: int) -> bytes:
     return octets
 
 
-def test_everybody_gets_a_ticket(client: RawClient) -> None:
+def test_access_request_is_answered_with_a_ticket(client: RawClient) -> None:
     client.open_channel(1)
     for _ in range(2):
         client.write(REQUEST)
@@ -38,13 +38,13 @@ def test_everybody_gets_a_ticket(client: RawClient) -> None:
     client.expect(commands.Queue.DeclareOk)
 
 
-def test_a_message_is_returned_before_there_is_a_ticket(client: RawClient) -> None:
+def test_returned_message_precedes_the_ticket(client: RawClient) -> None:
     client.open_channel(1)
     client.write(publish(1, "nowhere", b"m", mandatory=True) + REQUEST)
     assert client.expect_message()[2] == b"m"
     assert read(client, len(TICKET)) == TICKET
 
 
-def test_there_is_no_ticket_without_a_channel(client: RawClient) -> None:
+def test_access_request_without_a_channel_is_refused(client: RawClient) -> None:
     client.write(REQUEST)
     client.expect_close(504, "CHANNEL_ERROR - expected 'channel.open'")

@@ -122,9 +122,7 @@ def test_better_single_active_consumer_takes_over_after_an_ack(broker: LoneBroke
         assert delivered(better).consumer_tag == "b"
 
 
-def test_acknowledgement_is_held_back_while_the_consumer_has_room(
-    broker: LoneBroker, client: RawClient
-) -> None:
+def test_acks_are_held_back_while_the_consumer_has_room(broker: LoneBroker, client: RawClient) -> None:
     client.call(1, Basic.Qos(0, 2 * COUNT, False), Basic.QosOk)
     fill(client)
     consume(client)

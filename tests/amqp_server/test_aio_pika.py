@@ -54,7 +54,7 @@ def test_many_publishers_and_consumers_share_a_connection(node: ClusterNode, que
     asyncio.run(scenario())
 
 
-def test_a_failed_channel_does_not_harm_the_others(node: ClusterNode, queue: str) -> None:
+def test_failed_channel_does_not_harm_further_channels(node: ClusterNode, queue: str) -> None:
     async def scenario() -> None:
         connection = await aio_pika.connect(node.url)
         async with connection:

@@ -55,7 +55,7 @@ def expect_got(client: RawClient, tag: int, body: bytes, remaining: int) -> None
     assert (method.delivery_tag, got, method.message_count) == (tag, body, remaining)
 
 
-def test_each_is_answered_in_its_order(client: RawClient) -> None:
+def test_gets_are_answered_in_order(client: RawClient) -> None:
     fill(client, *(b"%d" % number for number in range(COUNT)))
     client.write(get() * (COUNT + 3))
     for number in range(COUNT):
@@ -72,7 +72,7 @@ def test_each_is_answered_in_its_order(client: RawClient) -> None:
     assert ready(client) == 0
 
 
-def test_many_that_come_together_are_few_entries(broker: LoneBroker, client: RawClient) -> None:
+def test_gets_sent_together_are_few_entries(broker: LoneBroker, client: RawClient) -> None:
     fill(client, *[b"x"] * COUNT)
     before = broker.broker.submissions.batches_applied
     client.write(get() * COUNT)
@@ -85,7 +85,7 @@ def test_many_that_come_together_are_few_entries(broker: LoneBroker, client: Raw
         assert entries <= 6
 
 
-def test_acknowledgements_between_them_are_carried_out(client: RawClient) -> None:
+def test_acks_between_gets_are_carried_out(client: RawClient) -> None:
     fill(client, *(b"%c" % letter for letter in b"abcdefgh"))
     client.write(get() * 2)
     expect_got(client, 1, b"a", 7)
@@ -102,7 +102,7 @@ def test_acknowledgements_between_them_are_carried_out(client: RawClient) -> Non
         expect_got(client, tag, body, 5 - tag)
 
 
-def test_an_acknowledgement_of_nothing_between_them_takes_no_message(client: RawClient) -> None:
+def test_ack_of_an_unknown_tag_between_gets_takes_no_message(client: RawClient) -> None:
     fill(client, b"a", b"b", b"c")
     client.write(get(no_ack=True) * 2 + ack(7) + get(no_ack=True))
     expect_got(client, 1, b"a", 2)
@@ -115,7 +115,9 @@ def test_an_acknowledgement_of_nothing_between_them_takes_no_message(client: Raw
 
 
 @pytest.mark.parametrize("no_ack", [False, True])
-def test_a_queue_that_is_not_there_is_one_error(broker: LoneBroker, client: RawClient, no_ack: bool) -> None:
+def test_gets_of_a_missing_queue_are_a_single_error(
+    broker: LoneBroker, client: RawClient, no_ack: bool
+) -> None:
     client.write(marshal(1, Basic.Get(queue="none", no_ack=no_ack)) * 5)
     client.expect_close(404, "NOT_FOUND - no queue 'none' in vhost '/'", channel=1)
     client.send(1, Channel.CloseOk())
@@ -123,7 +125,7 @@ def test_a_queue_that_is_not_there_is_one_error(broker: LoneBroker, client: RawC
     assert ready(client) == 0
 
 
-def test_gets_of_other_queues_between_them_keep_their_place(client: RawClient) -> None:
+def test_gets_of_different_queues_keep_their_order(client: RawClient) -> None:
     client.call(1, Queue.Declare(queue="r"), Queue.DeclareOk)
     client.write(publish(1, "r", b"r"))
     fill(client, b"a", b"b")

@@ -55,9 +55,9 @@ class Socket:
         for outgoing in pumps:
             outgoing.pump()
 
-    def holds_back(self, _: Any) -> None: ...
+    def methods_held(self, _: Any) -> None: ...
 
-    def released(self, _: Any) -> None: ...
+    def methods_released(self, _: Any) -> None: ...
 
     def pause_for(self, reason: object) -> None:
         self.paused.add(reason)
@@ -118,7 +118,7 @@ def channel_and_its_ends() -> tuple[Channel, Socket, Log]:
         machine=machine,
         new_id=lambda: next(numbers),
         submissions=log,
-        ask_when_known=lambda command, *_: log.add(command),
+        submit_when_free=lambda command, *_: log.add(command),
         counters=Counters(),
         entries=Stored(),
         session_ended=lambda channel: log.add(commands.SessionDown(channel.session)),
@@ -138,7 +138,7 @@ def consume(channel: Channel, log: Log, **arguments: Any) -> int:
     return consumer
 
 
-def test_a_change_of_leader_while_a_method_waits_leaves_each_its_answer() -> None:
+def test_leader_change_during_a_method_keeps_both_answers() -> None:
     channel, socket, log = channel_and_its_ends()
     consumer = consume(channel, log, **{"x-cancel-on-ha-failover": True})
     channel.methods.receive(Method(1, amqp.Queue.Declare(queue="other")))
@@ -151,7 +151,7 @@ def test_a_change_of_leader_while_a_method_waits_leaves_each_its_answer() -> Non
     assert isinstance(log.commands[-1], commands.DeleteQueue)
 
 
-def test_confirms_that_wait_for_the_socket_become_one() -> None:
+def test_confirms_that_wait_for_the_socket_are_joined() -> None:
     channel, socket, _ = channel_and_its_ends()
     socket.has_room = False
     for published in range(1, LARGE_NUMBER):
@@ -162,7 +162,7 @@ def test_confirms_that_wait_for_the_socket_become_one() -> None:
     assert not socket.paused
 
 
-def test_ack_of_one_message_is_not_multiple_and_each_nack_is() -> None:
+def test_single_ack_is_not_multiple_and_each_nack_is() -> None:
     channel, socket, _ = channel_and_its_ends()
     for published, refused in ((1, False), (2, True), (4, False), (5, False), (7, True)):
         channel.core.outgoing.confirm(published, refused=refused)
@@ -176,7 +176,7 @@ def test_ack_of_one_message_is_not_multiple_and_each_nack_is() -> None:
     ]
 
 
-def test_answers_behind_deliveries_stop_the_reading_and_let_it_go_on() -> None:
+def test_answers_behind_deliveries_pause_and_resume_reading() -> None:
     channel, socket, log = channel_and_its_ends()
     consumer = consume(channel, log)
     socket.frames()
@@ -193,7 +193,7 @@ def test_answers_behind_deliveries_stop_the_reading_and_let_it_go_on() -> None:
     assert [frame.name for frame in socket.frames()[::1000]] == ["Basic.Deliver", "Basic.QosOk"]
 
 
-def test_recovery_drops_what_is_not_written_and_gives_its_credit_back() -> None:
+def test_recover_drops_unwritten_deliveries_and_returns_credit() -> None:
     """What was on its way is delivered again by the log; the credit of an unlimited consumer is the shell's to give."""
     channel, socket, log = channel_and_its_ends()
     consumer = consume(channel, log)
@@ -223,7 +223,7 @@ def test_recovery_drops_what_is_not_written_and_gives_its_credit_back() -> None:
     assert "unknown delivery tag 1" in str(socket.errors)
 
 
-def test_a_channel_that_ends_tells_the_log_once() -> None:
+def test_closed_channel_is_reported_to_the_log_once() -> None:
     channel, _, log = channel_and_its_ends()
     channel.end()
     channel.end()

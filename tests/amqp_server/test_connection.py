@@ -49,7 +49,7 @@ def expect_nothing(client: RawClient, seconds: float = 0.2) -> None:
 # Limits
 
 
-def test_a_node_takes_as_many_connections_as_it_is_told() -> None:
+def test_node_accepts_connections_up_to_its_limit() -> None:
     with LoneBroker(connection_max=2) as broker:
         first, second = RawClient(broker.amqp_port), RawClient(broker.amqp_port)
         with first, second:
@@ -87,7 +87,7 @@ def test_tuning_without_limits() -> None:
             works(client, 65_535)
 
 
-def test_what_a_node_tells_its_clients_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_limits_and_product_are_configurable(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {
         "LIMITS_CHANNEL_MAX": "100",
         "LIMITS_FRAME_MAX": "16384",
@@ -137,7 +137,7 @@ def test_what_a_node_tells_its_clients_is_configured(monkeypatch: pytest.MonkeyP
         (b"AMQP\0\1\0\0", "not AMQP 0-9-1: b'AMQP\\x00\\x01\\x00\\x00'"),
     ],
 )
-def test_who_speaks_another_protocol_is_named_in_the_log(
+def test_foreign_protocol_is_named_in_the_log(
     broker: LoneBroker, caplog: pytest.LogCaptureFixture, data: bytes, text: str
 ) -> None:
     with RawClient(broker.amqp_port, handshake=False) as client:
@@ -177,7 +177,7 @@ def test_deliveries_are_cut_to_the_frames_of_the_consumer(broker: LoneBroker, cl
         assert {len(part) for part in parts[:-1]} == {8192 - 8}
 
 
-def test_headers_larger_than_a_frame_of_the_consumer_are_sent_whole(
+def test_headers_above_the_consumers_frame_limit_are_sent_whole(
     broker: LoneBroker, client: RawClient
 ) -> None:
     """They cannot be cut; RabbitMQ does the same."""
@@ -198,7 +198,7 @@ def test_headers_larger_than_a_frame_of_the_consumer_are_sent_whole(
 
 def close(connection: Connection, text: str, code: ReplyCode = ReplyCode.CONNECTION_FORCED) -> None:
     """What an operator does, as the log tells it."""
-    connection.told_to_close(ConnectionForced("n1", connection.id, code, text))
+    connection.force_close(ConnectionForced("n1", connection.id, code, text))
 
 
 def test_an_operator_closes_a_connection(broker: LoneBroker, client: RawClient) -> None:
@@ -209,7 +209,7 @@ def test_an_operator_closes_a_connection(broker: LoneBroker, client: RawClient) 
     client.expect_end()
 
 
-def test_an_operator_gives_another_code(broker: LoneBroker, client: RawClient) -> None:
+def test_operator_closes_a_connection_with_a_given_code(broker: LoneBroker, client: RawClient) -> None:
     [connection] = broker.broker.connections.values()
     broker.call(close, connection, "enough", ReplyCode.NOT_ALLOWED)
     client.expect_close(530, "NOT_ALLOWED - enough")
@@ -249,7 +249,7 @@ def test_an_operator_closes_a_connection_that_is_closing(broker: LoneBroker, cli
 # Channels that close
 
 
-def test_a_channel_number_is_used_again_at_once_and_again_and_again(client: RawClient) -> None:
+def test_channel_number_is_reused_many_times(client: RawClient) -> None:
     works(client)
     for _ in range(200):
         client.send(1, BYE)
@@ -268,7 +268,7 @@ def test_a_channel_number_is_used_again_behind_close_ok(client: RawClient) -> No
         client.expect(Queue.DeclareOk, 1)
 
 
-def test_a_channel_whose_close_is_not_answered_stays_closed_and_the_others_go_on(client: RawClient) -> None:
+def test_channel_without_close_ok_stays_closed_alone(client: RawClient) -> None:
     client.open_channel(2)
     client.send(1, Queue.Declare(queue="none", passive=True))
     client.expect(Chan.Close, 1)
@@ -278,7 +278,7 @@ def test_a_channel_whose_close_is_not_answered_stays_closed_and_the_others_go_on
     client.close()
 
 
-def test_a_channel_closes_behind_what_it_waits_for(broker: LoneBroker, client: RawClient) -> None:
+def test_channel_closes_after_the_answer_it_waits_for(broker: LoneBroker, client: RawClient) -> None:
     broker.group.holding = True
     client.send(1, Queue.Declare(queue="works"), BYE)
     expect_nothing(client)
@@ -324,7 +324,7 @@ def test_a_connection_can_be_closed_in_the_middle_of_a_message(client: RawClient
 # Connections that close
 
 
-def test_an_error_of_ours_in_what_was_held_back_ends_its_connection_and_no_other(
+def test_internal_error_in_a_held_method_ends_its_connection(
     broker: LoneBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any) -> None:
@@ -343,9 +343,7 @@ def test_an_error_of_ours_in_what_was_held_back_ends_its_connection_and_no_other
     assert "RuntimeError: of ours" in caplog.text
 
 
-def test_a_connection_closes_at_once_whatever_its_channels_wait_for(
-    broker: LoneBroker, client: RawClient
-) -> None:
+def test_connection_closes_without_waiting_for_its_channels(broker: LoneBroker, client: RawClient) -> None:
     broker.group.holding = True
     client.send(1, Queue.Declare(queue="works"))
     client.send(0, CONNECTION_BYE)
@@ -367,7 +365,7 @@ def test_behind_close_ok_the_socket_is_the_clients_to_close(
     client.part()
 
 
-def test_a_client_that_does_not_close_its_socket_behind_close_ok_is_not_awaited_for_ever(
+def test_client_that_keeps_its_socket_after_close_ok_is_dropped(
     client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "CLOSE_GRACE_S", 0.5)
@@ -398,7 +396,7 @@ def test_both_close_the_connection_in_any_order(
     assert watch.seconds < 2 * watch.slowness
 
 
-def test_what_follows_a_close_is_not_looked_at(client: RawClient) -> None:
+def test_frames_after_a_connection_close_are_ignored(client: RawClient) -> None:
     client.send(0, CONNECTION_BYE)
     client.write(publish(1, "works", b"m") + marshal(7, BYE) + b"rubbish" * 1000)
     client.expect(Conn.CloseOk, 0)

@@ -42,7 +42,7 @@ def declared(client: Client, name: str = "q") -> int:
     return client.call(1, Queue.Declare(queue=name), Queue.DeclareOk).message_count
 
 
-def test_who_has_published_is_blocked_at_once_and_not_read_until_the_alarm_is_over(
+def test_publisher_is_blocked_and_not_read_until_the_alarm_ends(
     broker: LoneBroker,
 ) -> None:
     with Client(broker) as client:
@@ -58,7 +58,7 @@ def test_who_has_published_is_blocked_at_once_and_not_read_until_the_alarm_is_ov
         assert client.expect(Queue.DeclareOk).message_count == 2
 
 
-def test_who_only_consumes_is_not_blocked(broker: LoneBroker) -> None:
+def test_consumer_is_not_blocked(broker: LoneBroker) -> None:
     with Client(broker) as client, Client(broker) as publisher:
         declared(client)
         publisher.write(publish(1, "q", b"1") + publish(1, "q", b"2"))
@@ -75,7 +75,7 @@ def test_who_only_consumes_is_not_blocked(broker: LoneBroker) -> None:
         assert declared(client) == 0
 
 
-def test_who_connects_during_an_alarm_is_blocked_by_its_first_publish(broker: LoneBroker) -> None:
+def test_first_publish_during_an_alarm_blocks_the_connection(broker: LoneBroker) -> None:
     broker.alarm(LOW)
     with Client(broker) as client:
         declared(client)
@@ -88,7 +88,7 @@ def test_who_connects_during_an_alarm_is_blocked_by_its_first_publish(broker: Lo
         assert client.expect(Queue.DeclareOk).message_count == 1
 
 
-def test_who_connects_during_an_alarm_is_blocked_by_a_first_message_that_is_not_complete(
+def test_first_partial_message_during_an_alarm_blocks(
     broker: LoneBroker,
 ) -> None:
     """Many clients that each sent most of a large message once filled the memory that the alarm was about."""
@@ -105,7 +105,7 @@ def test_who_connects_during_an_alarm_is_blocked_by_a_first_message_that_is_not_
         assert client.expect(Queue.DeclareOk).message_count == 1
 
 
-def test_who_has_not_said_that_it_understands_is_not_told_and_not_read(broker: LoneBroker) -> None:
+def test_client_without_the_capability_is_not_notified_nor_read(broker: LoneBroker) -> None:
     with Client(broker, more_capabilities=[]) as client:
         declared(client)
         client.write(publish(1, "q", b"before"))
@@ -117,7 +117,7 @@ def test_who_has_not_said_that_it_understands_is_not_told_and_not_read(broker: L
         client.expect(Queue.DeclareOk)
 
 
-def test_each_alarm_is_told_once(broker: LoneBroker) -> None:
+def test_each_alarm_is_reported_once(broker: LoneBroker) -> None:
     with Client(broker) as client:
         declared(client)
         client.write(publish(1, "q", b"m"))
@@ -132,7 +132,7 @@ def test_each_alarm_is_told_once(broker: LoneBroker) -> None:
         declared(client)
 
 
-def test_heartbeats_go_on_and_those_of_a_blocked_client_are_not_missed(broker: LoneBroker) -> None:
+def test_heartbeats_continue_while_a_client_is_blocked(broker: LoneBroker) -> None:
     with Client(broker, heartbeat=1) as client:
         declared(client)
         client.write(publish(1, "q", b"m"))
@@ -149,7 +149,7 @@ def test_heartbeats_go_on_and_those_of_a_blocked_client_are_not_missed(broker: L
         declared(client)
 
 
-def test_a_blocked_connection_is_closed_in_good_order_when_the_node_stops(broker: LoneBroker) -> None:
+def test_blocked_connection_is_closed_when_the_node_stops(broker: LoneBroker) -> None:
     with Client(broker) as client:
         client.write(publish(1, "q", b"m"))
         broker.alarm(LOW)
@@ -183,7 +183,7 @@ def test_pika_calls_back(broker: LoneBroker) -> None:
     connection.close()
 
 
-def test_a_node_with_too_little_free_space_has_publishers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_low_on_disk_blocks_publishers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QQ_LIMITS_DISK_FREE_LIMIT_BYTES", str(2**60))
     with (
         LocalCluster(nodes=1) as cluster,
@@ -210,7 +210,7 @@ def test_a_node_with_too_little_free_space_has_publishers_wait(monkeypatch: pyte
         ),
     ],
 )
-def test_a_node_that_takes_too_much_memory_has_publishers_wait(
+def test_node_low_on_memory_blocks_publishers(
     monkeypatch: pytest.MonkeyPatch, limits: dict[str, float], reason: str, resource: str
 ) -> None:
     for name, limit in limits.items():
@@ -229,7 +229,7 @@ def test_a_node_that_takes_too_much_memory_has_publishers_wait(
             assert f"rabbitmq_alarms_{resource}_watermark 1.0" in metrics.read().decode()
 
 
-def test_a_second_alarm_is_not_told_and_both_have_to_end(broker: LoneBroker) -> None:
+def test_second_alarm_is_not_reported_and_both_must_end(broker: LoneBroker) -> None:
     with Client(broker) as client:
         client.write(publish(1, "q", b"m"))
         declared(client)

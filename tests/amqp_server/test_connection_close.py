@@ -18,7 +18,7 @@ from tests.harness.stopwatch import Stopwatch
 Basic, Conn, Queue = commands.Basic, commands.Connection, commands.Queue
 BYE = Conn.Close(200, "bye", 0, 0)
 MINE = Queue.Declare(queue="mine", exclusive=True)
-LET_GO_S = 0.5
+END_CLAIMS_S = 0.5
 
 
 class SlowGroup(LoneGroup):
@@ -58,7 +58,7 @@ def is_shut_down(broker: LoneBroker, _: RawClient) -> None:
 
 def is_closed_by_an_operator(broker: LoneBroker, _: RawClient) -> None:
     [connection] = broker.broker.connections.values()
-    broker.call(connection.told_to_close, ConnectionForced("n1", connection.id, 320, "go"))
+    broker.call(connection.force_close, ConnectionForced("n1", connection.id, 320, "go"))
 
 
 def makes_a_mistake(_: LoneBroker, client: RawClient) -> None:
@@ -76,7 +76,7 @@ End = Callable[[LoneBroker, RawClient], None]
 
 
 @by_endings
-def test_a_client_hears_of_the_end_when_its_claims_are_free(
+def test_close_is_answered_when_the_claims_are_free(
     broker: LoneBroker, client: RawClient, end: End, told: type[commands.Frame]
 ) -> None:
     broker.group.holding = True
@@ -89,19 +89,19 @@ def test_a_client_hears_of_the_end_when_its_claims_are_free(
 
 
 @by_endings
-def test_a_client_hears_of_the_end_when_the_log_is_slow(
+def test_close_is_answered_when_the_log_is_slow(
     broker: LoneBroker,
     client: RawClient,
     monkeypatch: pytest.MonkeyPatch,
     end: End,
     told: type[commands.Frame],
 ) -> None:
-    monkeypatch.setattr(broker_module, "LET_GO_S", LET_GO_S)
+    monkeypatch.setattr(broker_module, "END_CLAIMS_S", END_CLAIMS_S)
     broker.group.holding = True
     with Stopwatch() as watch:
         end(broker, client)
         client.expect(told, 0)
-    assert watch.seconds > 0.9 * LET_GO_S
+    assert watch.seconds > 0.9 * END_CLAIMS_S
     broker.call(broker.group.release)
 
 

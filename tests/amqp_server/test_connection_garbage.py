@@ -111,14 +111,14 @@ def there() -> int:
 @pytest.mark.parametrize(
     "ending", [in_good_order, in_a_transaction, with_a_delivery, vanishing, failing, refused]
 )
-def test_a_connection_that_is_gone_is_freed(broker: LoneBroker, ending: Callable[[RawClient], None]) -> None:
+def test_closed_connection_is_freed(broker: LoneBroker, ending: Callable[[RawClient], None]) -> None:
     with nothing_left(broker):
         for _ in range(3):
             with RawClient(broker.amqp_port) as client:
                 ending(client)
 
 
-def test_so_is_one_that_never_logged_in(broker: LoneBroker) -> None:
+def test_unauthenticated_connection_is_freed(broker: LoneBroker) -> None:
     with nothing_left(broker), socket.create_connection(("127.0.0.1", broker.amqp_port)) as stranger:
         stranger.sendall(b"AMQP\x00\x00\x09\x01")
         assert stranger.recv(1)  # the node has accepted it

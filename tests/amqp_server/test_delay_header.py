@@ -40,7 +40,7 @@ def came(channel: Any, queue: str) -> Any:
 
 @ANY_EXCHANGE
 @pytest.mark.parametrize("delay", [300, "0300", b"+300"])
-def test_the_header_of_what_was_delayed_is_negative(channel: Any, exchange: str, delay: Any) -> None:
+def test_delay_header_of_a_delayed_message_is_negative(channel: Any, exchange: str, delay: Any) -> None:
     began_s = time.monotonic()
     publish(channel, exchange, {"a": "b", "x-delay": delay, "z": 1})
     headers = came(channel, exchange)
@@ -49,9 +49,7 @@ def test_the_header_of_what_was_delayed_is_negative(channel: Any, exchange: str,
 
 
 @ANY_EXCHANGE
-def test_what_was_delayed_and_is_sent_on_with_its_headers_is_not_delayed_again(
-    channel: Any, exchange: str
-) -> None:
+def test_delayed_message_published_again_is_not_delayed(channel: Any, exchange: str) -> None:
     publish(channel, exchange, {"x-delay": 100})
     headers = came(channel, exchange)
     publish(channel, exchange, headers | {"x-delay": headers["x-delay"] * 1000 * AT_ONCE_S})
@@ -60,13 +58,13 @@ def test_what_was_delayed_and_is_sent_on_with_its_headers_is_not_delayed_again(
 
 @ANY_EXCHANGE
 @pytest.mark.parametrize("delay", [0, -60_000, "soon", "", "60000ms", True, None, [60_000], 2**62, "9" * 40])
-def test_what_is_no_delay_is_ignored(channel: Any, exchange: str, delay: Any) -> None:
+def test_invalid_delay_is_ignored(channel: Any, exchange: str, delay: Any) -> None:
     publish(channel, exchange, {"x-delay": delay})
     assert came(channel, exchange) == {"x-delay": delay}
 
 
 @pytest.mark.parametrize(("kind", "is_delayed"), [("direct", True), ("x-delayed-message", False)])
-def test_only_the_type_of_the_plugin_knows_no_delay_beyond_its_timers(
+def test_only_delayed_message_exchanges_limit_the_delay(
     channel: Any, exchange: str, is_delayed: bool
 ) -> None:
     publish(channel, exchange, {"x-delay": 2**32})
@@ -80,7 +78,7 @@ def test_only_the_type_of_the_plugin_knows_no_delay_beyond_its_timers(
 
 
 @pytest.mark.parametrize("kind", ["direct"])
-def test_what_is_returned_was_not_delayed(channel: Any, exchange: str) -> None:
+def test_returned_message_keeps_its_delay_header(channel: Any, exchange: str) -> None:
     with pytest.raises(pika.exceptions.UnroutableError) as error:
         publish(channel, exchange, {"x-delay": 60_000}, "nowhere", mandatory=True)
     [message] = error.value.messages

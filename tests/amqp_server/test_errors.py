@@ -31,7 +31,7 @@ def unchecked(kind: type[Any], **fields: Any) -> Any:
     [Basic.Ack(2), Basic.Ack(2, multiple=True), Basic.Nack(2), Basic.Reject(2)],
     ids=["ack", "ack-multiple", "nack", "reject"],
 )
-def test_a_message_is_acknowledged_once(raw: RawClient, queue: str, again: Any) -> None:
+def test_message_is_acknowledged_once(raw: RawClient, queue: str, again: Any) -> None:
     raw.call(1, Queue.Declare(queue=queue), Queue.DeclareOk)
     raw.write(publish(1, queue, b"m") * 3)
     raw.call(1, Basic.Consume(queue=queue), Basic.ConsumeOk)
@@ -41,12 +41,12 @@ def test_a_message_is_acknowledged_once(raw: RawClient, queue: str, again: Any) 
     raw.expect_close(406, "PRECONDITION_FAILED - unknown delivery tag 2", channel=1)
 
 
-def test_all_outstanding_may_be_nothing(raw: RawClient) -> None:
+def test_acknowledging_all_of_no_messages_is_valid(raw: RawClient) -> None:
     raw.send(1, Basic.Ack(0, multiple=True), Basic.Nack(0, multiple=True))
     raw.call(1, Basic.Qos(prefetch_count=1), Basic.QosOk)
 
 
-def test_cancelling_what_is_not_there_is_answered(raw: RawClient) -> None:
+def test_cancel_of_an_unknown_consumer_is_answered(raw: RawClient) -> None:
     assert raw.call(1, Basic.Cancel("nobody"), Basic.CancelOk).consumer_tag == "nobody"
 
 
@@ -86,7 +86,7 @@ def test_a_return_comes_before_its_confirm(raw: RawClient) -> None:
     assert raw.expect(Basic.Ack).delivery_tag == 1
 
 
-def test_methods_that_want_no_answer_get_none(raw: RawClient, queue: str) -> None:
+def test_nowait_methods_get_no_answer(raw: RawClient, queue: str) -> None:
     raw.send(
         1,
         Queue.Declare(queue=queue, nowait=True),
@@ -125,7 +125,7 @@ def test_amqplain_opens_a_connection_too(node: ClusterNode) -> None:
         client.expect(Conn.Tune)
 
 
-def test_another_protocol_gets_the_header_of_ours_and_the_end(node: ClusterNode) -> None:
+def test_foreign_protocol_gets_the_amqp_header_and_is_closed(node: ClusterNode) -> None:
     for start in (b"GET / HTTP/1.1\r\n\r\n", b"AMQP\0\1\0\0", b"\x16\x03\x01\x02\0"):
         with RawClient(node.amqp_port, handshake=False) as client:
             client.write(start)
@@ -171,7 +171,7 @@ def test_both_sides_may_close_the_connection_at_once(raw: RawClient) -> None:
     raw.expect_end()
 
 
-def test_what_is_sent_together_with_a_mistake_of_the_connection_is_not_carried_out_behind_it(
+def test_methods_behind_a_connection_error_are_not_carried_out(
     node: ClusterNode, raw: RawClient, queue: str
 ) -> None:
     """Nor on a channel that is opened behind the mistake: connection.close is the last that the client hears."""
@@ -191,7 +191,9 @@ def test_what_is_sent_together_with_a_mistake_of_the_connection_is_not_carried_o
         other.expect_close(404, f"NOT_FOUND - no queue '{queue}' {HERE}", channel=1)
 
 
-def test_a_closed_connection_returns_what_it_held(node: ClusterNode, raw: RawClient, queue: str) -> None:
+def test_closed_connection_returns_its_unacked_messages(
+    node: ClusterNode, raw: RawClient, queue: str
+) -> None:
     raw.call(1, Queue.Declare(queue=queue), Queue.DeclareOk)
     raw.write(publish(1, queue, b"m") * 4)
     for ending in range(4):

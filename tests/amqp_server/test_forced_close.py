@@ -27,7 +27,7 @@ def broker() -> Generator[LoneBroker]:
         (DeleteUser("guest"), "user 'guest' is deleted"),
     ],
 )
-def test_a_client_is_told_why_it_has_to_go(
+def test_forced_close_gives_the_reason(
     broker: LoneBroker, gone: Command, reason: str, is_skipped: bool
 ) -> None:
     with RawClient(broker.amqp_port) as client:
@@ -48,7 +48,7 @@ def test_a_client_is_told_why_it_has_to_go(
         assert (close.class_id, close.method_id) == (0, 0)
 
 
-def test_what_is_not_there_any_more_is_not_closed(broker: LoneBroker) -> None:
+def test_closing_a_missing_connection_has_no_effect(broker: LoneBroker) -> None:
     with RawClient(broker.amqp_port) as client:
         broker.call(broker.broker.submissions.add, Connect(999, "/", "guest"))
         broker.call(broker.broker.submissions.add, CloseConnection(NAME, 999, "gone"))

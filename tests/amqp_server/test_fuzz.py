@@ -34,11 +34,11 @@ SECONDS = 10.0
 ACTS, ACTS_FACTOR = 48, 0.02
 
 
-def test_conversations_that_are_not_damaged_are_served_to_their_end(node: ClusterNode) -> None:
+def test_undamaged_conversations_are_served_to_their_end(node: ClusterNode) -> None:
     assert served(node.amqp_port) == Counter()
 
 
-def test_damaged_ones_harm_nobody() -> None:
+def test_damaged_conversations_cause_no_harm() -> None:
     outcome = run_seed(1, CLIENTS, time.monotonic() + SECONDS)
     assert outcome.violation == ""
     assert outcome.clients == CLIENTS
@@ -56,7 +56,7 @@ def test_the_damage_is_a_function_of_the_seed() -> None:
     assert len(set(first) - undamaged) > 270
 
 
-def test_legal_ones_harm_nobody() -> None:
+def test_legal_conversations_cause_no_harm() -> None:
     until_s = time.monotonic() + 3 * SECONDS
     outcome = run_siege(1, nodes=1, acts=ACTS, until_s=until_s, factor=ACTS_FACTOR)
     assert outcome.violation == ""
@@ -65,7 +65,7 @@ def test_legal_ones_harm_nobody() -> None:
     assert {"channel 403", "channel 406", "HTTP 201"} <= set(outcome.told)
 
 
-def test_what_is_legal_is_a_function_of_the_seed() -> None:
+def test_legal_acts_are_a_function_of_the_seed() -> None:
     def acts(seed: int) -> list[Act]:
         drawn = [draw_act(Random(f"{seed}-{number}"), number, ACTS_FACTOR) for number in range(200)]
         return [act._replace(frames=list(act.frames), requests=list(act.requests)) for act in drawn]
@@ -75,7 +75,7 @@ def test_what_is_legal_is_a_function_of_the_seed() -> None:
     assert {act.name for act in acts(1)} == set(KINDS)
 
 
-def test_a_confirmed_message_that_is_lost_or_comes_twice_is_noticed(
+def test_lost_or_duplicate_confirmed_message_is_noticed(
     node: ClusterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = HonestPublisher(node.amqp_port, "honest")
@@ -112,7 +112,7 @@ def test_an_honest_publisher_that_waits_too_long_is_noticed(node: ClusterNode) -
         (b"nonsense and more of it", "has sent"),
     ],
 )
-def test_what_a_hostile_client_may_not_hear_is_noticed(said: bytes, complaint: str) -> None:
+def test_unexpected_end_of_a_hostile_client_is_noticed(said: bytes, complaint: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.listen()
         port = server.getsockname()[1]
@@ -130,7 +130,7 @@ def keep_state(directory: Path, name: str, index: int, body: bytes) -> None:
     disk.close()
 
 
-def test_states_that_differ_are_noticed(tmp_path: Path) -> None:
+def test_differing_states_are_noticed(tmp_path: Path) -> None:
     machine = QueueMachine()
     machine.apply_batch("n1", 1, 0, 1, b"".join(encode_batch([PutVhost("v", "", [], "")], [])))
     empty, state = (GroupState(each).freeze().dump() for each in (QueueMachine(), machine))
@@ -143,7 +143,7 @@ def test_states_that_differ_are_noticed(tmp_path: Path) -> None:
         compare_states(nodes)
 
 
-def test_a_state_that_is_another_one_when_it_was_read_is_noticed(tmp_path: Path) -> None:
+def test_state_that_differs_after_a_load_is_noticed(tmp_path: Path) -> None:
     rows = [["n2", 1, 1, False], ["n1", 1, 1, False]]  # in no order
     keep_state(tmp_path, "n1", 5, msgpack.packb([0, rows, QueueMachine().dump()]))
     with pytest.raises(HarmError, match="a node that begins with the state of n1 at index 5 has another one"):
@@ -168,7 +168,7 @@ def test_an_answer_that_is_no_frame_is_noticed() -> None:
             frames(wrong)
 
 
-def test_what_may_not_be_said_is_noticed() -> None:
+def test_forbidden_answer_is_noticed() -> None:
     told: Counter[str] = Counter()
     _note(commands.Connection.CloseOk(), told, closed=True)
     _note(commands.Channel.Close(404, "NOT_FOUND - no queue", 50, 10), told, closed=False)
@@ -189,5 +189,5 @@ def test_what_may_not_be_said_is_noticed() -> None:
         "Task exception was never retrieved",
     ],
 )
-def test_an_error_of_ours_in_the_log_is_noticed(line: str) -> None:
+def test_internal_error_in_the_log_is_noticed(line: str) -> None:
     assert TROUBLE.search(line)

@@ -10,7 +10,7 @@ from qq.amqp_server import in_process_clients
 from tests.harness.lone_broker import LoneBroker, wait_until
 
 
-def test_whoever_gives_up_connecting_leaves_no_connection_behind() -> None:
+def test_cancelled_connect_leaves_no_connection() -> None:
     """A shovel may be stopped at any moment, as when its node leads no more."""
     with LoneBroker(new_loop=uvloop.new_event_loop) as broker:  # as a node
 

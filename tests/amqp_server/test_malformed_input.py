@@ -43,7 +43,7 @@ def assert_dropped(client: RawClient, after_s: float, before_s: float) -> None:
     assert after_s < watch.seconds < before_s * watch.slowness
 
 
-def test_a_handshake_that_stops_halfway_is_given_up(impatient_node: ClusterNode) -> None:
+def test_unfinished_handshake_is_dropped(impatient_node: ClusterNode) -> None:
     start_ok = marshal(0, RawClient.start_ok())
     tune_ok = marshal(0, Conn.TuneOk(10, 8192, 0))
     starts = [b"", b"AMQP", HEADER, HEADER + start_ok[:20], HEADER + start_ok, HEADER + start_ok + tune_ok]
@@ -62,7 +62,7 @@ def test_a_handshake_that_stops_halfway_is_given_up(impatient_node: ClusterNode)
         works(raw)
 
 
-def test_a_refused_login_that_cannot_be_told_takes_time(node: ClusterNode) -> None:
+def test_refused_login_without_a_reason_is_delayed(node: ClusterNode) -> None:
     with RawClient(node.amqp_port, handshake=False) as client:
         client.write(HEADER)
         client.expect(Conn.Start)
@@ -86,7 +86,9 @@ def test_guesses_over_http_take_longer_and_longer(node: ClusterNode) -> None:
     assert watch.seconds < FIRST_DELAY_S * 8 * watch.slowness
 
 
-def test_a_frame_that_stops_halfway_holds_up_nobody(node: ClusterNode, raw: RawClient, queue: str) -> None:
+def test_unfinished_frame_does_not_delay_a_second_client(
+    node: ClusterNode, raw: RawClient, queue: str
+) -> None:
     with RawClient(node.amqp_port) as half:
         half.open_channel(1)
         message = publish(1, queue, b"x" * 100_000)
@@ -96,7 +98,7 @@ def test_a_frame_that_stops_halfway_holds_up_nobody(node: ClusterNode, raw: RawC
         works(half)
 
 
-def test_a_client_that_ignores_the_close_of_its_connection_is_dropped(raw: RawClient) -> None:
+def test_client_that_ignores_connection_close_is_dropped(raw: RawClient) -> None:
     raw.send(1, Chan.Flow(active=False))
     raw.expect(Conn.Close)
     assert_dropped(raw, CLOSE_GRACE_S - 0.5, CLOSE_GRACE_S + 2)
@@ -136,7 +138,7 @@ for _ in range(3000):
     ],
     ids=lambda value: repr(value[:12]),
 )
-def test_strange_arguments_are_taken_or_refused(
+def test_odd_arguments_are_accepted_or_refused(
     node: ClusterNode, raw: RawClient, queue: str, arguments: bytes
 ) -> None:
     table = struct.pack(">I", len(arguments)) + arguments

@@ -126,7 +126,7 @@ def test_consumers_that_never_read_hold_little_of_a_backlog(small_node: ClusterN
             time.sleep(2)
 
 
-def test_a_client_that_reads_no_answers_is_not_listened_to(small_node: ClusterNode, queue: str) -> None:
+def test_client_that_reads_no_answers_is_not_read(small_node: ClusterNode, queue: str) -> None:
     name = queue.ljust(255, "-")
     with RawClient(small_node.amqp_port) as client, unharmed(small_node, 40):
         channels = range(1, 501)
@@ -152,9 +152,7 @@ def test_answers_behind_deliveries_that_are_not_read_are_few(small_node: Cluster
             stopped_at(client, declare, 100 * MIB)
 
 
-def test_a_publisher_that_reads_nothing_may_go_on_while_it_also_consumes(
-    small_node: ClusterNode, queue: str
-) -> None:
+def test_publisher_that_reads_no_confirms_may_also_consume(small_node: ClusterNode, queue: str) -> None:
     with RawClient(small_node.amqp_port) as owner, RawClient(small_node.amqp_port) as client:
         owner.open_channel(1)
         fill(owner, queue, bytes(MIB), 32)
@@ -170,7 +168,7 @@ def test_a_publisher_that_reads_nothing_may_go_on_while_it_also_consumes(
                 time.sleep(0.05)
 
 
-def test_a_connection_has_as_many_channels_as_were_agreed_on(small_node: ClusterNode) -> None:
+def test_channels_of_a_connection_are_limited_to_channel_max(small_node: ClusterNode) -> None:
     with RawClient(small_node.amqp_port) as client, unharmed(small_node, 60):
         client.write(b"".join(marshal(number, commands.Channel.Open()) for number in range(1, 10_001)))
         limit = "number of channels opened (2047) has reached the negotiated channel_max (2047)"
@@ -198,7 +196,7 @@ def test_publishers_without_confirms_are_slowed_down(small_node: ClusterNode, qu
         list(pool.map(flood, range(4)))
 
 
-def test_a_slow_consumer_of_very_many_messages_harms_nobody(small_node: ClusterNode, queue: str) -> None:
+def test_slow_consumer_of_a_large_backlog_takes_little_memory(small_node: ClusterNode, queue: str) -> None:
     """With acknowledgements and without."""
     passive = Queue.Declare(queue=queue, passive=True)
     with RawClient(small_node.amqp_port) as owner:
@@ -230,9 +228,7 @@ def read_messages(client: RawClient, body: bytes, count: int) -> None:
 
 
 @pytest.mark.long
-def test_unacknowledged_messages_on_all_channels_that_there_may_be_take_little(
-    small_node: ClusterNode, queue: str
-) -> None:
+def test_unacked_messages_on_2047_channels_take_little_memory(small_node: ClusterNode, queue: str) -> None:
     """Fifty on each of 2047: about 100 bytes a message, since what comes in a row is remembered as one."""
     body, count = b"twelve bytes", 100_000
     with RawClient(small_node.amqp_port) as owner:
@@ -252,7 +248,7 @@ def test_unacknowledged_messages_on_all_channels_that_there_may_be_take_little(
         owner.call(1, Queue.Delete(queue=queue), Queue.DeleteOk)
 
 
-def test_publishers_without_a_majority_are_stopped_and_nothing_is_confirmed(queue: str) -> None:
+def test_publishers_without_a_majority_are_paused_unconfirmed(queue: str) -> None:
     """They go on by themselves when a majority is back."""
     node_limit_mib, clients_count = 128, 24
     with LocalCluster(nodes=3) as cluster, contextlib.ExitStack() as stack:

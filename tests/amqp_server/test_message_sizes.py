@@ -20,7 +20,7 @@ def pattern(size: int) -> bytes:
 @pytest.mark.parametrize(
     "size", [0, 1, *range(FRAME_MAX - 9, FRAME_MAX + 10), 2 * FRAME_MAX - 16, 1024 * 1024, MESSAGE_MAX]
 )
-def test_a_message_of_this_size_comes_as_it_was(raw: RawClient, queue: str, size: int) -> None:
+def test_message_of_any_size_is_delivered_unchanged(raw: RawClient, queue: str, size: int) -> None:
     body = pattern(size)
     raw.call(1, Queue.Declare(queue=queue), Queue.DeclareOk)
     raw.write(publish(1, queue, body))
@@ -41,7 +41,7 @@ def test_a_larger_message_closes_the_channel(raw: RawClient, queue: str) -> None
 @pytest.mark.parametrize(
     ("publisher_max", "consumer_max"), [(131_072, 4096), (4096, 131_072), (8192, 10_000)]
 )
-def test_a_message_is_cut_anew_for_another_channel_and_frame_size(
+def test_message_is_reframed_for_the_consumers_channel(
     node: ClusterNode, queue: str, size: int, publisher_max: int, consumer_max: int
 ) -> None:
     body = pattern(size)

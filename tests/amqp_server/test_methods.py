@@ -44,7 +44,7 @@ def take(channel: Any, queue: str, count: int, **options: Any) -> list[tuple[Any
 # Queues
 
 
-def test_a_declared_queue_tells_its_messages_and_consumers(channel: Any, queue: str) -> None:
+def test_declared_queue_returns_message_and_consumer_counts(channel: Any, queue: str) -> None:
     declared = channel.queue_declare(queue, durable=True, arguments=QUORUM).method
     assert (declared.queue, declared.message_count, declared.consumer_count) == (queue, 0, 0)
     for _ in range(3):
@@ -63,7 +63,7 @@ def test_names_may_have_any_characters(channel: Any, queue: str) -> None:
     assert (method.exchange, method.routing_key) == (f"x{name}"[:80], "ключ.a")
 
 
-def test_a_purge_counts_what_it_drops_and_spares_what_is_unacked(channel: Any, queue: str) -> None:
+def test_purge_counts_dropped_messages_and_keeps_unacked(channel: Any, queue: str) -> None:
     channel.queue_declare(queue)
     for number in range(3):
         channel.basic_publish("", queue, b"%d" % number)
@@ -73,14 +73,14 @@ def test_a_purge_counts_what_it_drops_and_spares_what_is_unacked(channel: Any, q
     assert bodies(channel, queue) == [b"0"]
 
 
-def test_a_deletion_counts_messages_and_a_second_one_is_fine(channel: Any, queue: str) -> None:
+def test_delete_counts_messages_and_may_be_repeated(channel: Any, queue: str) -> None:
     channel.queue_declare(queue, durable=True, arguments=QUORUM)
     channel.basic_publish("", queue, b"m")
     assert channel.queue_delete(queue).method.message_count == 1
     assert channel.queue_delete(queue).method.message_count == 0
 
 
-def test_the_broker_names_a_queue_that_has_no_name_and_remembers_it(channel: Any) -> None:
+def test_unnamed_queue_gets_a_name_and_becomes_the_default(channel: Any) -> None:
     name = channel.queue_declare("", exclusive=True).method.queue
     assert name.startswith("amq.gen-")
     channel.queue_bind("", "amq.fanout")
@@ -89,9 +89,7 @@ def test_the_broker_names_a_queue_that_has_no_name_and_remembers_it(channel: Any
     assert channel.queue_declare("", exclusive=True).method.queue != name
 
 
-def test_an_exclusive_queue_is_its_connections_and_goes_with_it(
-    node: ClusterNode, channel: Any, queue: str
-) -> None:
+def test_exclusive_queue_is_deleted_with_its_connection(node: ClusterNode, channel: Any, queue: str) -> None:
     other = pika.BlockingConnection(pika.URLParameters(node.url))
     other.channel().queue_declare(queue, exclusive=True)
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="RESOURCE_LOCKED"):
@@ -101,7 +99,7 @@ def test_an_exclusive_queue_is_its_connections_and_goes_with_it(
     assert again.queue_declare(queue, exclusive=True).method.message_count == 0
 
 
-def test_an_auto_delete_queue_goes_with_its_last_consumer(channel: Any, queue: str) -> None:
+def test_auto_delete_queue_is_deleted_with_its_last_consumer(channel: Any, queue: str) -> None:
     channel.queue_declare(queue, auto_delete=True)
     first, second = (channel.basic_consume(queue, lambda *_: None) for _ in range(2))
     channel.basic_cancel(first)
@@ -128,7 +126,7 @@ def routed(channel: Any, exchange: str, queue: str, keys: list[str]) -> list[str
         ("topic", "a.*.#", ["a", "a.b", "a.b.c", "b.a.b"], ["a.b", "a.b.c"]),
     ],
 )
-def test_an_exchange_routes_as_its_type_says(
+def test_exchange_routes_by_its_type(
     channel: Any, queue: str, kind: str, binding: str, keys: list[str], reached: list[str]
 ) -> None:
     channel.exchange_declare(queue, kind)
@@ -153,7 +151,7 @@ def test_exchanges_lead_to_exchanges(channel: Any, queue: str) -> None:
     assert routed(channel, source, queue, ["k"]) == []
 
 
-def test_a_message_that_matches_two_bindings_comes_once(channel: Any, queue: str) -> None:
+def test_message_that_matches_two_bindings_is_delivered_once(channel: Any, queue: str) -> None:
     channel.queue_declare(queue)
     for key in ("a", "#", "*"):
         channel.queue_bind(queue, "amq.topic", key)
@@ -163,7 +161,7 @@ def test_a_message_that_matches_two_bindings_comes_once(channel: Any, queue: str
 # Publishing
 
 
-def test_all_properties_and_nested_headers_come_back_unchanged(channel: Any, queue: str) -> None:
+def test_properties_and_nested_headers_are_delivered_unchanged(channel: Any, queue: str) -> None:
     headers = {
         "text": "ü",
         "yes": True,
@@ -199,7 +197,7 @@ def test_all_properties_and_nested_headers_come_back_unchanged(channel: Any, que
     assert received.headers == headers
 
 
-def test_a_mandatory_message_without_a_queue_is_returned_and_confirmed(channel: Any) -> None:
+def test_unroutable_mandatory_message_is_returned_and_confirmed(channel: Any) -> None:
     channel.confirm_delivery()
     with pytest.raises(pika.exceptions.UnroutableError) as caught:
         channel.basic_publish("amq.direct", "nowhere", b"m", mandatory=True)
@@ -214,7 +212,7 @@ def test_an_unroutable_message_is_confirmed(channel: Any) -> None:
     channel.basic_publish("amq.direct", "nowhere", b"m")
 
 
-def test_confirms_come_for_every_message(channel: Any, queue: str) -> None:
+def test_every_message_is_confirmed(channel: Any, queue: str) -> None:
     channel.queue_declare(queue, durable=True, arguments=QUORUM)
     channel.confirm_delivery()
     for number in range(50):
@@ -275,7 +273,7 @@ def test_a_consumer_without_a_prefetch_gets_everything(channel: Any, queue: str)
     assert [body for _, _, body in taken] == [b"%d" % number for number in range(5000)]
 
 
-def test_a_get_tells_how_many_are_left_and_an_empty_queue_says_so(channel: Any, queue: str) -> None:
+def test_get_returns_the_remaining_count_or_empty(channel: Any, queue: str) -> None:
     channel.queue_declare(queue)
     for _ in range(3):
         channel.basic_publish("", queue, b"m")
@@ -285,7 +283,7 @@ def test_a_get_tells_how_many_are_left_and_an_empty_queue_says_so(channel: Any, 
     assert channel.basic_get(queue) == (None, None, None)
 
 
-def test_ack_nack_and_reject_take_one_tag_or_all_up_to_it(channel: Any, queue: str) -> None:
+def test_ack_nack_and_reject_settle_single_or_multiple_tags(channel: Any, queue: str) -> None:
     channel.queue_declare(queue)
     for number in range(8):
         channel.basic_publish("", queue, b"%d" % number)
@@ -303,7 +301,7 @@ def test_ack_nack_and_reject_take_one_tag_or_all_up_to_it(channel: Any, queue: s
     assert sorted(bodies(channel, queue)) == [b"2", b"3", b"6", b"7"]
 
 
-def test_what_a_closed_channel_held_returns_in_order(channel: Any, queue: str) -> None:
+def test_closed_channel_returns_its_messages_in_order(channel: Any, queue: str) -> None:
     channel.queue_declare(queue)
     for number in range(4):
         channel.basic_publish("", queue, b"%d" % number)
@@ -313,7 +311,7 @@ def test_what_a_closed_channel_held_returns_in_order(channel: Any, queue: str) -
     assert bodies(channel, queue) == [b"0", b"1", b"2", b"3"]
 
 
-def test_recover_returns_everything_and_it_comes_again(channel: Any, queue: str) -> None:
+def test_recover_requeues_and_redelivers_all_messages(channel: Any, queue: str) -> None:
     channel.queue_declare(queue)
     for number in range(3000):
         channel.basic_publish("", queue, b"%d" % number)
@@ -335,7 +333,7 @@ def test_recover_returns_everything_and_it_comes_again(channel: Any, queue: str)
     assert returned == [b"%d" % number for number in range(len(returned))]
 
 
-def test_cancel_ok_comes_after_the_last_message_and_acks_still_count(channel: Any, queue: str) -> None:
+def test_cancel_ok_follows_the_last_message_and_acks_still_count(channel: Any, queue: str) -> None:
     channel.queue_declare(queue)
     for _ in range(10):
         channel.basic_publish("", queue, b"m")
@@ -350,7 +348,7 @@ def test_cancel_ok_comes_after_the_last_message_and_acks_still_count(channel: An
     assert bodies(channel, queue) == []
 
 
-def test_a_consumer_hears_that_its_queue_was_deleted(channel: Any, queue: str) -> None:
+def test_consumer_is_cancelled_when_its_queue_is_deleted(channel: Any, queue: str) -> None:
     cancelled: list[Any] = []
     channel.queue_declare(queue)
     channel.add_on_cancel_callback(cancelled.append)
@@ -385,7 +383,7 @@ def test_channel_flow_and_a_second_confirm_select_are_answered(channel: Any) -> 
     channel.flow(True)
 
 
-def test_a_deletion_is_answered_before_the_consumers_hear_of_it(raw: RawClient, queue: str) -> None:
+def test_delete_is_answered_before_consumers_are_cancelled(raw: RawClient, queue: str) -> None:
     raw.open_channel(2)
     raw.call(1, Queue.Declare(queue=queue), Queue.DeclareOk)
     for channel in (1, 2):
@@ -405,7 +403,7 @@ def test_heartbeats_keep_an_idle_connection_open(node: ClusterNode) -> None:
     connection.close()
 
 
-def test_an_idle_client_hears_a_heartbeat_twice_in_an_interval(node: ClusterNode) -> None:
+def test_idle_client_gets_two_heartbeats_per_interval(node: ClusterNode) -> None:
     with RawClient(node.amqp_port, heartbeat=1) as client:
         heard = b""
         with Stopwatch() as watch:
@@ -416,7 +414,7 @@ def test_an_idle_client_hears_a_heartbeat_twice_in_an_interval(node: ClusterNode
         assert watch.seconds < 4 * watch.slowness
 
 
-def test_a_client_that_was_answered_hears_a_heartbeat_within_an_interval(node: ClusterNode) -> None:
+def test_answered_client_gets_a_heartbeat_within_an_interval(node: ClusterNode) -> None:
     """Java's client with Netty gives a node up after one silent interval."""
     with RawClient(node.amqp_port, heartbeat=2) as client:
         while client.socket.recv(1000) != HEARTBEAT:
@@ -428,7 +426,7 @@ def test_a_client_that_was_answered_hears_a_heartbeat_within_an_interval(node: C
         assert watch.seconds < 1.6 * watch.slowness
 
 
-def test_a_client_that_opens_slowly_hears_no_heartbeat_before_the_answer(node: ClusterNode) -> None:
+def test_slow_handshake_gets_no_heartbeat_before_its_answer(node: ClusterNode) -> None:
     """aiormq takes it for the answer, and fails."""
     with RawClient(node.amqp_port, handshake=False) as client:
         client.write(HEADER)

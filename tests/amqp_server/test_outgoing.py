@@ -85,7 +85,7 @@ def wait_until_waiting(broker: LoneBroker) -> None:
         pass
 
 
-def test_a_returned_message_that_waits_is_needed(broker: LoneBroker, client: RawClient) -> None:
+def test_waiting_returned_message_is_kept(broker: LoneBroker, client: RawClient) -> None:
     assert needed_from(broker) is None
     client.write(publish(1, "nowhere", b"returned", mandatory=True))
     index = wait_until_applied(broker, b"returned")
@@ -100,7 +100,7 @@ def test_a_returned_message_that_waits_is_needed(broker: LoneBroker, client: Raw
 
 
 @pytest.mark.parametrize("no_ack", [False, True])
-def test_fetched_messages_that_wait_are_needed_if_no_queue_has_it(
+def test_waiting_fetched_messages_are_kept_if_no_queue_has_them(
     broker: LoneBroker, client: RawClient, other: RawClient, no_ack: bool
 ) -> None:
     bodies = [b"fetched", b"and another", b"and one more"]
@@ -117,7 +117,7 @@ def test_fetched_messages_that_wait_are_needed_if_no_queue_has_it(
     assert needed_from(broker) is None
 
 
-def test_deliveries_of_a_deleted_queue_are_skipped_if_nothing_is_left_of_them(
+def test_missing_deliveries_of_a_deleted_queue_are_skipped(
     broker: LoneBroker, client: RawClient, other: RawClient
 ) -> None:
     other.call(1, Queue.Delete(queue="q"), Queue.DeleteOk)
@@ -152,7 +152,7 @@ def test_fetched_messages_of_a_deleted_queue_are_no_messages(
 
 
 @pytest.mark.parametrize("fetched", [False, True])
-def test_a_client_whose_message_a_snapshot_has_replaced_hears_that_it_lost_one(
+def test_message_lost_to_a_snapshot_closes_the_connection(
     broker: LoneBroker, client: RawClient, other: RawClient, fetched: bool
 ) -> None:
     other.write(publish(1, "small", b"fetched"))

@@ -17,15 +17,15 @@ from pamqp import commands
 
 from qq.amqp.connection import Phase, Settings
 from qq.amqp.encoding import HEARTBEAT
-from qq.amqp_server import partial_messages as unfinished_messages
+from qq.amqp_server import partial_messages as partial_messages_module
 from qq.amqp_server.partial_messages import (
-    ENOUGH_BYTES,
-    FIRST_LOOK_S,
-    LOOK_S,
-    PATIENT_LOOK_S,
+    CHECK_S,
+    FIRST_CHECK_S,
+    PATIENT_CHECK_S,
+    PROGRESS_BYTES,
     SHARE,
     SMALL_BYTES,
-    Unfinished,
+    PartialMessages,
 )
 from qq.config import ClientTls
 from qq.errors import ChannelError, ReplyCode
@@ -62,7 +62,7 @@ class Connection:
     def turn_unused(self) -> None:
         self.unused_turns += 1
 
-    def give_up(self) -> None:
+    def close_stalled(self) -> None:
         self.is_given_up = True
 
 
@@ -102,11 +102,11 @@ class Setup:
     def __init__(self) -> None:
         self.timers = Timers()
         runtime: Any = self.timers
-        self.unfinished = Unfinished(runtime, LIMIT, lambda: 3)
+        self.partial_messages = PartialMessages(runtime, LIMIT, lambda: 3)
         self.all = [Connection() for _ in range(3)]
 
-    def note(self, which: int, size: int, came: int = ENOUGH_BYTES) -> None:
-        self.unfinished.note(self.all[which], size, came)
+    def record(self, which: int, size: int, came: int = PROGRESS_BYTES) -> None:
+        self.partial_messages.record(self.all[which], size, came)
 
     @property
     def going_on(self) -> list[int]:
@@ -122,50 +122,50 @@ def setup() -> Setup:
     """Three connections, each of which holds a large part of a message: more than all may hold together."""
     made = Setup()
     for number in range(3):
-        made.note(number, LARGE)
+        made.record(number, LARGE)
     return made
 
 
-def test_all_go_on_while_they_hold_little() -> None:
+def test_all_connections_are_read_while_they_hold_little() -> None:
     setup = Setup()
-    setup.note(0, LARGE)
-    setup.note(1, LARGE)
-    setup.note(2, 200 * KIB)
+    setup.record(0, LARGE)
+    setup.record(1, LARGE)
+    setup.record(2, 200 * KIB)
     assert setup.going_on == [0, 1, 2]
     assert not setup.timers.count
 
 
-def test_the_first_goes_on_when_all_together_hold_too_much(setup: Setup) -> None:
+def test_first_connection_is_read_when_all_hold_too_much(setup: Setup) -> None:
     assert setup.going_on == [0]
-    assert [setup.unfinished.waits(each) for each in setup.all] == [False, True, True]
+    assert [setup.partial_messages.waits(each) for each in setup.all] == [False, True, True]
 
 
-def test_who_comes_meanwhile_waits_once_it_holds_much(setup: Setup) -> None:
+def test_new_connection_waits_once_it_holds_much(setup: Setup) -> None:
     setup.all.append(Connection())
-    setup.note(3, 200 * KIB)
+    setup.record(3, 200 * KIB)
     assert setup.going_on == [0, 3]
-    setup.note(3, 300 * KIB)
+    setup.record(3, 300 * KIB)
     assert setup.going_on == [0]
 
 
-def test_all_go_on_when_a_message_has_ended(setup: Setup) -> None:
-    setup.note(0, 2 * LARGE)
+def test_all_connections_are_read_when_a_message_is_complete(setup: Setup) -> None:
+    setup.record(0, 2 * LARGE)
     assert setup.going_on == [0]
-    setup.note(0, 0)
+    setup.record(0, 0)
     assert setup.going_on == [0, 1, 2]
     assert not setup.timers.count
 
 
-def test_a_turn_ends_with_a_message_even_if_its_connection_holds_others(setup: Setup) -> None:
-    setup.note(0, 4 * LARGE)
-    setup.note(0, 3 * LARGE)
+def test_slot_ends_with_a_message_although_more_is_buffered(setup: Setup) -> None:
+    setup.record(0, 4 * LARGE)
+    setup.record(0, 3 * LARGE)
     assert setup.going_on == [1]
-    setup.note(1, 0)
+    setup.record(1, 0)
     assert setup.going_on == [1, 2]
 
 
-def test_who_sends_nothing_loses_its_turn(setup: Setup) -> None:
-    setup.note(0, LARGE + 1)
+def test_silent_connection_loses_its_slot(setup: Setup) -> None:
+    setup.record(0, LARGE + 1)
     setup.timers.pass_by()
     assert setup.going_on == [0]
     setup.timers.pass_by()
@@ -174,54 +174,54 @@ def test_who_sends_nothing_loses_its_turn(setup: Setup) -> None:
     assert setup.going_on == [2]
     setup.timers.pass_by()
     assert setup.going_on == [0]
-    assert setup.timers.delays_s == [FIRST_LOOK_S, LOOK_S, *[FIRST_LOOK_S] * 3], (
+    assert setup.timers.delays_s == [FIRST_CHECK_S, CHECK_S, *[FIRST_CHECK_S] * 3], (
         "those that are silent take no time"
     )
 
 
-def test_a_turn_lasts_longer_when_all_hold_far_too_much(setup: Setup) -> None:
-    setup.note(0, 2 * LIMIT)
+def test_slot_lasts_longer_when_all_hold_far_too_much(setup: Setup) -> None:
+    setup.record(0, 2 * LIMIT)
     setup.timers.pass_by()
-    assert setup.timers.delays_s == [FIRST_LOOK_S, PATIENT_LOOK_S]
+    assert setup.timers.delays_s == [FIRST_CHECK_S, PATIENT_CHECK_S]
     assert setup.going_on == [0]
 
 
-def test_who_sends_some_octets_now_and_then_loses_its_turn(setup: Setup) -> None:
+def test_trickling_connection_loses_its_slot(setup: Setup) -> None:
     """Others once waited until its message had ended: for hours, of one octet a second."""
-    for came in (1, ENOUGH_BYTES, ENOUGH_BYTES - 1):
+    for came in (1, PROGRESS_BYTES, PROGRESS_BYTES - 1):
         assert setup.going_on == [0]
-        setup.note(0, LARGE, came)
+        setup.record(0, LARGE, came)
         setup.timers.pass_by()
     assert setup.going_on == [1]
 
 
-def test_who_sends_a_frame_for_long_goes_on(setup: Setup) -> None:
+def test_connection_with_a_long_frame_keeps_its_slot(setup: Setup) -> None:
     """It holds no more before that is complete, and once lost its turn, or was given up."""
-    setup.note(1, SHARE * LIMIT)
+    setup.record(1, SHARE * LIMIT)
     for _ in range(3):
         for _ in range(2):
-            setup.note(0, LARGE, ENOUGH_BYTES // 2)
+            setup.record(0, LARGE, PROGRESS_BYTES // 2)
         setup.timers.pass_by()
     assert (setup.going_on, setup.given_up) == ([0], [])
 
 
-def test_who_does_not_go_on_is_given_up_while_all_hold_more_than_there_is(setup: Setup) -> None:
-    setup.note(1, SHARE * LIMIT)
+def test_idle_slot_holder_is_dropped_when_memory_is_exceeded(setup: Setup) -> None:
+    setup.record(1, SHARE * LIMIT)
     setup.timers.pass_by()
-    assert setup.timers.delays_s == [FIRST_LOOK_S, PATIENT_LOOK_S], "a busy node may not have read it yet"
-    setup.note(0, LARGE + ENOUGH_BYTES)
+    assert setup.timers.delays_s == [FIRST_CHECK_S, PATIENT_CHECK_S], "a busy node may not have read it yet"
+    setup.record(0, LARGE + PROGRESS_BYTES)
     setup.timers.pass_by()
     assert (setup.going_on, setup.given_up) == ([0], [])
     setup.timers.pass_by()
     assert (setup.going_on, setup.given_up) == ([1], [0])
-    setup.unfinished.left(setup.all[0])
-    setup.unfinished.left(setup.all[1])
+    setup.partial_messages.remove(setup.all[0])
+    setup.partial_messages.remove(setup.all[1])
     assert setup.going_on == [0, 1, 2]
 
 
-def test_who_is_not_read_in_its_turn_is_not_given_up(setup: Setup) -> None:
+def test_paused_connection_keeps_its_slot(setup: Setup) -> None:
     """The disk may be short, too, or it waits for a limit: it cannot go on, and was told that it had not."""
-    setup.note(1, SHARE * LIMIT)
+    setup.record(1, SHARE * LIMIT)
     setup.all[0].is_read = False
     for _ in range(2):
         setup.timers.pass_by()
@@ -229,25 +229,25 @@ def test_who_is_not_read_in_its_turn_is_not_given_up(setup: Setup) -> None:
     assert not setup.all[0].unused_turns
 
 
-def test_a_turn_in_which_nothing_comes_is_told(setup: Setup) -> None:
-    setup.note(0, LARGE + 1, came=1)
+def test_unused_slots_are_counted(setup: Setup) -> None:
+    setup.record(0, LARGE + 1, came=1)
     for _ in range(4):
         setup.timers.pass_by()
     assert [each.unused_turns for each in setup.all] == [1, 1, 1]
-    setup.note(0, LARGE + 2, came=1)
+    setup.record(0, LARGE + 2, came=1)
     setup.timers.pass_by()
-    setup.note(0, LARGE + 3, came=1)
+    setup.record(0, LARGE + 3, came=1)
     setup.timers.pass_by()
     assert setup.going_on == [1]
     assert [each.unused_turns for each in setup.all] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_who_leaves_gives_back_what_it_held(setup: Setup, which: int) -> None:
-    setup.unfinished.left(setup.all[which])
+def test_closed_connection_returns_its_bytes(setup: Setup, which: int) -> None:
+    setup.partial_messages.remove(setup.all[which])
     assert setup.going_on == [0, 1, 2]
-    setup.unfinished.left(setup.all[which])
-    setup.note(which, LARGE)
+    setup.partial_messages.remove(setup.all[which])
+    setup.record(which, LARGE)
     assert len(setup.going_on) == 1
 
 
@@ -266,11 +266,11 @@ _steps = st.lists(
 
 @settings(max_examples=min(200, settings.default.max_examples), deadline=None, derandomize=True)
 @given(_steps, st.integers(1, 40))
-def test_somebody_always_goes_on(steps: list[tuple[str, int, int]], count: int) -> None:
+def test_some_connection_is_always_read(steps: list[tuple[str, int, int]], count: int) -> None:
     """Whatever comes in whatever order: one of those that wait goes on, and nobody waits without need."""
     timers = Timers()
     runtime: Any = timers
-    unfinished = Unfinished(runtime, LIMIT, lambda: count)
+    partial_messages = PartialMessages(runtime, LIMIT, lambda: count)
     connections = [Connection() for _ in range(6)]
     held = dict.fromkeys(connections, 0)
     for step, which, size in steps:
@@ -281,19 +281,19 @@ def test_somebody_always_goes_on(steps: list[tuple[str, int, int]], count: int) 
             given_up = [each for each in connections if each.is_given_up]
             assert len(given_up) <= takes_all
             for each in given_up:
-                unfinished.left(each)
+                partial_messages.remove(each)
                 held[each], each.is_given_up = 0, False
         elif step == "left":
-            unfinished.left(connection)
+            partial_messages.remove(connection)
             held[connection] = 0
         else:
-            unfinished.note(connection, size, 1)
+            partial_messages.record(connection, size, 1)
             is_small = size <= min(SMALL_BYTES, LIMIT // (2 * count))
             held[connection] = 0 if is_small else size
         holders = [each for each in connections if held[each]]
         going_on = [each for each in holders if each.goes_on]
         assert all(each.goes_on for each in connections if not held[each])
-        assert [each for each in connections if unfinished.waits(each)] == [
+        assert [each for each in connections if partial_messages.waits(each)] == [
             each for each in connections if not each.goes_on
         ]
         if sum(held.values()) > LIMIT:
@@ -308,7 +308,7 @@ def test_somebody_always_goes_on(steps: list[tuple[str, int, int]], count: int) 
         timers.pass_by()
         for each in connections:
             if each.is_given_up:
-                unfinished.left(each)
+                partial_messages.remove(each)
     assert turns == set(connections), "all have their turns"
 
 
@@ -343,12 +343,14 @@ def begun(
 
 def waiting(broker: LoneBroker) -> int:
     """How many connections wait for others to finish their messages."""
-    return broker.call(lambda: sum(broker.server.unfinished.waits(each) for each in _connections(broker)))
+    return broker.call(
+        lambda: sum(broker.server.partial_messages.waits(each) for each in _connections(broker))
+    )
 
 
-def test_clients_finish_one_after_the_other_what_they_have_begun() -> None:
+def test_clients_finish_their_messages_in_turn() -> None:
     """Sixty of them once raised the alarm, and none could end its message: publishers waited for ever."""
-    with LoneBroker(unfinished_bytes=LIMIT) as broker, begun(broker, 5) as clients:
+    with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, 5) as clients:
 
         def blocked() -> int:
             return broker.call(lambda: sum(each.facts().is_blocked for each in _connections(broker)))
@@ -365,9 +367,9 @@ def test_clients_finish_one_after_the_other_what_they_have_begun() -> None:
         assert declared.message_count == len(clients) - 1
 
 
-def test_what_has_begun_ends_although_memory_is_short() -> None:
+def test_begun_messages_are_finished_during_a_memory_alarm() -> None:
     """Clients that sent in bursts once raised the alarm in their turns, and waited for its end, all of them."""
-    with LoneBroker(unfinished_bytes=LIMIT) as broker, begun(broker, 5) as clients:
+    with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, 5) as clients:
         wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")
         broker.alarm("low on memory & disk")
         assert not broker.call(lambda: any(map(_is_read, _connections(broker))))
@@ -381,12 +383,12 @@ def test_what_has_begun_ends_although_memory_is_short() -> None:
             client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
 
 
-def test_what_has_begun_takes_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_messages_are_bounded_by_dropping_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that stopped in mid-message once took all that they had begun of a node's memory, however much."""
-    monkeypatch.setattr(unfinished_messages, "LOOK_S", 0.1)
-    monkeypatch.setattr(unfinished_messages, "PATIENT_LOOK_S", 0.2)
+    monkeypatch.setattr(partial_messages_module, "CHECK_S", 0.1)
+    monkeypatch.setattr(partial_messages_module, "PATIENT_CHECK_S", 0.2)
     most = SHARE * LIMIT // LARGE
-    with LoneBroker(unfinished_bytes=LIMIT) as broker, begun(broker, most + 3) as clients:
+    with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, most + 3) as clients:
 
         def open_ports() -> set[int]:
             return {each.peer_port for each in _connections(broker) if each._amqp.phase is Phase.OPEN}
@@ -401,25 +403,25 @@ def test_what_has_begun_takes_no_more_than_there_is(monkeypatch: pytest.MonkeyPa
                 client.expect_close(ReplyCode.RESOURCE_ERROR, f"RESOURCE_ERROR - {WHY_GIVEN_UP}")
 
 
-def test_who_is_told_to_go_is_not_waited_for() -> None:
-    with LoneBroker(unfinished_bytes=LIMIT) as broker, begun(broker, 3):
-        unfinished = broker.server.unfinished
+def test_connection_that_is_shut_down_holds_no_slot() -> None:
+    with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, 3):
+        partial_messages = broker.server.partial_messages
 
         def turn() -> list[bool]:
-            return [unfinished.has_turn(each) for each in _connections(broker)]
+            return [partial_messages.has_turn(each) for each in _connections(broker)]
 
         wait_until(lambda: any(broker.call(turn)), "turns")
         broker.call(lambda: _connections(broker)[2].shut_down("elsewhere"))
         assert not any(broker.call(turn)), "what the two others hold is not too much"
 
 
-def test_what_a_closed_channel_had_begun_is_not_waited_for() -> None:
+def test_closed_channel_frees_its_unfinished_message() -> None:
     """The broker closes a channel for what it was asked before, when the next message has begun to come."""
-    with LoneBroker(unfinished_bytes=LIMIT) as broker, begun(broker, 3) as clients:
-        unfinished = broker.server.unfinished
+    with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, 3) as clients:
+        partial_messages = broker.server.partial_messages
 
         def close_one() -> None:
-            connection = next(each for each in _connections(broker) if unfinished.waits(each))
+            connection = next(each for each in _connections(broker) if partial_messages.waits(each))
             connection.fail_channel(
                 connection._channels[1], ChannelError(ReplyCode.NOT_FOUND, "no such queue")
             )
@@ -434,7 +436,7 @@ def test_a_large_frame_counts_although_it_has_not_ended() -> None:
     frame_max = 4 * LARGE
     whole = publish(1, "q", bytes(LARGE), frame_max=frame_max)
     with (
-        LoneBroker(Settings(frame_max=frame_max), unfinished_bytes=LIMIT) as broker,
+        LoneBroker(Settings(frame_max=frame_max), partial_bytes=LIMIT) as broker,
         begun(broker, 5, whole, frame_max=frame_max) as clients,
     ):
         wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")
@@ -450,7 +452,7 @@ def test_a_large_frame_counts_although_it_has_not_ended() -> None:
 
 @pytest.mark.parametrize("beats", [False, True])
 @pytest.mark.parametrize("speaks_tls", [False, True])
-def test_who_waits_is_there_as_long_as_its_heartbeats_come(
+def test_waiting_client_stays_while_its_heartbeats_arrive(
     beats: bool, speaks_tls: bool, tmp_path: Path
 ) -> None:
     """Those that were dead once held what they had begun for ever, and had turns."""
@@ -459,7 +461,7 @@ def test_who_waits_is_there_as_long_as_its_heartbeats_come(
     files = ClientTls(*authority.issue("server"))
     context = authority.context() if speaks_tls else None
     with (
-        LoneBroker(tls=files, new_loop=uvloop.new_event_loop, unfinished_bytes=LIMIT) as broker,
+        LoneBroker(tls=files, new_loop=uvloop.new_event_loop, partial_bytes=LIMIT) as broker,
         begun(broker, 5, left=last_frame, heartbeat=1, tls=context) as clients,
     ):
         wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")

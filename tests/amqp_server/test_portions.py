@@ -80,7 +80,7 @@ def test_a_backlog_is_written_in_portions(broker: LoneBroker, client: RawClient)
     assert max(recorder.written) <= PORTION_BYTES + BATCH_BYTES_MAX + SIZE
 
 
-def test_a_large_message_is_written_without_being_put_together_with_others(broker: LoneBroker) -> None:
+def test_large_message_is_written_without_joining(broker: LoneBroker) -> None:
     large = bytes(range(256)) * (UNJOINED_BYTES // 128)
     with RawClient(broker.amqp_port) as client:
         client.open_channel(1)
@@ -94,7 +94,7 @@ def test_a_large_message_is_written_without_being_put_together_with_others(broke
         assert any(len(large) <= size < len(large) + 5000 for size in recorder.pieces)
 
 
-def test_a_confirm_on_one_channel_does_not_wait_for_the_backlog_of_another_one(client: RawClient) -> None:
+def test_confirm_does_not_wait_for_a_backlog_of_its_connection(client: RawClient) -> None:
     client.call(2, Confirm.Select(), Confirm.SelectOk)
     client.call(1, Basic.Consume(queue="backlog", no_ack=True), Basic.ConsumeOk)
     for _ in range(COUNT // 8):
@@ -106,7 +106,7 @@ def test_a_confirm_on_one_channel_does_not_wait_for_the_backlog_of_another_one(c
     assert before < COUNT // 2
 
 
-def test_other_sockets_are_looked_at_after_each_large_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_sockets_are_read_after_each_large_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """libuv reads up to 32 times in a row from a socket that has more."""
     passes = 0
     read_in: list[int] = []
@@ -139,7 +139,7 @@ def test_other_sockets_are_looked_at_after_each_large_read(monkeypatch: pytest.M
     assert len(set(read_in)) == len(read_in)
 
 
-def test_large_messages_that_were_published_together_are_written_one_by_one() -> None:
+def test_large_messages_of_a_batch_are_written_individually() -> None:
     """All of those that one batch had published were in memory at once for one consumer that did not even read."""
     count = 20
     size = 3 * FRAGMENT_BYTES - 100  # the last fragment is all of a turn, so the messages end in the next one
@@ -176,9 +176,7 @@ def test_large_messages_that_were_published_together_are_written_one_by_one() ->
 
 
 @pytest.mark.parametrize("beats", [False, True])
-def test_who_takes_nothing_of_a_large_message_is_there_as_long_as_its_heartbeats_come(
-    broker: LoneBroker, beats: bool
-) -> None:
+def test_stuck_consumer_stays_while_its_heartbeats_arrive(broker: LoneBroker, beats: bool) -> None:
     """It is not read any more, and once was there for ever: with it what it had not acknowledged."""
     name = f"held-{beats}"
     with RawClient(broker.amqp_port) as other, RawClient(broker.amqp_port, heartbeat=1) as hung:
@@ -198,7 +196,7 @@ def test_who_takes_nothing_of_a_large_message_is_there_as_long_as_its_heartbeats
         wait_until(lambda: broker.call(lambda: queue.unacked) == 0, "its end")
 
 
-def test_who_takes_a_large_message_slowly_is_there(broker: LoneBroker) -> None:
+def test_slow_consumer_of_a_large_message_is_kept(broker: LoneBroker) -> None:
     """So slowly that the system takes nothing more for it, and none of its heartbeats come: it is busy."""
     with RawClient(broker.amqp_port) as other, RawClient(broker.amqp_port, heartbeat=1) as slow:
         slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)

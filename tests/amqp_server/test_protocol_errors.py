@@ -685,9 +685,7 @@ def works(raw: RawClient, channel: int = 1) -> None:
 
 
 @every(MISSING, DECLARATIONS, MESSAGES)
-def test_an_error_closes_the_channel_and_nothing_else(
-    node: ClusterNode, raw: RawClient, mistake: Mistake
-) -> None:
+def test_channel_error_closes_only_its_channel(node: ClusterNode, raw: RawClient, mistake: Mistake) -> None:
     raw.open_channel(2)
     send_all(raw, mistake)
     expect_close(raw, mistake, channel=1)
@@ -699,7 +697,7 @@ def test_an_error_closes_the_channel_and_nothing_else(
 
 
 @every(FRAMES, METHODS, REFUSED_METHODS)
-def test_an_error_closes_the_connection_and_no_other(
+def test_connection_error_closes_only_its_connection(
     node: ClusterNode, raw: RawClient, mistake: Mistake
 ) -> None:
     with RawClient(node.amqp_port) as other:
@@ -714,7 +712,7 @@ def test_an_error_closes_the_connection_and_no_other(
 
 
 @every(HANDSHAKE)
-def test_an_error_ends_the_handshake(node: ClusterNode, mistake: Mistake) -> None:
+def test_handshake_error_ends_the_handshake(node: ClusterNode, mistake: Mistake) -> None:
     with RawClient(node.amqp_port, handshake=False) as client:
         client.write(HEADER)
         client.expect(Conn.Start)

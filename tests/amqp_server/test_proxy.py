@@ -95,9 +95,7 @@ def read(stream: bytes, sizes: Iterator[int] | None = None) -> tuple[Source | No
 
 
 @pytest.mark.parametrize(("header", "source"), GOOD)
-def test_a_header_tells_the_source_and_not_a_byte_behind_it_is_taken(
-    header: bytes, source: Source | None
-) -> None:
+def test_proxy_header_gives_the_source_and_takes_no_byte_more(header: bytes, source: Source | None) -> None:
     assert read(header + HEADER) == (source, HEADER)
     assert read(header + HEADER, iter(lambda: 1, 0)) == (source, HEADER)
     for end in range(1, len(header)) if len(header) < 300 else (1, 12, 15, 16, 17, len(header) - 1):
@@ -106,7 +104,7 @@ def test_a_header_tells_the_source_and_not_a_byte_behind_it_is_taken(
 
 
 @pytest.mark.parametrize("stream", BAD)
-def test_what_is_no_header_is_refused(stream: bytes) -> None:
+def test_invalid_proxy_header_is_refused(stream: bytes) -> None:
     with pytest.raises(ProxyError):
         read(stream)
     with pytest.raises(ProxyError):
@@ -119,7 +117,7 @@ def test_what_is_no_header_is_refused(stream: bytes) -> None:
     st.integers(0, 20),
     st.integers(1, 20),
 )
-def test_whatever_comes_is_read_or_refused_and_bounded(
+def test_any_proxy_header_is_read_or_refused(
     header: bytes, damage: list[tuple[int, int]], cut: int, size: int
 ) -> None:
     damaged = bytearray(header + HEADER)
@@ -187,7 +185,7 @@ def test_a_header_may_come_in_any_two_pieces(broker: LoneBroker, header: bytes) 
 
 
 @pytest.mark.parametrize("stream", [HEADER, b"PROXY TCP4 nonsense\r\n", v2(family=0x12), b""])
-def test_from_a_proxy_nothing_else_is_taken(
+def test_proxy_without_a_valid_header_is_dropped(
     broker: LoneBroker, caplog: pytest.LogCaptureFixture, stream: bytes
 ) -> None:
     with connect(broker, stream) as client:
@@ -200,7 +198,7 @@ def test_from_a_proxy_nothing_else_is_taken(
     assert line.startswith("a connection from 127.0.0.2 is dropped: ")
 
 
-def test_a_header_that_does_not_come_is_not_waited_for() -> None:
+def test_missing_proxy_header_times_out() -> None:
     with (
         LoneBroker(proxies=["127.0.0.0/8"], handshake_timeout_s=0.3) as broker,
         connect(broker, b"PROXY TCP4 198.51", "127.0.0.1") as client,
@@ -210,7 +208,7 @@ def test_a_header_that_does_not_come_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("header", [GOOD[0][0], v2()])
-def test_from_anybody_else_a_header_is_no_amqp(
+def test_proxy_header_of_an_untrusted_host_is_refused(
     broker: LoneBroker, caplog: pytest.LogCaptureFixture, header: bytes
 ) -> None:
     with connect(broker, header, "127.0.0.1") as client:
@@ -219,7 +217,7 @@ def test_from_anybody_else_a_header_is_no_amqp(
     assert "from 127.0.0.1: not AMQP 0-9-1, but the PROXY protocol: " in caplog.text
 
 
-def test_the_loopback_that_a_proxy_tells_is_its_own_machine() -> None:
+def test_loopback_address_from_a_proxy_is_the_proxys_own() -> None:
     """The proxy is at 127.0.0.2, which is this machine: guest may come through it, and from elsewhere may not."""
     with LoneBroker(proxies=["127.0.0.2"]) as broker:
         with connect(broker, b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2\r\n") as client:
@@ -234,7 +232,7 @@ def test_the_loopback_that_a_proxy_tells_is_its_own_machine() -> None:
             client.expect_close(403, f"ACCESS_REFUSED - {text}")
 
 
-def test_failures_behind_a_proxy_are_counted_for_the_clients_address(broker: LoneBroker) -> None:
+def test_failed_login_by_proxy_counts_for_the_client_address(broker: LoneBroker) -> None:
     with connect(broker, GOOD[0][0]) as client:
         client.write(HEADER)
         client.expect(Conn.Start)
@@ -244,7 +242,7 @@ def test_failures_behind_a_proxy_are_counted_for_the_clients_address(broker: Lon
     assert not any(address == "127.0.0.2" for address, _ in broker.broker.logins._records)
 
 
-def test_strangers_behind_a_proxy_are_counted_for_their_own_addresses(broker: LoneBroker) -> None:
+def test_unauthenticated_clients_by_proxy_count_by_their_address(broker: LoneBroker) -> None:
     broker.slots.limits = replace(broker.slots.limits, unauthenticated_max=8)
     with contextlib.ExitStack() as stack:
         lone = stack.enter_context(connect(broker, b"PROXY TCP4 203.0.113.1 192.0.2.1 1 2\r\n"))

@@ -111,7 +111,7 @@ def test_a_thousand_tls_clients_get_in_over_a_slow_link(authority: Authority) ->
         pytest.param(HEADER + start_ok("guest", "wrong"), id="wrong login"),
     ],
 )
-def test_clients_get_in_beside_strangers_that_keep_coming(node: ClusterNode, first: bytes) -> None:
+def test_clients_get_in_beside_unauthenticated_floods(node: ClusterNode, first: bytes) -> None:
     async def story() -> int:
         async with strangers(FLOOD, node.amqp_port, HERE, first, pause_s=1.0):
             _, failures = await herd(CLIENTS, partial(log_in, node.amqp_port, 0.1, ELSEWHERE), WITHIN_S)
@@ -123,7 +123,7 @@ def test_clients_get_in_beside_strangers_that_keep_coming(node: ClusterNode, fir
     assert "connection from 127.0.0.1 refused: its address has 75 without a login" in log
 
 
-def test_http_clients_get_in_beside_strangers_that_keep_coming(node: ClusterNode) -> None:
+def test_http_clients_get_in_beside_unauthenticated_floods(node: ClusterNode) -> None:
     async def story() -> int:
         async with strangers(FLOOD, node.http_port, HERE, b"GET /livez HTTP/1.1\r\n", pause_s=1.0):
             _, failures = await herd(CLIENTS, partial(ask, node.http_port, 0.1, ELSEWHERE), WITHIN_S)
@@ -133,7 +133,7 @@ def test_http_clients_get_in_beside_strangers_that_keep_coming(node: ClusterNode
     assert asyncio.run(story()) == 0
 
 
-def test_tls_strangers_get_no_more_turns_than_their_share(
+def test_unauthenticated_tls_clients_get_only_their_share(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Half of a TLS record from one address, over and over; clients from another address log in meanwhile."""

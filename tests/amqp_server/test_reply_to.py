@@ -77,7 +77,7 @@ def barrier(client: RawClient) -> None:
 # Requests and replies
 
 
-def test_a_reply_comes_straight_to_the_consumer(requester: RawClient, replier: RawClient) -> None:
+def test_reply_is_delivered_directly_to_the_consumer(requester: RawClient, replier: RawClient) -> None:
     consume_replies(requester)
     name = ask(requester, replier)
     assert name.startswith(f"{REPLY_TO}.")
@@ -90,7 +90,7 @@ def test_a_reply_comes_straight_to_the_consumer(requester: RawClient, replier: R
     assert header.properties.correlation_id == "id"
 
 
-def test_each_channel_has_a_name_of_its_own(requester: RawClient, replier: RawClient) -> None:
+def test_each_channel_has_its_own_reply_name(requester: RawClient, replier: RawClient) -> None:
     requester.open_channel(2)
     names: list[str] = []
     for channel in (1, 2):
@@ -104,7 +104,7 @@ def test_each_channel_has_a_name_of_its_own(requester: RawClient, replier: RawCl
         assert requester.receive()[1].value == expected
 
 
-def test_other_addresses_stay_as_they_are(requester: RawClient, replier: RawClient) -> None:
+def test_unrelated_reply_to_addresses_stay_unchanged(requester: RawClient, replier: RawClient) -> None:
     for address in ("requests", f"{REPLY_TO}x", f"{REPLY_TO}.x", "x" * len(REPLY_TO)):
         requester.write(publish(1, "requests", b"request", properties=asking(address)))
         barrier(requester)
@@ -142,7 +142,7 @@ def test_replies_share_the_channels_tags_and_not_its_limits(requester: RawClient
     )
 
 
-def test_large_replies_fit_the_frames_of_who_asked(broker: LoneBroker, replier: RawClient) -> None:
+def test_large_replies_fit_the_frames_of_the_requester(broker: LoneBroker, replier: RawClient) -> None:
     with RawClient(broker.amqp_port, frame_max=8192) as client:
         client.open_channel(7)
         client.call(7, Queue.Declare(queue="requests"), Queue.DeclareOk)
@@ -156,9 +156,7 @@ def test_large_replies_fit_the_frames_of_who_asked(broker: LoneBroker, replier: 
 # Who is not there
 
 
-def test_to_declare_the_name_tells_whether_the_requester_is_there(
-    requester: RawClient, replier: RawClient
-) -> None:
+def test_declaring_a_reply_name_shows_whether_it_exists(requester: RawClient, replier: RawClient) -> None:
     consume_replies(requester)
     name = ask(requester, replier)
     for passive in (True, False):
@@ -170,7 +168,7 @@ def test_to_declare_the_name_tells_whether_the_requester_is_there(
 
 
 @pytest.mark.parametrize("end", ["channel", "connection", "cancel", "nowait"])
-def test_a_reply_to_nobody_is_confirmed_and_not_returned(
+def test_reply_to_a_closed_requester_is_confirmed_not_returned(
     requester: RawClient, replier: RawClient, end: str
 ) -> None:
     requester.open_channel(2)
@@ -193,7 +191,7 @@ def test_a_reply_to_nobody_is_confirmed_and_not_returned(
     assert replier.expect(Basic.Ack).delivery_tag == 2
 
 
-def test_who_consumes_again_gets_another_name(requester: RawClient, replier: RawClient) -> None:
+def test_new_reply_consumer_gets_a_new_name(requester: RawClient, replier: RawClient) -> None:
     consume_replies(requester)
     first = ask(requester, replier)
     requester.call(1, Basic.Cancel("mine"), Basic.CancelOk)
@@ -218,7 +216,7 @@ def test_a_consumer_of_replies_cannot_acknowledge(requester: RawClient) -> None:
 
 
 @pytest.mark.parametrize("tag", ["mine", "another"])
-def test_a_channel_has_one_consumer_of_replies(requester: RawClient, tag: str) -> None:
+def test_channel_has_at_most_a_single_reply_consumer(requester: RawClient, tag: str) -> None:
     consume_replies(requester)
     again = Basic.Consume(queue=REPLY_TO, consumer_tag=tag, no_ack=True)
     expect_failure(requester, again, 406, "PRECONDITION_FAILED - reply consumer already set")
@@ -241,7 +239,7 @@ def test_a_request_without_a_consumer_of_replies_is_refused(requester: RawClient
     assert again.message_count == 1
 
 
-def test_nothing_can_be_bound_to_a_name(requester: RawClient, replier: RawClient) -> None:
+def test_binding_a_reply_name_is_refused(requester: RawClient, replier: RawClient) -> None:
     text = "ACCESS_REFUSED - cannot bind or unbind to a volatile (direct reply-to) queue"
     expect_failure(requester, Queue.Bind(queue=GONE, exchange="amq.fanout"), 403, text)
     expect_failure(replier, Queue.Unbind(queue=GONE, exchange="amq.fanout"), 403, text)
@@ -315,7 +313,7 @@ def test_replies_wait_for_a_client_that_reads_late(
     assert (counters.replies_delivered, counters.replies_dropped) == (COUNT + 1, 0)
 
 
-def test_too_many_replies_for_a_client_that_does_not_read_are_dropped(
+def test_replies_above_the_limit_of_a_slow_client_are_dropped(
     broker: LoneBroker, requester: RawClient, replier: RawClient
 ) -> None:
     consume_replies(requester)
@@ -337,7 +335,7 @@ def test_too_many_replies_for_a_client_that_does_not_read_are_dropped(
     assert (method.delivery_tag, body) == (COUNT + 3, b"again")
 
 
-def test_replies_that_waited_for_too_long_are_lost(
+def test_replies_that_waited_too_long_are_lost(
     broker: LoneBroker, requester: RawClient, replier: RawClient
 ) -> None:
     consume_replies(requester)
@@ -358,7 +356,7 @@ def test_replies_that_waited_for_too_long_are_lost(
     assert broker.broker.counters.replies_dropped == COUNT - read + 1
 
 
-def test_a_consumer_of_replies_is_still_there_after_a_snapshot(
+def test_reply_consumer_survives_a_snapshot(
     broker: LoneBroker, requester: RawClient, replier: RawClient
 ) -> None:
     consume_replies(requester)

@@ -25,7 +25,7 @@ def bodies(channel: Any, queue: str, count: int) -> list[str]:
     return found
 
 
-def test_each_message_goes_where_its_headers_say(channel: Any, queue: str) -> None:
+def test_messages_are_routed_by_their_headers(channel: Any, queue: str) -> None:
     red, large = f"{queue}-red", f"{queue}-large"
     channel.confirm_delivery()
     for name in (red, large):
@@ -43,7 +43,7 @@ def test_each_message_goes_where_its_headers_say(channel: Any, queue: str) -> No
     assert bodies(channel, red, 0) == []
 
 
-def test_dead_letters_go_where_their_headers_say(channel: Any, queue: str) -> None:
+def test_dead_letters_are_routed_by_their_headers(channel: Any, queue: str) -> None:
     exchange, yes, no = f"{queue}-x", f"{queue}-yes", f"{queue}-no"
     channel.exchange_declare(exchange, "headers", durable=True)
     for name, flag in ((yes, True), (no, 1)):
@@ -60,7 +60,7 @@ def test_dead_letters_go_where_their_headers_say(channel: Any, queue: str) -> No
     assert bodies(channel, no, 10) == [str(number) for number in range(0, 20, 2)]
 
 
-def test_one_property_always_goes_to_one_queue(channel: Any, queue: str) -> None:
+def test_equal_property_is_always_hashed_to_the_same_queue(channel: Any, queue: str) -> None:
     exchange = f"{queue}-x"
     names = [f"{queue}-{number}" for number in range(3)]
     channel.exchange_declare(exchange, "x-consistent-hash", arguments={"hash-property": "message_id"})

@@ -115,11 +115,11 @@ def test_aio_pika_works_over_tls(broker: LoneBroker, authority: Authority) -> No
     asyncio.run(work())
 
 
-def test_the_port_without_tls_goes_on(broker: LoneBroker) -> None:
+def test_plain_port_works_beside_tls(broker: LoneBroker) -> None:
     round_trip(pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port)))
 
 
-def test_a_consumer_that_does_not_read_is_not_written_to(broker: LoneBroker, authority: Authority) -> None:
+def test_consumer_that_does_not_read_is_not_written_to(broker: LoneBroker, authority: Authority) -> None:
     count, size = 12, 1_000_000
     with (
         RawClient(broker.amqp_port) as publisher,
@@ -133,7 +133,9 @@ def test_a_consumer_that_does_not_read_is_not_written_to(broker: LoneBroker, aut
             publisher.write(publish(1, "q", bytes([number]) * size))
         publisher.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         broker.pass_some_time()
-        [connection] = [one for one in broker.broker.connections.values() if one._name_in is not None]
+        [connection] = [
+            one for one in broker.broker.connections.values() if one._certificate_name is not None
+        ]
         assert not broker.call(lambda: connection.has_room)
         assert broker.call(connection._transport.get_write_buffer_size) < 5_000_000
         for number in range(count):
@@ -141,7 +143,7 @@ def test_a_consumer_that_does_not_read_is_not_written_to(broker: LoneBroker, aut
 
 
 @pytest.mark.parametrize("with_tls", [True, False])
-def test_what_a_client_has_sent_is_taken_although_it_has_hung_up_behind_it(
+def test_messages_of_a_client_that_hung_up_are_published(
     broker: LoneBroker, authority: Authority, with_tls: bool
 ) -> None:
     """The messages are not confirmed, so nothing is promised: but many programs only publish, and end."""
@@ -161,7 +163,7 @@ def test_what_a_client_has_sent_is_taken_although_it_has_hung_up_behind_it(
         wait_until(lambda: messages() == count, "all that was sent")
 
 
-def test_a_client_of_another_authority_does_not_trust_this_one(broker: LoneBroker, tmp_path: Path) -> None:
+def test_client_of_a_different_authority_rejects_the_server(broker: LoneBroker, tmp_path: Path) -> None:
     with (
         pytest.raises(ssl.SSLCertVerificationError),
         RawClient(broker.amqps_port, tls=Authority(tmp_path / "other").context()),
@@ -184,7 +186,9 @@ def exchange(port: int, context: ssl.SSLContext) -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_newer_versions_are_spoken(broker: LoneBroker, authority: Authority, version: ssl.TLSVersion) -> None:
+def test_newer_tls_versions_are_accepted(
+    broker: LoneBroker, authority: Authority, version: ssl.TLSVersion
+) -> None:
     context = authority.context()
     context.minimum_version = context.maximum_version = version
     with RawClient(broker.amqps_port, tls=context) as client:
@@ -223,7 +227,7 @@ def test_tls_1_2_can_be_refused_and_ciphers_chosen(authority: Authority, server_
 # Certificates of clients
 
 
-def test_a_client_has_to_show_a_certificate_of_the_right_authority(
+def test_client_needs_a_certificate_of_the_right_authority(
     authority: Authority,
     mutual: ClientTls,
     tmp_path: Path,
@@ -237,9 +241,7 @@ def test_a_client_has_to_show_a_certificate_of_the_right_authority(
         round_trip(pika.BlockingConnection(pika_parameters(broker.amqps_port, context)))
 
 
-def test_without_a_certificate_a_password_is_needed_and_external_is_not_offered(
-    authority: Authority, mutual: ClientTls
-) -> None:
+def test_client_without_a_certificate_needs_a_password(authority: Authority, mutual: ClientTls) -> None:
     with LoneBroker(tls=replace(mutual, fail_if_no_peer_cert=False)) as broker:
         broker.add_user("CN=anna,OU=unit,O=orders", None)
         for client_files, mechanisms in (
@@ -257,9 +259,7 @@ def test_without_a_certificate_a_password_is_needed_and_external_is_not_offered(
             client.expect_close(503, "COMMAND_INVALID - invalid authentication mechanism 'EXTERNAL'")
 
 
-def test_a_certificate_that_was_not_asked_for_is_good_for_nothing(
-    broker: LoneBroker, authority: Authority
-) -> None:
+def test_certificate_that_was_not_requested_is_ignored(broker: LoneBroker, authority: Authority) -> None:
     context = authority.context(authority.issue("anna"))
     with RawClient(broker.amqps_port, tls=context, handshake=False) as client:
         client.write(HEADER)
@@ -334,9 +334,7 @@ def serial_of(port: int, context: ssl.SSLContext) -> str:
         return str(certificate["serialNumber"])
 
 
-def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(
-    broker: LoneBroker, authority: Authority
-) -> None:
+def test_new_certificate_is_shown_to_new_connections(broker: LoneBroker, authority: Authority) -> None:
     context = authority.context()
     before = serial_of(broker.amqps_port, context)
     with RawClient(broker.amqps_port, tls=context) as client:
@@ -350,7 +348,7 @@ def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(
         client.close()
 
 
-def test_a_new_authority_is_trusted_and_the_old_one_no_longer(
+def test_replaced_authority_is_trusted_instead_of_the_old(
     authority: Authority, mutual: ClientTls, tmp_path: Path
 ) -> None:
     old, other = authority.context(authority.issue("anna")), Authority(tmp_path / "other")
@@ -367,7 +365,7 @@ def test_a_new_authority_is_trusted_and_the_old_one_no_longer(
 
 
 @pytest.mark.parametrize("damage", ["another key", "rubbish", "missing"])
-def test_files_that_do_not_fit_change_nothing_and_are_told_once(
+def test_invalid_replacement_files_are_ignored_and_logged_once(
     broker: LoneBroker,
     authority: Authority,
     server_files: Files,
@@ -393,7 +391,7 @@ def test_files_that_do_not_fit_change_nothing_and_are_told_once(
     assert broker.call(broker.certificates.reload)
 
 
-def test_files_that_cannot_be_used_are_one_line_at_a_start(server_files: Files, tmp_path: Path) -> None:
+def test_invalid_tls_files_stop_the_start(server_files: Files, tmp_path: Path) -> None:
     with pytest.raises(StartError) as caught:
         contexts.for_clients(ClientTls(server_files.cert, server_files.cert))
     assert str(caught.value).startswith(f"TLS for clients cannot be set up from {server_files.cert}: ")
@@ -447,7 +445,7 @@ def test_a_key_may_be_encrypted(authority: Authority, server_files: Files, passp
 
 
 @pytest.mark.parametrize("wrong", [b"wrong", b"w" * 2000])
-def test_the_passphrase_that_is_missing_or_wrong_is_told_and_not_asked_for(
+def test_missing_or_wrong_passphrase_is_reported(
     authority: Authority, server_files: Files, passphrase: Path, wrong: bytes
 ) -> None:
     for make in makers(server_files, authority.file, None):
@@ -464,7 +462,7 @@ def test_the_passphrase_that_is_missing_or_wrong_is_told_and_not_asked_for(
         assert str(caught.value).startswith(expected)
 
 
-def test_a_key_of_another_certificate_is_not_said_to_have_another_passphrase(
+def test_key_of_a_wrong_certificate_is_no_passphrase_error(
     authority: Authority, server_files: Files, passphrase: Path
 ) -> None:
     other = authority.issue("other").key
@@ -476,9 +474,7 @@ def test_a_key_of_another_certificate_is_not_said_to_have_another_passphrase(
         assert "passphrase" not in str(caught.value).replace(str(passphrase.parent), "")
 
 
-def test_a_passphrase_that_nobody_needs_does_no_harm(
-    authority: Authority, server_files: Files, tmp_path: Path
-) -> None:
+def test_unneeded_passphrase_is_ignored(authority: Authority, server_files: Files, tmp_path: Path) -> None:
     for make in makers(server_files, authority.file, tmp_path / "passphrase"):
         make()
 
@@ -486,7 +482,7 @@ def test_a_passphrase_that_nobody_needs_does_no_harm(
 # Strangers
 
 
-def test_whoever_does_not_speak_tls_is_dropped_and_nobody_else(
+def test_client_that_does_not_speak_tls_is_dropped(
     broker: LoneBroker, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     for stream in (
@@ -507,9 +503,7 @@ def test_whoever_does_not_speak_tls_is_dropped_and_nobody_else(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_handshakes_under_way_are_counted_with_the_connections(
-    broker: LoneBroker, authority: Authority
-) -> None:
+def test_pending_tls_handshakes_count_as_connections(broker: LoneBroker, authority: Authority) -> None:
     broker.slots.limits = replace(broker.slots.limits, unauthenticated_max=10, fair_s=1.0)
     with contextlib.ExitStack() as stack:
         strangers = [
@@ -526,7 +520,7 @@ def test_handshakes_under_way_are_counted_with_the_connections(
     assert broker.slots.authenticated == 0
 
 
-def test_a_tls_handshake_that_stops_halfway_is_given_up(server_files: Files) -> None:
+def test_unfinished_tls_handshake_is_dropped(server_files: Files) -> None:
     with (
         LoneBroker(tls=ClientTls(*server_files), tls_handshake_timeout_s=0.3) as broker,
         socket.create_connection(("127.0.0.1", broker.amqps_port)) as stranger,
@@ -537,7 +531,7 @@ def test_a_tls_handshake_that_stops_halfway_is_given_up(server_files: Files) -> 
             assert stranger.recv(1000) == b""
 
 
-def test_the_header_of_a_proxy_comes_before_tls(
+def test_proxy_header_precedes_tls(
     authority: Authority, mutual: ClientTls, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     context = authority.context(authority.issue("anna"))
@@ -562,7 +556,7 @@ def test_the_header_of_a_proxy_comes_before_tls(
 
 
 @pytest.mark.parametrize("passes", range(6))
-def test_a_connection_that_comes_as_the_listener_stops_is_closed(broker: LoneBroker, passes: int) -> None:
+def test_connection_accepted_while_the_listener_stops_is_closed(broker: LoneBroker, passes: int) -> None:
     """Whichever pass of the event loop the stop meets it in."""
 
     async def story() -> None:
@@ -578,7 +572,7 @@ def test_a_connection_that_comes_as_the_listener_stops_is_closed(broker: LoneBro
     assert [str(warning.message) for warning in heard] == []
 
 
-def test_a_node_serves_tls_beside_plain_amqp_and_takes_new_certificates_up(
+def test_node_serves_tls_and_plain_and_reloads_certificates(
     authority: Authority, server_files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local_nodes = testing.local_nodes
@@ -609,7 +603,7 @@ def test_a_node_serves_tls_beside_plain_amqp_and_takes_new_certificates_up(
         assert node.running
 
 
-def test_nodes_trust_each_other_by_certificates_that_can_be_replaced(
+def test_peer_certificates_can_be_replaced(
     authority: Authority, server_files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key, file in (("CERT", server_files.cert), ("KEY", server_files.key), ("CA", authority.file)):

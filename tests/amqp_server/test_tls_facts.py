@@ -31,7 +31,7 @@ def contexts(authority: trustme.CA) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return client, server
 
 
-def test_a_connection_says_which_tls_it_has() -> None:
+def test_connection_shows_its_tls_version_and_cipher() -> None:
     facts = tls_facts(handshake(*contexts(trustme.CA())))
     assert facts is not None
     assert (facts.version, facts.cipher.startswith("TLS_")) == ("TLSv1.3", True)
@@ -39,7 +39,7 @@ def test_a_connection_says_which_tls_it_has() -> None:
     assert tls_facts(None) is None
 
 
-def test_a_certificate_that_was_checked_is_told() -> None:
+def test_verified_certificate_is_shown() -> None:
     authority = trustme.CA()
     client, server = contexts(authority)
     server.verify_mode = ssl.CERT_REQUIRED

@@ -122,7 +122,7 @@ def test_a_message_is_published_delivered_and_settled(channel: Any, tracer: Writ
     assert tracer.taken(2) == ["nack commit.", "reject commit."]
 
 
-def test_several_are_settled_at_once(channel: Any, tracer: WritingTracer) -> None:
+def test_several_messages_settled_at_once_end_their_steps(channel: Any, tracer: WritingTracer) -> None:
     for _ in range(4):
         channel.basic_publish("", "q", b"x", TRACED)
     tags = consumed(channel, 4)
@@ -133,7 +133,7 @@ def test_several_are_settled_at_once(channel: Any, tracer: WritingTracer) -> Non
     assert tracer.taken(2) == ["ack commit."] * 2
 
 
-def test_what_is_not_acknowledged_or_fetched(channel: Any, tracer: WritingTracer) -> None:
+def test_auto_ack_and_get_have_their_own_steps(channel: Any, tracer: WritingTracer) -> None:
     for _ in range(3):
         channel.basic_publish("", "q", b"x", TRACED)
     method, _, _ = channel.basic_get("q")
@@ -174,7 +174,7 @@ def test_a_transaction_ends_its_steps(channel: Any, tracer: WritingTracer) -> No
     assert tracer.taken(1) == ["publish rolled_back"]
 
 
-def test_what_is_recovered_is_delivered_anew(channel: Any, tracer: WritingTracer) -> None:
+def test_recovered_message_starts_a_new_delivery_step(channel: Any, tracer: WritingTracer) -> None:
     channel.basic_publish("", "q", b"x", TRACED)
     tags: list[int] = []
     channel.basic_consume("q", lambda _channel, method, *_: tags.append(method.delivery_tag))
@@ -185,14 +185,12 @@ def test_what_is_recovered_is_delivered_anew(channel: Any, tracer: WritingTracer
     assert tracer.taken(4) == ["publish commit.", "deliver 1.", "deliver 2.", "ack commit."]
 
 
-def test_nobody_knows_what_becomes_of_what_a_refused_channel_has_asked_for(
-    channel: Any, tracer: WritingTracer
-) -> None:
+def test_publish_on_a_failed_channel_has_an_unknown_outcome(channel: Any, tracer: WritingTracer) -> None:
     channel.basic_publish("nowhere", "q", b"x", TRACED)
     assert tracer.taken(1) == ["publish outcome_unknown"]
 
 
-def test_nobody_knows_what_a_node_has_asked_for_that_was_given_up(
+def test_publish_of_an_evicted_node_has_an_unknown_outcome(
     broker: LoneBroker, channel: Any, tracer: WritingTracer
 ) -> None:
     def resume_once_published() -> None:
@@ -212,7 +210,7 @@ def test_nobody_knows_what_a_node_has_asked_for_that_was_given_up(
         assert tracer.taken(1) == ["publish outcome_unknown"]
 
 
-def test_what_is_remembered_has_a_bound(
+def test_traced_deliveries_are_bounded(
     channel: Any, tracer: WritingTracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(traced, "DELIVERED_MAX", 1)

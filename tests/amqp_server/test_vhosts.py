@@ -79,7 +79,7 @@ def expect_nothing_left(broker: LoneBroker) -> None:
     ],
 )
 @pytest.mark.parametrize("is_skipped", [False, True])
-def test_a_client_that_is_not_let_in_is_told_why(
+def test_refused_client_is_given_the_reason(
     broker: LoneBroker, asked: list[Command], vhost: str, text: str, is_skipped: bool
 ) -> None:
     broker.operate(*asked)
@@ -112,7 +112,7 @@ def test_a_client_is_let_in_by_a_snapshot_and_only_once(broker: LoneBroker) -> N
 
 
 @pytest.mark.parametrize("limit", [SetVhostLimits("orders", {"max-connections": 2})])
-def test_a_connection_that_has_gone_leaves_room_for_another(broker: LoneBroker, limit: Command) -> None:
+def test_closed_connection_frees_a_place_under_the_limit(broker: LoneBroker, limit: Command) -> None:
     broker.operate(limit)
     for _ in range(3):
         with client_of(broker) as one, client_of(broker) as other:
@@ -123,7 +123,7 @@ def test_a_connection_that_has_gone_leaves_room_for_another(broker: LoneBroker, 
         expect_nothing_left(broker)
 
 
-def test_without_an_answer_of_the_log_the_handshake_ends(broker: LoneBroker) -> None:
+def test_handshake_without_an_answer_of_the_log_ends(broker: LoneBroker) -> None:
     broker.group.holding = True
     with client_of(broker, admitted=False) as client:
         client.send(1, commands.Channel.Open())
@@ -132,7 +132,7 @@ def test_without_an_answer_of_the_log_the_handshake_ends(broker: LoneBroker) -> 
     expect_nothing_left(broker)
 
 
-def test_a_client_that_goes_before_the_answer_leaves_nothing(broker: LoneBroker) -> None:
+def test_client_that_leaves_before_the_answer_leaves_no_session(broker: LoneBroker) -> None:
     broker.group.holding = True
     with client_of(broker, admitted=False):
         wait_until(lambda: any(c.in_log for c in broker.broker.connections.values()), broker)
@@ -141,7 +141,7 @@ def test_a_client_that_goes_before_the_answer_leaves_nothing(broker: LoneBroker)
     expect_nothing_left(broker)
 
 
-def test_what_was_sent_ahead_is_carried_out_behind_the_answer(broker: LoneBroker) -> None:
+def test_methods_sent_ahead_are_carried_out_after_the_answer(broker: LoneBroker) -> None:
     broker.group.holding = True
     with client_of(broker, admitted=False) as client:
         client.send(1, commands.Channel.Open(), Queue.Declare(queue="q"))
@@ -152,7 +152,7 @@ def test_what_was_sent_ahead_is_carried_out_behind_the_answer(broker: LoneBroker
             client.expect(kind)
 
 
-def test_too_many_channels_of_a_user_close_the_connection(broker: LoneBroker) -> None:
+def test_channels_above_the_user_limit_close_the_connection(broker: LoneBroker) -> None:
     broker.operate(SetUserLimits("anna", {"max-channels": 2}))
     with client_of(broker) as client:
         client.open_channel(1)
@@ -174,7 +174,7 @@ def test_too_many_channels_of_a_user_close_the_connection(broker: LoneBroker) ->
 # Inside
 
 
-def test_what_has_the_same_name_elsewhere_is_something_else(broker: LoneBroker) -> None:
+def test_queues_of_the_same_name_in_two_vhosts_are_distinct(broker: LoneBroker) -> None:
     with RawClient(broker.amqp_port) as elsewhere, client_of(broker) as client:
         for each, count in ((elsewhere, 1), (client, 2)):
             each.open_channel(1)
@@ -188,7 +188,7 @@ def test_what_has_the_same_name_elsewhere_is_something_else(broker: LoneBroker) 
         assert elsewhere.call(1, Queue.Declare(queue="q"), Queue.DeclareOk).message_count == 1
 
 
-def test_permissions_are_those_of_the_virtual_host_that_the_client_is_in(broker: LoneBroker) -> None:
+def test_permissions_are_those_of_the_clients_virtual_host(broker: LoneBroker) -> None:
     broker.operate(
         SetPermissions("anna", "orders", "", "", ""), SetPermissions("anna", "/", ".*", ".*", ".*")
     )
@@ -216,7 +216,7 @@ def test_permissions_are_those_of_the_virtual_host_that_the_client_is_in(broker:
         (None, "they want it"),
     ],
 )
-def test_whoever_is_inside_is_told_why_it_has_to_go(
+def test_client_of_a_deleted_vhost_or_user_gets_the_reason(
     broker: LoneBroker, gone: Command | None, text: str, is_skipped: bool
 ) -> None:
     with RawClient(broker.amqp_port) as elsewhere, client_of(broker) as client:
@@ -242,7 +242,7 @@ def test_whoever_is_inside_is_told_why_it_has_to_go(
     expect_nothing_left(broker)
 
 
-def test_what_was_under_way_when_the_virtual_host_went_is_refused_or_nowhere(broker: LoneBroker) -> None:
+def test_methods_in_flight_are_refused_when_the_vhost_is_deleted(broker: LoneBroker) -> None:
     with client_of(broker) as client:
         client.open_channel(1)
         client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
@@ -261,7 +261,7 @@ def test_what_was_under_way_when_the_virtual_host_went_is_refused_or_nowhere(bro
 # When the cluster gives the node up
 
 
-def test_what_a_session_held_back_goes_nowhere_when_the_cluster_gives_its_node_up(broker: LoneBroker) -> None:
+def test_held_back_publish_of_an_evicted_node_is_dropped(broker: LoneBroker) -> None:
     """The log knows the session no more then, and one that it does not know acts in the default virtual host."""
     broker.operate(DeclareQueue(1, 1, "q", False, True, False, False, False, {}))
     with client_of(broker) as client:

@@ -139,14 +139,14 @@ def filled(machine: QueueMachine, works: Iterator[tuple[Command, list[bytes]]]) 
 
 def cost_of(machine: QueueMachine, command: Command, messages: list[bytes]) -> int:
     if not isinstance(command, Enqueue | Publish):
-        return machine.costs.of("n1", command)
+        return machine.costs.steps("n1", command)
     keys = [command.routing_key, *(command.more_keys if isinstance(command, Publish) else ())]
     costs, exchange = machine.costs, command.exchange
-    if costs.looks_into("/", exchange):
-        found = [costs.of_content("/", exchange, keys, message) for message in messages]
+    if costs.depends_on_content("/", exchange):
+        found = [costs.message_steps("/", exchange, keys, message) for message in messages]
     else:
-        price = costs.of_messages("/", exchange, keys, is_plain=isinstance(command, Enqueue))
-        found = [None if price is None else price.of(len(messages))]
+        price = costs.price("/", exchange, keys, is_plain=isinstance(command, Enqueue))
+        found = [None if price is None else price.steps(len(messages))]
     machine.vhosts["/"]._forget_routes()  # so that the entry finds them itself
     return sum(BATCH_STEPS_MAX if steps is None else steps for steps in found)
 

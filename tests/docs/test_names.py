@@ -26,8 +26,10 @@ from qq.cli import credentials
 from qq.cli.root import root
 from qq.http import api
 from qq.machine.catalog import limits
-from qq.machine.policy import policies
-from qq.machine.protocol import arguments
+from qq.machine.policy.arguments import CONSUMER_ARGUMENTS
+from qq.machine.policy.policies import OPERATOR_KEYS, POLICY_KEYS
+from qq.machine.policy.queue_options import ALTERNATE_EXCHANGE, QUEUE_OPTIONS
+from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.metrics.counters import (
     ClusterTotals,
     Counters,
@@ -294,30 +296,58 @@ def test_configurations_name_settings_only(document: Path) -> None:
 # --- queues
 
 
+def quoted(text: str) -> set[str]:
+    """Return the words in backquotes."""
+    return set(re.findall(r"`([\w-]+)`", text))
+
+
 def keys_of_tables(file: str) -> set[str]:
     """What is in backquotes in the first columns of the tables."""
     first = [
         line.split("|")[1] for line in (REFERENCE / file).read_text().splitlines() if line.startswith("|")
     ]
-    return set(re.findall(r"`([\w-]+)`", "".join(first)))
+    return quoted("".join(first))
 
 
-def test_reference_lists_exactly_the_arguments_and_policy_keys() -> None:
-    of_queues = {key.removeprefix("x-") for known in arguments._KNOWN.values() for key in known}
-    known = of_queues | set(policies._KEYS)
-    text = (REFERENCE / "queues.md").read_text()
-    table, _, rest = text.partition("These are accepted and checked, and have no effect:")
-    without_effect = set(re.findall(r"`([\w-]+)`", rest.partition(".\n")[0]))
-    with_effect = set(re.findall(r"`([\w-]+)`", "".join(re.findall(r"^\| (`[^|]*)\|", table, re.MULTILINE))))
-    assert with_effect | without_effect == known
-    of_consumers = set(arguments._CONSUMER_KNOWN) & set(arguments._CONSUMER_ARGUMENTS)
-    assert of_consumers <= keys_of_tables("queues.md")
+def section(beginning: str, end: str) -> str:
+    """Return the part of the reference of queues from `beginning` to the next `end`."""
+    return (REFERENCE / "queues.md").read_text().partition(beginning)[2].partition(end)[0]
 
 
-def test_operators_keys_are_in_the_reference() -> None:
-    text = (REFERENCE / "queues.md").read_text().partition("An operator policy may have the keys")[2]
-    named = set(re.findall(r"`([\w-]+)`", text.partition("## ")[0]))
-    assert named == set(policies._OPERATOR_KEYS)
+def test_reference_describes_queue_options_as_declared() -> None:
+    rows = re.findall(r"^\| (`[^|]*) \|[^|]*\| (.*) \|$", section("## Arguments", "These are"), re.MULTILINE)
+    texts = {name: text for names, text in rows for name in quoted(names)}
+    for option in QUEUE_OPTIONS:
+        if option.rules:
+            text = texts[option.name]
+            assert ("argument only" in text) == (option.policy is None), option.name
+            types = option.argument.types if option.argument is not None else ()
+            assert (types == (QUORUM,)) == bool(re.search(rf"\b{QUORUM}\b", text)), option.name
+            assert (types == (CLASSIC,)) == text.startswith(CLASSIC), option.name
+    without_effect = section("These are accepted and checked", ".\n") + section("streams (", ")")
+    declared = {option.name for option in QUEUE_OPTIONS}
+    assert quoted(without_effect) == declared - texts.keys()
+    assert texts.keys() <= declared
+    with_effect = {option.name for option in QUEUE_OPTIONS if option.rules}
+    assert texts.keys() - with_effect == {"queue-type", ALTERNATE_EXCHANGE}
+
+
+def test_reference_lists_the_options_of_each_queue_type() -> None:
+    rows = re.findall(r"^\| (\w+) \| (.*) \|$", section("| type | settings |", "\n\n"), re.MULTILINE)
+    types = {QUORUM: (QUORUM,), CLASSIC: (CLASSIC,), "streams": ()}
+    assert [kind for kind, _ in rows] == list(types)
+    for kind, names in rows:
+        assert quoted(names) == {name for name, key in POLICY_KEYS.items() if key.types == types[kind]}
+
+
+def test_reference_lists_exactly_the_operator_policy_keys() -> None:
+    assert quoted(section("An operator policy may have the keys", "## ")) == OPERATOR_KEYS.keys()
+
+
+def test_reference_lists_exactly_the_consumer_arguments() -> None:
+    supported = {name for name, argument in CONSUMER_ARGUMENTS if argument.types}
+    table = section("## Arguments of consumers", "## ")
+    assert quoted("".join(re.findall(r"^\| (`[^|]*)\|", table, re.MULTILINE))) == supported
 
 
 def test_reference_lists_exactly_the_vhost_and_user_limits() -> None:
@@ -427,7 +457,7 @@ def test_documented_qq_commands_have_their_options(document: Path) -> None:
             assert option in options_of(commands()[called[0]]), f"{name_of(document)}: {line}"
 
 
-NODE_OPTIONS, OUTPUT = "which-node-is-asked-and-as-whom", "output"
+NODE_OPTIONS, OUTPUT = "node-and-login", "output"
 """The chapters with options that many commands have; the others lead to them."""
 
 

@@ -102,7 +102,7 @@ def test_cleaned_rabbitmq_definitions_are_imported(cluster: LocalCluster) -> Non
 
 
 def test_program_lists_the_policy_keys_and_exchange_types_of_qq() -> None:
-    of_rabbitmq = set(policies._KEYS) - {
+    of_rabbitmq = set(policies.POLICY_KEYS) - {
         "consumer-timeout-action",
         "delivery-count-mode",
         "priority-mode",

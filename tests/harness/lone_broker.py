@@ -27,7 +27,7 @@ from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
-from qq.amqp_server.partial_messages import Unfinished
+from qq.amqp_server.partial_messages import PartialMessages
 from qq.amqp_server.server import AmqpServer, connection_log
 from qq.config import ClientTls, NodeLimits
 from qq.machine.machine import QueueMachine
@@ -79,7 +79,7 @@ class LoneGroup:
     def start(self, broker: Broker) -> None:
         self._broker = broker
 
-    def submit(self, payload: Any, weight: int = 0) -> int:
+    def propose(self, payload: Any, weight: int = 0) -> int:
         self._sequence += 1
         self._loop.call_soon(self._apply, self._sequence, payload)
         return self._sequence
@@ -157,7 +157,7 @@ class LoneBroker:
         proxies: Sequence[str] = (),
         make_channel: Callable[[Broker, Any, int], Channel] = Channel,
         version: int = VERSIONS[1],
-        unfinished_bytes: int = sys.maxsize,
+        partial_bytes: int = sys.maxsize,
         **limits: Any,
     ) -> None:
         self._settings = settings or Settings()
@@ -166,7 +166,7 @@ class LoneBroker:
         self._new_group = new_group
         self._make_channel = make_channel
         self._version = version
-        self._unfinished_bytes = unfinished_bytes
+        self._partial_bytes = partial_bytes
         self._proxies = [ip_network(network) for network in proxies]
         self._limits = NodeLimits(**limits)
         self._skipping = ExitStack()
@@ -191,9 +191,9 @@ class LoneBroker:
         self.slots = ConnectionSlots(limits, throttled_log=the_log)
         disk: Any = self.group
         self.broker = Broker(NAME, self.machine, self.group, disk, runtime, ["guest"], self._limits)
-        unfinished = Unfinished(runtime, self._unfinished_bytes, lambda: len(self.broker.connections))
+        partial_messages = PartialMessages(runtime, self._partial_bytes, lambda: len(self.broker.connections))
         self.server = AmqpServer(
-            self.broker, self._settings, self.slots, the_log, unfinished, self._make_channel
+            self.broker, self._settings, self.slots, the_log, partial_messages, self._make_channel
         )
         self.group.start(self.broker)
         self._begin()
@@ -228,7 +228,7 @@ class LoneBroker:
     async def _stop(self) -> None:
         await self.stop_listening()
         for connection in list(self.broker.connections.values()):
-            connection.close_now()
+            connection.drop()
         while self.broker.connections:  # noqa: ASYNC110
             await asyncio.sleep(0)
 

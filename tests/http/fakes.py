@@ -240,7 +240,7 @@ class _Group:
     def undecided(self) -> list[str]:
         return []
 
-    def submit(self, payload: Any, weight: int = 0) -> int:
+    def propose(self, payload: Any, weight: int = 0) -> int:
         self._sequence += 1
         asyncio.get_running_loop().call_soon(self._apply, self._sequence, payload)
         return self._sequence

@@ -75,7 +75,7 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
     AccessControl: {
         "revision": "Tells those who remember answers to ask again; it goes up when a dump is loaded."
     },
-    Costs: dict.fromkeys(("looked", "_counted"), _ESTIMATE),
+    Costs: dict.fromkeys(("route_steps", "_counted"), _ESTIMATE),
     Queue: dict.fromkeys(("tally", "revision", "waiting_since_ms"), _SHOWN)
     | {"_frozen": "The last frozen form, as long as one that is made anew would be the same."},
     Fragments: {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.raft.messages import ANSWER_BYTES_MAX, Inquiry, InquiryAnswer, Message
+from cluster.raft.messages import ANSWER_BYTES_MAX, Message, Query, QueryAnswer
 from cluster.transport.queries import Queries
 from qq.management import others
 from qq.management.client_names import ClientNames
@@ -36,9 +36,9 @@ class Two:
         if self.is_stuck:
             return
         there = self.queries[receiver]
-        if isinstance(message, Inquiry):
+        if isinstance(message, Query):
             there.inquired(sender, message)
-        elif isinstance(message, InquiryAnswer):
+        elif isinstance(message, QueryAnswer):
             there.answered(sender, message)
 
 

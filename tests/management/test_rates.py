@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qq.machine.policy.settings import QueueSettings
+from qq.machine.policy.queue_options import QueueSettings
 from qq.machine.queue.queue import Queue
 from qq.management.rates import QueueNumbers, Rates, numbers_of
 

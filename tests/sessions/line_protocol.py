@@ -207,7 +207,7 @@ class LineConnection(asyncio.Protocol):
     def not_admitted(self, failure: effects.Failed) -> None:
         self._fail(failure.text)
 
-    def told_to_close(self, effect: effects.ConnectionForced) -> None:
+    def force_close(self, effect: effects.ConnectionForced) -> None:
         self._fail(effect.text)
 
     def alarm_changed(self) -> None: ...
@@ -215,7 +215,7 @@ class LineConnection(asyncio.Protocol):
     def shut_down(self, text: str) -> None:
         self._fail(text)
 
-    def close_now(self) -> None:
+    def drop(self) -> None:
         self._ended = True
         self._transport.abort()
 

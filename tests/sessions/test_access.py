@@ -172,9 +172,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_each_method_needs_its_permissions_and_no_others(
-    broker: LoneBroker, client: Client, name: str
-) -> None:
+def test_method_needs_exactly_its_permissions(broker: LoneBroker, client: Client, name: str) -> None:
     asked, needed, method = TABLE[name]
     data = asked if isinstance(asked, bytes) else line_ends(asked)
     for missing in needed:
@@ -198,7 +196,7 @@ def test_each_method_needs_its_permissions_and_no_others(
         (Exchange.Declare(exchange="x", passive=True), Exchange.Declare(exchange="gone", passive=True)),
     ],
 )
-def test_whoever_is_in_the_virtual_host_may_ask_what_is_there(
+def test_passive_declare_needs_only_access_to_the_virtual_host(
     broker: LoneBroker, client: Client, there: Frame, gone: Frame
 ) -> None:
     broker.operate(granted([]))
@@ -209,9 +207,7 @@ def test_whoever_is_in_the_virtual_host_may_ask_what_is_there(
     client.expect_close(404, f"NOT_FOUND - no {thing} 'gone' in vhost '/'", channel=1)
 
 
-def test_a_queue_that_is_there_with_the_same_dead_letter_exchange_may_be_declared_again(
-    broker: LoneBroker, client: Client
-) -> None:
+def test_repeated_declare_needs_no_dead_letter_permissions(broker: LoneBroker, client: Client) -> None:
     declare = Queue.Declare(queue="dying", arguments={DLX: "x"})
     with Client(broker, "guest") as operator:
         operator.call(1, declare, Queue.DeclareOk)
@@ -233,14 +229,14 @@ def test_a_queue_that_is_there_with_the_same_dead_letter_exchange_may_be_declare
         ),
     ],
 )
-def test_what_nobody_may_do_is_refused_for_that_reason(client: Client, asked: Frame, text: str) -> None:
+def test_operation_forbidden_to_all_is_refused_with_its_reason(
+    client: Client, asked: Frame, text: str
+) -> None:
     client.send(1, asked)
     client.expect_refused(text, (asked.index >> 16, asked.index & 0xFFFF))
 
 
-def test_a_binding_from_the_default_exchange_needs_the_permission_to_write_first(
-    broker: LoneBroker, client: Client
-) -> None:
+def test_binding_from_the_default_exchange_needs_write_first(broker: LoneBroker, client: Client) -> None:
     bind = Queue.Bind(queue="q", exchange="", routing_key="q")
     client.send(1, bind)
     client.expect_refused(refusal(queue("write")), (50, 20))
@@ -249,7 +245,7 @@ def test_a_binding_from_the_default_exchange_needs_the_permission_to_write_first
     client.expect_refused("operation not permitted on the default exchange", (50, 20))
 
 
-def test_no_name_means_the_queue_that_was_declared_last(broker: LoneBroker, client: Client) -> None:
+def test_empty_queue_name_means_the_last_declared_queue(broker: LoneBroker, client: Client) -> None:
     for asked, method in (
         (Queue.Purge(queue=""), (50, 30)),
         (Basic.Get(queue=""), (60, 70)),
@@ -269,7 +265,7 @@ def test_no_name_means_the_queue_that_was_declared_last(broker: LoneBroker, clie
         client.open_channel(1)
 
 
-def test_a_name_that_the_server_draws_has_to_be_permitted_too(broker: LoneBroker, client: Client) -> None:
+def test_generated_queue_name_needs_permission_too(broker: LoneBroker, client: Client) -> None:
     broker.operate(permissions(configure="^amq\\.gen-[-_a-zA-Z0-9]{22}$"))
     assert client.call(1, Queue.Declare(), Queue.DeclareOk).queue.startswith("amq.gen-")
     client.write(line_ends(Queue.Declare(queue="@")))
@@ -319,9 +315,7 @@ def test_a_change_counts_for_the_next_method_of_an_open_channel(broker: LoneBrok
     client.expect_refused(refusal(queue("read")), (60, 70))
 
 
-def test_a_consumer_goes_on_when_its_user_may_not_consume_any_more(
-    broker: LoneBroker, client: Client
-) -> None:
+def test_consumer_continues_after_its_read_permission_is_revoked(broker: LoneBroker, client: Client) -> None:
     broker.operate(permissions(read="q", write="amq.default"))
     client.call(1, Basic.Consume(queue="q", consumer_tag="c"), Basic.ConsumeOk)
     broker.operate(permissions(write="amq.default"))
@@ -329,7 +323,7 @@ def test_a_consumer_goes_on_when_its_user_may_not_consume_any_more(
     assert client.expect_message()[2] == b"m"
 
 
-def test_a_refusal_waits_for_what_other_nodes_have_permitted(broker: LoneBroker, client: Client) -> None:
+def test_refusal_waits_for_permissions_granted_at_other_nodes(broker: LoneBroker, client: Client) -> None:
     """And whatever the client sends meanwhile is carried out behind it, once and in order."""
     broker.group.holding = True
     client.send(1, Basic.Consume(queue="q", consumer_tag="c", no_ack=True))
@@ -367,7 +361,7 @@ def test_each_refusal_waits_for_itself(broker: LoneBroker, client: Client) -> No
         client.expect(Queue.DeclareOk)
 
 
-def test_what_is_held_back_behind_a_refusal_goes_with_the_channel(broker: LoneBroker, client: Client) -> None:
+def test_commands_behind_a_refusal_are_dropped_with_the_channel(broker: LoneBroker, client: Client) -> None:
     broker.operate(permissions(read="q"))
     client.send(1, Queue.Delete(queue="q"), Basic.Get(queue="q"), commands.Channel.Close(200, "", 0, 0))
     client.expect_close(403, "ACCESS_REFUSED - " + refusal(queue("configure")), channel=1)
@@ -376,7 +370,7 @@ def test_what_is_held_back_behind_a_refusal_goes_with_the_channel(broker: LoneBr
     client.call(2, Basic.Get(queue="q"), Basic.GetEmpty)
 
 
-def test_a_client_that_goes_while_its_method_waits_leaves_nothing(broker: LoneBroker) -> None:
+def test_method_of_a_disconnected_client_is_not_carried_out(broker: LoneBroker) -> None:
     with Client(broker) as client:
         broker.group.holding = True
         client.send(1, Queue.Delete(queue="q"))
@@ -460,7 +454,7 @@ def test_the_key_of_a_binding_has_to_be_permitted(topic_client: Client, bind: Fr
         topic_client.expect_refused(topic_refusal("a1", "read"), (asked.index >> 16, asked.index & 0xFFFF))
 
 
-def test_a_binding_without_queue_and_key_has_the_name_of_the_queue_as_its_key(
+def test_binding_without_queue_and_key_uses_the_queue_name(
     topic_client: Client,
 ) -> None:
     topic_client.call(1, Queue.Declare(queue="q", durable=True), Queue.DeclareOk)
@@ -468,9 +462,7 @@ def test_a_binding_without_queue_and_key_has_the_name_of_the_queue_as_its_key(
     topic_client.expect_refused(topic_refusal("q", "read"), (50, 20))
 
 
-def test_what_comes_before_a_forbidden_key_is_published_once(
-    broker: LoneBroker, topic_client: Client
-) -> None:
+def test_messages_before_a_forbidden_key_are_published_once(broker: LoneBroker, topic_client: Client) -> None:
     topic_client.write(
         b"".join(
             with_keys(body, "a", CC=keys)
@@ -482,7 +474,7 @@ def test_what_comes_before_a_forbidden_key_is_published_once(
     assert published(topic_client, broker) == 2
 
 
-def test_what_comes_with_a_key_that_was_just_permitted_is_published_once(
+def test_messages_with_a_key_permitted_later_are_published_once(
     broker: LoneBroker, topic_client: Client
 ) -> None:
     topic_client.call(1, Confirm.Select(), Confirm.SelectOk)
@@ -527,14 +519,14 @@ def test_variables_stand_for_the_names_as_they_are(broker: LoneBroker) -> None:
             client.expect_refused(f"write access to {place} refused for user '{user}'", (60, 40))
 
 
-def test_an_exchange_that_is_not_there_is_refused_for_that_reason(topic_client: Client) -> None:
+def test_missing_exchange_is_refused_as_not_found(topic_client: Client) -> None:
     topic_client.send(1, Exchange.Delete(exchange="t"))
     topic_client.expect(Exchange.DeleteOk)
     topic_client.write(publish(1, "z", b"", exchange="t"))
     topic_client.expect_close(404, "NOT_FOUND - no exchange 't' in vhost '/'", channel=1)
 
 
-def test_an_exchange_that_another_node_has_just_declared_restricts_keys(
+def test_exchange_declared_at_a_different_node_restricts_keys(
     broker: LoneBroker, topic_client: Client
 ) -> None:
     broker.operate(topics("^a", "^b", exchange="new"))
@@ -547,7 +539,7 @@ def test_an_exchange_that_another_node_has_just_declared_restricts_keys(
     topic_client.expect_refused(topic_refusal("z", exchange="new"), (60, 40))
 
 
-def test_an_exchange_restricts_keys_as_soon_as_it_is_of_that_type(
+def test_exchange_restricts_keys_while_it_is_a_topic_exchange(
     broker: LoneBroker, topic_client: Client
 ) -> None:
     message = publish(1, "z", b"", exchange="t")
@@ -578,7 +570,7 @@ def test_a_new_restriction_counts_for_the_next_message(broker: LoneBroker, topic
 # What is remembered
 
 
-def test_what_is_remembered_is_bounded(
+def test_caches_of_permissions_are_bounded(
     broker: LoneBroker, topic_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "GRANTS_MAX", 3)
@@ -592,7 +584,7 @@ def test_what_is_remembered_is_bounded(
     assert max(len(known._grants), len(known._keys), len(known._publishes)) <= 3
 
 
-def test_who_may_not_do_something_can_ask_for_as_many_names_as_it_likes(client: Client) -> None:
+def test_refused_methods_are_refused_for_any_number_of_names(client: Client) -> None:
     for number in range(5):
         client.send(1, Basic.Get(queue=f"q{number}"))
         client.expect_refused(refusal(queue("read", f"q{number}")), (60, 70))
@@ -602,7 +594,9 @@ def test_who_may_not_do_something_can_ask_for_as_many_names_as_it_likes(client: 
 
 
 @pytest.mark.parametrize(("tags", "may"), [([], False), (["administrator"], False), (["impersonator"], True)])
-def test_only_an_impersonator_may_publish_for_others(broker: LoneBroker, tags: list[str], may: bool) -> None:
+def test_only_an_impersonator_may_set_a_different_user_id(
+    broker: LoneBroker, tags: list[str], may: bool
+) -> None:
     commands_: list[Command] = [PutUser("anna", SALT, PASSWORD, tags), permissions(".*", ".*", ".*")]
     broker.operate(*commands_)
     with Client(broker) as client:
@@ -627,7 +621,7 @@ ASKED: list[tuple[Frame, type[Frame]]] = [
 
 
 @pytest.mark.parametrize(("asked", "answer"), ASKED)
-def test_a_message_is_returned_before_the_answer_to_what_is_asked_behind_it(
+def test_returned_message_precedes_the_answer_to_a_later_method(
     broker: LoneBroker, asked: Frame, answer: type[Frame]
 ) -> None:
     with Client(broker, "guest") as client:
@@ -639,16 +633,14 @@ def test_a_message_is_returned_before_the_answer_to_what_is_asked_behind_it(
 
 
 @pytest.mark.parametrize("asked", [asked for asked, _ in ASKED])
-def test_a_message_is_refused_before_the_answer_to_what_is_asked_behind_it(
-    broker: LoneBroker, asked: Frame
-) -> None:
+def test_refused_message_precedes_the_answer_to_a_later_method(broker: LoneBroker, asked: Frame) -> None:
     with Client(broker, "guest") as client:
         client.write(publish(1, "k", b"m", exchange="amq.rabbitmq.trace") + marshal(1, asked))
         text = "ACCESS_REFUSED - cannot publish to internal exchange 'amq.rabbitmq.trace' in vhost '/'"
         client.expect_close(403, text, channel=1)
 
 
-def test_nothing_waits_twice_for_the_same_message(broker: LoneBroker) -> None:
+def test_later_method_waits_once_for_a_message(broker: LoneBroker) -> None:
     with Client(broker, "guest") as client:
         client.write(publish(1, "nowhere", b"m"))
         client.call(1, Confirm.Select(), Confirm.SelectOk)

@@ -71,7 +71,7 @@ class World:
         self.machine.end_entry(7)
         self.applied = 0
 
-    def submit(self, payload: Sequence[bytes], weight: int) -> int:
+    def propose(self, payload: Sequence[bytes], weight: int) -> int:
         self.batches.append((b"".join(payload), weight))
         return len(self.batches)
 
@@ -110,7 +110,7 @@ def to_fanout(name: str) -> Command:
     return BindQueue(1, 1, name, "amq.fanout", "", {})
 
 
-def test_messages_for_many_queues_go_in_several_batches_two_at_a_time() -> None:
+def test_messages_for_many_queues_are_split_into_batches() -> None:
     world = World(600, to_fanout)
     for number in range(20):
         world.publish("amq.fanout", str(number % 2), [b"x"])
@@ -139,7 +139,7 @@ def test_it_is_counted_how_long_publishes_wait_for_their_batch() -> None:
     assert times.total_s == pytest.approx(0.004 + 0.001)
 
 
-def test_a_message_for_more_queues_than_a_batch_has_room_for_weighs_what_it_costs() -> None:
+def test_message_above_a_batch_limit_weighs_its_cost() -> None:
     world = World(5000, to_fanout)
     world.publish("", "q0", [b"x"])
     world.publish("amq.fanout", "", [b"x"])
@@ -158,7 +158,7 @@ def message(headers: bytes) -> bytes:
     return b"\x02\x00\x01" + len(payload).to_bytes(4, "big") + payload + b"\xce"
 
 
-def test_messages_that_are_looked_into_are_counted_one_by_one() -> None:
+def test_content_routed_messages_are_counted_individually() -> None:
     world = World(500, lambda name: BindQueue(1, 1, name, "amq.headers", "", {"to": "all"}))
     all_of_them = message(b"\x02toS\x00\x00\x00\x03all")
     nobody = message(b"\x02toS\x00\x00\x00\x03one")
@@ -173,7 +173,7 @@ def test_messages_that_are_looked_into_are_counted_one_by_one() -> None:
     assert batches == [[(1, 3)], [(4, 2)]]
 
 
-def test_what_goes_with_a_queue_counts_when_it_is_deleted() -> None:
+def test_deletion_of_a_queue_costs_its_bindings() -> None:
     def binding(key: int) -> Callable[[str], Command]:
         return lambda name: BindQueue(1, 1, name, "amq.direct", str(key), {})
 
@@ -201,7 +201,7 @@ def test_messages_that_cost_each_their_part_fill_batches() -> None:
     assert len(world.batches) == 1 + 5
 
 
-def test_keys_that_nobody_has_used_before_share_batches_if_their_way_is_short() -> None:
+def test_new_keys_with_short_routes_share_batches() -> None:
     """Once each was taken for the dearest message, as soon as some hundred of them came in one turn of the loop."""
     world = World(1, lambda name: BindQueue(1, 1, name, "amq.topic", "orders.*.created", {}))
     for number in range(3000):
@@ -213,7 +213,7 @@ def test_keys_that_nobody_has_used_before_share_batches_if_their_way_is_short() 
     assert len(world.batches) < 30
 
 
-def test_a_long_way_that_this_node_remembers_counts_as_another_node_may_have_to_find_it() -> None:
+def test_cached_long_route_counts_as_if_it_were_not_cached() -> None:
     pattern = ".".join(["#", "*"] * 60)
     world = World(1, *[partial(bound, key=f"{number}.{pattern}") for number in range(100)])
     keys = [f"{number}" + ".a" * 120 for number in range(30)]

@@ -77,7 +77,7 @@ def with_headers(**headers: Any) -> bytes:
     return frame.marshal(header.ContentHeader(0, 0, Basic.Properties(headers=headers)), 1)
 
 
-def test_a_step_that_changes_nothing_is_repeated_once_a_second_and_told(
+def test_step_without_progress_is_repeated_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World([with_headers(a=1)], makes_progress=False)
@@ -95,7 +95,7 @@ def test_a_step_that_changes_nothing_is_repeated_once_a_second_and_told(
     assert world.later == []
 
 
-def test_a_step_has_a_bound_in_bytes_whatever_the_messages_headers_hold() -> None:
+def test_dead_letter_step_is_bounded_in_bytes() -> None:
     world = World([with_headers(a=number, b="x" * 100_000) for number in range(50)], makes_progress=True)
     world.dead_letters.lead(True)
     while world.apply():
@@ -107,7 +107,7 @@ def test_a_step_has_a_bound_in_bytes_whatever_the_messages_headers_hold() -> Non
     assert len(world.steps) > 3
 
 
-def test_a_step_has_a_bound_in_what_it_costs_the_nodes(caplog: pytest.LogCaptureFixture) -> None:
+def test_dead_letter_step_is_bounded_in_cost(caplog: pytest.LogCaptureFixture) -> None:
     world = World([with_headers(a=number) for number in range(9)], makes_progress=True)
     world.steps_each = STEPS_MAX // 2
     world.dead_letters.lead(True)

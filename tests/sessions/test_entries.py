@@ -194,7 +194,7 @@ def test_the_smaller_the_entries_are_the_more_are_read_together(setup: Setup) ->
         assert setup.loaded.pop() == ""
 
 
-def test_who_waits_for_an_entry_that_was_left_out_of_a_large_read_gets_it_all_the_same(setup: Setup) -> None:
+def test_entry_left_out_of_a_large_read_is_still_read(setup: Setup) -> None:
     large = make_entry(1, [make_batch("n1", 1, 1, [payload(*[bytes(READ_BYTES_MAX // 4)] * 4)])])
     setup.journal.stored = dict.fromkeys(range(10), WHOLE) | dict.fromkeys(range(10, 100), large)
     setup.load(*range(10))
@@ -206,7 +206,7 @@ def test_who_waits_for_an_entry_that_was_left_out_of_a_large_read_gets_it_all_th
     assert [index for index in range(10, 14) if setup.bodies(index, 0, 1)] == [10, 12]
 
 
-def test_somebody_who_goes_on_is_read_ahead_for_farther_and_farther(setup: Setup) -> None:
+def test_sequential_reader_is_read_ahead_in_growing_steps(setup: Setup) -> None:
     setup.journal.stored = dict.fromkeys(range(2000), WHOLE)
     ahead, reads, index = ReadAhead(), [], 10
     for _ in range(7):
@@ -222,7 +222,7 @@ def test_somebody_who_goes_on_is_read_ahead_for_farther_and_farther(setup: Setup
     assert [setup.bodies(index, 0, 1) is None for index in (1989, 1992, 1993)] == [True, False, True]
 
 
-def test_who_goes_on_waits_for_his_first_reads_only(setup: Setup) -> None:
+def test_sequential_reader_waits_only_for_its_first_reads(setup: Setup) -> None:
     """The next entries are read while those before are used; nothing is read twice, and nothing that is in memory."""
     setup.journal.stored = dict.fromkeys(range(4000), WHOLE)
     setup.journal.cached = dict.fromkeys(range(3000, 4000), WHOLE)
@@ -240,7 +240,7 @@ def test_who_goes_on_waits_for_his_first_reads_only(setup: Setup) -> None:
     assert len(setup.journal.asked) == len(set(setup.journal.asked)) == 2990
 
 
-def test_who_reads_elsewhere_is_not_due(setup: Setup) -> None:
+def test_random_reader_is_not_due_for_read_ahead(setup: Setup) -> None:
     setup.journal.stored = dict.fromkeys(range(100), WHOLE)
     ahead = ReadAhead()
     assert not ahead.is_due(10)
@@ -250,7 +250,7 @@ def test_who_reads_elsewhere_is_not_due(setup: Setup) -> None:
     assert [index for index in range(20) if ahead.is_due(index)] == [13, 14]
 
 
-def test_what_is_needed_may_lie_in_any_order_and_is_read_once(setup: Setup) -> None:
+def test_entries_needed_in_any_order_are_read_once(setup: Setup) -> None:
     """Messages that came back lie behind newer ones; what follows the last one is needed already (seed 25, 3 nodes)."""
     setup.journal.stored = dict.fromkeys(range(100), WHOLE)
     ahead = ReadAhead()
@@ -275,7 +275,7 @@ def test_an_entry_without_batches_may_be_met_ahead(setup: Setup) -> None:
     assert setup.failures == []
 
 
-def test_who_reads_what_little_is_left_is_not_read_ahead_for(setup: Setup) -> None:
+def test_sparse_entries_are_not_read_ahead(setup: Setup) -> None:
     """Each read ahead meets entries that are gone; to look for each of them alone would cost far more than it saves."""
     setup.journal.stored = dict.fromkeys(range(1000), WHOLE)
     live = range(5, 1000, 10)
@@ -289,7 +289,7 @@ def test_who_reads_what_little_is_left_is_not_read_ahead_for(setup: Setup) -> No
     assert setup.disk.reads <= 2 * len(live)
 
 
-def test_what_somebody_asks_for_while_it_is_read_ahead_is_read_all_the_same(setup: Setup) -> None:
+def test_requested_entry_is_read_although_read_ahead_is_pending(setup: Setup) -> None:
     setup.journal.stored = dict.fromkeys(range(7, 20), WHOLE)
     setup.journal.sparse = {11}
     ahead = ReadAhead()
@@ -302,7 +302,7 @@ def test_what_somebody_asks_for_while_it_is_read_ahead_is_read_all_the_same(setu
     assert [setup.bodies(index, 0, 1) is None for index in (8, 9, 10)] == [False, True, False]
 
 
-def test_nothing_is_read_ahead_that_is_in_memory_or_not_there(setup: Setup) -> None:
+def test_read_ahead_skips_cached_and_missing_entries(setup: Setup) -> None:
     setup.journal.stored = dict.fromkeys(range(200), WHOLE)
     setup.journal.cached = {103: WHOLE}
     ahead = ReadAhead()
@@ -313,7 +313,7 @@ def test_nothing_is_read_ahead_that_is_in_memory_or_not_there(setup: Setup) -> N
     assert [index for index in range(95, 200) if setup.bodies(index, 0, 1)] == [100, 101, 102, 199]
 
 
-def test_an_entry_of_which_nothing_was_kept_is_asked_for_once(setup: Setup) -> None:
+def test_empty_compacted_entry_is_requested_once(setup: Setup) -> None:
     """Its file is there, so it looks as if it was there, too: it was asked for again and again."""
     setup.journal.stored = dict.fromkeys(range(5, 10), WHOLE)
     setup.journal.sparse = {7}
@@ -377,7 +377,7 @@ def test_a_large_message_on_disk_is_read_first(
     assert setup.disk.reads < len(content)
 
 
-def test_nothing_that_was_read_of_a_large_message_has_to_be_looked_for(setup: Setup) -> None:
+def test_large_messages_leave_no_reference_cycle(setup: Setup) -> None:
     """A circle would stay until memory is short, and grow with each message by all of it."""
     joined, stored, fragments = large(b"goes-on-", b"ends")
     setup.journal.cached = {90: joined}
@@ -421,7 +421,7 @@ def test_two_large_messages_of_an_entry(setup: Setup) -> None:
     assert found == {0: [b"one-50-ends"], 1: [b"other-60-ends"]}
 
 
-def test_large_messages_of_an_entry_are_taken_one_by_one(setup: Setup) -> None:
+def test_large_messages_of_an_entry_are_taken_individually(setup: Setup) -> None:
     """Together they may be as much as a node's clients have ever sent at once."""
     setup.fragments[90] = {slot: [] for slot in (1, 2, 7, 9)}
     setup.fragments[91] = {0: []}
@@ -434,7 +434,7 @@ def test_large_messages_of_an_entry_are_taken_one_by_one(setup: Setup) -> None:
     assert setup.entries.portion(Range(92, 0, 9)) == 9
 
 
-def test_the_beginning_of_a_large_message_is_there_without_its_fragments(setup: Setup) -> None:
+def test_beginning_of_a_large_message_is_read_without_fragments(setup: Setup) -> None:
     setup.journal.cached[90], _, fragments = large(b"goes-on-", b"ends")
     setup.fragments = {90: {1: fragments}}
     [stored] = setup.entries.messages(Range(90, 1, 1), only_beginnings=True) or []
@@ -443,7 +443,7 @@ def test_the_beginning_of_a_large_message_is_there_without_its_fragments(setup: 
 
 
 @pytest.mark.parametrize("how", ["no reference", "compacted"])
-def test_a_large_message_of_which_not_all_was_kept_is_gone(setup: Setup, how: str) -> None:
+def test_large_message_with_missing_fragments_raises_gone(setup: Setup, how: str) -> None:
     joined, stored, fragments = large(b"goes-on-", b"ends")
     setup.journal.stored = {90: joined, **stored}
     if how == "compacted":
@@ -464,7 +464,7 @@ def test_a_large_message_of_which_not_all_was_kept_is_gone(setup: Setup, how: st
     assert setup.failures == []
 
 
-def test_a_large_message_whose_queue_is_deleted_while_it_is_read_is_gone(setup: Setup) -> None:
+def test_large_message_of_a_queue_deleted_meanwhile_raises_gone(setup: Setup) -> None:
     joined, stored, fragments = large(b"goes-on-", b"ends")
     setup.journal.stored = {90: joined, **stored}
     setup.fragments = {90: {1: fragments}}
@@ -514,7 +514,7 @@ def test_a_file_that_was_replaced_while_it_was_read(setup: Setup) -> None:
     assert setup.failures == []
 
 
-def test_an_entry_that_is_not_stored_is_gone_when_it_was_asked_for(setup: Setup) -> None:
+def test_missing_entry_raises_gone_after_it_was_requested(setup: Setup) -> None:
     gone: list[int] = []
 
     def used() -> None:

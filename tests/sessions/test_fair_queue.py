@@ -127,7 +127,7 @@ class World:
         )
         self.submissions.applied(0)
 
-    def submit(self, payload: Sequence[bytes], _weight: int) -> int:
+    def propose(self, payload: Sequence[bytes], _weight: int) -> int:
         data = b"".join(payload)
         commands, offsets = decode_batch(data)
         messages = [data[start:end] for start, end in pairwise(offsets)]
@@ -231,7 +231,7 @@ def dear_key(number: int) -> str:
     return ".".join("ab"[number >> place & 1] for place in range(64))
 
 
-def test_who_asks_for_little_does_not_wait_for_all_that_others_have_asked_for() -> None:
+def test_modest_client_does_not_wait_for_a_greedy_client() -> None:
     world = World(2)
     greedy, modest = world.clients
     for number in range(200):
@@ -250,7 +250,7 @@ def large(size: int, content: bytes = b"") -> bytes:
     return make(Basic.Properties(), content.ljust(size, b".")[:size], 1000)
 
 
-def test_others_do_not_wait_for_all_of_a_large_message() -> None:
+def test_client_does_not_wait_for_a_whole_large_message() -> None:
     world = World(2)
     world.machine.raise_to(8)
     heavy, light = world.clients
@@ -266,7 +266,7 @@ def test_others_do_not_wait_for_all_of_a_large_message() -> None:
     check_counts(world)
 
 
-def test_a_large_message_is_whole_as_long_as_some_node_cannot_join_it() -> None:
+def test_large_message_is_not_fragmented_before_version_8() -> None:
     world = World(1)
     [client] = world.clients
     world.publish(client, "", "q", large(8 * 2**20))
@@ -306,7 +306,7 @@ def test_large_messages_come_once_in_order_and_whole(seed: int) -> None:
 
 
 @pytest.mark.parametrize("others", [3, 30])
-def test_who_comes_new_is_served_before_many_who_have_been_served(others: int) -> None:
+def test_new_client_is_served_before_clients_already_served(others: int) -> None:
     world = World(1 + others)
     modest, *greedy = world.clients
     for number, client in enumerate(greedy):
@@ -323,7 +323,7 @@ def test_who_comes_new_is_served_before_many_who_have_been_served(others: int) -
     assert world.applied - before <= COST_IN_FLIGHT_MAX // BATCH_STEPS_MAX + 2  # under way, and its own
 
 
-def test_what_is_dear_is_looked_for_in_turns_and_costs_nobody_else_a_batch() -> None:
+def test_expensive_routes_cost_a_second_client_no_batch() -> None:
     """Once what was merely not looked for counted as a whole batch."""
     world = World(2)
     greedy, modest = world.clients
@@ -335,7 +335,7 @@ def test_what_is_dear_is_looked_for_in_turns_and_costs_nobody_else_a_batch() -> 
     assert len(world.batches) <= 4
 
 
-def test_an_acknowledgement_does_not_go_before_the_message_that_was_published_first() -> None:
+def test_ack_does_not_overtake_an_earlier_message() -> None:
     world = World(1)
     [client] = world.clients
     lane = client.connection.lane
@@ -362,7 +362,7 @@ def beside_floods() -> World:
     return world
 
 
-def test_much_is_under_way_while_nobody_asks_for_little(beside_floods: World) -> None:
+def test_much_is_in_flight_while_all_clients_flood(beside_floods: World) -> None:
     world = beside_floods
     while world.applied < 40:
         assert world.under_way >= COST_IN_FLIGHT_MAX // FULL_OF_OCTETS
@@ -371,7 +371,7 @@ def test_much_is_under_way_while_nobody_asks_for_little(beside_floods: World) ->
     world.settle()
 
 
-def test_little_is_under_way_before_who_asks_for_little(beside_floods: World) -> None:
+def test_little_is_in_flight_ahead_of_a_modest_client(beside_floods: World) -> None:
     world = beside_floods
     modest = world.clients[0]
     while world.applied < 40:  # so that the floods have had more than what an idle lane is put ahead by
@@ -413,7 +413,7 @@ def test_a_log_that_takes_long_gets_more_at_a_pace(beside_floods: World) -> None
     world.settle()
 
 
-def test_the_pace_ends_when_nobody_has_asked_for_little_for_a_while(beside_floods: World) -> None:
+def test_pacing_ends_when_no_modest_client_was_seen_for_a_while(beside_floods: World) -> None:
     world = keeping_pace(beside_floods)
     world.wait(SPARING_S)
     world.apply()
@@ -421,7 +421,7 @@ def test_the_pace_ends_when_nobody_has_asked_for_little_for_a_while(beside_flood
     world.settle()
 
 
-def test_what_is_not_urgent_goes_with_what_is_asked_for_next() -> None:
+def test_lazy_command_joins_the_next_command() -> None:
     world = World(1)
     [client] = world.clients
     world.submissions.settle(Settle, 1, 1, 1, client.connection.lane, is_urgent=False)
@@ -432,7 +432,7 @@ def test_what_is_not_urgent_goes_with_what_is_asked_for_next() -> None:
     assert [[type(command) for command in commands] for commands, _ in world.batches] == [[Settle, Enqueue]]
 
 
-def test_what_is_not_urgent_goes_in_a_moment() -> None:
+def test_lazy_command_is_submitted_after_a_moment() -> None:
     world = World(1)
     lane = world.clients[0].connection.lane
     for number in range(3):
@@ -446,7 +446,7 @@ def test_what_is_not_urgent_goes_in_a_moment() -> None:
     assert commands == [Settle(1, 0, 2), *3 * [Credit(2, 1)]]
 
 
-def test_what_is_urgent_takes_with_it_what_was_not() -> None:
+def test_urgent_command_takes_lazy_commands_with_it() -> None:
     world = World(1)
     lane = world.clients[0].connection.lane
     world.submissions.settle(Settle, 1, 1, 1, lane, is_urgent=False)
@@ -456,7 +456,7 @@ def test_what_is_urgent_takes_with_it_what_was_not() -> None:
     assert commands == [Settle(1, 1, 2)]
 
 
-def test_a_batch_that_is_not_full_follows_when_the_one_before_is_applied_or_takes_long() -> None:
+def test_partial_batch_follows_when_the_last_is_applied_or_late() -> None:
     world = World(1)
     [client] = world.clients
     for number in range(3):
@@ -500,7 +500,7 @@ def tenants(world: World, first: int) -> None:
 
 
 @pytest.mark.parametrize("others", [1, 25])
-def test_a_tenant_has_its_share_however_many_connections_another_one_floods(others: int) -> None:
+def test_tenant_keeps_its_share_against_many_connections(others: int) -> None:
     world = World(1 + others)
     tenants(world, 1)
     for client in world.clients:
@@ -517,7 +517,7 @@ def test_a_tenant_has_its_share_however_many_connections_another_one_floods(othe
 
 
 @pytest.mark.parametrize("others", [1, 25])
-def test_a_light_tenant_waits_no_longer_beside_many_floods_of_another_one_than_beside_one(
+def test_light_tenant_waits_equally_beside_1_and_25_floods(
     others: int,
 ) -> None:
     world = World(2 + others)
@@ -542,7 +542,7 @@ def test_a_light_tenant_waits_no_longer_beside_many_floods_of_another_one_than_b
             world.apply()
 
 
-def test_a_tenant_is_forgotten_with_its_last_lane_and_its_time_kept_until_then() -> None:
+def test_tenant_is_forgotten_with_its_last_lane() -> None:
     world = World(2)
     tenants(world, 1)
     known = world.submissions._lanes
@@ -555,7 +555,7 @@ def test_a_tenant_is_forgotten_with_its_last_lane_and_its_time_kept_until_then()
     assert list(known._tenants) == ["one"]
 
 
-def test_a_transaction_that_is_too_dear_is_refused_and_leaves_nothing() -> None:
+def test_too_expensive_transaction_is_refused_without_effect() -> None:
     world = World(1)
     client = world.clients[0]
     refused: list[int] = []
@@ -583,7 +583,7 @@ def run_of(client: Client, exchange: str, key: str, messages: list[bytes]) -> Op
     return run
 
 
-def test_transactions_that_are_refused_use_up_nobody_elses_time() -> None:
+def test_refused_transactions_do_not_delay_a_second_client() -> None:
     """They cost nothing but to look for their ways, and once nothing counted for that."""
     world = World(2)
     greedy, modest = world.clients
@@ -604,7 +604,7 @@ def test_transactions_that_are_refused_use_up_nobody_elses_time() -> None:
     check_counts(world)
 
 
-def test_who_asks_for_little_is_served_before_large_transactions_of_those_who_come_new() -> None:
+def test_modest_client_precedes_large_transactions() -> None:
     world = World(9)
     modest, *greedy = world.clients
     for number in range(20):
@@ -621,7 +621,7 @@ def test_who_asks_for_little_is_served_before_large_transactions_of_those_who_co
     check_counts(world)
 
 
-def test_what_transactions_cost_is_found_in_several_turns() -> None:
+def test_cost_of_transactions_is_computed_in_several_turns() -> None:
     world = World(1)
     [client] = world.clients
     exchanges = [f"x{number}" for number in range(60)]
@@ -653,7 +653,7 @@ def check_counts(world: World) -> None:
     assert [client.connection.uncommitted_bytes for client in world.clients] == [0] * len(world.clients)
 
 
-def test_a_command_costs_what_it_does_when_it_is_taken_and_not_when_it_was_asked_for() -> None:
+def test_command_cost_is_that_at_its_submission() -> None:
     """While it waits, others may bind what is to be deleted, a thousand times."""
     world = World(1)
     names = ["d0", "d1", "d2"]
@@ -673,7 +673,7 @@ def test_a_command_costs_what_it_does_when_it_is_taken_and_not_when_it_was_asked
 
 @pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(settings.default.max_examples // 5))
-def test_whatever_is_asked_for_comes_once_in_order_and_is_counted_no_more(seed: int) -> None:
+def test_submitted_commands_are_applied_once_in_order(seed: int) -> None:
     rng = random.Random(seed)
     world = World(rng.choice([1, 2, 5]))
     tenants(world, rng.choice([0, 1, 2]))
@@ -733,7 +733,7 @@ def test_whatever_is_asked_for_comes_once_in_order_and_is_counted_no_more(seed: 
     check_counts(world)
 
 
-def test_what_is_asked_for_waits_until_nothing_is_left_of_an_earlier_life(
+def test_commands_wait_until_lost_sessions_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else the first command would have the cluster end all of that at once."""
@@ -753,7 +753,7 @@ def test_what_is_asked_for_waits_until_nothing_is_left_of_an_earlier_life(
     assert world.clients[0].came == [b"x"]
 
 
-def test_nothing_is_submitted_before_the_cluster_knows_of_this_life(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_wait_until_the_cluster_knows_the_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether anything is left of an earlier one is not known before; and so it is again when this one is over."""
     monkeypatch.setattr(core_module, "LOST_MAX", 1)
     world = World(1)

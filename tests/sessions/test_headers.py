@@ -101,7 +101,7 @@ def test_the_fields_of_a_death_have_rabbitmqs_types() -> None:
     assert b"\x13x-last-death-reasonS\0\0\0\6maxlen" in sent
 
 
-def test_what_dead_lettering_changes_in_a_message_is_all_that_changes() -> None:
+def test_dead_lettering_changes_only_its_own_headers() -> None:
     properties = {"content_type": "text/plain", "priority": 3, "message_id": "m", "delivery_mode": 2}
     mine = {"CC": ["copy"], "a": 1}
     stored = message(headers=mine | {"x-death": "mine"}, expiration="60000", **properties)

@@ -68,7 +68,9 @@ def lines(broker: LoneBroker) -> Generator[LineClient]:
         yield client
 
 
-def test_what_one_protocol_publishes_the_other_consumes(broker: LoneBroker, lines: LineClient) -> None:
+def test_message_published_by_line_protocol_is_consumed_by_amqp(
+    broker: LoneBroker, lines: LineClient
+) -> None:
     lines.say("DECLARE q", "PUBLISH q one message", "PUBLISH q another")
     lines.expect("DECLARED q", "CONFIRMED 2")
     with RawClient(broker.amqp_port) as amqp:
@@ -85,7 +87,7 @@ def test_what_one_protocol_publishes_the_other_consumes(broker: LoneBroker, line
         lines.expect("MESSAGE 1 and forth")
 
 
-def test_what_a_client_held_comes_back_when_it_goes(broker: LoneBroker, lines: LineClient) -> None:
+def test_messages_held_by_a_line_client_return_when_it_leaves(broker: LoneBroker, lines: LineClient) -> None:
     with LineClient(broker) as other:
         other.log_in()
         other.say("DECLARE q", "PUBLISH q held")
@@ -97,7 +99,7 @@ def test_what_a_client_held_comes_back_when_it_goes(broker: LoneBroker, lines: L
     lines.expect("MESSAGE 0 held")
 
 
-def test_a_consumer_hears_that_its_queue_is_gone(broker: LoneBroker, lines: LineClient) -> None:
+def test_line_consumer_is_notified_of_a_deleted_queue(broker: LoneBroker, lines: LineClient) -> None:
     lines.say("DECLARE q", "CONSUME q 10")
     lines.expect("DECLARED q", "CONSUMING")
     with RawClient(broker.amqp_port) as amqp:
@@ -106,19 +108,19 @@ def test_a_consumer_hears_that_its_queue_is_gone(broker: LoneBroker, lines: Line
     assert lines.next().startswith("CANCELLED ")
 
 
-def test_what_the_log_refuses_ends_the_session(lines: LineClient) -> None:
+def test_refused_command_ends_a_line_session(lines: LineClient) -> None:
     lines.say("CONSUME missing 1")
     assert lines.next() == "ERROR no queue 'missing' in vhost '/'\n"
     assert not lines.next()
 
 
-def test_nobody_logs_in_with_a_wrong_password(broker: LoneBroker) -> None:
+def test_line_login_with_a_wrong_password_is_refused(broker: LoneBroker) -> None:
     with LineClient(broker) as client:
         client.say("HELLO guest wrong")
         client.expect("ERROR who are you?")
 
 
-def test_a_snapshot_tells_it_what_it_missed(broker: LoneBroker, lines: LineClient) -> None:
+def test_snapshot_delivers_missed_messages_to_a_line_client(broker: LoneBroker, lines: LineClient) -> None:
     lines.say("DECLARE q", "CONSUME q 10")
     lines.expect("DECLARED q", "CONSUMING")
     broker.skip()
@@ -130,7 +132,7 @@ def test_a_snapshot_tells_it_what_it_missed(broker: LoneBroker, lines: LineClien
     lines.expect("MESSAGE 0 unseen", "REFUSED 1")
 
 
-def test_it_needs_no_package_of_another_protocol() -> None:
+def test_line_protocol_imports_no_package_of_amqp() -> None:
     tree = ast.parse(Path(line_protocol.__file__).read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
     rooms = {".".join(name.split(".")[:2]) for name in imported if name.startswith(("qq.", "cluster"))}

@@ -139,7 +139,9 @@ def test_the_right_password_is_answered_at_once(world: World) -> None:
 @pytest.mark.parametrize(
     ("user", "password"), [("anna", "wrong"), ("anna", ""), ("nobody", "right"), ("nobody", None), ("", "")]
 )
-def test_others_are_refused(world: World, user: str, password: str | None) -> None:
+def test_wrong_or_unknown_login_is_refused_after_a_delay(
+    world: World, user: str, password: str | None
+) -> None:
     assert world.attempt(user, password) is not None
     world.clock.wait_applied()
     world.clock.go_on(FIRST_DELAY_S)
@@ -148,13 +150,13 @@ def test_others_are_refused(world: World, user: str, password: str | None) -> No
     assert world.logins.outcomes == {("amqp091", False): 1}
 
 
-def test_a_certificate_is_enough_for_a_user_who_is_known(world: World) -> None:
+def test_certificate_admits_a_known_user(world: World) -> None:
     world.add("CN=anna", None)
     world.attempt("CN=anna", None)
     assert world.answers == [("CN=anna", True, 0)]
 
 
-def test_a_user_without_a_password_has_none_that_is_right(world: World) -> None:
+def test_user_without_a_password_is_never_admitted(world: World) -> None:
     world.add("CN=anna", None)
     for password in ("", "right"):
         assert not world.logins._admits(Login("CN=anna", password.encode(), HERE))
@@ -182,7 +184,7 @@ def test_some_users_log_in_from_their_own_machine_only(world: World, password: s
 # Users made through other nodes
 
 
-def test_a_user_whom_this_node_does_not_know_yet_is_looked_for_in_the_log(world: World) -> None:
+def test_unknown_user_is_looked_up_in_the_log(world: World) -> None:
     world.attempt("new", "secret")
     assert world.answers == []
     world.add("new", "secret")
@@ -191,14 +193,14 @@ def test_a_user_whom_this_node_does_not_know_yet_is_looked_for_in_the_log(world:
     assert world.counters.logins_failed == 0
 
 
-def test_a_new_password_is_looked_for_in_the_log(world: World) -> None:
+def test_changed_password_is_looked_up_in_the_log(world: World) -> None:
     world.attempt("anna", "new")
     world.add("anna", "new")
     world.clock.wait_applied()
     assert world.answers == [("anna", True, 0)]
 
 
-def test_without_a_majority_nobody_is_refused(world: World) -> None:
+def test_login_is_not_refused_without_a_majority(world: World) -> None:
     world.attempt()
     world.clock.go_on(1000)
     assert world.answers == []
@@ -207,7 +209,7 @@ def test_without_a_majority_nobody_is_refused(world: World) -> None:
 # Guessing
 
 
-def test_each_failure_makes_the_next_answer_take_longer(world: World) -> None:
+def test_each_failed_login_doubles_the_delay(world: World) -> None:
     delays: list[float] = []
     for _ in range(9):
         began_s = world.clock.now_s
@@ -218,13 +220,13 @@ def test_each_failure_makes_the_next_answer_take_longer(world: World) -> None:
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5]
 
 
-def test_the_right_password_is_not_delayed_by_failures(world: World) -> None:
+def test_valid_login_is_not_delayed_by_failures(world: World) -> None:
     world.fail(20)
     world.attempt(password="right")
     assert world.admitted == ["anna"]
 
 
-def test_a_failure_makes_nobody_wait_but_the_same_user_at_the_same_address(world: World) -> None:
+def test_failed_login_delays_only_its_user_at_its_address(world: World) -> None:
     world.fail(20)
     for user, host in (("bob", HERE), ("anna", ELSEWHERE)):
         world.answers.clear()
@@ -245,7 +247,7 @@ def test_a_failure_is_forgotten(world: World) -> None:
     assert world.answers == [("anna", False, round(began_s + FIRST_DELAY_S, 3))]
 
 
-def test_right_logins_behind_an_address_that_fails_are_answered_at_once(world: World) -> None:
+def test_valid_logins_from_a_failing_address_are_not_delayed(world: World) -> None:
     """100 clients whose password is an old one, behind the address of all others, for an hour."""
     world.add("bob", "right")
 
@@ -265,7 +267,7 @@ def test_right_logins_behind_an_address_that_fails_are_answered_at_once(world: W
 
 
 @pytest.mark.parametrize("at", [HERE, ELSEWHERE])
-def test_in_a_flood_a_right_login_waits_behind_who_waits_and_no_longer(world: World, at: str) -> None:
+def test_valid_login_in_a_flood_waits_for_earlier_logins_only(world: World, at: str) -> None:
     """Of guesses at the same user, from the same address or another."""
     world.flood(LOOKS_AT_ONCE)
     assert not world.logins._waiting
@@ -278,7 +280,7 @@ def test_in_a_flood_a_right_login_waits_behind_who_waits_and_no_longer(world: Wo
     assert all(attempt.answer is not None for attempt in waiting)
 
 
-def test_who_has_logged_in_from_an_address_waits_for_no_flood_of_others(world: World) -> None:
+def test_known_address_of_a_user_does_not_wait_for_a_flood(world: World) -> None:
     world.attempt(password="right")
     world.answers.clear()
     world.flood(1000, "bob")
@@ -287,7 +289,7 @@ def test_who_has_logged_in_from_an_address_waits_for_no_flood_of_others(world: W
     assert world.admitted == ["anna"]
 
 
-def test_guesses_are_looked_at_a_few_a_second_however_they_come(world: World) -> None:
+def test_logins_are_judged_at_a_limited_rate(world: World) -> None:
     """At many users from one address, at one from many addresses, at one from one; and who hangs up gains nothing."""
     floods: list[Callable[[int], tuple[str, str]]] = [
         lambda number: (f"user{number}", HERE),
@@ -309,7 +311,7 @@ def test_guesses_are_looked_at_a_few_a_second_however_they_come(world: World) ->
         world.clock.go_on(100)
 
 
-def test_who_hangs_up_before_being_looked_at_is_not_waited_for(world: World) -> None:
+def test_cancelled_logins_are_not_waited_for(world: World) -> None:
     for _ in range(20):
         for attempt in world.flood(1000):
             attempt.cancel()
@@ -318,7 +320,7 @@ def test_who_hangs_up_before_being_looked_at_is_not_waited_for(world: World) -> 
     assert world.admitted == ["anna"]
 
 
-def test_logins_are_turned_away_when_a_look_would_take_too_long(world: World) -> None:
+def test_logins_are_refused_when_the_wait_would_be_too_long(world: World) -> None:
     world.flood(1000)
     at_once = LOOKS_AT_ONCE + round(LOOKS_PER_S * LOOK_WAIT_MAX_S) + 1
     assert world.turned_away == 1000 - at_once
@@ -328,7 +330,7 @@ def test_logins_are_turned_away_when_a_look_would_take_too_long(world: World) ->
     assert world.admitted == ["anna"]
 
 
-def test_the_log_is_asked_once_for_many_failures(world: World) -> None:
+def test_log_is_asked_once_for_many_failed_logins(world: World) -> None:
     seconds = 2
     for number in range(2000):
         world.attempt(f"user{number}", host=f"198.51.{number // 250}.{number % 250}")
@@ -338,7 +340,7 @@ def test_the_log_is_asked_once_for_many_failures(world: World) -> None:
     assert world.clock.asked <= seconds / BARRIER_INTERVAL_S + 1
 
 
-def test_a_login_that_fails_while_the_log_is_asked_is_asked_about_anew(world: World) -> None:
+def test_login_failing_during_a_barrier_waits_for_the_next(world: World) -> None:
     world.attempt()
     world.attempt("new", "secret")
     assert len(world.clock.barriers) == 1
@@ -349,14 +351,14 @@ def test_a_login_that_fails_while_the_log_is_asked_is_asked_about_anew(world: Wo
     assert world.admitted == ["new"]
 
 
-def test_without_a_majority_who_has_gone_takes_no_memory(world: World) -> None:
+def test_cancelled_logins_take_no_memory_without_a_majority(world: World) -> None:
     for attempt in [world.attempt(f"user{number}", host=f"192.0.2.{number}") for number in range(200)]:
         attempt.cancel()
     assert not world.logins._unsure
     assert not world.logins._waiting
 
 
-def test_what_is_remembered_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_failed_logins_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login_module, "RECORDS_MAX", 10)
     for number in range(20):
         world.fail(user=f"user{number}" + "x" * 10_000, host=f"192.0.2.{number}")
@@ -365,7 +367,7 @@ def test_what_is_remembered_is_bounded(world: World, monkeypatch: pytest.MonkeyP
     assert all(len(user or "") < 300 for _, user in world.logins._records)
 
 
-def test_a_right_empty_password_is_none(world: World) -> None:
+def test_empty_password_is_never_admitted(world: World) -> None:
     world.add("anna", "")
     world.attempt("anna", "")
     world.clock.wait_applied()
@@ -437,7 +439,7 @@ def test_a_login_waits_for_the_log_only_if_it_would_fail(broker: LoneBroker) -> 
         unknown.expect(Connection.OpenOk)
 
 
-def test_what_was_sent_ahead_of_a_login_is_carried_out_behind_it(broker: LoneBroker) -> None:
+def test_methods_sent_ahead_of_a_login_are_carried_out_after_it(broker: LoneBroker) -> None:
     broker.group.holding = True
     with Client(broker) as client:
         client.log_in("secret", "anna")
@@ -451,7 +453,7 @@ def test_what_was_sent_ahead_of_a_login_is_carried_out_behind_it(broker: LoneBro
         client.expect_end()
 
 
-def test_an_error_of_ours_behind_a_login_ends_its_connection_and_no_other(
+def test_internal_error_after_a_login_ends_only_its_connection(
     broker: LoneBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any) -> None:
@@ -471,7 +473,7 @@ def test_an_error_of_ours_behind_a_login_ends_its_connection_and_no_other(
         client.close()
 
 
-def test_without_a_majority_the_time_limit_of_the_handshake_ends_a_login() -> None:
+def test_login_without_a_majority_ends_at_the_handshake_timeout() -> None:
     with LoneBroker(handshake_timeout_s=0.3) as broker:
         broker.group.holding = True
         with Client(broker) as client:
@@ -482,7 +484,7 @@ def test_without_a_majority_the_time_limit_of_the_handshake_ends_a_login() -> No
         broker.call(broker.group.release)
 
 
-def test_guesses_take_longer_and_longer_and_a_user_from_elsewhere_does_not_notice(broker: LoneBroker) -> None:
+def test_guesses_are_delayed_without_delaying_other_addresses(broker: LoneBroker) -> None:
     took_s: list[float] = []
     for _ in range(4):
         with Client(broker, "127.0.0.2") as guesser:
@@ -499,7 +501,7 @@ def test_guesses_take_longer_and_longer_and_a_user_from_elsewhere_does_not_notic
         assert time.monotonic() - began_s < took_s[-1]
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_login_leaves_nothing_behind(broker: LoneBroker) -> None:
+def test_client_that_leaves_during_its_login_leaves_no_record(broker: LoneBroker) -> None:
     broker.group.holding = True
     for _ in range(2 * LOOKS_AT_ONCE):
         with Client(broker) as client:
@@ -510,7 +512,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_login_leaves_nothing_behind(b
     assert (broker.slots.unauthenticated, broker.slots.authenticated) == (0, 0)
 
 
-def test_a_client_that_sends_on_during_its_login_is_held_to_a_limit(broker: LoneBroker) -> None:
+def test_client_that_sends_much_during_its_login_is_closed(broker: LoneBroker) -> None:
     broker.group.holding = True
     with Client(broker) as client:
         client.log_in("wrong")
@@ -521,7 +523,7 @@ def test_a_client_that_sends_on_during_its_login_is_held_to_a_limit(broker: Lone
     broker.call(broker.group.release)
 
 
-def test_what_is_logged_of_a_failed_login_is_short_harmless_and_no_password(
+def test_failed_login_is_logged_briefly_without_the_password(
     broker: LoneBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -125,7 +125,7 @@ def test_dead_letters_are_chosen_by_how_they_died_and_go_back(broker: LoneBroker
     assert bodies(channel, "q") == [b"alive"]
 
 
-def test_a_time_to_live_begins_anew(broker: LoneBroker, channel: Any) -> None:
+def test_time_to_live_restarts_in_the_destination(broker: LoneBroker, channel: Any) -> None:
     publish(channel, b"a", expiration="3000000")
     publish(channel, b"b")
     moved(broker, MOVE)
@@ -149,7 +149,7 @@ def test_a_rate_is_kept_and_a_move_can_be_stopped(broker: LoneBroker, channel: A
     assert len(bodies(channel, "q")) == 100 - move.moved
 
 
-def test_a_move_goes_on_as_soon_as_there_is_room(
+def test_move_continues_as_soon_as_there_is_room(
     broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mover, "RETRY_S", 0.02)
@@ -177,7 +177,7 @@ def test_a_move_goes_on_as_soon_as_there_is_room(
         (("", "to", ""), "read access to queue 'q' in vhost '/' refused for user 'eve'"),
     ],
 )
-def test_a_move_fails_when_who_asked_for_it_may_not_any_more(
+def test_move_fails_when_its_user_loses_permission(
     broker: LoneBroker, channel: Any, patterns: tuple[str, str, str], error: str
 ) -> None:
     broker.add_user("eve", None)
@@ -192,9 +192,7 @@ def test_a_move_fails_when_who_asked_for_it_may_not_any_more(
     assert len(bodies(channel, "q")) == 50 - move.moved
 
 
-def test_dead_letters_stay_if_they_may_not_be_written_to_where_they_came_from(
-    broker: LoneBroker, channel: Any
-) -> None:
+def test_dead_letters_stay_without_write_permission(broker: LoneBroker, channel: Any) -> None:
     broker.add_user("eve", None)
     broker.operate(c.SetPermissions("eve", "/", "", "^mine$", ".*"))
     for name in ("mine", "theirs"):
@@ -209,7 +207,7 @@ def test_dead_letters_stay_if_they_may_not_be_written_to_where_they_came_from(
     assert bodies(channel, "q") == [b"dies in theirs"]
 
 
-def test_while_publishers_wait_because_of_an_alarm_moves_wait_too(
+def test_moves_wait_during_an_alarm(
     broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mover, "RETRY_S", 0.02)
@@ -239,7 +237,7 @@ def test_moves_go_on_side_by_side(broker: LoneBroker, channel: Any) -> None:
     assert [move.moved for move in broker.machine.moves.all.values()] == [30] * 3
 
 
-def test_who_leads_goes_on_from_where_the_last_leader_was(broker: LoneBroker, channel: Any) -> None:
+def test_new_leader_continues_a_move_where_it_was(broker: LoneBroker, channel: Any) -> None:
     publish(channel, *(b"%d" % number for number in range(40)))
     broker.operate(MOVE._replace(rate=50))
     move = broker.machine.moves.all["/", "m"]
@@ -271,7 +269,7 @@ def test_a_step_that_is_lost_is_taken_again(
     connection.close()
 
 
-def test_what_cannot_be_read_stays_and_is_told(
+def test_unreadable_message_stays_and_is_logged(
     broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(channel, b"a", b"b")
@@ -335,7 +333,7 @@ def test_a_step_looks_at_few_octets(
 VALUE = '{"src-uri": "amqp://", "src-queue": "q", "dest-uri": "amqp://", "dest-queue": "to"}'
 
 
-def test_a_shovel_moves_what_comes_until_it_is_deleted(broker: LoneBroker, channel: Any) -> None:
+def test_shovel_moves_new_messages_until_it_is_deleted(broker: LoneBroker, channel: Any) -> None:
     publish(channel, b"a")
     broker.operate(c.PutParameter("/", "shovel", "s", VALUE))
     moves = broker.machine.moves
@@ -353,7 +351,7 @@ def test_a_shovel_moves_what_comes_until_it_is_deleted(broker: LoneBroker, chann
     assert bodies(channel, "to") == [b"a", b"b", b"c"]
 
 
-def test_what_comes_back_to_the_source_of_a_shovel_is_moved_too(broker: LoneBroker, channel: Any) -> None:
+def test_shovel_moves_messages_returned_to_its_source(broker: LoneBroker, channel: Any) -> None:
     publish(channel, b"a", b"b")
     held = channel.basic_get("q")[0].delivery_tag
     broker.operate(c.PutParameter("/", "shovel", "s", VALUE))

@@ -39,7 +39,7 @@ def reason(client: RawClient) -> str:
     return close.reply_text
 
 
-def test_who_waits_is_told_and_who_does_not_is_not() -> None:
+def test_waiting_clients_are_refused_and_idle_clients_are_not() -> None:
     with (
         LoneBroker(majority_timeout_ms=300) as broker,
         asking(broker) as declaring,
@@ -72,7 +72,7 @@ def test_who_waits_is_told_and_who_does_not_is_not() -> None:
         RawClient(broker.amqp_port).socket.close()
 
 
-def test_a_consumer_that_holds_a_message_waits_for_nothing() -> None:
+def test_consumer_that_holds_a_message_is_not_waiting() -> None:
     """Its credit for the next one, which the node keeps until there is a batch to go with, is nothing it waits for."""
     with LoneBroker(majority_timeout_ms=300) as broker, asking(broker) as client:
         client.call(1, DECLARE, commands.Queue.DeclareOk)
@@ -86,7 +86,7 @@ def test_a_consumer_that_holds_a_message_waits_for_nothing() -> None:
         client.call(1, commands.Basic.Qos(prefetch_count=1), commands.Basic.QosOk)
 
 
-def test_an_election_is_waited_for() -> None:
+def test_election_does_not_refuse_clients() -> None:
     with LoneBroker(majority_timeout_ms=400) as broker, asking(broker) as client:
         for _ in range(3):
             lead(broker, None)
@@ -97,7 +97,7 @@ def test_an_election_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"majority_timeout_ms": 0}, {}])
-def test_it_may_be_waited_for_longer(limits: dict[str, Any]) -> None:
+def test_majority_timeout_delays_the_refusal(limits: dict[str, Any]) -> None:
     with LoneBroker(**limits) as broker, asking(broker) as client:
         lead(broker, None)
         client.send(1, DECLARE)
@@ -106,8 +106,8 @@ def test_it_may_be_waited_for_longer(limits: dict[str, Any]) -> None:
         client.expect(commands.Queue.DeclareOk)
 
 
-def test_many_are_told_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(no_quorum, "TOLD_AT_ONCE", 2)
+def test_many_clients_are_refused_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(no_quorum, "DISCONNECTED_AT_ONCE", 2)
     with LoneBroker(majority_timeout_ms=100) as broker, ExitStack() as stack:
         clients = [stack.enter_context(asking(broker)) for _ in range(7)]
         lead(broker, None)
@@ -116,7 +116,7 @@ def test_many_are_told_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [reason(client) for client in clients] == [UNKNOWN] * 7
 
 
-def test_a_handshake_that_nobody_decides_ends_with_the_reason() -> None:
+def test_undecided_handshake_ends_with_the_reason() -> None:
     with LoneBroker(handshake_timeout_s=0.3) as broker:
         lead(broker, None)
         with RawClient(broker.amqp_port, admitted=False) as client:

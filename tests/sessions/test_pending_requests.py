@@ -138,7 +138,7 @@ def test_a_transaction_may_have_so_many_messages(broker: LoneBroker, client: Raw
     client.expect_close(406, f"PRECONDITION_FAILED - {text}", channel=1)
 
 
-def test_keys_and_what_is_beside_bodies_count_for_the_bytes_of_a_transaction() -> None:
+def test_keys_and_headers_count_towards_transaction_bytes() -> None:
     count, key = 10, "k" * 200
     stored = (
         len(publish(1, "", b"")) - len(publish(1, "", b"").split(b"\xce")[0]) - 1
@@ -169,7 +169,7 @@ def unacknowledged(broker: LoneBroker) -> int:
     return broker.call(lambda: broker.machine.vhosts["/"].queues["q"].unacked)
 
 
-def test_acknowledgements_in_order_are_one_command(broker: LoneBroker, client: RawClient) -> None:
+def test_acks_in_order_are_joined_into_a_command(broker: LoneBroker, client: RawClient) -> None:
     count = TRANSACTION_COMMANDS_MAX + 1
     hold(client, count)
     for tag in range(1, count + 1):
@@ -200,20 +200,20 @@ def test_a_transaction_may_settle_in_so_many_commands(broker: LoneBroker, client
 def batches(broker: LoneBroker) -> list[tuple[int, int, int]]:
     """Octets, commands and messages of those that were submitted since."""
     found: list[tuple[int, int, int]] = []
-    submit = broker.group.submit
+    propose = broker.group.propose
 
     def noted(payload: Any, weight: int) -> int:
         batch = b"".join(payload)
         commands_, offsets = decode_batch(batch)
         found.append((len(batch), len(commands_), len(offsets) - 1))
-        return submit(payload, weight)
+        return propose(payload, weight)
 
-    broker.group.submit = noted  # pyright: ignore[reportAttributeAccessIssue]
+    broker.group.propose = noted  # pyright: ignore[reportAttributeAccessIssue]
     return found
 
 
 @pytest.mark.parametrize("key", ["{:0240d}", "q"], ids=["ever-new-keys", "one-key"])
-def test_a_batch_of_tiny_messages_is_as_small_as_one_of_large_ones(key: str) -> None:
+def test_batch_of_tiny_messages_is_bounded(key: str) -> None:
     with LoneBroker(uncommitted_bytes=64 * 1024 * 1024) as broker, RawClient(broker.amqp_port) as raw:
         raw.open_channel(1)
         raw.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
@@ -232,9 +232,7 @@ def test_a_batch_of_tiny_messages_is_as_small_as_one_of_large_ones(key: str) -> 
         assert max(messages for _, _, messages in found) < most / MESSAGE_BYTES
 
 
-def test_a_commit_that_does_not_fit_in_the_open_batch_begins_one(
-    broker: LoneBroker, client: RawClient
-) -> None:
+def test_commit_that_does_not_fit_starts_a_new_batch(broker: LoneBroker, client: RawClient) -> None:
     client.open_channel(2)
     client.call(2, Queue.Declare(queue="q", passive=True), Queue.DeclareOk)
     broker.group.holding = True
@@ -341,7 +339,7 @@ def test_a_full_node_lets_no_more_clients_in(slow: LoneBroker) -> None:
         before.call(1, Basic.Qos(), Basic.QosOk)
 
 
-def test_while_a_node_is_full_those_are_not_read_that_have_asked_for_much(slow: LoneBroker) -> None:
+def test_full_node_stops_reading_only_heavy_clients(slow: LoneBroker) -> None:
     """Light clients once waited for seconds until large messages that had come at the same moment were stored."""
     size = FEW_BYTES // 3
     with RawClient(slow.amqp_port) as heavy, RawClient(slow.amqp_port) as light:
@@ -362,7 +360,7 @@ def test_while_a_node_is_full_those_are_not_read_that_have_asked_for_much(slow: 
         slow.broker.submissions._waiting_bytes -= 4 * FEW_BYTES + 1
 
 
-def test_a_live_prefetch_that_is_changed_again_and_again_waits_for_the_log(broker: LoneBroker) -> None:
+def test_repeated_live_prefetch_changes_wait_for_the_log(broker: LoneBroker) -> None:
     """Each change is a command for each consumer."""
     with RawClient(broker.amqp_port, more_capabilities=["live_prefetch"]) as client:
         client.open_channel(1)

@@ -65,7 +65,7 @@ def other(broker: LoneBroker) -> Generator[Client]:
         yield client
 
 
-def test_what_nobody_knows_of_is_refused_once(broker: LoneBroker, client: Client) -> None:
+def test_unknown_publishes_are_nacked_once_after_a_snapshot(broker: LoneBroker, client: Client) -> None:
     """A queue that was full may have refused it, and a mandatory message may have been returned."""
     client.call(1, Confirm.Select(), Confirm.SelectOk)
     client.write(publish(1, "q", b"heard"))
@@ -84,7 +84,7 @@ def test_what_nobody_knows_of_is_refused_once(broker: LoneBroker, client: Client
     assert client.expect(Basic.Ack).delivery_tag == 5
 
 
-def test_batches_that_are_not_in_the_snapshot_go_on_as_ever(broker: LoneBroker, client: Client) -> None:
+def test_batches_outside_the_snapshot_continue(broker: LoneBroker, client: Client) -> None:
     client.call(1, Confirm.Select(), Confirm.SelectOk)
     broker.skip()
     client.write(publish(1, "q", b"1"))
@@ -100,16 +100,14 @@ def test_batches_that_are_not_in_the_snapshot_go_on_as_ever(broker: LoneBroker, 
     assert client.expect(Basic.Ack).delivery_tag == 2
 
 
-def test_a_snapshot_without_anything_of_this_node_confirms_nothing(broker: LoneBroker) -> None:
+def test_snapshot_without_this_node_confirms_no_message(broker: LoneBroker) -> None:
     broker.call(broker.broker.resumed, 0, [])
     assert not broker.broker.live
     broker.call(broker.broker.resumed, 1, [])
     assert broker.broker.live
 
 
-def test_an_error_closes_the_channel_and_confirms_nothing_behind_it(
-    broker: LoneBroker, client: Client
-) -> None:
+def test_error_after_a_snapshot_closes_the_channel_unconfirmed(broker: LoneBroker, client: Client) -> None:
     client.call(1, Confirm.Select(), Confirm.SelectOk)
     broker.skip()
     client.write(publish(1, "q", b"1", exchange="none") + publish(1, "q", b"2"))
@@ -118,7 +116,7 @@ def test_an_error_closes_the_channel_and_confirms_nothing_behind_it(
     client.expect_close(404, "NOT_FOUND - no exchange 'none' in vhost '/'", channel=1)
 
 
-def test_a_missed_answer_comes_and_one_that_was_heard_does_not(broker: LoneBroker, client: Client) -> None:
+def test_missed_answers_arrive_and_known_answers_do_not(broker: LoneBroker, client: Client) -> None:
     broker.resume()
     broker.skip()
     client.send(1, Queue.Declare(queue="late"), Queue.Declare(queue="later"))
@@ -129,7 +127,7 @@ def test_a_missed_answer_comes_and_one_that_was_heard_does_not(broker: LoneBroke
 
 
 @pytest.mark.parametrize("multiple", [False, True])
-def test_deliveries_go_on_behind_those_that_were_heard(
+def test_deliveries_continue_after_the_last_known_delivery(
     broker: LoneBroker, client: Client, other: Client, multiple: bool
 ) -> None:
     client.consume()
@@ -232,7 +230,7 @@ def test_a_fetched_message_comes_as_the_answer(broker: LoneBroker, client: Clien
     assert client.declare() == 0
 
 
-def test_a_consumer_whose_queue_is_gone_is_cancelled_and_one_not_yet_there_is_not(
+def test_consumer_of_a_deleted_queue_is_cancelled_by_a_snapshot(
     broker: LoneBroker, client: Client, other: Client
 ) -> None:
     client.consume("gone")
@@ -252,7 +250,7 @@ def test_a_consumer_whose_queue_is_gone_is_cancelled_and_one_not_yet_there_is_no
     client.expect_nothing_more()
 
 
-def test_nothing_follows_the_end_of_a_channel_whose_last_answer_a_snapshot_brings(
+def test_channel_close_is_the_last_frame_after_a_snapshot(
     broker: LoneBroker, client: Client, other: Client
 ) -> None:
     client.consume("gone")
@@ -269,9 +267,7 @@ def test_nothing_follows_the_end_of_a_channel_whose_last_answer_a_snapshot_bring
     client.expect_nothing_more()
 
 
-def test_several_consumers_cancelled_by_a_change_of_leader_hear_of_it(
-    broker: LoneBroker, client: Client
-) -> None:
+def test_consumers_cancelled_by_a_leader_change_are_notified(broker: LoneBroker, client: Client) -> None:
     broker.call(broker.broker.leader_changed, "n1", 1)
     for tag in ("a", "b", "c"):
         client.consume(tag, arguments={"x-cancel-on-ha-failover": True})

@@ -404,7 +404,7 @@ def test_each_publish_is_answered_once_and_truly(seed: int, monkeypatch: pytest.
         (submissions, "COST_IN_FLIGHT_MAX", 4 * steps),
         (submissions, "QUANTUM", max(1, steps // 10)),
         (fair_queue, "AHEAD", steps),
-        (cost_estimate, "LOOKED_MAX", rng.choice([0, 100, 5000])),
+        (cost_estimate, "PASS_STEPS_MAX", rng.choice([0, 100, 5000])),
         (cost_estimate, "CHEAP_STEPS_MAX", rng.choice([-1, 100])),
     ):
         monkeypatch.setattr(module, name, value)

@@ -14,7 +14,7 @@ from pamqp import commands
 
 from qq.amqp.encoding import HEARTBEAT
 from qq.amqp_server import connection as connection_module
-from qq.amqp_server.connection import BEATS, HELD_BYTES_MAX, SILENT_BEATS_MAX
+from qq.amqp_server.connection import HEARTBEAT_CHECKS, HELD_BYTES_MAX, SILENT_CHECKS_MAX
 from qq.config import NodeLimits
 from qq.http.view import NewMessage
 from qq.machine.catalog.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, NONE
@@ -185,7 +185,7 @@ def of_vhost(name: str, limit: int | None, vhost: str = "a") -> c.ChangeVhostLim
         c.ChangeUserLimits("a", {MAX_PUBLISH_BYTES: 100_000, MAX_PUBLISHES: 50_000}),
     ],
 )
-def test_all_publishers_together_are_held_to_a_limit_and_nobody_elses(
+def test_publishers_share_a_limit_and_a_second_tenant_is_free(
     change: Any, floods: int, nodes: Sequence[str]
 ) -> None:
     world = World()
@@ -209,7 +209,7 @@ def test_each_connection_has_a_limit_of_its_own(name: str) -> None:
     assert [each.passed for each in floods] == [pytest.approx(1000 * (10 + BURST_S + TURN_S), abs=2)] * 3
 
 
-def test_who_does_not_publish_takes_nothing_of_a_limit() -> None:
+def test_idle_connection_takes_no_share_of_a_limit() -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 1000))
     for node in NODES:
@@ -220,7 +220,7 @@ def test_who_does_not_publish_takes_nothing_of_a_limit() -> None:
     assert flood.passed == pytest.approx(1000 * (10 + BURST_S + TURN_S), abs=2)
 
 
-def test_what_other_nodes_leave_of_a_limit_is_for_whoever_wants_it() -> None:
+def test_unused_share_of_a_limit_goes_to_a_flooding_client() -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 1000))
     flood = world.connect()
@@ -238,7 +238,7 @@ def test_what_other_nodes_leave_of_a_limit_is_for_whoever_wants_it() -> None:
     assert new.passed - before[1] >= 0.3 * 6000
 
 
-def test_a_node_that_is_behind_another_one_has_its_share() -> None:
+def test_late_node_gets_its_share_of_a_limit() -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 1000))
     first = world.connect()
@@ -258,7 +258,7 @@ def test_a_node_that_is_behind_another_one_has_its_share() -> None:
     assert not late.throttle._buckets[_Key("vhost", "a", MAX_PUBLISHES)]._nodes(world.now_s) > 1
 
 
-def test_what_is_larger_than_a_limit_passes_and_then_waits_its_time() -> None:
+def test_message_above_a_limit_passes_then_waits() -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISH_BYTES, 1000))
     flood = world.connect(size=50_000)
@@ -271,7 +271,7 @@ def test_what_is_larger_than_a_limit_passes_and_then_waits_its_time() -> None:
 
 
 @pytest.mark.parametrize("size", [10_000, 100_000, 300_000])
-def test_large_messages_at_several_nodes_are_together_held_to_a_limit(size: int) -> None:
+def test_large_messages_at_several_nodes_respect_a_limit(size: int) -> None:
     """Each uses up the limit, of 10 kB a second, for longer than it is remembered that others publish."""
     world = World()
     world.operate(of_vhost(MAX_PUBLISH_BYTES, 10_000))
@@ -280,7 +280,7 @@ def test_large_messages_at_several_nodes_are_together_held_to_a_limit(size: int)
     assert 28 <= sum(each.passed for each in floods) <= 30 + 2 * len(NODES)
 
 
-def test_whoever_comes_again_and_again_leaves_no_debt_to_others() -> None:
+def test_reconnecting_client_leaves_no_debt() -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 10))
     honest = world.connect(idle=True)
@@ -308,7 +308,7 @@ def test_connections_have_turns_however_many_channels_they_have() -> None:
     assert max(passed[1:]) - min(passed[1:]) <= 100 * BURST_S
 
 
-def test_who_publishes_little_has_its_turn_before_many_that_publish_much() -> None:
+def test_modest_publisher_precedes_flooding_publishers() -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 500))
     floods = [world.connect() for _ in range(100)]
@@ -326,7 +326,7 @@ def test_who_publishes_little_has_its_turn_before_many_that_publish_much() -> No
     assert max(passed) - min(passed) <= 500 * 3 * TURN_S + READ
 
 
-def test_those_who_come_again_and_again_are_not_ahead_of_one_that_waits() -> None:
+def test_reconnecting_clients_do_not_overtake_a_waiting_client() -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 100))
     steady = world.connect()
@@ -342,7 +342,7 @@ def test_those_who_come_again_and_again_are_not_ahead_of_one_that_waits() -> Non
 
 
 @pytest.mark.parametrize("limit", [None, NONE, 10**6, 2**63 - 1])
-def test_those_who_wait_go_on_at_once_when_their_limit_is_lifted(limit: int | None) -> None:
+def test_waiting_publishers_continue_when_their_limit_is_lifted(limit: int | None) -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 1))
     floods = [world.connect() for _ in range(10)]
@@ -353,7 +353,7 @@ def test_those_who_wait_go_on_at_once_when_their_limit_is_lifted(limit: int | No
     assert all(each.passed > READ for each in floods)
 
 
-def test_those_who_wait_go_on_when_their_virtual_host_is_gone() -> None:
+def test_waiting_publishers_continue_when_their_vhost_is_deleted() -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 1))
     flood = world.connect()
@@ -364,7 +364,7 @@ def test_those_who_wait_go_on_when_their_virtual_host_is_gone() -> None:
     assert flood.passed > READ
 
 
-def test_who_waits_for_one_limit_is_then_held_by_another_one() -> None:
+def test_publisher_is_held_by_the_lower_of_two_limits() -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 1000), c.ChangeUserLimits("a", {MAX_PUBLISHES: 10}))
     flood = world.connect()
@@ -381,7 +381,7 @@ def test_who_waits_for_one_limit_is_then_held_by_another_one() -> None:
         ({MAX_PUBLISH_BYTES: 10_000}, {MAX_PUBLISH_BYTES: 13_000}, 3000),
     ],
 )
-def test_who_is_under_two_limits_that_others_use_up_has_a_part_of_both(
+def test_publisher_under_two_used_limits_gets_a_share_of_both(
     of_all: dict[str, Any], of_mine: dict[str, Any], size: int
 ) -> None:
     """The limits hardly ever have room at the same time."""
@@ -401,7 +401,7 @@ def test_who_is_under_two_limits_that_others_use_up_has_a_part_of_both(
         assert 0.9 * most <= sum(mine) + both.passed <= most + 5
 
 
-def test_what_was_published_while_a_node_stood_still_is_charged_for_that_time() -> None:
+def test_messages_during_a_standstill_are_charged_for_that_time() -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 100))
     flood, other = world.connect(), world.connect(node="n2")
@@ -416,7 +416,7 @@ def test_what_was_published_while_a_node_stood_still_is_charged_for_that_time() 
     assert flood.passed - before >= 100 * 9
 
 
-def test_nodes_that_go_by_no_limit_leave_others_their_share_and_no_debt_when_they_are_gone() -> None:
+def test_nodes_without_limits_leave_a_share_and_no_debt() -> None:
     """Release 0.1 keeps limits and does not apply them."""
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 100))
@@ -433,7 +433,7 @@ def test_nodes_that_go_by_no_limit_leave_others_their_share_and_no_debt_when_the
     assert flood.passed - before == pytest.approx(400, rel=0.1)
 
 
-def test_nothing_is_kept_of_who_has_left_and_of_limits_that_nobody_uses() -> None:
+def test_records_of_closed_connections_are_removed() -> None:
     world = World(connection_publishes_per_s=1)
     world.operate(of_vhost(MAX_PUBLISHES, 10))
     floods = [world.connect() for _ in range(5)]
@@ -452,7 +452,7 @@ def test_nothing_is_kept_of_who_has_left_and_of_limits_that_nobody_uses() -> Non
 
 @pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(settings.default.max_examples // 5))
-def test_whatever_operators_and_clients_do_no_more_passes_than_limits_allow_and_nobody_waits_for_ever(
+def test_random_use_respects_limits_and_blocks_no_client_forever(
     seed: int,
 ) -> None:
     rng = random.Random(seed)
@@ -548,7 +548,7 @@ def held(broker: LoneBroker) -> list[int]:
     return broker.call(lambda: [number for number in broker.broker.connections if throttle.holds(number)])
 
 
-def test_other_channels_go_on_and_the_channel_when_the_limit_goes(broker: LoneBroker) -> None:
+def test_second_channel_continues_while_a_channel_is_throttled(broker: LoneBroker) -> None:
     with flooding(broker) as client:
         client.send(1, Queue.Declare(queue="q"))
         client.open_channel(2)
@@ -565,7 +565,7 @@ def test_other_channels_go_on_and_the_channel_when_the_limit_goes(broker: LoneBr
 def test_a_client_that_waits_keeps_its_heartbeats(broker: LoneBroker) -> None:
     """Both that is read and one of which so much waits that it is not read any more."""
     with flooding(broker, heartbeat=1) as client, flooding(broker, heartbeat=1, count=20_000) as much:
-        end_s, heard = time.monotonic() + SILENT_BEATS_MAX / BEATS + 0.5, [b"", b""]
+        end_s, heard = time.monotonic() + SILENT_CHECKS_MAX / HEARTBEAT_CHECKS + 0.5, [b"", b""]
         while time.monotonic() < end_s:
             client.write(HEARTBEAT)
             for number, each in enumerate((client, much)):
@@ -577,9 +577,7 @@ def test_a_client_that_waits_keeps_its_heartbeats(broker: LoneBroker) -> None:
 
 
 @pytest.mark.parametrize("closing", [Channel.Close(200, "", 0, 0), commands.Connection.Close(200, "", 0, 0)])
-def test_what_is_closed_in_good_order_has_published_everything_before(
-    broker: LoneBroker, closing: Any
-) -> None:
+def test_throttled_messages_are_published_before_a_close(broker: LoneBroker, closing: Any) -> None:
     is_channel = isinstance(closing, Channel.Close)
     with flooding(broker) as client:
         client.send(1 if is_channel else 0, closing)
@@ -591,7 +589,7 @@ def test_what_is_closed_in_good_order_has_published_everything_before(
         assert not held(broker)
 
 
-def test_a_close_behind_what_waited_does_not_wait_for_a_majority(
+def test_close_behind_throttled_messages_needs_no_majority(
     broker: LoneBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "CLOSE_GRACE_S", 0.5)
@@ -606,7 +604,7 @@ def test_a_close_behind_what_waited_does_not_wait_for_a_majority(
         broker.call(broker.group.release)
 
 
-def test_a_node_that_stops_waits_for_nobody(broker: LoneBroker) -> None:
+def test_stopping_node_does_not_wait_for_throttled_clients(broker: LoneBroker) -> None:
     with flooding(broker) as client, flooding(broker) as leaving:
         leaving.send(0, commands.Connection.Close(200, "", 0, 0))
         broker.pass_some_time()
@@ -619,9 +617,7 @@ def test_a_node_that_stops_waits_for_nobody(broker: LoneBroker) -> None:
 
 
 @pytest.mark.parametrize("count", [FLOOD, UNREAD])
-def test_what_waits_goes_with_a_client_that_hangs_up_and_others_have_their_turn(
-    broker: LoneBroker, count: int
-) -> None:
+def test_throttled_messages_of_a_disconnected_client_are_dropped(broker: LoneBroker, count: int) -> None:
     """Also if so much waits that the client is not read any more."""
     for _ in range(5):
         with flooding(broker, count=count):
@@ -649,7 +645,7 @@ def test_confirms_and_transactions_are_as_without_a_limit(broker: LoneBroker) ->
         assert ready(broker) == 2 * FLOOD
 
 
-def test_what_is_published_over_http_has_its_turns_beside_clients_that_flood(broker: LoneBroker) -> None:
+def test_http_publishers_get_turns_beside_flooding_clients(broker: LoneBroker) -> None:
     """And takes no more of them than it uses."""
     limit, requests = 200, 20
     set_limit(broker, limit)
@@ -667,7 +663,7 @@ def test_what_is_published_over_http_has_its_turns_beside_clients_that_flood(bro
     assert seconds < 5
 
 
-def test_what_is_refused_is_not_charged(broker: LoneBroker) -> None:
+def test_refused_messages_are_not_charged(broker: LoneBroker) -> None:
     set_limit(broker, 10)
     broker.operate(c.SetPermissions("guest", "/", ".*", "^amq.default$", ".*"))
     with RawClient(broker.amqp_port) as client:
@@ -688,7 +684,7 @@ def test_what_is_refused_is_not_charged(broker: LoneBroker) -> None:
 # --- what the log tells of it
 
 
-def test_what_is_published_counts_by_node_once_however_it_is_published() -> None:
+def test_published_messages_are_counted_once_per_node() -> None:
     machine = QueueMachine(content_of)
     setup = [
         c.SetVhostLimits("/", {MAX_PUBLISHES: 10}),

@@ -97,7 +97,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_while_a_member_may_be_of_the_last_release_nobody_is_vouched_for() -> None:
+def test_token_is_refused_before_the_upgrade_is_finished() -> None:
     with LoneBroker(version=VERSIONS[0]) as broker:
         broker.broker.logins.verifier = Verifier()
         with opening(broker) as client:
@@ -126,7 +126,7 @@ def test_a_login_waits_for_the_keys_of_the_issuer(broker: LoneBroker, verifier: 
         )
 
 
-def test_who_hangs_up_meanwhile_is_not_waited_for(broker: LoneBroker, verifier: Verifier) -> None:
+def test_client_that_hangs_up_during_verification_is_dropped(broker: LoneBroker, verifier: Verifier) -> None:
     verifier.has_issuer = True
     with logging_in(broker, "eyJ-new"):
         wait_until(lambda: verifier.waiting)
@@ -139,7 +139,7 @@ def update(token: str) -> commands.Connection.UpdateSecret:
     return commands.Connection.UpdateSecret(token, "renewal")
 
 
-def test_another_token_counts_from_now_on(broker: LoneBroker, verifier: Verifier) -> None:
+def test_new_token_counts_at_once(broker: LoneBroker, verifier: Verifier) -> None:
     verifier.users["eyJ-two"] = ann("write:%2F", lifetime_s=0.4)
     with opened(broker) as client:
         declare = commands.Queue.Declare(queue="q", durable=True)
@@ -160,7 +160,7 @@ def test_another_token_counts_from_now_on(broker: LoneBroker, verifier: Verifier
     ids=["unknown", "another", "elsewhere"],
 )
 @pytest.mark.parametrize("has_issuer", [False, True])
-def test_another_token_that_is_not_good_ends_the_connection(
+def test_invalid_new_token_closes_the_connection(
     broker: LoneBroker, verifier: Verifier, user: TokenUser | None, said: str, has_issuer: bool
 ) -> None:
     with opened(broker) as client:
@@ -176,7 +176,7 @@ def test_another_token_that_is_not_good_ends_the_connection(
         closed(client, 530, f"New secret was refused by one of the backends: {said}")
 
 
-def test_tokens_are_renewed_one_after_the_other(broker: LoneBroker, verifier: Verifier) -> None:
+def test_second_update_secret_before_the_answer_is_refused(broker: LoneBroker, verifier: Verifier) -> None:
     """Each may have to wait, and none is kept without a bound."""
     verifier.has_issuer = True
     with opened(broker) as client:
@@ -186,7 +186,7 @@ def test_tokens_are_renewed_one_after_the_other(broker: LoneBroker, verifier: Ve
         broker.call(verifier.renew)
 
 
-def test_a_password_stays_one(broker: LoneBroker, verifier: Verifier) -> None:
+def test_update_secret_of_a_password_login_is_ignored(broker: LoneBroker, verifier: Verifier) -> None:
     with RawClient(broker.amqp_port) as client:
         client.call(0, update("eyJ-two"), commands.Connection.UpdateSecretOk)
         client.call(0, update("other"), commands.Connection.UpdateSecretOk)

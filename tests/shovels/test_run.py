@@ -331,7 +331,7 @@ def test_shovel_continues_after_its_connections_were_lost(carried: Carried, chan
     def cut_off() -> None:
         for connection in list(carried.broker.broker.connections.values()):
             if connection.client_properties.get("product") == "qq shovel":
-                connection.close_now()
+                connection.drop()
 
     for number in range(3):
         publish(channel, b"%d" % number, message_id=str(number))

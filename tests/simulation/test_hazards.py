@@ -36,8 +36,8 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.register import Register
 from cluster.log.segment import Segment
 from cluster.raft.cluster_clock import ClusterClock
-from cluster.raft.messages import Append, Appended
-from cluster.raft.proposals import PendingSubmissions, Reign
+from cluster.raft.messages import Append, AppendResponse
+from cluster.raft.proposals import LeaderTerm, PendingProposals
 from cluster.runtime.ports import Disk
 from cluster.state.dedup import Admission, Origins
 from cluster.state.group_state import GroupState, ReadState
@@ -254,7 +254,7 @@ class TruncatesAlways(SendsEverythingAgain):
 class CountsAcknowledgementsOfAnyTerm(Engine):
     """H4."""
 
-    def _is_current_acknowledgement(self, message: Appended) -> bool:
+    def _is_current_acknowledgement(self, message: AppendResponse) -> bool:
         return self.is_leader
 
 
@@ -309,13 +309,13 @@ class ForgetfulOrigins(Origins):
         return Admission.APPLY if admission is Admission.DROP else admission
 
 
-class ForgetfulSubmissions(PendingSubmissions):
+class ForgetfulSubmissions(PendingProposals):
     """Invariant 3 off: what an old leader was sent is not sent to the new one."""
 
-    def has_unsent(self, reign: Reign) -> bool:
+    def has_unsent(self, leader_term: LeaderTerm) -> bool:
         if self._sent_sequence:
-            self._sent_to = reign
-        return super().has_unsent(reign)
+            self._sent_to = leader_term
+        return super().has_unsent(leader_term)
 
 
 class TruncatesWithoutACheckpoint(Housekeeping):
@@ -850,7 +850,7 @@ HAZARDS = [
         None,
         20,
         "has not converged",
-        ("cluster.group.bootstrap.PendingSubmissions", ForgetfulSubmissions),
+        ("cluster.group.bootstrap.PendingProposals", ForgetfulSubmissions),
         shown_by=7,
     ),
     Hazard(

@@ -35,7 +35,7 @@ from chaos.sim.checks.queue_model import (
     waiting_ranges,
 )
 from qq.machine.catalog.deduplication import PUBLISHER_AGE_MS
-from qq.machine.policy.settings import UNLIMITED
+from qq.machine.policy.queue_options import UNLIMITED
 from qq.machine.protocol.codec import decode_batch, decode_commands, decode_kept, is_kept
 from qq.machine.protocol.commands import (
     DEFAULT_VHOST,

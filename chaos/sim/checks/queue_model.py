@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from qq.machine.policy.settings import QueueSettings
+from qq.machine.policy.queue_options import QueueSettings
 from qq.machine.protocol.death_history import REJECTED, History
 from qq.ranges import Range
 

@@ -41,7 +41,7 @@ class SimulatedClient:
 
     def submit(self, payload: Sequence[Buffer]) -> int:
         self._submitted += 1
-        sequence = self.node.group.submit([TAG.pack(self.number, self._submitted), *payload])
+        sequence = self.node.group.propose([TAG.pack(self.number, self._submitted), *payload])
         self._unconfirmed[sequence] = self._submitted
         return sequence
 

@@ -17,7 +17,7 @@ from chaos.sim.world.tagged_log import TaggedLog
 from cluster.net.connection_slots import ConnectionSlots, SlotLimits
 from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
-from qq.amqp_server.partial_messages import Unfinished
+from qq.amqp_server.partial_messages import PartialMessages
 from qq.amqp_server.server import AmqpServer, connection_log
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.sessions.broker import Broker
@@ -125,9 +125,9 @@ class Brokers(NodeEvents):
         log = TaggedLog(node, partial(self._submit, node))
         broker = Broker(node.name, machine, log, node.disk, node.runtime, (), self._limits)
         broker.submissions.large_bytes = self._large_bytes
-        unfinished = Unfinished(node.runtime, sys.maxsize, lambda: len(broker.connections))
+        partial_messages = PartialMessages(node.runtime, sys.maxsize, lambda: len(broker.connections))
         slots = ConnectionSlots(SlotLimits(100, 1000), clock=node.runtime.monotonic)
-        server = AmqpServer(broker, Settings(), slots, connection_log(), unfinished)
+        server = AmqpServer(broker, Settings(), slots, connection_log(), partial_messages)
         self._shells[node.name] = NodeShell(node.life, broker, server)
         if self._have_users:
             self._make_first_user(node, node.life)

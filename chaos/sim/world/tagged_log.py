@@ -29,7 +29,7 @@ class TaggedLog:
         self._group = node.group
         self._submit = submit
 
-    def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:  # noqa: ARG002
+    def propose(self, payload: Sequence[Buffer], weight: int = 0) -> int:  # noqa: ARG002
         return self._submit(payload)
 
     @property

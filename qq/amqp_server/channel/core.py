@@ -97,7 +97,7 @@ class ChannelCore:
                 self.outgoing.send(frame if isinstance(frame, bytes) else encode(self.number, frame))
 
         self.methods.expect(answered)
-        self.broker.ask_when_known(command, self.connection, self._is_over)
+        self.broker.submit_when_free(command, self.connection, self._is_over)
 
     def _is_over(self) -> bool:
         return self.closed

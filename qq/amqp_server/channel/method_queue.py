@@ -76,7 +76,7 @@ class MethodQueue:
         """Carry out an event, or hold it back while an earlier method waits."""
         if self._answers or self._is_blocked:
             if not self._held:
-                self._connection.holds_back(self)
+                self._connection.methods_held(self)
             self._held.append(event)
             return
         self._carry_out(event)
@@ -102,7 +102,7 @@ class MethodQueue:
     def hold(self, event: Event) -> None:
         """Hold back an event, and all later events, until `release`."""
         if not self._held:
-            self._connection.holds_back(self)
+            self._connection.methods_held(self)
         self._held.appendleft(event)
         self._is_blocked = True
 
@@ -156,7 +156,7 @@ class MethodQueue:
         while self._held and not (self._answers or self._is_blocked):
             self._carry_out(self._held.popleft())
         if not self._held:
-            self._connection.released(self)
+            self._connection.methods_released(self)
 
     def end(self) -> None:
         """Discard all held events. Drop the reference to the channel, so that the channel is freed at once."""
@@ -164,7 +164,7 @@ class MethodQueue:
         self._held.clear()
         self._answers.clear()
         self._carry_out = _ignore
-        self._connection.released(self)
+        self._connection.methods_released(self)
 
 
 def _ignore(_event: Event) -> None:

@@ -138,7 +138,7 @@ class PublishingMethods:
         )
         if run is None or is_new:
             exchange, routing_key, mandatory = core.connection.publish_fields(method)
-            core.connection.publishes()
+            core.connection.mark_publisher()
             first_sequence = self.published + 1 if core.confirming else 0
             run = self._run = OpenEnqueue(self, first_sequence, exchange, routing_key, mandatory, attributes)
             self._run_method = method

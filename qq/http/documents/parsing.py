@@ -27,8 +27,8 @@ from qq.machine.catalog.limits import (
 from qq.machine.catalog.permissions import HASH_BYTES, SHA256
 from qq.machine.handlers.declaring import stripped
 from qq.machine.policy.patterns import InvalidPattern, Pattern
-from qq.machine.policy.policies import INTEGERS, InvalidPolicy, Policy, check_policy, erlang_term
-from qq.machine.protocol.arguments import MODULES
+from qq.machine.policy.policies import InvalidPolicy, Policy, check_policy, erlang_term
+from qq.machine.policy.value_checks import INTEGERS
 from qq.machine.protocol.commands import (
     BeginMove,
     BindExchange,
@@ -43,6 +43,7 @@ from qq.machine.protocol.commands import (
     SetTopicPermissions,
 )
 from qq.machine.protocol.death_history import REASONS
+from qq.machine.protocol.queue_types import MODULES
 from qq.tables import NAME_BYTES_MAX, TABLE_DEPTH_MAX, InvalidTable, check_table
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.base.payloads import payload_of
 from qq.machine.catalog.limits import in_force
-from qq.machine.protocol.arguments import QUORUM
+from qq.machine.protocol.queue_types import QUORUM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,7 +20,7 @@ from qq.http.base.slices import Slices
 from qq.http.documents.requests import named_vhost, vhost_if_named, write_object
 from qq.http.view import NodeState
 from qq.machine.policy.patterns import InvalidPattern, Pattern
-from qq.machine.protocol.arguments import QUORUM
+from qq.machine.protocol.queue_types import QUORUM
 from qq.tls.certificates import InvalidCertificate, validities
 
 if TYPE_CHECKING:

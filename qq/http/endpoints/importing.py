@@ -21,7 +21,6 @@ from qq.http.endpoints.vhosts import creation
 from qq.http.view import RequestRefused, Unavailable
 from qq.machine.catalog import limits
 from qq.machine.handlers.declaring import stripped
-from qq.machine.protocol.arguments import MODULES
 from qq.machine.protocol.codec import InvalidCommand
 from qq.machine.protocol.commands import (
     ChangeVhostLimits,
@@ -30,6 +29,7 @@ from qq.machine.protocol.commands import (
     SetUserLimits,
     SetVhostLimits,
 )
+from qq.machine.protocol.queue_types import MODULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ from qq.http.base.login import ADMINISTRATORS, require
 from qq.http.documents.parsing import field
 from qq.http.documents.requests import done, existing, named_vhost, read_body
 from qq.http.view import NodeState
-from qq.machine.protocol.arguments import QUORUM
+from qq.machine.protocol.queue_types import QUORUM
 
 if TYPE_CHECKING:
     from qq.http.view import ManagementView, NodeStatus, NodeView, QueueStatus

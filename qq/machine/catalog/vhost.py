@@ -11,10 +11,11 @@ from qq.machine.catalog import limits as lim
 from qq.machine.catalog.deduplication import Publishers
 from qq.machine.catalog.publish_rates import Published
 from qq.machine.catalog.reply_names import REPLY_PREFIX
+from qq.machine.policy import arguments as args
 from qq.machine.policy.policies import InvalidPolicy, Policies, alternate_exchange, check_version
 from qq.machine.policy.settings import settings_of
-from qq.machine.protocol import arguments as args
 from qq.machine.protocol.codec import pack, unpack
+from qq.machine.protocol.queue_types import CLASSIC, MODULES, QUORUM
 from qq.machine.protocol.refusals import (
     access_refused,
     locked,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog.reply_names import Requester
     from qq.machine.policy.policies import Applied, Policy
-    from qq.machine.policy.settings import QueueSettings
+    from qq.machine.policy.queue_options import QueueSettings
     from qq.machine.protocol.commands import DeclareExchange, DeclareQueue, Table
     from qq.machine.protocol.refusals import Refused
     from qq.machine.protocol.work_meter import Work
@@ -308,27 +309,27 @@ class VirtualHost:
             raise locked(the_queue(name, self.name))
         return queue
 
-    def declare_queue(self, command: DeclareQueue, name: str, owner: QueueOwner) -> Queue:
-        """Return an equivalent queue or a new queue. Raise Refused."""
+    def declare_queue(self, command: DeclareQueue, name: str, owner: QueueOwner, version: int) -> Queue:
+        """Return an equivalent queue or a new queue; `version` is the version of the state. Raise Refused."""
         if not name:
             raise precondition_failed("a queue has to have a name")
         arguments = dict(command.arguments)
         arguments.setdefault("x-queue-type", self._default_kind(command))
         if name in self.queues:
-            return self._equivalent_queue(command, self.queues[name], owner, arguments)
+            return self._equivalent_queue(command, self.queues[name], owner, arguments, version)
         thing = the_queue(name, self.name)
         if name.startswith(RESERVED) and not command.server_named:
             raise access_refused(f"queue name '{name}' contains reserved prefix 'amq.*'")
         args.check_exchange_argument(thing, "x-dead-letter-exchange", arguments)
         kind = args.queue_kind(thing, arguments)
-        if command.server_named and kind == args.QUORUM:
-            raise precondition_failed(f"Cannot declare a server-named queue for type {args.MODULES[kind]}")
-        args.check_queue_arguments(thing, kind, arguments)
+        if command.server_named and kind == QUORUM:
+            raise precondition_failed(f"Cannot declare a server-named queue for type {MODULES[kind]}")
+        args.check_queue_arguments(thing, kind, arguments, version)
         size = lim.check_table_size(f"declare {thing}", command.arguments)
         if len(arguments) > len(command.arguments):
             size = lim.table_bytes(arguments)
         self._check_room_for_queue(name, size)
-        if kind == args.QUORUM:
+        if kind == QUORUM:
             check_quorum_properties(thing, command)
         # An exclusive queue does not outlive its connection, so it is never durable.
         durable = command.durable and not command.exclusive
@@ -600,7 +601,7 @@ class VirtualHost:
     # Parts of the above
 
     def _equivalent_queue(
-        self, command: DeclareQueue, queue: Queue, owner: QueueOwner, arguments: Table
+        self, command: DeclareQueue, queue: Queue, owner: QueueOwner, arguments: Table, version: int
     ) -> Queue:
         thing = the_queue(queue.name, self.name)
         if queue.owner != (owner if command.exclusive else None):
@@ -608,13 +609,13 @@ class VirtualHost:
         durable = command.durable and not command.exclusive
         args.check_equivalent_field(thing, "durable", queue.durable, durable)
         args.check_equivalent_field(thing, "auto_delete", queue.auto_delete, command.auto_delete)
-        args.check_equivalent_queue_arguments(thing, queue.kind, queue.arguments, arguments)
+        args.check_equivalent_queue_arguments(thing, queue.kind, queue.arguments, arguments, version)
         return queue
 
     def _default_kind(self, command: DeclareQueue) -> str:
         """Return the type of a queue that is declared without a type."""
         is_plain = command.durable and not command.auto_delete and not command.exclusive
-        return args.QUORUM if self.default_queue_type == args.QUORUM and is_plain else args.CLASSIC
+        return QUORUM if self.default_queue_type == QUORUM and is_plain else CLASSIC
 
     def _check_room_for_queue(self, name: str, argument_bytes: int) -> None:
         limit = lim.limit_of(self.limits, lim.MAX_QUEUES)

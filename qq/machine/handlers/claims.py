@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from qq.machine.catalog.limits import MAX_CHANNELS, MAX_CONNECTIONS, MAX_QUEUES, limit_of
 from qq.machine.handlers.declaring import stripped
-from qq.machine.protocol.arguments import CLASSIC
 from qq.machine.protocol.commands import (
     BindQueue,
     Checkout,
@@ -23,6 +22,7 @@ from qq.machine.protocol.commands import (
     PurgeQueue,
     UnbindQueue,
 )
+from qq.machine.protocol.queue_types import CLASSIC
 
 if TYPE_CHECKING:
     from collections.abc import Container

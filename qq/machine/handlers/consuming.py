@@ -15,10 +15,13 @@ from qq.machine.catalog.limits import (
     limit_of,
 )
 from qq.machine.catalog.reply_names import Requester, is_reply_name
+from qq.machine.handlers.cost_estimate import COMMAND_STEPS, range_steps
+from qq.machine.handlers.registry import answers, handles
+from qq.machine.policy.arguments import check_consumer_arguments
 from qq.machine.policy.settings import consumer_settings_of
-from qq.machine.protocol.arguments import CLASSIC, QUORUM, check_consumer_arguments
-from qq.machine.protocol.commands import Discard, Reject, Return, Settle, Settlement
+from qq.machine.protocol import commands as c
 from qq.machine.protocol.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Got, Limited, Recovered
+from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.machine.protocol.refusals import (
     access_refused,
     internal_error,
@@ -37,28 +40,40 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.machine.handlers.core import Core
-    from qq.machine.protocol.commands import (
-        Cancel,
-        Checkout,
-        Credit,
-        Get,
-        GetMessages,
-        Limit,
-        Recover,
-        ReplyTo,
-        SetPrefetch,
-    )
+    from qq.machine.handlers.cost_estimate import Costs
     from qq.machine.protocol.effects import CountContract
     from qq.machine.queue.queue import Queue
     from qq.ranges import Range
 
 
-_FATES: dict[type[Settlement], int] = {
-    Settle: SETTLED,
-    Discard: DISCARDED,
-    Return: RETURNED,
-    Reject: FAILED,
+_FATES: dict[type[c.Settlement], int] = {
+    c.Settle: SETTLED,
+    c.Discard: DISCARDED,
+    c.Return: RETURNED,
+    c.Reject: FAILED,
 }
+
+
+CREDIT_STEPS = 8
+_CHECKOUT_STEPS = 25
+_GET_STEPS = 25
+_GOT_STEPS = 3
+"""Steps for each message that is got, if each message is a range of its own."""
+
+
+def _settlement_steps(costs: Costs, origin: str, command: c.Settlement) -> int:
+    consumer = costs.core.consumers.get((origin, command.consumer))
+    if consumer is None or command.first == command.last:
+        return COMMAND_STEPS
+    return COMMAND_STEPS + range_steps(min(consumer.unacked.count_pieces, command.last - command.first))
+
+
+def _recover_steps(costs: Costs, origin: str, command: c.Recover) -> int:
+    return costs.session_steps(origin, command.session)
+
+
+def _get_messages_steps(_costs: Costs, _origin: str, command: c.GetMessages) -> int:
+    return _GET_STEPS + _GOT_STEPS * min(command.count, GOT_AT_ONCE)
 
 
 class Taking:
@@ -69,7 +84,8 @@ class Taking:
 
     # Messages
 
-    def settle(self, command: Settlement) -> None:
+    @handles(c.Settle, c.Return, c.Reject, c.Discard, cost=_settlement_steps)
+    def settle(self, command: c.Settlement) -> None:
         """Acknowledge, return or reject messages that a consumer holds."""
         core = self._core
         consumer = core.consumers.get((core.origin, command.consumer))
@@ -79,12 +95,14 @@ class Taking:
         if consumer.queue.settle(consumer, first, last, core.time_ms, _FATES[type(command)]):
             core.checked_in(consumer)
 
-    def recover(self, command: Recover) -> Recovered:
+    @answers(c.Recover, cost=_recover_steps)
+    def recover(self, command: c.Recover) -> Recovered:
         session = self._core.session(self._core.origin, command.session)
         self._core.give_back(list(session.consumers.values()), failed=False)
         return Recovered()
 
-    def get(self, command: Get) -> GetOk | GetEmpty:
+    @answers(c.Get, cost=_GET_STEPS)
+    def get(self, command: c.Get) -> GetOk | GetEmpty:
         queue = self._queue_to_get_from(command)
         if not self._bring_back(queue, 1):
             queue.note_empty()
@@ -95,7 +113,8 @@ class Taking:
         self._got(queue, taker, (message,))
         return GetOk(taker.id, message, queue.ready, history, self._count_contract(queue))
 
-    def get_messages(self, command: GetMessages) -> Got:
+    @answers(c.GetMessages, cost=_get_messages_steps)
+    def get_messages(self, command: c.GetMessages) -> Got:
         queue = self._queue_to_get_from(command)
         wanted = min(max(command.count, 1), GOT_AT_ONCE)
         count = min(self._bring_back(queue, wanted), wanted)
@@ -113,7 +132,7 @@ class Taking:
         """Return which headers count the deliveries of got messages. Before version 9, a dump cannot hold None here."""
         return queue.count_contract if self._core.version >= 9 else queue.settings.count_contract
 
-    def _queue_to_get_from(self, command: Get | GetMessages) -> Queue:
+    def _queue_to_get_from(self, command: c.Get | c.GetMessages) -> Queue:
         core = self._core
         requester = core.requester(command.session, command.queue)
         if requester is not None:
@@ -140,7 +159,7 @@ class Taking:
             queue.bring_back(count - queue.available, self._core.time_ms)
         return queue.available
 
-    def _taker(self, command: Get | GetMessages, queue: Queue) -> Consumer:
+    def _taker(self, command: c.Get | c.GetMessages, queue: Queue) -> Consumer:
         """Return a consumer that only holds the messages of this get, without further credit."""
         core = self._core
         if not command.no_ack:
@@ -177,7 +196,8 @@ class Taking:
 
     # Consumers
 
-    def checkout(self, command: Checkout) -> Consuming:
+    @answers(c.Checkout, cost=_CHECKOUT_STEPS)
+    def checkout(self, command: c.Checkout) -> Consuming:
         core = self._core
         queue = self._queue_to_consume(command)
         core.check_fresh(command.consumer)
@@ -206,7 +226,7 @@ class Taking:
         core.touch(queue)
         return Consuming(consumer.id)
 
-    def _queue_to_consume(self, command: Checkout) -> Queue:
+    def _queue_to_consume(self, command: c.Checkout) -> Queue:
         core = self._core
         if command.tag in core.session(core.origin, command.session).tags:
             raise not_allowed(f"attempt to reuse consumer tag '{command.tag}'")
@@ -228,7 +248,7 @@ class Taking:
         self._check_room(command, queue)
         return queue
 
-    def _check_room(self, command: Checkout, queue: Queue) -> None:
+    def _check_room(self, command: c.Checkout, queue: Queue) -> None:
         """Raise Refused if a limit allows no further consumer, or if this consumer's arguments are too large."""
         core = self._core
         vhost, doing = core.vhost(command.session), f"consume from queue '{queue.name}'"
@@ -239,7 +259,8 @@ class Taking:
         vhost.check_room(doing, MAX_CONSUMERS_PER_QUEUE, queue.consumers, the_queue(queue.name, queue.vhost))
         check_table_size(doing, command.arguments)
 
-    def reply_to(self, command: ReplyTo) -> Consuming:
+    @answers(c.ReplyTo, cost=COMMAND_STEPS)
+    def reply_to(self, command: c.ReplyTo) -> Consuming:
         core, name = self._core, command.name
         vhost = core.vhost(command.session)
         session = core.session(core.origin, command.session)
@@ -250,7 +271,8 @@ class Taking:
         core.enter_requester(session, Requester(core.origin, command.session, command.consumer, name))
         return Consuming(command.consumer)
 
-    def cancel(self, command: Cancel) -> ConsumerCancelled:
+    @answers(c.Cancel, cost=COMMAND_STEPS)
+    def cancel(self, command: c.Cancel) -> ConsumerCancelled:
         core = self._core
         session = core.session(core.origin, command.session)
         if session.requester is not None and session.requester.consumer == command.consumer:
@@ -264,21 +286,24 @@ class Taking:
             core.remove_if_automatic(consumer.queue)
         return ConsumerCancelled(command.consumer)
 
-    def credit(self, command: Credit) -> None:
+    @handles(c.Credit, cost=CREDIT_STEPS)
+    def credit(self, command: c.Credit) -> None:
         core = self._core
         consumer = core.consumers.get((core.origin, command.consumer))
         if consumer is not None and consumer.live:
             consumer.queue.give_credit(consumer, command.count)
             core.touch(consumer.queue)
 
-    def set_prefetch(self, command: SetPrefetch) -> None:
+    @handles(c.SetPrefetch, cost=CREDIT_STEPS)
+    def set_prefetch(self, command: c.SetPrefetch) -> None:
         core = self._core
         consumer = core.consumers.get((core.origin, command.consumer))
         if consumer is not None and consumer.live and consumer.auto_credit:
             consumer.queue.set_prefetch(consumer, command.credit)
             core.touch(consumer.queue)
 
-    def limit(self, command: Limit) -> Limited:
+    @answers(c.Limit, cost=COMMAND_STEPS)
+    def limit(self, command: c.Limit) -> Limited:
         core = self._core
         core.session(core.origin, command.session).budget.limit = command.count
         core.look_again((core.origin, command.session))

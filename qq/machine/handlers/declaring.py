@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.machine.catalog.reply_names import REPLY_TO
+from qq.machine.handlers.cost_estimate import BINDING_STEPS, COMMAND_STEPS
+from qq.machine.handlers.registry import answers
+from qq.machine.protocol import commands as c
 from qq.machine.protocol.effects import Done, QueueDeclared, QueueDeleted, QueuePurged
 from qq.machine.protocol.refusals import not_found, precondition_failed, the_queue
 from qq.machine.protocol.work_meter import SERVING_RANGES
@@ -13,19 +16,22 @@ from qq.routing.routers import Destination, DestinationKind
 if TYPE_CHECKING:
     from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.handlers.core import Core
-    from qq.machine.protocol.commands import (
-        BindExchange,
-        BindQueue,
-        DeclareExchange,
-        DeclareQueue,
-        DeleteExchange,
-        DeleteQueue,
-        PurgeQueue,
-        Table,
-        UnbindExchange,
-        UnbindQueue,
-    )
+    from qq.machine.handlers.cost_estimate import Costs
     from qq.machine.queue.queue import QueueOwner
+    from qq.tables import Table
+_DECLARE_STEPS = 60
+_BIND_STEPS = 40
+_UNBIND_STEPS = 30
+
+
+def _queue_steps(costs: Costs, origin: str, command: c.DeleteQueue | c.PurgeQueue) -> int:
+    queue = costs.vhost(origin, command.session).queues.get(command.name)
+    return COMMAND_STEPS if queue is None else costs.queue_removal_steps(queue)
+
+
+def _delete_exchange_steps(costs: Costs, origin: str, command: c.DeleteExchange) -> int:
+    vhost = costs.vhost(origin, command.session)
+    return COMMAND_STEPS + BINDING_STEPS * vhost.count_bindings(command.name)
 
 
 class Declaring:
@@ -36,7 +42,8 @@ class Declaring:
 
     # Queues
 
-    def declare_queue(self, command: DeclareQueue) -> QueueDeclared:
+    @answers(c.DeclareQueue, cost=_DECLARE_STEPS)
+    def declare_queue(self, command: c.DeclareQueue) -> QueueDeclared:
         core = self._core
         vhost, owner = core.vhost(command.session), (core.origin, command.connection)
         name = stripped(command.name)
@@ -49,7 +56,7 @@ class Declaring:
         else:
             core.make_way_for(vhost, name)
             is_new = name not in vhost.queues
-            queue = vhost.declare_queue(command, name, owner)
+            queue = vhost.declare_queue(command, name, owner, core.version)
         if vhost.is_unreviewed:
             core.review(vhost)
         queue.use(core.available_ms)
@@ -68,7 +75,8 @@ class Declaring:
         self._core.session(self._core.origin, session).queue = name
         return QueueDeclared(name, 0, 1)
 
-    def delete_queue(self, command: DeleteQueue) -> QueueDeleted:
+    @answers(c.DeleteQueue, cost=_queue_steps)
+    def delete_queue(self, command: c.DeleteQueue) -> QueueDeleted:
         core = self._core
         vhost = core.vhost(command.session)
         name = stripped(command.name) or core.last_declared(command.session)
@@ -85,7 +93,8 @@ class Declaring:
         core.behind_answer += core.take_queue(queue)
         return QueueDeleted(queue.ready)
 
-    def purge_queue(self, command: PurgeQueue) -> QueuePurged:
+    @answers(c.PurgeQueue, cost=_queue_steps)
+    def purge_queue(self, command: c.PurgeQueue) -> QueuePurged:
         core = self._core
         if core.requester(command.session, command.name) is not None:
             return QueuePurged(0)
@@ -98,11 +107,13 @@ class Declaring:
 
     # Exchanges and bindings
 
-    def bind_queue(self, command: BindQueue) -> Done:
+    @answers(c.BindQueue, cost=_BIND_STEPS)
+    def bind_queue(self, command: c.BindQueue) -> Done:
         self._core.vhost(command.session).bind(*self._queue_binding(command))
         return Done()
 
-    def unbind_queue(self, command: UnbindQueue) -> Done:
+    @answers(c.UnbindQueue, cost=_UNBIND_STEPS)
+    def unbind_queue(self, command: c.UnbindQueue) -> Done:
         core = self._core
         vhost, binding = core.vhost(command.session), self._queue_binding(command)
         _, destination, *_ = binding
@@ -111,7 +122,7 @@ class Declaring:
         return Done()
 
     def _queue_binding(
-        self, command: BindQueue | UnbindQueue
+        self, command: c.BindQueue | c.UnbindQueue
     ) -> tuple[str, Destination, str, Table, QueueOwner | None]:
         session, connection, queue, exchange, routing_key, arguments = command
         name = stripped(queue) or self._core.last_declared(session)
@@ -120,27 +131,33 @@ class Declaring:
         destination = Destination(DestinationKind.QUEUE, name)
         return stripped(exchange), destination, key, arguments, (self._core.origin, connection)
 
-    def bind_exchange(self, command: BindExchange) -> Done:
+    @answers(c.BindExchange, cost=_BIND_STEPS)
+    def bind_exchange(self, command: c.BindExchange) -> Done:
         self._core.vhost(command.session).bind(*_exchange_binding(command))
         return Done()
 
-    def unbind_exchange(self, command: UnbindExchange) -> Done:
+    @answers(c.UnbindExchange, cost=_UNBIND_STEPS)
+    def unbind_exchange(self, command: c.UnbindExchange) -> Done:
         self._core.vhost(command.session).unbind(*_exchange_binding(command))
         return Done()
 
-    def declare_exchange(self, command: DeclareExchange) -> Done:
+    @answers(c.DeclareExchange, cost=COMMAND_STEPS)
+    def declare_exchange(self, command: c.DeclareExchange) -> Done:
         vhost = self._core.vhost(command.session)
         vhost.declare_exchange(command, stripped(command.name))
         if vhost.is_unreviewed:
             self._core.review(vhost)
         return Done()
 
-    def delete_exchange(self, command: DeleteExchange) -> Done:
+    @answers(c.DeleteExchange, cost=_delete_exchange_steps)
+    def delete_exchange(self, command: c.DeleteExchange) -> Done:
         self._core.vhost(command.session).delete_exchange(stripped(command.name), if_unused=command.if_unused)
         return Done()
 
 
-def _exchange_binding(command: BindExchange | UnbindExchange) -> tuple[str, Destination, str, Table, None]:
+def _exchange_binding(
+    command: c.BindExchange | c.UnbindExchange,
+) -> tuple[str, Destination, str, Table, None]:
     _, name, source, routing_key, arguments = command
     return (
         stripped(source),

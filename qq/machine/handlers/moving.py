@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from qq.machine.handlers.cost_estimate import COMMAND_STEPS
 from qq.machine.handlers.publishing import is_bounded, singles
-from qq.machine.protocol.arguments import EXPIRY_MAX_MS
+from qq.machine.handlers.registry import handles
+from qq.machine.policy.value_checks import EXPIRY_MAX_MS
+from qq.machine.protocol import commands as c
 from qq.machine.protocol.death_history import moved, moved_back
 from qq.machine.protocol.refusals import Refused, not_found, the_queue
 from qq.machine.protocol.work_meter import MOVED_AT_ONCE
@@ -22,8 +25,8 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.handlers.core import Core
+    from qq.machine.handlers.cost_estimate import Costs
     from qq.machine.handlers.publishing import Publishing
-    from qq.machine.protocol.commands import BeginMove, EndMove, MoveMessages
     from qq.machine.protocol.death_history import History
     from qq.machine.queue.queue import Queue
     from qq.ranges import Range
@@ -39,6 +42,16 @@ class _Moving(NamedTuple):
     """Number of messages examined before the first of these."""
 
 
+_MOVED_STEPS = 12
+"""Steps for each message that is moved, if each message is a range of its own."""
+_CHUNKS_STEPS = 1_000
+"""Steps to read inside of a backlog and to take messages out of it, because a chunk or two are packed again."""
+
+
+def _move_steps(_costs: Costs, _origin: str, command: c.MoveMessages) -> int:
+    return _CHUNKS_STEPS + _MOVED_STEPS * min(command.examined, MOVED_AT_ONCE)
+
+
 class Moving:
     """Carries out the commands of moves."""
 
@@ -46,7 +59,8 @@ class Moving:
         self._core = core
         self._publishing = publishing
 
-    def begin(self, command: BeginMove) -> None:
+    @handles(c.BeginMove, cost=COMMAND_STEPS)
+    def begin(self, command: c.BeginMove) -> None:
         core = self._core
         vhost, moves = core.catalog.vhosts.get(command.vhost), core.catalog.moves
         if vhost is None or (command.vhost, command.move) in moves.all:
@@ -80,13 +94,15 @@ class Moving:
         )
         moves.begin(move)
 
-    def end(self, command: EndMove) -> None:
+    @handles(c.EndMove, cost=COMMAND_STEPS)
+    def end(self, command: c.EndMove) -> None:
         moves = self._core.catalog.moves
         move = moves.all.get((command.vhost, command.move))
         if move is not None and move.is_running:
             moves.end(move, FAILED if command.error else STOPPED, command.error, self._core.time_ms)
 
-    def step(self, command: MoveMessages) -> None:
+    @handles(c.MoveMessages, cost=_move_steps)
+    def step(self, command: c.MoveMessages) -> None:
         core = self._core
         move = core.catalog.moves.all.get((command.vhost, command.move))
         if move is None or not move.is_running or move.step != command.step:
@@ -106,7 +122,7 @@ class Moving:
             if move.shovel:
                 vhost.parameters.pop((SHOVEL, move.shovel), None)  # the shovel ends with its move
 
-    def _move(self, move: MoveState, vhost: VirtualHost, source: Queue, command: MoveMessages) -> None:
+    def _move(self, move: MoveState, vhost: VirtualHost, source: Queue, command: c.MoveMessages) -> None:
         """Move the messages of a step, as far as there is room, and record the progress."""
         pieces = list(MovePiece.read(command.pieces))
         found: list[tuple[int, Range]] = []

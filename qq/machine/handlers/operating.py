@@ -10,37 +10,29 @@ from typing import TYPE_CHECKING
 
 from qq.machine.catalog.permissions import Permissions, TopicPermissions, user_of
 from qq.machine.catalog.vhost import deleted
+from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX, COMMAND_STEPS, QUEUES_PER_STEP
+from qq.machine.handlers.registry import handles
 from qq.machine.policy.policies import policy_of
+from qq.machine.protocol import commands as c
 from qq.machine.protocol.refusals import Refused
 from qq.machine.queue.moves import SHOVEL, STOPPED
 
 if TYPE_CHECKING:
     from qq.machine.handlers.core import Core
-    from qq.machine.protocol.commands import (
-        Change,
-        ChangeUserLimits,
-        ChangeVhostLimits,
-        ClearPermissions,
-        ClearTopicPermissions,
-        DeleteGlobalParameter,
-        DeleteParameter,
-        DeletePolicy,
-        DeleteUser,
-        DeleteVhost,
-        LimitPublishers,
-        ProtectVhost,
-        PutGlobalParameter,
-        PutHashedUser,
-        PutParameter,
-        PutPolicy,
-        PutUser,
-        PutVhost,
-        SetPermissions,
-        SetTopicPermissions,
-        SetUserLimits,
-        SetVhostLimits,
-        Table,
-    )
+    from qq.machine.handlers.cost_estimate import Costs
+    from qq.tables import Table
+_CONNECTION_STEPS = 2
+"""Steps for each connection of the cluster, to find those that must be closed."""
+
+
+def _delete_vhost_steps(costs: Costs, origin: str, command: c.DeleteVhost) -> int:
+    vhost = costs.core.catalog.vhosts.get(command.name)
+    objects = len(vhost.queues) + vhost.consumers if vhost is not None else 0
+    return _delete_user_steps(costs, origin, command) + objects // QUEUES_PER_STEP
+
+
+def _delete_user_steps(costs: Costs, _origin: str, _command: c.DeleteUser | c.DeleteVhost) -> int:
+    return COMMAND_STEPS + _CONNECTION_STEPS * len(costs.core.catalog.connections)
 
 
 class Operating:
@@ -51,12 +43,14 @@ class Operating:
 
     # Virtual hosts
 
-    def put_vhost(self, command: PutVhost) -> None:
+    @handles(c.PutVhost, cost=COMMAND_STEPS)
+    def put_vhost(self, command: c.PutVhost) -> None:
         name, description, tags, default_queue_type = command
         if self._has_room(command):
             self._core.catalog.put_vhost(name).describe(description, tags, default_queue_type)
 
-    def delete_vhost(self, command: DeleteVhost) -> None:
+    @handles(c.DeleteVhost, cost=_delete_vhost_steps)
+    def delete_vhost(self, command: c.DeleteVhost) -> None:
         core = self._core
         vhost = core.catalog.vhosts.get(command.name)
         if vhost is None or vhost.is_protected:
@@ -66,28 +60,33 @@ class Operating:
             if connection.vhost is vhost:
                 core.close(connection, deleted(vhost.name))
 
-    def protect_vhost(self, command: ProtectVhost) -> None:
+    @handles(c.ProtectVhost, cost=COMMAND_STEPS)
+    def protect_vhost(self, command: c.ProtectVhost) -> None:
         vhost = self._core.catalog.vhosts.get(command.vhost)
         if vhost is not None:
             vhost.is_protected = command.is_protected
 
-    def set_vhost_limits(self, command: SetVhostLimits) -> None:
+    @handles(c.SetVhostLimits, cost=COMMAND_STEPS)
+    def set_vhost_limits(self, command: c.SetVhostLimits) -> None:
         vhost = self._core.catalog.vhosts.get(command.vhost)
         if vhost is not None:
             vhost.set_limits(command.limits)
 
-    def change_vhost_limits(self, command: ChangeVhostLimits) -> None:
+    @handles(c.ChangeVhostLimits, cost=COMMAND_STEPS)
+    def change_vhost_limits(self, command: c.ChangeVhostLimits) -> None:
         vhost = self._core.catalog.vhosts.get(command.vhost)
         if vhost is not None:
             vhost.set_limits(_changed(vhost.limits, command.limits))
 
     # Users
 
-    def put_user(self, command: PutUser | PutHashedUser) -> None:
+    @handles(c.PutUser, c.PutHashedUser, cost=COMMAND_STEPS)
+    def put_user(self, command: c.PutUser | c.PutHashedUser) -> None:
         if self._has_room(command):
             self._core.catalog.access.put_user(user_of(command))
 
-    def delete_user(self, command: DeleteUser) -> None:
+    @handles(c.DeleteUser, cost=_delete_user_steps)
+    def delete_user(self, command: c.DeleteUser) -> None:
         core, name = self._core, command.name
         if name not in core.catalog.access.users:
             return
@@ -96,12 +95,14 @@ class Operating:
             if connection.user == name:
                 core.close(connection, f"user '{name}' is deleted")
 
-    def set_user_limits(self, command: SetUserLimits) -> None:
+    @handles(c.SetUserLimits, cost=COMMAND_STEPS)
+    def set_user_limits(self, command: c.SetUserLimits) -> None:
         access = self._core.catalog.access
         if command.user in access.users:
             access.set_limits(command.user, command.limits)
 
-    def change_user_limits(self, command: ChangeUserLimits) -> None:
+    @handles(c.ChangeUserLimits, cost=COMMAND_STEPS)
+    def change_user_limits(self, command: c.ChangeUserLimits) -> None:
         access = self._core.catalog.access
         if command.user in access.users:
             limits = access.limits.get(command.user, {})
@@ -109,25 +110,29 @@ class Operating:
 
     # Permissions
 
-    def set_permissions(self, command: SetPermissions) -> None:
+    @handles(c.SetPermissions, cost=COMMAND_STEPS)
+    def set_permissions(self, command: c.SetPermissions) -> None:
         if self._are_there(command.user, command.vhost) and self._has_room(command):
             self._core.catalog.access.set_permissions(Permissions(*command))
 
-    def clear_permissions(self, command: ClearPermissions) -> None:
+    @handles(c.ClearPermissions, cost=COMMAND_STEPS)
+    def clear_permissions(self, command: c.ClearPermissions) -> None:
         self._core.catalog.access.clear_permissions(*command)
 
-    def set_topic_permissions(self, command: SetTopicPermissions) -> None:
+    @handles(c.SetTopicPermissions, cost=COMMAND_STEPS)
+    def set_topic_permissions(self, command: c.SetTopicPermissions) -> None:
         if self._are_there(command.user, command.vhost) and self._has_room(command):
             self._core.catalog.access.set_topic_permissions(TopicPermissions(*command))
 
-    def clear_topic_permissions(self, command: ClearTopicPermissions) -> None:
+    @handles(c.ClearTopicPermissions, cost=COMMAND_STEPS)
+    def clear_topic_permissions(self, command: c.ClearTopicPermissions) -> None:
         self._core.catalog.access.clear_topic_permissions(*command)
 
     def _are_there(self, user: str, vhost: str) -> bool:
         catalog = self._core.catalog
         return user in catalog.access.users and vhost in catalog.vhosts
 
-    def _has_room(self, change: Change) -> bool:
+    def _has_room(self, change: c.Change) -> bool:
         try:
             self._core.catalog.check_room(change)
         except Refused:
@@ -136,14 +141,16 @@ class Operating:
 
     # Policies
 
-    def put_policy(self, command: PutPolicy) -> None:
+    @handles(c.PutPolicy, cost=BATCH_STEPS_MAX)
+    def put_policy(self, command: c.PutPolicy) -> None:
         vhost = self._core.catalog.vhosts.get(command.vhost)
         if vhost is None or not self._has_room(command):
             return
         if vhost.put_policy(policy_of(command), self._core.version):
             self._core.review(vhost)
 
-    def delete_policy(self, command: DeletePolicy) -> None:
+    @handles(c.DeletePolicy, cost=BATCH_STEPS_MAX)
+    def delete_policy(self, command: c.DeletePolicy) -> None:
         vhost = self._core.catalog.vhosts.get(command.vhost)
         if vhost is not None:
             vhost.delete_policy(command.name, operator=command.operator)
@@ -151,19 +158,21 @@ class Operating:
 
     # Parameters
 
-    def put_parameter(self, command: PutParameter) -> None:
+    @handles(c.PutParameter, cost=COMMAND_STEPS)
+    def put_parameter(self, command: c.PutParameter) -> None:
         vhost = self._core.catalog.vhosts.get(command.vhost)
         if vhost is not None and self._has_room(command):
             vhost.parameters[command.component, command.name] = command.value
             self._end_shovel(command)
 
-    def delete_parameter(self, command: DeleteParameter) -> None:
+    @handles(c.DeleteParameter, cost=COMMAND_STEPS)
+    def delete_parameter(self, command: c.DeleteParameter) -> None:
         vhost = self._core.catalog.vhosts.get(command.vhost)
         if vhost is not None:
             vhost.parameters.pop((command.component, command.name), None)
             self._end_shovel(command)
 
-    def _end_shovel(self, command: PutParameter | DeleteParameter) -> None:
+    def _end_shovel(self, command: c.PutParameter | c.DeleteParameter) -> None:
         """Stop the move of a shovel that was changed or deleted; the leader begins the next move."""
         if command.component == SHOVEL:
             moves = self._core.catalog.moves
@@ -171,16 +180,19 @@ class Operating:
             if move is not None:
                 moves.end(move, STOPPED, "", self._core.time_ms)
 
-    def put_global_parameter(self, command: PutGlobalParameter) -> None:
+    @handles(c.PutGlobalParameter, cost=COMMAND_STEPS)
+    def put_global_parameter(self, command: c.PutGlobalParameter) -> None:
         if self._has_room(command):
             self._core.catalog.global_parameters[command.name] = command.value
 
-    def delete_global_parameter(self, command: DeleteGlobalParameter) -> None:
+    @handles(c.DeleteGlobalParameter, cost=COMMAND_STEPS)
+    def delete_global_parameter(self, command: c.DeleteGlobalParameter) -> None:
         self._core.catalog.global_parameters.pop(command.name, None)
 
     # Publishers
 
-    def limit_publishers(self, command: LimitPublishers) -> None:
+    @handles(c.LimitPublishers, cost=BATCH_STEPS_MAX)
+    def limit_publishers(self, command: c.LimitPublishers) -> None:
         self._core.catalog.limit_publishers(command.count, command.age_ms)
 
 

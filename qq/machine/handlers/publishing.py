@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 from qq.machine.catalog.deduplication import names_of
 from qq.machine.catalog.reply_names import is_reply_name
 from qq.machine.handlers.core import message_number
+from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX, COMMAND_STEPS, FRAGMENT_STEPS
+from qq.machine.handlers.cost_estimate import CONTENT_STEPS as LOOK_STEPS
 from qq.machine.handlers.fragments import Fragment
-from qq.machine.protocol.arguments import EXPIRY_MAX_MS
-from qq.machine.protocol.commands import Enqueue, Publish
+from qq.machine.handlers.registry import handles
+from qq.machine.policy.value_checks import EXPIRY_MAX_MS
+from qq.machine.protocol import commands as c
 from qq.machine.protocol.death_history import SPREAD_MAX, died, is_cycle
 from qq.machine.protocol.effects import Committed, DeadLettered, DirectReply, Failed, Rejected, Returned
 from qq.machine.protocol.refusals import Refused, precondition_failed
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from qq.machine.catalog.deduplication import Names
     from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.handlers.core import Core, SessionState
-    from qq.machine.protocol.commands import Command, Commit, DeadLetter, JoinFragments, StoreFragment
+    from qq.machine.handlers.cost_estimate import Costs
     from qq.machine.queue.consumers import Budget
     from qq.machine.queue.queue import Dying, Queue
 
@@ -42,6 +45,30 @@ _DYING_STEPS = 20
 """Routing steps that moving a dead letter with its history to a queue counts as."""
 SEQUENCE_MAX = 2**63 - 1
 """Maximum sequence number of a publisher with deduplication."""
+
+
+_DEAD_STEPS = 10
+"""Steps to take dead messages out of their queue, and for each queue that they enter."""
+_HISTORY_OCTETS = 16
+"""Octets of a dead letter's history per step, when it is read, and written for a single queue."""
+
+
+def _dead_letter_steps(costs: Costs, _origin: str, command: c.DeadLetter) -> int:
+    vhost = costs.core.catalog.vhosts.get(command.vhost)
+    queue = None if vhost is None else vhost.queues.get(command.queue)
+    if vhost is None or queue is None or queue.settings.dead_letter_exchange is None:
+        return COMMAND_STEPS
+    exchange, key = queue.settings.dead_letter_exchange, queue.settings.dead_letter_routing_key
+    history = queue.history_octets_of_dying(command.first)
+    if command.has_content:
+        return COMMAND_STEPS + command.count * (LOOK_STEPS + _DEAD_STEPS) + history // _HISTORY_OCTETS
+    keys = [command.routing_key, *command.cc, *command.bcc] if key is None else [key]
+    route = costs.dead_letter_route(vhost, exchange, keys)
+    if route is None:
+        return BATCH_STEPS_MAX
+    width, steps = route
+    written = history * (2 + width) // (3 * _HISTORY_OCTETS)
+    return COMMAND_STEPS + _DEAD_STEPS * (1 + width) + written + steps + command.count
 
 
 class Publishing:
@@ -56,7 +83,7 @@ class Publishing:
         self._count = 0
         self._size = 0
 
-    def enqueue(self, command: Enqueue) -> None:
+    def enqueue(self, command: c.Enqueue) -> None:
         """Publish plain messages. This is the hot path, and must stay fast."""
         core = self._core
         session, _, count, exchange, routing_key, _, _ = command
@@ -127,7 +154,8 @@ class Publishing:
             queue.enqueue(index, slot, count, size)
             core.touch(queue)
 
-    def publish(self, command: Publish) -> None:
+    @handles(c.Publish, cost=COMMAND_STEPS)
+    def publish(self, command: c.Publish) -> None:
         """Publish messages with properties that matter to queues."""
         core = self._core
         slot = core.next_slot
@@ -140,7 +168,8 @@ class Publishing:
         except Refused as refused:
             core.fail(command, refused)
 
-    def store_fragment(self, command: StoreFragment) -> None:
+    @handles(c.StoreFragment, cost=FRAGMENT_STEPS)
+    def store_fragment(self, command: c.StoreFragment) -> None:
         """Store a fragment of a large message that the session will publish; it enters no queue."""
         core = self._core
         slot = core.next_slot
@@ -149,17 +178,20 @@ class Publishing:
         if not session.failed:
             session.fragments.append(Fragment(core.index, slot, core.sizes[slot & MESSAGE_MASK]))
 
-    def join_fragments(self, command: JoinFragments) -> None:
+    @handles(c.JoinFragments, cost=COMMAND_STEPS)
+    def join_fragments(self, command: c.JoinFragments) -> None:
         """Append the session's stored fragments to the next message."""
         session = self._core.sessions.get((self._core.origin, command.session))
         if session is not None:
             self._core.join_fragments(session)
 
-    def commit(self, command: Commit, content: Sequence[Command], settle: Callable[[Command], None]) -> None:
+    def commit(
+        self, command: c.Commit, content: Sequence[c.Command], settle: Callable[[c.Command], None]
+    ) -> None:
         """Carry out all commands of a transaction, or refuse it as a whole; `settle` carries out a settlement."""
         core = self._core
         start = core.next_slot
-        published = sum(part.count for part in content if isinstance(part, Enqueue | Publish))
+        published = sum(part.count for part in content if isinstance(part, c.Enqueue | c.Publish))
         vhost = self._counted_vhost(command.session, start, published)
         if vhost is not None:
             try:
@@ -171,12 +203,13 @@ class Publishing:
                 for publish, slot, parts in ways:
                     self._publish_parts(publish, vhost, slot, parts)
                 for part in content:
-                    if not isinstance(part, Enqueue | Publish):
+                    if not isinstance(part, c.Enqueue | c.Publish):
                         settle(part)
                 core.answer(core.session(core.origin, command.session), command.session, Committed())
         core.next_slot = start + published
 
-    def dead_letter(self, command: DeadLetter) -> None:
+    @handles(c.DeadLetter, cost=_dead_letter_steps)
+    def dead_letter(self, command: c.DeadLetter) -> None:
         """Move messages that await dead-lettering to their targets, if they are still the queue's first."""
         core = self._core
         vhost = core.catalog.vhosts.get(command.vhost)
@@ -249,7 +282,9 @@ class Publishing:
                 raise vhost.walked_enough()
             work.walk_known(vhost.name, exchange, routing_key, steps)
 
-    def _publish_parts(self, command: Publish, vhost: VirtualHost, slot: int, parts: Sequence[Part]) -> None:
+    def _publish_parts(
+        self, command: c.Publish, vhost: VirtualHost, slot: int, parts: Sequence[Part]
+    ) -> None:
         """Publish messages, each part to its queues. Raise Refused before the first change."""
         for _, _, queues in parts:
             if len(queues) > FEW_QUEUES:
@@ -260,7 +295,7 @@ class Publishing:
             sizes = self._core.sizes[start : start + count]
             self._publish(_part(command, first, count), vhost, queues, slot + first, sizes)
 
-    def _parts(self, vhost: VirtualHost, command: Publish, slot: int) -> list[Part]:
+    def _parts(self, vhost: VirtualHost, command: c.Publish, slot: int) -> list[Part]:
         """Return the queues for the messages of a command. Raise Refused."""
         exchange, keys = command.exchange, [command.routing_key, *command.more_keys]
         try:
@@ -286,7 +321,7 @@ class Publishing:
         return queues
 
     def _parts_by_content(
-        self, vhost: VirtualHost, command: Publish, slot: int, keys: Sequence[str]
+        self, vhost: VirtualHost, command: c.Publish, slot: int, keys: Sequence[str]
     ) -> list[Part]:
         parts: list[Part] = []
         core = self._core
@@ -303,25 +338,27 @@ class Publishing:
         return parts
 
     def _publish_plain(
-        self, command: Enqueue, vhost: VirtualHost, queues: Sequence[Queue], slot: int
+        self, command: c.Enqueue, vhost: VirtualHost, queues: Sequence[Queue], slot: int
     ) -> None:
         """Publish messages without properties to queues that do more than append them."""
         first = slot & MESSAGE_MASK
         sizes = self._core.sizes[first : first + command.count]
         self._publish(_as_publish(command), vhost, queues, slot, sizes)
 
-    def _check(self, vhost: VirtualHost, content: Sequence[Command]) -> list[tuple[Publish, int, list[Part]]]:
+    def _check(
+        self, vhost: VirtualHost, content: Sequence[c.Command]
+    ) -> list[tuple[c.Publish, int, list[Part]]]:
         """Return each publish of a transaction with its slot and queues.
 
         Raises Refused if a queue lacks room for all its messages.
         """
-        ways: list[tuple[Publish, int, list[Part]]] = []
+        ways: list[tuple[c.Publish, int, list[Part]]] = []
         wanted: dict[Queue, list[int]] = {}
         copies = self._core.work.copies.get(vhost.name, 0)
         slot = self._core.next_slot
         for command in content:
-            if isinstance(command, Enqueue | Publish):
-                publish = command if isinstance(command, Publish) else _as_publish(command)
+            if isinstance(command, c.Enqueue | c.Publish):
+                publish = command if isinstance(command, c.Publish) else _as_publish(command)
                 ways.append((publish, slot, self._parts(vhost, publish, slot)))
                 for first, count, queues in ways[-1][2]:
                     copies += len(queues) if len(queues) > FEW_QUEUES else 0
@@ -340,7 +377,7 @@ class Publishing:
                 raise precondition_failed("partial tx completion")
         return ways
 
-    def _new(self, vhost: VirtualHost, command: Publish) -> list[tuple[int, int]]:
+    def _new(self, vhost: VirtualHost, command: c.Publish) -> list[tuple[int, int]]:
         """Return the messages of a command that are no duplicates, as runs: (offset of the first, count)."""
         publisher = self._publisher(command)
         if not publisher:
@@ -349,7 +386,7 @@ class Publishing:
         runs = vhost.publishers.new(publisher, first_seq, command.count, self._core.available_ms)
         return [(first - first_seq, last - first + 1) for first, last in runs]
 
-    def _publisher(self, command: Publish) -> Names:
+    def _publisher(self, command: c.Publish) -> Names:
         """Return the name of the publisher for deduplication; empty without deduplication."""
         core = self._core
         if not command.publisher:
@@ -358,7 +395,7 @@ class Publishing:
         user = "" if session is None else session.user or ""
         return names_of(user, command.publisher, core.version)
 
-    def _new_sizes(self, vhost: VirtualHost, command: Publish, slot: int) -> list[int]:
+    def _new_sizes(self, vhost: VirtualHost, command: c.Publish, slot: int) -> list[int]:
         """Return the sizes of the messages of a command that are no duplicates."""
         sizes: list[int] = []
         for first, count in self._new(vhost, command):
@@ -398,7 +435,7 @@ class Publishing:
 
     def _publish(
         self,
-        command: Publish,
+        command: c.Publish,
         vhost: VirtualHost,
         queues: Sequence[Queue],
         slot: int,
@@ -409,7 +446,7 @@ class Publishing:
 
     def _publish_new(
         self,
-        command: Publish,
+        command: c.Publish,
         vhost: VirtualHost,
         queues: Sequence[Queue],
         slot: int,
@@ -452,7 +489,7 @@ class Publishing:
 
     def _send_or_return(
         self,
-        command: Enqueue | Publish,
+        command: c.Enqueue | c.Publish,
         keys: Sequence[str],
         vhost: VirtualHost,
         slot: int,
@@ -480,14 +517,14 @@ class Publishing:
             core.dropped[core.origin] += count
         return command.mandatory
 
-    def _return(self, command: Enqueue | Publish, slot: int, count: int) -> None:
+    def _return(self, command: c.Enqueue | c.Publish, slot: int, count: int) -> None:
         """Return mandatory messages that reached no queue to their publisher."""
         core = self._core
         place = (core.index, slot, count, command.exchange, command.routing_key, command.frames_channel)
-        delay_ms = command.delay_ms if isinstance(command, Publish) else 0
+        delay_ms = command.delay_ms if isinstance(command, c.Publish) else 0
         core.effects.append(Returned(core.origin, command.session, *place, delay_ms))
 
-    def _add(self, queue: Queue, command: Publish, slot: int, sizes: Sequence[int]) -> None:
+    def _add(self, queue: Queue, command: c.Publish, slot: int, sizes: Sequence[int]) -> None:
         """Add messages to a queue, now or after their delay."""
         core = self._core
         now_ms, index = core.time_ms, core.index
@@ -510,7 +547,7 @@ class Publishing:
         exchange = queue.settings.dead_letter_exchange
         return exchange is not None and self._core.catalog.vhosts[queue.vhost].looks_at_content(exchange)
 
-    def _move(self, vhost: VirtualHost, queue: Queue, dead: Dying, command: DeadLetter) -> int:
+    def _move(self, vhost: VirtualHost, queue: Queue, dead: Dying, command: c.DeadLetter) -> int:
         """Move dead messages to the queues that the dead-letter exchange routes them to.
 
         Returns how many of them leave the queue.
@@ -529,7 +566,7 @@ class Publishing:
         return dead.range.count
 
     def _move_alike(
-        self, vhost: VirtualHost, queue: Queue, dead: Dying, command: DeadLetter, content: Content | None
+        self, vhost: VirtualHost, queue: Queue, dead: Dying, command: c.DeadLetter, content: Content | None
     ) -> int:
         """Move dead messages that all have the same route. Return how many of them leave the queue.
 
@@ -575,11 +612,11 @@ class Publishing:
         return messages.count
 
 
-def _as_publish(command: Enqueue) -> Publish:
-    return Publish(*command, [], NO_PRIORITY, NO_TTL, 0, "", 0)
+def _as_publish(command: c.Enqueue) -> c.Publish:
+    return c.Publish(*command, [], NO_PRIORITY, NO_TTL, 0, "", 0)
 
 
-def _part(command: Publish, first: int, count: int) -> Publish:
+def _part(command: c.Publish, first: int, count: int) -> c.Publish:
     """Return the command for a part of its messages."""
     if count == command.count:
         return command
@@ -588,7 +625,7 @@ def _part(command: Publish, first: int, count: int) -> Publish:
     return command._replace(first_seq=first_seq, count=count, publish_seq=publish_seq)
 
 
-def _publish_seq(command: Publish) -> int:
+def _publish_seq(command: c.Publish) -> int:
     """Return the first message's number, limited to 63 bits. Publishers cannot exceed the limit, but a node could."""
     return min(command.publish_seq, SEQUENCE_MAX)
 

@@ -1,1 +1,1 @@
-"""Policies, and the settings of a queue that follow from its arguments and policies."""
+"""The options of queues: their declarations, the checks of arguments and policies, and the settings that follow."""

@@ -7,14 +7,14 @@ name. The search for a name costs at most MATCH_STEPS_MAX steps; a policy that w
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, insort
-from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.policy.patterns import PATTERN_BYTES_MAX, InvalidPattern, Pattern
-from qq.machine.protocol.arguments import CLASSIC, MODULES, QUORUM, is_routing_key
+from qq.machine.policy.queue_options import ALTERNATE_EXCHANGE, QUEUE_OPTIONS
+from qq.machine.policy.value_checks import INTEGERS
+from qq.machine.protocol.queue_types import CLASSIC, MODULES, QUORUM
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -26,11 +26,6 @@ MATCH_STEPS_MAX = 30_000
 """Pattern-matching steps to find the policy of a name; so many again for the operator policy."""
 _SEARCH_STEPS = 8
 """Steps that a search counts as, on top of its own steps."""
-
-FILTER_BYTES = range(16, 256)
-INTEGERS = range(-(2**63), 2**63)
-
-ALTERNATE_EXCHANGE = "alternate-exchange"
 
 _EXCHANGE = "exchange"
 APPLIES_TO: dict[str, tuple[str, ...]] = {
@@ -160,13 +155,8 @@ def effective_definition(policy: Policy | None, operator: Policy | None) -> Tabl
         return {} if only is None else only.definition
     merged = dict(policy.definition)
     for key, value in operator.definition.items():
-        merged[key] = _OPERATOR_KEYS[key](merged[key], value) if key in merged else value
+        merged[key] = OPERATOR_KEYS[key](merged[key], value) if key in merged else value
     return merged
-
-
-def lower_delivery_limit(one: int, other: int) -> int:
-    """Return the stricter of two delivery limits; a negative limit means unlimited."""
-    return max(one, other) if one < 0 or other < 0 else min(one, other)
 
 
 def check_policy(policy: Policy) -> None:
@@ -181,11 +171,11 @@ def check_policy(policy: Policy) -> None:
         )
     if not policy.definition:
         raise InvalidPolicy("no policy provided")
-    _check_recognised(policy.definition, _OPERATOR_KEYS if policy.operator else _KEYS)
+    _check_recognised(policy.definition, OPERATOR_KEYS if policy.operator else POLICY_KEYS)
     for key, value in policy.definition.items():
-        valid, complaint = _KEYS[key]
-        if not valid(value):
-            raise InvalidPolicy(complaint.format(erlang_term(value)))
+        known = POLICY_KEYS[key]
+        if not known.is_valid(value):
+            raise InvalidPolicy(f"{erlang_term(value)} is not a valid {known.description}")
     _check_retry(policy.definition)
 
 
@@ -215,9 +205,8 @@ def _applies(policy: Policy, kind: str) -> bool:
 
 
 def check_version(policy: Policy, version: int) -> None:
-    """Raise InvalidPolicy if a setting needs a later version of the state."""
-    later = {key for key, since in _KEYS_SINCE.items() if since > version}
-    _check_recognised(policy.definition, _KEYS.keys() - later)
+    """Raise InvalidPolicy if a key needs a later version of the state."""
+    _check_recognised(policy.definition, {name for name, key in POLICY_KEYS.items() if key.since <= version})
 
 
 def _check_recognised(definition: Table, known: Collection[str]) -> None:
@@ -249,137 +238,11 @@ def _check_retry(definition: Table) -> None:
         )
 
 
-# --- settings that a definition may hold
-
-Valid = Callable[[Any], bool]
-
-
-def _at_least(least: int) -> Valid:
-    return lambda value: _is_integer(value) and value >= least
-
-
-def _one_of(*choices: str) -> Valid:
-    return lambda value: isinstance(value, str) and value in choices
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_age(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[0-9]+[YMDhms]", value) is not None
-
-
-def _is_integer(value: Any) -> bool:
-    # JSON allows larger integers than the log.
-    return type(value) is int and value in INTEGERS
-
-
-_KEYS: dict[str, tuple[Valid, str]] = {
-    ALTERNATE_EXCHANGE: (_is_text, "{} is not a valid alternate exchange name"),
-    "consumer-disconnected-timeout": (_at_least(0), "{} is not a valid consumer disconnected timeout"),
-    "consumer-timeout": (_at_least(0), "{} is not a valid consumer timeout"),
-    "dead-letter-exchange": (_is_text, "{} is not a valid dead letter exchange name"),
-    "dead-letter-routing-key": (is_routing_key, "{} is not a valid dead letter routing key"),
-    "dead-letter-strategy": (
-        _one_of("at-most-once", "at-least-once"),
-        "{} is not a valid dead letter strategy",
-    ),
-    "message-ttl": (_at_least(0), "{} is not a valid message TTL"),
-    "expires": (_at_least(1), "{} is not a valid queue expiry"),
-    "max-length": (_at_least(0), "{} is not a valid maximum length"),
-    "max-length-bytes": (_at_least(0), "{} is not a valid maximum length in bytes"),
-    "max-in-memory-length": (_at_least(0), "{} is not a valid maximum memory in bytes"),
-    "max-in-memory-bytes": (_at_least(0), "{} is not a valid maximum memory in bytes"),
-    "queue-mode": (_one_of("default", "lazy"), "{} is not a valid queue-mode value"),
-    "queue-version": (
-        lambda value: type(value) is int and value in (1, 2),
-        "{} is not a valid queue-version value",
-    ),
-    "overflow": (
-        _one_of("drop-head", "reject-publish", "reject-publish-dlx"),
-        "{} is not a valid overflow value",
-    ),
-    "delivery-limit": (_is_integer, "{} is not a valid delivery limit"),
-    "queue-leader-locator": (
-        _one_of("client-local", "balanced", "random", "least-leaders"),
-        "{} is not a valid queue leader locator value",
-    ),
-    "target-group-size": (_at_least(1), "{} is not a valid qq target count value"),
-    "delayed-retry-type": (
-        _one_of("all", "failed", "returned", "disabled"),
-        "{} is not a valid delayed retry type. Must be one of: all, failed, returned, disabled",
-    ),
-    "delayed-retry-min": (
-        _at_least(1),
-        "{} is not a valid delayed retry minimum delay. Must be a positive integer",
-    ),
-    "delayed-retry-max": (
-        _at_least(1),
-        "{} is not a valid delayed retry maximum delay. Must be a positive integer",
-    ),
-    # Settings of streams. qq has no streams, but imported definitions may have these:
-    "max-age": (_is_age, "{} is not a valid max age"),
-    "stream-max-segment-size-bytes": (_at_least(0), "{} is not a valid segment size"),
-    "stream-filter-size-bytes": (
-        lambda value: type(value) is int and value in FILTER_BYTES,
-        "{} is not a valid filter size. Valid range is 16-255",
-    ),
-    "initial-cluster-size": (_at_least(0), "{} is not a valid cluster size"),
-    # Of classic queues, the predecessor of `queue-leader-locator`:
-    "queue-master-locator": (
-        _one_of("client-local", "random", "min-masters"),
-        "{} is not a valid master locator",
-    ),
-    # qq's own settings:
-    "priority-mode": (_one_of("ratio", "strict"), "{} is not a valid priority mode"),
-    "return-position": (_one_of("returns", "original"), "{} is not a valid return position"),
-    "delivery-count-mode": (_one_of("4.0", "4.3"), "{} is not a valid delivery count mode"),
-    "consumer-timeout-action": (
-        _one_of("close-channel", "cancel-consumer"),
-        "{} is not a valid consumer timeout action",
-    ),
-}
-"""Setting -> the check of its value, and RabbitMQ's text for an invalid value."""
-
-_STREAM_KEYS = frozenset({"max-age", "stream-max-segment-size-bytes", "initial-cluster-size"})
-_KEYS_SINCE = dict.fromkeys((*_STREAM_KEYS, "stream-filter-size-bytes", "queue-master-locator"), 9)
-"""Setting -> the version of the state since which a policy may have it, if that is not the first version."""
-
-
-def _theirs(_value: Any, operator: Any) -> Any:
-    return operator
-
-
-_OPERATOR_KEYS: dict[str, Callable[[Any, Any], Any]] = {
-    "expires": min,
-    "message-ttl": min,
-    "max-length": min,
-    "max-length-bytes": min,
-    "max-in-memory-length": min,
-    "max-in-memory-bytes": min,
-    "delivery-limit": lower_delivery_limit,
-    "queue-version": _theirs,
-    "queue-master-locator": _theirs,
-    "overflow": _theirs,
-    "target-group-size": max,
-    "delayed-retry-type": _theirs,
-    "delayed-retry-min": max,
-    "delayed-retry-max": min,
-}
-"""Operator setting -> the function that merges the user's value with the operator's."""
-
+POLICY_KEYS = {option.name: option.policy for option in QUEUE_OPTIONS if option.policy is not None}
+"""The keys that the definition of a policy may have."""
+OPERATOR_KEYS = {name: key.operator for name, key in POLICY_KEYS.items() if key.operator is not None}
+"""The keys that an operator policy may have -> the function that merges the user's value with the operator's."""
 _UNSUPPORTED = {
-    CLASSIC: frozenset(
-        {
-            "delivery-limit",
-            "dead-letter-strategy",
-            "max-in-memory-length",
-            "max-in-memory-bytes",
-            "target-group-size",
-            *_STREAM_KEYS,
-        }
-    ),
-    QUORUM: frozenset({"queue-mode", "queue-master-locator", *_STREAM_KEYS}),
+    kind: frozenset(name for name, key in POLICY_KEYS.items() if kind not in key.types) for kind in MODULES
 }
-"""Queue type -> the settings that keep a whole policy from applying to it."""
+"""Queue type -> the keys that keep a whole policy from applying to it."""

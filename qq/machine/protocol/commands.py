@@ -12,13 +12,40 @@ A session acts in the virtual host of its connection. A session that was never o
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, get_args
 
+from qq.machine.protocol.versions import VERSIONS
 from qq.tables import Table
 
 DEFAULT_VHOST = "/"
 
+OPCODES: dict[type[Command], int] = {}
+"""Command -> its opcode in the log."""
+SINCE: dict[type[Command], int] = {}
+"""Command -> the first version of the state in which it may be proposed. In older versions, a member may not know
+it."""
 
+_RETIRED = (6, 8, 10, 24, 31, 32)
+"""Opcodes of commands that older programs had."""
+
+C = TypeVar("C")
+
+
+def command(opcode: int, *, since: int = VERSIONS[0]) -> Callable[[type[C]], type[C]]:
+    """Declare a command of the log; its class must also be in `Command`."""
+
+    def declare(tuple_type: type[C]) -> type[C]:
+        declared: Any = tuple_type
+        if opcode in OPCODES.values() or opcode in _RETIRED:
+            raise TypeError(f"opcode {opcode} of {tuple_type.__name__} is taken")
+        OPCODES[declared], SINCE[declared] = opcode, since
+        return tuple_type
+
+    return declare
+
+
+@command(1)
 class Enqueue(NamedTuple):
     """Publish the next `count` messages of the batch."""
 
@@ -33,6 +60,7 @@ class Enqueue(NamedTuple):
     """The AMQP channel number that the stored frames carry."""
 
 
+@command(23)
 class Publish(NamedTuple):
     """Publish messages as `Enqueue` does, with properties that matter to queues."""
 
@@ -57,18 +85,21 @@ class Publish(NamedTuple):
     """The first message's number, from its header x-publish-seq; the following messages count up from it."""
 
 
+@command(63, since=8)
 class StoreFragment(NamedTuple):
     """Store the next message of the batch as the next fragment of a large message that the session will publish."""
 
     session: int
 
 
+@command(64, since=8)
 class JoinFragments(NamedTuple):
     """Append the session's stored fragments to the first message that the next command publishes."""
 
     session: int
 
 
+@command(37)
 class DeadLetter(NamedTuple):
     """Move dead messages of a queue to the queues that its dead-letter exchange routes them to.
 
@@ -95,6 +126,7 @@ class DeadLetter(NamedTuple):
     properties: Table
 
 
+@command(25)
 class Commit(NamedTuple):
     """Carry out the next `count` publishes and settlements of the batch, either all or none (tx.commit)."""
 
@@ -102,6 +134,7 @@ class Commit(NamedTuple):
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
 
 
+@command(26)
 class Checkout(NamedTuple):
     """Start a consumer (basic.consume)."""
 
@@ -128,6 +161,7 @@ class Checkout(NamedTuple):
     arguments: Table
 
 
+@command(49)
 class ReplyTo(NamedTuple):
     """Start a consumer of direct replies: it gets messages published to `name` through the default exchange."""
 
@@ -141,6 +175,7 @@ LIVE_UNLIMITED = 65_535
 """Credit that means no limit, for a consumer whose prefetch may change: the largest value of basic.qos."""
 
 
+@command(29)
 class SetPrefetch(NamedTuple):
     """Change how many messages a live consumer may hold."""
 
@@ -148,6 +183,7 @@ class SetPrefetch(NamedTuple):
     credit: int
 
 
+@command(30)
 class Limit(NamedTuple):
     """Limit the messages that all consumers of a session may hold together (basic.qos, global); 0 lifts the limit."""
 
@@ -155,6 +191,7 @@ class Limit(NamedTuple):
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
 
 
+@command(5)
 class Credit(NamedTuple):
     """Allow a consumer `count` more messages."""
 
@@ -162,6 +199,7 @@ class Credit(NamedTuple):
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
 
 
+@command(7)
 class Cancel(NamedTuple):
     """Stop a consumer (basic.cancel); its unacknowledged messages stay checked out."""
 
@@ -169,6 +207,7 @@ class Cancel(NamedTuple):
     consumer: int
 
 
+@command(2)
 class Settle(NamedTuple):
     """Acknowledge delivered messages, `first` to `last` included. Here and below, unknown ids are ignored."""
 
@@ -177,6 +216,7 @@ class Settle(NamedTuple):
     last: int
 
 
+@command(3)
 class Return(NamedTuple):
     """Return delivered messages to the queue (basic.nack)."""
 
@@ -185,6 +225,7 @@ class Return(NamedTuple):
     last: int
 
 
+@command(28)
 class Reject(NamedTuple):
     """Return delivered messages to the queue, as failed deliveries (basic.reject)."""
 
@@ -193,6 +234,7 @@ class Reject(NamedTuple):
     last: int
 
 
+@command(4)
 class Discard(NamedTuple):
     """Reject delivered messages for good."""
 
@@ -201,6 +243,7 @@ class Discard(NamedTuple):
     last: int
 
 
+@command(27)
 class Get(NamedTuple):
     """Take a message, if the queue has any (basic.get), under a fresh consumer id, as its message 0."""
 
@@ -213,6 +256,7 @@ class Get(NamedTuple):
     timeout_ms: int
 
 
+@command(62, since=8)
 class GetMessages(NamedTuple):
     """Take up to `count` messages under a fresh consumer id; their message ids count up from 0.
 
@@ -229,12 +273,14 @@ class GetMessages(NamedTuple):
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
 
 
+@command(9)
 class Recover(NamedTuple):
     """Return all unacknowledged messages of the session to their queues (basic.recover)."""
 
     session: int
 
 
+@command(36)
 class DeclareQueue(NamedTuple):
     session: int
     connection: int
@@ -248,6 +294,7 @@ class DeclareQueue(NamedTuple):
     arguments: Table
 
 
+@command(11)
 class DeleteQueue(NamedTuple):
     session: int
     connection: int
@@ -256,12 +303,14 @@ class DeleteQueue(NamedTuple):
     if_empty: bool
 
 
+@command(12)
 class PurgeQueue(NamedTuple):
     session: int
     connection: int
     name: str
 
 
+@command(13)
 class BindQueue(NamedTuple):
     session: int
     connection: int
@@ -271,6 +320,7 @@ class BindQueue(NamedTuple):
     arguments: Table
 
 
+@command(14)
 class UnbindQueue(NamedTuple):
     session: int
     connection: int
@@ -280,6 +330,7 @@ class UnbindQueue(NamedTuple):
     arguments: Table
 
 
+@command(15)
 class DeclareExchange(NamedTuple):
     session: int
     name: str
@@ -291,12 +342,14 @@ class DeclareExchange(NamedTuple):
     arguments: Table
 
 
+@command(16)
 class DeleteExchange(NamedTuple):
     session: int
     name: str
     if_unused: bool
 
 
+@command(17)
 class BindExchange(NamedTuple):
     session: int
     destination: str
@@ -305,6 +358,7 @@ class BindExchange(NamedTuple):
     arguments: Table
 
 
+@command(18)
 class UnbindExchange(NamedTuple):
     session: int
     destination: str
@@ -313,6 +367,7 @@ class UnbindExchange(NamedTuple):
     arguments: Table
 
 
+@command(34)
 class Connect(NamedTuple):
     """Open a connection to a virtual host (connection.open); `session` is its own id. It is always answered."""
 
@@ -321,6 +376,7 @@ class Connect(NamedTuple):
     user: str
 
 
+@command(58, since=8)
 class ConnectVouched(NamedTuple):
     """Open a connection of a user that authenticated with a token, without checking the log's users and permissions.
 
@@ -332,6 +388,7 @@ class ConnectVouched(NamedTuple):
     user: str
 
 
+@command(35)
 class OpenChannel(NamedTuple):
     """Open a channel (channel.open) in the virtual host of its connection. Only a refusal is answered."""
 
@@ -339,18 +396,21 @@ class OpenChannel(NamedTuple):
     connection: int
 
 
+@command(19)
 class SessionDown(NamedTuple):
     """Remove a closed channel: its consumers end, and their unacknowledged messages return."""
 
     session: int
 
 
+@command(20)
 class ConnectionDown(NamedTuple):
     """Remove a closed or refused connection, after its sessions, and delete its exclusive queues."""
 
     connection: int
 
 
+@command(40)
 class CloseConnection(NamedTuple):
     """Close a connection of any node."""
 
@@ -359,6 +419,7 @@ class CloseConnection(NamedTuple):
     reason: str
 
 
+@command(41)
 class PutVhost(NamedTuple):
     """Create a virtual host, or replace its description, tags and default queue type."""
 
@@ -369,12 +430,14 @@ class PutVhost(NamedTuple):
     """The type of queues that are declared without a type; "" is the broker's default."""
 
 
+@command(42)
 class DeleteVhost(NamedTuple):
     """Delete a virtual host with everything in it, and close its connections."""
 
     name: str
 
 
+@command(53, since=8)
 class ProtectVhost(NamedTuple):
     """Protect a virtual host from deletion, or lift the protection."""
 
@@ -382,6 +445,7 @@ class ProtectVhost(NamedTuple):
     is_protected: bool
 
 
+@command(43)
 class SetVhostLimits(NamedTuple):
     """Replace the limits of a virtual host, named as in limits.VHOST_LIMITS. A negative limit means unlimited."""
 
@@ -389,6 +453,7 @@ class SetVhostLimits(NamedTuple):
     limits: Table
 
 
+@command(51)
 class ChangeVhostLimits(NamedTuple):
     """Set some limits of a virtual host, and lift those that are None; its remaining limits stay."""
 
@@ -396,6 +461,7 @@ class ChangeVhostLimits(NamedTuple):
     limits: Table
 
 
+@command(21)
 class PutUser(NamedTuple):
     """Create or replace a user. The submitting node has hashed the password with SHA-256."""
 
@@ -405,6 +471,7 @@ class PutUser(NamedTuple):
     tags: list[str]
 
 
+@command(50)
 class PutHashedUser(NamedTuple):
     """Create or replace a user whose password was hashed elsewhere, with a different algorithm."""
 
@@ -416,12 +483,14 @@ class PutHashedUser(NamedTuple):
     """The algorithm of the hash: a key of permissions.HASH_BYTES."""
 
 
+@command(22)
 class DeleteUser(NamedTuple):
     """Delete a user with all permissions, and close the user's connections."""
 
     name: str
 
 
+@command(44)
 class SetUserLimits(NamedTuple):
     """Replace the limits of a user, named as in limits.USER_LIMITS. A negative limit means unlimited."""
 
@@ -429,6 +498,7 @@ class SetUserLimits(NamedTuple):
     limits: Table
 
 
+@command(52)
 class ChangeUserLimits(NamedTuple):
     """Set some limits of a user, and lift those that are None; the user's remaining limits stay."""
 
@@ -436,6 +506,7 @@ class ChangeUserLimits(NamedTuple):
     limits: Table
 
 
+@command(45)
 class SetPermissions(NamedTuple):
     """Give a user access to a virtual host: the patterns say which names the user may configure, write and read."""
 
@@ -446,11 +517,13 @@ class SetPermissions(NamedTuple):
     read: str
 
 
+@command(46)
 class ClearPermissions(NamedTuple):
     user: str
     vhost: str
 
 
+@command(47)
 class SetTopicPermissions(NamedTuple):
     """Restrict a user at an exchange to the routing keys that the patterns match."""
 
@@ -461,6 +534,7 @@ class SetTopicPermissions(NamedTuple):
     read: str
 
 
+@command(48)
 class ClearTopicPermissions(NamedTuple):
     """Lift a user's restriction at an exchange or, if `exchange` is empty, at all exchanges of the virtual host."""
 
@@ -469,6 +543,7 @@ class ClearTopicPermissions(NamedTuple):
     exchange: str
 
 
+@command(38)
 class PutPolicy(NamedTuple):
     """Create or replace a policy or an operator policy.
 
@@ -485,12 +560,14 @@ class PutPolicy(NamedTuple):
     definition: Table
 
 
+@command(39)
 class DeletePolicy(NamedTuple):
     vhost: str
     name: str
     operator: bool
 
 
+@command(54, since=8)
 class PutParameter(NamedTuple):
     """Create or replace a parameter of a virtual host. The submitting node checks the value for the component."""
 
@@ -501,12 +578,14 @@ class PutParameter(NamedTuple):
     """The value, as JSON."""
 
 
+@command(55, since=8)
 class DeleteParameter(NamedTuple):
     vhost: str
     component: str
     name: str
 
 
+@command(56, since=8)
 class PutGlobalParameter(NamedTuple):
     """Create or replace a parameter of the whole cluster."""
 
@@ -515,10 +594,12 @@ class PutGlobalParameter(NamedTuple):
     """The value, as JSON."""
 
 
+@command(57, since=8)
 class DeleteGlobalParameter(NamedTuple):
     name: str
 
 
+@command(33)
 class LimitPublishers(NamedTuple):
     """Limit the publishers that each virtual host remembers for deduplication: their number and their idle time."""
 
@@ -526,6 +607,7 @@ class LimitPublishers(NamedTuple):
     age_ms: int
 
 
+@command(59, since=8)
 class BeginMove(NamedTuple):
     """Begin to move ready messages from a queue to a different queue; the fields are those of `moves.MoveState`."""
 
@@ -543,6 +625,7 @@ class BeginMove(NamedTuple):
     is_endless: bool
 
 
+@command(60, since=8)
 class MoveMessages(NamedTuple):
     """Take the next step of a move, unless this step was taken already or the move has ended.
 
@@ -563,6 +646,7 @@ class MoveMessages(NamedTuple):
     """The place and key where the next step begins. The place `backlog.PLACES` is the end of the source."""
 
 
+@command(61, since=8)
 class EndMove(NamedTuple):
     """End a move: as stopped, or as failed if there is an `error`. Messages that were moved stay in the destination."""
 
@@ -653,77 +737,8 @@ NEGATIVE_SINCE: dict[tuple[type[Command], str], int] = {(PutPolicy, "priority"):
 """Fields that may be negative -> the first version of the state that allows it. All other numbers must not be
 negative."""
 
-OPCODES_SINCE: dict[int, dict[type[Command], int]] = {
-    7: {
-        Enqueue: 1,
-        Settle: 2,
-        Return: 3,
-        Discard: 4,
-        Credit: 5,
-        Cancel: 7,
-        Recover: 9,
-        DeleteQueue: 11,
-        PurgeQueue: 12,
-        BindQueue: 13,
-        UnbindQueue: 14,
-        DeclareExchange: 15,
-        DeleteExchange: 16,
-        BindExchange: 17,
-        UnbindExchange: 18,
-        SessionDown: 19,
-        ConnectionDown: 20,
-        PutUser: 21,
-        DeleteUser: 22,
-        Publish: 23,
-        Commit: 25,
-        Checkout: 26,
-        Get: 27,
-        Reject: 28,
-        SetPrefetch: 29,
-        Limit: 30,
-        LimitPublishers: 33,
-        Connect: 34,
-        OpenChannel: 35,
-        DeclareQueue: 36,
-        DeadLetter: 37,
-        PutPolicy: 38,
-        DeletePolicy: 39,
-        CloseConnection: 40,
-        PutVhost: 41,
-        DeleteVhost: 42,
-        SetVhostLimits: 43,
-        SetUserLimits: 44,
-        SetPermissions: 45,
-        ClearPermissions: 46,
-        SetTopicPermissions: 47,
-        ClearTopicPermissions: 48,
-        ReplyTo: 49,
-        PutHashedUser: 50,
-        ChangeVhostLimits: 51,
-        ChangeUserLimits: 52,
-    },
-    8: {
-        ProtectVhost: 53,
-        PutParameter: 54,
-        DeleteParameter: 55,
-        PutGlobalParameter: 56,
-        DeleteGlobalParameter: 57,
-        ConnectVouched: 58,
-        BeginMove: 59,
-        MoveMessages: 60,
-        EndMove: 61,
-        GetMessages: 62,
-        StoreFragment: 63,
-        JoinFragments: 64,
-    },
-}
-"""The opcodes of commands, grouped by the first version of the state in which the command may be proposed.
+if OPCODES.keys() != set(get_args(Command)):
+    raise TypeError(f"not in `Command`: {OPCODES.keys() ^ set(get_args(Command))}")
 
-Retired opcodes: 6, 8, 10, 24, 31, 32."""
-OPCODES = {command: opcode for opcodes in OPCODES_SINCE.values() for command, opcode in opcodes.items()}
-"""Command -> its opcode in the log."""
-SINCE = {command: version for version, opcodes in OPCODES_SINCE.items() for command in opcodes}
-"""Command -> the first version of the state in which it may be proposed. In older versions, a member may not know
-it."""
 NO_COMMAND = 0
 """The value of an opcode field when no command was the cause."""

@@ -15,9 +15,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.policy.settings import settings_of
-from qq.machine.protocol.arguments import CLASSIC
 from qq.machine.protocol.death_history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
 from qq.machine.protocol.effects import Deliver
+from qq.machine.protocol.queue_types import CLASSIC
 from qq.machine.protocol.work_meter import RANGES_AT_ONCE
 from qq.machine.queue.backlog import Backlog
 from qq.machine.queue.consumers import CREDIT_MAX, Holder, Rotation
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
     from qq.machine.policy.policies import Applied
-    from qq.machine.policy.settings import QueueSettings
+    from qq.machine.policy.queue_options import QueueSettings
     from qq.machine.protocol.commands import Table
     from qq.machine.protocol.death_history import FrozenHistories, History
     from qq.machine.protocol.effects import CountContract

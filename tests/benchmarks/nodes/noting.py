@@ -63,7 +63,7 @@ def watch(
 
 def watch_all() -> None:
     watch(ClientConnection, "data_received", "reads from the client", "has parsed it")
-    watch(Group, "submit", "submits a batch")
+    watch(Group, "propose", "proposes a batch")
     watch(Group, "_take_turn", "turn begins", "turn ends")
     watch(Engine, "propose", ends="has proposed")
     watch(PeerConnection, "get_buffer", "is woken by a peer")

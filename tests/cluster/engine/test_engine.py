@@ -41,8 +41,8 @@ from cluster.raft.elections import Role
 from cluster.raft.log_matching import ForeignLog
 from cluster.raft.messages import (
     Append,
-    Appended,
-    Hearing,
+    AppendResponse,
+    HeartbeatResponse,
     HigherTerm,
     LogEntry,
     OutgoingMessage,
@@ -189,12 +189,12 @@ def log_of(*terms: int) -> list[tuple[bytes, int, int]]:
 # Ours
 
 
-def appended(term: int, next_index: int) -> Appended:
-    return Appended(term, next_index, True, False, last_index=next_index - 1, last_term=term)
+def appended(term: int, next_index: int) -> AppendResponse:
+    return AppendResponse(term, next_index, True, False, last_index=next_index - 1, last_term=term)
 
 
-def refused(term: int, next_index: int, log_end: tuple[int, int] = (1, 0)) -> Appended:
-    return Appended(term, next_index, False, True, *log_end)
+def refused(term: int, next_index: int, log_end: tuple[int, int] = (1, 0)) -> AppendResponse:
+    return AppendResponse(term, next_index, False, True, *log_end)
 
 
 def indexes(append: Append) -> list[int]:
@@ -330,8 +330,8 @@ def test_h1_stock_acknowledges_and_counts_what_no_disk_holds(stock_clock: Clock)
 def test_h1_an_acknowledgement_waits_for_the_sync() -> None:
     node = OurNode(0)
     node.append(1, [9])
-    acknowledgements = [out for out in node.engine.outbox if isinstance(out.message, Appended)]
-    assert acknowledgements[-1].message == Appended(9, 3, True, False, last_index=2, last_term=9)
+    acknowledgements = [out for out in node.engine.outbox if isinstance(out.message, AppendResponse)]
+    assert acknowledgements[-1].message == AppendResponse(9, 3, True, False, last_index=2, last_term=9)
     assert acknowledgements[-1].sync_point > node.journal.synced
     node.journal.sync_now()
     assert acknowledgements[-1].sync_point <= node.journal.synced
@@ -683,11 +683,11 @@ def test_h9_a_leader_stays_while_parts_of_a_large_message_or_signs_of_life_come(
         if turn % 2:
             node.engine.part_received("b")
         else:
-            node.engine.receive("c", Hearing(node.engine.term))
+            node.engine.receive("c", HeartbeatResponse(node.engine.term))
         node.wait(Timing().election_min_s / 2)
     assert node.engine.is_leader
     for _ in range(3):
-        node.engine.receive("c", Hearing(node.engine.term - 1))
+        node.engine.receive("c", HeartbeatResponse(node.engine.term - 1))
         node.wait(Timing().election_min_s / 2)
     assert not node.engine.is_leader
 
@@ -703,7 +703,7 @@ def test_h9_a_large_message_on_its_way_from_the_leader_is_answered_and_deposes_n
         node.engine.part_received("b")
         node.wait(0.1)
     assert not node.sent(PreVoteRequest)
-    assert [(out.peer, out.message) for out in node.engine.outbox] == [("b", Hearing(9))] * 100
+    assert [(out.peer, out.message) for out in node.engine.outbox] == [("b", HeartbeatResponse(9))] * 100
     node.engine.receive("c", PreVoteRequest(term=10, last_index=5, last_term=9, round=1))
     assert not node.sent(PreVote)[-1].granted
     for _ in range(100):
@@ -716,8 +716,8 @@ def test_h9_a_follower_whose_disk_is_at_work_tells_its_leader_that_it_is_there()
     node = OurNode(0)
     node.append(1, [9])
     assert [(type(out.message), out.sync_point > node.journal.synced) for out in node.engine.outbox] == [
-        (Appended, True),
-        (Hearing, False),
+        (AppendResponse, True),
+        (HeartbeatResponse, False),
     ]
 
 

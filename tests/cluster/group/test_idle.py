@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cluster.engine.engine import Engine
-from cluster.raft.messages import Append, Appended
+from cluster.raft.messages import Append, AppendResponse
 from cluster.raft.timing import Timing
 from tests.cluster.harness import Trio
 
@@ -72,7 +72,7 @@ def test_no_leader_is_silent_for_longer_than_one_and_a_half_heartbeats(
     end_s = trio.world.now_s + SECONDS
     while trio.world.now_s < end_s:
         trio.pass_ms(random.randrange(1, 250))
-        leader.runtime.enter(partial(leader.group.submit, []))
+        leader.runtime.enter(partial(leader.group.propose, []))
     assert trio.leader() is leader
     for name in set(trio.names) - {leader.name}:
         times = [when_s for when_s, who, message in received if who == name and isinstance(message, Append)]
@@ -84,7 +84,7 @@ def test_no_leader_is_silent_for_longer_than_one_and_a_half_heartbeats(
 def test_a_heartbeat_is_answered_at_once(trio: Trio, received: list[tuple[float, str, Message]]) -> None:
     trio.pass_ms(SECONDS * 1000)
     heartbeats = [when_s for when_s, _, message in received if isinstance(message, Append)]
-    answers = [when_s for when_s, _, message in received if isinstance(message, Appended)]
+    answers = [when_s for when_s, _, message in received if isinstance(message, AppendResponse)]
     assert len(answers) > SECONDS / HEARTBEAT_S
     for answered_s in answers[2:]:
         assert min(answered_s - sent_s for sent_s in heartbeats if sent_s < answered_s) < DELAY_S

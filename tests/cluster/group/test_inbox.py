@@ -13,8 +13,8 @@ from cluster.configuration.configuration import PeerAddress
 from cluster.group.group import Group
 from cluster.raft.messages import (
     Append,
-    Appended,
-    Hearing,
+    AppendResponse,
+    HeartbeatResponse,
     HigherTerm,
     Message,
     PreVote,
@@ -24,7 +24,17 @@ from cluster.raft.messages import (
     VoteRequest,
 )
 
-CONSENSUS = {Append, Appended, Hearing, HigherTerm, PreVote, PreVoteRequest, TimeoutNow, Vote, VoteRequest}
+CONSENSUS = {
+    Append,
+    AppendResponse,
+    HeartbeatResponse,
+    HigherTerm,
+    PreVote,
+    PreVoteRequest,
+    TimeoutNow,
+    Vote,
+    VoteRequest,
+}
 
 
 def _nothing(*_: object) -> None:

@@ -62,7 +62,7 @@ def test_wherever_the_center_of_a_star_of_links_goes_there_is_a_leader() -> None
         five.pass_ms(2000)
         reached = max(member.group.journal.last_index for member in five.members)
         leader = next(member for member in five.members if member.name == center)
-        leader.runtime.enter(lambda leader=leader: nothing(leader.group.submit([pack([1])])))
+        leader.runtime.enter(lambda leader=leader: nothing(leader.group.propose([pack([1])])))
         five.until(
             lambda leader=leader, reached=reached: leader.group.engine.commit_index > reached, within_ms=8000
         )

@@ -132,7 +132,7 @@ def test_entries_that_are_submitted_bring_the_time_as_well(trio: Trio) -> None:
     leader = trio.start()
     for number in range(1_000):
         delays_ms = [] if number % 10 else [20]
-        leader.runtime.enter(lambda: nothing(leader.group.submit([pack(delays_ms)])))  # noqa: B023
+        leader.runtime.enter(lambda: nothing(leader.group.propose([pack(delays_ms)])))  # noqa: B023
         trio.pass_ms(1)
     trio.pass_ms(100)
     assert len(leader.machine.rung) == 100

@@ -13,7 +13,7 @@ from cluster.configuration.configuration import Configuration, PeerAddress, make
 from cluster.configuration.configuration import Member as Member_
 from cluster.log.entry import KIND_OUTAGE, batches_of, is_regular, make_batch, make_entry
 from cluster.membership.outages import ALL_MS, GAP_S, Outages
-from cluster.raft.proposals import PendingSubmissions
+from cluster.raft.proposals import PendingProposals
 from cluster.raft.timing import Timing
 from cluster.state.apply import Applying
 from cluster.state.group_state import GroupState
@@ -110,7 +110,7 @@ def hang_disks(trio: Trio) -> None:
     leader = trio.leader()
     for member in trio.members:
         member.disk.slow = 1e5
-    leader.runtime.enter(lambda: nothing(leader.group.submit([b"\x90"])))
+    leader.runtime.enter(lambda: nothing(leader.group.propose([b"\x90"])))
     trio.pass_ms(OUTAGE_MS)
     for member in trio.members:
         member.disk.slow = 1.0
@@ -263,7 +263,7 @@ def test_the_first_entry_of_a_reign_declares_before_it_does_more(trio: Trio) -> 
 
 def test_a_declaration_counts_from_the_entry_before_at_most() -> None:
     machine = Alarms()
-    applying = Applying(GroupState(machine), PendingSubmissions("a"))
+    applying = Applying(GroupState(machine), PendingProposals("a"))
     outage = make_batch("a", 0, ALL_MS, [], KIND_OUTAGE)
     applying.entry(1, make_entry(1_000, []))
     applying.entry(2, make_entry(1_300, [outage, make_batch("a", 1, 1, [])]))
@@ -273,7 +273,7 @@ def test_a_declaration_counts_from_the_entry_before_at_most() -> None:
 
 def test_a_configuration_counts_the_time_before_it_as_an_outage() -> None:
     machine = Alarms()
-    applying = Applying(GroupState(machine), PendingSubmissions("a"))
+    applying = Applying(GroupState(machine), PendingProposals("a"))
     members = [Member_("a", PeerAddress("host", 1), b"1" * 16, is_voter=True)]
     applying.entry(1, make_entry(1_000, []))
     applying.configuration(make_configuration(1_700, Configuration.of(2, members)))

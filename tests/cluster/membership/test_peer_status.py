@@ -135,7 +135,7 @@ def test_a_node_without_space_for_a_snapshot_is_low_on_disk_though_there_is_spac
         "leadership": None,
         "statuses": None,
         "receiver": receiver,
-        "hooks": SimpleNamespace(alarm_changed=told.append, submit_nothing=lambda: None),
+        "hooks": SimpleNamespace(alarm_changed=told.append, propose_nothing=lambda: None),
     }
     low_space = LowSpace(replica, alarms=alarms, **parts)
     for lacks_space in (True, True, False):

@@ -458,7 +458,7 @@ def test_a_leader_alone_takes_few_turns_while_its_disk_is_busy_and_a_learner_res
     alone.start(Bulky(), retained_bytes=2**30)
     growing.until(lambda: alone.is_settled)
     for _ in range(60):
-        alone.runtime.enter(lambda: alone.group.submit([bytes(500_000)]) and None)
+        alone.runtime.enter(lambda: alone.group.propose([bytes(500_000)]) and None)
     growing.until(lambda: alone.group.pending_batches == 0)
     learner.start(Bulky(), joins=True)
     growing.until(lambda: alone.group.engine.acknowledged_index("b") > 8)
@@ -474,7 +474,7 @@ def test_a_leader_alone_takes_few_turns_while_its_disk_is_busy_and_a_learner_res
 
     alone.group._turns._take = count
     alone.disk.slow, alone.disk.full = (300.0, False) if trouble == "slow" else (1.0, True)
-    alone.runtime.enter(lambda: alone.group.submit([bytes(500_000)]) and None)
+    alone.runtime.enter(lambda: alone.group.propose([bytes(500_000)]) and None)
     growing.pass_ms(1000)
 
 

@@ -1,17 +1,19 @@
-"""What a leader knows of a peer, and when a follower answers."""
+"""What a leader knows of a peer, and when a follower acknowledgements."""
 
 from __future__ import annotations
 
 import pytest
 
-from cluster.raft.messages import Appended
-from cluster.raft.progress import Answers, Progress
+from cluster.raft.messages import AppendResponse
+from cluster.raft.progress import Acknowledgements, Progress
 
 FIRST_INDEX = 50
 
 
-def refusal(next_index: int, last_index: int = 60, last_term: int = 1) -> Appended:
-    return Appended(3, next_index, success=False, reset=True, last_index=last_index, last_term=last_term)
+def refusal(next_index: int, last_index: int = 60, last_term: int = 1) -> AppendResponse:
+    return AppendResponse(
+        3, next_index, success=False, reset=True, last_index=last_index, last_term=last_term
+    )
 
 
 @pytest.fixture
@@ -65,25 +67,30 @@ def test_one_that_is_asked_again_may_say_the_same_again(progress: Progress) -> N
 
 
 def test_a_follower_repeats_an_answer_only_after_a_while() -> None:
-    answers = Answers(quiet_s=0.5)
-    success = Appended(3, 10, success=True, reset=False, last_index=9, last_term=3)
-    assert answers.is_due("b", success, 10.0)
-    assert not answers.is_due("b", success, 10.5)
-    assert answers.is_due("c", success, 10.5)
-    assert answers.is_due("c", success, 11.1)
-    assert answers.is_due("c", success._replace(next_index=11), 11.1)
-    assert [answers.is_due("c", refusal(9), 11.1) for _ in range(2)] == [True, True]
-    assert answers.is_due("c", success, 11.1)
-    answers.forget()
-    assert answers.is_due("c", success, 11.1)
+    acknowledgements = Acknowledgements(quiet_s=0.5)
+    success = AppendResponse(3, 10, success=True, reset=False, last_index=9, last_term=3)
+    assert acknowledgements.is_due("b", success, 10.0)
+    assert not acknowledgements.is_due("b", success, 10.5)
+    assert acknowledgements.is_due("c", success, 10.5)
+    assert acknowledgements.is_due("c", success, 11.1)
+    assert acknowledgements.is_due("c", success._replace(next_index=11), 11.1)
+    assert [acknowledgements.is_due("c", refusal(9), 11.1) for _ in range(2)] == [True, True]
+    assert acknowledgements.is_due("c", success, 11.1)
+    acknowledgements.forget()
+    assert acknowledgements.is_due("c", success, 11.1)
 
 
 def test_a_follower_tells_now_and_then_that_it_follows() -> None:
-    answers = Answers(quiet_s=0.5)
-    assert [answers.hearing_is_due(now_s) for now_s in (10.0, 10.4, 10.6, 10.7)] == [True, False, True, False]
+    acknowledgements = Acknowledgements(quiet_s=0.5)
+    assert [acknowledgements.heartbeat_response_is_due(now_s) for now_s in (10.0, 10.4, 10.6, 10.7)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_what_matched_a_leader_of_another_term_says_nothing() -> None:
-    answers = Answers(quiet_s=0.5)
-    answers.match(3, 17)
-    assert (answers.matched_index(3), answers.matched_index(4)) == (17, 0)
+    acknowledgements = Acknowledgements(quiet_s=0.5)
+    acknowledgements.match(3, 17)
+    assert (acknowledgements.matched_index(3), acknowledgements.matched_index(4)) == (17, 0)

@@ -5,26 +5,26 @@ from __future__ import annotations
 import pytest
 
 from cluster.log.entry import KIND_EVICTION, MalformedEntry, batches_of, make_entry
-from cluster.raft.proposals import PendingSubmissions, Proposals, Reign
+from cluster.raft.proposals import LeaderTerm, PendingProposals, ProposalQueue
 
-FIRST, SECOND = Reign("n1", 1), Reign("n2", 2)
+FIRST, SECOND = LeaderTerm("n1", 1), LeaderTerm("n2", 2)
 
 
 @pytest.fixture
-def submissions() -> PendingSubmissions:
-    submissions = PendingSubmissions("n3")
-    submissions.begin(7)
+def pending() -> PendingProposals:
+    pending = PendingProposals("n3")
+    pending.begin(7)
     for number in range(4):
-        submissions.add([bytes([number]) * 100])
-    return submissions
+        pending.add([bytes([number]) * 100])
+    return pending
 
 
-def wire(submissions: PendingSubmissions, reign: Reign) -> bytes:
-    assert submissions.has_unsent(reign)
-    return b"".join(bytes(buffer) for batch in submissions.take_unsent() for buffer in batch.buffers)
+def wire(pending: PendingProposals, leader_term: LeaderTerm) -> bytes:
+    assert pending.has_unsent(leader_term)
+    return b"".join(bytes(buffer) for batch in pending.take_unsent() for buffer in batch.buffers)
 
 
-def proposed(proposals: Proposals) -> list[tuple[str, int]]:
+def proposed(proposals: ProposalQueue) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     while proposals:
         entry = make_entry(0, proposals.next_entry(10_000))
@@ -32,101 +32,101 @@ def proposed(proposals: Proposals) -> list[tuple[str, int]]:
     return found
 
 
-def test_a_leader_is_sent_each_batch_once_and_a_new_one_all_again(submissions: PendingSubmissions) -> None:
-    assert submissions.has_unsent(FIRST)
-    assert [batch.sequence for batch in submissions.take_unsent()] == [1, 2, 3, 4]
-    assert not submissions.has_unsent(FIRST)
-    assert submissions.add([]) == 5
-    assert submissions.has_unsent(FIRST)
-    assert [batch.sequence for batch in submissions.take_unsent()] == [5]
-    assert submissions.has_unsent(SECOND)
-    assert [batch.sequence for batch in submissions.take_unsent()] == [1, 2, 3, 4, 5]
+def test_a_leader_is_sent_each_batch_once_and_a_new_one_all_again(pending: PendingProposals) -> None:
+    assert pending.has_unsent(FIRST)
+    assert [batch.sequence for batch in pending.take_unsent()] == [1, 2, 3, 4]
+    assert not pending.has_unsent(FIRST)
+    assert pending.add([]) == 5
+    assert pending.has_unsent(FIRST)
+    assert [batch.sequence for batch in pending.take_unsent()] == [5]
+    assert pending.has_unsent(SECOND)
+    assert [batch.sequence for batch in pending.take_unsent()] == [1, 2, 3, 4, 5]
 
 
-def test_a_new_link_to_the_leader_gets_all_again(submissions: PendingSubmissions) -> None:
-    wire(submissions, FIRST)
-    submissions.link_is_new("n2")
-    assert not submissions.has_unsent(FIRST)
-    submissions.link_is_new("n1")
-    assert submissions.has_unsent(FIRST)
+def test_a_new_link_to_the_leader_gets_all_again(pending: PendingProposals) -> None:
+    wire(pending, FIRST)
+    pending.mark_unsent("n2")
+    assert not pending.has_unsent(FIRST)
+    pending.mark_unsent("n1")
+    assert pending.has_unsent(FIRST)
 
 
-def test_what_is_applied_is_not_sent(submissions: PendingSubmissions) -> None:
-    size = submissions.pending_bytes
-    submissions.applied(2)
-    assert (len(submissions), submissions.pending_bytes) == (2, size // 2)
-    assert submissions.has_unsent(FIRST)
-    submissions.applied(3)  # a batch that the leader before had proposed
-    assert submissions.has_unsent(FIRST)
-    assert [batch.sequence for batch in submissions.take_unsent()] == [4]
-    submissions.applied(4)
-    assert not submissions.has_unsent(FIRST)
+def test_what_is_applied_is_not_sent(pending: PendingProposals) -> None:
+    size = pending.pending_bytes
+    pending.applied(2)
+    assert (len(pending), pending.pending_bytes) == (2, size // 2)
+    assert pending.has_unsent(FIRST)
+    pending.applied(3)  # a batch that the leader before had proposed
+    assert pending.has_unsent(FIRST)
+    assert [batch.sequence for batch in pending.take_unsent()] == [4]
+    pending.applied(4)
+    assert not pending.has_unsent(FIRST)
 
 
-def test_what_is_sent_at_once_is_bounded(submissions: PendingSubmissions) -> None:
-    assert submissions.has_unsent(FIRST)
-    size = submissions.pending_bytes // 4
-    assert len(submissions.take_unsent(2 * size)) == 2
-    assert submissions.has_unsent(FIRST)
-    assert len(submissions.take_unsent(1)) == 1, "at least one"
+def test_what_is_sent_at_once_is_bounded(pending: PendingProposals) -> None:
+    assert pending.has_unsent(FIRST)
+    size = pending.pending_bytes // 4
+    assert len(pending.take_unsent(2 * size)) == 2
+    assert pending.has_unsent(FIRST)
+    assert len(pending.take_unsent(1)) == 1, "at least one"
 
 
-def test_another_incarnation_begins_with_nothing(submissions: PendingSubmissions) -> None:
-    submissions.begin(8)
-    assert (len(submissions), submissions.pending_bytes) == (0, 0)
-    assert not submissions.has_unsent(FIRST)
-    assert submissions.add([]) == 1
+def test_another_incarnation_begins_with_nothing(pending: PendingProposals) -> None:
+    pending.begin(8)
+    assert (len(pending), pending.pending_bytes) == (0, 0)
+    assert not pending.has_unsent(FIRST)
+    assert pending.add([]) == 1
 
 
-def test_a_leader_proposes_repeats_once(submissions: PendingSubmissions) -> None:
-    proposals = Proposals()
-    data = wire(submissions, FIRST)
-    proposals.take_in("n3", data)
-    proposals.take_in("n3", data)
+def test_a_leader_proposes_repeats_once(pending: PendingProposals) -> None:
+    proposals = ProposalQueue()
+    data = wire(pending, FIRST)
+    proposals.accept("n3", data)
+    proposals.accept("n3", data)
     assert proposed(proposals) == [("n3", number) for number in (1, 2, 3, 4)]
-    proposals.take_in("n3", data)
-    assert not proposals, "proposed already in this reign"
+    proposals.accept("n3", data)
+    assert not proposals, "proposed already in this leader_term"
     proposals.clear()
-    proposals.take_in("n3", data)
+    proposals.accept("n3", data)
     assert proposals
 
 
 def test_a_leader_proposes_what_comes_of_another_life_of_a_node_also_with_a_lower_number(
-    submissions: PendingSubmissions,
+    pending: PendingProposals,
 ) -> None:
     """What was taken in of the life before may never have come into the log (simulated: seed 20182)."""
-    proposals = Proposals()
-    proposals.take_in("n3", wire(submissions, FIRST))
-    submissions.begin(5)
-    submissions.add([])
-    proposals.take_in("n3", wire(submissions, FIRST))
+    proposals = ProposalQueue()
+    proposals.accept("n3", wire(pending, FIRST))
+    pending.begin(5)
+    pending.add([])
+    proposals.accept("n3", wire(pending, FIRST))
     assert proposed(proposals) == [("n3", number) for number in (1, 2, 3, 4, 1)]
 
 
-def test_a_node_forwards_for_itself_only(submissions: PendingSubmissions) -> None:
-    proposals = Proposals()
-    proposals.take_in("n4", wire(submissions, FIRST))
+def test_a_node_forwards_for_itself_only(pending: PendingProposals) -> None:
+    proposals = ProposalQueue()
+    proposals.accept("n4", wire(pending, FIRST))
     assert not proposals
 
 
-def test_a_malformed_forward_is_refused_as_a_whole(submissions: PendingSubmissions) -> None:
-    proposals = Proposals()
+def test_a_malformed_forward_is_refused_as_a_whole(pending: PendingProposals) -> None:
+    proposals = ProposalQueue()
     with pytest.raises(MalformedEntry):
-        proposals.take_in("n3", wire(submissions, FIRST)[:-1])
+        proposals.accept("n3", wire(pending, FIRST)[:-1])
     assert not proposals
 
 
-def test_an_entry_is_bounded(submissions: PendingSubmissions) -> None:
-    proposals = Proposals()
-    proposals.extend("n3", submissions.take_unsent() if submissions.has_unsent(FIRST) else [])
-    size = submissions.pending_bytes // 4
+def test_an_entry_is_bounded(pending: PendingProposals) -> None:
+    proposals = ProposalQueue()
+    proposals.extend("n3", pending.take_unsent() if pending.has_unsent(FIRST) else [])
+    size = pending.pending_bytes // 4
     assert len(proposals.next_entry(3 * size)) == 3
     assert len(proposals.next_entry(1)) == 1
     assert not proposals
 
 
 def test_incarnation_is_evicted_once() -> None:
-    proposals = Proposals()
+    proposals = ProposalQueue()
     assert proposals.evict("n2", 5)
     assert not proposals.evict("n2", 5)
     assert proposals.evict("n2", 6)
@@ -135,11 +135,11 @@ def test_incarnation_is_evicted_once() -> None:
 
 
 def test_what_an_entry_may_cost_is_bounded_by_what_its_batches_say() -> None:
-    proposals, submissions = Proposals(), PendingSubmissions("n1")
+    proposals, pending = ProposalQueue(), PendingProposals("n1")
     for weight in (0, 12, 8, 0, 1, 300, 20, 0):
-        submissions.add([b"x"], weight)
-    assert submissions.has_unsent(Reign("n1", 1))
-    proposals.extend("n1", submissions.take_unsent())
+        pending.add([b"x"], weight)
+    assert pending.has_unsent(LeaderTerm("n1", 1))
+    proposals.extend("n1", pending.take_unsent())
     entries: list[list[int]] = []
     while proposals:
         entries.append([batch.weight for batch in proposals.next_entry(10_000, 20)])
@@ -147,22 +147,22 @@ def test_what_an_entry_may_cost_is_bounded_by_what_its_batches_say() -> None:
 
 
 def forwarded(origin: str, sizes: list[int], weight: int = 0) -> bytes:
-    submissions = PendingSubmissions(origin)
+    pending = PendingProposals(origin)
     for size in sizes:
-        submissions.add([bytes(size)], weight)
-    return wire(submissions, FIRST)
+        pending.add([bytes(size)], weight)
+    return wire(pending, FIRST)
 
 
 @pytest.mark.parametrize("floods", [1, 6])
 def test_a_batch_waits_for_one_round_of_the_others_and_not_for_all_that_they_have_forwarded(
     floods: int,
 ) -> None:
-    proposals = Proposals()
+    proposals = ProposalQueue()
     for number in range(floods):
-        proposals.take_in(f"f{number}", forwarded(f"f{number}", [250_000] * 40))
+        proposals.accept(f"f{number}", forwarded(f"f{number}", [250_000] * 40))
     for _ in range(20):
         proposals.next_entry(1_000_000)
-    proposals.take_in("n9", forwarded("n9", [100]))
+    proposals.accept("n9", forwarded("n9", [100]))
     origins = [view.origin for view in batches_of(make_entry(0, proposals.next_entry(1_000_000)))]
     if "n9" not in origins:  # those that are as far and came before it
         origins += [view.origin for view in batches_of(make_entry(0, proposals.next_entry(1_000_000)))]
@@ -170,11 +170,11 @@ def test_a_batch_waits_for_one_round_of_the_others_and_not_for_all_that_they_hav
 
 
 def test_nodes_that_forward_more_than_there_is_room_for_have_equal_shares_of_it() -> None:
-    proposals = Proposals()
+    proposals = ProposalQueue()
     sizes = {"large": [600_000] * 20, "small": [1_000] * 12_000}
     for origin, each in sizes.items():
-        proposals.take_in(origin, forwarded(origin, each))
-    proposals.take_in("dear", forwarded("dear", [10] * 1_000, weight=5))
+        proposals.accept(origin, forwarded(origin, each))
+    proposals.accept("dear", forwarded("dear", [10] * 1_000, weight=5))
     shares = dict.fromkeys((*sizes, "dear"), 0.0)
     for _ in range(20):
         for view in batches_of(make_entry(0, proposals.next_entry(1_000_000, 15))):
@@ -183,11 +183,11 @@ def test_nodes_that_forward_more_than_there_is_room_for_have_equal_shares_of_it(
 
 
 def test_who_was_idle_has_saved_nothing_up() -> None:
-    proposals = Proposals()
-    proposals.take_in("busy", forwarded("busy", [250_000] * 80))
+    proposals = ProposalQueue()
+    proposals.accept("busy", forwarded("busy", [250_000] * 80))
     for _ in range(10):
         proposals.next_entry(1_000_000)
-    proposals.take_in("late", forwarded("late", [250_000] * 80))
+    proposals.accept("late", forwarded("late", [250_000] * 80))
     origins = [
         view.origin for _ in range(4) for view in batches_of(make_entry(0, proposals.next_entry(1_000_000)))
     ]

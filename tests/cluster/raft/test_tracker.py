@@ -48,7 +48,7 @@ def test_acknowledgements_to_an_earlier_leader_do_not_count() -> None:
     tracker = tracker_of("abc")
     peers = tracker.peers
     tracker.peers["b"].acknowledge(7)
-    tracker.begin_reign(20.0, 1)
+    tracker.reset_all(20.0, 1)
     assert peers is tracker.peers
     assert tracker.peers["b"].acknowledged == 0
     assert [known.heard_s for known in peers.values()] == [20.0, 20.0]

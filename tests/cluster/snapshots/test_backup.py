@@ -158,7 +158,7 @@ def test_without_a_majority_what_the_log_holds_beyond_what_is_applied_is_in_no_b
         if member is not leader:
             member.end()
     applied = leader.group.engine.applied_index
-    leader.runtime.enter(lambda: leader.group.submit([b"\x91\x01"]) and None)
+    leader.runtime.enter(lambda: leader.group.propose([b"\x91\x01"]) and None)
     trio.pass_ms(500)
     assert leader.group.journal.last_index > applied
     contents: list[Contents | None] = []

@@ -24,7 +24,16 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal, UnknownFormat
 from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.learner_pace import Pace
-from cluster.raft.messages import Fetch, Message, Offer, SnapshotChunk, Spoilt, Withdrawn, decode, encode
+from cluster.raft.messages import (
+    FetchChunk,
+    Message,
+    SnapshotChunk,
+    SnapshotDamaged,
+    SnapshotOffer,
+    SnapshotWithdrawn,
+    decode,
+    encode,
+)
 from cluster.raft.progress import Progress
 from cluster.snapshots.chunks import CHUNK_BYTES, IDLE_MAX_S
 from cluster.snapshots.receiver import PATIENCE_S, SPACE_PAUSE_MIN_S, Installable, SnapshotReceiver
@@ -216,20 +225,20 @@ class Transfer:
 
     def _receiver_gets(self, message: Message) -> None:
         match message:
-            case Offer():
+            case SnapshotOffer():
                 self.receiver.offered("sender", message)
             case SnapshotChunk():
                 self.receiver.chunk("sender", message)
-            case Withdrawn():
+            case SnapshotWithdrawn():
                 self.receiver.withdrawn("sender", message)
             case _:
                 raise AssertionError(message)
 
     def _sender_gets(self, message: Message) -> None:
         match message:
-            case Fetch():
+            case FetchChunk():
                 self.sender.fetch("receiver", message)
-            case Spoilt():
+            case SnapshotDamaged():
                 self.sender.spoilt("receiver", message)
             case _:
                 raise AssertionError(message)
@@ -243,8 +252,8 @@ class Transfer:
         self.world.now_s += 1.1
         self.sender.tick(cast("Any", self.engine))
 
-    def fetches(self) -> list[Fetch]:
-        return [message for message in self.sent if isinstance(message, Fetch)]
+    def fetches(self) -> list[FetchChunk]:
+        return [message for message in self.sent if isinstance(message, FetchChunk)]
 
     def _install(self, installable: Installable, state: Any) -> None:
         assert state == installable.checkpoint.body
@@ -279,8 +288,8 @@ class Transfer:
         """Until everything has arrived and is about to be moved."""
         self.world.run(lambda: self.receiver._transfer is not None and self.receiver._transfer.names != ())
 
-    def offer(self) -> Offer:
-        [offer] = [message for message in self.sent if isinstance(message, Offer)]
+    def offer(self) -> SnapshotOffer:
+        [offer] = [message for message in self.sent if isinstance(message, SnapshotOffer)]
         return offer
 
     def taking(self) -> Any:
@@ -398,7 +407,7 @@ def test_a_damaged_checkpoint_is_taken_anew_and_then_given(transfer: Transfer) -
     transfer.tick()
     transfer.world.run()
     assert (transfer.pins.renewed, transfer.installed, transfer.failures) == (1, [], [])
-    assert len([message for message in transfer.sent if isinstance(message, Offer)]) == 1
+    assert len([message for message in transfer.sent if isinstance(message, SnapshotOffer)]) == 1
     write_checkpoint(transfer.here.disk, directory.log, directory.identity, 160, 1, [STATE])
     transfer.pins.newest = CheckpointPosition(160, 1)
     transfer.begin()
@@ -460,7 +469,7 @@ def test_a_segment_that_a_conflicting_tail_has_cut_is_withdrawn(transfer: Transf
     transfer.here.journal.deleteEntriesFrom(end)
     transfer.here.journal.sync_now()
     transfer.world.run()
-    assert isinstance(transfer.sent[-1], Withdrawn)
+    assert isinstance(transfer.sent[-1], SnapshotWithdrawn)
     assert not transfer.failures
     assert not transfer.installed
     assert not transfer.pins.pinned
@@ -582,7 +591,7 @@ def test_what_is_not_needed_any_more_is_given_up(transfer: Transfer) -> None:
 
 
 def withdraw(transfer: Transfer) -> None:
-    transfer.receiver.withdrawn("sender", Withdrawn(transfer.taking().offer.snapshot))
+    transfer.receiver.withdrawn("sender", SnapshotWithdrawn(transfer.taking().offer.snapshot))
 
 
 def offer_another(transfer: Transfer) -> None:
@@ -689,8 +698,8 @@ def test_files_that_nobody_fetches_are_not_pinned_for_ever(transfer: Transfer) -
     transfer.tick()
     assert not transfer.pins.pinned
     transfer.is_up = True
-    transfer.sender.fetch("receiver", Fetch(1000, 0, 0, 10))
-    assert transfer.sent == [Withdrawn(1000)]
+    transfer.sender.fetch("receiver", FetchChunk(1000, 0, 0, 10))
+    assert transfer.sent == [SnapshotWithdrawn(1000)]
 
 
 def test_who_has_installed_one_and_is_still_behind_is_given_another(transfer: Transfer) -> None:
@@ -783,4 +792,4 @@ def test_a_crash_on_the_way_leaves_the_log_as_it_was(transfer: Transfer, events:
 def test_the_last_snapshot_of_a_node_whose_clock_is_centuries_ahead_can_be_offered() -> None:
     """Its number follows from the clock (simulated: seed 6675)."""
     number = (WALL_MAX_MS + INCARNATION_LEAP + 1 << SNAPSHOT_ID_BITS) - 1
-    assert decode(b"".join(encode(Withdrawn(number)))) == Withdrawn(number)
+    assert decode(b"".join(encode(SnapshotWithdrawn(number)))) == SnapshotWithdrawn(number)

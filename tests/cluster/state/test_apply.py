@@ -16,7 +16,7 @@ from cluster.configuration.configuration import (
     make_configuration,
 )
 from cluster.log.entry import make_batch, make_entry
-from cluster.raft.proposals import PendingSubmissions
+from cluster.raft.proposals import PendingProposals
 from cluster.state.apply import Applying
 from cluster.state.group_state import GroupState
 
@@ -67,7 +67,7 @@ def told(state: GroupState) -> Told:
 
 
 def test_a_version_is_that_of_the_entries_behind_the_one_that_tells_it(state: GroupState) -> None:
-    applying = Applying(state, PendingSubmissions("n9"))
+    applying = Applying(state, PendingProposals("n9"))
     applying.entry(2, entry_of("n1", 1))
     applying.entry(3, entry_of("n2", 1))
     applying.configuration(configuration(HIGH))  # n2 is no member by it, and is given up
@@ -81,7 +81,7 @@ def test_a_version_is_that_of_the_entries_behind_the_one_that_tells_it(state: Gr
 
 def test_a_state_that_is_loaded_tells_the_version_that_it_is_at(state: GroupState) -> None:
     before = state.freeze().dump()
-    Applying(state, PendingSubmissions("n9")).configuration(configuration(HIGH))
+    Applying(state, PendingProposals("n9")).configuration(configuration(HIGH))
     other = GroupState(Told())
     other.load(before)
     assert told(other).version == LOW
@@ -91,7 +91,7 @@ def test_a_state_that_is_loaded_tells_the_version_that_it_is_at(state: GroupStat
 
 def test_nothing_goes_by_a_version_that_the_program_cannot_run(state: GroupState) -> None:
     with pytest.raises(OtherVersion, match=f"at version {HIGH + 1} of the state, and this program can run"):
-        Applying(state, PendingSubmissions("n9")).configuration(configuration(HIGH + 1))
+        Applying(state, PendingProposals("n9")).configuration(configuration(HIGH + 1))
     with pytest.raises(OtherVersion):
         GroupState(Told()).load(state.freeze().dump())
 
@@ -100,7 +100,7 @@ def test_entries_of_an_earlier_version_than_any_that_the_program_can_run_are_not
     state: GroupState,
 ) -> None:
     """The first configuration tells what the log began with: nobody else can, if there is no checkpoint."""
-    applying = Applying(state, PendingSubmissions("n9"))
+    applying = Applying(state, PendingProposals("n9"))
     applying.entry(2, entry_of("n1", 1))
     with pytest.raises(OtherVersion, match=f"at version {LOW - 1} of the state, and this program can run"):
         applying.configuration(configuration(LOW))

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from cluster.raft.messages import ANSWER_BYTES_MAX, QUESTION_BYTES_MAX, Inquiry, InquiryAnswer, Message
+from cluster.raft.messages import ANSWER_BYTES_MAX, QUESTION_BYTES_MAX, Message, Query, QueryAnswer
 from cluster.transport.queries import Queries
 
 
@@ -27,9 +27,9 @@ class Nodes:
         while self.sent:
             sender, receiver, message = self.sent.pop(0)
             there = self.queries[receiver]
-            if isinstance(message, Inquiry):
+            if isinstance(message, Query):
                 there.inquired(sender, message)
-            elif isinstance(message, InquiryAnswer):
+            elif isinstance(message, QueryAnswer):
                 there.answered(sender, message)
 
 
@@ -64,7 +64,7 @@ def test_there_is_no_answer_once_the_link_is_lost_and_a_late_one_is_nobodys(node
     asking.ask("c", b"two", heard.append)
     asking.peer_lost("b")
     assert heard == [None]
-    asking.answered("b", InquiryAnswer(number, b"late"))
+    asking.answered("b", QueryAnswer(number, b"late"))
     nodes.deliver()
     assert heard == [None, b""]
 
@@ -74,7 +74,7 @@ def test_nobody_hears_the_answer_to_a_forgotten_question_nor_one_of_another_node
     asking = nodes.queries["a"]
     asking.forget(asking.ask("b", b"one", heard.append))
     number = asking.ask("b", b"two", heard.append)
-    asking.answered("c", InquiryAnswer(number, b"not asked"))
+    asking.answered("c", QueryAnswer(number, b"not asked"))
     assert heard == []
     nodes.deliver()
     assert heard == [b""]

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from cluster.raft.messages import Inquiry, InquiryAnswer
+from cluster.raft.messages import Query, QueryAnswer
 from cluster.transport.queries import Queries
 from qq.http.endpoints import tokens
 from qq.http.endpoints.tokens import TOKEN_LENGTH_MAX, Tokens, Vouched, WebSession
@@ -387,9 +387,9 @@ class Cluster:
 
     def _send(self, sender: str, receiver: str, message: Any) -> None:
         there = self._queries[receiver]
-        if isinstance(message, Inquiry):
+        if isinstance(message, Query):
             there.inquired(sender, message)
-        elif isinstance(message, InquiryAnswer):
+        elif isinstance(message, QueryAnswer):
             there.answered(sender, message)
 
 

@@ -10,7 +10,7 @@ from pamqp.common import FieldTable, FieldValue
 from pamqp.header import ContentHeader
 
 from qq.machine.catalog.vhost import ROUTES_WIDTH_MAX, VirtualHost
-from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX, LOOKED_MAX
+from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX, PASS_STEPS_MAX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.commands import (
     BindExchange,
@@ -264,7 +264,7 @@ def test_route_cost_of_dead_letters_counts_in_leader_and_apply() -> None:
         )
         for n in range(20)
     ]
-    costs = [machine.costs.of("n1", command) for command in commands]
+    costs = [machine.costs.steps("n1", command) for command in commands]
     assert min(costs) >= BATCH_STEPS_MAX
     machine.apply_batch("n1", 99, 0, driver.time_ms, batch(commands))
     machine.end_entry(driver.time_ms)
@@ -279,13 +279,13 @@ def test_values_within_routed_headers_count_as_cost() -> None:
         costs.begin_pass()
         voids: list[FieldValue] = [None] * inside
         values: list[FieldValue] = [{}, voids]
-        price = costs.of_content("/", "amq.headers", ("",), message({"t": values}))
+        price = costs.message_steps("/", "amq.headers", ("",), message({"t": values}))
         assert price is not None
         prices.append(price)
-        assert costs.looked_enough is (price > LOOKED_MAX)
+        assert costs.is_budget_spent is (price > PASS_STEPS_MAX)
     assert prices[1] == prices[0] + 200
     assert prices[2] == prices[0] + 20_000 > BATCH_STEPS_MAX
-    assert costs.of_content("/", "amq.headers", ("",), message({})) is None  # until the next pass
+    assert costs.message_steps("/", "amq.headers", ("",), message({})) is None  # until the next pass
 
 
 def message(headers: FieldTable) -> bytes:
@@ -310,8 +310,8 @@ def test_death_history_of_a_dead_letter_counts_as_cost() -> None:
         command = DeadLetter(
             "/", names[number], dying.number, dying.first, 1, "", "", [], [], "", 255, False, {}, {}
         )
-        prices.append(driver.machine.costs.of("n1", command))
-        assert driver.machine.costs.of("n1", command._replace(first=dying.first + 1)) == prices[0]
+        prices.append(driver.machine.costs.steps("n1", command))
+        assert driver.machine.costs.steps("n1", command._replace(first=dying.first + 1)) == prices[0]
         driver.apply(command)
     assert prices == sorted(prices)
     assert prices[99] > prices[0] + 50

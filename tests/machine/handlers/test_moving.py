@@ -448,7 +448,7 @@ def test_cost_of_a_move_step_is_that_of_its_pieces(driver: Driver) -> None:
     driver.apply(*(publish(1, priority=1) for _ in range(300)))
     driver.apply(MOVE)
     one, many = step(0, (0, 1)), step(0, *((at, 1) for at in range(250)))
-    assert driver.machine.costs.of("n1", one) < driver.machine.costs.of("n1", many) < 5_000
+    assert driver.machine.costs.steps("n1", one) < driver.machine.costs.steps("n1", many) < 5_000
 
 
 def test_move_step_above_the_limit_continues_in_the_next(

@@ -17,8 +17,8 @@ from qq.machine.policy.policies import (
     check_version,
     effective_definition,
 )
-from qq.machine.protocol.arguments import CLASSIC, QUORUM
 from qq.machine.protocol.commands import PutPolicy
+from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.machine.protocol.work_meter import Work
 from tests.machine.machine_driver import Driver
 

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qq.machine.policy.policies import InvalidPolicy, Policy, check_policy
-from qq.machine.policy.settings import (
-    ConsumerSettings,
+from qq.machine.policy.queue_options import (
+    QUEUE_OPTIONS,
     DeadLetterStrategy,
     Overflow,
     QueueSettings,
     RetryType,
-    consumer_settings_of,
-    settings_of,
 )
-from qq.machine.protocol.arguments import CLASSIC, EXPIRY_MAX_MS, QUORUM
+from qq.machine.policy.settings import ConsumerSettings, consumer_settings_of, settings_of
+from qq.machine.policy.value_checks import EXPIRY_MAX_MS
+from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.stored.properties import NO_PRIORITY
 
 
@@ -342,6 +342,11 @@ def accepted(definition: dict[str, Any], *, operator: bool) -> Policy | None:
             continue
         single[key] = value
     return Policy("p", "", single, 0, "all", operator) if single else None
+
+
+def test_each_setting_is_determined_by_a_queue_option() -> None:
+    assert {rule.setting for option in QUEUE_OPTIONS for rule in option.rules} == set(QueueSettings._fields)
+    assert len({option.name for option in QUEUE_OPTIONS}) == len(QUEUE_OPTIONS)
 
 
 @given(st.sampled_from([CLASSIC, QUORUM]), tables, tables, tables)

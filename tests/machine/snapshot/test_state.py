@@ -9,7 +9,6 @@ import msgpack
 import pytest
 
 from qq.machine.catalog.reply_names import REPLY_PREFIX
-from qq.machine.protocol.arguments import CLASSIC, QUORUM
 from qq.machine.protocol.commands import (
     BindQueue,
     Cancel,
@@ -42,6 +41,7 @@ from qq.machine.protocol.effects import (
     Reply,
     Result,
 )
+from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue.runs import _WORDS
 from qq.machine.snapshot.state import _PIECE_BYTES

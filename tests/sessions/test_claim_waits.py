@@ -9,7 +9,7 @@ import pytest
 from pamqp import commands
 
 from qq.machine.protocol.commands import Connect, DeclareQueue, OpenChannel, SetUserLimits, SetVhostLimits
-from qq.sessions.verdicts import LOOK_S, WAIT_MAX_S, Verdicts
+from qq.sessions.claim_waits import CHECK_S, WAIT_MAX_S, ClaimWaits
 from tests.harness.lone_broker import LoneBroker, LoneGroup
 from tests.harness.raw_client import RawClient
 
@@ -179,17 +179,19 @@ class Busy:
             call()
 
 
-def test_thousands_that_wait_for_a_verdict_leave_the_node_its_time() -> None:
+def test_thousands_of_waiting_commands_leave_the_loop_idle() -> None:
     busy: Any = Busy()
-    verdicts, submitted = Verdicts("n1", busy, busy.undecided, busy), list[int]()
+    claim_waits, submitted = ClaimWaits("n1", busy, busy.undecided, busy), list[int]()
     for number in range(3_000):
-        assert not verdicts.when_known(Connect(number, "/", "u"), "/", lambda at=number: submitted.append(at))
+        assert not claim_waits.submit_when_free(
+            Connect(number, "/", "u"), "/", lambda at=number: submitted.append(at)
+        )
     begun_s = busy.now_s
     busy.go_on(begun_s + 1.0)
     assert not submitted
     assert busy.idle_s > 0.8
     busy.nodes = ()
-    busy.go_on(busy.now_s + 5 * LOOK_S)
+    busy.go_on(busy.now_s + 5 * CHECK_S)
     assert sorted(submitted) == list(range(3_000))
     assert not busy.timers
 
@@ -197,10 +199,10 @@ def test_thousands_that_wait_for_a_verdict_leave_the_node_its_time() -> None:
 def test_no_command_waits_for_ever() -> None:
     """Without a majority, claims of a node that was given up end never."""
     busy: Any = Busy()
-    verdicts, submitted = Verdicts("n1", busy, busy.undecided, busy), list[float]()
+    claim_waits, submitted = ClaimWaits("n1", busy, busy.undecided, busy), list[float]()
     for number in range(3):
         command = Connect(number, "/", "u")
-        assert not verdicts.when_known(command, "/", lambda: submitted.append(busy.now_s))
+        assert not claim_waits.submit_when_free(command, "/", lambda: submitted.append(busy.now_s))
     busy.go_on(2 * WAIT_MAX_S)
     assert len(submitted) == 3
     assert all(WAIT_MAX_S <= submitted_s < WAIT_MAX_S + 0.1 for submitted_s in submitted)

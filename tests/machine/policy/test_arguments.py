@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.machine.protocol.arguments import (
-    CLASSIC,
-    EXPIRY_MAX_MS,
-    QUORUM,
+from qq.machine.policy.arguments import (
     check_consumer_arguments,
     check_equivalent_queue_arguments,
     check_exchange_argument,
     check_queue_arguments,
     queue_kind,
 )
+from qq.machine.policy.value_checks import EXPIRY_MAX_MS
+from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.machine.protocol.refusals import Refused
+from qq.machine.protocol.versions import VERSIONS
 
+VERSION = VERSIONS[1]
 HERE = "for queue 'q' in vhost '/'"
 
 
@@ -63,7 +64,10 @@ def complaint(check: Any, *arguments: Any) -> str | None:
 )
 @pytest.mark.parametrize("kind", [CLASSIC, QUORUM])
 def test_a_wrong_value_is_refused_for_every_kind(kind: str, key: str, value: Any, wrong: str) -> None:
-    assert complaint(check_queue_arguments, kind, {key: value}) == f"invalid arg '{key}' {HERE}: {wrong}"
+    assert (
+        complaint(check_queue_arguments, kind, {key: value}, VERSION)
+        == f"invalid arg '{key}' {HERE}: {wrong}"
+    )
 
 
 def test_wrong_exchange_argument_has_its_own_text() -> None:
@@ -91,7 +95,10 @@ def test_wrong_exchange_argument_has_its_own_text() -> None:
     ],
 )
 def test_a_wrong_value_is_refused_for_quorum_queues(key: str, value: Any, wrong: str) -> None:
-    assert complaint(check_queue_arguments, QUORUM, {key: value}) == f"invalid arg '{key}' {HERE}: {wrong}"
+    assert (
+        complaint(check_queue_arguments, QUORUM, {key: value}, VERSION)
+        == f"invalid arg '{key}' {HERE}: {wrong}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +111,10 @@ def test_a_wrong_value_is_refused_for_quorum_queues(key: str, value: Any, wrong:
     ],
 )
 def test_a_wrong_value_is_refused_for_classic_queues(key: str, value: Any, wrong: str) -> None:
-    assert complaint(check_queue_arguments, CLASSIC, {key: value}) == f"invalid arg '{key}' {HERE}: {wrong}"
+    assert (
+        complaint(check_queue_arguments, CLASSIC, {key: value}, VERSION)
+        == f"invalid arg '{key}' {HERE}: {wrong}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +141,7 @@ def test_a_wrong_value_is_refused_for_classic_queues(key: str, value: Any, wrong
 def test_argument_of_an_unrelated_queue_type_is_refused(kind: str, module: str, keys: list[str]) -> None:
     for key in keys:
         text = f"invalid arg '{key}' {HERE} of queue type {module}"
-        assert complaint(check_queue_arguments, kind, {key: 1}) == text
+        assert complaint(check_queue_arguments, kind, {key: 1}, VERSION) == text
 
 
 @pytest.mark.parametrize(
@@ -152,7 +162,7 @@ def test_argument_of_an_unrelated_queue_type_is_refused(kind: str, module: str, 
     ],
 )
 def test_valid_argument_is_accepted(kind: str, arguments: dict[str, Any]) -> None:
-    assert complaint(check_queue_arguments, kind, arguments) is None
+    assert complaint(check_queue_arguments, kind, arguments, VERSION) is None
 
 
 def test_the_type_of_a_queue_is_classic_or_quorum() -> None:
@@ -246,7 +256,7 @@ def test_a_declaration_must_repeat_the_arguments_that_matter(
     current: dict[str, Any], received: dict[str, Any], difference: str | None
 ) -> None:
     text = None if difference is None else f"inequivalent arg {difference.format(HERE)}"
-    assert complaint(check_equivalent_queue_arguments, QUORUM, current, received) == text
+    assert complaint(check_equivalent_queue_arguments, QUORUM, current, received, VERSION) == text
 
 
 values = st.one_of(
@@ -298,6 +308,6 @@ def test_any_argument_table_is_accepted_or_refused(
     kind: str, table: dict[str, Any], other: dict[str, Any]
 ) -> None:
     complaint(queue_kind, table)
-    complaint(check_queue_arguments, kind, table)
+    complaint(check_queue_arguments, kind, table, VERSION)
     complaint(check_consumer_arguments, kind, table, 9)
-    complaint(check_equivalent_queue_arguments, kind, table, other)
+    complaint(check_equivalent_queue_arguments, kind, table, other, VERSION)
