@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.configuration.configuration import Versions
 from cluster.configuration.history import Configurations
 from cluster.engine.rejoin import Recovery
+from cluster.group.clock_log import ClockLog
 from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
@@ -158,7 +159,9 @@ class Bootstrap:
         name, runtime = self.config.name, self._runtime
         clocks, now_s = self.configurations.newest.clocks(name, member_id), runtime.monotonic()
         wall_ms = bounded(runtime.wall_ms())
-        return ClusterClock(name, clocks, self._state.time_ms, wall_ms, now_s, self.config.clock_patience_s)
+        return ClusterClock(
+            ClockLog(name), clocks, self._state.time_ms, wall_ms, now_s, self.config.clock_patience_s
+        )
 
     def _begin_housekeeping(
         self, checkpoint: Checkpoint | None, needed_from: Callable[[], int | None]

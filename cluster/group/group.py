@@ -329,7 +329,7 @@ class Group:
 
     def _tell_status(self) -> None:
         if self._turns.is_on:
-            self._clock.look(bounded(self._runtime.wall_ms()), self._runtime.monotonic())
+            self._clock.add_reading(bounded(self._runtime.wall_ms()), self._runtime.monotonic())
             self._discovery.look(self._runtime.monotonic())
             if self.engine.is_leader:
                 self.leadership.leave_if_apart()
@@ -412,7 +412,7 @@ class Group:
                     self.stopping.removed()
             else:
                 outcome = self._applying.entry(index, payload)
-            self._clock.follow(self._state.time_ms, begun_s)
+            self._clock.advance_to(self._state.time_ms, begun_s)
             if self._outages.gap is not None:
                 self._outages.applied(index, self._state.time_ms)
         except BaseException as error:

@@ -204,7 +204,7 @@ class Inbox:
             if status.standing != Standing.VOTER:
                 self._engine.peer_has_lost(peer, status.last_index)
             if peer in voters:
-                self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
+                self._clock.add_peer_reading(peer, status.steady_ms, self._runtime.monotonic())
             self._recovery.heard(peer, status, awake_s)
         elif peer in voters and self._linked.is_member_by_latest(peer):
             self._recovery.heard(peer, status, awake_s)

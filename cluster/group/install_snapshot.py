@@ -77,7 +77,7 @@ class SnapshotInstaller:
             self._stopping.foreign_log(error)
             return
         self._state.adopt(state)
-        self._clock.follow(self._state.time_ms, self._runtime.monotonic())
+        self._clock.advance_to(self._state.time_ms, self._runtime.monotonic())
         self._journal.adopt(installable.segments, installable.runs)
         self._find_configurations(checkpoint.index)
         self._engine.installed(checkpoint.index)

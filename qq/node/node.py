@@ -26,10 +26,12 @@ from cluster.storage.identity import ForeignDirectory
 from cluster.transport.peer_links import PeerLinks
 from qq.amqp_server import in_process_clients
 from qq.amqp_server.channel.channel import Channel
-from qq.amqp_server.listener import AmqpPort, Tls
-from qq.amqp_server.partial_messages import SHARE, PartialMessages
-from qq.amqp_server.server import AmqpServer, connection_log
+from qq.amqp_server.connection import ClientConnection
+from qq.amqp_server.server import AmqpServer
 from qq.amqp_server.traced import TracedChannel
+from qq.client_sockets.listener import ClientPort, Tls
+from qq.client_sockets.partial_messages import SHARE, PartialMessages
+from qq.client_sockets.shared import ClientSockets, connection_log
 from qq.errors import StartError
 from qq.http.view import Product
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
@@ -159,9 +161,9 @@ class Node:
 
         await self.maintenance.watch(open_ports, close_ports)
 
-    async def _listen(self) -> list[AmqpPort]:
+    async def _listen(self) -> list[ClientPort]:
         config, address, contexts = self.config, self.config.address, self.files.client_tls
-        ports: list[AmqpPort] = []
+        ports: list[ClientPort] = []
         if config.tls is not None and contexts is not None and address.amqps_port is not None:
             name_in = partial(tls.name_in, login_from=config.tls.cert_login_from)
             speaks_tls = Tls(lambda: contexts.current, name_in)
@@ -169,10 +171,12 @@ class Node:
         ports.append(await self._listen_on(config.amqp_host, address.amqp_port))
         return ports
 
-    async def _listen_on(self, host: str, port: int, speaks_tls: Tls | None = None) -> AmqpPort:
+    async def _listen_on(self, host: str, port: int, speaks_tls: Tls | None = None) -> ClientPort:
         what = "AMQP" if speaks_tls is None else "AMQP over TLS"
         proxies = [ip_network(network) for network in self.config.proxy_protocol_from]
-        listener = AmqpPort(self.amqp_server, speaks_tls, proxies)
+        listener = ClientPort(
+            self.amqp_server.sockets, partial(ClientConnection, self.amqp_server), speaks_tls, proxies
+        )
         try:
             await listener.listen(host, port)
         except OSError as error:
@@ -230,16 +234,15 @@ async def start(
     await _start(links, config)
 
     make_channel = Channel if tracer is None else partial(TracedChannel, tracer)
-    amqp_log = connection_log()
+    throttled_log = connection_log()
     slots = ConnectionSlots(
         SlotLimits(shares.strangers, shares.clients, quick_max=shares.strangers // QUICK_SHARE),
-        throttled_log=amqp_log,
+        throttled_log=throttled_log,
     )
     memory = MemoryWatch(config.limits, group, runtime)
     partial_messages = PartialMessages(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
-    amqp_server = AmqpServer(
-        broker, parts.amqp_settings(config), slots, amqp_log, partial_messages, make_channel
-    )
+    sockets = ClientSockets(slots, throttled_log, partial_messages, config.limits)
+    amqp_server = AmqpServer(broker, parts.amqp_settings(config), sockets, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)
     own = OwnNode(
         data_dir=str(config.data_dir.absolute()),

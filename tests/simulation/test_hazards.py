@@ -589,8 +589,8 @@ def let_clocks_jump(_checks: Checks, _time_ms: int) -> None:
 
 
 def believe_one_peer(clock: ClusterClock, _peer: str, steady_ms: int, now_s: float) -> None:
-    """In place of `ClusterClock.hear`: no majority is asked."""
-    clock.follow(steady_ms, now_s)
+    """In place of `ClusterClock.add_peer_reading`: no majority is asked."""
+    clock.advance_to(steady_ms, now_s)
 
 
 def take_dying_whatever_is_meant(queue: Queue, first: int, count: int) -> list[Dying]:
@@ -906,7 +906,7 @@ HAZARDS = [
         CLOCK_JUMPS,
         10,
         "ahead of the clocks of any majority",
-        ("cluster.raft.cluster_clock.ClusterClock.hear", believe_one_peer),
+        ("cluster.raft.cluster_clock.ClusterClock.add_peer_reading", believe_one_peer),
         shown_by=26,
     ),
     Hazard(

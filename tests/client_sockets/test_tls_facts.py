@@ -7,7 +7,7 @@ import ssl
 
 import trustme
 
-from qq.amqp_server.tls_facts import tls_facts
+from qq.client_sockets.tls_facts import tls_facts
 
 
 def handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLObject:

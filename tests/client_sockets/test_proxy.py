@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from qq.amqp_server.proxy import V1_BYTES_MAX, V2_BODY_BYTES_MAX, ProxyError, ProxyHeader, Source
+from qq.client_sockets.proxy import V1_BYTES_MAX, V2_BODY_BYTES_MAX, ProxyError, ProxyHeader, Source
 from tests.harness.lone_broker import LoneBroker
 from tests.harness.raw_client import HEADER, RawClient
 

@@ -17,8 +17,8 @@ from pamqp import commands
 
 from qq.amqp.connection import Phase, Settings
 from qq.amqp.encoding import HEARTBEAT
-from qq.amqp_server import partial_messages as partial_messages_module
-from qq.amqp_server.partial_messages import (
+from qq.client_sockets import partial_messages as partial_messages_module
+from qq.client_sockets.partial_messages import (
     CHECK_S,
     FIRST_CHECK_S,
     PATIENT_CHECK_S,
@@ -344,7 +344,7 @@ def begun(
 def waiting(broker: LoneBroker) -> int:
     """How many connections wait for others to finish their messages."""
     return broker.call(
-        lambda: sum(broker.server.partial_messages.waits(each) for each in _connections(broker))
+        lambda: sum(broker.server.sockets.partial_messages.waits(each) for each in _connections(broker))
     )
 
 
@@ -405,7 +405,7 @@ def test_unfinished_messages_are_bounded_by_dropping_clients(monkeypatch: pytest
 
 def test_connection_that_is_shut_down_holds_no_slot() -> None:
     with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, 3):
-        partial_messages = broker.server.partial_messages
+        partial_messages = broker.server.sockets.partial_messages
 
         def turn() -> list[bool]:
             return [partial_messages.has_turn(each) for each in _connections(broker)]
@@ -418,7 +418,7 @@ def test_connection_that_is_shut_down_holds_no_slot() -> None:
 def test_closed_channel_frees_its_unfinished_message() -> None:
     """The broker closes a channel for what it was asked before, when the next message has begun to come."""
     with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, 3) as clients:
-        partial_messages = broker.server.partial_messages
+        partial_messages = broker.server.sockets.partial_messages
 
         def close_one() -> None:
             connection = next(each for each in _connections(broker) if partial_messages.waits(each))

@@ -1,4 +1,4 @@
-"""The AMQP ports: accept connections, read a proxy's header, and do the TLS handshake before AMQP begins.
+"""The ports for clients: accept connections, read a proxy's header, and do the TLS handshake before the protocol.
 
 Invariant: a connection counts as unauthenticated from the accepted socket to its login, in every phase between. A PROXY
 header is read and believed only from proxies that the configuration names.
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cluster.net.acceptor import accept_all, begin, listen_on, readable
 from cluster.net.connection_slots import Stage
 from cluster.net.work_rate import WorkRate
-from qq.amqp_server.connection import ClientConnection, Peer
-from qq.amqp_server.proxy import ProxyError, ProxyHeader, Source
+from qq.client_sockets.proxy import ProxyError, ProxyHeader, Source
+from qq.client_sockets.shared import Peer
 
 if TYPE_CHECKING:
     import socket
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network
 
     from cluster.net.connection_slots import Slot
-    from qq.amqp_server.server import AmqpServer
+    from qq.client_sockets.shared import ClientSockets
+
+    CertificateName = Callable[[Mapping[str, Any]], str | None]
+    """Returns the user name in a client's verified certificate; None if it contains no name."""
+    MakeConnection = Callable[[Peer, Slot, CertificateName | None], asyncio.Protocol]
+    """Makes the connection of a protocol, which releases the slot. Without TLS, the last argument is None."""
 
 log = logging.getLogger(__name__)
 
@@ -43,18 +48,22 @@ class Tls(NamedTuple):
 
     context: Callable[[], ssl.SSLContext]
     """Returns the TLS context, with the newest certificate, for a connection that begins now."""
-    certificate_name: Callable[[Mapping[str, Any]], str | None]
-    """Returns the user name in a client's verified certificate; None if it contains no name."""
+    certificate_name: CertificateName
 
 
-class AmqpPort:
+class ClientPort:
     """Listens on an address."""
 
     def __init__(
-        self, server: AmqpServer, tls: Tls | None = None, proxies: Sequence[IPv4Network | IPv6Network] = ()
+        self,
+        sockets: ClientSockets,
+        make_connection: MakeConnection,
+        tls: Tls | None = None,
+        proxies: Sequence[IPv4Network | IPv6Network] = (),
     ) -> None:
         """Create a port. Connections from the networks of `proxies` must begin with a PROXY protocol header."""
-        self._server = server
+        self._sockets = sockets
+        self._make_connection = make_connection
         self._tls = tls
         self._proxies = proxies
         self._tls_rate = WorkRate(TLS_PER_S, TLS_AT_ONCE)
@@ -78,20 +87,20 @@ class AmqpPort:
                     self._take(sock, Source(*address[:2]), beginnings)
 
                 for listener in self._listeners:
-                    accepting.create_task(accept_all(listener, take, self._server.throttled_log, "client"))
+                    accepting.create_task(accept_all(listener, take, self._sockets.throttled_log, "client"))
         finally:
             for listener in self._listeners:
                 listener.close()
 
     def _take(self, sock: socket.socket, source: Source, beginnings: asyncio.TaskGroup) -> None:
-        slot = self._server.slots.take(source.host)
+        slot = self._sockets.slots.take(source.host)
         if slot is None:
             sock.close()
             return
         begin(beginnings.create_task(self._begin(sock, source, slot)), sock, slot)
 
     async def _begin(self, sock: socket.socket, source: Source, slot: Slot) -> None:
-        peer = await self._first_heard(sock, source, slot)
+        peer = await self._await_begin(sock, source, slot)
         if peer is None:
             sock.close()
             slot.release()
@@ -99,21 +108,17 @@ class AmqpPort:
         try:
             # From here on the transport owns the socket.
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: ClientConnection(
-                    self._server, peer, slot, self._tls.certificate_name if self._tls else None
-                ),
+                lambda: self._make_connection(peer, slot, self._tls.certificate_name if self._tls else None),
                 sock,
                 ssl=self._tls.context() if self._tls else None,
-                ssl_handshake_timeout=self._server.broker.limits.tls_handshake_timeout_s
-                if self._tls
-                else None,
+                ssl_handshake_timeout=self._sockets.limits.tls_handshake_timeout_s if self._tls else None,
                 ssl_shutdown_timeout=GOODBYE_S if self._tls else None,
             )
         except OSError as error:  # also TimeoutError and ssl.SSLError
-            self._complain(peer, str(error) or type(error).__name__)
+            self._log_failure(peer, str(error) or type(error).__name__)
             slot.release()
 
-    async def _first_heard(self, sock: socket.socket, source: Source, slot: Slot) -> Peer | None:
+    async def _await_begin(self, sock: socket.socket, source: Source, slot: Slot) -> Peer | None:
         """Read a proxy's header and wait for TLS to begin, if due. Return the client's address, or None to drop it."""
         peer = Peer(source.host, source.port)
         try:
@@ -124,23 +129,23 @@ class AmqpPort:
             if self._tls:
                 # The state of a TLS connection takes ten times the memory of the rest, so it is allocated when the
                 # client sends.
-                async with asyncio.timeout(self._server.broker.limits.tls_handshake_timeout_s):
+                async with asyncio.timeout(self._sockets.limits.tls_handshake_timeout_s):
                     await readable(sock)
                 await self._tls_rate.wait(slot.source)
                 slot.step(Stage.TLS_BEGUN)
         except ProxyError as error:
-            self._server.throttled_log.warning(
+            self._sockets.throttled_log.warning(
                 "proxy", f"a connection from {source.host} is dropped: {error}"
             )
             return None
         except TimeoutError:
-            self._complain(peer, "nothing has come in time")
+            self._log_failure(peer, "nothing has come in time")
             return None
         return peer
 
-    def _complain(self, peer: Peer, why: str) -> None:
+    def _log_failure(self, peer: Peer, why: str) -> None:
         what = "TLS handshake" if self._tls else "connection"
-        self._server.throttled_log.warning("begin", f"the {what} with {peer.host} failed: {why}")
+        self._sockets.throttled_log.warning("begin", f"the {what} with {peer.host} failed: {why}")
 
     def _is_proxy(self, host: str) -> bool:
         if not self._proxies:
@@ -154,7 +159,7 @@ class AmqpPort:
         """Read the proxy's header, and return the client's address. Raises ProxyError."""
         header = ProxyHeader()
         try:
-            async with asyncio.timeout(self._server.broker.limits.handshake_timeout_s):
+            async with asyncio.timeout(self._sockets.limits.handshake_timeout_s):
                 while header.wanted:
                     await _receive(sock, header)
         except TimeoutError:
