@@ -56,7 +56,7 @@ def unknown_outcomes_either_way(story: Story) -> None:
 
 
 @healthy
-def refused_and_gone(story: Story) -> None:
+def refused_and_not_delivered(story: Story) -> None:
     story.queue()
     story.publish(1, "fail")
     story.publish(2)
@@ -130,7 +130,7 @@ def order_holds_within_a_consumer_only(story: Story) -> None:
 
 
 @healthy
-def another_consumer_had_asked_before(story: Story) -> None:
+def earlier_consumer_is_delivered_last(story: Story) -> None:
     """What was sent to it first may be seen last."""
     story.queue()
     story.connect("con-1#1")
@@ -143,7 +143,7 @@ def another_consumer_had_asked_before(story: Story) -> None:
 
 
 @healthy
-def another_consumer_asks_and_gets_what_has_no_place_in_the_order(story: Story) -> None:
+def later_consumer_gets_redeliveries_and_concurrent_publishes(story: Story) -> None:
     """Neither what comes again nor what was under way at the same time."""
     story.queue()
     story.publish(1)
@@ -158,7 +158,7 @@ def another_consumer_asks_and_gets_what_has_no_place_in_the_order(story: Story) 
 
 
 @healthy
-def a_priority_overtakes_another_for_another_consumer(story: Story) -> None:
+def higher_priority_overtakes_at_a_second_consumer(story: Story) -> None:
     story.queue(priorities=True)
     story.publish(1, priority=0)
     story.publish(2, priority=9)
@@ -168,7 +168,7 @@ def a_priority_overtakes_another_for_another_consumer(story: Story) -> None:
 
 
 @healthy
-def a_priority_overtakes_another(story: Story) -> None:
+def higher_priority_overtakes(story: Story) -> None:
     story.queue(priorities=True)
     story.publish(1, priority=0)
     story.publish(2, priority=9)
@@ -241,7 +241,7 @@ def purged_in_vain_or_too_early(story: Story) -> None:
 
 
 @healthy
-def deleted_and_filled_anew(story: Story) -> None:
+def deleted_redeclared_and_filled(story: Story) -> None:
     story.queue()
     story.publish(1)
     story.call("delete", "admin#1", queue=story.name)
@@ -333,7 +333,7 @@ def dead_letters_are_purged_further_on(story: Story) -> None:
 
 
 @healthy
-def dead_letters_stay_where_nobody_empties(story: Story) -> None:
+def dead_letters_stay_in_an_undrained_queue(story: Story) -> None:
     target = story.queue("-target", drained=False)
     story.queue(dead_letters_to=target)
     story.publish(1)
@@ -343,7 +343,7 @@ def dead_letters_stay_where_nobody_empties(story: Story) -> None:
 
 
 @healthy
-def dead_letters_that_nobody_must_settle(story: Story) -> None:
+def dead_letters_delivered_and_not_settled(story: Story) -> None:
     target = story.queue("-target")
     story.queue(dead_letters_to=target)
     story.publish(1)
@@ -459,7 +459,7 @@ def acknowledged_in_a_commit_that_leaves_no_trace(story: Story) -> None:
 
 
 @healthy
-def one_consumer_after_the_other(story: Story) -> None:
+def single_active_consumers_in_turn(story: Story) -> None:
     story.queue(single_active=True)
     for number in range(1, 9):
         story.publish(number)
@@ -472,7 +472,7 @@ def one_consumer_after_the_other(story: Story) -> None:
 
 
 @healthy
-def one_consumer_hears_late(story: Story) -> None:
+def single_active_delivery_recorded_late(story: Story) -> None:
     """What was sent to the first one while it was the active one comes when the other one is."""
     story.queue(single_active=True)
     for number in (1, 2, 3):
@@ -545,7 +545,7 @@ def seen_and_never_settled(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def acknowledgement_rolled_back_and_gone(story: Story) -> dict[str, list[Row]]:
+def acknowledgement_rolled_back_and_lost(story: Story) -> dict[str, list[Row]]:
     story.queue()
     row = story.publish(1)
     story.publish(2)
@@ -564,7 +564,7 @@ def dropped_and_not_dead_lettered(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def deleted_and_back_for_who_deleted_it(story: Story) -> dict[str, list[Row]]:
+def deleted_and_delivered_to_its_deleter(story: Story) -> dict[str, list[Row]]:
     story.queue()
     story.publish(1)
     story.call("delete", "admin#1", queue=story.name)
@@ -602,7 +602,7 @@ def never_published(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def published_to_another_queue(story: Story) -> dict[str, list[Row]]:
+def delivered_from_the_wrong_queue(story: Story) -> dict[str, list[Row]]:
     story.queue()
     other = story.queue("-other")
     story.publish(1)
@@ -611,7 +611,7 @@ def published_to_another_queue(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def refused_and_there(story: Story) -> dict[str, list[Row]]:
+def refused_and_delivered(story: Story) -> dict[str, list[Row]]:
     story.queue()
     story.publish(1, "fail")
     return {"phantom": [story.take(1)]}
@@ -700,7 +700,7 @@ def overtaken_within_a_priority(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def overtaken_on_a_connection_that_was_asked_for_later(story: Story) -> dict[str, list[Row]]:
+def overtaken_on_a_later_connection(story: Story) -> dict[str, list[Row]]:
     story.queue()
     story.publish(1)
     story.publish(2)
@@ -710,7 +710,7 @@ def overtaken_on_a_connection_that_was_asked_for_later(story: Story) -> dict[str
 
 
 @planted
-def overtaken_by_a_consumer_that_asked_earlier(story: Story) -> dict[str, list[Row]]:
+def overtaken_by_an_earlier_consumer(story: Story) -> dict[str, list[Row]]:
     story.queue()
     story.connect("con-2#1")
     story.publish(1)
@@ -748,7 +748,7 @@ def served_by_turns(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def another_one_between(story: Story) -> dict[str, list[Row]]:
+def second_consumer_between_by_number(story: Story) -> dict[str, list[Row]]:
     """By their numbers: all three were in the queue before."""
     story.queue(single_active=True)
     for number in (1, 2, 3):
@@ -760,7 +760,7 @@ def another_one_between(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def another_one_meanwhile(story: Story) -> dict[str, list[Row]]:
+def second_consumer_between_by_time(story: Story) -> dict[str, list[Row]]:
     """By the time: it is a redelivery, which has no place among the numbers."""
     story.queue(single_active=True)
     story.publish(1)
@@ -786,7 +786,7 @@ def committed_and_not_whole(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def rolled_back_and_there(story: Story) -> dict[str, list[Row]]:
+def rolled_back_and_delivered(story: Story) -> dict[str, list[Row]]:
     story.queue()
     story.publish(1, "fail", tx=f"{story.name}/tx")
     story.call("tx_rollback", "pub#1", tx=f"{story.name}/tx")
@@ -795,7 +795,7 @@ def rolled_back_and_there(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def never_committed_and_there(story: Story) -> dict[str, list[Row]]:
+def uncommitted_and_delivered(story: Story) -> dict[str, list[Row]]:
     story.queue()
     story.publish(1, "fail", tx=f"{story.name}/tx")
     row = story.take(1)
@@ -838,7 +838,7 @@ def acknowledged_in_an_unknown_commit_that_was_seen_and_back(story: Story) -> di
 
 
 @planted
-def acknowledged_in_a_commit_that_was_lost_and_gone(story: Story) -> dict[str, list[Row]]:
+def acknowledged_in_a_half_applied_commit(story: Story) -> dict[str, list[Row]]:
     story.queue()
     story.publish(1)
     story.deliver(1)
@@ -846,7 +846,7 @@ def acknowledged_in_a_commit_that_was_lost_and_gone(story: Story) -> dict[str, l
 
 
 @planted
-def rejected_and_gone(story: Story) -> dict[str, list[Row]]:
+def rejected_and_not_dead_lettered(story: Story) -> dict[str, list[Row]]:
     story.queue("-target")
     story.queue(dead_letters_to=f"{story.name}-target")
     story.publish(1)
@@ -856,7 +856,7 @@ def rejected_and_gone(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def back_too_often_and_gone(story: Story) -> dict[str, list[Row]]:
+def overdelivered_and_not_dead_lettered(story: Story) -> dict[str, list[Row]]:
     story.queue("-target")
     story.queue(dead_letters_to=f"{story.name}-target", delivery_limit=1)
     story.publish(1)
@@ -879,7 +879,7 @@ def dead_lettered_twice(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def rejected_further_on_and_gone(story: Story) -> dict[str, list[Row]]:
+def rejected_downstream_and_not_dead_lettered(story: Story) -> dict[str, list[Row]]:
     first, second, last = _chain(story)
     rows = [story.deliver(number, "con-2#1", queue=second, deaths=[died(first)]) for number in (1, 2, 3)]
     for number in (1, 2, 3):
@@ -889,7 +889,7 @@ def rejected_further_on_and_gone(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def back_too_often_further_on_and_gone(story: Story) -> dict[str, list[Row]]:
+def overdelivered_downstream_and_not_dead_lettered(story: Story) -> dict[str, list[Row]]:
     first, second, _ = _chain(story, delivery_limit=5)
     for number in (1, 2):
         story.take(number, "con-2#1", queue=second, deaths=[died(first)])
@@ -910,7 +910,7 @@ def seen_at_the_end_and_never_settled(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def rejected_by_nobody(story: Story) -> dict[str, list[Row]]:
+def dead_lettered_without_a_rejection(story: Story) -> dict[str, list[Row]]:
     target = story.queue("-target")
     story.queue(dead_letters_to=target)
     for number in (1, 2):
