@@ -41,7 +41,6 @@ class FailStop:
 
     def __init__(
         self,
-        name: str,
         configurations: Configurations,
         directory: GroupDirectory,
         turns: TurnTimer,
@@ -58,7 +57,6 @@ class FailStop:
         it."""
         self.is_removed = False
         """Whether this node has stopped because it was removed from the cluster."""
-        self._name = name
         self._configurations = configurations
         self._directory = directory
         self._turns = turns
@@ -105,7 +103,7 @@ class FailStop:
         """Stop because this node was removed from the cluster."""
         self.is_removed = True
         self._directory.note_removed()
-        self.stop_for(RemovedFromCluster(self._name))
+        self.stop_for(RemovedFromCluster(self._directory.owner.node))
 
     def foreign_log(self, error: ForeignLog) -> None:
         """Write a checkpoint and stop, so that the next start knows the applied entries and rejects the same leader."""
@@ -118,7 +116,7 @@ class FailStop:
 
     @property
     def _has_peers(self) -> bool:
-        return bool(self._configurations.others(self._name))
+        return bool(self._configurations.others(self._directory.owner.node))
 
     def _note_damage(self, error: CorruptJournal) -> None:
         if self.damage is None:
