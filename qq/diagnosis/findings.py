@@ -171,7 +171,7 @@ class Since:
         self._known: dict[tuple[str, str], tuple[int, int]] = {}
         """(code, subject) -> (first time, last time) of the finding, in milliseconds since 1970."""
 
-    def note(self, findings: Iterable[Finding], now_ms: int) -> list[Finding]:
+    def date(self, findings: Iterable[Finding], now_ms: int) -> list[Finding]:
         """Return the findings, each with the time at which it was first found.
 
         A finding that is missing for `KEPT_MS` is forgotten. Before a node knows the cluster's time, its own starts at
@@ -179,18 +179,18 @@ class Since:
         """
         if now_ms < TIME_MIN_MS:
             return list(findings)
-        noted: list[Finding] = []
+        dated: list[Finding] = []
         for finding in findings:
             key = finding.code, finding.subject
             since_ms, last_ms = self._known.get(key, (now_ms, now_ms))
             if now_ms - last_ms > KEPT_MS:  # the cluster's time jumps after all nodes were down
                 since_ms = now_ms
             self._known[key] = since_ms, now_ms
-            noted.append(finding if finding.since_ms is not None else finding._replace(since_ms=since_ms))
+            dated.append(finding if finding.since_ms is not None else finding._replace(since_ms=since_ms))
         self._known = {key: times for key, times in self._known.items() if now_ms - times[1] <= KEPT_MS}
-        return noted
+        return dated
 
-    def of(self, code: str, subject: str) -> int | None:
+    def first_ms(self, code: str, subject: str) -> int | None:
         """Return when a finding was first found, in milliseconds since 1970, or None if it is not remembered."""
         times = self._known.get((code, subject))
         return None if times is None else times[0]
@@ -210,12 +210,12 @@ class Diagnosis(NamedTuple):
         counts = [
             (each, sum(finding.severity is each for finding in self.findings)) for each in GRAVEST_FIRST
         ]
-        told = ", ".join(_counted(count, severity) for severity, count in counts if count)
+        counted = ", ".join(_counted(count, severity) for severity, count in counts if count)
         more = f", {self.omitted} more" if self.omitted else ""
         first = self.findings[0]
         if first.severity is Severity.INFO:
-            return f"nothing is wrong ({told}{more})"
-        return f"{told}{more}; first of all: {first.subject}: {first.text}"
+            return f"nothing is wrong ({counted}{more})"
+        return f"{counted}{more}; first of all: {first.subject}: {first.text}"
 
 
 def _counted(count: int, severity: Severity) -> str:
@@ -285,9 +285,9 @@ def _time(since_ms: int) -> str:
     return f"{datetime.fromtimestamp(since_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def finding_in(told: Any) -> Finding | None:
+def decode_finding(row: Any) -> Finding | None:
     """Decode a finding that a node sent; return None if it is malformed or its code is unknown here."""
-    match told:
+    match row:
         case [str(code), str(subject), str(text), int() | None as since_ms, *_] if code in KINDS:
             return Finding(code, subject, text, since_ms)
         case _:

@@ -17,7 +17,7 @@ from qq.diagnosis.words import ms
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-TOLD_MAX = 10
+REPORTED_MAX = 10
 """Settings named in a finding at most."""
 LOAD_PER_S = 10.0
 """Batches per second of a node below which it is not judged, because it has too little load."""
@@ -95,9 +95,9 @@ def _settings(vitals: Sequence[Vitals]) -> Iterator[Finding]:
     # A release without a setting is not in conflict about it.
     differing = [name for name in values if len(values[name]) > 1]
     if differing:
-        more = f" and {len(differing) - TOLD_MAX} more" if len(differing) > TOLD_MAX else ""
+        more = f" and {len(differing) - REPORTED_MAX} more" if len(differing) > REPORTED_MAX else ""
         nodes = "; ".join(", ".join(names) for names in alike.values())
-        text = f"nodes differ in {', '.join(differing[:TOLD_MAX])}{more}: {nodes}"
+        text = f"nodes differ in {', '.join(differing[:REPORTED_MAX])}{more}: {nodes}"
         yield Finding("settings-differ", CLUSTER, text)
 
 

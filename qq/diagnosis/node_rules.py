@@ -38,7 +38,7 @@ FALLING_S = 300
 """Seconds over which free space must be measured before its trend is judged."""
 ENDS_SOON_S = 30 * 86400
 LOGINS_FAILED_PER_S = 1.0
-TOLD_MAX = 10
+REPORTED_MAX = 10
 """Clients, limits, shovels or certificates named at most, each."""
 
 
@@ -193,15 +193,15 @@ def _used_up(facts: NodeFacts, node: str) -> Iterator[Finding]:
 
 
 def _clients(facts: NodeFacts, node: str) -> Iterator[Finding]:
-    for each in facts.held[:TOLD_MAX]:
+    for each in facts.held[:REPORTED_MAX]:
         text = (
             f"the limit {each.name} ({each.limit:,}) holds {number(each.publishers, 'channel')} up at {node}"
         )
         yield Finding("publishers-held", f"{each.kind} '{each.of}'", text)
-    for each in facts.slow_readers[:TOLD_MAX]:
+    for each in facts.slow_readers[:REPORTED_MAX]:
         text = f"it does not take {size(each.octets)} that wait for it at {node}"
         yield Finding("client-reads-slowly", f"connection {each.name}", text, each.since_ms)
-    for each in facts.idle_shovels[:TOLD_MAX]:
+    for each in facts.idle_shovels[:REPORTED_MAX]:
         subject = f"shovel '{each.name}' in vhost '{each.vhost}'"
         yield Finding("shovel-idle", subject, f"it moves nothing: {each.reason}")
     if facts.logins_failed_per_s > LOGINS_FAILED_PER_S:
@@ -209,7 +209,7 @@ def _clients(facts: NodeFacts, node: str) -> Iterator[Finding]:
 
 
 def _certificates(facts: NodeFacts, node: str, now_s: float) -> Iterator[Finding]:
-    for path, ends_s, flaw in facts.certificates[:TOLD_MAX]:
+    for path, ends_s, flaw in facts.certificates[:REPORTED_MAX]:
         if ends_s is None:
             yield Finding("certificate-unreadable", f"{path} of {node}", flaw)
         elif ends_s <= now_s:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from qq.http.base.listener import HttpLimits
+    from qq.http.base.node_view import NodeView
     from qq.http.server import HttpServer
-    from qq.http.view import ManagementView, NodeView
+    from qq.management.management import Management
     from qq.metrics.counters import MetricsSnapshot
 
 ANSWERING = ("qq.http.app", "qq.metrics.prometheus")
@@ -37,7 +38,7 @@ Such a node reads a long log, hears no majority, or is under maintenance.
 
 class _NodeShown(NamedTuple):
     view: NodeView
-    management: ManagementView
+    management: Management
     metrics: Callable[[], MetricsSnapshot]
 
 
@@ -73,9 +74,7 @@ class HttpPort:
         """Import the HTTP modules and answer requests now, because AMQP clients no longer wait for the node."""
         self._is_time.set()
 
-    def show(
-        self, view: NodeView, management: ManagementView, metrics: Callable[[], MetricsSnapshot]
-    ) -> None:
+    def show(self, view: NodeView, management: Management, metrics: Callable[[], MetricsSnapshot]) -> None:
         """Serve the views of the node. Until this call, the port answers that the node reads its log."""
         self._shown.set_result(_NodeShown(view, management, metrics))
 

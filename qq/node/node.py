@@ -33,17 +33,19 @@ from qq.client_sockets.listener import ClientPort, Tls
 from qq.client_sockets.partial_messages import SHARE, PartialMessages
 from qq.client_sockets.shared import ClientSockets, connection_log
 from qq.errors import StartError
-from qq.http.view import Product
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
-from qq.management import Management
-from qq.management.maintenance import ClientDrain
-from qq.management.nodes import OwnNode
+from qq.management.logins.http_logins import HttpLogins
+from qq.management.management import Management, make_management
+from qq.management.nodes.maintenance import ClientDrain
+from qq.management.nodes.node_reports import OwnNode
+from qq.management.reports.catalog import Product
 from qq.node import parts
 from qq.node.failure import Failure, RemovedError
 from qq.node.http_port import HttpPort
 from qq.node.memory_watch import MemoryWatch, limit_bytes
-from qq.node.node_info import ShownNode
+from qq.node.node_info import NodeInfo
 from qq.node.node_machine import NodeMachine
+from qq.node.node_metrics import NodeMetrics
 from qq.node.notices import tell_beginning, tell_differences
 from qq.node.readiness import Readiness, catch_up
 from qq.node.reread import RereadFiles
@@ -114,12 +116,12 @@ class Node:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.failure.raised())
             tasks.create_task(_watch_rates(self.management))
-            tasks.create_task(self.management.watch_sessions())
+            tasks.create_task(self.management.sessions.watch())
             tasks.create_task(self.memory.watch())
             tasks.create_task(self.files.watch(self.links))
             await self._wait_serving()
             self.memory.begin()
-            tasks.create_task(self.shovels.run(self.management.change))
+            tasks.create_task(self.shovels.run(self.management.changes.apply))
             await self._serve_clients(tasks)
 
     async def _wait_serving(self) -> None:
@@ -245,6 +247,7 @@ async def start(
     amqp_server = AmqpServer(broker, parts.amqp_settings(config), sockets, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)
     own = OwnNode(
+        product=Product(config.product, config.version, config.cluster_name),
         data_dir=str(config.data_dir.absolute()),
         connections_max=shares.logged_in,
         memory_limit_bytes=memory.limit_bytes,
@@ -254,24 +257,16 @@ async def start(
         certificates=parts.certificates(config),
         settings=config.shown(),
         common_settings=config.common(),
-        why_apart_from=links.why_apart_from,
-        is_twice=links.is_twice,
+        cluster_secrets=files.cluster_secrets,
+        peers=links,
     )
-    product = Product(config.product, config.version, config.cluster_name)
-    management = Management(broker, group, product, own, links, files.cluster_secrets, shovels)
-    shown = ShownNode(
-        config,
-        group,
-        broker,
-        management,
-        disk,
-        readiness,
-        memory_limit_bytes=memory.limit_bytes,
-        http_connections=shares.http,
-        login_provider=parts.login_provider(config, tokens),
-        tracer=tracer,
+    management = make_management(broker, group, own, shovels)
+    metrics = NodeMetrics(config, group, broker, management, own, tracer)
+    logins = HttpLogins(broker, shares.http)
+    info = NodeInfo(
+        group, management.members, readiness, metrics, logins, parts.login_provider(config, tokens)
     )
-    http.show(shown, management, shown.metrics)
+    http.show(info, management, metrics.snapshot)
     return Node(
         config,
         runtime,

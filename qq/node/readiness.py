@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from cluster.group.group import Group
     from cluster.transport.peer_links import PeerLinks
-    from qq.management.maintenance import ClientDrain
+    from qq.management.nodes.maintenance import ClientDrain
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import pytest
 
 from qq.cli import main, progress
 from qq.cli.layout import local_nodes, prepare
-from tests.cli.cli_processes import Qq, started
+from tests.cli.processes import Qq, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

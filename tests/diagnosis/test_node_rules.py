@@ -6,7 +6,7 @@ import pytest
 
 from qq.diagnosis.findings import Finding
 from qq.diagnosis.node_rules import (
-    TOLD_MAX,
+    REPORTED_MAX,
     Certificate,
     HeldLimit,
     NodeFacts,
@@ -161,4 +161,4 @@ def test_clients_that_wait_and_that_do_not_read() -> None:
     many = HEALTHY._replace(
         held=[held] * 1000, slow_readers=[reader] * 1000, certificates=[Certificate("c", None)] * 1000
     )
-    assert len(found(many)) == 3 * TOLD_MAX
+    assert len(found(many)) == 3 * REPORTED_MAX

@@ -159,7 +159,7 @@ def test_json_that_cannot_be_stored_is_400(path: str, text: str) -> None:
     answer = node.api(path, "POST" if path == "definitions" else "PUT", data=text.encode("latin-1"))
     assert answer.status == 400
     assert STRANGE[text] in answer.json["reason"]
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
     assert node.api("queues").json == []
 
 

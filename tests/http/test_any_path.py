@@ -101,7 +101,7 @@ def test_path_that_is_not_utf8_is_400(name: str) -> None:
     for template, body in MADE.items():
         put = node.api(template.format(name), "PUT", data=json.dumps(body))
         assert (put.status, put.json["error"]) == (400, "bad_request")
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 @pytest.mark.parametrize("name", [".", "..", "...", "~", "~.", "a/b", "%2E", "\u00e9"])

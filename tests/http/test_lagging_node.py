@@ -133,10 +133,10 @@ def test_connections_of_a_user_close_including_unapplied_rows(node: Machine) -> 
 )
 def test_missing_object_without_a_majority_is_503(node: Machine, path: str, method: str) -> None:
     assert node.api(path, method).status == 404
-    node.management.has_majority = False
+    node.management.changes.has_majority = False
     assert node.api(path, method).status == 503
     assert node.api("vhosts/%2F").status == 200
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 # --- what stays while something else is changed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.stories.system_history import Confirm, Delivery, History, Message, violations
+from tests.stories.history import Confirm, Delivery, History, Message, violations
 
 
 def message(number: int) -> Message:

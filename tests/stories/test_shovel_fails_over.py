@@ -12,7 +12,7 @@ import pika
 import pytest
 
 from qq.testing import LocalCluster
-from tests.stories.system_clients import pika_connection
+from tests.stories.clients import pika_connection
 
 if TYPE_CHECKING:
     from qq.testing import ClusterNode

@@ -15,8 +15,8 @@ from urllib.parse import unquote
 from aiohttp import hdrs, web
 
 from qq.errors import ReplyCode
-from qq.http.view import LoginThrottled, RequestRefused, Unavailable
 from qq.machine.protocol.codec import InvalidCommand
+from qq.management.errors import LoginThrottled, RequestRefused, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

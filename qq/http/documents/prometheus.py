@@ -20,12 +20,12 @@ from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from qq.http.base.error_responses import has_left
-from qq.http.base.slices import SLICE_S, next_slice
+from qq.management.slices import SLICE_S, next_slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from qq.http.view import ObjectRow, ObjectRows, ObjectTable
+    from qq.management.reports.object_metrics import ObjectRow, ObjectRows, ObjectTable
 
 PER_OBJECT = ("queue_coarse_metrics", "queue_metrics", "queue_delivery_metrics", "queue_exchange_metrics")
 """The families of RabbitMQ's `/metrics/per-object` that exist here."""

@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 from qq.http.base.login import ADMINISTRATORS, require
 
 if TYPE_CHECKING:
-    from qq.http.view import ManagementView
+    from qq.management.management import Management
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class BackupEndpoint:
     """Handler for backups."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -26,7 +26,7 @@ class BackupEndpoint:
 
     async def backup(self, request: web.Request) -> web.StreamResponse:
         require(request, ADMINISTRATORS)
-        async with self._management.backup() as backup:
+        async with self._management.backups.make() as backup:
             response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/x-tar"})
             await response.prepare(request)
             try:

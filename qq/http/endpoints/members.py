@@ -19,10 +19,11 @@ from qq.http.base.error_responses import Refusal, bad_request
 from qq.http.base.login import ADMINISTRATORS, require
 from qq.http.documents.parsing import field
 from qq.http.documents.requests import read_body
-from qq.http.view import RequestRefused
+from qq.management.errors import RequestRefused
 
 if TYPE_CHECKING:
-    from qq.http.view import ClusterMembers, ManagementView
+    from qq.management.management import Management
+    from qq.management.reports.members import ClusterMembers
 
 WAIT_MAX_S = 10.0
 """Seconds that a request may wait for its change."""
@@ -33,7 +34,7 @@ _MEMBER = f"{_MEMBERS}/{{name}}"
 class MemberEndpoints:
     """Handlers for members and upgrades."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -99,7 +100,7 @@ class MemberEndpoints:
     async def _change(self, request: web.Request, change: MemberChange) -> web.Response:
         require(request, ADMINISTRATORS)
         try:
-            await self._management.change_members(change, _wait_in(request.query.get("wait")))
+            await self._management.members.change(change, _wait_in(request.query.get("wait")))
         except RequestRefused as refused:
             if refused.code != ReplyCode.PRECONDITION_FAILED:
                 raise
@@ -107,7 +108,7 @@ class MemberEndpoints:
         return self._answer()
 
     def _shown(self) -> ClusterMembers:
-        return self._management.cluster_members()
+        return self._management.members.report()
 
     def _answer(self) -> web.Response:
         shown = self._shown()

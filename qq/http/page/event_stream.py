@@ -26,7 +26,7 @@ from aiohttp import hdrs, web
 from qq.http.base.error_responses import Refusal, bad_request, has_left
 from qq.http.base.login import ADMINISTRATOR, login_of
 from qq.http.base.user_quota import UserShares, counted
-from qq.http.view import Unavailable
+from qq.management.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping

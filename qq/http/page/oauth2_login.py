@@ -32,11 +32,13 @@ from qq.http.base.login import (
     is_encrypted,
     set_cookie,
 )
+from qq.http.base.node_view import LoginRefused, LoginRound
 from qq.http.endpoints.sessions import set_session_cookie
-from qq.http.view import LoginRefused, LoginRound, LoginThrottled, Unavailable
+from qq.management.errors import LoginThrottled, Unavailable
 
 if TYPE_CHECKING:
-    from qq.http.view import LoginProvider, ManagementView, NodeView
+    from qq.http.base.node_view import LoginProvider, NodeView
+    from qq.management.management import Management
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ REFUSED, UNAVAILABLE = "refused", "unavailable"
 class OAuth2Endpoints:
     """Handlers of a login through the issuer's page."""
 
-    def __init__(self, view: NodeView, management: ManagementView) -> None:
+    def __init__(self, view: NodeView, management: Management) -> None:
         self._view = view
         self._management = management
         self._throttled_log = ThrottledLog(log, LOG_LINES_PER_S)
@@ -129,7 +131,7 @@ class OAuth2Endpoints:
             raise LoginRefused(f"the issuer says {query.get('error', '')[:100]!r}")
         token = await provider.redeem(query["code"], login)
         found = await authenticated(self._view, request, "", token)
-        session = self._management.begin_vouched_session(found)
+        session = self._management.sessions.begin_vouched(found)
         if session is None:
             raise LoginRefused("the token says too much for the cookie of a browser, or is about to expire")
         response = _to_page("")

@@ -86,7 +86,7 @@ def test_created_virtual_host_permits_its_creator(node: Machine) -> None:
 def test_a_virtual_host_that_cannot_be_is_400(node: Machine, body: Any, reason: str) -> None:
     answer = node.api("vhosts/v", "PUT", json=body)
     assert (answer.status, answer.json) == (400, {"error": "bad_request", "reason": reason})
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 @pytest.mark.parametrize("unset", [None, "undefined"])
@@ -194,7 +194,7 @@ def test_user_without_a_password_matches_no_password(node: Machine, body: dict[s
 def test_a_user_that_cannot_be_is_400(node: Machine, body: dict[str, Any], reason: str) -> None:
     answer = node.api("users/ann", "PUT", json=body)
     assert (answer.status, answer.json) == (400, {"error": "bad_request", "reason": reason})
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 def test_several_users_are_deleted_at_once(node: Machine) -> None:
@@ -286,7 +286,7 @@ def test_topic_permissions_are_set_shown_and_cleared(node: Machine) -> None:
 )
 def test_permissions_that_cannot_be_are_400(node: Machine, path: str, body: Any, status: int) -> None:
     assert node.api(path, "PUT", json=body).status == status
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 @pytest.mark.parametrize(
@@ -495,7 +495,7 @@ def test_oversized_request_is_400(node: Machine) -> None:
     ):
         answer = node.api(path, method, json=body)
         assert (answer.status, said in answer.json["reason"]) == (400, True), (path, answer.json)
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 # --- who may
@@ -529,13 +529,13 @@ def test_only_administrators_change_access(
 ) -> None:
     node.add_user("ann", tag, vhosts=("/",))
     assert node.api(path, method, user="ann", json=body).status == 401
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 @pytest.mark.parametrize(("path", "method", "body"), CHANGES)
 def test_a_change_that_is_not_applied_is_503(node: Machine, path: str, method: str, body: Any) -> None:
     node.management.make(SetVhostLimits("/", {"max-queues": 5}), SetUserLimits("guest", {"max-channels": 5}))
-    node.management.has_majority = False
+    node.management.changes.has_majority = False
     if path.startswith("definitions"):
         body = {"users": [{"name": "a", "tags": ""}], "parameters": [PARAMETER]}
     assert node.api(path, method, json=body).status == 503
@@ -606,7 +606,7 @@ def test_request_from_a_foreign_origin_changes_no_state(node: Machine, origin: s
     path = "/api/users/bulk-delete" if method == "POST" else "/api/vhosts/v"
     answer = node.ask(path, method, headers=GUEST | {"Origin": origin}, data='{"users": ["guest"]}')
     assert (answer.status, answer.json["error"]) == (403, "forbidden")
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
     assert node.ask("/api/vhosts", headers=GUEST | {"Origin": origin}).status == 200
 
 

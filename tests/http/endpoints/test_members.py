@@ -12,7 +12,7 @@ from cluster.configuration.configuration import Configuration, PeerAddress, Vers
 from cluster.membership.health import Verdict
 from qq.machine.protocol.commands import Connect, ConnectionDown
 from qq.machine.protocol.versions import VERSIONS
-from qq.management import members
+from qq.management.nodes import members
 from tests.http.fakes import FakeManagement, id_of, trio
 from tests.http.http_node import Answer, Node
 
@@ -21,8 +21,8 @@ MEMBERS = "cluster/members"
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node[FakeManagement]:
-    for name in ("CHANGE_S", "ASK_AGAIN_S", "PATIENCE_S", "REACH_S"):
-        monkeypatch.setattr(members, name, 0.05 if name == "ASK_AGAIN_S" else 0.3)
+    for name in ("CHANGE_S", "RETRY_S", "PATIENCE_S", "REACH_S"):
+        monkeypatch.setattr(members, name, 0.05 if name == "RETRY_S" else 0.3)
     return Node(FakeManagement())
 
 

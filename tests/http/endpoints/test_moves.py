@@ -200,7 +200,7 @@ def test_moves_of_invisible_virtual_hosts_are_404(node: Machine) -> None:
 
 
 def test_move_without_a_majority_is_503(node: Machine) -> None:
-    node.management.has_majority = False
+    node.management.changes.has_majority = False
     assert node.api("moves/%2F", "POST", json=BODY).status == 503
     assert node.management.machine.moves.all == {}
 
