@@ -1,4 +1,4 @@
-"""Nodes whose disk is damaged, lost, somebody else's, full or failing: what clients are promised holds."""
+"""Nodes whose disk is damaged, lost, swapped, full or failing keep the promises to clients."""
 
 from __future__ import annotations
 
