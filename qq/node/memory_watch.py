@@ -63,7 +63,7 @@ class MemoryWatch:
     def _is_low(self) -> bool:
         is_low = memory.resident_bytes() > self.limit_bytes
         now_s = self._runtime.monotonic()
-        was_collected = self._garbage.look(is_short=is_low, now_s=now_s)
+        was_collected = self._garbage.check(is_short=is_low, now_s=now_s)
         if is_low and (was_collected or now_s >= self._keeps_until_s):
             memory.give_back()
             took_s = self._runtime.monotonic() - now_s

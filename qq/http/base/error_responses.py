@@ -166,7 +166,7 @@ def _refusal_of(refused: RequestRefused) -> tuple[HTTPStatus, str, Mapping[str, 
 def _error(status: int, reason: str, headers: Mapping[str, str], error: str = "") -> web.Response:
     if not error:
         is_bare = status == HTTPStatus.NOT_FOUND and reason == NOT_FOUND
-        told = HTTPStatus(status)
-        error = _NO_OBJECT if is_bare else _RENAMED.get(told, told.name.lower())
+        http_status = HTTPStatus(status)
+        error = _NO_OBJECT if is_bare else _RENAMED.get(http_status, http_status.name.lower())
     body = {"error": error, "reason": reason}
     return web.json_response(body, status=status, headers=headers)

@@ -147,12 +147,12 @@ class OAuth2Endpoints:
 
 def _login_begun(request: web.Request) -> LoginRound | None:
     """Return the round that this browser began with the `state` in the query, or None."""
-    told = request.query.get("state", "")
-    seed = request.cookies.get(cookie_name(request, _use(told)), "")
+    returned = request.query.get("state", "")
+    seed = request.cookies.get(cookie_name(request, _use(returned)), "")
     if len(seed) != _SEED_LENGTH or not seed.isascii():
         return None
     login = _round(request, seed)
-    is_its = hmac.compare_digest(told.encode(errors="surrogateescape"), login.state.encode())
+    is_its = hmac.compare_digest(returned.encode(errors="surrogateescape"), login.state.encode())
     return login if is_its else None
 
 
