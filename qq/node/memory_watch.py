@@ -57,7 +57,7 @@ class MemoryWatch:
             try:
                 self._group.alarms.low_on_memory = self._is_low()
             except OSError as error:  # the alarm stays as it is
-                self._throttled_log.warning("memory", f"cannot tell how much memory is in use: {error}")
+                self._throttled_log.warning("memory", f"the memory in use is unknown: {error}")
             await asyncio.sleep(MEMORY_CHECK_INTERVAL_S)
 
     def _is_low(self) -> bool:

@@ -343,7 +343,7 @@ def _start_errors(directory: Path) -> Generator[None]:
     except CorruptJournal as error:
         raise StartError(
             f"{directory}: {error}; no other node has a copy: put the file back from a backup "
-            f"(`qq inspect {directory}` tells what is there)"
+            f"(`qq inspect {directory}` shows its contents)"
         ) from error
     except (JournalError, ForeignDirectory, OSError) as error:
         raise StartError(f"{directory}: {error}") from error
@@ -376,7 +376,7 @@ async def _watch_rates(management: Management) -> None:
         try:
             await management.watch()
         except Exception:
-            log.exception("rates are not counted for a while")
+            log.exception("sampling pauses after an error")
         await asyncio.sleep(RATES_PAUSE_S)
 
 
@@ -426,11 +426,11 @@ async def run(
             repairs = repairs + 1 if clock() - began_s < DAMAGED_AGAIN_S else 1
             if repairs > REPAIRS_MAX:
                 raise StartError(
-                    f"{config.data_dir}: the log is damaged again and again, so look at the disk: {damage}"
+                    f"{config.data_dir}: the log is damaged again and again, so check the disk: {damage}"
                 ) from damage
-            log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
+            log.error("node %s restarts: %s", config.name, damage)  # noqa: TRY400
         except ObsoleteLog as error:
-            log.warning("node %s starts anew: %s", config.name, error)
+            log.warning("node %s restarts: %s", config.name, error)
         garbage.collect()  # frees the state of the node that has ended
 
 

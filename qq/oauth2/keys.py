@@ -111,7 +111,7 @@ def keys_in(document: dict[str, Any]) -> dict[str, Any]:
         try:
             key = PyJWK.from_dict(each)
         except Exception as error:  # noqa: BLE001  # PyJWT passes on any error: KeyError, NotImplementedError
-            log.info("a key of whoever issues tokens cannot be used: %r", error)
+            log.info("a key of the token issuer cannot be used: %r", error)
             continue
         number = each.get("kid") or ""
         if isinstance(number, str) and key.public_key_use in (None, "sig"):

@@ -112,7 +112,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return _error(HTTPStatus.BAD_REQUEST, f"the body cannot be read: {error}", {})
     except Exception as error:
         if isinstance(error, ConnectionError) and has_left(request):
-            return _error(HTTPStatus.BAD_REQUEST, "whoever asked has left", {})  # the client has disconnected
+            return _error(
+                HTTPStatus.BAD_REQUEST, "the client has disconnected", {}
+            )  # the client has disconnected
         log.exception("%s %s failed", request.method, request.path)
         return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in qq; the node's log has it", {})
 

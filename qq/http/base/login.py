@@ -264,7 +264,7 @@ def check_csrf(request: web.Request, session: WebLogin) -> None:
     if request.method in _READING_METHODS or hmac.compare_digest(given, session.csrf_token.encode()):
         return
     what = "is not that of the session" if given else "is missing"
-    raise forbidden(f"the header {CSRF_HEADER} {what}: GET {SESSION_PATH} tells it")
+    raise forbidden(f"the header {CSRF_HEADER} {what}: GET {SESSION_PATH} returns it")
 
 
 _READING_METHODS = (hdrs.METH_GET, hdrs.METH_HEAD)

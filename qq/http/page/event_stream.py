@@ -57,7 +57,7 @@ LOOK_S = 1.0
 """Seconds between checks whether the client is connected and still has permission, while no event is sent."""
 READ_WAIT_S = 10.0
 """Seconds that sent data may wait for the client when the connection's buffer is full."""
-FAILED = b"an error of this node, which its log tells"
+FAILED = b"an error of this node: see its log"
 _NOTHING = b":\n\n"
 
 

@@ -93,7 +93,7 @@ class OAuth2Endpoints:
         try:
             address = await provider.login_address(begun)
         except Unavailable as error:
-            self._throttled_log.warning("begin", f"nobody can log in with the issuer's page: {error}")
+            self._throttled_log.warning("begin", f"logins with the issuer's page fail: {error}")
             return _to_page(UNAVAILABLE)
         response = web.Response(status=HTTPStatus.SEE_OTHER, headers={hdrs.LOCATION: address})
         for use in _rounds(request)[: 1 - ROUNDS_MAX]:  # browsers send the oldest first (RFC 6265, 5.4)
