@@ -105,8 +105,6 @@ GUESSES = {
     b"\r\n\r\n\0\r\n": ", but the PROXY protocol",
 }
 """First bytes of other protocols, and the addition to the log line about them."""
-SHOWN_NAME_MAX = 64
-"""Characters of an unauthenticated client's user name in a log line."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -420,8 +418,15 @@ class ClientConnection(asyncio.Protocol):
             channel.methods.release()
 
     def _login(self, attempt: LoginAttempt) -> None:
-        login = Login(attempt.user, attempt.password, self.peer_host, self._proxy_host)
-        user, mechanism = attempt.user, attempt.mechanism
+        user = attempt.user
+        login = Login(
+            user,
+            attempt.password,
+            self.peer_host,
+            self._proxy_host,
+            mechanism=attempt.mechanism,
+            client=f"connection {self.id}",
+        )
 
         def decided(found: Outcome) -> None:
             self._attempt = None
@@ -435,7 +440,7 @@ class ClientConnection(asyncio.Protocol):
                 self._slot.mark_authenticated()
                 self._process(self._amqp.accept_login)
             else:
-                self._refuse_login(user, mechanism)
+                self._refuse_login()
 
         self._slot.step(Stage.CREDENTIALS)
         if self._in_process_user is not None and attempt.password is None:
@@ -444,9 +449,6 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._attempt = self._broker.logins.attempt(login, decided)
         except LoginsBusy as busy:
-            self._server.sockets.throttled_log.warning(
-                "logins", f"connection {self.id} from {self.peer_host}: {busy}"
-            )
             self._end_login(str(busy))
 
     # Tokens
@@ -521,10 +523,7 @@ class ClientConnection(asyncio.Protocol):
             return "tokens are good for a login when the upgrade of the cluster is finished"
         return None
 
-    def _refuse_login(self, user: str, mechanism: str) -> None:
-        shown = user if len(user) <= SHOWN_NAME_MAX else user[:SHOWN_NAME_MAX] + "..."
-        text = f"connection {self.id}: login of user {shown!r} from {self.peer_host} ({mechanism}) refused"
-        self._server.sockets.throttled_log.warning("login", text)
+    def _refuse_login(self) -> None:
         self._amqp.refuse_login()
         self._refused = self._amqp.phase is Phase.CLOSED
         self._close_later()

@@ -1,4 +1,4 @@
-"""The HTTP port: bounds the number and the duration of connections.
+"""The HTTP port: bounds the number and the duration of connections, their memory, and their work (qq/http/turns.py).
 
 Invariant: a connection without a running request of a logged-in user is unauthenticated. Such connections are bounded
 in number and time, and may be evicted by new connections. Requests of users are bounded, too; a request above the bound
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import nullcontext
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -20,6 +21,7 @@ from cluster.net.log_throttle import ThrottledLog
 from qq.http.base.login import has_login, login_of
 from qq.http.base.user_quota import UserShares
 from qq.http.page.event_stream import STREAM_PATH
+from qq.http.turns import TURN_S, Turns
 
 if TYPE_CHECKING:
     import socket
@@ -37,6 +39,23 @@ FIELD_BYTES_MAX = 8190
 """Bytes of the longest header field: an OAuth 2 token may have some thousand."""
 FIELDS_MAX = 64
 """Header fields of a request at most."""
+HEADER_BYTES_MAX = 64 * 1024
+"""Bytes that a connection may send before its next request begins: the header, and the beginning of the body."""
+SKIPPED_BYTES_MAX = 1024 * 1024
+"""Bytes of a body that are read and dropped after a refusal, so that the client reads the reason."""
+READ_BYTES = 16 * 1024
+"""Bytes read from a connection at a time; it is not read while more than that is not parsed."""
+BODY_BUFFER_BYTES = 4 * 1024
+"""Parsed bytes of a body above which the next bytes wait until the handler of the request has taken these."""
+HANDLER_S = 0.002
+"""Seconds of processor time that a handler takes for a full buffer of bytes that are costly to parse."""
+COSTLY_SLICE_BYTES = 2048
+"""Bytes are costly to parse if fewer than these take TURN_S / 2."""
+HANDLER_WAIT_S = 0.01
+"""Seconds until unparsed data is tried again while aiohttp accepts no more."""
+SLICE_BYTES_MIN = 256
+"""Bytes parsed at a time at least: 0.5 ms if the body consists of chunks of a single octet."""
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _STOP_TIMEOUT_S = 1.0
 
 
@@ -55,6 +74,9 @@ class HttpServer:
             throttled_log=self.throttled_log,
             label="HTTP connection",
         )
+        self.turns = Turns()
+        self.read_buffer = bytearray(READ_BYTES)
+        """The buffer that all connections read into. Each copies its data at once."""
         # Data that is not HTTP would fill the log, so aiohttp's log lines about it are dropped.
         quiet = log.getChild("requests")
         quiet.setLevel(logging.CRITICAL)
@@ -74,6 +96,7 @@ class HttpServer:
             max_line_size=LINE_BYTES_MAX,
             max_field_size=FIELD_BYTES_MAX,
             max_headers=FIELDS_MAX,
+            read_bufsize=BODY_BUFFER_BYTES,
             # aiohttp would decompress unauthenticated data at once, to a thousand times its size
             # (documents/requests.py).
             auto_decompress=False,
@@ -130,8 +153,8 @@ class HttpServer:
             slot.release()
 
 
-class _HttpConnection(asyncio.Protocol):
-    """A connection: stands between the socket and aiohttp, and enforces the time limits."""
+class _HttpConnection(asyncio.BufferedProtocol):
+    """A connection: stands between the socket and aiohttp, and enforces the limits of time, memory and work."""
 
     def __init__(self, server: HttpServer, inner: RequestHandler, slot: Slot) -> None:
         self._server = server
@@ -141,6 +164,17 @@ class _HttpConnection(asyncio.Protocol):
         self._stalled: asyncio.TimerHandle | None = None
         self._is_idle = False
         """Whether the connection is between requests, before the first byte of the next request."""
+        self._unparsed = bytearray()
+        self._slice_bytes = SLICE_BYTES_MIN
+        """Bytes parsed at a time. It follows the cost of the last bytes, and the room in aiohttp's buffers."""
+        self._is_lost = False
+        self._awaits_turn = False
+        self._has_paused_reading = False
+        """Whether reading is paused because of unparsed data. aiohttp pauses it, too, for reasons of its own."""
+        self._allowed_bytes: int | None = HEADER_BYTES_MAX
+        """Bytes that may come before the next request begins; None during a request."""
+        self._skips_body = False
+        """Whether the body of an answered request is still coming."""
 
     def connection_made(self, transport: Any) -> None:
         self._transport: asyncio.Transport = transport
@@ -164,10 +198,66 @@ class _HttpConnection(asyncio.Protocol):
     def _too_slow(self) -> None:
         self._transport.abort()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _: int) -> bytearray:
+        return self._server.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._is_idle:
             self._is_idle = False
             self._expect_within(self._server.limits.header_timeout_s)
+        self._unparsed += self._server.read_buffer[:nbytes]
+        if not self._awaits_turn:
+            self._ask_turn()
+        self._read_if_parsed()
+
+    def _ask_turn(self) -> None:
+        self._awaits_turn = True
+        self._server.turns.ask(self._slot.source, self._take_turn)
+
+    def _take_turn(self) -> float:
+        """Parse for TURN_S, and return the seconds that the handler of the request will need for it."""
+        self._awaits_turn = False
+        if self._is_lost:
+            return 0.0
+        if self._has_paused_reading and not self._transport.is_closing():
+            # So a pause after the next lines is aiohttp's.
+            self._has_paused_reading = False
+            self._transport.resume_reading()
+        began_s = now_s = thread_time()
+        while self._unparsed and self._transport.is_reading() and now_s < began_s + TURN_S:
+            part = bytes(self._unparsed[: self._slice_bytes])
+            del self._unparsed[: self._slice_bytes]
+            self._parse(part)
+            slice_began_s, now_s = now_s, thread_time()
+            if now_s - slice_began_s > TURN_S / 2 or not self._transport.is_reading():
+                self._slice_bytes = max(self._slice_bytes // 2, SLICE_BYTES_MIN)
+            else:
+                self._slice_bytes = min(self._slice_bytes * 2, READ_BYTES)
+        if self._transport.is_closing():
+            self._unparsed.clear()
+        elif self._unparsed and self._transport.is_reading():
+            self._ask_turn()
+        elif self._unparsed:
+            self._awaits_turn = True
+            asyncio.get_running_loop().call_later(HANDLER_WAIT_S, self._ask_turn)
+        has_filled_buffer = not self._transport.is_reading()
+        self._read_if_parsed()
+        return HANDLER_S if has_filled_buffer and self._slice_bytes < COSTLY_SLICE_BYTES else 0.0
+
+    def _read_if_parsed(self) -> None:
+        """Pause reading while data is unparsed. The next turn resumes it."""
+        if self._unparsed and not self._transport.is_closing() and self._transport.is_reading():
+            self._has_paused_reading = True
+            self._transport.pause_reading()
+
+    def _parse(self, data: bytes) -> None:
+        if self._allowed_bytes is not None:
+            self._allowed_bytes -= len(data)
+            if self._allowed_bytes < 0:
+                if not self._skips_body:
+                    self._transport.write(_TOO_LARGE)
+                self._transport.close()
+                return
         try:
             self._inner.data_received(data)
         except Exception:
@@ -193,6 +283,8 @@ class _HttpConnection(asyncio.Protocol):
         if self._stalled is not None:
             self._stalled.cancel()
         self._slot.release()
+        self._is_lost = True
+        self._unparsed.clear()
         self._inner.connection_lost(exc)
 
     # Called by the middlewares
@@ -200,17 +292,26 @@ class _HttpConnection(asyncio.Protocol):
     def request_begun(self) -> None:
         """Apply the limits for a request with a complete header. Its user is still unknown."""
         self._is_idle = False
+        self._allowed_bytes = None
         self._slot.step(Stage.HEADER)
         self._expect_within(self._server.limits.idle_timeout_s)
+
+    async def turn(self) -> None:
+        """Wait until the request may begin. Raises ConnectionResetError if the client has left."""
+        await self._server.turns.wait(self._slot.source)
+        if self._transport.is_closing():
+            raise ConnectionResetError
 
     def logged_in(self) -> None:
         """Lift the limits for unauthenticated connections, because the request's user has logged in."""
         self._slot.mark_authenticated()
         self._expect_nothing()
 
-    def request_ended(self) -> None:
+    def request_ended(self, *, has_read_body: bool) -> None:
         self._slot.mark_unauthenticated()
         self._is_idle = True
+        self._skips_body = not has_read_body
+        self._allowed_bytes = HEADER_BYTES_MAX if has_read_body else SKIPPED_BYTES_MAX
         self._expect_within(self._server.limits.idle_timeout_s)
 
 
@@ -228,9 +329,10 @@ async def strangers_watched(request: web.Request, handler: Handler) -> web.Strea
         return await handler(request)
     connection.request_begun()
     try:
+        await connection.turn()
         return await handler(request)
     finally:
-        connection.request_ended()
+        connection.request_ended(has_read_body=request.content.is_eof())
 
 
 def users_bounded(limits: HttpLimits) -> Callable[..., Awaitable[web.StreamResponse]]:

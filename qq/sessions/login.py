@@ -64,6 +64,10 @@ RECORDS_MAX = 30_000
 """Remembered addresses, users, and users at addresses. The least recently used record makes room."""
 USER_LENGTH_MAX = 255
 """Characters of a user name that count in a record, because unauthenticated clients choose the names."""
+SHOWN_NAME_MAX = 64
+"""Characters of a user name in a log line."""
+LOG_LINES_PER_S = 10
+"""Log lines about refused logins, per second and kind."""
 _NOBODY = User("", bytes(SALT_BYTES), b"", [], SHA256)
 """The user to compare with if the given name is unknown. No password has an empty hash."""
 
@@ -113,6 +117,10 @@ class Login(NamedTuple):
     """Address of the proxy that has sent `peer_host`; empty without a proxy."""
     protocol: str = "amqp091"
     """The client's protocol, in RabbitMQ's spelling."""
+    mechanism: str = "PLAIN"
+    """The name of the authentication mechanism in log lines."""
+    client: str = ""
+    """The name of the client's connection in log lines; empty without a name."""
 
     @property
     def is_local(self) -> bool:
@@ -183,7 +191,7 @@ class Logins:
     ) -> None:
         self.verifier: TokenVerifier | None = None
         """The verifier of tokens; None if the node takes no tokens, and treats every password as a password."""
-        self._throttled_log = ThrottledLog(log)
+        self._throttled_log = ThrottledLog(log, LOG_LINES_PER_S)
         self._machine = machine
         self._submissions = submissions
         self._lane = Lane()
@@ -212,7 +220,9 @@ class Logins:
             self._look(attempt)
             return attempt if attempt.answer is not None else None
         if wait_s > LOOK_WAIT_MAX_S:
-            raise LoginsBusy(wait_s)
+            busy = LoginsBusy(wait_s)
+            self._throttled_log.warning("busy", f"{self._described(login)} not checked: {busy}")
+            raise busy
         self._charge(attempt)
         self._waiting[attempt] = None
         attempt.wait_s = wait_s
@@ -234,7 +244,10 @@ class Logins:
         if attempt in self._waiting:
             del self._waiting[attempt]
             self._give_back(attempt)
-        self._unsure.pop(attempt, None)
+        if attempt in self._unsure:
+            # A valid login would have been answered by now, so the client has learned that this login is refused.
+            del self._unsure[attempt]
+            self._count_failure(attempt.login)
 
     def verify(self, token: bytes, answer: Callable[[TokenUser | InvalidToken], None]) -> None:
         """Verify a newer token of a logged-in user. Call `answer` with the token's user or the reason to refuse it."""
@@ -342,9 +355,8 @@ class Logins:
     def _refuse_token(self, attempt: Attempt, token: bytes) -> None:
         assert self.verifier is not None
         outcome = _judged(self.verifier, token)
-        why = outcome if isinstance(outcome, InvalidToken) else "its user may not log in from there"
-        self._throttled_log.warning("token", f"a token from {attempt.login.peer_host} is refused: {why}")
-        self._hold_back(attempt)
+        why = str(outcome) if isinstance(outcome, InvalidToken) else "its user may not log in from there"
+        self._hold_back(attempt, f"invalid token: {why}")
 
     def _admit(self, attempt: Attempt, found: Outcome) -> None:
         self._give_back(attempt)
@@ -369,7 +381,8 @@ class Logins:
             else:
                 self._hold_back(attempt)
 
-    def _hold_back(self, attempt: Attempt) -> None:
+    def _hold_back(self, attempt: Attempt, why: str = "") -> None:
+        """Delay the answer to a refused login. `why` is the reason if it is known already."""
         record = self._record(_key_of(attempt.login))
         now_s = self._runtime.monotonic()
         if now_s - record.last_failure_s > FORGOTTEN_AFTER_S:
@@ -377,10 +390,32 @@ class Logins:
         attempt.wait_s = min(FIRST_DELAY_S * 2**record.failures, DELAY_MAX_S)
         record.failures = min(record.failures + 1, FAILURES_COUNTED_MAX)
         record.last_failure_s = now_s
-        self._counters.logins_failed += 1
-        self.outcomes[attempt.login.protocol, False] += 1
+        self._count_failure(attempt.login, why)
         if attempt.answer is not None:
             attempt.timer = self._runtime.call_later(attempt.wait_s, partial(attempt.answer, False))
+
+    def _count_failure(self, login: Login, why: str = "") -> None:
+        """Count and log a refused login. The reason goes to the log only, because the client could use it to guess."""
+        self._counters.logins_failed += 1
+        self.outcomes[login.protocol, False] += 1
+        why = why or self._why_refused(login)
+        text = f"{self._described(login)} refused"
+        self._throttled_log.warning("refused", f"{text}: {why}" if why else text)
+
+    def _why_refused(self, login: Login) -> str:
+        """Return the reason of a refusal for the log; "" if it needs the level debug."""
+        if not self._may_come_from(login.user, is_local=login.is_local):
+            return "this user may log in only from the node's own machine (loopback_users)"
+        if not log.isEnabledFor(logging.DEBUG):
+            return ""
+        return "wrong password" if login.user in self._machine.users else "no such user"
+
+    def _described(self, login: Login) -> str:
+        user = login.user
+        shown = user if len(user) <= SHOWN_NAME_MAX else user[:SHOWN_NAME_MAX] + "..."
+        connection = f"{login.client}: " if login.client else ""
+        subject = f"login of user {shown!r}" if user or not self._has_token(login) else "login with a token"
+        return f"{connection}{subject} from {login.peer_host} ({login.mechanism})"
 
 
 def _judged(verifier: TokenVerifier, token: bytes) -> TokenUser | InvalidToken:

@@ -417,9 +417,14 @@ def test_tags_decide_which_paths_a_user_may_read(
 
 
 @pytest.mark.parametrize("path", ["queues", "cluster", "nothing"])
-def test_user_without_a_tag_is_refused(node: Node[FakeManagement], path: str) -> None:
+def test_user_without_a_tag_is_refused(
+    node: Node[FakeManagement], path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     node.view.tags = {"ann": ["impersonator"]}
     answer = node.api(path, user="ann")
+    assert caplog.messages == [
+        "login of user 'ann' from 127.0.0.1 (HTTP) refused: the user has no tag for HTTP"
+    ]
     assert (answer.status, answer.json) == (
         401,
         {"error": "not_authorised", "reason": "Not management user"},

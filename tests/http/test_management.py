@@ -15,6 +15,7 @@ from urllib.parse import quote
 import pika
 import pika.exceptions
 import pytest
+from aiohttp import encode_basic_auth
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from qq import testing
@@ -519,3 +520,15 @@ def test_clients_receive_the_configured_cluster_name(real_node: ClusterNode) -> 
     assert (first, told()) == (ask(real_node, "cluster").json["cluster"], "blue")
     assert ask(real_node, "global-parameters/cluster_name", "DELETE").status == 204
     assert told() == first
+
+
+def test_refused_login_is_logged_with_user_and_address(real_node: ClusterNode) -> None:
+    for user in ("intruder", "guest"):
+        wrong = {"Authorization": encode_basic_auth(user, "hidden-word")}
+        assert ask(real_node, "whoami", headers=wrong).status == 401
+    form = {"username": "by-form", "password": "hidden-word"}
+    assert ask(real_node, "login", "POST", form, headers={"Content-Type": "application/json"}).status == 401
+    log = real_node.log.read_text()
+    for user in ("intruder", "guest", "by-form"):
+        assert f"login of user '{user}' from 127.0.0.1 (HTTP) refused\n" in log
+    assert "hidden-word" not in log

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 from qq.http.app import build_app
 from qq.http.app import serve as serve_http
 from qq.http.base.listener import HttpLimits, listen
-from qq.http.server import FIELDS_MAX, HttpServer
+from qq.http.server import FIELDS_MAX, SKIPPED_BYTES_MAX, HttpServer
 from qq.management.errors import LoginThrottled, Unavailable
 from qq.management.reports.logins import LoggedIn
 from qq.management.reports.queues import QueueStatus
@@ -28,6 +28,10 @@ from tests.http.http_node import GUEST, login
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 AUTHORIZATION = f"Authorization: {GUEST['Authorization']}\r\n"
+TINY_CHUNKS = (
+    b"POST /api/login HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 40_000
+)
 HALF = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
 Story = Callable[[HttpServer], Awaitable[None]]
 
@@ -313,6 +317,88 @@ def test_client_that_does_not_read_its_answer_is_dropped(run: Callable[..., None
         await until(lambda: server.slots.authenticated == 0)
 
     run(story, HttpLimits(idle_timeout_s=0.3), management=Chatty())
+
+
+@contextlib.asynccontextmanager
+async def longest_pass() -> AsyncIterator[list[float]]:
+    """Measure the longest pass of the event loop in the block, in seconds of the processor."""
+    found = [0.0]
+
+    async def measure() -> None:
+        while True:
+            began_s = time.thread_time()
+            await asyncio.sleep(0)
+            found[0] = max(found[0], time.thread_time() - began_s)
+
+    measuring = asyncio.create_task(measure())
+    yield found
+    measuring.cancel()
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        TINY_CHUNKS,
+        TINY_CHUNKS.replace(b"/api/login", b"/api/queues"),
+        b"GET /api/queues HTTP/1.1\r\nHost: x\r\n\r\n" * 5_000,
+        b"OPTIONS / HTTP/1.1\r\nHost: x\r\n\r\n" * 5_000,
+    ],
+)
+def test_flood_without_a_login_leaves_the_loop_free(run: Callable[..., None], flood: bytes) -> None:
+    async def story(server: HttpServer) -> None:
+        async with longest_pass() as longest:
+            for _ in range(10):
+                client = await Client.connect(server, ELSEWHERE)
+                client.send(flood)
+            await asyncio.sleep(1)
+            client = await Client.connect(server)
+            assert await asyncio.wait_for(ask(client), 1) == 200
+        assert longest[0] < 0.03
+
+    run(story)
+
+
+def test_connection_ends_when_its_header_is_too_large(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        client = await Client.connect(server)
+        fields = b"".join(b"x%d: %s\r\n" % (number, b"y" * 4_000) for number in range(FIELDS_MAX - 2))
+        client.send(b"GET /livez HTTP/1.1\r\nHost: x\r\n" + fields)
+        with contextlib.suppress(ConnectionError):  # the kernel drops the answer if data is unread
+            assert (await client.answer())[0] == 431
+        assert await client.is_ended()
+
+    run(story, HttpLimits(header_timeout_s=60))
+
+
+def test_body_of_a_refused_request_is_read_to_a_limit(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        client = await Client.connect(server)
+        head = b"PUT /api/queues/%2F/q HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n"
+        client.send(head)
+        status, _, _ = await client.answer()
+        assert status == 401
+        client.send(bytes(2 * SKIPPED_BYTES_MAX))
+        assert await client.is_ended()
+
+    run(story)
+
+
+def test_large_body_of_a_user_arrives_whole(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        body = b'{"users": [' + b" " * 8_000_000 + b"nothing"
+        client = await Client.connect(server)
+        client.send(put_policy(body).replace(b"PUT /api/policies/%2F/p", b"POST /api/definitions"))
+        status, _, said = await client.answer()
+        assert (status, b"not_json" in said or b"JSON" in said) == (400, True)
+        chunks = (
+            b"".join(b"1\r\n%c\r\n" % octet for octet in b'{"pattern": 1}' + b" " * 20_000) + b"0\r\n\r\n"
+        )
+        client.send(put_policy(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + chunks)
+        status, _, _ = await client.answer()
+        assert status == 400
+        assert await ask(client) == 200
+
+    run(story)
 
 
 def work(seconds: float) -> None:

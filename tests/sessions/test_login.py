@@ -22,6 +22,7 @@ from qq.sessions.login import (
     DELAY_MAX_S,
     FIRST_DELAY_S,
     FORGOTTEN_AFTER_S,
+    LOG_LINES_PER_S,
     LOOK_WAIT_MAX_S,
     LOOKS_AT_ONCE,
     LOOKS_PER_S,
@@ -394,6 +395,50 @@ def test_the_loopback_of_a_proxy_elsewhere_is_not_ours(
 
 def test_a_password_is_in_no_representation() -> None:
     assert "hidden" not in repr(Login("anna", b"hidden", HERE))
+
+
+def test_refused_login_is_logged_with_its_reason(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.add("guest", "right")
+    world.fail(user="guest")
+    world.fail()
+    only_here = "this user may log in only from the node's own machine (loopback_users)"
+    assert caplog.messages == [
+        f"login of user 'guest' from {HERE} (PLAIN) refused: {only_here}",
+        f"login of user 'anna' from {HERE} (PLAIN) refused",
+    ]
+    caplog.clear()
+    caplog.set_level(logging.DEBUG)
+    world.fail()
+    world.fail(user="ben")
+    assert caplog.messages == [
+        f"login of user 'anna' from {HERE} (PLAIN) refused: wrong password",
+        f"login of user 'ben' from {HERE} (PLAIN) refused: no such user",
+    ]
+
+
+def test_login_is_logged_when_its_client_leaves_before_the_answer(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = world.attempt("anna"), world.attempt("ben")
+    second.cancel()
+    world.clock.wait_applied()
+    first.cancel()
+    assert sorted(caplog.messages) == [
+        f"login of user '{user}' from {HERE} (PLAIN) refused" for user in ("anna", "ben")
+    ]
+    assert world.counters.logins_failed == 2
+    right = world.attempt(password="right")
+    assert right is None
+    assert len(caplog.messages) == 2
+
+
+def test_refused_logins_are_logged_at_a_bounded_rate(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.flood(LOOKS_AT_ONCE)
+    for _ in range(5 * LOOKS_PER_S):
+        world.attempt()
+    assert world.turned_away > 0
+    assert len(caplog.messages) <= 2 * (2 * LOG_LINES_PER_S)  # two kinds, and perhaps a second that begins
+    assert any("not checked: too many logins" in line for line in caplog.messages)
 
 
 # On sockets

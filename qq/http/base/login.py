@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import base64
 import hmac
+import logging
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import hdrs, web
 from yarl import URL
 
+from cluster.net.log_throttle import ThrottledLog
 from qq.http.base.error_responses import forbidden, is_from_page, not_authorised, unauthorized
 from qq.management.errors import Unavailable
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from qq.management.management import Management
     from qq.management.reports.logins import LoggedIn, WebLogin
     from qq.scopes import Scopes
+
+_throttled_log = ThrottledLog(logging.getLogger(__name__), 10)
 
 ADMINISTRATOR = "administrator"
 MONITORING = "monitoring"
@@ -150,6 +154,11 @@ async def authenticated(view: NodeView, request: web.Request, user: str, passwor
     found = await view.authenticate(user, password, request.remote or "")
     if found is None:
         raise unauthorized("login was refused")
+    if READERS.isdisjoint(found.tags):
+        text = (
+            f"login of user {found.user!r} from {request.remote} (HTTP) refused: the user has no tag for HTTP"
+        )
+        _throttled_log.warning("tags", text)
     _require(found.tags, READERS)
     return found
 

@@ -45,7 +45,7 @@ class HttpLogins:
             if not decided.done():
                 decided.set_result(outcome)
 
-        login = Login(user, password.encode(), peer_host, protocol="http")
+        login = Login(user, password.encode(), peer_host, protocol="http", mechanism="HTTP")
         try:
             attempt = self._broker.logins.attempt(login, answer)
         except LoginsBusy as busy:
