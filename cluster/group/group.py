@@ -17,8 +17,10 @@ from collections.abc import Callable, Collection, Sequence
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import Versions, is_configuration
 from cluster.engine.engine import Engine
-from cluster.group.assembly import Assembly, Hooks
-from cluster.group.events import GroupEvents, Nobody
+from cluster.group.assembly import Assembly
+from cluster.group.bootstrap import Ports
+from cluster.group.events import GroupEvents, NoEvents
+from cluster.group.hooks import Hooks
 from cluster.log.entry import ProposedBatch, is_regular, make_entry
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
@@ -60,7 +62,7 @@ class Group:
         self.machine = machine
         self._runtime = runtime
         self._links = links
-        self._events: GroupEvents = Nobody()
+        self._events: GroupEvents = NoEvents()
         self.apply_times = Histogram()
         """Time to apply each entry, without the time that this node takes to carry out the effects."""
         self.beat_delays = Histogram()
@@ -68,54 +70,56 @@ class Group:
         its end."""
         self._beat_due_s = math.inf
         hooks = Hooks(
-            self._turn,
-            self._apply,
-            self._installed,
-            self._needed_from,
-            self._submit_nothing,
-            self._alarm_changed,
+            turn=self._turn,
+            apply=self._apply,
+            installed=self._installed,
+            needed_from=self._needed_from,
+            propose_nothing=self._propose_nothing,
+            alarm_changed=self._alarm_changed,
+            give_way=self._give_way,
         )
-        parts = Assembly(config, machine, runtime, disk, links, engine, hooks)
-        own = parts.own
+        parts = Assembly(config, machine, Ports(runtime, disk, links), engine, hooks)
+        replica, membership = parts.replica, parts.membership
 
         # Parts that a turn uses
-        self.engine = own.engine
-        self.journal = own.journal
-        self.housekeeping = own.housekeeping
-        self._state = own.state
-        self._clock = own.clock
-        self._incarnations = own.incarnations
-        self._turns = parts.turns
-        self._pending = parts.pending
-        self._proposals = parts.proposals
+        self.engine = replica.engine
+        self.journal = replica.journal
+        self.housekeeping = replica.housekeeping
+        self._state = replica.state
+        self._clock = replica.clock
+        self._incarnations = replica.incarnations
+        self._turns = replica.turns
+        self._pending = replica.pending
+        self._proposals = replica.proposals
+        self._outbox = replica.outbox
+        self._log_sync = replica.log_sync
         self._applying = parts.applying
-        self._outbox = parts.outbox
-        self._log_sync = parts.log_sync
         self._sender = parts.sender
         self._installer = parts.installer
-        self._discovery = parts.discovery
-        self._evictions = parts.evictions
-        self._outages = parts.outages
+        self._discovery = membership.discovery
+        self._evictions = membership.evictions
+        self._outages = membership.outages
         self._low_space = parts.low_space
 
         # Parts that the broker queries
-        self.configurations = own.configurations
+        self.configurations = replica.configurations
         """The configurations in the log. The newest counts."""
-        self.recovery = own.recovery
-        self.stopping = own.stopping
-        self.members = parts.members
-        self.alarms = parts.alarms
-        self.own_status = parts.own_status
-        self.statuses = parts.statuses
-        self.leadership = parts.leadership
-        self.reconfiguration = parts.reconfiguration
+        self.recovery = replica.recovery
+        self.stopping = replica.stopping
+        self.members = membership.members
+        self.alarms = membership.alarms
+        self.own_status = membership.own_status
+        self.statuses = membership.statuses
+        self.leadership = membership.leadership
+        self.reconfiguration = membership.reconfiguration
         self.backups = parts.backups
         self.queries = parts.queries
         self.inbox = parts.inbox
         """Receiver of the events of the links."""
         self._chores_s = 0.0
         """Time of the last chores, in seconds of the monotonic clock."""
-        self._version = own.version
+        held, low = replica.configurations, replica.versions.low
+        self._version = held.committed.version if held.is_settled else low
         """Version of the state that the log was last known to be at."""
 
     def start(self, events: GroupEvents) -> None:
@@ -314,8 +318,11 @@ class Group:
         fed = self._sender.needed_from(self.engine, self.members.linked.members)
         return min((index for index in (needed, fed) if index is not None), default=None)
 
-    def _submit_nothing(self) -> None:
+    def _propose_nothing(self) -> None:
         self.propose([])
+
+    def _give_way(self) -> bool:
+        return self.leadership.give_way()
 
     def _alarm_changed(self, reason: str | None) -> None:
         self._events.alarm_changed(reason)

@@ -42,11 +42,11 @@ class Stopping:
 
     def __init__(
         self,
-        name: str,
         configurations: Configurations,
         directory: GroupDirectory,
         turns: TurnTimer,
         runtime: Runtime,
+        *,
         give_way: Callable[[], bool],
         take_checkpoint: Callable[[], None],
     ) -> None:
@@ -59,7 +59,6 @@ class Stopping:
         it."""
         self.is_removed = False
         """Whether this node has stopped because it was removed from the cluster."""
-        self._name = name
         self._configurations = configurations
         self._directory = directory
         self._turns = turns
@@ -107,7 +106,7 @@ class Stopping:
         """Stop because this node was removed from the cluster."""
         self.is_removed = True
         self._directory.note_removed()
-        self.stop_for(RemovedFromCluster(self._name))
+        self.stop_for(RemovedFromCluster(self._directory.owner.node))
 
     def foreign_log(self, error: ForeignLog) -> None:
         """Write a checkpoint and stop, so that the next start knows the applied entries and rejects the same leader."""
@@ -121,7 +120,7 @@ class Stopping:
 
     @property
     def _has_peers(self) -> bool:
-        return bool(self._configurations.others(self._name))
+        return bool(self._configurations.others(self._directory.owner.node))
 
     def _note_damage(self, error: CorruptJournal) -> None:
         if self.damage is None:

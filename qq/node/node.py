@@ -53,7 +53,7 @@ from qq.process import descriptors, garbage
 from qq.sessions.broker import END_CLAIMS_S, Broker
 from qq.sessions.login import SALT_BYTES, hash_password
 from qq.shovels.carrier import ShovelCarrier
-from qq.shovels.connecting import READ_AHEAD_BYTES
+from qq.shovels.connecting import READ_AHEAD_BYTES, Connector
 from qq.stored.content import content_of
 from qq.tls import contexts as tls
 
@@ -358,15 +358,18 @@ async def _start(links: PeerLinks, config: NodeConfig) -> None:
 
 
 def _make_carrier(config: NodeConfig, broker: Broker, group: Group, amqp_server: AmqpServer) -> ShovelCarrier:
+    connector = Connector(
+        lambda vhost: in_process_clients.connect(amqp_server, vhost, READ_AHEAD_BYTES),
+        config.shovels_may_reach,
+        config.limits.message_bytes,
+        broker.runtime.random,
+    )
     return ShovelCarrier(
         broker.machine,
+        connector,
         leads=lambda: group.leader == config.name,
         cluster=lambda: amqp_server.current_settings.cluster_name,
-        open_own=lambda vhost: in_process_clients.connect(amqp_server, vhost, READ_AHEAD_BYTES),
         wall_ms=broker.runtime.wall_ms,
-        random=broker.runtime.random,
-        message_bytes_max=config.limits.message_bytes,
-        may_reach=config.shovels_may_reach,
     )
 
 

@@ -1,4 +1,4 @@
-"""What other nodes have done and this one does not know yet: it is found, and nothing of it is lost."""
+"""Changes that a lagging node has not applied yet are found by its requests, and kept."""
 
 from __future__ import annotations
 

@@ -852,7 +852,7 @@ HAZARDS = [
         None,
         20,
         "has not converged",
-        ("cluster.group.assembly.PendingProposals", ForgetfulSubmissions),
+        ("cluster.group.bootstrap.PendingProposals", ForgetfulSubmissions),
         shown_by=7,
     ),
     Hazard(

@@ -1,4 +1,4 @@
-"""What is wrong, as HTTP tells it: of a machine whose samples the test takes, and of nodes that are asked."""
+"""The findings of the doctor over HTTP, on a machine whose samples the test takes, and of peers."""
 
 from __future__ import annotations
 

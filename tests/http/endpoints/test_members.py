@@ -1,4 +1,4 @@
-"""Members over HTTP, of a group that says what the test wants and changes what it is asked to."""
+"""Members over HTTP, of a fake group that carries out the requested changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acknowledgements, what comes back and where to, and how often."""
+"""Acknowledgements, requeued messages and their position, and delivery counts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.queues.leader_changes import ALSO_KILLED
-from tests.queues.queue_clients import (
+from tests.queues.clients import (
     Taker,
     barrier,
     bodies_of,
@@ -22,7 +21,8 @@ from tests.queues.queue_clients import (
     ready,
     refused,
 )
-from tests.queues.queue_world import World
+from tests.queues.leader_changes import ALSO_KILLED
+from tests.queues.world import World
 
 DELIVERED_AT_ALL = 21
 """With RabbitMQ's delivery limit of 20."""

@@ -9,8 +9,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.queues.leader_changes import KILLED_IF_LONG, QUIET
-from tests.queues.queue_clients import (
+from tests.queues.clients import (
     PATIENCE_S,
     Taker,
     barrier,
@@ -24,7 +23,8 @@ from tests.queues.queue_clients import (
     refused,
     wait_until,
 )
-from tests.queues.queue_world import World
+from tests.queues.leader_changes import KILLED_IF_LONG, QUIET
+from tests.queues.world import World
 
 LATE_S = 5.0
 """Nothing here takes so long, even on a busy machine."""

@@ -1,4 +1,4 @@
-"""Who gets a message when several could: turns, priorities of consumers, the single active consumer."""
+"""The consumer that gets a message: turns, priorities of consumers, the single active consumer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.queues.leader_changes import ALSO_KILLED, KILLED
-from tests.queues.queue_clients import (
+from tests.queues.clients import (
     HERE,
     QUORUM,
     Taker,
@@ -24,7 +23,8 @@ from tests.queues.queue_clients import (
     refused,
     wait_until,
 )
-from tests.queues.queue_world import World
+from tests.queues.leader_changes import ALSO_KILLED, KILLED
+from tests.queues.world import World
 
 SINGLE = {"x-single-active-consumer": True}
 PREFERRED = {"x-priority": 10}

@@ -1,4 +1,4 @@
-"""Wall clocks that jump: what was asked to happen in a while happens then, neither at once nor never."""
+"""Wall clocks that jump: delays, expirations and timeouts stay as long as requested."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cluster.runtime.asyncio_runtime import AsyncioRuntime
+from tests.queues.clients import Taker, declare, get, publish, ready, wait_until
 from tests.queues.nodes_here import ClusterHere
-from tests.queues.queue_clients import Taker, declare, get, publish, ready, wait_until
-from tests.queues.queue_world import World
+from tests.queues.world import World
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000

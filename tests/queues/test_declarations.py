@@ -1,4 +1,4 @@
-"""Declarations: what is refused, with RabbitMQ's texts, and what counts as the same."""
+"""Declarations: refusals with RabbitMQ's texts, and equivalent arguments."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pika.compat import long
 
+from tests.queues.clients import HERE, QUORUM, barrier, declare, got, publish, ready, refused
 from tests.queues.leader_changes import QUIET
-from tests.queues.queue_clients import HERE, QUORUM, barrier, declare, got, publish, ready, refused
-from tests.queues.queue_world import World
+from tests.queues.world import World
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Dead-lettering: why, where to, with which headers, and exactly once."""
+"""Dead-lettering: reasons, targets, headers, and delivery exactly once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from pika.compat import long
 
 import qq.machine.queue.queue
-from tests.queues.leader_changes import ALSO_KILLED
-from tests.queues.queue_clients import (
+from tests.queues.clients import (
     Message,
     Taker,
     barrier,
@@ -24,7 +23,8 @@ from tests.queues.queue_clients import (
     ready,
     wait_until,
 )
-from tests.queues.queue_world import World
+from tests.queues.leader_changes import ALSO_KILLED
+from tests.queues.world import World
 
 MANY = 1000
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
-from tests.chaos.pipeline.pipeline_histories import History, Row, Story, died
+from tests.chaos.pipeline.histories import History, Row, Story, died
 
 Tell = Callable[[Story], None]
 Plant = Callable[[Story], Mapping[str, Sequence[Row]]]

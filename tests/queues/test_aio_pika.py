@@ -11,9 +11,9 @@ import aiormq.exceptions
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
+from tests.queues.clients import QUORUM, Taker, barrier, bodies_of, declare, drain, publish
 from tests.queues.leader_changes import KILLED_IF_LONG
-from tests.queues.queue_clients import QUORUM, Taker, barrier, bodies_of, declare, drain, publish
-from tests.queues.queue_world import World
+from tests.queues.world import World
 
 PATIENCE_S = 10.0
 

@@ -7,8 +7,7 @@ from typing import Any
 import pika.exceptions
 import pytest
 
-from tests.queues.leader_changes import KILLED_IF_LONG
-from tests.queues.queue_clients import (
+from tests.queues.clients import (
     HERE,
     Taker,
     barrier,
@@ -21,7 +20,8 @@ from tests.queues.queue_clients import (
     refused,
     wait_until,
 )
-from tests.queues.queue_world import World
+from tests.queues.leader_changes import KILLED_IF_LONG
+from tests.queues.world import World
 
 BODY = b"x" * 1000
 REJECTS = {"overflow": "reject-publish"}

@@ -1,4 +1,4 @@
-"""The cluster as the clients of one test see it."""
+"""The cluster as the clients of a test see it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pika
 import pika.exceptions
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
+from tests.queues.clients import lose
 from tests.queues.nodes_here import ClusterHere
-from tests.queues.queue_clients import lose
 
 CREDENTIALS = base64.b64encode(b"guest:guest").decode()
 CLOSING_S = 5.0

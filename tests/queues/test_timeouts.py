@@ -10,9 +10,7 @@ import pytest
 
 import qq.machine.queue.consumers
 from qq.testing import LocalCluster
-from tests.queues.consumer_timeouts import GUIDE, SHORT_MS, closed_text, wait_closed
-from tests.queues.leader_changes import KILLED
-from tests.queues.queue_clients import (
+from tests.queues.clients import (
     HERE,
     Taker,
     barrier,
@@ -25,7 +23,9 @@ from tests.queues.queue_clients import (
     refused,
     wait_until,
 )
-from tests.queues.queue_world import World
+from tests.queues.consumer_timeouts import GUIDE, SHORT_MS, closed_text, wait_closed
+from tests.queues.leader_changes import KILLED
+from tests.queues.world import World
 
 
 @pytest.fixture

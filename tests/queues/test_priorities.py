@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.queues.clients import Taker, bodies_of, close, declare, drain, publish
 from tests.queues.leader_changes import KILLED_IF_LONG
-from tests.queues.queue_clients import Taker, bodies_of, close, declare, drain, publish
-from tests.queues.queue_world import World
+from tests.queues.world import World
 
 
 @KILLED_IF_LONG

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.queues.clients import Taker, declare, got, publish, ready
 from tests.queues.leader_changes import KILLED_IF_LONG
-from tests.queues.queue_clients import Taker, declare, got, publish, ready
-from tests.queues.queue_world import World
+from tests.queues.world import World
 
 CAPABILITIES = {
     "authentication_failure_close": True,

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.harness.stopwatch import Stopwatch
-from tests.stories.system_clients import (
+from tests.stories.clients import (
     EXCHANGE,
     AioPikaConsumer,
     AioPikaPublisher,
@@ -31,7 +31,7 @@ from tests.stories.system_clients import (
     World,
     pika_connection,
 )
-from tests.stories.system_history import History, violations
+from tests.stories.history import History, violations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

@@ -1,4 +1,4 @@
-"""What a node's configuration says about consumers and publishers."""
+"""Settings of a node for consumers and publishers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import pytest
 
 import qq.machine.queue.consumers
 from qq.config import NodeLimits
-from tests.queues.consumer_timeouts import closed_text, wait_closed
-from tests.queues.leader_changes import CHANGES, QUIET
-from tests.queues.nodes_here import ClusterHere
-from tests.queues.queue_clients import (
+from tests.queues.clients import (
     PATIENCE_S,
     Taker,
     barrier,
@@ -24,7 +21,10 @@ from tests.queues.queue_clients import (
     refused,
     send,
 )
-from tests.queues.queue_world import World, world_here
+from tests.queues.consumer_timeouts import closed_text, wait_closed
+from tests.queues.leader_changes import CHANGES, QUIET
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.world import World, world_here
 
 PUBLISH_TIMEOUT_MS = 1000
 LIMITS = NodeLimits(

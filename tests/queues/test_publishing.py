@@ -8,9 +8,7 @@ from typing import Any
 import pika
 import pytest
 
-from tests.queues.leader_changes import ALSO_KILLED, QUIET
-from tests.queues.nodes_here import ClusterHere
-from tests.queues.queue_clients import (
+from tests.queues.clients import (
     Taker,
     barrier,
     bodies_of,
@@ -26,7 +24,9 @@ from tests.queues.queue_clients import (
     send,
     wait_until,
 )
-from tests.queues.queue_world import World
+from tests.queues.leader_changes import ALSO_KILLED, QUIET
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.world import World
 
 # Deduplication
 

@@ -1,4 +1,4 @@
-"""Direct reply-to through three nodes: who asks and who answers need not be at the same."""
+"""Direct reply-to through three nodes: requester and replier may be at different nodes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.queues.clients import Taker, barrier, declare, exactly, got, lose, refused
 from tests.queues.leader_changes import KILLED, KILLED_IF_LONG
 from tests.queues.nodes_here import ClusterHere
-from tests.queues.queue_clients import Taker, barrier, declare, exactly, got, lose, refused
-from tests.queues.queue_world import World
+from tests.queues.world import World
 
 REPLY_TO = "amq.rabbitmq.reply-to"
 CALLS = 100

@@ -18,7 +18,7 @@ import aiormq.exceptions
 import pika
 import pika.exceptions
 
-from tests.stories.system_history import Confirm, Delivery, History, Message
+from tests.stories.history import Confirm, Delivery, History, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Moves, while the leader changes: each message is in one of the two queues afterwards, and in its order."""
+"""Moves while the leader changes: each message ends in exactly a single queue, in order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import pika
 
+from tests.queues.clients import Taker, bodies_of, declare, drain, got, publish, ready, wait_until
 from tests.queues.leader_changes import ALSO_KILLED
-from tests.queues.queue_clients import Taker, bodies_of, declare, drain, got, publish, ready, wait_until
-from tests.queues.queue_world import World
+from tests.queues.world import World
 
 MANY = 600
 

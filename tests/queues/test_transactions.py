@@ -1,11 +1,10 @@
-"""Transactions: all or nothing, whatever queues they are about."""
+"""Transactions are atomic over any queues."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.queues.leader_changes import ALSO_KILLED
-from tests.queues.queue_clients import (
+from tests.queues.clients import (
     HERE,
     Taker,
     barrier,
@@ -20,7 +19,8 @@ from tests.queues.queue_clients import (
     refused,
     wait_until,
 )
-from tests.queues.queue_world import World
+from tests.queues.leader_changes import ALSO_KILLED
+from tests.queues.world import World
 
 
 def queues_of(world: World, queue: str, count: int = 2) -> list[str]:
