@@ -97,7 +97,9 @@ class Import:
         stages = [(name, await self._read(name, body[name], read)) for name, read in categories.items()]
         await self._check_entry(stages)
         loosened = await self._check_room(stages)
-        await self._check_administrators([each for name, users in stages if name == "users" for each in users])
+        await self._check_administrators(
+            [each for name, users in stages if name == "users" for each in users]
+        )
         for category, objects in stages:
             if category in OF_VHOSTS and loosened:
                 # Limits of the document that are looser than the present limits apply from here on, the rest at the

@@ -66,9 +66,9 @@ class Changes:
         """Put changes into the log, and return when they are in the state of this node.
 
         Raises RequestRefused if a limit is reached, if no administrator would be left, or if the virtual host or user
-        of a change has been deleted. Raises Unavailable, also if this node missed the outcome of a change, and the change is not in its state. If a change
-        is missing from the state otherwise, a concurrent change has overwritten it: the last of concurrent changes
-        stays.
+        of a change has been deleted. Raises Unavailable, also if this node missed the outcome of a change, and the
+        change is not in its state. If a change is missing from the state otherwise, a concurrent change has overwritten
+        it: the last of concurrent changes stays.
         """
         catalog, submissions = self._broker.machine.catalog, self._broker.submissions
         self._check(changes)
