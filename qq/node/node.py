@@ -46,14 +46,14 @@ from qq.node.memory_watch import MemoryWatch, limit_bytes
 from qq.node.node_info import NodeInfo
 from qq.node.node_machine import NodeMachine
 from qq.node.node_metrics import NodeMetrics
-from qq.node.notices import tell_beginning, tell_differences
+from qq.node.notices import log_differences, log_new_cluster
 from qq.node.readiness import Readiness, catch_up
 from qq.node.reread import RereadFiles
 from qq.process import descriptors, garbage
 from qq.sessions.broker import END_CLAIMS_S, Broker
 from qq.sessions.login import SALT_BYTES, hash_password
 from qq.shovels.carrier import ShovelCarrier
-from qq.shovels.connecting import READ_AHEAD_BYTES
+from qq.shovels.connecting import READ_AHEAD_BYTES, Connector
 from qq.stored.content import content_of
 from qq.tls import contexts as tls
 
@@ -125,11 +125,11 @@ class Node:
             await self._serve_clients(tasks)
 
     async def _wait_serving(self) -> None:
-        telling = asyncio.ensure_future(self.readiness.tell())
+        reporting = asyncio.ensure_future(self.readiness.log_changes())
         try:
             await self._wait_applied()
         finally:
-            telling.cancel()
+            reporting.cancel()
 
     async def _wait_applied(self) -> None:
         submissions, flaw = self.broker.submissions, self.group.own_status.flaw
@@ -229,10 +229,10 @@ async def start(
         broker.logins.verifier = tokens
         maintenance = ClientDrain(group, broker, config.limits.drain_grace_s)
         readiness = Readiness(config.name, group, links, maintenance)
-        tell_beginning(config, group)
+        log_new_cluster(config, group)
         group.start(broker)
     closing.push_async_callback(_leave, config.name, group, broker, failure, readiness)
-    tell_differences(config, group)
+    log_differences(config, group)
     await _start(links, config)
 
     make_channel = Channel if tracer is None else partial(TracedChannel, tracer)
@@ -343,7 +343,7 @@ def _start_errors(directory: Path) -> Generator[None]:
     except CorruptJournal as error:
         raise StartError(
             f"{directory}: {error}; no other node has a copy: put the file back from a backup "
-            f"(`qq inspect {directory}` tells what is there)"
+            f"(`qq inspect {directory}` shows its contents)"
         ) from error
     except (JournalError, ForeignDirectory, OSError) as error:
         raise StartError(f"{directory}: {error}") from error
@@ -358,15 +358,18 @@ async def _start(links: PeerLinks, config: NodeConfig) -> None:
 
 
 def _make_carrier(config: NodeConfig, broker: Broker, group: Group, amqp_server: AmqpServer) -> ShovelCarrier:
+    connector = Connector(
+        lambda vhost: in_process_clients.connect(amqp_server, vhost, READ_AHEAD_BYTES),
+        config.shovels_may_reach,
+        config.limits.message_bytes,
+        broker.runtime.random,
+    )
     return ShovelCarrier(
         broker.machine,
+        connector,
         leads=lambda: group.leader == config.name,
         cluster=lambda: amqp_server.current_settings.cluster_name,
-        open_own=lambda vhost: in_process_clients.connect(amqp_server, vhost, READ_AHEAD_BYTES),
         wall_ms=broker.runtime.wall_ms,
-        random=broker.runtime.random,
-        message_bytes_max=config.limits.message_bytes,
-        may_reach=config.shovels_may_reach,
     )
 
 
@@ -376,7 +379,7 @@ async def _watch_rates(management: Management) -> None:
         try:
             await management.watch()
         except Exception:
-            log.exception("rates are not counted for a while")
+            log.exception("sampling pauses after an error")
         await asyncio.sleep(RATES_PAUSE_S)
 
 
@@ -426,11 +429,11 @@ async def run(
             repairs = repairs + 1 if clock() - began_s < DAMAGED_AGAIN_S else 1
             if repairs > REPAIRS_MAX:
                 raise StartError(
-                    f"{config.data_dir}: the log is damaged again and again, so look at the disk: {damage}"
+                    f"{config.data_dir}: the log is damaged again and again, so check the disk: {damage}"
                 ) from damage
-            log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
+            log.error("node %s restarts: %s", config.name, damage)  # noqa: TRY400
         except ObsoleteLog as error:
-            log.warning("node %s starts anew: %s", config.name, error)
+            log.warning("node %s restarts: %s", config.name, error)
         garbage.collect()  # frees the state of the node that has ended
 
 

@@ -1,4 +1,4 @@
-"""A node that is only a view, and a broker with a machine of its own: what they answer is set by the test."""
+"""A fake node and a fake broker with its own machine, whose answers the test sets."""
 
 from __future__ import annotations
 

@@ -283,13 +283,13 @@ class Import:
     async def _check_room(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> list[_Object]:
         """Check that limits leave room for all objects, and return the limits to be loosened first. Raises Refusal."""
         found = [each for _, objects in stages for each in objects]
-        told = {
+        new_limits = {
             change.vhost: change.limits
             for each in found
             for change in each.changes
             if isinstance(change, SetVhostLimits)
         }
-        room = self._management.changes.room(told)
+        room = self._management.changes.room(new_limits)
         for each in found:
             await self._slices.give_way()
             try:
@@ -299,7 +299,7 @@ class Import:
                     room.claim_declaration(each.vhost, each.declaration)
             except RequestRefused as refused:
                 raise bad_request(f"{each.what}: {refused.explanation}; nothing is imported") from None
-        loosened = {vhost: room.loosened(vhost) for vhost in told}
+        loosened = {vhost: room.loosened(vhost) for vhost in new_limits}
         return [
             _Object(f"limits of vhost '{vhost}'", (vhost,), [ChangeVhostLimits(vhost, limits_)])
             for vhost, limits_ in loosened.items()

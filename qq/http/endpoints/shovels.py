@@ -63,7 +63,7 @@ async def check_may_set(request: web.Request, management: Management, vhost: str
 def _needed(definition: Definition) -> Iterator[tuple[str, Declaration | AllPublications | Get]]:
     """Yield each virtual host and command that needs permission, for the ends in this cluster without a password."""
     for end, is_source in ((definition.source, True), (definition.target, False)):
-        for vhost in dict.fromkeys(uri.vhost for uri in end.uris if uri.is_own):
+        for vhost in dict.fromkeys(uri.vhost for uri in end.uris if uri.is_local):
             if end.queue:
                 # Writing to a queue needs the same permission as binding it to the default exchange.
                 writes = BindQueue(0, 0, end.queue, "", "", {})

@@ -100,8 +100,10 @@ class UserEndpoints:
         return done()
 
     async def _delete(self, names: Sequence[str]) -> None:
-        known = self._management.catalog.users()
-        there = [name for name in names if name in known]
+        has_user = self._management.catalog.has_user
+        if not all(map(has_user, names)):  # other nodes may have just created the missing users
+            await self._management.changes.wait_applied()
+        there = [name for name in names if has_user(name)]
         await self._management.changes.apply(*map(DeleteUser, names))
         await self._management.sessions.end_of_users(there)
 

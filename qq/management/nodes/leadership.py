@@ -60,7 +60,7 @@ class LeadershipTransfers:
             if leader is not None:
                 return leader
         who = "no other node has" if to is None else f"{to} has not"
-        what = f"{who} taken over within {2 * RETRY_S:g} s; {group.leader or 'nobody'} leads"
+        what = f"{who} taken over within {2 * RETRY_S:g} s; {group.leader or 'no node'} leads"
         status = None if to is None else group.statuses.known().get(to)
         # A leader refuses a handover to a node that does not hear a member that the leader hears.
         missed = ", ".join(status.misses) if status is not None else ""

@@ -1,4 +1,4 @@
-"""Virtual hosts, users, permissions and limits over HTTP, with a machine that applies at once what is asked for."""
+"""Virtual hosts, users, permissions and limits over HTTP, with a machine that applies commands at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual hosts, users, permissions and connections: what is told of them, and what a node that missed it is owed."""
+"""Virtual hosts, users, permissions and connections: their effects, and the effects owed after missed entries."""
 
 from __future__ import annotations
 
