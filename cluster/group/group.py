@@ -105,7 +105,7 @@ class Group:
         self.configurations = replica.configurations
         """The configurations in the log. The newest counts."""
         self.recovery = replica.recovery
-        self.stopping = replica.stopping
+        self.fail_stop = replica.fail_stop
         self.members = membership.members
         self.alarms = membership.alarms
         self.own_status = membership.own_status
@@ -174,8 +174,8 @@ class Group:
         return self.journal.read_job(indexes, bytes_max)
 
     def disk_failed(self, error: Exception) -> None:
-        """Report that a read of the log has failed (`Stopping.disk_failed`)."""
-        self.stopping.disk_failed(error)
+        """Report that a read of the log has failed (`FailStop.disk_failed`)."""
+        self.fail_stop.disk_failed(error)
 
     @property
     def pending_batches(self) -> int:
@@ -240,10 +240,10 @@ class Group:
             self.beat_delays.add(max(0.0, now_s - self._beat_due_s))
             self._turns.ask()
             self._log_sync.awake_s()
-            self.leadership.update_candidacy(is_fit=not self.journal.full and self.stopping.damage is None)
+            self.leadership.update_candidacy(is_fit=not self.journal.full and self.fail_stop.damage is None)
             self._low_space.check()
             self._outages.check()
-            self.stopping.leave_if_the_others_can_go_on()
+            self.fail_stop.leave_if_the_others_can_go_on()
             self._evictions.check()
             if self.engine.is_leader:
                 self.leadership.leave_if_late(self._turns.beat_s)
@@ -409,7 +409,7 @@ class Group:
                 committed = self.configurations.applied(index)
                 self._log_version()
                 if committed.is_removed(self.members.id):
-                    self.stopping.removed()
+                    self.fail_stop.removed()
             else:
                 outcome = self._applying.entry(index, payload)
             self._clock.advance_to(self._state.time_ms, begun_s)
@@ -418,7 +418,7 @@ class Group:
         except BaseException as error:
             # H10: after any error, the state differs from the other nodes' state, and further entries would build on
             # it.
-            self.stopping.stop_for(error)
+            self.fail_stop.stop_for(error)
             raise
         self.apply_times.add(self._runtime.monotonic() - begun_s)
         effects, evicted_at, awaited_by = outcome

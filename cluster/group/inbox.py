@@ -52,7 +52,7 @@ class Inbox:
         self._proposals = replica.proposals
         self._outbox = replica.outbox
         self._log_sync = replica.log_sync
-        self._stopping = replica.stopping
+        self._fail_stop = replica.fail_stop
         self._turns = replica.turns
         self._runtime = replica.runtime
         self._campaign_jitter_s = replica.config.timing.campaign_jitter_s
@@ -167,7 +167,7 @@ class Inbox:
             if is_member or self._members.accepts_from_non_member(message):
                 self._receive(peer, message)
         except ForeignLog as error:
-            self._stopping.foreign_log(error)
+            self._fail_stop.foreign_log(error)
         if not isinstance(message, Append | AppendResponse) or self._engine.wants_turn:
             self._turns.ask()
         elif isinstance(message, Append) and not message.entries and self._engine.outbox:

@@ -48,7 +48,7 @@ class LowSpace:
         self._log_sync = replica.log_sync
         self._leadership = leadership
         self._statuses = statuses
-        self._stopping = replica.stopping
+        self._fail_stop = replica.fail_stop
         self._receiver = receiver
         self._runtime = replica.runtime
         self._alarm_changed = hooks.alarm_changed
@@ -100,4 +100,4 @@ class LowSpace:
         durable_bytes = journal.disk_bytes - journal.unsynced_bytes
         reason = self._statuses.why_log_is_obsolete(durable_bytes, journal.synced_index)
         if reason is not None:
-            self._stopping.log_is_obsolete(ObsoleteLog(reason))
+            self._fail_stop.log_is_obsolete(ObsoleteLog(reason))

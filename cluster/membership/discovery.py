@@ -40,7 +40,7 @@ class Discovery:
         self._recovery = replica.recovery
         self._joining = joining
         self._engine = replica.engine
-        self._stopping = replica.stopping
+        self._fail_stop = replica.fail_stop
         self._transmit = replica.outbox.transmit
         self._told_index = 0
         """Log index of the configuration that a peer told last."""
@@ -100,7 +100,7 @@ class Discovery:
         """Learn the members from a peer if the own log has no configuration; stop if they have removed this node."""
         held = self._members.configurations
         if told.configuration.is_removed(self._members.id):
-            self._stopping.removed()
+            self._fail_stop.removed()
             return
         if held.newest_index == 0 and told.index > self._told_index:
             self._told_index = told.index

@@ -81,7 +81,7 @@ class SnapshotSender:
         self._housekeeping = replica.housekeeping
         self._runtime = replica.runtime
         self._send = replica.outbox.transmit
-        self._failed = replica.stopping.disk_failed
+        self._failed = replica.fail_stop.disk_failed
         self._retained_bytes = replica.config.retained_bytes
         """Bytes of the log that are kept for all followers anyway."""
         self._next_id = first_id

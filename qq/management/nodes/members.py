@@ -108,7 +108,7 @@ class MemberChanges:
 
     def _is_done(self, change: MemberChange) -> bool:
         group = self._group
-        if change.verb == Verb.REMOVE and group.stopping.is_removed and change.member_id == group.members.id:
+        if change.verb == Verb.REMOVE and group.fail_stop.is_removed and change.member_id == group.members.id:
             return True  # the member's own state never gets this entry
         if not change.is_made(self._configuration):
             return False

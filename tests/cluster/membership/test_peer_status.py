@@ -129,7 +129,7 @@ def test_node_without_space_for_a_snapshot_stays_low_on_disk(peers: Peers) -> No
     runtime = SimpleNamespace(monotonic=lambda: 10.0)
     told: list[str | None] = []
     replica: Any = SimpleNamespace(
-        housekeeping=housekeeping, engine=engine, runtime=runtime, log_sync=None, stopping=None
+        housekeeping=housekeeping, engine=engine, runtime=runtime, log_sync=None, fail_stop=None
     )
     parts: dict[str, Any] = {
         "leadership": None,

@@ -123,7 +123,7 @@ def test_removed_node_answers_although_its_log_does_not_say_so(node: Node[FakeMa
     group = node.management.group
     group.delayed_changes = 99
     assert node.api(f"{MEMBERS}/n1?id={hexed('n1')}", "DELETE").status == 503
-    group.stopping.is_removed = True
+    group.fail_stop.is_removed = True
     assert node.api(f"{MEMBERS}/n1?id={hexed('n1')}", "DELETE").status == 200
 
 
