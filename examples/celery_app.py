@@ -1,4 +1,4 @@
-"""A Celery application whose tasks survive the death of a worker and of a node.
+"""A Celery application with tasks that survive the death of a worker or a node.
 
 celery -A celery_app worker
 python celery_app.py                 adds 2 and 3 in a worker

@@ -1,9 +1,9 @@
-"""Take out of RabbitMQ's definitions what qq does not have, and say what that is.
+"""Remove unsupported objects and keys from RabbitMQ's definitions, and list them.
 
 python clean_definitions.py < definitions.json > clean.json
 
-Left out are streams, exchanges of types that are not here, the bindings of both, and of policies the keys of other
-features (mirroring, federation).
+Removed are streams, exchanges of unsupported types, the bindings of both, and keys of policies for unsupported features
+(mirroring, federation).
 """
 
 import json
@@ -28,7 +28,7 @@ POLICY_KEYS = {
 
 
 def clean(document: Document) -> list[str]:
-    """Change the document; returns what was left out."""
+    """Change the document; return the removed objects and keys."""
     left_out: list[str] = []
     gone: set[tuple[str, str, str]] = set()
     for kind, known in (("queue", QUEUE_TYPES), ("exchange", EXCHANGE_TYPES)):
@@ -48,10 +48,12 @@ def clean(document: Document) -> list[str]:
         and (vhost_of(each), each["destination_type"], each["destination"]) not in gone
     ]
     for policy in list(document.get("policies", [])):
-        other = policy["definition"].keys() - POLICY_KEYS
-        if other:
-            left_out.append(f"of policy {policy['name']!r}: {', '.join(sorted(other))}")
-        policy["definition"] = {key: policy["definition"][key] for key in policy["definition"].keys() - other}
+        unknown = policy["definition"].keys() - POLICY_KEYS
+        if unknown:
+            left_out.append(f"of policy {policy['name']!r}: {', '.join(sorted(unknown))}")
+        policy["definition"] = {
+            key: policy["definition"][key] for key in policy["definition"].keys() - unknown
+        }
         if not policy["definition"]:
             document["policies"].remove(policy)
     return left_out

@@ -1,9 +1,9 @@
-"""An outbox: what an application stores and what it publishes never differ, and nothing is published twice.
+"""An outbox: stored orders and published messages never differ, and each message is published once.
 
-The application writes an order and the message about it in one transaction of its database. A relay publishes what
-is in the outbox, in order, and removes what is confirmed. When its connection is lost, or it is killed between the
+The application writes an order and the message about it in the same transaction of its database. A relay publishes the
+rows of the outbox in order, and removes confirmed rows. When its connection is lost, or it is killed between the
 confirm and the removal, it publishes the same rows again, with the same numbers, on any node: the broker knows the
-numbers and drops what it has already taken.
+numbers and drops messages that it has already stored.
 
 python outbox.py DATABASE [URL...]      writes 200 orders and relays them
 """
@@ -16,7 +16,7 @@ import pika
 from pika.exceptions import AMQPError, NackError
 
 QUEUE = "orders"
-PUBLISHER = "orders-outbox"  # this outbox and no other; it is the same after a restart
+PUBLISHER = "orders-outbox"  # names this outbox only, and stays the same after a restart
 DEFAULT_URLS = [f"amqp://guest:guest@127.0.0.1:{port}/" for port in (5672, 5673, 5674)]
 TABLES = """
     CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, item TEXT);
@@ -32,14 +32,14 @@ def open_database(path: str) -> sqlite3.Connection:
 
 
 def place_order(database: sqlite3.Connection, item: str) -> None:
-    """Store the order and what is to be told about it: both or neither."""
+    """Store the order and the message about it in the same transaction."""
     with database:
         order = database.execute("INSERT INTO orders (item) VALUES (?)", (item,)).lastrowid
         database.execute("INSERT INTO outbox (body) VALUES (?)", (f"order {order}: {item}",))
 
 
 def relay(database: sqlite3.Connection, urls: list[str]) -> None:
-    """Publish until the outbox is empty, whatever happens to the connection."""
+    """Publish until the outbox is empty; reconnect if the connection is lost."""
     while True:
         try:
             with pika.BlockingConnection([pika.URLParameters(url) for url in urls]) as connection:
@@ -59,7 +59,7 @@ def relay(database: sqlite3.Connection, urls: list[str]) -> None:
 def publish_some(
     database: sqlite3.Connection, channel: pika.adapters.blocking_connection.BlockingChannel
 ) -> int:
-    """Publish the oldest rows in the order of their numbers; returns how many there were."""
+    """Publish the oldest rows in the order of their numbers; return their number."""
     rows = database.execute("SELECT seq, body FROM outbox ORDER BY seq LIMIT ?", (BATCH,)).fetchall()
     for seq, body in rows:
         headers = {"x-publisher-id": PUBLISHER, "x-publish-seq": seq}

@@ -1,4 +1,4 @@
-"""Retries with growing delays, and a place for what never works: one queue with arguments, no ladder of waiting queues.
+"""Retries with growing delays, and a queue for jobs that always fail: arguments of a queue, no ladder of queues.
 
 A job that fails is rejected. It waits, half a second after its first delivery, a second after its second and so on, and
 is delivered again. When it has failed too often, it goes to the queue of parked jobs, with the reason in its headers.
@@ -14,11 +14,11 @@ URL = sys.argv[1] if len(sys.argv) > 1 else "amqp://guest:guest@127.0.0.1:5672/"
 ATTEMPTS = 3
 JOBS = {
     "x-queue-type": "quorum",
-    "x-delayed-retry-type": "all",  # whatever comes back waits before it is delivered again
-    "x-delayed-retry-min": 500,  # ms, times the number of deliveries
+    "x-delayed-retry-type": "all",  # a returned message waits before it is delivered again
+    "x-delayed-retry-min": 500,  # in ms, multiplied by the number of deliveries
     "x-delayed-retry-max": 60_000,
-    "x-delivery-limit": ATTEMPTS - 1,  # so often a job may come back
-    "x-dead-letter-exchange": "",  # the default exchange, which leads to the queue that the key names
+    "x-delivery-limit": ATTEMPTS - 1,  # returns of a job at most
+    "x-dead-letter-exchange": "",  # the default exchange: the key is the name of the queue
     "x-dead-letter-routing-key": "jobs.parked",
 }
 
@@ -29,7 +29,7 @@ def declare(channel: pika.adapters.blocking_connection.BlockingChannel) -> None:
 
 
 def work(body: bytes, attempt: int) -> bool:
-    """Do the job; False if it failed. This one works when it is tried a second time, or never."""
+    """Do the job; False if it failed. A flaky job works at its second attempt."""
     return body == b"flaky" and attempt > 1
 
 

@@ -1,6 +1,6 @@
 """Requests and replies with direct reply-to: no queue for replies, and client and server may be at different nodes.
 
-Replies are delivered at most once: a client that hears nothing in time asks again, or gives up.
+Replies are delivered at most once: a client without a reply in time must repeat the request or give up.
 
 python rpc.py serve [URL]
 python rpc.py ask NUMBER [URL]
@@ -34,16 +34,16 @@ def serve(channel: pika.adapters.blocking_connection.BlockingChannel) -> None:
 
 
 def ask(channel: pika.adapters.blocking_connection.BlockingChannel, number: str) -> str | None:
-    """Return the reply; None if there is none in time."""
+    """Return the reply, or None after the timeout."""
     question = str(uuid.uuid4())
     replies: list[str] = []
 
-    def heard(_channel: object, _method: object, properties: pika.BasicProperties, body: bytes) -> None:
+    def on_reply(_channel: object, _method: object, properties: pika.BasicProperties, body: bytes) -> None:
         if properties.correlation_id == question:
             replies.append(body.decode())
 
-    # The consumer of replies has to be there before the request is published.
-    channel.basic_consume("amq.rabbitmq.reply-to", heard, auto_ack=True)
+    # The consumer of replies must exist before the request is published.
+    channel.basic_consume("amq.rabbitmq.reply-to", on_reply, auto_ack=True)
     request = pika.BasicProperties(reply_to="amq.rabbitmq.reply-to", correlation_id=question)
     channel.basic_publish("", REQUESTS, number.encode(), request)
     until = time.monotonic() + TIMEOUT_S

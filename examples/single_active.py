@@ -1,8 +1,10 @@
-"""Single active consumer: several processes consume a queue, one of them gets everything, the next one takes over.
+"""Single active consumer: of several processes that consume a queue, a single process gets all messages.
+
+When it dies, the next process takes over.
 
 Use it where messages have to be handled in their order, and the work has to go on when a worker dies.
 
-python single_active.py NAME [URL]      start it several times, and kill the one that works
+python single_active.py NAME [URL]      start it several times, and kill the active process
 """
 
 import sys
@@ -21,7 +23,7 @@ def main() -> None:
     channel = pika.BlockingConnection(pika.URLParameters(url)).channel()
     arguments = {"x-queue-type": "quorum", "x-single-active-consumer": True}
     channel.queue_declare(QUEUE, durable=True, arguments=arguments)
-    # One at a time: what is not acknowledged when this process dies comes first at the next one, still in order.
+    # A single message at a time: if this process dies, the next process gets the unacknowledged message first.
     channel.basic_qos(prefetch_count=1)
     print(f"{name}: waiting", flush=True)
     for method, _, body in channel.consume(QUEUE):

@@ -1,6 +1,6 @@
 """Publish and consume for ever, on nodes that may be killed.
 
-python survive.py [URL...]      one address for each node; by default those of `qq up`
+python survive.py [URL...]      the address of each node; by default the nodes of `qq up`
 """
 
 import itertools
@@ -24,7 +24,7 @@ def connect() -> pika.BlockingConnection:
     """Connect to any node, in a random order so that clients spread over the nodes."""
     nodes = [pika.URLParameters(url) for url in random.sample(URLS, len(URLS))]
     for node in nodes:
-        node.heartbeat = 10  # a host that is gone without a word is noticed after some 20 s
+        node.heartbeat = 10  # a host that died silently is noticed after some 20 s
     return pika.BlockingConnection(nodes)
 
 
@@ -72,13 +72,13 @@ def consume() -> None:
 
 def main() -> None:
     channel = connect().channel()
-    channel.queue_delete(QUEUE)  # what an earlier run has left
+    channel.queue_delete(QUEUE)  # of an earlier run
     channel.connection.close()
     for work in (publish, consume):
         threading.Thread(target=work, daemon=True).start()
     while True:
         until = confirmed
-        # What was confirmed a second ago has been consumed, unless the consumer is about to connect.
+        # Messages confirmed a second ago have been consumed, unless the consumer is about to connect.
         time.sleep(1)
         lost = until - len(seen & set(range(1, until + 1)))
         print(

@@ -76,7 +76,7 @@ _BASE_PORTS = range(12_000, 12_700, NODE_COUNT_MAX + 1)
 
 
 class ClusterError(OperatingError):
-    """The local cluster cannot do what the test has requested."""
+    """The local cluster cannot fulfil a request of the test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,8 +373,8 @@ class LocalCluster:
             if not self._running():
                 raise ClusterError("no node of the cluster runs, so none can lead")
             # For a moment after it was cut off, a former leader may still report to lead: the newest term counts.
-            reigns = [(term, node) for node in self.nodes if (term := node.leads()) is not None]
-            found = max(reigns, key=lambda reign: reign[0])[1] if reigns else None
+            leaderships = [(term, node) for node in self.nodes if (term := node.leads()) is not None]
+            found = max(leaderships, key=lambda leadership: leadership[0])[1] if leaderships else None
             return found is not None
 
         _wait_until(is_found, lambda: f"no node leads; running: {[node.name for node in self._running()]}")
@@ -471,12 +471,12 @@ def _applied_index(node: ClusterNode) -> int:
 
 
 def _wait_until(
-    condition: Callable[[], bool], complaint: Callable[[], str], patience_s: float = PATIENCE_S
+    condition: Callable[[], bool], describe: Callable[[], str], patience_s: float = PATIENCE_S
 ) -> None:
     deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:
-            raise ClusterError(f"after {patience_s:g} s: {complaint()}")
+            raise ClusterError(f"after {patience_s:g} s: {describe()}")
         time.sleep(_POLL_S)
 
 

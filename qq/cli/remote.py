@@ -298,10 +298,10 @@ def _errors_explained(base: str, path: str, timeout_s: float) -> Generator[None]
     try:
         yield
     except ConnectError as error:
-        raise CommandError(f"{url}: {error}; start the node, or name another one with --url") from None
+        raise CommandError(f"{url}: {error}; start the node, or name another node with --url") from None
     except TimeoutError:
         raise CommandError(
-            f"{url}: no answer within {timeout_s:.2g} s; look at the node, or name another one with --url"
+            f"{url}: no answer within {timeout_s:.2g} s; look at the node, or name another node with --url"
         ) from None
     except (OSError, IncompleteRead) as error:
         raise CommandError(f"{url}: the connection was lost before the answer ({error})") from None

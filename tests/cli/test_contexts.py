@@ -149,7 +149,7 @@ def test_command_uses_the_first_node_that_answers(
         assert (status, output, errors.count("\n")) == (1, "", 1)
         assert errors.startswith(f"qq leader show: no node answers: http://{NOBODY}/healthz: cannot connect")
         assert errors.endswith(
-            f"; http://{silent}/healthz: no answer within 0.2 s; look at the node, or name another one with --url\n"
+            f"; http://{silent}/healthz: no answer within 0.2 s; look at the node, or name another node with --url\n"
         )
     monkeypatch.setenv("QQ_URL", f"{NOBODY},{good}")
     assert called("leader", "show").output == "n1\n"

@@ -73,7 +73,7 @@ def test_a_node_that_does_not_answer_is_not_waited_for(said: Said, node: Qq) -> 
     assert (status, said_yes_or_no) == (1, "")
     address = "/api/health/checks/safe-to-stop: cannot connect to 127.0.0.1:"
     assert errors.startswith(f"qq check safe-to-stop: URL{address}")
-    assert errors.endswith(" (Connection refused); start the node, or name another one with --url\n")
+    assert errors.endswith(" (Connection refused); start the node, or name another node with --url\n")
 
 
 @pytest.mark.usefixtures("node")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CHECKOUT = Path(__file__).parents[2]
 GRACE_S = 0.2
-REMEDY = "; look at the node, or name another one with --url"
+REMEDY = "; look at the node, or name another node with --url"
 
 
 @pytest.fixture

@@ -460,7 +460,7 @@ def test_documented_qq_commands_have_their_options(document: Path) -> None:
             assert option in options_of(commands()[called[0]]), f"{name_of(document)}: {line}"
 
 
-NODE_OPTIONS, OUTPUT = "which-node-is-asked-and-as-whom", "output"
+NODE_OPTIONS, OUTPUT = "node-and-login", "output"
 """The chapters with options that many commands have; the others lead to them."""
 
 

@@ -72,7 +72,7 @@ def test_a_new_directory_joins_as_a_learner_and_is_promoted() -> None:
     assert promoted.promoted("n4") is promoted
 
 
-def test_who_is_awaited_is_bound_to_the_first_directory_that_comes() -> None:
+def test_awaited_member_is_bound_to_the_first_directory() -> None:
     awaited = TRIO.vacated("n2", identity(2))
     assert "still awaited" in refused(lambda: awaited.promoted("n2"))
     bound = awaited.joined("n2", identity(4), address(5), VERSIONS)
@@ -80,7 +80,7 @@ def test_who_is_awaited_is_bound_to_the_first_directory_that_comes() -> None:
     assert "another data directory" in refused(lambda: bound.joined("n2", identity(5), address(4), VERSIONS))
 
 
-def test_who_is_added_is_the_directory_that_has_answered() -> None:
+def test_added_member_is_the_directory_that_answered() -> None:
     added = TRIO.added("n4", address(4), identity(4))
     assert added.member("n4") == Member("n4", address(4), identity(4), is_voter=False)
     assert added.added("n4", address(4), identity(5)) is added
@@ -90,7 +90,7 @@ def test_who_is_added_is_the_directory_that_has_answered() -> None:
     assert joined.member("n4") == Member("n4", address(4), identity(4), is_voter=False, versions=VERSIONS)
 
 
-def test_whoever_repeats_an_addition_late_brings_nobody_back_who_was_removed_meanwhile() -> None:
+def test_late_repeated_addition_brings_no_removed_member_back() -> None:
     added = TRIO.added("n4", address(4), identity(4))
     for removed in (
         added.without("n4", identity(4)),
@@ -101,14 +101,14 @@ def test_whoever_repeats_an_addition_late_brings_nobody_back_who_was_removed_mea
         assert again is not None, "with an empty directory it may come"
 
 
-def test_a_member_that_comes_from_elsewhere_with_another_program_is_the_same_member() -> None:
+def test_member_with_a_new_address_and_program_is_the_same() -> None:
     moved = TRIO.moved({"n2": address(22)}).joined("n2", identity(2), address(22), Versions(8, 9))
     assert moved.member("n2") == Member("n2", address(22), identity(2), versions=Versions(8, 9))
     assert moved.joined("n2", identity(2), address(22), Versions(8, 9)) is moved
     assert "its name cannot change" in refused(lambda: TRIO.joined("n9", identity(2), address(2), VERSIONS))
 
 
-def test_who_was_removed_does_not_come_back_and_is_removed_once() -> None:
+def test_removed_member_stays_removed() -> None:
     removed = TRIO.without("n2", identity(2))
     assert removed.membership.voters == {"n1", "n3"}
     assert removed.is_removed(identity(2))
@@ -119,7 +119,7 @@ def test_who_was_removed_does_not_come_back_and_is_removed_once() -> None:
     )
 
 
-def test_one_voting_member_is_not_what_is_left() -> None:
+def test_removal_never_leaves_a_single_voter() -> None:
     pair = TRIO.without("n2", identity(2))
     assert "add another one first" in refused(lambda: pair.without("n1", identity(1)))
     learner = pair.joined("n4", identity(4), address(4), VERSIONS)
@@ -127,7 +127,7 @@ def test_one_voting_member_is_not_what_is_left() -> None:
     assert learner.without("n4", identity(4)).members == pair.members
 
 
-def test_a_removal_that_is_repeated_does_not_hit_who_has_come_under_that_name() -> None:
+def test_repeated_removal_spares_a_newer_directory_of_the_name() -> None:
     again = TRIO.without("n2", identity(2)).joined("n2", identity(22), address(2), VERSIONS)
     assert again.without("n2", identity(2)) is again
     assert "has another data directory by now" in refused(lambda: again.without("n2", identity(5)))
@@ -136,7 +136,7 @@ def test_a_removal_that_is_repeated_does_not_hit_who_has_come_under_that_name() 
     assert awaited.without("n4", NOBODY).without("n4", NOBODY).members == TRIO.members
 
 
-def test_a_lost_directory_is_replaced_by_a_learner_of_the_same_name() -> None:
+def test_lost_directory_is_replaced_by_a_learner_of_the_name() -> None:
     vacated = TRIO.vacated("n2", identity(2))
     assert vacated.vacated("n2", identity(2)) is vacated
     assert vacated.vacated("n2", NOBODY) is vacated
@@ -149,7 +149,7 @@ def test_a_lost_directory_is_replaced_by_a_learner_of_the_same_name() -> None:
     assert "nobody else has" in refused(lambda: alone.vacated("n1", identity(1)))
 
 
-def test_a_directory_is_the_member_of_its_name_or_none() -> None:
+def test_directory_is_the_member_of_its_name_or_no_member() -> None:
     assert TRIO.has("n2", identity(2))
     assert not TRIO.has("n2", identity(3))
     assert not TRIO.has("n4", identity(2))
@@ -158,7 +158,7 @@ def test_a_directory_is_the_member_of_its_name_or_none() -> None:
     assert by_names.has("n2", identity(22))
 
 
-def test_two_members_are_not_at_one_address() -> None:
+def test_two_members_cannot_have_the_same_address() -> None:
     assert "is the address of member 'n1'" in refused(
         lambda: TRIO.joined("n4", identity(4), address(1), VERSIONS)
     )
@@ -173,7 +173,7 @@ HOSTS = st.text() | st.from_regex(r"[a-z.:%-]{0,80}", fullmatch=True) | st.integ
 
 
 @pytest.mark.parametrize("host", ["", "db..example.com", "a" * 64 + ".example.com", "a b", "a\0b", "a" * 256])
-def test_a_host_that_nobody_could_look_up_is_no_address(host: str) -> None:
+def test_invalid_host_is_no_address(host: str) -> None:
     assert f"the host {host!r} of node" in refused(
         lambda: TRIO.joined("n4", identity(4), PeerAddress(host, 4), VERSIONS)
     )
@@ -190,7 +190,7 @@ def test_a_host_is_refused_or_can_be_looked_up(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["n1", "qq-0.qq.default.svc.cluster.local.", "::1", "fe80::1%eth0", "127.0.0.1"]
 )
-def test_what_hosts_are_called_is_taken(host: str) -> None:
+def test_valid_host_is_accepted(host: str) -> None:
     assert host_problem(host) is None
 
 
@@ -202,7 +202,7 @@ def test_a_cluster_is_no_larger_than_it_may_be() -> None:
     assert len(full.vacated("n7", identity(7)).members) == MEMBERS_MAX
 
 
-def test_the_version_is_raised_by_one_when_every_program_can_run_it() -> None:
+def test_version_is_raised_when_every_program_can_run_it() -> None:
     old = Configuration.of(7, TRIO.members)
     raised = old.raised(8, CLUSTER)
     assert (raised.version, raised.cluster) == (8, CLUSTER)
@@ -213,7 +213,7 @@ def test_the_version_is_raised_by_one_when_every_program_can_run_it() -> None:
     assert "not known which versions of the state node 'n4'" in refused(lambda: awaited.raised(8, CLUSTER))
 
 
-def test_a_program_that_cannot_run_the_agreed_version_does_not_join() -> None:
+def test_program_that_cannot_run_the_version_does_not_join() -> None:
     text = refused(lambda: TRIO.joined("n4", identity(4), address(4), Versions(6, 7)))
     assert text == "the cluster runs version 8 of the state, and the program of node 'n4' can run 6 to 7"
     assert "can run 9" in refused(lambda: TRIO.joined("n2", identity(2), address(2), Versions(9, 9)))
@@ -255,7 +255,7 @@ def majorities(configuration: Configuration) -> list[frozenset[str]]:
 
 
 @given(st.lists(steps, max_size=40))
-def test_majorities_before_and_after_a_step_have_a_voter_in_common(taken: list[Step]) -> None:
+def test_majorities_before_and_after_a_step_share_a_voter(taken: list[Step]) -> None:
     configuration = Configuration.of(7, TRIO.members)
     gone: set[bytes] = set()
     for step in taken:
@@ -294,7 +294,7 @@ def test_only_the_last_that_were_removed_are_remembered() -> None:
     assert configuration.is_removed(identity(108 + REMOVED_MAX))
 
 
-def test_a_node_that_is_emptied_again_and_again_pushes_nobody_else_out() -> None:
+def test_node_emptied_repeatedly_evicts_no_removed_member() -> None:
     configuration = TRIO.joined("n4", identity(4), address(4), VERSIONS).without("n4", identity(4))
     for number in range(100, 110 + REMOVED_MAX):
         known = configuration.member("n2")
@@ -309,7 +309,7 @@ def test_a_node_that_is_emptied_again_and_again_pushes_nobody_else_out() -> None
 # Entries
 
 
-def test_an_entry_tells_what_it_is_and_when_it_was_made() -> None:
+def test_entry_tells_its_kind_and_time() -> None:
     entry = make_configuration(12345, TRIO)
     assert is_configuration(entry)
     assert entry[0] == CONFIGURATION
@@ -327,13 +327,13 @@ def test_an_entry_tells_what_it_is_and_when_it_was_made() -> None:
         b"\x94\xc0",
     ],
 )
-def test_what_cannot_be_read_is_no_configuration(tail: bytes) -> None:
+def test_unreadable_entry_is_no_configuration(tail: bytes) -> None:
     with pytest.raises(MalformedConfiguration):
         read_configuration(make_configuration(0, TRIO)[:10] + tail)
 
 
 @pytest.mark.parametrize("entry", [b"", b"\xc1", b"\0" * 20, b"\xc1\x02" + b"\0" * 20])
-def test_another_entry_is_no_configuration(entry: bytes) -> None:
+def test_entry_of_a_different_kind_is_no_configuration(entry: bytes) -> None:
     with pytest.raises(MalformedConfiguration):
         read_configuration(entry)
 
@@ -356,7 +356,7 @@ def test_the_newest_in_the_log_counts_until_its_entry_is_deleted() -> None:
     assert (configurations.newest_index, configurations.newest) == (0, TRIO)
 
 
-def test_what_is_applied_cannot_be_deleted_any_more() -> None:
+def test_applied_configuration_cannot_be_deleted() -> None:
     four = TRIO.joined("n4", identity(4), address(4), VERSIONS)
     configurations = Configurations(TRIO)
     configurations.appended(10, make_configuration(0, four))
@@ -368,7 +368,7 @@ def test_what_is_applied_cannot_be_deleted_any_more() -> None:
     assert (configurations.newest_index, configurations.newest) == (20, TRIO)
 
 
-def test_the_latest_configuration_is_what_was_told_until_the_log_is_as_far() -> None:
+def test_reported_configuration_counts_until_the_log_reaches_it() -> None:
     told = TRIO.moved({"n1": address(4)})
     no_cluster = Configurations(Configuration.of(8, TRIO.members))
     assert not no_cluster.told(9, told)

@@ -13,7 +13,7 @@ VOTERS = range(1, 8)
 
 
 @pytest.mark.parametrize("voters", VOTERS)
-def test_two_majorities_have_a_voter_in_common_and_less_is_none(voters: int) -> None:
+def test_two_majorities_share_a_voter(voters: int) -> None:
     size = quorum.majority(voters)
     sets = [set(chosen) for chosen in combinations(range(voters), size)]
     assert all(one & another for one in sets for another in sets)
@@ -25,7 +25,7 @@ def test_two_majorities_have_a_voter_in_common_and_less_is_none(voters: int) -> 
 
 
 @pytest.mark.parametrize("voters", VOTERS)
-def test_what_a_majority_has_reached_and_not_passed(voters: int) -> None:
+def test_majority_reaches_a_value_and_does_not_exceed_it(voters: int) -> None:
     random = Random(voters)
     for known in range(quorum.majority(voters), voters + 1):
         values = [random.randrange(10) for _ in range(known)]

@@ -10,7 +10,7 @@ TRIO = Membership.of_voters(["c", "a", "b"])
 TRIO_AND_LEARNER = Membership(frozenset("abc"), frozenset("d"))
 
 
-def test_members_are_told_in_one_order_whatever_order_they_were_given_in() -> None:
+def test_members_are_listed_in_the_same_order() -> None:
     assert Membership.of_voters(["b", "c", "a"]) == TRIO
     assert TRIO.members == ("a", "b", "c")
     assert TRIO.others("b") == ("a", "c")
@@ -18,7 +18,7 @@ def test_members_are_told_in_one_order_whatever_order_they_were_given_in() -> No
     assert TRIO_AND_LEARNER.others("a") == ("b", "c", "d")
 
 
-def test_one_of_one_is_a_majority() -> None:
+def test_sole_voter_is_a_majority() -> None:
     alone = Membership.of_voters(["a"])
     assert alone.is_majority(["a"])
     assert not alone.is_majority([])
@@ -34,11 +34,11 @@ def test_learners_and_strangers_count_nowhere(membership: Membership) -> None:
     assert not membership.has_majority_without(["a", "b"])
 
 
-def test_what_a_majority_has_reached_is_asked_of_voters_only() -> None:
+def test_reached_value_counts_voters_only() -> None:
     values = {"a": 7, "b": 5, "c": 3, "d": 9}
     assert TRIO_AND_LEARNER.reached(values) == TRIO.reached(values) == 5
 
 
-def test_nobody_both_votes_and_learns() -> None:
+def test_member_cannot_be_voter_and_learner() -> None:
     with pytest.raises(ValueError, match=r"\['b'\] cannot both vote and learn"):
         Membership(frozenset("ab"), frozenset("bc"))

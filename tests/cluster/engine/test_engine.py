@@ -305,7 +305,7 @@ def _raise(error: BaseException) -> None:
 # H1: persist, then speak
 
 
-def test_h1_stock_acknowledges_and_counts_what_no_disk_holds(stock_clock: Clock) -> None:
+def test_h1_stock_acknowledges_entries_that_no_disk_holds(stock_clock: Clock) -> None:
     # The interface of the journal has no word for "synced": there is nothing that an answer could wait for.
     assert not [name for name in dir(Journal) if "sync" in name]
     follower = StockNode(MemoryJournal(log_of(0)))
@@ -349,7 +349,7 @@ def test_h1_a_leader_does_not_count_itself_before_it_has_synced() -> None:
     assert node.engine.commit_index == 2
 
 
-def test_nobody_waits_for_a_leaders_disk_if_the_others_are_a_majority() -> None:
+def test_majority_does_not_wait_for_the_disk_of_the_leader() -> None:
     node = leading()
     index = node.engine.propose(NO_OP)
     node.turn()
@@ -362,7 +362,7 @@ def test_nobody_waits_for_a_leaders_disk_if_the_others_are_a_majority() -> None:
     assert node.journal.synced_index < index
 
 
-def test_what_a_leader_has_not_synced_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsynced_entries_of_a_leader_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.engine.engine.UNSYNCED_BYTES_MAX", 1000)
     node = leading()
 
@@ -401,7 +401,7 @@ def test_h1_term_and_vote_are_durable_before_the_answer_leaves() -> None:
 # H2: what matches stays
 
 
-def test_h2_stock_deletes_acknowledged_entries_on_a_repeated_append(stock_clock: Clock) -> None:
+def test_h2_stock_deletes_acknowledged_entries_on_a_repetition(stock_clock: Clock) -> None:
     journal = MemoryJournal(log_of(0, 1, 1, 1), term=1)
     follower = StockNode(journal)
     message = {"type": "append_entries", "term": 1, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0}
@@ -409,7 +409,7 @@ def test_h2_stock_deletes_acknowledged_entries_on_a_repeated_append(stock_clock:
     assert [index for _, index, _ in journal.entries] == [1, 2]
 
 
-def test_h2_a_repeated_or_overlapping_append_deletes_nothing() -> None:
+def test_h2_repeated_or_overlapping_append_deletes_no_entry() -> None:
     node = OurNode(0, 1, 1, 1)
     node.append(1, [1])
     assert node.journal.last_index == 4
@@ -436,13 +436,13 @@ def test_h2_the_commit_index_ends_where_the_message_ends() -> None:
 SNAPSHOT_CHUNK = {"type": "append_entries", "term": 3, "commit_index": 4, "serialized": None}
 
 
-def test_h3_stock_commits_its_unverified_tail_on_a_snapshot_chunk(stock_clock: Clock) -> None:
+def test_h3_stock_commits_unverified_tail_on_a_snapshot_chunk(stock_clock: Clock) -> None:
     follower = StockNode(MemoryJournal(log_of(0, 1, 1, 1), term=1))
     follower.receive("b", **SNAPSHOT_CHUNK)
     assert follower.raftCommitIndex == 4
 
 
-def test_h3_an_append_without_entries_vouches_for_the_one_before_it_only() -> None:
+def test_h3_empty_append_vouches_for_its_previous_entry_only() -> None:
     """No message of ours carries a snapshot chunk: all name the entry that they follow."""
     node = OurNode(0, 1, 1, 1)
     node.append(1, [], commit_index=4, term=1)
@@ -463,7 +463,7 @@ def test_h4_stock_counts_an_acknowledgement_of_an_earlier_reign(stock_clock: Clo
     assert leader.raftCommitIndex == 4
 
 
-def test_h4_an_acknowledgement_of_another_term_does_not_count() -> None:
+def test_h4_acknowledgement_of_an_earlier_term_does_not_count() -> None:
     node = OurNode(0, 1, 1)
     node.lead()
     node.journal.sync_now()
@@ -478,9 +478,7 @@ def test_h4_an_acknowledgement_of_another_term_does_not_count() -> None:
 # H5: a dump does not clear the log
 
 
-def test_h5_stock_loses_the_tail_when_the_dump_is_newer_than_the_start_of_the_journal(
-    stock_clock: Clock, tmp_path: Path
-) -> None:
+def test_h5_stock_loses_the_tail_if_the_dump_is_newer(stock_clock: Clock, tmp_path: Path) -> None:
     dump = str(tmp_path / "dump")
     journal = MemoryJournal()
     node = StockNode(journal, peers=(), fullDumpFile=dump)
@@ -536,7 +534,7 @@ def test_h6_a_large_entry_is_an_entry_like_any_other() -> None:
     assert [len(entry.payload) for entry in entries] == [500_000] * len(PEERS)
 
 
-def test_h6_large_entries_go_one_by_one_and_one_in_a_turn() -> None:
+def test_h6_large_entries_are_sent_singly_and_once_per_turn() -> None:
     """Two together once made a frame that no link took."""
     node = OurNode(0, slice_bytes=1000)
     node.lead()
@@ -573,7 +571,7 @@ def test_h7_stock_copies_the_rest_of_the_log_for_every_append(stock_clock: Clock
     assert journal.copied > 40 * len(journal)
 
 
-def test_h7_what_is_sent_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_h7_entry_to_send_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     node = OurNode(0, *[1] * 1000, slice_bytes=600)
     node.lead()
     node.engine.receive("b", refused(node.engine.term, 2))
@@ -596,7 +594,7 @@ def test_h7_what_is_sent_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read < 1100
 
 
-def test_a_follower_that_lacks_many_small_entries_is_sent_some_in_each_turn() -> None:
+def test_lagging_follower_is_sent_some_entries_in_each_turn() -> None:
     """To read them takes the loop's time, and others wait."""
     node = OurNode(0, *[1] * 2500)
     node.lead()
@@ -618,7 +616,7 @@ def test_a_follower_that_lacks_many_small_entries_is_sent_some_in_each_turn() ->
 # H8: a follower that cannot keep up
 
 
-def test_h8_stock_sends_all_that_a_follower_lacks_whether_it_reads_or_not(stock_clock: Clock) -> None:
+def test_h8_stock_sends_entries_to_a_follower_that_does_not_read(stock_clock: Clock) -> None:
     leader = StockNode(
         MemoryJournal(log_of(0, *[1] * 1000), term=1), peers=["b", "c"], appendEntriesBatchSizeBytes=10
     )
@@ -630,7 +628,7 @@ def test_h8_stock_sends_all_that_a_follower_lacks_whether_it_reads_or_not(stock_
     assert sum(map(len, entries)) >= 1000
 
 
-def test_h8_a_congested_peer_gets_nothing_until_it_drains() -> None:
+def test_h8_congested_peer_gets_no_entries_until_it_drains() -> None:
     node = OurNode(0, *[1] * 100)
     node.lead()
     for peer in PEERS:
@@ -648,7 +646,7 @@ def test_h8_a_congested_peer_gets_nothing_until_it_drains() -> None:
     assert [entry.payload for append in node.appends_to("b") for entry in append.entries] == [b"\x00new"]
 
 
-def test_a_follower_whose_links_have_drained_wants_one_turn_and_not_one_for_each_append() -> None:
+def test_follower_with_drained_links_wants_a_single_turn() -> None:
     node = OurNode(0)
     node.append(1, [9])
     node.engine.hold_back("c")
@@ -661,7 +659,7 @@ def test_a_follower_whose_links_have_drained_wants_one_turn_and_not_one_for_each
 # H9: leaders and campaigns without a majority
 
 
-def test_h9_stock_leads_for_half_a_minute_without_hearing_from_anybody(stock_clock: Clock) -> None:
+def test_h9_stock_leads_for_half_a_minute_without_a_message(stock_clock: Clock) -> None:
     leader = StockNode(MemoryJournal())
     leader.lead(stock_clock)
     stock_clock.now_s += 29.0
@@ -676,7 +674,7 @@ def test_h9_a_leader_that_hears_from_no_majority_steps_down_soon() -> None:
     assert not node.engine.is_leader
 
 
-def test_h9_a_leader_stays_while_parts_of_a_large_message_or_signs_of_life_come() -> None:
+def test_h9_leader_stays_while_parts_or_signs_of_life_arrive() -> None:
     node = OurNode(0)
     node.lead()
     for turn in range(20):
@@ -692,7 +690,7 @@ def test_h9_a_leader_stays_while_parts_of_a_large_message_or_signs_of_life_come(
     assert not node.engine.is_leader
 
 
-def test_h9_a_large_message_on_its_way_from_the_leader_is_answered_and_deposes_nobody() -> None:
+def test_h9_large_message_in_flight_is_answered_without_election() -> None:
     node = OurNode(0)
     node.append(1, [9])
     node.journal.sync_now()
@@ -712,7 +710,7 @@ def test_h9_a_large_message_on_its_way_from_the_leader_is_answered_and_deposes_n
     assert node.sent(PreVoteRequest)
 
 
-def test_h9_a_follower_whose_disk_is_at_work_tells_its_leader_that_it_is_there() -> None:
+def test_h9_follower_with_a_busy_disk_reports_to_its_leader() -> None:
     node = OurNode(0)
     node.append(1, [9])
     assert [(type(out.message), out.sync_point > node.journal.synced) for out in node.engine.outbox] == [
@@ -737,7 +735,7 @@ def test_h9_a_node_that_is_cut_off_asks_and_keeps_its_term() -> None:
     assert not node.sent(VoteRequest)
 
 
-def test_h9_nobody_campaigns_without_pre_votes_because_time_goes_on_within_a_turn(
+def test_h9_time_within_a_turn_causes_no_unvoted_campaign(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = OurNode(0)
@@ -750,7 +748,7 @@ def test_h9_nobody_campaigns_without_pre_votes_because_time_goes_on_within_a_tur
 
 
 @pytest.mark.parametrize("peers", [PEERS, ()])
-def test_h9_a_deadline_that_passes_in_the_middle_of_a_turn_starts_no_campaign_without_a_pre_vote(
+def test_h9_deadline_within_a_turn_starts_no_campaign(
     monkeypatch: pytest.MonkeyPatch, peers: Sequence[str]
 ) -> None:
     node = OurNode(0, peers=peers, learners=["d"])
@@ -766,7 +764,7 @@ def test_h9_a_deadline_that_passes_in_the_middle_of_a_turn_starts_no_campaign_wi
     assert (node.engine.term, node.engine.voted_for, node.engine.is_leader) == (0, None, False)
 
 
-def test_h9_who_hears_a_leader_grants_no_pre_vote() -> None:
+def test_h9_follower_of_a_leader_grants_no_pre_vote() -> None:
     node = OurNode(0)
     node.append(1, [9])
     node.engine.receive("c", PreVoteRequest(term=10, last_index=5, last_term=9, round=1))
@@ -776,7 +774,7 @@ def test_h9_who_hears_a_leader_grants_no_pre_vote() -> None:
     assert node.sent(PreVote)[-1] == PreVote(9, 2, granted=True)
 
 
-def test_h9_pre_votes_won_before_a_leader_appeared_start_no_campaign_later() -> None:
+def test_h9_early_pre_votes_start_no_campaign_after_a_leader() -> None:
     node = OurNode(0)
     node.wait(3.0)
     node.engine.receive("c", PreVote(0, node.sent(PreVoteRequest)[-1].round, granted=True))
@@ -785,7 +783,7 @@ def test_h9_pre_votes_won_before_a_leader_appeared_start_no_campaign_later() -> 
     assert node.engine.term == 9
 
 
-def test_a_node_that_refuses_a_pre_vote_because_its_log_is_longer_campaigns_itself() -> None:
+def test_node_with_the_longer_log_refuses_and_campaigns_itself() -> None:
     node = OurNode(0, 1, 1)
     node.engine.receive("c", PreVoteRequest(term=10, last_index=2, last_term=1, round=1))
     assert [answer.granted for answer in node.sent(PreVote)] == [False]
@@ -793,7 +791,7 @@ def test_a_node_that_refuses_a_pre_vote_because_its_log_is_longer_campaigns_itse
     assert node.sent(PreVoteRequest)
 
 
-def test_of_two_equals_that_ask_at_once_the_smaller_name_goes_first() -> None:
+def test_equal_node_with_the_smaller_name_refuses_the_pre_vote() -> None:
     node = OurNode(0)
     node.wait(3.0)
     assert node.sent(PreVoteRequest)
@@ -801,7 +799,7 @@ def test_of_two_equals_that_ask_at_once_the_smaller_name_goes_first() -> None:
     assert [answer.granted for answer in node.sent(PreVote)] == [False]
 
 
-def test_one_that_goes_first_and_refuses_another_asks_again_at_once() -> None:
+def test_node_that_refuses_an_equal_node_asks_again_at_once() -> None:
     node = OurNode(0)
     node.wait(3.0)
     node.engine.outbox.clear()
@@ -810,7 +808,7 @@ def test_one_that_goes_first_and_refuses_another_asks_again_at_once() -> None:
     assert node.sent(PreVoteRequest)
 
 
-def test_a_silent_leader_is_suspected_early_and_followed_for_some_time_more() -> None:
+def test_silent_leader_is_suspected_early_but_followed_longer() -> None:
     node = OurNode(0)
     node.append(1, [9])
     node.wait(Timing().suspicion_min_s - 0.01)
@@ -823,7 +821,7 @@ def test_a_silent_leader_is_suspected_early_and_followed_for_some_time_more() ->
     assert node.engine.leader is None
 
 
-def test_a_leader_that_was_suspected_and_speaks_again_is_waited_for_longer() -> None:
+def test_suspected_leader_that_speaks_again_is_awaited_longer() -> None:
     node = OurNode(0)
     node.append(1, [9])
     node.wait(0.7)
@@ -836,7 +834,7 @@ def test_a_leader_that_was_suspected_and_speaks_again_is_waited_for_longer() -> 
     assert not node.sent(PreVoteRequest)
 
 
-def test_a_follower_that_was_stalled_itself_first_listens_for_its_leader() -> None:
+def test_stalled_follower_first_listens_for_its_leader() -> None:
     node = OurNode(0)
     node.append(1, [9])
     node.world.now_s += 60.0
@@ -849,7 +847,7 @@ def test_a_follower_that_was_stalled_itself_first_listens_for_its_leader() -> No
     assert node.sent(PreVoteRequest)
 
 
-def test_a_leader_that_was_stalled_itself_first_listens_for_its_followers() -> None:
+def test_stalled_leader_first_listens_for_its_followers() -> None:
     node = OurNode(0)
     node.lead()
     node.world.now_s += 60.0
@@ -859,13 +857,13 @@ def test_a_leader_that_was_stalled_itself_first_listens_for_its_followers() -> N
     assert not node.engine.is_leader
 
 
-def test_a_node_that_starts_does_not_wait_an_election_timeout_before_it_asks() -> None:
+def test_starting_node_asks_before_the_election_timeout() -> None:
     node = OurNode(0)
     node.wait(Timing().election_min_s / 2)
     assert node.sent(PreVoteRequest)
 
 
-def test_a_node_that_may_not_vote_does_not_campaign_by_the_clock_of_one_on_another_thread(
+def test_node_without_a_vote_ignores_the_clock_of_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node, other = OurNode(0), OurNode(0)
@@ -950,7 +948,7 @@ def intrusion() -> Iterator[bytes]:
     Intruder.calls = 0
 
 
-def test_h11_stock_runs_what_an_entry_tells_it_to(stock_clock: Clock, intrusion: bytes) -> None:
+def test_h11_stock_executes_code_in_an_entry(stock_clock: Clock, intrusion: bytes) -> None:
     follower = StockNode(MemoryJournal(log_of(0)))
     message = {"type": "append_entries", "term": 1, "commit_index": 2, "prevLogIdx": 1, "prevLogTerm": 0}
     follower.receive("b", **message, entries=[(intrusion, 2, 1)])
@@ -975,7 +973,7 @@ def test_h11_pickle_is_out_of_reach() -> None:
 # H12: what is committed is never deleted
 
 
-def test_h12_stock_deletes_what_it_has_applied(stock_clock: Clock) -> None:
+def test_h12_stock_deletes_applied_entries(stock_clock: Clock) -> None:
     journal = MemoryJournal(log_of(0, 1, 1, 1), term=1)
     follower = StockNode(journal)
     append = {"type": "append_entries", "term": 1, "commit_index": 4, "prevLogIdx": 4, "prevLogTerm": 1}
@@ -993,7 +991,7 @@ def test_h12_stock_deletes_what_it_has_applied(stock_clock: Clock) -> None:
     [(1, 0, [2]), (2, 1, [1, 3]), (3, 2, []), (1, 0, [1, 1, 2, 2])],
     ids=["first", "second", "the one before", "the last that is committed"],
 )
-def test_h12_a_leader_without_a_committed_entry_is_refused_and_nothing_is_changed(
+def test_h12_leader_without_a_committed_entry_is_refused(
     prev_index: int, prev_term: int, terms: Sequence[int], *, applied: bool
 ) -> None:
     node = OurNode(0, 1, 1, 1, 1)
@@ -1008,7 +1006,7 @@ def test_h12_a_leader_without_a_committed_entry_is_refused_and_nothing_is_change
     assert (node.engine.term, node.engine.leader) == (1, "b")
 
 
-def test_h12_a_leader_whose_log_ends_before_what_is_committed_is_refused() -> None:
+def test_h12_leader_with_a_log_shorter_than_committed_is_refused() -> None:
     node = OurNode(0, 1, 1, 1, 1)
     node.append(4, [], commit_index=4, term=1)
     node.engine.check_end_of("c", 1, 4)
@@ -1020,7 +1018,7 @@ def test_h12_a_leader_whose_log_ends_before_what_is_committed_is_refused() -> No
         node.engine.check_end_of("c", 2, 3)
 
 
-def test_h12_a_snapshot_of_another_log_is_refused() -> None:
+def test_h12_snapshot_of_a_foreign_log_is_refused() -> None:
     node = OurNode(0, 1, 1, 1, 1)
     node.append(4, [], commit_index=4, term=1)
     for index, term in [(4, 1), (5, 2), (9, 2)]:
@@ -1057,7 +1055,7 @@ def leader_of_half_a_log() -> OurNode:
     return node
 
 
-def test_a_log_that_differs_from_before_the_leaders_begins_is_tried_once() -> None:
+def test_log_that_differs_before_the_leaders_first_is_tried_once() -> None:
     """It reaches into the leader's, and each refusal once seemed to say that it had installed a snapshot (504408)."""
     node = leader_of_half_a_log()
     first, term = node.journal.first_index, node.engine.term
@@ -1077,7 +1075,7 @@ def test_a_log_that_differs_from_before_the_leaders_begins_is_tried_once() -> No
     assert node.appends_to("b")[0].prev_index == 60
 
 
-def test_who_has_not_taken_a_snapshot_is_asked_again() -> None:
+def test_peer_without_the_snapshot_is_asked_again() -> None:
     node = leader_of_half_a_log()
     first, term = node.journal.first_index, node.engine.term
     for _ in range(3):
@@ -1094,7 +1092,7 @@ def test_who_has_not_taken_a_snapshot_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize(("lacks_much", "lacks_little"), [("b", "c"), ("c", "b")])
-def test_a_damaged_entry_that_one_peer_lacks_ends_nothing_for_the_others(
+def test_damaged_entry_that_a_peer_lacks_affects_that_peer_only(
     lacks_much: str, lacks_little: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who had just been probed, when that was found, once never heard of this leader again (710575)."""
@@ -1162,7 +1160,7 @@ def test_a_node_asked_to_take_over_campaigns_at_once() -> None:
     assert node.sent(VoteRequest)[-1].term == 10
 
 
-def test_who_leaves_leading_to_others_takes_over_when_its_leader_asks() -> None:
+def test_member_that_does_not_stand_takes_over_on_request() -> None:
     node = OurNode(0)
     node.engine.stands_for_leader = False
     node.append(1, [9])
@@ -1174,7 +1172,7 @@ def test_who_leaves_leading_to_others_takes_over_when_its_leader_asks() -> None:
     assert node.engine.role is Role.CANDIDATE
 
 
-def test_a_learner_is_sent_what_there_is_and_counts_nowhere() -> None:
+def test_learner_is_sent_entries_and_does_not_count() -> None:
     node = OurNode(0, learners=["d"])
     node.wait(3.0)
     assert {out.peer for out in node.engine.outbox} == set(PEERS)  # who is asked for a pre-vote
@@ -1204,11 +1202,11 @@ def test_a_learner_is_sent_what_there_is_and_counts_nowhere() -> None:
 # The pin
 
 
-def test_the_installed_pysyncobj_is_the_one_that_the_engine_is_written_for() -> None:
+def test_installed_pysyncobj_has_the_pinned_version() -> None:
     assert importlib.metadata.version("pysyncobj") == PINNED_VERSION == "0.3.17"
 
 
-def test_the_engine_refuses_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_refuses_an_unpinned_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock, "VERSION", "0.3.18")
     with pytest.raises(RuntimeError, match=r"0\.3\.18"):
         instrument()
@@ -1230,7 +1228,7 @@ def leading() -> OurNode:
     return node
 
 
-def test_a_leader_counts_by_the_newest_configuration_before_it_is_committed() -> None:
+def test_leader_counts_by_the_newest_uncommitted_configuration() -> None:
     node = leading()
     index = node.engine.propose(entry_with("abcd"))
     node.engine.peer_connected("d")
@@ -1240,7 +1238,7 @@ def test_a_leader_counts_by_the_newest_configuration_before_it_is_committed() ->
     assert node.engine.commit_index == index
 
 
-def test_a_learner_is_sent_entries_and_counts_nowhere_until_it_is_promoted() -> None:
+def test_learner_does_not_count_until_it_is_promoted() -> None:
     node = leading()
     index = node.engine.propose(entry_with("abc", "d"))
     node.engine.peer_connected("d")
@@ -1255,7 +1253,7 @@ def test_a_learner_is_sent_entries_and_counts_nowhere_until_it_is_promoted() -> 
     assert node.engine.commit_index == promotion
 
 
-def test_what_a_voter_has_acknowledged_counts_on_its_next_link_too() -> None:
+def test_acknowledgement_of_a_voter_counts_on_its_next_link() -> None:
     node = leading()
     index = node.engine.propose(NO_OP)
     node.turn()
@@ -1266,7 +1264,7 @@ def test_what_a_voter_has_acknowledged_counts_on_its_next_link_too() -> None:
     assert node.engine.commit_index == index
 
 
-def test_what_a_voter_has_acknowledged_and_lost_does_not_count() -> None:
+def test_acknowledgement_of_lost_entries_does_not_count() -> None:
     node = leading()
     index = node.engine.propose(NO_OP)
     node.turn()
@@ -1284,7 +1282,7 @@ def test_what_a_voter_has_acknowledged_and_lost_does_not_count() -> None:
     assert node.engine.commit_index == index
 
 
-def test_a_learner_has_to_say_on_each_link_what_it_holds() -> None:
+def test_learner_acknowledges_its_entries_on_each_link() -> None:
     node = leading()
     index = node.engine.propose(entry_with("abc", "d"))
     node.engine.peer_connected("d")
@@ -1319,7 +1317,7 @@ def test_a_learner_is_fed_at_its_pace_and_a_voter_at_once() -> None:
     assert turns < 100
 
 
-def test_a_leader_that_is_removed_leads_until_that_is_committed_and_does_not_count_itself() -> None:
+def test_removed_leader_leads_until_the_commit_without_its_vote() -> None:
     node = leading()
     index = node.engine.propose(entry_with("bc"))
     node.stored_by(index, "b")
@@ -1333,7 +1331,7 @@ def test_a_leader_that_is_removed_leads_until_that_is_committed_and_does_not_cou
     assert node.sent(PreVoteRequest) == [], "who is no member does not stand for election"
 
 
-def test_who_is_removed_is_told_of_it_until_it_is_applied_and_is_forgotten_then() -> None:
+def test_removed_peer_gets_its_removal_and_is_forgotten_then() -> None:
     node = leading()
     index = node.engine.propose(entry_with("ab"))
     node.turn()
@@ -1347,7 +1345,7 @@ def test_who_is_removed_is_told_of_it_until_it_is_applied_and_is_forgotten_then(
     assert set(node.engine.progress) == {"b"}
 
 
-def test_a_configuration_whose_entry_is_deleted_does_not_count_any_more() -> None:
+def test_deleted_configuration_does_not_count() -> None:
     node = OurNode(0)
     node.engine.receive("b", Append(9, 1, 1, 0, [LogEntry(entry_with("abcde"), 2, 9)]))
     assert set(node.engine.progress) == {"b", "c", "d", "e"}
@@ -1356,7 +1354,7 @@ def test_a_configuration_whose_entry_is_deleted_does_not_count_any_more() -> Non
     assert node.configurations.newest == configuration_of("abc")
 
 
-def test_who_has_another_directory_than_the_member_of_its_name_does_not_stand_for_election() -> None:
+def test_node_with_a_foreign_directory_does_not_campaign() -> None:
     node = OurNode(0)
     node.configurations.find(replace(configuration_of("abc"), cluster=b"c" * 16), 1, [])
     node.wait(10.0)
@@ -1369,7 +1367,7 @@ def test_who_has_another_directory_than_the_member_of_its_name_does_not_stand_fo
     assert node.sent(PreVoteRequest) == []
 
 
-def test_a_guest_is_heard_and_sent_nothing() -> None:
+def test_non_member_is_heard_and_sent_no_entries() -> None:
     node = OurNode(0)
     node.engine.follow_configuration(["g"])
     node.engine.non_member_connected()
@@ -1386,7 +1384,7 @@ def test_a_guest_is_heard_and_sent_nothing() -> None:
     assert node.appends_to("g") == []
 
 
-def test_nothing_of_a_lost_directory_counts_for_the_one_that_takes_its_place() -> None:
+def test_acknowledgement_of_a_lost_directory_does_not_count() -> None:
     node = leading()
     index = node.engine.propose(b"\0whatever")
     node.stored_by(index, "c")
@@ -1396,7 +1394,7 @@ def test_nothing_of_a_lost_directory_counts_for_the_one_that_takes_its_place() -
     assert node.configurations.membership.learners == {"c"}
 
 
-def test_who_waits_for_an_entry_is_told_at_once_that_it_is_committed_and_the_others_soon() -> None:
+def test_origin_of_an_entry_learns_its_commit_before_its_peers() -> None:
     node = leading()
     index = node.engine.propose(NO_OP)
     node.stored_by(index, "b", "c")
@@ -1439,7 +1437,7 @@ def test_who_waits_for_an_entry_is_told_at_once_that_it_is_committed_and_the_oth
     assert node.engine.resume_s == math.inf
 
 
-def test_what_changes_nothing_for_a_majority_needs_no_turn() -> None:
+def test_message_without_effect_on_a_majority_needs_no_turn() -> None:
     node = leading()
     index = node.engine.propose(NO_OP)
     node.turn()

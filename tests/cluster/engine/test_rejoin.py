@@ -77,7 +77,7 @@ def test_a_voter_of_those_in_its_file_relies_on_its_log() -> None:
     assert not Node(HardState(3, None, Standing.LEARNER), StandIn(term=3)).recovery.has_past(9)
 
 
-def test_a_new_node_relies_on_its_log_when_there_is_something_in_it() -> None:
+def test_new_node_relies_on_its_log_if_it_has_entries() -> None:
     """Else one whose addition was lost with the power of all would be refused as a directory of an earlier life."""
     node = Node(HardState(1, None, Standing.VOTER), StandIn(term=1))
     node.configurations.begin(configuration_of(["n2", "n3"]))
@@ -98,14 +98,14 @@ def test_a_new_cluster_begins_when_all_its_members_have_met() -> None:
     assert node.engine.may_vote
 
 
-def test_a_new_cluster_also_begins_for_the_one_that_hears_last() -> None:
+def test_new_cluster_begins_for_the_last_to_hear_its_peers() -> None:
     """The others have met already, and one of them even campaigns: nobody has anything yet."""
     node = Node(None, StandIn())
     node.hears("n2", standing=Standing.VOTER, term=1)
     assert node.hears("n3", standing=Standing.BLANK) is Standing.VOTER
 
 
-def test_an_emptied_node_takes_the_latest_term_and_has_voted_in_it() -> None:
+def test_emptied_node_takes_the_latest_term_as_voted() -> None:
     node = Node(None, StandIn())
     node.hears("n2", term=7, last_index=500)
     assert node.hears("n3", term=9, last_index=400) is Standing.LEARNER
@@ -114,7 +114,7 @@ def test_an_emptied_node_takes_the_latest_term_and_has_voted_in_it() -> None:
     assert not node.engine.may_vote
 
 
-def test_an_emptied_node_that_has_risen_by_names_and_is_no_member_is_not_said_to_be_under_repair() -> None:
+def test_emptied_node_that_is_no_member_is_not_under_repair() -> None:
     """It has heard the others before they knew of which cluster they are; its earlier directory was removed."""
     node = Node(None, StandIn())
     node.hears("n2", last_index=500)
@@ -129,7 +129,7 @@ def test_an_emptied_node_that_has_risen_by_names_and_is_no_member_is_not_said_to
     assert "n1 was removed: `qq member add n1 HOST:PORT`" in flaw
 
 
-def test_a_node_whose_addition_was_lost_after_it_was_told_of_it_says_that_it_is_no_member() -> None:
+def test_node_with_a_lost_addition_reports_that_it_is_no_member() -> None:
     """It was a voter that had nothing to say of itself, and nobody knew what to do (seed 12472535)."""
     node = Node(None, StandIn())
     named = replace(configuration_of(["n1", "n2", "n3"]), cluster=b"c" * ID_BYTES)
@@ -146,7 +146,7 @@ def test_a_node_whose_addition_was_lost_after_it_was_told_of_it_says_that_it_is_
     assert "n1 was removed: `qq member add n1 HOST:PORT`" in flaw
 
 
-def test_a_cluster_in_which_somebody_has_lost_something_is_not_new() -> None:
+def test_cluster_with_a_member_that_lost_its_log_is_not_new() -> None:
     node = Node(None, StandIn())
     node.hears("n2", standing=Standing.BLANK)
     assert node.hears("n3", standing=Standing.LEARNER) is Standing.LEARNER
@@ -159,13 +159,13 @@ def test_a_log_without_its_term_is_not_new() -> None:
     assert node.file.state == HardState(4, "n1", Standing.LEARNER)
 
 
-def test_a_node_on_its_own_needs_to_hear_of_nobody() -> None:
+def test_sole_node_needs_to_hear_no_peer() -> None:
     node = Node(None, StandIn(last_index=10, last_term=4), peers=())
     assert node.turn() is Standing.VOTER
     assert node.file.state == HardState(4, "n1", Standing.VOTER)
 
 
-def test_a_learner_is_a_voter_when_it_holds_all_that_a_leader_had() -> None:
+def test_learner_is_a_voter_when_it_holds_the_log_of_a_leader() -> None:
     node = Node(HardState(5, None, Standing.LEARNER), StandIn(term=5))
     assert node.turn() is Standing.LEARNER
     node.hears("n2", leads=True, term=5, last_index=100)
@@ -202,7 +202,7 @@ def test_a_majority_without_a_log_is_said(caplog: pytest.LogCaptureFixture) -> N
     assert node.recovery.describe() == record.getMessage()
 
 
-def test_it_is_not_said_because_of_what_a_node_lacked_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+def test_hopelessness_ignores_the_log_of_an_absent_peer(caplog: pytest.LogCaptureFixture) -> None:
     """The other one may have given it everything since."""
     node = Node(HardState(5, None, Standing.VOTER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
@@ -218,7 +218,7 @@ def test_it_is_not_said_because_of_what_a_node_lacked_that_is_away(caplog: pytes
     assert len(caplog.records) == 1
 
 
-def test_it_is_not_said_because_of_what_one_told_long_ago(caplog: pytest.LogCaptureFixture) -> None:
+def test_hopelessness_ignores_a_status_of_long_ago(caplog: pytest.LogCaptureFixture) -> None:
     """A cluster begins: one after the other becomes a voter, and is heard of late."""
     node = Node(HardState(5, None, Standing.VOTER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
@@ -228,7 +228,7 @@ def test_it_is_not_said_because_of_what_one_told_long_ago(caplog: pytest.LogCapt
     assert not caplog.records
 
 
-def test_it_is_not_said_because_of_what_was_heard_before_a_new_cluster_began(
+def test_hopelessness_ignores_statuses_before_a_new_cluster(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """That the others have risen is heard in any order: seed 400464 of five nodes."""
@@ -246,7 +246,7 @@ def test_it_is_not_said_because_of_what_was_heard_before_a_new_cluster_began(
     assert not caplog.records
 
 
-def test_a_new_cluster_is_not_taken_for_a_lost_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_new_cluster_is_not_taken_for_a_lost_cluster(caplog: pytest.LogCaptureFixture) -> None:
     node = Node(None, StandIn())
     with caplog.at_level(logging.ERROR):
         node.hears("n2", standing=Standing.BLANK)

@@ -91,7 +91,7 @@ def crashed_alone(step: int, *, power_loss: bool) -> tuple[Trio, Member]:
 
 
 @pytest.mark.parametrize("mistake", ["join", "another list"])
-def test_a_node_that_was_begun_with_another_list_begins_a_cluster_when_it_has_the_right_one(
+def test_node_with_a_corrected_list_begins_the_cluster(
     mistake: str,
 ) -> None:
     """It has promised nothing yet, so whoever corrects its file need not empty its directory."""
@@ -118,7 +118,7 @@ def test_a_node_that_was_begun_with_another_list_begins_a_cluster_when_it_has_th
 
 @pytest.mark.slow
 @pytest.mark.parametrize("power_loss", cases([False, True], bool))
-def test_a_new_cluster_of_one_goes_on_after_a_crash_at_any_step_of_its_disk(power_loss: bool) -> None:
+def test_new_cluster_of_a_single_node_survives_a_crash(power_loss: bool) -> None:
     """Release 0.1 could read whose directory it is, and tell at which version the log is if that is not its own."""
     found = set()
     for step in range(60):
@@ -134,7 +134,7 @@ def test_a_new_cluster_of_one_goes_on_after_a_crash_at_any_step_of_its_disk(powe
 
 
 @pytest.mark.slow
-def test_what_programs_between_the_releases_wrote_at_any_step_is_read() -> None:
+def test_files_of_programs_between_releases_are_read() -> None:
     made = 0
     for step in range(60):
         alone, node = crashed_alone(step, power_loss=True)
@@ -152,7 +152,7 @@ def test_what_programs_between_the_releases_wrote_at_any_step_is_read() -> None:
 @pytest.mark.parametrize(
     "steps", [(0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 2, 1), (1, 3, 5), (6, 0, 4), (4, 4, 4), (5, 6, 5)]
 )
-def test_a_new_cluster_goes_on_after_a_blackout_at_its_first_configuration(
+def test_new_cluster_survives_a_blackout_at_its_configuration(
     steps: tuple[int, int, int],
 ) -> None:
     trio = Trio()
@@ -168,7 +168,7 @@ def test_a_new_cluster_goes_on_after_a_blackout_at_its_first_configuration(
     assert has_leader(trio, 60.0)
 
 
-def test_a_snapshot_without_a_configuration_undoes_one_that_was_not_committed() -> None:
+def test_snapshot_without_configuration_undoes_an_uncommitted() -> None:
     growing = Growing()
     small = {"raises_version": False, "segment_entries": 8, "checkpoint_entries": 8, "retained_bytes": 1000}
     for member in growing.members:
@@ -197,7 +197,7 @@ def test_a_snapshot_without_a_configuration_undoes_one_that_was_not_committed() 
     assert not old.group.configurations.newest.cluster
 
 
-def test_whoever_has_lost_a_first_configuration_leads_on_the_links_that_it_had() -> None:
+def test_node_that_lost_its_configuration_leads_on_its_links() -> None:
     """Nothing says which directories the others have any more; but they are there, as they were all the time."""
     growing = Growing()
     for member in growing.members:
@@ -279,7 +279,7 @@ def test_a_lost_identity_does_not_make_two_majorities() -> None:
     assert leader in "cde"
 
 
-def test_the_first_of_a_cluster_that_began_alone_is_repaired_from_the_others() -> None:
+def test_first_node_of_a_cluster_is_repaired_from_later_members() -> None:
     """Its file lists nobody else, but its directory knows better."""
     growing = Growing("abc")
     growing.listed = ["a"]
@@ -302,7 +302,7 @@ def test_the_first_of_a_cluster_that_began_alone_is_repaired_from_the_others() -
 # What a node is told
 
 
-def test_a_node_whose_joining_was_undone_looks_for_the_cluster_again() -> None:
+def test_node_with_an_undone_joining_searches_the_cluster_again() -> None:
     """It was told by a leader that could not commit it, and is started again."""
     growing = Growing()
     growing.start()
@@ -327,7 +327,7 @@ def test_a_node_whose_joining_was_undone_looks_for_the_cluster_again() -> None:
     growing.until(lambda: growing.agrees("abcd"))
 
 
-def test_a_node_that_was_removed_before_it_had_the_log_is_told_so() -> None:
+def test_node_removed_before_it_had_the_log_learns_it() -> None:
     growing = Growing()
     growing.start()
     joining = growing.fourth
@@ -343,7 +343,7 @@ def test_a_node_that_was_removed_before_it_had_the_log_is_told_so() -> None:
     growing.stops(joining)
 
 
-def test_whoever_has_no_configuration_believes_what_it_is_told_though_it_has_risen_by_names() -> None:
+def test_node_without_configuration_believes_a_reported() -> None:
     """An emptied node hears those of its file before these have applied anything: then the cluster seems unnamed."""
     grown = Grown()
     grown.grow()

@@ -15,7 +15,7 @@ WITHIN_FACTOR_S = 0.06
 
 @pytest.mark.parametrize("factor", DISK_FACTORS)
 @pytest.mark.slow
-def test_where_all_disks_are_slow_a_leader_is_elected_all_the_same(factor: float) -> None:
+def test_leader_is_elected_although_all_disks_are_slow(factor: float) -> None:
     growing = Growing("abcdef")
     growing.start()
     terms = 0

@@ -65,7 +65,7 @@ def test_an_idle_member_takes_a_turn_with_each_beat(trio: Trio, monkeypatch: pyt
         assert least <= turns[name] <= SECONDS * (1 / HEARTBEAT_S + OTHER_TURNS)
 
 
-def test_no_leader_is_silent_for_longer_than_one_and_a_half_heartbeats(
+def test_leader_sends_a_message_each_heartbeat_and_a_half(
     trio: Trio, received: list[tuple[float, str, Message]]
 ) -> None:
     random, leader = Random(1), trio.leader()

@@ -50,7 +50,7 @@ def make_group() -> Group:
     return Group(config, Ledger(), runtime, disk, network.attach("a", runtime))
 
 
-def test_every_message_is_the_engines_or_has_one_taker() -> None:
+def test_message_belongs_to_the_engine_or_to_a_single_handler() -> None:
     handlers = set(make_group().inbox._handlers)
     assert not handlers & CONSENSUS
     assert handlers | CONSENSUS == set(get_args(Message))

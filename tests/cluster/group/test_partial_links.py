@@ -18,13 +18,13 @@ TRIES = 60
 
 
 @pytest.mark.parametrize("links", ["ab ac ad ae", "ae be ce de", "be cd de"])
-def test_somebody_who_reaches_a_majority_is_elected(links: str) -> None:
+def test_member_that_reaches_a_majority_is_elected(links: str) -> None:
     """The others had asked for pre-votes in vain, and refused it meanwhile, because it had to wait for its turn."""
     check_elects(links.split())
 
 
 @pytest.mark.long
-def test_whatever_links_there_are_somebody_who_reaches_a_majority_is_elected() -> None:
+def test_member_with_a_majority_is_elected_over_random_links() -> None:
     chance = Random(1)
     for _ in range(TRIES):
         links = [pair for pair in PAIRS if chance.random() < 0.4]
@@ -52,7 +52,7 @@ def check_elects(links: Sequence[str]) -> None:
     five.until(lambda: any(map(leads, able)), within_ms=10_000)
 
 
-def test_wherever_the_center_of_a_star_of_links_goes_there_is_a_leader() -> None:
+def test_leader_follows_the_center_of_a_star_of_links() -> None:
     five = Trio(NAMES)
     leader = five.start()
     for center in "abacadaeb":
@@ -70,7 +70,7 @@ def test_wherever_the_center_of_a_star_of_links_goes_there_is_a_leader() -> None
             five.network.heal(*ray)
 
 
-def test_members_that_have_all_moved_find_each_other_by_one_that_knows_the_places() -> None:
+def test_moved_members_are_found_through_a_member_that_knows() -> None:
     """Its log is behind, so one of the others leads, and is told to the third one that does not know where it is."""
     trio = Trio()
     first, second, third = trio.members

@@ -50,7 +50,7 @@ def alone() -> Trio:
 
 @pytest.mark.parametrize("names", ["a", "abc"], ids=["one member", "three members"])
 @pytest.mark.parametrize("delay_ms", [1, 20, 49, 51, 777, 60_000])
-def test_what_is_due_is_done_at_its_time_though_nobody_submits_anything(names: str, delay_ms: int) -> None:
+def test_due_alarm_rings_in_time_without_submissions(names: str, delay_ms: int) -> None:
     trio = Trio(list(names))
     leader = trio.start()
     leader.set_alarms(delay_ms)
@@ -70,7 +70,7 @@ def test_every_replica_does_it_in_the_same_entry(trio: Trio) -> None:
     assert all(member.machine.rung == rung and member.ticks() == ticks for member in trio.members)
 
 
-def test_what_a_node_submits_is_due_wherever_the_leader_is(trio: Trio) -> None:
+def test_batch_of_a_follower_is_due_at_the_leader(trio: Trio) -> None:
     leader = trio.start()
     follower = next(member for member in trio.members if member is not leader)
     follower.set_alarms(300)
@@ -78,14 +78,14 @@ def test_what_a_node_submits_is_due_wherever_the_leader_is(trio: Trio) -> None:
     assert len(follower.machine.rung) == 1
 
 
-def test_nothing_happens_while_nothing_is_due(trio: Trio) -> None:
+def test_idle_log_does_not_grow_while_no_alarm_is_due(trio: Trio) -> None:
     leader = trio.start()
     last_index = leader.group.journal.last_index
     trio.pass_ms(10_000)
     assert leader.group.journal.last_index == last_index
 
 
-def test_what_is_due_much_later_costs_nothing_until_then(alone: Trio) -> None:
+def test_alarm_that_is_due_much_later_costs_no_events(alone: Trio) -> None:
     member = alone.start()
     alone.pass_ms(1_000)
     events = alone.world.events
@@ -99,7 +99,7 @@ def test_what_is_due_much_later_costs_nothing_until_then(alone: Trio) -> None:
     assert member.ticks() == []
 
 
-def test_what_falls_due_at_once_is_done_by_one_entry_after_the_other(trio: Trio) -> None:
+def test_alarms_due_at_once_ring_in_entries_in_sequence(trio: Trio) -> None:
     leader = trio.start()
     leader.set_alarms(*[100] * 21)
     under_way: list[int] = []
@@ -116,7 +116,7 @@ def test_what_falls_due_at_once_is_done_by_one_entry_after_the_other(trio: Trio)
     assert leader.machine.rung[-1][1] - leader.machine.rung[0][1] < 11 * COMMIT_MS
 
 
-def test_a_machine_that_is_never_done_gets_one_entry_at_a_time(alone: Trio) -> None:
+def test_machine_that_is_always_due_gets_an_entry_at_a_time(alone: Trio) -> None:
     [member] = alone.members
     member.disk.slow = 100.0
     member.start(NeverDone())
@@ -140,7 +140,7 @@ def test_entries_that_are_submitted_bring_the_time_as_well(trio: Trio) -> None:
     assert len(leader.ticks()) < 10
 
 
-def test_a_new_leader_takes_over_what_is_due(trio: Trio) -> None:
+def test_new_leader_takes_over_due_alarms(trio: Trio) -> None:
     leader = trio.start()
     leader.set_alarms(10, 500)
     trio.pass_ms(100)
@@ -153,7 +153,7 @@ def test_a_new_leader_takes_over_what_is_due(trio: Trio) -> None:
     assert all(member.machine.rung == rung for member in trio.members if member is not leader)
 
 
-def test_who_is_handed_the_leadership_does_what_is_due_meanwhile(trio: Trio) -> None:
+def test_successor_of_a_handover_proposes_due_alarms(trio: Trio) -> None:
     leader = trio.start()
     leader.set_alarms(20)
     index = leader.group.journal.last_index
@@ -165,7 +165,7 @@ def test_who_is_handed_the_leadership_does_what_is_due_meanwhile(trio: Trio) -> 
     assert journal.term_at(journal.last_index) > journal.term_at(index)
 
 
-def test_a_leader_that_hands_over_proposes_nothing_that_is_due(trio: Trio) -> None:
+def test_leader_that_hands_over_proposes_no_due_alarm(trio: Trio) -> None:
     leader = trio.start()
     for member in trio.members:
         if member is not leader:
@@ -179,7 +179,7 @@ def test_a_leader_that_hands_over_proposes_nothing_that_is_due(trio: Trio) -> No
     assert len(leader.ticks()) == 1
 
 
-def test_any_node_can_have_a_certain_one_lead(trio: Trio) -> None:
+def test_every_node_can_transfer_leadership_to_a_given_member(trio: Trio) -> None:
     trio.start()
     for to in "cbacab":
         for asked in trio.members:
@@ -191,7 +191,7 @@ def test_any_node_can_have_a_certain_one_lead(trio: Trio) -> None:
     trio.until(lambda: trio.members[0].group.leader not in (None, asked.name), ELECTION_MS)
 
 
-def test_leadership_stays_where_it_is_if_the_one_that_is_meant_is_not_fit(trio: Trio) -> None:
+def test_leadership_stays_if_the_requested_member_is_not_fit(trio: Trio) -> None:
     leader = trio.start()
     asked, gone = [member for member in trio.members if member is not leader]
     gone.end()
@@ -205,7 +205,7 @@ def test_leadership_stays_where_it_is_if_the_one_that_is_meant_is_not_fit(trio: 
     assert trio.leader() is leader
 
 
-def test_a_request_for_another_reign_does_nothing(trio: Trio) -> None:
+def test_transfer_request_of_an_earlier_term_is_ignored(trio: Trio) -> None:
     leader = trio.start()
     [asked, other] = [member for member in trio.members if member is not leader]
     stale = b"".join(encode(Transfer(leader.group.engine.term - 1, other.name)))
@@ -214,7 +214,7 @@ def test_a_request_for_another_reign_does_nothing(trio: Trio) -> None:
     assert trio.leader() is leader
 
 
-def test_who_is_silent_or_cut_off_from_the_leader_is_not_counted(trio: Trio) -> None:
+def test_silent_or_cut_off_member_is_not_counted(trio: Trio) -> None:
     leader = trio.start()
     one, other = [member for member in trio.members if member is not leader]
     assert one.group.statuses.may_stop(one.name).is_safe
@@ -232,7 +232,7 @@ def test_who_is_silent_or_cut_off_from_the_leader_is_not_counted(trio: Trio) -> 
     assert leader.group.statuses.may_stop(other.name).is_safe
 
 
-def test_a_leader_without_a_majority_proposes_one_entry_and_it_is_replaced(trio: Trio) -> None:
+def test_leader_without_a_majority_proposes_an_entry_only(trio: Trio) -> None:
     leader = trio.start()
     leader.set_alarms(200, 300, 400)
     others = [member for member in trio.members if member is not leader]
@@ -249,7 +249,7 @@ def test_a_leader_without_a_majority_proposes_one_entry_and_it_is_replaced(trio:
     assert leader.ticks() == others[0].ticks()
 
 
-def test_what_is_due_by_the_time_of_the_state_is_due_though_the_clock_was_set_back(trio: Trio) -> None:
+def test_alarm_due_by_the_state_rings_after_the_clock_goes_back(trio: Trio) -> None:
     leader = trio.start()
     leader.set_alarms(*[0] * 9)
     leader.wall.skew_ms -= 20_000
@@ -265,9 +265,7 @@ def test_what_is_due_by_the_time_of_the_state_is_due_though_the_clock_was_set_ba
 @pytest.mark.parametrize(
     "jump_ms", [DAY_MS, -DAY_MS, -10 * EPOCH_MS, 10 * EPOCH_MS], ids=["+1 day", "-1 day", "1500", "2500"]
 )
-def test_time_goes_on_whatever_wall_clocks_do(
-    names: str, who: str, lasts_ms: int | None, jump_ms: int
-) -> None:
+def test_time_goes_on_when_wall_clocks_jump(names: str, who: str, lasts_ms: int | None, jump_ms: int) -> None:
     trio = Trio(list(names))
     leader = trio.start()
     leader.set_alarms(500, 5_000, 3_600_000)
@@ -287,7 +285,7 @@ def test_time_goes_on_whatever_wall_clocks_do(
     assert len(leader.machine.rung) == 2
 
 
-def test_a_leader_whose_clock_is_right_does_not_wait_for_the_time_of_one_whose_clock_was_not(
+def test_leader_with_a_right_clock_ignores_a_wrong_predecessor(
     trio: Trio,
 ) -> None:
     leader = trio.start()
@@ -302,7 +300,7 @@ def test_a_leader_whose_clock_is_right_does_not_wait_for_the_time_of_one_whose_c
 
 
 @pytest.mark.parametrize("names", ["a", "abc"], ids=["one member", "three members"])
-def test_clocks_that_stay_where_they_jumped_to_are_believed_in_the_end(names: str) -> None:
+def test_clocks_that_jumped_for_good_are_believed_in_the_end(names: str) -> None:
     trio = Trio(list(names))
     leader = trio.start()
     leader.set_alarms(DAY_MS)
@@ -314,7 +312,7 @@ def test_clocks_that_stay_where_they_jumped_to_are_believed_in_the_end(names: st
     assert len(leader.machine.rung) == 1
 
 
-def test_a_day_in_which_nobody_ran_counts(trio: Trio) -> None:
+def test_day_without_a_running_node_counts(trio: Trio) -> None:
     leader = trio.start()
     leader.set_alarms(DAY_MS, 2 * DAY_MS)
     trio.pass_ms(100)
@@ -326,7 +324,7 @@ def test_a_day_in_which_nobody_ran_counts(trio: Trio) -> None:
 
 
 @pytest.mark.parametrize("names", ["a", "abc"], ids=["one member", "three members"])
-def test_a_log_that_was_written_with_wrong_clocks_does_not_wait_for_the_right_ones(names: str) -> None:
+def test_log_with_times_of_wrong_clocks_does_not_wait(names: str) -> None:
     trio = Trio(list(names))
     for member in trio.members:
         member.wall.skew_ms += DAY_MS
@@ -370,7 +368,7 @@ def test_a_machine_that_was_asleep_goes_on_where_the_leader_is(trio: Trio) -> No
     assert trio.world.now_s - begin_s < 100 + COMMIT_MS / 1000
 
 
-def test_what_was_due_while_nobody_ran_is_done_after_the_start(trio: Trio) -> None:
+def test_alarm_that_was_due_while_all_were_down_rings_at_start(trio: Trio) -> None:
     leader = trio.start()
     leader.set_alarms(5_000)
     trio.pass_ms(100)
@@ -382,7 +380,7 @@ def test_what_was_due_while_nobody_ran_is_done_after_the_start(trio: Trio) -> No
     trio.until(lambda: all(len(member.machine.rung) == 1 for member in trio.members))
 
 
-def test_a_full_disk_holds_one_entry_back(alone: Trio) -> None:
+def test_full_disk_holds_a_single_entry_back(alone: Trio) -> None:
     member = alone.start()
     member.set_alarms(*[100] * 5)
     member.disk.full = True
@@ -393,7 +391,7 @@ def test_a_full_disk_holds_one_entry_back(alone: Trio) -> None:
     alone.until(lambda: len(member.machine.rung) == 5)
 
 
-def test_who_is_alone_takes_in_at_the_end_of_any_sync_what_was_submitted_meanwhile(alone: Trio) -> None:
+def test_sole_voter_takes_submissions_in_at_the_end_of_any_sync(alone: Trio) -> None:
     """It waited for the next beat if the sync had brought no entry."""
     member = alone.start()
     journal, log_sync = member.group.journal, member.group._log_sync
@@ -410,7 +408,7 @@ def test_who_is_alone_takes_in_at_the_end_of_any_sync_what_was_submitted_meanwhi
     assert alone.world.now_s - begun_s < 10 * COMMIT_MS / 1000 / 2
 
 
-def test_an_earlier_moment_takes_the_place_of_a_later_one(alone: Trio) -> None:
+def test_earlier_alarm_replaces_a_later_alarm(alone: Trio) -> None:
     member = alone.start()
     member.set_alarms(45)
     member.set_alarms(10)
@@ -437,7 +435,7 @@ def test_a_group_is_whole_before_it_takes_part(trio: Trio) -> None:
     assert [set(vars(member.group))] == whole
 
 
-def test_a_disk_that_fails_at_the_start_is_told_to_who_starts_and_remembered(
+def test_disk_failure_at_the_start_is_raised_and_remembered(
     alone: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [member] = alone.members

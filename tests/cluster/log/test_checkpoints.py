@@ -44,7 +44,7 @@ def load(disk: SimulatedDisk, last_index: int = 1000) -> Checkpoint | None:
     return load_newest(disk, "log", OURS, last_index)
 
 
-def test_without_a_checkpoint_there_is_none() -> None:
+def test_no_checkpoint_is_found_in_an_empty_log() -> None:
     assert load(make_disk()) is None
 
 
@@ -69,7 +69,7 @@ def test_other_files_are_not_taken_for_checkpoints() -> None:
     assert list_checkpoints(disk, "log") == []
 
 
-def test_one_that_was_written_survives_a_loss_of_power() -> None:
+def test_checkpoint_survives_a_power_loss() -> None:
     for seed in range(50):
         disk = make_disk(seed)
         write(disk, 5)
@@ -78,7 +78,7 @@ def test_one_that_was_written_survives_a_loss_of_power() -> None:
 
 
 @pytest.mark.parametrize("power_loss", [False, True])
-def test_after_a_crash_at_any_step_the_new_one_is_there_as_a_whole_or_not_at_all(
+def test_checkpoint_is_whole_or_absent_after_a_crash_at_any_step(
     power_loss: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     outcomes: list[int] = []
@@ -103,7 +103,7 @@ def test_after_a_crash_at_any_step_the_new_one_is_there_as_a_whole_or_not_at_all
     assert {5, 8} == set(outcomes)
 
 
-def test_a_full_disk_leaves_nothing_behind() -> None:
+def test_write_on_a_full_disk_leaves_no_file_behind() -> None:
     disk = make_disk()
     write(disk, 5)
     before = disk.files()
@@ -115,7 +115,7 @@ def test_a_full_disk_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("bit", [0, 40, 8 * 10, 8 * 45, 8 * (CHECKPOINT_HEADER_BYTES - 1), 8 * 1000])
-def test_a_damaged_one_is_skipped_with_a_warning(bit: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_checkpoint_is_skipped_with_a_warning(bit: int, caplog: pytest.LogCaptureFixture) -> None:
     disk = make_disk()
     write(disk, 5)
     write(disk, 8)
@@ -127,7 +127,7 @@ def test_a_damaged_one_is_skipped_with_a_warning(bit: int, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("size", [0, 20, CHECKPOINT_HEADER_BYTES, 500])
-def test_one_that_is_too_short_is_skipped(size: int) -> None:
+def test_truncated_checkpoint_is_skipped(size: int) -> None:
     disk = make_disk()
     write(disk, 5)
     write(disk, 8)
@@ -135,7 +135,7 @@ def test_one_that_is_too_short_is_skipped(size: int) -> None:
     assert load(disk) == Checkpoint(5, 3, BODY)
 
 
-def test_one_that_cannot_be_read_is_skipped() -> None:
+def test_unreadable_checkpoint_is_skipped() -> None:
     disk = make_disk()
     write(disk, 5)
     write(disk, 8)
@@ -145,28 +145,28 @@ def test_one_that_cannot_be_read_is_skipped() -> None:
         read_checkpoint(disk, path_of(8), OURS)
 
 
-def test_one_under_the_wrong_name_is_skipped() -> None:
+def test_checkpoint_under_the_wrong_name_is_skipped() -> None:
     disk = make_disk()
     write(disk, 5)
     disk.rename(path_of(5), path_of(8))
     assert load(disk) is None
 
 
-def test_if_all_are_damaged_there_is_none() -> None:
+def test_no_checkpoint_is_found_if_all_are_damaged() -> None:
     disk = make_disk()
     write(disk, 5)
     disk.flip_bit(path_of(5), 1)
     assert load(disk) is None
 
 
-def test_one_of_another_version_or_another_node_is_an_error() -> None:
+def test_checkpoint_of_a_foreign_node_is_an_error() -> None:
     disk = make_disk()
     write(disk, 5)
     with pytest.raises(ForeignJournal, match=path_of(5)):
         load_newest(disk, "log", THEIRS, 1000)
 
 
-def test_one_of_another_version_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_of_an_unknown_version_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = make_disk()
     with monkeypatch.context() as patch:
         patch.setattr("cluster.log.checkpoints.FORMAT_VERSION", 77)
@@ -175,7 +175,7 @@ def test_one_of_another_version_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         load(disk)
 
 
-def test_one_that_is_newer_than_the_log_convicts_the_log() -> None:
+def test_checkpoint_newer_than_the_log_convicts_the_log() -> None:
     disk = make_disk()
     write(disk, 5)
     assert load(disk, last_index=5)
@@ -183,14 +183,14 @@ def test_one_that_is_newer_than_the_log_convicts_the_log() -> None:
         load(disk, last_index=4)
 
 
-def test_one_of_another_node_can_be_adopted() -> None:
+def test_checkpoint_of_a_foreign_node_can_be_adopted() -> None:
     disk = make_disk()
     write_checkpoint(disk, "log", THEIRS, 5, 3, [BODY])
     disk.replace_file(path_of(5), adopt_checkpoint(disk.read_file(path_of(5)), OURS))
     assert load(disk) == Checkpoint(5, 3, BODY)
 
 
-def test_of_one_that_comes_in_pieces_the_first_is_adopted() -> None:
+def test_first_piece_of_a_checkpoint_is_enough_to_adopt_it() -> None:
     disk = make_disk()
     write_checkpoint(disk, "log", THEIRS, 5, 3, [BODY])
     data = disk.read_file(path_of(5))
@@ -199,6 +199,6 @@ def test_of_one_that_comes_in_pieces_the_first_is_adopted() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"RCKP", bytes(500)])
-def test_what_is_no_checkpoint_is_not_adopted(data: bytes) -> None:
+def test_data_that_is_no_checkpoint_is_not_adopted(data: bytes) -> None:
     with pytest.raises(CorruptJournal, match="not a checkpoint"):
         adopt_checkpoint(data, OURS)

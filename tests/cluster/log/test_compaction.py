@@ -46,7 +46,7 @@ def test_an_entry_is_reduced_to_some_messages_of_some_batches() -> None:
             message_at(kept, batch, number)
 
 
-def test_what_is_left_can_be_reduced_again() -> None:
+def test_compacted_entry_can_be_compacted_again() -> None:
     entry = entry_of([[b"a", b"b", b"c"], [b"d"]])
     kept = compact_entry(entry, {0: [(1, 2)], 1: [(0, 1)]}, compact)
     assert kept is not None
@@ -56,7 +56,7 @@ def test_what_is_left_can_be_reduced_again() -> None:
     assert len(again) < len(kept)
 
 
-def test_what_was_dropped_earlier_may_be_asked_for() -> None:
+def test_messages_dropped_earlier_may_be_requested_again() -> None:
     kept = compact_entry(entry_of([[b"a", b"b"], [b"c"]]), {0: [(1, 1)]}, compact)
     assert kept is not None
     again = compact_entry(kept, {0: [(0, 2)], 1: [(0, 1)]}, compact)
@@ -94,7 +94,7 @@ def chosen(*runs: Sequence[Candidate]) -> list[str]:
     return [known.segment.name for known in choose(runs, LIMITS)]
 
 
-def test_nothing_is_chosen_of_nothing() -> None:
+def test_no_segment_is_chosen_of_an_empty_list() -> None:
     assert chosen() == []
     assert chosen([]) == []
 
@@ -104,7 +104,7 @@ def test_a_segment_that_is_half_dead_is_worth_rewriting() -> None:
     assert chosen(ascending(candidate(32, 64))) == ["0"]
 
 
-def test_what_is_not_measured_or_has_changed_since_is_left() -> None:
+def test_unmeasured_or_changed_segment_is_not_chosen() -> None:
     assert chosen(ascending(candidate(None, 64))) == []
     assert chosen(ascending(candidate(1, 64, fell=True))) == []
 
@@ -113,7 +113,7 @@ def test_neighbours_are_joined_as_long_as_the_result_fits() -> None:
     assert chosen(ascending(*[candidate(20, 64)] * 5)) == ["0", "1", "2"]
 
 
-def test_one_that_is_more_than_half_live_may_join_if_together_they_are_not() -> None:
+def test_mostly_live_segment_joins_if_the_sum_is_mostly_dead() -> None:
     assert chosen(ascending(candidate(20, 30), candidate(5, 64))) == ["0", "1"]
     assert chosen(ascending(candidate(60, 64), candidate(5, 64))) == ["1"]
 
@@ -128,7 +128,7 @@ def test_no_segment_gets_too_many_entries() -> None:
     assert chosen(ascending(*[candidate(5, 64, entries=400)] * 3)) == ["0", "1"]
 
 
-def test_one_alone_may_have_more_than_fits() -> None:
+def test_single_segment_may_exceed_the_limit_of_entries() -> None:
     assert chosen(ascending(candidate(100, 400, entries=5000), candidate(5, 64))) == ["0"]
 
 
@@ -172,7 +172,7 @@ def full_segment(disk: SimulatedDisk, name: str, first: int, end: int, size: int
     return segment_of(disk, name, entries, first, end)
 
 
-def test_a_measurement_tells_what_rewriting_would_leave() -> None:
+def test_measurement_tells_the_size_after_rewriting() -> None:
     disk = make_disk()
     segment = full_segment(disk, "full", 1, 50)
     frozen = FrozenToy([(7, 1, 2), (7, 1, 3), (9, 0, 0), (99, 0, 0)])
@@ -185,7 +185,7 @@ def test_a_measurement_tells_what_rewriting_would_leave() -> None:
     assert rewritten.segment.file_bytes == disk.files()["log/new"]
 
 
-def test_a_segment_that_is_mostly_live_is_not_measured_to_the_end() -> None:
+def test_mostly_live_segment_is_not_measured_to_the_end() -> None:
     disk = make_disk()
     segment = full_segment(disk, "full", 1, 50, size=10_000)
     places = [(index, batch, number) for index in range(1, 50) for batch in (0, 1) for number in range(5)]
@@ -194,7 +194,7 @@ def test_a_segment_that_is_mostly_live_is_not_measured_to_the_end() -> None:
     assert measured == Measured(490, 49, segment.file_bytes, 7.0)
 
 
-def test_several_segments_become_one() -> None:
+def test_several_segments_become_a_single_sparse_segment() -> None:
     disk = make_disk()
     segments = [full_segment(disk, f"at-{first}", first, first + 10) for first in (1, 11, 41)]
     places = [(3, 0, 1), (3, 1, 4), (10, 0, 0), (45, 1, 1)]
@@ -209,14 +209,14 @@ def test_several_segments_become_one() -> None:
         assert message_at(found[index], batch, number) == messages(index, 5)[number]
 
 
-def test_where_nothing_is_live_nothing_is_written() -> None:
+def test_rewrite_without_live_messages_writes_no_file() -> None:
     disk = make_disk()
     segment = full_segment(disk, "full", 1, 10)
     assert rewrite(source_of(disk), [segment], FrozenToy([(20, 0, 0)]).live(1, 10), "new") is None
     assert list(disk.files()) == ["log/full"]
 
 
-def test_a_full_disk_leaves_nothing_behind() -> None:
+def test_rewrite_on_a_full_disk_leaves_no_file_behind() -> None:
     disk = make_disk()
     segment = full_segment(disk, "full", 1, 50)
     disk.capacity_bytes = disk.used_bytes() + 1000
@@ -242,7 +242,7 @@ PLACES = st.frozensets(st.tuples(st.integers(1, 12), st.integers(0, 1), st.integ
 
 @given(st.lists(PLACES, min_size=1, max_size=4))
 @settings(deadline=None)
-def test_whatever_is_settled_between_what_stays_live_can_be_read(states: list[frozenset[Place]]) -> None:
+def test_live_messages_can_be_read_after_each_rewriting(states: list[frozenset[Place]]) -> None:
     """Each rewriting sees fewer live messages than the one before it, and joins two segments in the first."""
     disk = make_disk()
     segments = [full_segment(disk, "one", 1, 6), full_segment(disk, "two", 8, 13)]

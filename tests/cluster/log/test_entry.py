@@ -33,7 +33,7 @@ def test_neither_form_of_an_entry_is_taken_for_the_other() -> None:
         batches_of(make_compacted({0: b"a long enough part"}))
 
 
-def test_another_version_is_refused() -> None:
+def test_entry_of_an_unknown_version_is_refused() -> None:
     entry = bytearray(make_compacted({}))
     entry[1] = 9
     with pytest.raises(MalformedEntry, match="version 9"):
@@ -50,7 +50,7 @@ def test_a_compacted_entry_that_is_cut_is_refused(parts: dict[int, bytes], data:
         compacted_parts(entry + b"x")
 
 
-def test_two_parts_of_one_batch_are_refused() -> None:
+def test_two_parts_of_the_same_batch_are_refused() -> None:
     entry = make_compacted({1: b"a", 2: b"a"})
     with pytest.raises(MalformedEntry, match="2 parts"):
         compacted_parts(entry.replace(b"\x02\x01\0\0\0a", b"\x01\x01\0\0\0a"))

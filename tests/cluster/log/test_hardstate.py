@@ -36,7 +36,7 @@ def hard_state(disk: SimulatedDisk, identity: bytes = IDENTITY) -> HardStateFile
 
 
 @pytest.mark.parametrize("state", [OLD, NEW, HardState(2**63, "n" * 300, Standing.BLANK)])
-def test_what_is_stored_is_loaded(state: HardState) -> None:
+def test_stored_state_is_loaded(state: HardState) -> None:
     disk = a_disk()
     file = hard_state(disk)
     assert file.load() is None
@@ -58,7 +58,7 @@ def test_a_store_needs_no_space_once_the_files_are_there() -> None:
 
 
 @pytest.mark.parametrize("power_loss", [True, False])
-def test_what_was_stored_is_loaded_without_space_wherever_the_first_store_ended(
+def test_load_needs_no_space_wherever_the_first_store_ended(
     power_loss: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The disk is full, and the process ends: once one of the files was there then, and a start failed."""
@@ -83,7 +83,7 @@ def test_what_was_stored_is_loaded_without_space_wherever_the_first_store_ended(
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("power_loss", [True, False])
-def test_a_crash_at_any_step_leaves_the_old_state_or_the_new_one(first: bool, power_loss: bool) -> None:
+def test_crash_at_any_step_leaves_the_old_or_the_new_state(first: bool, power_loss: bool) -> None:
     for seed in range(40):
         for steps in range(12):
             disk = a_disk(seed)
@@ -117,7 +117,7 @@ def killed_in_a_store(seed: int, steps: int) -> SimulatedDisk:
     return disk
 
 
-def test_a_kill_in_a_store_and_a_power_loss_in_the_next_one_leave_a_state() -> None:
+def test_kill_then_power_loss_in_the_next_store_leave_a_state() -> None:
     """What a killed process had written can be read, and is not on the disk yet (simulated: both files damaged)."""
     for seed in range(20):
         for first in range(8):
@@ -132,7 +132,7 @@ def test_a_kill_in_a_store_and_a_power_loss_in_the_next_one_leave_a_state() -> N
                 assert hard_state(disk).load() is not None
 
 
-def test_a_kill_in_a_store_and_a_power_loss_in_the_next_load_leave_a_state() -> None:
+def test_kill_then_power_loss_in_the_next_load_leave_a_state() -> None:
     """What a killed process had written of the first file is durable before the next start writes the last one."""
     for seed in range(20):
         for first in range(8):
@@ -147,7 +147,7 @@ def test_a_kill_in_a_store_and_a_power_loss_in_the_next_load_leave_a_state() -> 
                     assert hard_state(disk).load() in (OLD, NEW)
 
 
-def test_one_damaged_file_costs_nothing_and_is_written_anew() -> None:
+def test_single_damaged_file_is_written_again_without_loss() -> None:
     for name in NAMES:
         for bit in range(0, 512 * 8, 5):
             disk = a_disk()
@@ -189,14 +189,14 @@ def test_a_file_that_cannot_be_read_is_damaged() -> None:
     assert hard_state(disk).load() == NEW
 
 
-def test_the_files_of_another_member_are_refused() -> None:
+def test_files_of_a_foreign_member_are_refused() -> None:
     disk = a_disk()
     hard_state(disk).store(NEW)
     with pytest.raises(ForeignJournal):
         hard_state(disk, b"cluster/b/0").load()
 
 
-def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_an_unknown_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = a_disk()
     hard_state(disk).store(NEW)
     monkeypatch.setattr("cluster.log.hardstate.FORMAT_VERSION", 3)
@@ -216,7 +216,7 @@ def test_a_state_that_cannot_be_stored_is_not_taken() -> None:
         file.store(HardState(9, "n" * 500, Standing.VOTER))
 
 
-def test_what_is_not_believed_is_forgotten_until_something_is_stored() -> None:
+def test_forgotten_state_is_absent_until_the_next_store() -> None:
     disk = a_disk()
     file = hard_state(disk)
     file.store(OLD)

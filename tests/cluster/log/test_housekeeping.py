@@ -226,7 +226,7 @@ def test_a_checkpoint_is_not_taken_sooner_than_it_is_large() -> None:
     assert node.journal.bytes_from(found[0] + 1) - node.journal.bytes_from(found[1] + 1) > size / 2
 
 
-def test_a_checkpoint_is_taken_after_so_long_if_something_was_applied() -> None:
+def test_checkpoint_is_taken_at_the_interval_after_an_entry() -> None:
     settings = HousekeepingSettings(checkpoint_entries=10**9, checkpoint_interval_s=60)
     node = make_node(settings)
     node.wait(100)
@@ -242,7 +242,7 @@ def test_a_checkpoint_is_taken_after_so_long_if_something_was_applied() -> None:
     assert checkpoints(node) == [1, 2]
 
 
-def test_while_space_is_scarce_what_is_consumed_goes_within_seconds() -> None:
+def test_consumed_messages_go_in_seconds_while_space_is_scarce() -> None:
     settings = HousekeepingSettings(10**9, 10**9, 3600, retained_bytes=0, segment_bytes=SEGMENT_BYTES)
     node = make_node(settings)
     for _ in range(40):
@@ -261,7 +261,7 @@ def test_while_space_is_scarce_what_is_consumed_goes_within_seconds() -> None:
 
 
 @pytest.mark.parametrize("segment_bytes", [SEGMENT_BYTES, 1_000_000])
-def test_while_space_is_scarce_all_that_was_consumed_goes_though_nothing_more_happens(
+def test_consumed_messages_go_while_space_is_scarce_and_log_idle(
     segment_bytes: int,
 ) -> None:
     """Publishers wait, consumers have everything: the log that is kept for followers goes, and what is in one file."""
@@ -287,7 +287,7 @@ def test_while_space_is_scarce_all_that_was_consumed_goes_though_nothing_more_ha
     assert checkpoints(node) == found
 
 
-def test_a_disk_full_of_what_nobody_consumes_asks_for_nothing_for_ever() -> None:
+def test_full_disk_of_unconsumed_messages_requests_few_entries() -> None:
     settings = HousekeepingSettings(10**9, 10**9, 3600, retained_bytes=10**9, segment_bytes=SEGMENT_BYTES)
     node = make_node(settings)
     for _ in range(100):
@@ -312,7 +312,7 @@ def test_a_checkpoint_is_taken_after_so_much_work() -> None:
     assert checkpoints(node) == [3, 5]
 
 
-def test_a_checkpoint_that_is_damaged_is_taken_anew_when_there_is_anything_new() -> None:
+def test_damaged_checkpoint_is_replaced_after_the_next_entry() -> None:
     node = make_node()
     for _ in range(10):
         publish(node)
@@ -347,7 +347,7 @@ def test_the_two_newest_are_kept() -> None:
     assert (node.housekeeping.newest_index, node.housekeeping.second_index) == (40, 30)
 
 
-def test_what_is_pinned_is_kept_until_it_is_not() -> None:
+def test_pinned_checkpoint_is_kept_until_it_is_unpinned() -> None:
     node = make_node()
     for _ in range(10):
         publish(node)
@@ -384,7 +384,7 @@ def test_a_start_goes_on_from_the_newest_checkpoint() -> None:
     assert checkpoints(node) == [20, 30]
 
 
-def test_a_damaged_checkpoint_is_removed_and_the_one_before_it_is_enough() -> None:
+def test_damaged_checkpoint_is_removed_and_the_older_is_enough() -> None:
     node = make_node()
     for _ in range(35):
         publish(node)
@@ -403,7 +403,7 @@ def test_a_damaged_checkpoint_is_removed_and_the_one_before_it_is_enough() -> No
     node.check_readable()
 
 
-def test_the_state_of_an_older_checkpoint_may_refer_to_what_is_gone() -> None:
+def test_older_checkpoint_may_refer_to_messages_that_are_dropped() -> None:
     """The newest one is damaged, and the next is taken before the log has been applied up to where it was."""
     node = make_node()
     while not any(segment.sparse for segment in node.journal.segments()):
@@ -440,7 +440,7 @@ def make_housekeeping(node: Node, settings: HousekeepingSettings) -> Housekeepin
     )
 
 
-def test_a_stop_leaves_nothing_to_be_applied_again() -> None:
+def test_checkpoint_at_a_stop_leaves_no_entry_to_apply_again() -> None:
     node = make_node()
     for _ in range(13):
         publish(node)
@@ -453,7 +453,7 @@ def test_a_stop_leaves_nothing_to_be_applied_again() -> None:
     assert node.disk.files() == before
 
 
-def test_a_stop_writes_no_checkpoint_of_what_is_not_synced() -> None:
+def test_stop_writes_no_checkpoint_of_unsynced_entries() -> None:
     node = make_node()
     publish(node)
     node.journal.add(entry_of([[b"x"]]), 2, 1)
@@ -489,7 +489,7 @@ def test_a_stop_on_a_full_disk_is_a_stop(caplog: pytest.LogCaptureFixture) -> No
     assert not node.failures
 
 
-def test_what_was_under_way_when_the_log_was_replaced_is_dropped() -> None:
+def test_checkpoint_in_flight_is_dropped_when_log_is_replaced() -> None:
     node = make_node_with_due_checkpoint()
     node.housekeeping.begin(None)
     node.clock.run()
@@ -499,7 +499,7 @@ def test_what_was_under_way_when_the_log_was_replaced_is_dropped() -> None:
     assert node.housekeeping.newest_index == 10
 
 
-def test_what_went_wrong_with_a_log_that_was_replaced_does_not_matter() -> None:
+def test_failed_sync_of_a_replaced_log_is_ignored() -> None:
     node = make_node_with_due_checkpoint()
     node.housekeeping.begin(None)
     node.disk.fail_next_sync()
@@ -509,7 +509,7 @@ def test_what_went_wrong_with_a_log_that_was_replaced_does_not_matter() -> None:
     assert node.housekeeping.newest_index == 10
 
 
-def test_after_a_stop_nothing_begins_and_nothing_is_taken_over() -> None:
+def test_stopped_housekeeping_begins_and_adopts_no_checkpoint() -> None:
     node = make_node_with_due_checkpoint()
     node.housekeeping.stop()
     node.clock.run()
@@ -524,7 +524,7 @@ def test_after_a_stop_nothing_begins_and_nothing_is_taken_over() -> None:
 # What is removed
 
 
-def test_segments_without_a_live_message_go_when_both_checkpoints_are_newer() -> None:
+def test_dead_segments_go_when_both_checkpoints_are_newer() -> None:
     node = make_node()
     for _ in range(15):
         publish(node)
@@ -549,7 +549,7 @@ def test_as_much_of_the_log_is_retained_as_was_asked_for() -> None:
     assert node.journal.disk_bytes < 20_000 + 3 * SEGMENT_BYTES + 20 * 800
 
 
-def test_what_somebody_needs_is_kept() -> None:
+def test_entries_that_a_reader_needs_are_kept() -> None:
     node = make_node()
     node.needed_from = 15
     for _ in range(30):
@@ -563,7 +563,7 @@ def test_what_somebody_needs_is_kept() -> None:
     assert node.journal.first_index > 15
 
 
-def test_what_somebody_needs_below_the_log_is_kept() -> None:
+def test_entries_that_a_reader_needs_below_the_log_are_kept() -> None:
     node = make_node()
     for _ in range(10):
         publish(node)
@@ -648,7 +648,7 @@ def test_pinned_segments_are_neither_removed_nor_rewritten() -> None:
     node.check_readable()
 
 
-def test_what_lies_between_pinned_segments_goes() -> None:
+def test_segments_between_pinned_segments_are_removed() -> None:
     node = make_node()
     for _ in range(20):
         publish(node)
@@ -694,7 +694,7 @@ def test_a_segment_that_is_pinned_while_it_is_rewritten_stays(monkeypatch: pytes
     assert sorted(node.segment_files()) == sorted(f"log/{name}" for name in node.names())
 
 
-def test_what_is_written_for_a_log_that_was_replaced_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_written_for_a_replaced_log_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(node: Node) -> None:
         node.housekeeping.begin(load_newest(node.disk, "log", IDENTITY, node.applied_index))
 
@@ -726,7 +726,7 @@ def test_a_full_disk_costs_a_checkpoint_and_no_more(caplog: pytest.LogCaptureFix
     assert checkpoints(node) == [10]
 
 
-def test_a_disk_that_fills_up_while_it_is_compacted_loses_nothing() -> None:
+def test_disk_that_fills_up_during_compaction_loses_no_message() -> None:
     for extra in range(0, 3000, 100):
         node = make_node(SETTINGS, seed=extra)
         for _ in range(12):
@@ -830,7 +830,7 @@ def test_each_segment_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verified == sealed
 
 
-def test_what_is_not_applied_may_be_cut_and_is_not_verified_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unapplied_segment_is_not_verified_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[str] = []
     monkeypatch.setattr(
         "cluster.log.housekeeping.verify",
@@ -959,7 +959,7 @@ def test_the_disk_stays_within_its_bound_all_the_time(seed: int) -> None:
     node.check_readable()
 
 
-def test_if_the_large_messages_go_and_the_small_ones_stay_the_disk_is_given_back() -> None:
+def test_space_of_large_messages_is_freed_beside_small_messages() -> None:
     """They are less than a tenth of the messages and nearly all of the bytes."""
     settings = HousekeepingSettings(10, 10**9, 10**9, retained_bytes=0, segment_bytes=40_000)
     node = make_node(settings)

@@ -170,7 +170,7 @@ def read_singly(journal: SegmentedJournal, indexes: range) -> Iterator[tuple[int
 # What pysyncobj sees
 
 
-def test_an_empty_log_has_no_entries_and_takes_the_first_of_any_index() -> None:
+def test_empty_log_takes_a_first_entry_of_any_index() -> None:
     node = Node()
     assert len(node.journal) == 0
     with pytest.raises(IndexError):
@@ -195,7 +195,7 @@ def test_pysyncobj_starts_on_it_and_adds_the_first_entry(monkeypatch: pytest.Mon
     alone.destroy()
 
 
-def test_entries_are_found_by_position_from_both_ends_before_and_after_a_restart() -> None:
+def test_entries_are_found_from_both_ends_also_after_a_restart() -> None:
     node = Node()
     node.add(30)
     node.add(5, term=2)
@@ -222,21 +222,21 @@ def test_a_slice_is_a_view_of_all_that_it_is_to_hold() -> None:
     assert not node.journal[100:]
 
 
-def test_what_is_sent_together_is_bounded_by_bytes() -> None:
+def test_slice_of_entries_is_bounded_by_bytes() -> None:
     node = Node(slice_bytes=10 * KIB, segment_bytes=25 * KIB)
     node.add(100, size=KIB)
     assert node.journal.slice_end(21, 101) == 21 + 10 * KIB // (KIB + RECORD_HEADER_BYTES)
     assert node.journal.slice_end(21, 23) == 23
 
 
-def test_what_is_sent_together_is_bounded_by_the_number_of_entries() -> None:
+def test_slice_of_entries_is_bounded_by_their_number() -> None:
     node = Node(segment_bytes=25 * KIB)
     node.add(SLICE_ENTRIES + 100, size=20)
     ends = [node.journal.slice_end(index, node.journal.last_index + 1) for index in (1, 51, 201)]
     assert ends == [1 + SLICE_ENTRIES, 51 + SLICE_ENTRIES, 1 + SLICE_ENTRIES + 100]
 
 
-def test_what_is_sent_together_goes_on_in_the_next_segment() -> None:
+def test_slice_of_entries_goes_on_in_the_next_segment() -> None:
     node = Node(slice_bytes=8 * 60, segment_bytes=200)
     node.add(50)
     assert [node.journal.slice_end(index, 51) - index for index in range(1, 6)] == [8, 8, 8, 8, 8]
@@ -268,7 +268,7 @@ def test_the_last_entry_stays_in_memory_however_large_it_is() -> None:
     assert node.journal.payload(1) is None
 
 
-def test_an_entry_must_follow_the_last_one() -> None:
+def test_entry_must_follow_the_last_entry() -> None:
     node = Node()
     node.add(3)
     for index in (3, 5):
@@ -277,7 +277,7 @@ def test_an_entry_must_follow_the_last_one() -> None:
     assert node.journal.last_index == 3
 
 
-def test_deleting_from_the_end_is_what_a_list_would_do() -> None:
+def test_deletion_from_the_end_equals_that_of_a_list() -> None:
     for position in range(1, 41):
         node = Node()
         node.add(20)
@@ -302,7 +302,7 @@ def test_the_first_entry_cannot_be_deleted() -> None:
     assert node.journal.last_index == 3
 
 
-def test_keep_tail_protects_what_does_not_conflict() -> None:
+def test_keep_tail_protects_entries_without_conflict() -> None:
     node = Node()
     node.add(5)
     node.journal.keep_tail = True
@@ -343,7 +343,7 @@ def test_the_commit_index_is_kept_in_memory_only() -> None:
 # Group commit
 
 
-def test_nothing_counts_as_synced_before_the_disk_says_so() -> None:
+def test_no_entry_counts_as_synced_before_the_disk_confirms() -> None:
     node = Node()
     node.add(3)
     done: list[bool] = []
@@ -360,7 +360,7 @@ def test_nothing_counts_as_synced_before_the_disk_says_so() -> None:
     assert (node.journal.synced_index, node.journal.dirty) == (5, False)
 
 
-def test_what_had_to_be_stored_first_is_so_in_what_takes_its_place() -> None:
+def test_first_store_is_kept_first_when_a_later_replaces_it() -> None:
     node = Node()
     node.sync()
     order: list[str] = []
@@ -383,7 +383,7 @@ def test_entries_waiting_for_the_disk_can_be_read() -> None:
     assert node.journal.read(3) == payload_of(3, 1)
 
 
-def test_a_sync_in_flight_does_not_vouch_for_entries_that_replaced_its_own() -> None:
+def test_sync_in_flight_does_not_vouch_for_replaced_entries() -> None:
     node = Node()
     node.add(4)
     node.sync()
@@ -397,7 +397,7 @@ def test_a_sync_in_flight_does_not_vouch_for_entries_that_replaced_its_own() -> 
     assert contents(node.open())[:5] == [(payload_of(index, 1), index, 1) for index in range(1, 6)]
 
 
-def test_a_truncation_of_synced_entries_lowers_the_synced_index_at_once() -> None:
+def test_truncation_lowers_the_synced_index_at_once() -> None:
     node = Node()
     node.add(20)
     node.sync()
@@ -412,7 +412,7 @@ def test_a_truncation_of_synced_entries_lowers_the_synced_index_at_once() -> Non
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_after_a_failed_sync_nothing_is_ever_synced(code: int) -> None:
+def test_no_entry_is_synced_after_a_failed_sync(code: int) -> None:
     node = Node()
     node.add(3)
     node.sync()
@@ -430,7 +430,7 @@ def test_after_a_failed_sync_nothing_is_ever_synced(code: int) -> None:
     assert contents(node.open())[:3] == [(payload_of(index, 1), index, 1) for index in range(1, 4)]
 
 
-def test_sync_now_makes_everything_durable_and_raises_what_the_disk_says() -> None:
+def test_sync_now_makes_entries_durable_and_raises_disk_errors() -> None:
     node = Node()
     node.add(3)
     node.journal.sync_now()
@@ -466,7 +466,7 @@ def test_a_read_job_says_so_when_its_entry_was_deleted_meanwhile() -> None:
             node.journal.read_job([index])
 
 
-def test_a_read_job_finds_its_entry_again_in_the_segment_that_was_written_anew() -> None:
+def test_read_job_finds_its_entry_in_the_rewritten_segment() -> None:
     node = Node(cache_bytes=0)
     node.add(30)
     node.sync()
@@ -500,9 +500,7 @@ class _Shrinking:
 
 
 @pytest.mark.parametrize("reads", range(3))
-def test_a_read_job_says_so_when_its_file_is_being_removed_in_parts(
-    monkeypatch: pytest.MonkeyPatch, reads: int
-) -> None:
+def test_read_job_reports_a_file_that_is_being_removed(monkeypatch: pytest.MonkeyPatch, reads: int) -> None:
     node = Node(cache_bytes=0)
     node.add(30)
     node.sync()
@@ -582,7 +580,7 @@ def test_old_segments_need_no_memory_and_are_not_read_at_a_start() -> None:
     assert len(journal._indexes._loaded) == 16
 
 
-def test_a_segment_that_was_cut_and_sealed_again_is_not_read_by_its_old_index() -> None:
+def test_segment_that_was_cut_and_sealed_again_has_a_new_index() -> None:
     node = Node(cache_bytes=0, segment_bytes=10_000, segment_entries=10)
     node.add(25)
     node.sync()
@@ -631,7 +629,7 @@ def test_limits_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
         Node(**options)
 
 
-def test_the_files_are_what_the_segments_say() -> None:
+def test_files_have_the_sizes_of_their_segments() -> None:
     node = Node()
     node.add(20)
     node.add(20, term=2)
@@ -665,7 +663,7 @@ def test_bytes_are_counted() -> None:
     assert node.open().appended_bytes == 0
 
 
-def test_the_open_segment_is_sealed_when_somebody_asks() -> None:
+def test_open_segment_is_sealed_on_request() -> None:
     node = Node(segment_bytes=10_000)
     node.journal.seal()
     assert not node.journal.dirty
@@ -683,7 +681,7 @@ def test_the_open_segment_is_sealed_when_somebody_asks() -> None:
     assert contents(node.open()) == log_of(1, 10)
 
 
-def test_what_is_dead_is_dropped_and_what_is_live_stays_readable_below_the_log() -> None:
+def test_dead_entries_are_dropped_and_live_entries_stay_readable() -> None:
     node = Node(cache_bytes=0)
     node.add(50)
     node.add(50, term=2)
@@ -771,7 +769,7 @@ def test_an_adopted_log_takes_the_place_of_everything() -> None:
         node.journal.adopt([], TermRuns())
 
 
-def test_a_sync_in_flight_does_not_vouch_for_a_log_that_was_adopted_meanwhile() -> None:
+def test_sync_in_flight_does_not_vouch_for_an_adopted_log() -> None:
     given, node = Node(1), Node(2)
     given.add(40)
     given.journal.seal()
@@ -878,7 +876,7 @@ def test_a_log_without_its_manifest_is_corruption() -> None:
         node.open()
 
 
-def test_a_log_of_the_first_format_is_not_mistaken_for_a_damaged_one() -> None:
+def test_log_of_the_first_format_is_not_taken_for_damage() -> None:
     node = Node()
     node.disk.remove(f"log/{MANIFEST_NAME}")
     node.disk.replace_file("log/00000000000000000001.segment", b"RLOG")
@@ -886,7 +884,7 @@ def test_a_log_of_the_first_format_is_not_mistaken_for_a_damaged_one() -> None:
         node.open()
 
 
-def test_the_log_of_another_group_is_refused() -> None:
+def test_log_of_a_foreign_group_is_refused() -> None:
     node = Node()
     node.add(1)
     node.sync()
@@ -896,7 +894,7 @@ def test_the_log_of_another_group_is_refused() -> None:
         node.open(b"cluster/1")
 
 
-def test_the_segment_of_another_group_is_refused() -> None:
+def test_segment_of_a_foreign_group_is_refused() -> None:
     node = Node()
     node.add(1)
     node.sync()
@@ -906,7 +904,7 @@ def test_the_segment_of_another_group_is_refused() -> None:
         node.open()
 
 
-def test_a_tail_that_cannot_be_a_torn_one_is_corruption() -> None:
+def test_tail_that_no_torn_write_explains_is_corruption() -> None:
     node = Node(segment_bytes=10_000)
     node.add(3)
     node.sync()
@@ -955,7 +953,7 @@ def test_a_footer_that_was_being_written_is_no_damage() -> None:
         assert node.open(writes_lost=True).last_index == 5
 
 
-def test_a_whole_footer_vouches_for_the_records_before_the_manifest_does() -> None:
+def test_whole_footer_vouches_for_records_before_the_manifest() -> None:
     node = Node(segment_bytes=10_000)
     node.add(4)
     node.sync()
@@ -974,7 +972,7 @@ def test_a_whole_footer_vouches_for_the_records_before_the_manifest_does() -> No
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_a_power_loss_while_a_segment_is_sealed_never_looks_like_damage(steps: int) -> None:
+def test_power_loss_while_a_segment_is_sealed_is_not_damage(steps: int) -> None:
     for seed in range(100):
         node = Node(seed, segment_bytes=10_000)
         node.add(3, size=700)
@@ -989,7 +987,7 @@ def test_a_power_loss_while_a_segment_is_sealed_never_looks_like_damage(steps: i
         assert node.open(writes_lost=True).last_index >= 3
 
 
-def test_what_is_replaced_goes_only_when_what_remains_is_durable() -> None:
+def test_replaced_segments_go_after_the_rest_is_durable() -> None:
     for seed in range(60):
         node = Node(seed)
         node.add(7)
@@ -1019,7 +1017,7 @@ def test_a_crash_after_a_conflict_never_looks_like_corruption() -> None:
 
 
 @pytest.mark.parametrize("filler", [b"", bytes(64), b"\xa5" * 64])
-def test_a_tail_torn_at_any_byte_of_the_last_write_costs_no_synced_entry(filler: bytes) -> None:
+def test_tail_torn_at_any_byte_costs_no_synced_entry(filler: bytes) -> None:
     node = Node(segment_bytes=10_000)
     node.add(4)
     node.sync()
@@ -1040,7 +1038,7 @@ def test_a_tail_torn_at_any_byte_of_the_last_write_costs_no_synced_entry(filler:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=6), st.booleans(), st.data())
-def test_any_flipped_bit_is_reported_at_the_start_or_when_it_is_read(
+def test_flipped_bit_is_reported_at_the_start_or_when_it_is_read(
     batches: list[int], writes_lost: bool, data: st.DataObject
 ) -> None:
     node = Node(cache_bytes=0)
@@ -1092,7 +1090,7 @@ def test_an_open_segment_that_was_shortened_is_corruption(writes_lost: bool) -> 
     assert contents(node.open(writes_lost=writes_lost)) == log_of(1, 6)
 
 
-def test_a_mark_vouches_for_what_the_next_start_found_too() -> None:
+def test_mark_vouches_for_entries_that_the_next_start_found() -> None:
     node = Node(segment_bytes=10_000)
     node.add(2)
     node.sync()
@@ -1125,7 +1123,7 @@ def test_a_mark_that_is_lost_or_damaged_is_made_anew() -> None:
     assert node.disk.read_file(MARK) == whole
 
 
-def test_a_mark_that_cannot_be_written_lags_and_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mark_that_cannot_be_written_lags_without_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(segment_bytes=10_000)
     node.add(2)
     node.sync()
@@ -1153,7 +1151,7 @@ def cut_short(node: Node, entries: int, *, sealed: bool) -> None:
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_power_loss_while_the_log_is_cut_never_looks_like_damage(sealed: bool) -> None:
+def test_power_loss_while_the_log_is_cut_is_not_damage(sealed: bool) -> None:
     for seed in range(150):
         node = Node(seed, segment_bytes=10_000)
         cut_short(node, 2, sealed=sealed)
@@ -1166,18 +1164,18 @@ def test_a_power_loss_while_the_log_is_cut_never_looks_like_damage(sealed: bool)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_it_is_found_if_the_mark_is_not_lowered_before_the_log_is_cut(
+def test_cut_without_a_lowered_mark_is_found_as_corruption(
     sealed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SegmentWriter, "_lower_mark", lambda *_: None)
     with pytest.raises(CorruptJournal, match="were synced"):
-        test_a_power_loss_while_the_log_is_cut_never_looks_like_damage(sealed)
+        test_power_loss_while_the_log_is_cut_is_not_damage(sealed)
 
 
 # A full disk
 
 
-def test_a_full_disk_stops_nothing_but_the_sync() -> None:
+def test_full_disk_stops_only_the_sync() -> None:
     node = Node()
     node.add(3)
     node.sync()
@@ -1206,7 +1204,7 @@ def test_a_full_disk_stops_nothing_but_the_sync() -> None:
     assert contents(node.open()) == log_of(1, 16)
 
 
-def test_what_gives_space_back_waits_for_no_write_that_finds_none() -> None:
+def test_space_is_freed_although_a_write_finds_no_space() -> None:
     node = Node()
     node.add(40)
     node.sync()
@@ -1227,7 +1225,7 @@ def test_what_gives_space_back_waits_for_no_write_that_finds_none() -> None:
     assert contents(node.open())[:-1] == log_of(old[-1].end, 40)
 
 
-def test_no_sync_waits_until_files_are_removed_that_were_replaced() -> None:
+def test_sync_does_not_wait_for_removal_of_replaced_files() -> None:
     node = Node()
     node.add(40)
     node.sync()
@@ -1405,7 +1403,7 @@ def is_within(found: dict[int, bytes], before: dict[int, bytes], after: dict[int
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("power_loss", [False, True])
-def test_a_change_that_ends_at_any_step_leaves_what_was_or_what_shall_be(name: str, power_loss: bool) -> None:
+def test_change_that_ends_at_any_step_leaves_the_old_or_new_log(name: str, power_loss: bool) -> None:
     change = CHANGES[name]
     complete = False
     steps = 0
@@ -1442,7 +1440,7 @@ def check_usable(node: Node, journal: SegmentedJournal) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_an_opening_that_ends_at_any_step_loses_nothing(name: str) -> None:
+def test_opening_that_ends_at_any_step_loses_no_entry(name: str) -> None:
     """What a crash left behind is cleaned up by a start, which may crash, too."""
     change = CHANGES[name]
     for crashed_at in range(0, 12, 2):
@@ -1638,7 +1636,7 @@ class Story:
 @settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @example(2, [*[("add", 1)] * 5, ("power", 1), ("add", 1), ("add", 1), ("from", 1), ("sync", 1)])
 @given(st.integers(0, 2**32), OPERATIONS)
-def test_a_reopened_log_is_one_that_there_was(seed: int, operations: list[tuple[str, int]]) -> None:
+def test_reopened_log_equals_an_earlier_state_of_it(seed: int, operations: list[tuple[str, int]]) -> None:
     story = Story(seed)
     for kind, argument in operations:
         story.do(kind, argument)

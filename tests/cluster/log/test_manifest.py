@@ -46,7 +46,7 @@ def test_names_tell_first_index_serial_and_kind() -> None:
         assert not is_segment_name(name)
 
 
-def test_what_is_stored_is_loaded_and_one_copy_is_enough() -> None:
+def test_stored_manifest_is_loaded_also_from_a_single_copy() -> None:
     disk = SimulatedDisk(Random(1), ignore)
     for manifest in (Manifest(), FULL):
         store_manifest(disk, "manifest", IDENTITY, manifest)
@@ -61,7 +61,7 @@ def test_what_is_stored_is_loaded_and_one_copy_is_enough() -> None:
         load_manifest(disk, "manifest", b"cluster/b/0")
 
 
-def test_a_rollover_seals_the_open_segment_and_begins_another() -> None:
+def test_rollover_seals_the_open_segment_and_begins_the_next() -> None:
     sealed = FULL.with_open_sealed(31, 300, [(21, 4), (25, 6)])
     assert sealed.names() == [ONE, TWO, THREE]
     assert (sealed.open_name, sealed.sealed[-1]) == (None, Row(THREE, 21, 31, 300, sparse=False))
@@ -84,14 +84,14 @@ def test_a_rollover_seals_the_open_segment_and_begins_another() -> None:
         (4, [ONE], ONE, ()),
     ],
 )
-def test_a_cut_leaves_what_is_before_it(end: int, names: list[str], open_name: str, runs: object) -> None:
+def test_cut_leaves_the_segments_before_it(end: int, names: list[str], open_name: str, runs: object) -> None:
     cut = FULL.cut(end)
     assert (cut.names(), cut.open_name, cut.runs) == (names, open_name, runs)
     assert cut.next_serial == FULL.next_serial
     assert cut.cut(end) == cut
 
 
-def test_a_replacement_keeps_the_terms_of_what_is_left() -> None:
+def test_replacement_keeps_the_terms_of_the_rest() -> None:
     sparse = Row(segment_name(1, 9, sparse=True), 1, 11, 50, sparse=True)
     replaced = FULL.replaced([ONE], sparse)
     assert replaced == FULL._replace(next_serial=10, sealed=(sparse, FULL.sealed[1]))

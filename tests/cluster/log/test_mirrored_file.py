@@ -39,7 +39,7 @@ def test_the_two_copies_share_no_sector(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_any_one_sector_may_be_lost(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_survives_the_loss_of_a_sector(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     data = pack_twice(MAGIC, 3, IDENTITY, body)
     for start in range(0, len(data), SECTOR_BYTES):
         for filler in (bytes(SECTOR_BYTES), b"\xa5" * SECTOR_BYTES):
@@ -49,7 +49,7 @@ def test_any_one_sector_may_be_lost(body: bytes, caplog: pytest.LogCaptureFixtur
             assert padding_only or "one of the two copies" in caplog.text
 
 
-def test_any_one_bit_may_be_flipped() -> None:
+def test_file_survives_a_flipped_bit() -> None:
     data = pack_twice(MAGIC, 3, IDENTITY, b"body")
     for bit in range(len(data) * 8):
         damaged = bytearray(data)
@@ -65,12 +65,12 @@ def test_a_file_cut_short_is_used_if_the_first_copy_is_whole() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", bytes(1024), b"x" * 1024, b"short"])
-def test_what_has_no_whole_copy_is_refused(data: bytes) -> None:
+def test_file_without_a_whole_copy_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptJournal, match="file: offset 0: both copies of the content are damaged"):
         unpack(data)
 
 
-def test_another_version_or_owner_is_refused_even_if_the_other_copy_is_ours() -> None:
+def test_file_with_a_foreign_copy_is_refused() -> None:
     ours = pack_twice(MAGIC, 3, IDENTITY, b"body")
     half = len(ours) // 2
     for theirs, error in (
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_read_is_damaged() -> None:
         read_twice(disk, "other", MAGIC, 3, IDENTITY)
 
 
-def test_one_copy_that_cannot_be_read_is_known_to_be_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_copy_is_known_to_be_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimulatedDisk(Random(1), ignore)
     disk.replace_file("file", pack_twice(MAGIC, 3, IDENTITY, b"body"))
     pread = SimulatedFile.pread

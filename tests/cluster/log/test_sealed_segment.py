@@ -74,7 +74,7 @@ class Directory:
 
 
 @pytest.mark.parametrize(("name", "entries"), [(DENSE, ENTRIES), (SPARSE, LIVE)])
-def test_the_records_of_a_segment_are_what_was_written(name: str, entries: list[Record]) -> None:
+def test_records_of_a_segment_are_read_as_written(name: str, entries: list[Record]) -> None:
     directory = Directory()
     assert directory.records(name) == entries
     directory.verify(name)
@@ -112,7 +112,7 @@ def test_any_flipped_bit_of_header_and_records_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [DENSE, SPARSE])
-def test_a_record_and_the_footer_damaged_are_corruption_and_no_shorter_segment(name: str) -> None:
+def test_damaged_record_and_footer_are_corruption(name: str) -> None:
     directory = Directory()
     directory.disk.flip_bit(f"log/{name}", directory.size(name) * 8 - 1)
     directory.disk.flip_bit(f"log/{name}", (directory.size(name) - 130) * 8)
@@ -121,7 +121,7 @@ def test_a_record_and_the_footer_damaged_are_corruption_and_no_shorter_segment(n
 
 
 @pytest.mark.parametrize("name", [DENSE, SPARSE])
-def test_a_file_of_another_length_is_corruption(name: str) -> None:
+def test_file_of_the_wrong_length_is_corruption(name: str) -> None:
     directory = Directory()
     file = directory.disk.open(f"log/{name}")
     for size in (file.size + 1, file.size - 1, FILE_HEADER_BYTES, 10, 0):
@@ -142,7 +142,7 @@ def test_a_missing_or_unreadable_file_is_corruption() -> None:
         directory.records(SPARSE)
 
 
-def test_a_file_of_another_range_is_corruption() -> None:
+def test_file_of_the_wrong_range_is_corruption() -> None:
     directory = Directory()
     for name in (DENSE, SPARSE):
         segment = directory.segments[name]
@@ -152,7 +152,7 @@ def test_a_file_of_another_range_is_corruption() -> None:
 
 
 @pytest.mark.parametrize("name", [DENSE, SPARSE])
-def test_the_file_of_another_node_is_read_with_a_header_of_ours(name: str) -> None:
+def test_file_of_a_foreign_node_is_read_with_a_header_of_ours(name: str) -> None:
     directory = Directory()
     path = f"log/{name}"
     with pytest.raises(ForeignJournal):

@@ -105,7 +105,7 @@ def test_a_torn_last_batch_is_cut_at_every_offset_of_it(tail: bytes) -> None:
         assert (records.end, records.size) == (7, durable)
 
 
-def test_a_killed_process_leaves_the_beginning_of_a_record_and_nothing_else() -> None:
+def test_killed_process_leaves_only_the_beginning_of_a_record() -> None:
     durable = len(a_segment(TWO_BATCHES[0]))
     data = a_segment(*TWO_BATCHES)
     for cut in range(durable, len(data)):
@@ -115,7 +115,7 @@ def test_a_killed_process_leaves_the_beginning_of_a_record_and_nothing_else() ->
                 scan(data[:cut] + tail, writes_lost=False)
 
 
-def test_without_lost_writes_any_flipped_bit_of_whole_records_is_damage() -> None:
+def test_flipped_bit_is_damage_if_no_writes_were_lost() -> None:
     data = a_segment(*TWO_BATCHES)
     for bit in range(len(data) * 8):
         damaged = bytearray(data)
@@ -124,7 +124,7 @@ def test_without_lost_writes_any_flipped_bit_of_whole_records_is_damage() -> Non
             scan(bytes(damaged), writes_lost=False)
 
 
-def test_a_bad_record_that_a_later_one_knows_as_durable_is_corruption() -> None:
+def test_bad_record_is_corruption_if_a_later_vouches_for_it() -> None:
     data = bytearray(a_segment(*TWO_BATCHES))
     data[FILE_HEADER_BYTES + RECORD_HEADER_BYTES] ^= 1
     with pytest.raises(CorruptJournal, match="which a later record knows to have been durable") as caught:
@@ -145,7 +145,7 @@ def test_any_flipped_bit_below_a_durable_claim_is_detected(data: st.DataObject) 
         scan(bytes(image))
 
 
-def test_records_of_another_file_vouch_for_nothing() -> None:
+def test_records_of_a_foreign_file_do_not_vouch() -> None:
     other = segment_name(9, 2)
     embedded = a_segment(*TWO_BATCHES, header=FileHeader(9, 0, file_seed(IDENTITY, other)))
     data = a_segment([(b"one", 5, 1)])
@@ -184,13 +184,13 @@ def test_a_sparse_segment_may_have_gaps_but_no_way_back() -> None:
             scan(a_segment([(b"", index, 1) for index in indexes], header=header))
 
 
-def test_a_file_of_another_cluster_is_refused() -> None:
+def test_file_of_a_foreign_cluster_is_refused() -> None:
     data = a_segment(*TWO_BATCHES)
     with pytest.raises(ForeignJournal, match=f"{PATH}: belongs to another node, cluster"):
         unpack_file_header(data, PATH, b"other")
 
 
-def test_a_file_of_another_version_is_refused() -> None:
+def test_file_of_an_unknown_version_is_refused() -> None:
     newer = bytearray(pack_file_header(IDENTITY, HEADER))
     newer[4] += 1
     with pytest.raises(CorruptJournal, match="wrong checksum of the file header"):
@@ -208,7 +208,7 @@ def test_a_damaged_header_is_corruption() -> None:
             unpack_file_header(data, PATH, IDENTITY)
 
 
-def test_a_segment_of_another_node_becomes_ours_with_a_new_header() -> None:
+def test_foreign_segment_becomes_ours_with_a_new_header() -> None:
     data = a_segment(*TWO_BATCHES)
     adopted = adopt_header(data, b"other")
     assert unpack_file_header(adopted, PATH, b"other") == HEADER
@@ -221,7 +221,7 @@ def test_a_segment_of_another_node_becomes_ours_with_a_new_header() -> None:
         adopt_header(bytes(damaged), b"other")
 
 
-def test_an_extent_reads_what_was_written_and_verifies_it() -> None:
+def test_extent_is_read_as_written_and_verified() -> None:
     data = a_segment(*TWO_BATCHES)
     records = scan(data).records
     extent = Extent(NAME, records.extent(5)[0], records.extent(6)[1], 5, 7, 1)
@@ -234,7 +234,7 @@ def test_an_extent_reads_what_was_written_and_verifies_it() -> None:
         read_extent(Memory(data), PATH, HEADER.seed, extent._replace(end=len(data)))  # pyright: ignore[reportArgumentType]
 
 
-def test_errors_are_one_line() -> None:
+def test_errors_have_a_single_line() -> None:
     for error in (
         CorruptJournal("a", 1, "b"),
         UnknownFormat("a", 9),

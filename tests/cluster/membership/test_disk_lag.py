@@ -48,11 +48,11 @@ def becomes_late(seconds: float, late_s: float, every_s: float) -> bool:
         (0.0, 1.0, False),
     ],
 )
-def test_what_counts_is_how_long_the_others_wait(late_s: float, every_s: float, is_late: bool) -> None:
+def test_disk_lag_counts_the_time_that_voters_wait(late_s: float, every_s: float, is_late: bool) -> None:
     assert becomes_late(59.0, late_s, every_s) == is_late
 
 
-def test_a_disk_that_was_late_for_long_is_judged_anew_when_it_is_well() -> None:
+def test_disk_that_was_late_for_long_is_judged_anew_when_well() -> None:
     """It was late for an hour in which nobody else could lead; then it is quick, and stops once for half a second."""
     lateness = DiskLag()
     for beat in range(36_000):
@@ -72,7 +72,7 @@ def test_a_node_that_was_stalled_itself_blames_no_disk() -> None:
     assert not lateness.is_too_much
 
 
-def test_a_new_reign_begins_without_what_was() -> None:
+def test_new_term_begins_without_earlier_disk_lag() -> None:
     lateness = DiskLag()
     for beat in range(100):
         lateness.look(beat * INTERVAL_S, INTERVAL_S, is_waited_for=True)
@@ -82,7 +82,7 @@ def test_a_new_reign_begins_without_what_was() -> None:
     assert not lateness.is_too_much
 
 
-def test_nobody_waits_for_the_disk_of_a_leader_while_the_others_are_a_majority(growing: Growing) -> None:
+def test_voters_do_not_wait_for_the_disk_of_a_leader(growing: Growing) -> None:
     leader = growing.leader()
     quick = applied(growing, leader, ask=lambda: None)
     leader.disk.slow = HANGING
@@ -91,7 +91,7 @@ def test_nobody_waits_for_the_disk_of_a_leader_while_the_others_are_a_majority(g
 
 
 @pytest.mark.usefixtures("forgetful")
-def test_a_leader_whose_disk_is_too_far_behind_hands_over_to_one_whose_disk_is_not(growing: Growing) -> None:
+def test_leader_with_a_lagging_disk_hands_over_to_a_quick_disk(growing: Growing) -> None:
     slow, *others = growing.leader(), *growing.followers()
     slow.disk.slow = HANGING
     applied(growing, slow, ask=lambda: None)
@@ -101,7 +101,7 @@ def test_a_leader_whose_disk_is_too_far_behind_hands_over_to_one_whose_disk_is_n
 
 
 @pytest.mark.usefixtures("forgetful")
-def test_a_leader_goes_on_whose_disk_is_no_slower_than_that_of_a_voter_without_whom_there_is_no_majority(
+def test_leader_stays_if_a_voter_that_it_needs_is_as_slow(
     growing: Growing,
 ) -> None:
     leader, slow, third = growing.leader(), *growing.followers()
@@ -116,7 +116,7 @@ def test_a_leader_goes_on_whose_disk_is_no_slower_than_that_of_a_voter_without_w
 
 
 @pytest.mark.usefixtures("forgetful")
-def test_a_handover_that_nobody_takes_is_told_once(
+def test_handover_without_a_taker_is_logged_once(
     growing: Growing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     leader = growing.leader()

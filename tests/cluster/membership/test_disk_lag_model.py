@@ -143,7 +143,7 @@ SPREADS = st.sampled_from([0.02, 0.2, 0.5])
 
 
 @given(SEEDS, SIZES, LOADS, SPREADS, st.floats(0.002, 1.0))
-def test_where_all_disks_are_alike_nobody_hands_over(
+def test_leader_stays_while_all_disks_are_alike(
     seed: int, size: int, load: tuple[int, float], spread: float, write_s: float
 ) -> None:
     disks = Disks([about(write_s, spread)] * size, seed, *load)
@@ -159,7 +159,7 @@ def test_where_all_disks_are_alike_nobody_hands_over(
     st.floats(0.0005, 1.0),
     st.sampled_from([(1, 3), (1, 5), (2, 5)]),
 )
-def test_for_the_slow_disk_of_a_leader_nobody_waits_for_long(
+def test_clients_do_not_wait_long_for_the_slow_disk_of_a_leader(
     seed: int, load: tuple[int, float], spread: float, slow_s: float, share: float, nodes: tuple[int, int]
 ) -> None:
     slow, size = nodes
@@ -173,7 +173,7 @@ def test_for_the_slow_disk_of_a_leader_nobody_waits_for_long(
 
 
 @given(SEEDS, SIZES, LOADS, SPREADS, st.floats(0.002, 0.4))
-def test_for_a_disk_that_hangs_nobody_waits_for_long(
+def test_clients_do_not_wait_long_for_a_disk_that_hangs(
     seed: int, size: int, load: tuple[int, float], spread: float, write_s: float
 ) -> None:
     slow = about(write_s, spread)
@@ -184,7 +184,7 @@ def test_for_a_disk_that_hangs_nobody_waits_for_long(
 
 
 @given(SEEDS, SIZES, LOADS, st.floats(0.2, 1.0), st.sampled_from([3.0, 10.0, 30.0]))
-def test_disks_that_are_slow_by_turns_have_nobody_hand_over_in_circles(
+def test_disks_slow_by_turns_cause_no_handovers_in_circles(
     seed: int, size: int, load: tuple[int, float], slow_s: float, seconds: float
 ) -> None:
     """One or two of them are slow at any moment, and where they are too many for a majority, nothing is gained."""

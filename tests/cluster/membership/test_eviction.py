@@ -111,7 +111,7 @@ def test_a_node_that_is_silent_is_given_up_after_the_grace(leader: Leader) -> No
 
 
 @pytest.mark.parametrize("pause_s", [GRACE_S + 1, 100 * GRACE_S])
-def test_who_was_paused_itself_gives_nobody_up_for_that(leader: Leader, pause_s: float) -> None:
+def test_leader_that_was_paused_evicts_no_member_for_that(leader: Leader, pause_s: float) -> None:
     leader.listen(5, "b", "c")
     leader.pause(pause_s)
     leader.listen(1)  # what they have said meanwhile is still to be read
@@ -128,7 +128,7 @@ def test_silence_before_and_after_a_pause_counts(leader: Leader) -> None:
     assert [peer for peer, _ in leader.evicted] == ["c"]
 
 
-def test_a_pause_before_it_leads_counts_as_one_too(leader: Leader) -> None:
+def test_pause_before_a_leadership_counts_as_a_pause(leader: Leader) -> None:
     leader.is_leader = False
     leader.listen(5, "b", "c")
     leader.pause(2 * GRACE_S)

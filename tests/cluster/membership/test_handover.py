@@ -12,7 +12,7 @@ from cluster.storage.directory import INCARNATION_LEAP, GroupDirectory, Incarnat
 from cluster.storage.identity import Owner
 
 
-def test_one_peer_is_asked_as_soon_as_there_is_one_and_the_handover_ends_by_itself() -> None:
+def test_handover_asks_a_single_peer_and_ends_by_itself() -> None:
     handover = Handover()
     assert not handover.is_on(5.0)
     handover.begin(5.0)
@@ -42,7 +42,7 @@ def test_a_handover_is_for_some_peers_or_for_any() -> None:
     assert handover.meant(["a", "c"]) == ["a", "c"]
 
 
-def test_a_handover_that_nobody_took_is_known_for_a_while() -> None:
+def test_failed_handover_is_remembered_for_a_while() -> None:
     handover = Handover()
     assert not handover.was_in_vain(0.0)
     handover.begin(5.0)
@@ -60,7 +60,7 @@ def test_a_handover_that_nobody_took_is_known_for_a_while() -> None:
     assert not handover.was_in_vain(end_s)
 
 
-def test_a_life_is_above_its_last_one_above_the_clock_and_above_what_the_cluster_knows() -> None:
+def test_incarnation_exceeds_the_last_the_clock_and_the_cluster() -> None:
     disk = SimulatedDisk(Random(1), lambda _delay, callback: callback())
     directory = GroupDirectory(disk, "groups/0", Owner("test", "a", 0))
     runtime = SimpleNamespace(random=Random(1), now_ms=10**9)

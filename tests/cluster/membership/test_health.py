@@ -61,7 +61,7 @@ def stopping(name: str, known: Known, leader: str | None = "a", drained: str = "
         ("b", trio() | {"d": None, "e": FIT}, "b may be stopped: a, c, e go on"),
     ],
 )
-def test_a_node_may_stop_if_the_others_are_a_majority(name: str, known: Known, text: str) -> None:
+def test_node_may_stop_if_the_rest_is_a_majority(name: str, known: Known, text: str) -> None:
     assert stopping(name, known) == Verdict(True, text)
 
 
@@ -78,7 +78,7 @@ def test_a_node_may_stop_if_the_others_are_a_majority(name: str, known: Known, t
         ("a", trio(c=None), "c does not answer (start it, or look at its network)"),
     ],
 )
-def test_a_node_may_not_stop_if_another_one_is_missing(name: str, known: Known, flaw: str) -> None:
+def test_node_may_not_stop_while_a_voter_is_missing(name: str, known: Known, flaw: str) -> None:
     verdict = stopping(name, known)
     rest = "b" if name == "a" else "a"
     assert verdict == Verdict(False, f"do not stop {name}: {rest} would be no majority of 3 voters; {flaw}")
@@ -88,7 +88,7 @@ NO_LINK = "b and c have no link (look at the network between them, and at their 
 
 
 @pytest.mark.parametrize("known", [trio(b=MISSES_C), trio(c=FIT._replace(misses=("b",)))])
-def test_who_stays_must_reach_each_other(known: Known) -> None:
+def test_remaining_voters_must_reach_each_other(known: Known) -> None:
     membership = Membership.of_voters(known)
     text = f"do not stop a: b would be no majority of 3 voters; {NO_LINK}"
     assert stopping("a", known) == Verdict(False, text)
@@ -102,7 +102,7 @@ def test_who_stays_must_reach_each_other(known: Known) -> None:
     assert why_not_all("a", membership, known) is None
 
 
-def test_one_that_reaches_a_majority_is_enough() -> None:
+def test_single_voter_that_reaches_a_majority_is_enough() -> None:
     known = {"a": FIT, "b": MISSES_C, "c": FIT, "d": FIT, "e": FIT}
     assert stopping("a", known).text.startswith("a may be stopped: b, c, d, e go on")
     membership = Membership.of_voters(known)
@@ -113,12 +113,12 @@ def test_one_that_reaches_a_majority_is_enough() -> None:
     assert not stopping("a", known).is_safe, "two and two"
 
 
-def test_somebody_who_stays_must_be_able_to_lead() -> None:
+def test_remaining_voter_must_be_able_to_lead() -> None:
     assert not stopping("a", trio(b=DAMAGED, c=DAMAGED)).is_safe
     assert stopping("a", trio(b=DAMAGED)).is_safe
 
 
-def test_who_is_down_is_missed_by_all() -> None:
+def test_member_that_is_down_is_missed_by_all() -> None:
     known = {
         "a": FIT._replace(misses=("e",)),
         "b": FIT,
@@ -131,14 +131,14 @@ def test_who_is_down_is_missed_by_all() -> None:
     assert may_drain("a", membership, "", known).text == "b, c, d can serve in place of a"
 
 
-def test_without_a_leader_nothing_is_certain() -> None:
+def test_verdict_is_unsafe_without_a_leader() -> None:
     text = "no leader is known; b does not answer; c does not answer: start the nodes that are down"
     assert stopping("a", trio(b=None, c=None), leader=None) == Verdict(False, f"do not stop a: {text}")
     text = "do not stop b: no leader is known: wait until the members have elected one"
     assert stopping("b", trio(), leader=None) == Verdict(False, text)
 
 
-def test_a_node_may_not_stop_if_only_members_under_maintenance_stay() -> None:
+def test_node_may_not_stop_if_only_drained_members_stay() -> None:
     assert stopping("a", trio(), drained="bc") == Verdict(
         False,
         "do not stop a: b, c would go on, but under maintenance nobody serves clients: end that first (`qq revive b`)",
@@ -153,7 +153,7 @@ def test_a_lone_node_is_all_there_is() -> None:
     assert not stopping("a", {"a": FIT}).is_safe
 
 
-def test_who_only_learns_is_not_counted_and_may_always_stop() -> None:
+def test_learner_is_not_counted_and_may_always_stop() -> None:
     known = trio() | {"d": FIT}
     membership = Membership(frozenset("abc"), frozenset("d"))
     assert may_stop("d", "a", membership, "", known).text == "d may be stopped: a, b, c go on"
@@ -161,14 +161,14 @@ def test_who_only_learns_is_not_counted_and_may_always_stop() -> None:
 
 
 @pytest.mark.parametrize("status", [None, LEARNER, DEAF, LAGGING])
-def test_who_is_not_counted_does_not_lead_either(status: Status | None) -> None:
+def test_voter_that_does_not_count_does_not_lead(status: Status | None) -> None:
     assert why_not_lead("b", trio()) is None
     reason = why_not_lead("b", trio(b=status))
     assert reason is not None
     assert reason in stopping("c", trio(b=status)).text
 
 
-def test_who_is_low_on_disk_does_not_lead_and_nobody_does_who_is_not_there() -> None:
+def test_member_low_on_disk_or_unknown_does_not_lead() -> None:
     assert why_not_lead("b", trio(b=LOW)) == "b is low on disk (make room on it)"
     assert why_not_lead("b", trio(b=FIT._replace(alarm=Alarm.MEMORY))) is None
     assert why_not_lead("x", trio()) is not None
@@ -188,7 +188,7 @@ def test_who_is_low_on_disk_does_not_lead_and_nobody_does_who_is_not_there() -> 
         ("", trio(b=None, c=FULL), ""),
     ],
 )
-def test_leadership_goes_to_who_serves_else_to_who_is_fit_else_to_who_can(
+def test_leadership_goes_to_serving_then_fit_then_able_members(
     drained: str, known: Known, names: str
 ) -> None:
     assert successors("a", Membership.of_voters(known), drained, known) == list(names)
@@ -225,7 +225,7 @@ def test_a_member_may_go_if_those_that_are_left_can_go_on(name: str, known: Know
 
 
 @pytest.mark.parametrize("known", [trio(), trio(a=None)])
-def test_a_member_may_not_go_if_only_members_under_maintenance_stay(known: Known) -> None:
+def test_member_may_not_go_if_only_drained_members_stay(known: Known) -> None:
     membership = Membership.of_voters(known)
     assert may_leave("a", membership, "bc", known) == Verdict(
         False,
@@ -248,7 +248,7 @@ def test_a_member_may_not_go_if_only_members_under_maintenance_stay(known: Known
         ("", {"a": FIT}, Verdict(False, "it is the only voter")),
     ],
 )
-def test_a_member_may_be_drained_if_another_one_can_serve(
+def test_member_may_be_drained_if_a_fit_member_can_serve(
     drained: str, known: Known, verdict: Verdict
 ) -> None:
     found = may_drain("a", Membership.of_voters(known), drained, known)
@@ -275,7 +275,7 @@ def test_a_member_may_be_drained_if_another_one_can_serve(
         (trio(b=None, c=None), None),
     ],
 )
-def test_who_stores_nothing_for_want_of_space_says_so(known: Known, reason: str | None) -> None:
+def test_lack_of_space_is_the_reason_why_no_entry_is_stored(known: Known, reason: str | None) -> None:
     assert why_nothing_is_stored("a", Membership.of_voters(known), known) == reason
 
 
@@ -297,7 +297,7 @@ AHEAD = FIT._replace(commit_index=101, disk_bytes=1000)
         (trio(a=AHEAD, c=LEARNER), "a", True),
     ],
 )
-def test_a_log_is_obsolete_if_the_others_hold_all_of_it_in_half_the_space(
+def test_log_is_obsolete_if_the_rest_holds_it_in_half_the_space(
     known: Known, leader: str | None, is_obsolete: bool
 ) -> None:
     why = why_log_is_obsolete("c", leader, Membership.of_voters(known), known, 2000, 100)
@@ -313,12 +313,12 @@ def test_a_log_is_obsolete_if_the_others_hold_all_of_it_in_half_the_space(
         ("", "no majority: a, b, c do not answer"),
     ],
 )
-def test_who_does_not_answer_is_named_where_nobody_leads(heard: str, why: str) -> None:
+def test_silent_members_are_named_when_there_is_no_leader(heard: str, why: str) -> None:
     known = {name: FIT._replace(hears_leader=0) if name in heard else None for name in "abc"}
     assert why_no_leader(Membership.of_voters("abc"), known) == why
 
 
-def test_who_hears_a_leader_is_named_where_this_node_hears_none() -> None:
+def test_members_that_hear_a_leader_are_named_if_this_does_not() -> None:
     known = trio(a=FIT._replace(hears_leader=0), c=None)
     why = "no leader: this node hears none, and b hears one; c cannot be heard (look at the network between the nodes)"
     assert why_no_leader(Membership.of_voters("abc"), known) == why
@@ -343,9 +343,7 @@ def of(voters: str) -> Membership:
         ("abcd", "abcde", trio() | {"d": None, "e": FIT}),
     ],
 )
-def test_members_change_while_those_who_vote_already_are_a_majority_afterwards(
-    before: str, after: str, known: Known
-) -> None:
+def test_members_change_while_present_voters_stay_a_majority(before: str, after: str, known: Known) -> None:
     assert why_no_majority(of(before), of(after), known) is None
 
 
@@ -358,7 +356,7 @@ def test_members_change_while_those_who_vote_already_are_a_majority_afterwards(
         ("a", "ab", {"a": FIT, "b": None}, "so the rest would be no majority: start, replace or remove"),
     ],
 )
-def test_a_change_that_relies_on_who_gets_its_vote_by_it_is_refused(
+def test_change_that_relies_on_the_vote_that_it_gives_is_refused(
     before: str, after: str, known: Known, text: str
 ) -> None:
     assert text in str(why_no_majority(of(before), of(after), known))
@@ -380,7 +378,7 @@ def test_a_change_that_relies_on_who_gets_its_vote_by_it_is_refused(
         (trio(a=FIT._replace(misses=("c",)), b=FIT._replace(misses=("d",))) | {"d": FIT}, "", {}),
     ],
 )
-def test_a_member_that_reaches_more_than_the_leader_reaches_all_that_the_leader_does(
+def test_member_that_reaches_more_reaches_all_of_the_leader(
     known: Known, drained: str, better: dict[str, list[str]]
 ) -> None:
     assert reaching_more("a", Membership.of_voters(known), drained, known) == better

@@ -71,7 +71,7 @@ TOLD = Configuration.of(
 """The same members when they have told who they are."""
 
 
-def test_the_first_configuration_is_made_when_all_members_have_told_who_they_are() -> None:
+def test_first_configuration_awaits_the_introduction_of_all() -> None:
     joining = make_joining()
     for name in ("a", "b"):
         joining.introduced(name, introduction(name))
@@ -82,7 +82,7 @@ def test_the_first_configuration_is_made_when_all_members_have_told_who_they_are
 
 
 @pytest.mark.parametrize(("low", "high"), [(7, 7), (9, 9)])
-def test_a_program_that_cannot_run_the_next_version_keeps_all_at_this_one(low: int, high: int) -> None:
+def test_old_program_of_a_member_keeps_the_version(low: int, high: int) -> None:
     joining = make_joining()
     for name in "abc":
         joining.introduced(name, introduction(name))
@@ -90,7 +90,7 @@ def test_a_program_that_cannot_run_the_next_version_keeps_all_at_this_one(low: i
     assert taken(joining, FILES) is FILES
 
 
-def test_who_has_moved_or_has_another_program_is_noted() -> None:
+def test_moved_member_or_new_program_is_recorded() -> None:
     joining = make_joining()
     joining.introduced("b", introduction("b", port=5, low=8, high=9))
     after = taken(joining, taken(joining, TOLD))
@@ -98,7 +98,7 @@ def test_who_has_moved_or_has_another_program_is_noted() -> None:
     assert taken(joining, after) is after
 
 
-def test_nothing_is_looked_at_in_a_cluster_that_is_as_all_members_say() -> None:
+def test_no_step_is_due_when_all_members_are_as_recorded() -> None:
     joining = Joining(ROUND_S, TOLD.version, replaces_emptied=True, raises_version=True)
     for name in "abc":
         joining.introduced(name, introduction(name))
@@ -109,7 +109,7 @@ def places(configuration: Configuration) -> list[tuple[str, int]]:
     return [member.address for member in configuration.members]
 
 
-def test_members_that_are_in_each_others_way_move_in_one_step() -> None:
+def test_members_that_exchange_addresses_move_in_a_single_step() -> None:
     joining = make_joining()
     for name, host in zip("abc", "bca", strict=True):
         joining.introduced(name, introduction(name)._replace(host=host))
@@ -118,7 +118,7 @@ def test_members_that_are_in_each_others_way_move_in_one_step() -> None:
     assert taken(joining, after) is after
 
 
-def test_an_address_is_left_to_whoever_has_not_said_that_it_has_moved() -> None:
+def test_address_stays_with_a_member_that_has_not_moved() -> None:
     joining = make_joining()
     joining.introduced("a", introduction("a")._replace(host="b", low=8, high=9))
     after = taken(joining, TOLD)
@@ -128,14 +128,14 @@ def test_an_address_is_left_to_whoever_has_not_said_that_it_has_moved() -> None:
     assert places(taken(joining, after)) == [("b", 1), ("b", 5), ("c", 1)]
 
 
-def test_the_first_configuration_notes_members_where_they_are_though_files_say_otherwise() -> None:
+def test_first_configuration_has_reported_addresses_of_members() -> None:
     joining = make_joining()
     for name, host in zip("abc", "bac", strict=True):
         joining.introduced(name, introduction(name)._replace(host=host))
     assert places(taken(joining, FILES)) == [("b", 1), ("a", 1), ("c", 1)]
 
 
-def test_another_directory_is_not_taken_for_the_member() -> None:
+def test_foreign_directory_is_not_taken_for_the_member() -> None:
     joining = make_joining()
     for may_join, host in ((0, "b"), (1, "elsewhere")):
         other = introduction("b")._replace(member_id=b"x" * 16, may_join=may_join, host=host)
@@ -143,7 +143,7 @@ def test_another_directory_is_not_taken_for_the_member() -> None:
         assert taken(joining, TOLD) is TOLD
 
 
-def test_a_removed_name_comes_back_only_if_its_node_is_told_to_join() -> None:
+def test_removed_name_comes_back_only_if_its_node_joins() -> None:
     without = TOLD.without("c", directory_of("c"))
     joining = make_joining()
     joining.introduced("c", new_directory("c"))
@@ -157,7 +157,7 @@ def test_a_removed_name_comes_back_only_if_its_node_is_told_to_join() -> None:
     assert after.id == b"\1" * 16
 
 
-def test_a_new_directory_at_the_place_of_a_member_takes_it_as_a_learner_if_that_is_wanted() -> None:
+def test_new_directory_replaces_a_member_as_learner_if_wanted() -> None:
     joining = make_joining()
     joining.introduced("b", new_directory("b"))
     vacated = taken(joining, TOLD)
@@ -185,7 +185,7 @@ def test_a_new_directory_under_a_new_name_becomes_a_learner() -> None:
     assert taken(joining, gone) is gone
 
 
-def test_nobody_is_noted_as_a_member_whose_directory_has_forgotten_its_promises() -> None:
+def test_directory_that_lost_its_promises_does_not_join_at_first() -> None:
     joining = make_joining()
     for name in "abc":
         joining.introduced(name, introduction(name))
@@ -193,7 +193,7 @@ def test_nobody_is_noted_as_a_member_whose_directory_has_forgotten_its_promises(
     assert taken(joining, FILES) is FILES
 
 
-def test_the_version_is_raised_when_somebody_asks_for_it_if_that_is_wanted() -> None:
+def test_version_is_raised_on_request_if_not_automatic() -> None:
     joining = make_joining(raises_version=False)
     for name in "abc":
         joining.introduced(name, introduction(name))
@@ -201,7 +201,7 @@ def test_the_version_is_raised_when_somebody_asks_for_it_if_that_is_wanted() -> 
     assert joining.raise_version(FILES, make_id) == TOLD
 
 
-def test_the_version_is_raised_when_every_member_has_told_that_it_can_run_it() -> None:
+def test_version_is_raised_when_every_member_can_run_it() -> None:
     joining = make_joining()
     configuration = TOLD
     for name in "abc":
@@ -224,14 +224,14 @@ class Learning:
         return any("d" in step(self.configuration).membership.voters for step in steps)
 
 
-def test_a_learner_votes_when_it_was_given_a_round_in_a_short_time() -> None:
+def test_learner_votes_after_a_short_round() -> None:
     learning = Learning()
     assert not learning.is_promoted(5, 100, 0.0)
     assert not learning.is_promoted(99, 150, 0.9)
     assert learning.is_promoted(100, 200, 1.0)
 
 
-def test_a_round_that_takes_long_is_followed_by_another_one() -> None:
+def test_long_round_is_followed_by_a_further_round() -> None:
     learning = Learning()
     assert not learning.is_promoted(5, 100, 0.0)
     assert not learning.is_promoted(100, 200, 1.1)
@@ -239,7 +239,7 @@ def test_a_round_that_takes_long_is_followed_by_another_one() -> None:
     assert learning.is_promoted(200, 300, 2.1)
 
 
-def test_a_learner_of_whom_nothing_is_known_or_that_connects_anew_begins_again() -> None:
+def test_unknown_or_reconnected_learner_begins_again() -> None:
     learning = Learning()
     assert not learning.is_promoted(0, 100, 0.0)
     assert not learning.is_promoted(100, 100, 5.0)
@@ -257,7 +257,7 @@ def test_a_learner_of_whom_nothing_is_known_or_that_connects_anew_begins_again()
         (b"i" * 16,),
     ],
 )
-def test_what_is_no_introduction_is_a_malformed_frame(fields: tuple[object, ...]) -> None:
+def test_malformed_introduction_is_a_malformed_frame(fields: tuple[object, ...]) -> None:
     kind = bytes(encode(introduction("n1"))[0])
     with pytest.raises(MalformedFrame):
         decode(kind + pack(fields))
@@ -268,7 +268,7 @@ def test_an_introduction_is_carried() -> None:
     assert decode(b"".join(encode(told))) == told
 
 
-def test_a_node_of_release_0_1_is_sent_what_it_knows() -> None:
+def test_node_of_release_0_1_is_sent_known_fields_only() -> None:
     status = Status(*range(15))._replace(standing=Standing.VOTER, hears_leader=1)
     assert encode_for_release_0_1(told := introduction("n1")) == []
     assert encode_for_release_0_1(Transfer(5, "n1")) == []

@@ -29,7 +29,7 @@ def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
 
 @pytest.mark.parametrize("slow", [0, 1])
 @pytest.mark.slow
-def test_a_leader_under_maintenance_hands_over_to_whoever_keeps_up(growing: Growing, slow: int) -> None:
+def test_drained_leader_hands_over_to_a_member_that_keeps_up(growing: Growing, slow: int) -> None:
     """A voter whose disk is slow lacks the latest entries whenever it is asked, and there is another one."""
     drained, *others = growing.leader(), *growing.followers()
     others[slow].disk.slow = 1_000.0
@@ -42,7 +42,7 @@ def test_a_leader_under_maintenance_hands_over_to_whoever_keeps_up(growing: Grow
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_a_leader_under_maintenance_hands_over_to_whoever_answers(growing: Growing, cut: int) -> None:
+def test_drained_leader_hands_over_to_a_member_that_answers(growing: Growing, cut: int) -> None:
     """Nothing comes of a voter that was just frozen, though it has the whole log and was fit a moment ago."""
     drained, *others = growing.leader(), *growing.followers()
     growing.pass_ms(int(PATIENCE_S * 1000))
@@ -53,7 +53,7 @@ def test_a_leader_under_maintenance_hands_over_to_whoever_answers(growing: Growi
     assert growing.leader() is others[1 - cut]
 
 
-def test_who_is_under_maintenance_is_not_made_the_leader(growing: Growing) -> None:
+def test_drained_member_is_not_made_the_leader(growing: Growing) -> None:
     leader, drained, _ = growing.leader(), *growing.followers()
     drain(growing, drained)
     assert leader.group.statuses.why_not_lead(drained.name) == (
@@ -65,7 +65,7 @@ def test_who_is_under_maintenance_is_not_made_the_leader(growing: Growing) -> No
     growing.until(lambda: leads(growing, drained))
 
 
-def test_who_is_under_maintenance_does_not_stand_for_leader_while_another_can(growing: Growing) -> None:
+def test_drained_member_does_not_campaign_while_a_peer_can(growing: Growing) -> None:
     leader, drained, other = growing.leader(), *growing.followers()
     drain(growing, drained)
     leader.end()
@@ -73,7 +73,7 @@ def test_who_is_under_maintenance_does_not_stand_for_leader_while_another_can(gr
     assert leads(growing, other)
 
 
-def test_it_leads_where_nobody_else_is_left_and_until_somebody_is(growing: Growing) -> None:
+def test_drained_member_leads_only_while_no_peer_can(growing: Growing) -> None:
     last, *drained = growing.leader(), *growing.followers()
     drain(growing, *drained)
     assert growing.leader() is last
@@ -86,7 +86,7 @@ def test_it_leads_where_nobody_else_is_left_and_until_somebody_is(growing: Growi
 
 
 @pytest.mark.parametrize("asked_after_ms", [0, 10, 1_000])
-def test_of_drains_that_are_asked_for_at_once_one_is_refused(growing: Growing, asked_after_ms: int) -> None:
+def test_last_of_drains_requested_at_once_is_refused(growing: Growing, asked_after_ms: int) -> None:
     """Each of them would do no harm if the others were not."""
     refusals: dict[str, list[str]] = {}
 
@@ -111,7 +111,7 @@ def test_of_drains_that_are_asked_for_at_once_one_is_refused(growing: Growing, a
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-def test_the_last_member_that_serves_is_neither_removed_nor_replaced(growing: Growing, is_up: bool) -> None:
+def test_last_serving_member_is_neither_removed_nor_replaced(growing: Growing, is_up: bool) -> None:
     growing.add_fourth()
     growing.pass_ms(2_000)
     last, *drained = growing.followers()[0], growing.leader(), *growing.followers()[1:]
@@ -131,7 +131,7 @@ def test_the_last_member_that_serves_is_neither_removed_nor_replaced(growing: Gr
     assert growing.asked(drained[0], changes[-1]) == ""
 
 
-def test_a_leader_is_removed_though_it_can_hand_over_only_to_members_under_maintenance(
+def test_leader_is_removed_if_only_drained_members_can_follow(
     growing: Growing,
 ) -> None:
     growing.add_fourth()
@@ -148,7 +148,7 @@ def test_a_leader_is_removed_though_it_can_hand_over_only_to_members_under_maint
 
 
 @pytest.mark.slow
-def test_who_asks_to_remove_a_leader_that_nobody_can_follow_is_told_so_and_stops_nobody(
+def test_removal_of_a_leader_without_a_successor_is_refused(
     growing: Growing,
 ) -> None:
     leader, others = growing.leader(), growing.followers()
@@ -167,7 +167,7 @@ def test_who_asks_to_remove_a_leader_that_nobody_can_follow_is_told_so_and_stops
 
 
 @pytest.mark.slow
-def test_nobody_waits_again_and_again_for_a_handover_that_nobody_takes(growing: Growing) -> None:
+def test_handover_without_a_taker_delays_clients_only_once(growing: Growing) -> None:
     """Others say that they could lead, and do not."""
     leader, others = growing.leader(), growing.followers()
     for node in others:
@@ -177,7 +177,7 @@ def test_nobody_waits_again_and_again_for_a_handover_that_nobody_takes(growing: 
     assert count > 200
 
 
-def test_a_leader_with_a_full_disk_hands_over_to_a_member_under_maintenance(growing: Growing) -> None:
+def test_leader_with_a_full_disk_hands_over_to_a_drained_member(growing: Growing) -> None:
     full, *others = growing.leader(), *growing.followers()
     drain(growing, *others)
     full.disk.full = True
@@ -192,9 +192,7 @@ def test_a_leader_with_a_full_disk_hands_over_to_a_member_under_maintenance(grow
 
 @pytest.mark.parametrize("drains", [True, False])
 @pytest.mark.slow
-def test_a_leader_with_a_damaged_log_hands_over_to_who_is_left_and_does_not_get_it_back(
-    growing: Growing, drains: bool
-) -> None:
+def test_leader_with_a_damaged_log_hands_over_for_good(growing: Growing, drains: bool) -> None:
     damaged, one, down = growing.leader(), *growing.followers()
     if drains:
         drain(growing, one)

@@ -61,7 +61,7 @@ def propose_stranger(leader: Member) -> None:
 # Removal of the node that has the only copy above a majority of the old configuration
 
 
-def test_who_has_the_only_other_copy_is_not_removed_before_somebody_else_has_it(growing: Growing) -> None:
+def test_member_with_the_only_copy_is_not_removed_too_early(growing: Growing) -> None:
     leader, (holder, behind) = growing.leader(), growing.followers()
     parted = Parted(growing, behind, (leader, holder))
     leader.set_alarms(1)
@@ -89,7 +89,7 @@ def test_who_has_the_only_other_copy_is_not_removed_before_somebody_else_has_it(
     assert leader.group.dump() == behind.group.dump()
 
 
-def test_a_removal_that_is_in_the_leaders_log_only_costs_no_entry_when_the_leader_dies(
+def test_uncommitted_removal_costs_no_entry_if_the_leader_dies(
     growing: Growing,
 ) -> None:
     """By the configuration before it, whoever has the entry is elected."""
@@ -114,7 +114,7 @@ def test_a_removal_that_is_in_the_leaders_log_only_costs_no_entry_when_the_leade
 # A snapshot with an older configuration than the log had
 
 
-def test_a_snapshot_brings_back_the_older_configuration_that_is_committed(growing: Growing) -> None:
+def test_snapshot_restores_the_older_committed_configuration(growing: Growing) -> None:
     growing = Growing()
     small = {"segment_entries": 8, "checkpoint_entries": 8, "retained_bytes": 1000}
     for member in growing.members:
@@ -147,7 +147,7 @@ def test_a_snapshot_brings_back_the_older_configuration_that_is_committed(growin
 # A removed node with a higher term
 
 
-def test_a_removed_node_that_comes_back_with_a_higher_term_disturbs_nobody(growing: Growing) -> None:
+def test_removed_node_with_a_higher_term_disturbs_no_member(growing: Growing) -> None:
     """It is told of its removal late, and asks for votes meanwhile, with a pre-vote and without."""
     growing.add_fourth()
     leader, gone = growing.leader(), growing.followers()[0]
@@ -180,7 +180,7 @@ def test_a_removed_node_that_comes_back_with_a_higher_term_disturbs_nobody(growi
 # A checkpoint whose configuration is newer than its index
 
 
-def test_a_checkpoint_has_the_configuration_that_was_committed_at_its_index(growing: Growing) -> None:
+def test_checkpoint_has_the_configuration_committed_at_its_index(growing: Growing) -> None:
     """What is only in the log counts behind it, at the next start, too, and goes when its entry goes."""
     leader, others = growing.leader(), growing.followers()
     committed = leader.group.configurations.committed

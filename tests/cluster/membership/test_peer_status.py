@@ -36,7 +36,7 @@ def peers() -> Peers:
     return Peers(DIRECTORIES, now_s=10.0)
 
 
-def test_who_has_said_nothing_is_neither_a_voter_nor_short_of_anything(peers: Peers) -> None:
+def test_silent_peer_is_neither_a_voter_nor_in_alarm(peers: Peers) -> None:
     peers.said("b", STATUS)
     peers.said("c", STATUS._replace(standing=Standing.LEARNER, alarm=Alarm.DISK))
     peers.said("d", STATUS._replace(standing=Standing.BLANK, alarm=Alarm.DISK | Alarm.MEMORY))
@@ -44,7 +44,7 @@ def test_who_has_said_nothing_is_neither_a_voter_nor_short_of_anything(peers: Pe
     assert [peers.alarmed(alarm) for alarm in (Alarm.DISK, Alarm.MEMORY)] == [["c", "d"], ["d"]]
 
 
-def test_silence_counts_from_what_was_heard_last_and_death_from_when_it_was_learnt(peers: Peers) -> None:
+def test_silence_counts_from_the_last_frame_and_death_from_news(peers: Peers) -> None:
     assert (peers.silent_s("b", 12.0), peers.dead_s("b", 12.0)) == (2.0, None)
     peers.heard("b", 11.0)
     peers.died("b", 12.0)
@@ -54,7 +54,7 @@ def test_silence_counts_from_what_was_heard_last_and_death_from_when_it_was_lear
     assert (peers.silent_s("b", 16.0), peers.dead_s("b", 16.0)) == (1.0, None)
 
 
-def test_a_link_is_lost_since_its_end_until_there_is_another(peers: Peers) -> None:
+def test_link_is_lost_from_its_end_until_the_next_link(peers: Peers) -> None:
     assert peers.lost_s("b", 12.0) is None
     peers.lost("b", 12.0)
     peers.lost("b", 13.0)
@@ -63,7 +63,7 @@ def test_a_link_is_lost_since_its_end_until_there_is_another(peers: Peers) -> No
     assert peers.lost_s("b", 16.0) is None
 
 
-def test_what_a_directory_has_said_is_not_known_of_another_one_under_its_name(peers: Peers) -> None:
+def test_status_is_forgotten_when_the_directory_changes(peers: Peers) -> None:
     for name in "bcd":
         peers.said(name, STATUS)
     peers.died("b", 11.0)
@@ -72,14 +72,14 @@ def test_what_a_directory_has_said_is_not_known_of_another_one_under_its_name(pe
     assert (peers.silent_s("b", 13.0), peers.dead_s("b", 13.0)) == (3.0, 2.0)
 
 
-def test_what_was_said_before_the_log_tells_who_the_members_are_stays_known() -> None:
+def test_status_received_before_the_configuration_is_kept() -> None:
     peers = Peers(dict.fromkeys(DIRECTORIES), now_s=10.0)
     peers.said("b", STATUS)
     peers.configure(DIRECTORIES, now_s=11.0)
     assert peers.status("b") == STATUS
 
 
-def test_what_is_told_of_a_member() -> None:
+def test_status_of_a_member_is_shown() -> None:
     told = member_status("b", STATUS, is_up=True, leads=False)
     assert (told.name, told.state, told.standing, told.alarm, told.clock_offset_ms) == (
         "b",
@@ -97,7 +97,7 @@ def test_what_is_told_of_a_member() -> None:
     assert set(member_status("b", None, is_up=True, leads=False)[2:]) == {None}
 
 
-def test_publishers_wait_for_this_node_or_when_no_majority_can_store(peers: Peers) -> None:
+def test_publishers_wait_for_space_here_or_at_a_majority(peers: Peers) -> None:
     room = Room()
     alarms = Alarms(configurations_of("abcde"), peers, room)  # pyright: ignore[reportArgumentType]
     peers.said("b", STATUS._replace(alarm=Alarm.DISK))
@@ -121,7 +121,7 @@ def test_publishers_wait_for_this_node_or_when_no_majority_can_store(peers: Peer
     assert alarms.active == alarms.own(10.0) == Alarm.DISK
 
 
-def test_a_node_without_space_for_a_snapshot_is_low_on_disk_though_there_is_space_again(peers: Peers) -> None:
+def test_node_without_space_for_a_snapshot_stays_low_on_disk(peers: Peers) -> None:
     """What came of the snapshot is removed when there is no space for the rest: then there was enough, for a moment."""
     alarms = Alarms(configurations_of("abcde"), peers, Room())  # pyright: ignore[reportArgumentType]
     engine = SimpleNamespace(journal=SimpleNamespace(full=False, last_index=0))

@@ -32,7 +32,7 @@ def growing() -> Growing:
     return growing
 
 
-def test_a_node_that_joins_is_given_the_log_and_votes_when_it_has_it(growing: Growing) -> None:
+def test_joining_node_gets_the_log_and_then_votes(growing: Growing) -> None:
     growing.add_fourth()
     growing.all_submit()
     growing.pass_ms(500)
@@ -42,7 +42,7 @@ def test_a_node_that_joins_is_given_the_log_and_votes_when_it_has_it(growing: Gr
     growing.all_submit()
 
 
-def test_a_node_that_has_lost_its_directory_comes_back_as_another_one(growing: Growing) -> None:
+def test_node_that_lost_its_directory_returns_with_a_new_id(growing: Growing) -> None:
     lost = growing.followers()[0]
     before = id_of(lost)
     lost.end()
@@ -55,7 +55,7 @@ def test_a_node_that_has_lost_its_directory_comes_back_as_another_one(growing: G
     growing.all_submit()
 
 
-def test_a_lost_directory_is_replaced_while_another_member_is_dead() -> None:
+def test_lost_directory_is_replaced_while_a_member_is_dead() -> None:
     growing = Growing("abcdef")
     growing.start()
     dead, lost, *_ = growing.followers()
@@ -73,7 +73,7 @@ def test_a_lost_directory_is_replaced_while_another_member_is_dead() -> None:
     growing.all_submit()
 
 
-def test_a_learner_gets_no_vote_while_the_others_would_need_it(growing: Growing) -> None:
+def test_learner_gets_no_vote_while_the_majority_would_need_it(growing: Growing) -> None:
     dead, *_ = growing.followers()
     dead.end()
     growing.pass_ms(3000)
@@ -92,7 +92,7 @@ def test_a_learner_gets_no_vote_while_the_others_would_need_it(growing: Growing)
     growing.all_submit()
 
 
-def test_a_learner_whose_log_is_lost_is_not_promoted_for_what_it_once_had(growing: Growing) -> None:
+def test_learner_that_lost_its_log_is_not_promoted_for_it(growing: Growing) -> None:
     growing.all_submit()
     learner = growing.fourth
     learner.start(joins=True)
@@ -110,7 +110,7 @@ def test_a_learner_whose_log_is_lost_is_not_promoted_for_what_it_once_had(growin
     assert learner.group.journal.last_index >= held
 
 
-def test_a_voter_whose_log_is_lost_counts_for_what_it_has_been_given_again(growing: Growing) -> None:
+def test_voter_that_lost_its_log_counts_for_entries_given_again(growing: Growing) -> None:
     growing.all_submit()
     growing.pass_ms(500)
     lost, leader = growing.followers()[0], growing.leader().group
@@ -126,7 +126,7 @@ def test_a_voter_whose_log_is_lost_counts_for_what_it_has_been_given_again(growi
     assert lost.group.journal.last_index >= held
 
 
-def test_a_node_that_restarts_before_it_was_told_who_the_members_are_stands_for_nothing(
+def test_node_restarted_before_it_knows_the_members_stays_blank(
     growing: Growing,
 ) -> None:
     """It would begin a cluster of its own with others like it."""
@@ -146,7 +146,7 @@ def test_a_node_that_restarts_before_it_was_told_who_the_members_are_stands_for_
     growing.until(lambda: growing.agrees("abcd"), 20_000)
 
 
-def test_a_removed_member_is_told_so_and_stops_and_does_not_start_again(growing: Growing) -> None:
+def test_removed_member_learns_it_stops_and_does_not_start_again(growing: Growing) -> None:
     growing.add_fourth()
     gone = growing.followers()[0]
     assert growing.asked(growing.leader(), remove(gone)) == ""
@@ -159,7 +159,7 @@ def test_a_removed_member_is_told_so_and_stops_and_does_not_start_again(growing:
     assert growing.agrees("".join(member.name for member in growing.members))
 
 
-def test_a_member_that_was_away_when_it_was_removed_is_told_when_it_comes(growing: Growing) -> None:
+def test_member_removed_while_away_learns_it_when_it_returns(growing: Growing) -> None:
     growing.add_fourth()
     gone = growing.followers()[0]
     gone.end()
@@ -177,7 +177,7 @@ def test_a_member_that_was_away_when_it_was_removed_is_told_when_it_comes(growin
 
 
 @pytest.mark.parametrize("replaces_emptied", [True, False])
-def test_a_removed_node_does_not_come_back_with_an_empty_directory_unless_somebody_says_so(
+def test_removed_node_returns_with_an_empty_directory_if_added(
     growing: Growing, replaces_emptied: bool
 ) -> None:
     growing.add_fourth()
@@ -201,7 +201,7 @@ def test_a_removed_node_does_not_come_back_with_an_empty_directory_unless_somebo
     growing.all_submit()
 
 
-def test_a_node_that_is_one_too_many_says_so() -> None:
+def test_node_above_the_maximum_of_members_reports_it() -> None:
     growing = Growing("abcdefgh")
     growing.start()
     growing.fourth.start(joins=True)
@@ -221,7 +221,7 @@ def test_a_leader_that_is_removed_hands_over_first(growing: Growing) -> None:
     assert growing.agrees("".join(member.name for member in growing.members))
 
 
-def test_what_operators_ask_for_is_made_once_or_refused_with_a_reason(growing: Growing) -> None:
+def test_requested_change_is_made_once_or_refused_with_a_reason(growing: Growing) -> None:
     one, other = growing.followers()
     add = MemberChange(Verb.ADD, "x", b"x" * ID_BYTES, "x", 1)
     assert growing.asked(one, add) == ""
@@ -239,7 +239,7 @@ def test_what_operators_ask_for_is_made_once_or_refused_with_a_reason(growing: G
     assert "add another one first" in growing.asked(one, remove(one))
 
 
-def test_an_operator_replaces_a_directory_that_is_lost_where_that_is_not_done_unasked() -> None:
+def test_operator_replaces_a_lost_directory_if_not_automatic() -> None:
     growing = Growing()
     for member in growing.members:
         member.start(replaces_emptied=False)
@@ -258,7 +258,7 @@ def test_an_operator_replaces_a_directory_that_is_lost_where_that_is_not_done_un
     assert growing.agrees("abc")
 
 
-def test_an_awaited_member_has_said_nothing(growing: Growing) -> None:
+def test_awaited_member_has_no_status(growing: Growing) -> None:
     lost = growing.followers()[0]
     lost.end()
     growing.pass_ms(3000)
@@ -285,7 +285,7 @@ def test_a_member_that_moves_is_found_where_it_is_now(growing: Growing) -> None:
     growing.all_submit()
 
 
-def test_members_that_have_exchanged_their_addresses_are_found_and_one_line_is_logged(
+def test_members_that_exchanged_addresses_find_each_other(
     growing: Growing, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As long as one of them is down, the other one cannot be noted where it is now.
@@ -335,7 +335,7 @@ def test_each_refusal_is_logged_once_however_many_there_are(caplog: pytest.LogCa
     assert len(caplog.records) == 2
 
 
-def test_a_node_that_was_away_hears_a_leader_that_it_does_not_know() -> None:
+def test_returned_node_hears_a_leader_that_it_does_not_know() -> None:
     growing = Growing("abcde")
     growing.start()
     away = growing.followers()[0]
@@ -359,7 +359,7 @@ def _asks_for(growing: Growing, to: Member) -> bool:
     return to.group.engine.is_leader
 
 
-def test_a_dead_member_is_removed_and_two_of_the_others_are_a_majority(growing: Growing) -> None:
+def test_dead_member_is_removed_and_two_of_three_are_a_majority(growing: Growing) -> None:
     growing.add_fourth()
     gone = growing.leader()
     gone.end()
@@ -373,7 +373,7 @@ def test_a_dead_member_is_removed_and_two_of_the_others_are_a_majority(growing: 
     growing.all_submit()
 
 
-def test_a_restart_finds_the_members_in_the_log_and_in_the_checkpoint(growing: Growing) -> None:
+def test_restart_finds_members_in_the_log_and_in_the_checkpoint(growing: Growing) -> None:
     growing.add_fourth()
     growing.pass_ms(500)
     for with_checkpoint in (False, True):
@@ -388,7 +388,7 @@ def test_a_restart_finds_the_members_in_the_log_and_in_the_checkpoint(growing: G
         growing.all_submit()
 
 
-def test_changes_come_one_after_the_other(growing: Growing) -> None:
+def test_changes_come_in_sequence(growing: Growing) -> None:
     leader = growing.leader()
 
     def twice() -> None:
@@ -415,7 +415,7 @@ def test_a_step_that_may_not_be_taken_leaves_everything_as_it_is(growing: Growin
     assert again == newest_index, "it was so already"
 
 
-def test_what_a_removed_member_held_is_given_up(growing: Growing) -> None:
+def test_origin_of_a_removed_member_is_evicted(growing: Growing) -> None:
     growing.add_fourth()
     gone = growing.followers()[0]
     gone.set_alarms(1)
@@ -426,7 +426,7 @@ def test_what_a_removed_member_held_is_given_up(growing: Growing) -> None:
     assert origin.evicted
 
 
-def test_malformed_frames_are_ignored_and_logged_once_for_each_link(
+def test_malformed_frames_are_ignored_and_logged_once_per_link(
     growing: Growing, caplog: pytest.LogCaptureFixture
 ) -> None:
     leader, peer = growing.leader(), growing.followers()[0]
@@ -451,7 +451,7 @@ class Bulky(Alarms):
 
 
 @pytest.mark.parametrize("trouble", ["slow", "full"])
-def test_a_leader_alone_takes_few_turns_while_its_disk_is_busy_and_a_learner_rests(trouble: str) -> None:
+def test_sole_voter_with_a_busy_disk_takes_few_turns(trouble: str) -> None:
     """It takes no part as long as its own tail is not on the disk, and must not ask itself again and again."""
     growing = Growing("ab")
     alone, learner = growing.members[0], growing.fourth
@@ -478,7 +478,7 @@ def test_a_leader_alone_takes_few_turns_while_its_disk_is_busy_and_a_learner_res
     growing.pass_ms(1000)
 
 
-def test_nodes_on_a_file_system_that_seems_endless_form_a_cluster() -> None:
+def test_nodes_on_a_seemingly_endless_file_system_form_a_cluster() -> None:
     """Amazon EFS tells of 2^63 free bytes."""
     for free_bytes in (2**63, 2**64):
         trio = Trio()
@@ -490,7 +490,7 @@ def test_nodes_on_a_file_system_that_seems_endless_form_a_cluster() -> None:
         assert [statuses.why_not_lead(member.name) for member in trio.members] == [None] * 3
 
 
-def test_a_node_that_is_given_the_log_does_not_go_by_the_members_of_long_ago() -> None:
+def test_node_that_is_given_the_log_ignores_members_of_long_ago() -> None:
     """In its log all still have the directories that they have lost since: it said that no majority has its log."""
     growing = Growing()
     settings: dict[str, Any] = {"timing": Timing(learner_bytes_per_s=200.0), "append_bytes_max": 100}
@@ -511,7 +511,7 @@ def test_a_node_that_is_given_the_log_does_not_go_by_the_members_of_long_ago() -
     assert not any("damaged or lost" in why for why in said if why)
 
 
-def test_a_node_that_was_told_its_cluster_finds_another_one_when_that_is_gone(growing: Growing) -> None:
+def test_node_finds_a_new_cluster_when_the_reported_is_gone(growing: Growing) -> None:
     """It had to be restarted: it went on refusing everybody who is not of the cluster that it had been told first."""
     lost = growing.followers()[0]
     assert growing.asked(growing.leader(), remove(lost)) == ""

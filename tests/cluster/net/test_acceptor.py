@@ -64,7 +64,7 @@ def test_without_files_a_listener_waits_and_goes_on(
     }
 
 
-def test_what_is_accepted_sends_at_once(run: Callable[..., None]) -> None:
+def test_accepted_socket_has_no_delay(run: Callable[..., None]) -> None:
     async def story() -> None:
         [listener] = await listen_on("127.0.0.1", 0, 8)
         with listener, socket.create_connection(listener.getsockname()):
@@ -76,9 +76,7 @@ def test_what_is_accepted_sends_at_once(run: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize("passes", [0, 1, 2])
-def test_who_is_pushed_out_while_something_is_made_of_its_socket_loses_it(
-    run: Callable[..., None], passes: int
-) -> None:
+def test_evicted_connection_closes_its_socket_early(run: Callable[..., None], passes: int) -> None:
     async def story() -> None:
         ours, theirs = socket.socketpair()
         slots = ConnectionSlots(SlotLimits(1, fair_s=0.0))
@@ -122,7 +120,7 @@ def test_a_kind_of_complaint_costs_a_few_lines_a_second(
     ]
 
 
-def test_a_complaint_that_goes_on_and_on_comes_to_cost_a_line_a_minute(
+def test_repeated_event_costs_a_log_line_per_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 100.0
@@ -148,7 +146,7 @@ def test_a_complaint_that_goes_on_and_on_comes_to_cost_a_line_a_minute(
     assert len(written_s) - begun == 2, "it has come again, and is written as the first time"
 
 
-def test_who_is_cancelled_as_a_connection_comes_fails_nothing() -> None:
+def test_cancellation_as_a_connection_arrives_raises_no_error() -> None:
     unexpected: list[dict[str, Any]] = []
 
     async def story() -> None:

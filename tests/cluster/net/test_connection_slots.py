@@ -84,7 +84,7 @@ def test_the_stranger_that_has_come_least_far_makes_room(clock: Clock) -> None:
     assert gone == [silent, further, late]
 
 
-def test_one_address_leaves_places_to_other_addresses(clock: Clock) -> None:
+def test_address_leaves_slots_to_different_addresses(clock: Clock) -> None:
     slots = ConnectionSlots(SlotLimits(100), clock=clock)
     taken = [slot for _ in range(200) if (slot := slots.take(HERE))]
     assert len(taken) == 75
@@ -134,7 +134,7 @@ def test_a_connection_of_the_node_itself_needs_no_free_place(clock: Clock) -> No
     assert slots.authenticated == 0
 
 
-def test_all_clients_that_there_may_be_can_be_of_one_address() -> None:
+def test_all_authenticated_clients_may_have_the_same_address() -> None:
     slots = ConnectionSlots(SlotLimits(2, total_max=1000))
     for _ in range(1000):
         take(slots, HERE).mark_authenticated()
@@ -383,7 +383,7 @@ def test_clients_that_go_on_get_in_beside_any_attack(
     Flood(Random(seed), attack, attackers, honest_hosts).run()
 
 
-def test_attackers_of_one_address_delay_no_other_address() -> None:
+def test_attackers_of_an_address_do_not_delay_clients_elsewhere() -> None:
     for attack in Attack:
         flood = Flood(Random(1), attack, 1, HONEST)
         flood.attack_begins()
@@ -405,7 +405,7 @@ def test_attackers_of_one_address_delay_no_other_address() -> None:
         ("", "", True),
     ],
 )
-def test_addresses_count_as_one_if_one_host_may_have_them(one: str, other: str, is_same: bool) -> None:
+def test_addresses_of_the_same_host_count_together(one: str, other: str, is_same: bool) -> None:
     assert (source_of(one) == source_of(other)) is is_same
 
 
@@ -422,7 +422,7 @@ def test_connection_without_a_slot_takes_a_quick_slot(clock: Clock) -> None:
     assert slots.unauthenticated == 82
 
 
-def test_quick_slot_becomes_a_fair_one_with_a_step(clock: Clock) -> None:
+def test_quick_slot_becomes_a_fair_slot_with_a_step(clock: Clock) -> None:
     slots, gone = ConnectionSlots(SlotLimits(6, quick_max=2), clock=clock), list[Slot]()
     first = [take(slots, f"192.0.2.{number}", gone) for number in range(6)]
     client = take(slots, ELSEWHERE, gone)

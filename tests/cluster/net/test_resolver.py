@@ -64,7 +64,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Generator[Resolver]:
     resolver.answers.set()
 
 
-def test_a_name_is_looked_up_again_once_threads_can_be_started_again(
+def test_name_is_resolved_again_once_threads_can_start(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolver.addresses["a"] = "127.0.0.1"
@@ -99,7 +99,7 @@ def test_addresses_are_looked_up_anew_each_time(resolver: Resolver) -> None:
     asyncio.run(story())
 
 
-def test_a_name_server_is_not_asked_again_and_again_for_what_it_does_not_know(
+def test_unknown_name_is_not_resolved_again_at_once(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_names, "UNKNOWN_S", 0.05)
@@ -118,7 +118,7 @@ def test_a_name_server_is_not_asked_again_and_again_for_what_it_does_not_know(
     asyncio.run(story())
 
 
-def test_no_name_waits_for_another_one_and_each_is_looked_up_once_at_a_time(resolver: Resolver) -> None:
+def test_name_is_resolved_once_at_a_time_and_waits_for_no_name(resolver: Resolver) -> None:
     async def story() -> None:
         names = HostNames()
         resolver.addresses = {"n1": "10.0.0.1", "slow1": "10.0.0.9"}
@@ -135,7 +135,7 @@ def test_no_name_waits_for_another_one_and_each_is_looked_up_once_at_a_time(reso
     asyncio.run(story())
 
 
-def test_what_is_looked_up_and_remembered_is_bounded(
+def test_pending_and_remembered_names_are_bounded(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_names, "REMEMBERED_MAX", 2)
@@ -157,9 +157,7 @@ def test_what_is_looked_up_and_remembered_is_bounded(
 
 
 @pytest.mark.parametrize("failure", ["silence", "error"])
-def test_what_was_found_before_is_used_while_a_name_cannot_be_looked_up(
-    resolver: Resolver, failure: str
-) -> None:
+def test_remembered_address_is_used_while_a_name_is_unresolvable(resolver: Resolver, failure: str) -> None:
     async def story() -> None:
         names = HostNames()
         resolver.addresses["slow"] = "10.0.0.1"
@@ -183,7 +181,7 @@ def test_a_name_that_is_unknown_or_impossible_is_an_error(resolver: Resolver) ->
     asyncio.run(story())
 
 
-def test_who_is_gone_from_a_remembered_address_is_not_known_to_be_dead(resolver: Resolver) -> None:
+def test_refusal_at_a_remembered_address_does_not_prove_death(resolver: Resolver) -> None:
     """The name may stand for another address by now."""
 
     async def story() -> None:

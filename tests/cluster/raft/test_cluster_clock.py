@@ -56,7 +56,7 @@ def test_time_runs_with_the_monotonic_clock() -> None:
         (5, 24, [24, 5], 5),
     ],
 )
-def test_time_is_put_forward_to_what_a_majority_has_reached(
+def test_time_is_put_forward_to_the_time_of_a_majority(
     members: int, own_h: int, peers_h: list[int], forward_h: int
 ) -> None:
     hour_ms = 3_600_000
@@ -66,7 +66,7 @@ def test_time_is_put_forward_to_what_a_majority_has_reached(
     assert clock.time_ms(BEGIN_S) - NOON_MS == forward_h * hour_ms
 
 
-def test_a_clock_whose_link_is_lost_does_not_count() -> None:
+def test_clock_with_a_lost_link_does_not_count() -> None:
     clock = clock_of(3)
     clock.hear("n2", NOON_MS + DAY_MS, BEGIN_S)
     clock.forget("n2")
@@ -74,7 +74,7 @@ def test_a_clock_whose_link_is_lost_does_not_count() -> None:
     assert clock.time_ms(BEGIN_S) == NOON_MS
 
 
-def test_what_was_heard_a_while_ago_has_gone_on_since() -> None:
+def test_reported_time_advances_since_its_report() -> None:
     clock = clock_of(3)
     clock.hear("n2", NOON_MS + DAY_MS, BEGIN_S)
     clock.hear("n3", NOON_MS + DAY_MS + 100_000, BEGIN_S + 100)
@@ -83,7 +83,7 @@ def test_what_was_heard_a_while_ago_has_gone_on_since() -> None:
 
 @pytest.mark.parametrize("jump_ms", [DAY_MS, -DAY_MS])
 @pytest.mark.parametrize("seconds", [3, int(PATIENCE_S) - 1])
-def test_a_jump_that_is_taken_back_was_none(jump_ms: int, seconds: int) -> None:
+def test_reverted_clock_jump_has_no_effect(jump_ms: int, seconds: int) -> None:
     clock = clock_of(1)
     now_s = live(clock, NOON_MS + jump_ms, seconds)
     assert clock.time_ms(now_s) == NOON_MS + seconds * 1000
@@ -113,7 +113,7 @@ def test_small_corrections_are_followed_at_once() -> None:
     assert clock.time_ms(BEGIN_S + 1) == NOON_MS + 1000 + STEP_MS
 
 
-def test_time_that_is_ahead_goes_on_a_little_slower_until_the_clocks_have_caught_up() -> None:
+def test_time_that_is_ahead_slows_down_until_clocks_catch_up() -> None:
     lead_ms = 10_000
     clock = clock_of(1, time_ms=NOON_MS + lead_ms)
     assert clock.time_ms(BEGIN_S + 100) == NOON_MS + lead_ms + 100_000 * SLOWER
@@ -146,7 +146,7 @@ def test_no_clock_is_out_of_the_range_of_the_formats() -> None:
         assert 0 <= clock.steady_ms(BEGIN_S + 1e9) <= WALL_MAX_MS
 
 
-def test_the_log_tells_once_that_the_clock_is_off_and_once_that_it_is_not(
+def test_log_reports_a_wrong_clock_and_its_end_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -166,7 +166,7 @@ def test_the_log_tells_once_that_the_clock_is_off_and_once_that_it_is_not(
     ]
 
 
-def test_a_clock_that_nobody_can_judge_is_not_said_to_be_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_clock_without_a_majority_is_not_reported_as_wrong(caplog: pytest.LogCaptureFixture) -> None:
     """After a start the time of the last entry is all that is known until a majority is there."""
     clock = clock_of(3, wall_ms=NOON_MS + DAY_MS)
     live(clock, NOON_MS + DAY_MS, 10)
@@ -184,7 +184,7 @@ def test_the_log_tells_that_time_was_put_forward(caplog: pytest.LogCaptureFixtur
     assert ("WARNING", text) in lines(caplog)
 
 
-def test_a_new_cluster_has_nothing_to_say(caplog: pytest.LogCaptureFixture) -> None:
+def test_new_cluster_reports_no_clock(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = clock_of(3, time_ms=0)
     clock.hear("n2", NOON_MS + 500, BEGIN_S + 0.5)
@@ -193,7 +193,7 @@ def test_a_new_cluster_has_nothing_to_say(caplog: pytest.LogCaptureFixture) -> N
     assert lines(caplog) == []
 
 
-def test_who_comes_back_with_a_wrong_clock_does_not_say_that_time_was_put_forward(
+def test_node_that_returns_with_a_wrong_clock_reports_no_jump(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Only this node did not know how late it is."""

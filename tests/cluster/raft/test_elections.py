@@ -27,7 +27,7 @@ def test_a_round_is_won_with_a_majority_of_different_voters(elections: Elections
     assert elections.is_won
 
 
-def test_one_that_is_a_majority_by_itself_has_nobody_to_ask() -> None:
+def test_sole_voter_needs_no_pre_votes() -> None:
     assert Elections("a", configurations_of("a"), FailureDetector(FLOOR_S, CEILING_S)).ask() is None
 
 
@@ -44,7 +44,7 @@ def test_answers_to_an_earlier_round_do_not_count(elections: Elections) -> None:
     assert not elections.is_won
 
 
-def test_what_was_won_against_a_silent_leader_is_lost_when_one_speaks(elections: Elections) -> None:
+def test_won_pre_vote_is_lost_when_the_leader_speaks(elections: Elections) -> None:
     number = elections.ask()
     assert number is not None
     assert [elections.count(peer, number) for peer in "ac"] == [False, True]
@@ -52,7 +52,7 @@ def test_what_was_won_against_a_silent_leader_is_lost_when_one_speaks(elections:
     assert not elections.is_won
 
 
-def test_votes_of_one_campaign_count_once_each(elections: Elections) -> None:
+def test_vote_counts_once_per_campaign(elections: Elections) -> None:
     elections.campaign()
     assert [elections.elects(peer) for peer in "aaxbc"] == [False, False, False, False, True]
     elections.campaign()
@@ -72,7 +72,7 @@ def test_a_leader_leads_until_it_is_silent_or_its_link_breaks(elections: Electio
     assert elections.has_given_leader_up(7.0)
 
 
-def test_how_long_it_takes_until_another_one_leads_is_no_usual_silence(elections: Elections) -> None:
+def test_time_until_a_new_leader_is_not_learnt_as_silence(elections: Elections) -> None:
     elections.hear_leader(1, 5.0)
     elections.hear_leader(2, 5.0 + CEILING_S)
     assert elections.patience_s == FLOOR_S
@@ -88,7 +88,7 @@ def test_the_more_complete_log_is_better(elections: Elections) -> None:
     assert not elections.is_better("a", LogEnd(1, 9), ours)
 
 
-def test_of_two_equals_that_ask_at_once_the_smaller_name_goes_first(elections: Elections) -> None:
+def test_equal_candidate_with_the_smaller_name_goes_first(elections: Elections) -> None:
     end = LogEnd(2, 7)
     assert elections.is_better("c", end, end)
     elections.ask()
@@ -98,7 +98,7 @@ def test_of_two_equals_that_ask_at_once_the_smaller_name_goes_first(elections: E
     assert elections.is_better("c", end, end)
 
 
-def test_one_that_has_won_or_was_asked_campaigns_once_if_it_may(elections: Elections) -> None:
+def test_winner_or_requested_member_campaigns_once_if_it_may(elections: Elections) -> None:
     elections.is_won = True
     assert move(elections, may_campaign=False) is Move.REST
     assert move(elections) is Move.CAMPAIGN
@@ -107,14 +107,14 @@ def test_one_that_has_won_or_was_asked_campaigns_once_if_it_may(elections: Elect
     assert move(elections, is_asked=True, may_campaign=False) is Move.REST
 
 
-def test_one_that_was_stalled_listens_before_it_asks(elections: Elections) -> None:
+def test_stalled_member_listens_before_it_asks_for_votes(elections: Elections) -> None:
     elections.hear_leader(1, 5.0)
     assert move(elections, awake_s=5.0 + FLOOR_S / 2) is Move.LISTEN
     assert move(elections, awake_s=5.0 + FLOOR_S / 2, follows=False) is Move.ASK
     assert move(elections, awake_s=5.0 + FLOOR_S) is Move.ASK
 
 
-def test_one_under_maintenance_campaigns_only_when_its_leader_asks_it(elections: Elections) -> None:
+def test_member_under_maintenance_campaigns_only_on_request(elections: Elections) -> None:
     assert move(elections, stands=False) is Move.REST
     assert move(elections, stands=False, is_asked=True) is Move.CAMPAIGN
 
@@ -147,7 +147,7 @@ OURS, BETTER, WORSE = LogEnd(2, 7), LogEnd(3, 1), LogEnd(1, 9)
         (WORSE, True, True, True, VoteAnswer(granted=False, stands_instead=False)),
     ],
 )
-def test_a_pre_vote_is_granted_to_who_could_lead_better(
+def test_pre_vote_is_granted_to_a_better_candidate(
     elections: Elections,
     theirs: LogEnd,
     may_vote: bool,
@@ -162,7 +162,7 @@ def test_a_pre_vote_is_granted_to_who_could_lead_better(
 
 
 @pytest.mark.parametrize("last_index", [1, 2])
-def test_nobody_leads_a_cluster_who_has_nothing_in_its_log(last_index: int) -> None:
+def test_member_with_an_empty_log_leads_no_cluster(last_index: int) -> None:
     """A new member, whose log is empty, too, knows its cluster from others: the candidate may be an emptied node."""
     members = configuration_of("abcde").members
     told = Configurations(Configuration.of(8, members, b"c" * ID_BYTES))
@@ -174,7 +174,7 @@ def test_nobody_leads_a_cluster_who_has_nothing_in_its_log(last_index: int) -> N
     assert answer == VoteAnswer(granted=last_index > 1, stands_instead=False)
 
 
-def test_who_grants_a_pre_vote_gives_its_own_round_up(elections: Elections) -> None:
+def test_member_that_grants_a_pre_vote_ends_its_own_round(elections: Elections) -> None:
     number = elections.ask()
     assert number is not None
     elections.count("a", number)
@@ -183,7 +183,7 @@ def test_who_grants_a_pre_vote_gives_its_own_round_up(elections: Elections) -> N
     assert not elections.is_won
 
 
-def test_who_rests_does_not_go_before_another_one_any_more(elections: Elections) -> None:
+def test_resting_member_does_not_take_precedence(elections: Elections) -> None:
     """It had asked, and lost its links: the one that still had links with a majority was refused for ever."""
     end = LogEnd(2, 7)
     elections.ask()

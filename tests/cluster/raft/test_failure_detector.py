@@ -26,7 +26,7 @@ def detector_after(gaps: list[float], begun_s: float = 0.0) -> tuple[FailureDete
 
 
 @given(gaps)
-def test_nobody_is_suspected_within_the_floor_and_everybody_from_the_ceiling_on(gaps: list[float]) -> None:
+def test_leader_is_suspected_between_the_floor_and_the_ceiling(gaps: list[float]) -> None:
     detector, now_s = detector_after(gaps)
     assert not detector.suspects(now_s)
     assert not detector.suspects(now_s + 0.99 * FLOOR_S)
@@ -36,14 +36,14 @@ def test_nobody_is_suspected_within_the_floor_and_everybody_from_the_ceiling_on(
 
 
 @given(st.lists(st.floats(0.3, 0.9), min_size=5, max_size=50))
-def test_who_has_just_been_silent_for_as_long_is_not_suspected(gaps: list[float]) -> None:
+def test_leader_is_not_suspected_after_a_usual_silence(gaps: list[float]) -> None:
     detector, now_s = detector_after(gaps)
     assert not detector.suspects(now_s + 0.99 * max(gaps[-5:]))
 
 
 @given(st.floats(0.01, 3.0), gaps)
 @example(0.4960059820635621, [0.5])
-def test_the_more_silent_a_leader_was_the_longer_it_is_waited_for(gap_s: float, gaps: list[float]) -> None:
+def test_patience_grows_with_the_silences_of_the_leader(gap_s: float, gaps: list[float]) -> None:
     before, _ = detector_after(gaps)
     after, _ = detector_after([*gaps, gap_s])
     assert after.patience_s >= min(UNUSUAL * gap_s, CEILING_S) - ROUNDING_S
@@ -51,7 +51,7 @@ def test_the_more_silent_a_leader_was_the_longer_it_is_waited_for(gap_s: float, 
 
 
 @given(gaps)
-def test_one_that_is_forgotten_is_suspected_until_it_is_heard_again_and_nothing_is_learnt_of_it(
+def test_forgotten_leader_is_suspected_until_it_is_heard(
     gaps: list[float],
 ) -> None:
     detector, now_s = detector_after(gaps)

@@ -13,7 +13,7 @@ REST_MAX_S = 0.1
 
 
 @given(st.lists(st.tuples(st.integers(1, 3 * BURST_BYTES), st.floats(0, 0.5)), max_size=50))
-def test_no_more_is_sent_than_a_burst_and_what_the_time_allows(sends: list[tuple[int, float]]) -> None:
+def test_learner_gets_at_most_the_burst_and_the_rate(sends: list[tuple[int, float]]) -> None:
     """Whoever rests when it is told to sends at most one message more than burst and rate allow; rests are bounded."""
     pace, now_s, sent, largest = Pace(RATE, REST_MAX_S, BURST_BYTES, 0.0), 0.0, 0, 0
     forgiven = 0.0
@@ -30,7 +30,7 @@ def test_no_more_is_sent_than_a_burst_and_what_the_time_allows(sends: list[tuple
         assert sent - forgiven <= BURST_BYTES + RATE * (now_s + REST_MIN_S) + largest
 
 
-def test_who_keeps_up_with_the_log_never_rests() -> None:
+def test_learner_that_keeps_up_never_rests() -> None:
     pace = Pace(RATE, REST_MAX_S, BURST_BYTES, 0.0)
     for _ in range(1000):
         pace.log_grew(BURST_BYTES // 2, 0.0)
@@ -38,7 +38,7 @@ def test_who_keeps_up_with_the_log_never_rests() -> None:
         assert pace.rest_s(0.0) == 0.0
 
 
-def test_who_is_behind_gains_on_a_log_that_grows_faster_than_its_rate() -> None:
+def test_lagging_learner_gains_on_a_fast_log() -> None:
     pace, now_s, lag = Pace(RATE, REST_MAX_S, BURST_BYTES, 0.0), 0.0, 500 * BURST_BYTES
     begun = lag
     part = BURST_BYTES // 8
@@ -64,7 +64,7 @@ def fed_bytes(pace: Pace, from_s: float, to_s: float, growth_bytes: int) -> int:
     return sent
 
 
-def test_a_learner_is_fed_slowly_while_there_are_clients_and_faster_when_they_have_gone() -> None:
+def test_learner_is_fed_faster_when_clients_have_gone() -> None:
     pace = Pace(RATE, REST_MAX_S, BURST_BYTES, 0.0)
     fed_bytes(pace, 0, 1, growth_bytes=1)
     beside_clients = fed_bytes(pace, 1, 11, growth_bytes=1)

@@ -21,7 +21,7 @@ def append(prev_index: int, prev_term: int, terms: list[int], commit_index: int 
     return Append(9, commit_index, prev_index, prev_term, entries)
 
 
-def test_what_is_left_of_an_append_gives_the_same_log_and_begins_with_a_difference() -> None:
+def test_remaining_append_gives_the_same_log_and_begins_anew() -> None:
     random = Random(1)
     for _ in range(2000):
         ours = sorted(random.choices(range(3), k=random.randint(1, 5)))
@@ -40,11 +40,11 @@ def test_what_is_left_of_an_append_gives_the_same_log_and_begins_with_a_differen
 
 
 @pytest.mark.parametrize(("told", "vouched"), [(0, 0), (4, 4), (5, 5), (50, 5)])
-def test_an_append_vouches_for_what_it_shows(told: int, vouched: int) -> None:
+def test_append_vouches_for_the_entries_that_it_shows(told: int, vouched: int) -> None:
     assert vouched_for(append(3, 1, [1, 1], told)).commit_index == vouched
 
 
-def test_what_is_committed_is_contradicted_by_other_terms_only() -> None:
+def test_committed_entries_are_contradicted_by_terms_only() -> None:
     journal = log_of(0, 1, 1, 2, 2)
     assert contradiction(journal, 4, append(1, 0, [1, 1, 2, 9])) is None
     assert contradiction(journal, 4, append(4, 9, [9])) is None
@@ -53,7 +53,7 @@ def test_what_is_committed_is_contradicted_by_other_terms_only() -> None:
     assert found == "has an entry 4 of term 3, which is of term 2 here"
 
 
-def test_an_entry_that_is_not_committed_or_not_there_is_contradicted_by_nothing() -> None:
+def test_uncommitted_or_missing_entry_is_not_contradicted() -> None:
     journal = log_of(0, 1, 1, 2)
     assert other_entry(journal, 3, 4, 9) is None
     assert other_entry(journal, 3, 7, 9) is None

@@ -127,7 +127,7 @@ def test_a_name_travels_as_it_is(to: str) -> None:
         ChangeRequest(1, MemberChange(Verb.ADD, "n4", b"", "n4", 65_536)),
     ],
 )
-def test_what_no_node_of_this_release_says_is_malformed(message: Message) -> None:
+def test_message_that_this_release_never_sends_is_malformed(message: Message) -> None:
     with pytest.raises(MalformedFrame):
         decode(frame_of(message))
 
@@ -139,7 +139,7 @@ def test_a_table_of_entries_is_not_believed_beyond_its_frame() -> None:
         decode(bytes(frame))
 
 
-def test_what_is_not_known_yet_of_a_change_or_an_alarm_is_taken_as_it_is() -> None:
+def test_unknown_change_or_alarm_is_accepted() -> None:
     """Who asks is told that the leader knows no such change, and a node with a new alarm is heard all the same."""
     for message in (ChangeRequest(1, MemberChange(99)), STATUS._replace(alarm=Alarm.DISK | 64)):
         assert decode(frame_of(message)) == message
@@ -199,7 +199,7 @@ def test_any_frame_is_malformed_or_a_message_that_can_be_sent(frame: bytes) -> N
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abcd"), frames), min_size=1, max_size=12))
 @settings(max_examples=min(30, settings.default.max_examples), deadline=None)
 @pytest.mark.slow
-def test_no_frame_of_a_member_stops_a_node_but_by_what_it_says(
+def test_frame_of_a_member_stops_a_node_only_by_its_content(
     received: list[tuple[int, str, bytes]],
 ) -> None:
     """A leader may say that its log is another one, and anybody that a node was removed."""

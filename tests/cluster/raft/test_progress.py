@@ -26,14 +26,14 @@ def test_acknowledgements_only_grow(progress: Progress) -> None:
     assert progress.acknowledged == 4
 
 
-def test_what_a_peer_has_lost_is_not_acknowledged_any_more_until_it_is_again(progress: Progress) -> None:
+def test_lost_entries_are_unacknowledged_until_acknowledged(progress: Progress) -> None:
     progress.acknowledge(9)
     assert [progress.lose(index) for index in (12, 9, 5, 5)] == [False, False, True, False]
     assert progress.acknowledged == 5
     assert progress.acknowledge(7)
 
 
-def test_a_refusal_is_answered_once_and_an_earlier_one_again(progress: Progress) -> None:
+def test_repeated_refusal_is_ignored_and_an_earlier_is_answered(progress: Progress) -> None:
     tried = [progress.refuse(refusal(next_index), FIRST_INDEX) for next_index in (90, 90, 95, 80)]
     assert tried == [True, False, False, True]
     assert progress.probed is not None
@@ -43,7 +43,7 @@ def test_a_refusal_is_answered_once_and_an_earlier_one_again(progress: Progress)
     assert progress.refuse(refusal(90), FIRST_INDEX)
 
 
-def test_what_the_log_does_not_reach_back_to_is_lacking_until_an_append_matches(progress: Progress) -> None:
+def test_peer_lacks_entries_until_an_append_matches(progress: Progress) -> None:
     assert progress.refuse(refusal(FIRST_INDEX), FIRST_INDEX)
     assert progress.lacks_from == FIRST_INDEX
     # Its log reaches into this one with entries that differ, which is known; another log has been installed.
@@ -57,7 +57,7 @@ def test_what_the_log_does_not_reach_back_to_is_lacking_until_an_append_matches(
     assert progress.lacks_from is None
 
 
-def test_one_that_is_asked_again_may_say_the_same_again(progress: Progress) -> None:
+def test_same_refusal_counts_again_after_a_new_request(progress: Progress) -> None:
     progress.refuse(refusal(FIRST_INDEX), FIRST_INDEX)
     progress.ask_again()
     assert progress.lacks_from is None
@@ -90,7 +90,7 @@ def test_a_follower_tells_now_and_then_that_it_follows() -> None:
     ]
 
 
-def test_what_matched_a_leader_of_another_term_says_nothing() -> None:
+def test_match_in_an_earlier_term_does_not_count() -> None:
     acknowledgements = Acknowledgements(quiet_s=0.5)
     acknowledgements.match(3, 17)
     assert (acknowledgements.matched_index(3), acknowledgements.matched_index(4)) == (17, 0)

@@ -32,7 +32,7 @@ def proposed(proposals: ProposalQueue) -> list[tuple[str, int]]:
     return found
 
 
-def test_a_leader_is_sent_each_batch_once_and_a_new_one_all_again(pending: PendingProposals) -> None:
+def test_leader_gets_each_batch_once_and_a_new_leader_all_again(pending: PendingProposals) -> None:
     assert pending.has_unsent(FIRST)
     assert [batch.sequence for batch in pending.take_unsent()] == [1, 2, 3, 4]
     assert not pending.has_unsent(FIRST)
@@ -51,7 +51,7 @@ def test_a_new_link_to_the_leader_gets_all_again(pending: PendingProposals) -> N
     assert pending.has_unsent(FIRST)
 
 
-def test_what_is_applied_is_not_sent(pending: PendingProposals) -> None:
+def test_applied_batches_are_not_sent(pending: PendingProposals) -> None:
     size = pending.pending_bytes
     pending.applied(2)
     assert (len(pending), pending.pending_bytes) == (2, size // 2)
@@ -63,7 +63,7 @@ def test_what_is_applied_is_not_sent(pending: PendingProposals) -> None:
     assert not pending.has_unsent(FIRST)
 
 
-def test_what_is_sent_at_once_is_bounded(pending: PendingProposals) -> None:
+def test_bytes_sent_at_once_are_bounded(pending: PendingProposals) -> None:
     assert pending.has_unsent(FIRST)
     size = pending.pending_bytes // 4
     assert len(pending.take_unsent(2 * size)) == 2
@@ -71,7 +71,7 @@ def test_what_is_sent_at_once_is_bounded(pending: PendingProposals) -> None:
     assert len(pending.take_unsent(1)) == 1, "at least one"
 
 
-def test_another_incarnation_begins_with_nothing(pending: PendingProposals) -> None:
+def test_new_incarnation_begins_without_batches(pending: PendingProposals) -> None:
     pending.begin(8)
     assert (len(pending), pending.pending_bytes) == (0, 0)
     assert not pending.has_unsent(FIRST)
@@ -91,7 +91,7 @@ def test_a_leader_proposes_repeats_once(pending: PendingProposals) -> None:
     assert proposals
 
 
-def test_a_leader_proposes_what_comes_of_another_life_of_a_node_also_with_a_lower_number(
+def test_leader_proposes_lower_numbers_of_a_new_incarnation(
     pending: PendingProposals,
 ) -> None:
     """What was taken in of the life before may never have come into the log (simulated: seed 20182)."""
@@ -134,7 +134,7 @@ def test_incarnation_is_evicted_once() -> None:
     assert kinds == [KIND_EVICTION, KIND_EVICTION]
 
 
-def test_what_an_entry_may_cost_is_bounded_by_what_its_batches_say() -> None:
+def test_weight_of_an_entry_is_bounded() -> None:
     proposals, pending = ProposalQueue(), PendingProposals("n1")
     for weight in (0, 12, 8, 0, 1, 300, 20, 0):
         pending.add([b"x"], weight)
@@ -154,7 +154,7 @@ def forwarded(origin: str, sizes: list[int], weight: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("floods", [1, 6])
-def test_a_batch_waits_for_one_round_of_the_others_and_not_for_all_that_they_have_forwarded(
+def test_batch_waits_for_a_single_round_of_the_origins(
     floods: int,
 ) -> None:
     proposals = ProposalQueue()
@@ -169,7 +169,7 @@ def test_a_batch_waits_for_one_round_of_the_others_and_not_for_all_that_they_hav
     assert "n9" in origins[: floods + 1]
 
 
-def test_nodes_that_forward_more_than_there_is_room_for_have_equal_shares_of_it() -> None:
+def test_origins_have_equal_shares_of_a_full_entry() -> None:
     proposals = ProposalQueue()
     sizes = {"large": [600_000] * 20, "small": [1_000] * 12_000}
     for origin, each in sizes.items():
@@ -182,7 +182,7 @@ def test_nodes_that_forward_more_than_there_is_room_for_have_equal_shares_of_it(
     assert max(shares.values()) - min(shares.values()) < 1
 
 
-def test_who_was_idle_has_saved_nothing_up() -> None:
+def test_idle_origin_saves_no_share() -> None:
     proposals = ProposalQueue()
     proposals.accept("busy", forwarded("busy", [250_000] * 80))
     for _ in range(10):

@@ -19,7 +19,7 @@ def tracker_of(voters: str, learners: str = "", awake_s: float = 10.0) -> Progre
     return tracker
 
 
-def test_what_a_peer_has_acknowledged_stays_known_until_another_directory_has_its_name() -> None:
+def test_acknowledgement_is_kept_until_the_directory_changes() -> None:
     tracker = tracker_of("abc")
     tracker.peers["b"].acknowledge(7)
     assert not tracker.know("b", directory_of("b"), now, 1)
@@ -28,7 +28,7 @@ def test_what_a_peer_has_acknowledged_stays_known_until_another_directory_has_it
     assert tracker.peers["b"].acknowledged == 0
 
 
-def test_one_whose_directory_becomes_known_is_no_other_one() -> None:
+def test_acknowledgement_is_kept_when_the_directory_gets_known() -> None:
     tracker = ProgressTracker("a", configurations_of("ab"))
     tracker.know("b", None, now, 1)
     tracker.peers["b"].acknowledge(7)
@@ -36,7 +36,7 @@ def test_one_whose_directory_becomes_known_is_no_other_one() -> None:
     assert tracker.peers["b"].acknowledged == 7
 
 
-def test_nothing_is_known_of_one_that_was_forgotten() -> None:
+def test_forgotten_peer_is_unknown() -> None:
     tracker = tracker_of("abc")
     tracker.peers["b"].acknowledge(7)
     tracker.forget("b")
@@ -54,7 +54,7 @@ def test_acknowledgements_to_an_earlier_leader_do_not_count() -> None:
     assert [known.heard_s for known in peers.values()] == [20.0, 20.0]
 
 
-def test_a_majority_is_made_of_voters_and_the_leader_counts_as_one() -> None:
+def test_majority_counts_voters_and_the_leader() -> None:
     tracker = tracker_of("abc", learners="de")
     for peer in "de":
         tracker.peers[peer].acknowledge(9)
@@ -67,7 +67,7 @@ def test_a_majority_is_made_of_voters_and_the_leader_counts_as_one() -> None:
     assert tracker.reached_index(own_index=8) == 8
 
 
-def test_a_majority_is_silent_as_long_as_the_best_one_that_can_be_found() -> None:
+def test_silence_of_a_majority_is_that_of_its_best_voters() -> None:
     tracker = tracker_of("abcde", learners="f", awake_s=10.0)
     tracker.peers["f"].heard_s = 20.0
     assert tracker.silent_s(20.0) == 10.0
@@ -77,7 +77,7 @@ def test_a_majority_is_silent_as_long_as_the_best_one_that_can_be_found() -> Non
     assert tracker.silent_s(20.0) == 3.0
 
 
-def test_one_that_leads_alone_is_its_own_majority() -> None:
+def test_sole_voter_is_its_own_majority() -> None:
     tracker = tracker_of("a", learners="b")
     assert tracker.reached_index(own_index=8) == 8
     assert tracker.silent_s(20.0) == 0.0

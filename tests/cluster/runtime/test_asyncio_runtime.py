@@ -61,7 +61,7 @@ def test_the_directory_is_free_after_close(tmp_path: Path) -> None:
     RealDisk(tmp_path).close()
 
 
-def test_more_buffers_than_one_system_call_takes_are_written_in_order(disk: RealDisk) -> None:
+def test_buffers_beyond_a_single_system_call_stay_in_order(disk: RealDisk) -> None:
     file = disk.open("many", create=True)
     buffers = [f"{number},".encode() for number in range(3000)]
     file.append(buffers)
@@ -169,7 +169,7 @@ def test_a_directory_is_removed_with_all_that_is_in_it(disk: RealDisk) -> None:
     assert "incoming" not in disk.list_directory("")
 
 
-def test_a_large_file_is_removed_in_parts_but_what_has_another_name_stays_whole(
+def test_large_file_is_removed_in_parts_unless_it_is_linked(
     disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -243,7 +243,7 @@ def test_jobs_run_in_order_off_the_loop_and_answer_on_it(disk: RealDisk) -> None
     asyncio.run(scenario())
 
 
-def test_a_background_job_holds_up_nobody(disk: RealDisk) -> None:
+def test_background_job_does_not_delay_short_jobs(disk: RealDisk) -> None:
     async def scenario() -> None:
         release = threading.Event()
         loop = asyncio.get_running_loop()
@@ -411,7 +411,7 @@ def test_a_short_job_is_done_at_once_while_the_disk_is_quick(
     asyncio.run(run())
 
 
-def test_a_short_job_waits_behind_what_was_submitted_before_it_and_tells_its_error(disk: RealDisk) -> None:
+def test_short_job_waits_for_earlier_jobs_and_reports_its_error(disk: RealDisk) -> None:
     order: list[str] = []
 
     def fail() -> None:
@@ -430,7 +430,7 @@ def test_a_short_job_waits_behind_what_was_submitted_before_it_and_tells_its_err
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_what_a_crash_has_left_of_a_manifest_is_in_the_way_of_no_start(
+def test_remains_of_a_manifest_after_a_crash_prevent_no_start(
     disk: RealDisk, tmp_path: Path, is_damaged: bool
 ) -> None:
     """A manifest that is written anew at a start goes over the name of what was left."""

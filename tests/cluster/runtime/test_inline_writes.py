@@ -20,7 +20,7 @@ def inline_share(writes: InlineWrites, takes: list[float]) -> float:
     return inline / len(takes)
 
 
-def test_on_a_quick_disk_all_are_inline_though_one_in_ten_is_slow() -> None:
+def test_writes_on_a_quick_disk_are_inline_despite_slow_outliers() -> None:
     """Each slow one once sent the next 16 to the thread, where they seemed slow as they waited for the loop."""
     random = Random(1)
     takes = [random.choices((0.4 * QUICK_S, 2 * QUICK_S), (9, 1))[0] for _ in range(1000)]
@@ -28,7 +28,7 @@ def test_on_a_quick_disk_all_are_inline_though_one_in_ten_is_slow() -> None:
 
 
 @pytest.mark.parametrize("usual_s", [1.5 * QUICK_S, 4 * QUICK_S])
-def test_on_a_slow_disk_one_of_so_many_is_tried(usual_s: float) -> None:
+def test_few_writes_on_a_slow_disk_are_tried_inline(usual_s: float) -> None:
     assert inline_share(InlineWrites(), [usual_s] * 1600) == pytest.approx(1 / TRIED_EVERY, abs=0.01)
 
 
@@ -39,7 +39,7 @@ def test_a_disk_that_gets_quick_again_is_found_out() -> None:
     assert inline_share(writes, [0.3 * QUICK_S] * 100) == 1.0
 
 
-def test_after_a_stall_the_loop_is_not_kept_waiting_again_for_long() -> None:
+def test_writes_after_a_stall_leave_the_loop_for_a_while() -> None:
     writes = InlineWrites()
     writes.took(200 * QUICK_S, is_inline=True)
     assert inline_share(writes, [0.3 * QUICK_S] * 200 * STALL_REST) == 0.0

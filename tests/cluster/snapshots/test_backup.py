@@ -130,7 +130,7 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_backup_of_any_node_holds_what_it_has_applied(trio: Trio, number: int, tmp_path: Path) -> None:
+def test_backup_of_any_node_holds_its_applied_entries(trio: Trio, number: int, tmp_path: Path) -> None:
     member = trio.members[number]
     contents = taken(member)
     assert (contents.cluster, contents.node) == ("test", member.name)
@@ -143,7 +143,7 @@ def test_a_backup_of_any_node_holds_what_it_has_applied(trio: Trio, number: int,
     ] * len(contents.files)
 
 
-def test_the_next_backup_has_the_segments_of_the_last_one_and_one_more(trio: Trio) -> None:
+def test_next_backup_has_a_further_segment(trio: Trio) -> None:
     leader = trio.leader()
     first = taken(leader)
     leader.set_alarms(3_000_000)
@@ -152,7 +152,7 @@ def test_the_next_backup_has_the_segments_of_the_last_one_and_one_more(trio: Tri
     assert len(second.segments) == len(first.segments) + 1
 
 
-def test_without_a_majority_what_the_log_holds_beyond_what_is_applied_is_in_no_backup(trio: Trio) -> None:
+def test_backup_without_a_majority_excludes_unapplied_entries(trio: Trio) -> None:
     leader = trio.leader()
     for member in trio.members:
         if member is not leader:
@@ -198,7 +198,7 @@ def refusal(directory: Path) -> str:
     return str(refused.value)
 
 
-def test_a_backup_that_was_cut_or_is_none_is_refused(backup: Path, tmp_path: Path) -> None:
+def test_cut_or_foreign_backup_is_refused(backup: Path, tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"this is not a backup: there is no {CONTENTS}"
     cut = changed(backup, tmp_path / "cut", lambda copy: (copy / SUMS).unlink())
     assert refusal(cut) == f"the backup is cut: {SUMS}, which comes last, is missing; make another one"
@@ -217,9 +217,7 @@ def test_a_backup_of_a_later_format_is_refused_by_its_number(backup: Path, tmp_p
     )
 
 
-def test_what_was_damaged_before_the_backup_is_found_although_the_checksums_are_right(
-    backup: Path, tmp_path: Path
-) -> None:
+def test_damage_before_the_backup_is_found_despite_checksums(backup: Path, tmp_path: Path) -> None:
     name = unpack_contents((backup / CONTENTS).read_bytes()).segments[0].name
 
     def change(copy: Path) -> None:
@@ -238,7 +236,7 @@ def flip(file: Path, place: int, bit: int = 0) -> None:
 
 @settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(data=st.data())
-def test_whatever_bit_is_flipped_and_whatever_is_cut_is_found(
+def test_flipped_bit_or_cut_of_a_backup_is_found(
     backup: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     names = sorted(file.name for file in backup.iterdir())
@@ -273,9 +271,7 @@ def alone_with(machine: Alarms, member: Member) -> None:
     member._trio.until(lambda: member.group.engine.is_leader and not member.group.pending_batches)
 
 
-def test_a_restored_node_is_a_new_cluster_by_itself_with_everything_in_the_backup(
-    trio: Trio, tmp_path: Path
-) -> None:
+def test_restored_node_is_a_new_cluster_with_the_backup(trio: Trio, tmp_path: Path) -> None:
     leader = trio.leader()
     leader.set_alarms(5_000_000)
     backup = store(leader, taken(leader), tmp_path / "backup")
@@ -309,7 +305,7 @@ def named(trio: Trio) -> bytes:
     return cluster
 
 
-def test_a_restored_node_is_of_no_cluster_but_the_new_one_from_its_first_moment(tmp_path: Path) -> None:
+def test_restored_node_belongs_to_the_new_cluster_at_once(tmp_path: Path) -> None:
     trio = Trio()
     trio.start()
     old = named(trio)
@@ -329,7 +325,7 @@ def test_a_restored_node_is_of_no_cluster_but_the_new_one_from_its_first_moment(
     assert journal.read(contents.index)
 
 
-def test_the_terms_of_two_lives_that_begin_with_one_log_differ(backup: Path) -> None:
+def test_terms_of_two_restores_of_a_backup_differ(backup: Path) -> None:
     terms = []
     for seed in range(3):
         node = Trio(["a"]).members[0]
@@ -343,7 +339,7 @@ def test_the_terms_of_two_lives_that_begin_with_one_log_differ(backup: Path) -> 
     assert min(terms) > contents.term + 100
 
 
-def test_each_restore_begins_another_cluster_with_other_directories(backup: Path) -> None:
+def test_each_restore_begins_a_new_cluster_with_new_directories(backup: Path) -> None:
     clusters = []
     for seed in range(2):
         node = Trio(["a"]).members[0]
@@ -356,7 +352,7 @@ def test_each_restore_begins_another_cluster_with_other_directories(backup: Path
     assert first.member.id != second.member.id
 
 
-def test_a_node_of_any_name_may_be_the_first_one(backup: Path) -> None:
+def test_first_node_of_a_restore_may_have_any_name(backup: Path) -> None:
     node = Trio(["z"]).members[0]
     restored(backup, node)
     alone_with(Named(), node)
@@ -364,7 +360,7 @@ def test_a_node_of_any_name_may_be_the_first_one(backup: Path) -> None:
     node.set_alarms(1)
 
 
-def test_a_program_that_cannot_give_the_cluster_an_id_restores_nothing(backup: Path) -> None:
+def test_program_without_cluster_ids_restores_no_file(backup: Path) -> None:
     node = Trio(["a"]).members[0]
     owner = Owner("test", "a", 0)
     with pytest.raises(OtherVersion, match="version 2 of the state, and this program can run 1"):
@@ -384,7 +380,7 @@ def recovered(member: Member) -> NewCluster:
     return recover(member.disk, GROUP, Named(), 1000, Random(6))
 
 
-def test_a_survivor_goes_on_by_itself_with_what_it_has(trio: Trio) -> None:
+def test_survivor_goes_on_by_itself_with_its_state(trio: Trio) -> None:
     survivor = trio.members[1]
     due = stopped(survivor, trio)
     new = recovered(survivor)
@@ -397,7 +393,7 @@ def test_a_survivor_goes_on_by_itself_with_what_it_has(trio: Trio) -> None:
     assert [name for name, _ in survivor.group._state.origins.living()] == ["b"]
 
 
-def test_what_is_recovered_already_stays_as_it_is(trio: Trio) -> None:
+def test_repeated_recovery_changes_no_file(trio: Trio) -> None:
     survivor = trio.members[1]
     stopped(survivor, trio)
     assert recovered(survivor) == recovered(survivor)
@@ -405,7 +401,7 @@ def test_what_is_recovered_already_stays_as_it_is(trio: Trio) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("power_loss", [False, True])
-def test_a_recovery_that_was_interrupted_anywhere_is_done_by_the_next_one(power_loss: bool) -> None:
+def test_interrupted_recovery_is_completed_by_the_next(power_loss: bool) -> None:
     steps, is_done = 0, False
     while not is_done:
         trio = Trio()

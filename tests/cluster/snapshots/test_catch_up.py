@@ -323,7 +323,7 @@ def test_a_snapshot_arrives_and_is_the_log_afterwards(transfer: Transfer) -> Non
     assert len(transfer.fetches()) <= size // CHUNK_BYTES + 2 * len(transfer.installed[0].segments) + 2
 
 
-def test_a_broken_link_costs_only_what_was_on_its_way(transfer: Transfer) -> None:
+def test_broken_link_costs_only_chunks_in_flight(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 8)
     asked_before = len(transfer.fetches())
@@ -339,7 +339,7 @@ def test_a_broken_link_costs_only_what_was_on_its_way(transfer: Transfer) -> Non
     assert 0 < repeated <= 4 < asked_before
 
 
-def test_a_learner_gets_what_it_asks_for_in_order_while_the_log_grows(transfer: Transfer) -> None:
+def test_learner_gets_chunks_in_order_while_the_log_grows(transfer: Transfer) -> None:
     """What has grown shortens its rests: a chunk that is asked for then must not overtake those that wait."""
     pace = Pace(bytes_per_s=10 * CHUNK_BYTES, rest_max_s=0.1, burst_bytes=CHUNK_BYTES, now_s=0.0)
     transfer.engine.progress["receiver"].pace = pace
@@ -356,7 +356,7 @@ def test_a_learner_gets_what_it_asks_for_in_order_while_the_log_grows(transfer: 
     assert len(transfer.fetches()) == len(set(transfer.fetches())), "nothing was asked for again"
 
 
-def test_an_offer_that_nobody_heard_is_repeated(transfer: Transfer) -> None:
+def test_lost_offer_is_repeated(transfer: Transfer) -> None:
     transfer.is_up = False
     transfer.begin()
     transfer.is_up = True
@@ -425,7 +425,7 @@ def test_a_file_that_only_arrived_damaged_is_nobodys_damage(transfer: Transfer) 
 
 
 @pytest.mark.parametrize("hurt", [SimulatedDisk.fail_reads, SimulatedDisk.remove])
-def test_a_file_that_cannot_be_read_or_is_missing_is_the_givers_damage(
+def test_unreadable_or_missing_file_is_damage_of_the_sender(
     transfer: Transfer, hurt: Callable[[SimulatedDisk, str], None]
 ) -> None:
     transfer.begin()
@@ -471,7 +471,7 @@ def test_a_segment_that_a_conflicting_tail_has_cut_is_withdrawn(transfer: Transf
     transfer.check_clean()
 
 
-def test_a_full_disk_ends_the_transfer_and_an_offer_begins_it_again_when_there_is_space(
+def test_full_disk_ends_the_transfer_until_there_is_space_again(
     transfer: Transfer,
 ) -> None:
     transfer.begin()
@@ -515,7 +515,7 @@ def test_without_space_the_next_attempts_come_later_and_later(transfer: Transfer
     transfer.check_installed()
 
 
-def test_there_is_no_space_until_a_snapshot_has_come_or_is_needed_no_more(transfer: Transfer) -> None:
+def test_space_lacks_until_a_snapshot_has_come_or_is_unneeded(transfer: Transfer) -> None:
     """Each attempt looked like an end of the lack, so a node never gave up the log that took the space."""
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 5)
@@ -532,7 +532,7 @@ def test_there_is_no_space_until_a_snapshot_has_come_or_is_needed_no_more(transf
     assert not transfer.receiver.lacks_space
 
 
-def test_the_state_is_read_beside_the_loop_however_long_that_takes(transfer: Transfer) -> None:
+def test_state_is_read_beside_the_loop_without_a_time_limit(transfer: Transfer) -> None:
     """Meanwhile the transfer is not given up, whoever offers another one."""
     transfer.begin()
     transfer.world.run(
@@ -555,7 +555,7 @@ def test_a_state_that_this_program_cannot_read_stops_the_node(transfer: Transfer
     assert not transfer.installed
 
 
-def test_who_has_the_entry_takes_no_snapshot(transfer: Transfer) -> None:
+def test_member_with_the_entry_takes_no_snapshot(transfer: Transfer) -> None:
     transfer.there.add(2, 149)
     transfer.begin()
     transfer.world.run()
@@ -564,7 +564,7 @@ def test_who_has_the_entry_takes_no_snapshot(transfer: Transfer) -> None:
     assert transfer.receiver.is_of_use(150, 2), "another entry is there"
 
 
-def test_who_gets_the_entry_meanwhile_does_not_install(transfer: Transfer) -> None:
+def test_member_that_gets_the_entry_meanwhile_does_not_install(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 8)
     transfer.there.add(2, 160)
@@ -574,7 +574,7 @@ def test_who_gets_the_entry_meanwhile_does_not_install(transfer: Transfer) -> No
     transfer.check_clean()
 
 
-def test_what_is_not_needed_any_more_is_given_up(transfer: Transfer) -> None:
+def test_unneeded_snapshot_is_abandoned(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 8)
     transfer.there.add(2, 160)
@@ -606,7 +606,7 @@ def fill_disk(transfer: Transfer) -> None:
 
 
 @pytest.mark.parametrize("give_up", [withdraw, offer_another, catch_up_otherwise, fill_disk])
-def test_what_is_given_up_before_it_is_moved_leaves_nothing(
+def test_snapshot_abandoned_before_its_move_leaves_no_files(
     transfer: Transfer, give_up: Callable[[Transfer], None]
 ) -> None:
     transfer.begin()
@@ -616,7 +616,7 @@ def test_what_is_given_up_before_it_is_moved_leaves_nothing(
 
 
 @pytest.mark.parametrize("give_up", [withdraw, offer_another, catch_up_otherwise])
-def test_what_is_given_up_when_it_was_moved_leaves_nothing(
+def test_snapshot_abandoned_after_its_move_leaves_no_files(
     transfer: Transfer, give_up: Callable[[Transfer], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move = transfer.receiver._move
@@ -632,7 +632,7 @@ def test_what_is_given_up_when_it_was_moved_leaves_nothing(
     transfer.check_given_up()
 
 
-def test_a_snapshot_that_was_being_moved_when_the_node_ended_is_no_damage(transfer: Transfer) -> None:
+def test_snapshot_that_was_being_moved_at_the_end_is_no_damage(transfer: Transfer) -> None:
     there = transfer.there
     transfer.begin()
     transfer.world.run(lambda: bool(transfer.installed))
@@ -646,7 +646,7 @@ def test_a_snapshot_that_was_being_moved_when_the_node_ended_is_no_damage(transf
     transfer.check_clean_incoming()
 
 
-def test_no_snapshot_begins_before_the_last_one_is_durable(transfer: Transfer) -> None:
+def test_snapshot_begins_after_the_last_is_durable(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run()
     [installable] = transfer.installed
@@ -661,7 +661,7 @@ def test_no_snapshot_begins_before_the_last_one_is_durable(transfer: Transfer) -
     assert moving_checkpoint(transfer.there.disk, transfer.there.directory.incoming) is None
 
 
-def test_what_does_not_come_any_more_is_given_up(transfer: Transfer) -> None:
+def test_snapshot_that_stops_coming_is_abandoned(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 8)
     transfer.is_up = False
@@ -685,7 +685,7 @@ def test_the_files_are_pinned_until_they_are_not_needed(transfer: Transfer) -> N
     assert not transfer.pins.pinned
 
 
-def test_files_that_nobody_fetches_are_not_pinned_for_ever(transfer: Transfer) -> None:
+def test_files_without_a_fetch_do_not_stay_pinned(transfer: Transfer) -> None:
     transfer.is_up = False
     transfer.begin()
     transfer.engine.is_leader = False
@@ -697,7 +697,7 @@ def test_files_that_nobody_fetches_are_not_pinned_for_ever(transfer: Transfer) -
     assert transfer.sent == [SnapshotWithdrawn(1000)]
 
 
-def test_who_has_installed_one_and_is_still_behind_is_given_another(transfer: Transfer) -> None:
+def test_peer_that_is_still_behind_is_given_a_further_snapshot(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run()
     transfer.check_installed()
@@ -711,7 +711,7 @@ def test_who_has_installed_one_and_is_still_behind_is_given_another(transfer: Tr
     assert [installable.checkpoint.index for installable in transfer.installed] == [150, 240]
 
 
-def test_what_follows_on_a_snapshot_is_kept_until_the_peer_has_that_too(transfer: Transfer) -> None:
+def test_log_behind_a_snapshot_is_kept_until_the_peer_has_it(transfer: Transfer) -> None:
     """The log has grown by much while the snapshot was sent: without that, the peer would need the next one."""
     progress, sender, engine = (
         transfer.engine.progress["receiver"],
@@ -735,7 +735,7 @@ def test_what_follows_on_a_snapshot_is_kept_until_the_peer_has_that_too(transfer
     assert sender.needed_from(engine, ["receiver"]) is None, "it is as far behind as anybody may be"
 
 
-def test_a_peer_that_has_all_is_kept_nothing_for_where_nothing_is_kept_for_anybody(
+def test_peer_with_the_whole_log_has_no_entries_kept_for_it(
     transfer: Transfer,
 ) -> None:
     """With `retained_bytes` of 0 it once counted as behind for ever: when it was gone, much was kept for it."""
@@ -754,7 +754,7 @@ def test_a_peer_that_has_all_is_kept_nothing_for_where_nothing_is_kept_for_anybo
     assert sender.needed_from(engine, ["receiver"]) is None
 
 
-def test_removing_an_installed_snapshot_leaves_the_next_one_alone(transfer: Transfer) -> None:
+def test_removal_of_an_installed_snapshot_spares_the_next(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run()
     transfer.receiver.remove_installed()
@@ -784,7 +784,7 @@ def test_a_crash_on_the_way_leaves_the_log_as_it_was(transfer: Transfer, events:
     assert transfer.there.journal.last_index == 1
 
 
-def test_the_last_snapshot_of_a_node_whose_clock_is_centuries_ahead_can_be_offered() -> None:
+def test_snapshot_of_a_clock_that_is_centuries_ahead_is_offered() -> None:
     """Its number follows from the clock (simulated: seed 6675)."""
     number = (WALL_MAX_MS + INCARNATION_LEAP + 1 << SNAPSHOT_ID_BITS) - 1
     assert decode(b"".join(encode(SnapshotWithdrawn(number)))) == SnapshotWithdrawn(number)

@@ -66,7 +66,7 @@ def told(state: GroupState) -> Told:
     return state.machine
 
 
-def test_a_version_is_that_of_the_entries_behind_the_one_that_tells_it(state: GroupState) -> None:
+def test_version_applies_to_the_entries_behind_its_entry(state: GroupState) -> None:
     applying = Applying(state, PendingProposals("n9"))
     applying.entry(2, entry_of("n1", 1))
     applying.entry(3, entry_of("n2", 1))
@@ -89,14 +89,14 @@ def test_a_state_that_is_loaded_tells_the_version_that_it_is_at(state: GroupStat
     assert told(other).version == HIGH
 
 
-def test_nothing_goes_by_a_version_that_the_program_cannot_run(state: GroupState) -> None:
+def test_version_that_the_program_cannot_run_is_refused(state: GroupState) -> None:
     with pytest.raises(OtherVersion, match=f"at version {HIGH + 1} of the state, and this program can run"):
         Applying(state, PendingProposals("n9")).configuration(configuration(HIGH + 1))
     with pytest.raises(OtherVersion):
         GroupState(Told()).load(state.freeze().dump())
 
 
-def test_entries_of_an_earlier_version_than_any_that_the_program_can_run_are_not_taken_for_its_lowest(
+def test_entries_of_an_earlier_version_are_not_taken_for_ours(
     state: GroupState,
 ) -> None:
     """The first configuration tells what the log began with: nobody else can, if there is no checkpoint."""

@@ -59,12 +59,12 @@ def claim(
     return claim_directory(disk, "group", owner, Versions(version, version), members, wall_ms, leap)[1]
 
 
-def test_an_incarnation_is_later_than_the_last_and_not_before_the_clock() -> None:
+def test_incarnation_exceeds_the_last_and_the_clock() -> None:
     disk = a_disk()
     assert [claim(disk, wall_ms).incarnation for wall_ms in (100, 50, 200)] == [100, 101, 200]
 
 
-def test_only_an_incarnation_that_counts_from_nothing_leaps() -> None:
+def test_only_the_first_incarnation_leaps() -> None:
     disk = a_disk()
     assert [claim(disk, 100, leap=leap).incarnation for leap in (7, 9, 9)] == [107, 108, 109]
 
@@ -72,7 +72,7 @@ def test_only_an_incarnation_that_counts_from_nothing_leaps() -> None:
 @pytest.mark.parametrize(
     "owner", [Owner("other", "a", 0), Owner("cluster", "b", 0), Owner("cluster", "a", 1)]
 )
-def test_the_directory_of_another_is_refused(owner: Owner) -> None:
+def test_directory_of_a_foreign_owner_is_refused(owner: Owner) -> None:
     disk = a_disk()
     claim(disk)
     with pytest.raises(ForeignDirectory, match="belongs to node 'a' of cluster 'cluster'"):
@@ -80,7 +80,7 @@ def test_the_directory_of_another_is_refused(owner: Owner) -> None:
 
 
 @pytest.mark.parametrize("version", [6, 8])
-def test_the_directory_of_another_version_of_the_machine_is_refused_and_stays(version: int) -> None:
+def test_directory_of_a_foreign_machine_version_is_refused(version: int) -> None:
     disk = a_disk()
     claim(disk, version=version)
     before = disk.read_file(f"group/{FILE}")
@@ -94,7 +94,7 @@ def test_the_directory_of_another_version_of_the_machine_is_refused_and_stays(ve
 
 
 @pytest.mark.parametrize("members", [("a",), ("b", "c", "d"), ("a", "b"), ("a", "b", "c", "d")])
-def test_the_directory_of_a_cluster_with_other_members_is_refused_and_stays(members: tuple[str, ...]) -> None:
+def test_directory_of_a_cluster_of_different_members_is_refused(members: tuple[str, ...]) -> None:
     disk = a_disk()
     claim(disk)
     before = {path: disk.read_file(path) for path in disk.files()}
@@ -111,7 +111,7 @@ def test_the_directory_of_a_cluster_with_other_members_is_refused_and_stays(memb
 
 @pytest.mark.parametrize("before", [MEMBERS, ("a", "b", "x"), ()])
 @pytest.mark.parametrize("members", [MEMBERS, ()])
-def test_a_directory_that_has_promised_nothing_belongs_to_no_list(
+def test_directory_without_promises_belongs_to_no_list(
     before: tuple[str, ...], members: tuple[str, ...]
 ) -> None:
     disk = a_disk()
@@ -126,7 +126,7 @@ def test_a_directory_that_has_promised_nothing_belongs_to_no_list(
 
 
 @pytest.mark.parametrize("before", [MEMBERS, ()])
-def test_a_directory_that_knows_of_others_begins_no_cluster_of_its_own(before: tuple[str, ...]) -> None:
+def test_directory_that_knows_of_peers_begins_no_cluster(before: tuple[str, ...]) -> None:
     disk = a_disk()
     claim(disk, members=before)
     with suppress(OtherMembers):
@@ -135,7 +135,7 @@ def test_a_directory_that_knows_of_others_begins_no_cluster_of_its_own(before: t
     claim(disk, members=before)
 
 
-def test_a_directory_whose_log_says_who_the_members_are_needs_no_list() -> None:
+def test_directory_with_members_in_its_log_needs_no_list() -> None:
     disk = a_disk()
     claim(disk)
     identity = Identity(OWNER, 8, ())
@@ -147,7 +147,7 @@ def test_a_directory_whose_log_says_who_the_members_are_needs_no_list() -> None:
 
 
 @pytest.mark.parametrize("in_identity", [False, True])
-def test_members_that_the_log_may_not_have_yet_are_found_beside_it(in_identity: bool) -> None:
+def test_members_beside_the_log_are_found(in_identity: bool) -> None:
     """They are in the file `member`, or in the identity, where programs wrote them that were never released."""
     disk = a_disk()
     claim(disk)
@@ -178,7 +178,7 @@ def id_of(disk: SimulatedDisk, incarnation: int = 1, *, is_new: bool = False) ->
     return directory_id(disk, "group", OWNER, incarnation, MEMBERS, is_new=is_new).member
 
 
-def test_the_id_of_a_member_is_made_once_and_another_directory_gets_another_one() -> None:
+def test_member_id_is_made_once_per_directory() -> None:
     disk = a_disk()
     assert id_of(disk, 1) == id_of(disk, 2) == id_of(a_disk(), 1)
     assert id_of(disk) != id_of(a_disk(), 2)
@@ -190,7 +190,7 @@ def test_the_id_of_a_member_is_made_once_and_another_directory_gets_another_one(
 
 
 @pytest.mark.parametrize("half", [0, 1])
-def test_one_copy_of_the_id_is_enough_and_the_other_one_is_mended(half: int) -> None:
+def test_single_copy_of_the_id_is_enough_and_mends_the_second(half: int) -> None:
     disk = a_disk()
     known = id_of(disk)
     whole = disk.read_file(f"group/{MEMBER_FILE}")
@@ -201,7 +201,7 @@ def test_one_copy_of_the_id_is_enough_and_the_other_one_is_mended(half: int) -> 
     assert disk.read_file(f"group/{MEMBER_FILE}") == whole
 
 
-def test_without_a_whole_copy_nobody_knows_which_member_it_is() -> None:
+def test_id_without_a_whole_copy_is_refused() -> None:
     disk = a_disk()
     id_of(disk)
     disk.replace_file(f"group/{MEMBER_FILE}", b"whatever")
@@ -220,7 +220,7 @@ def test_a_directory_of_an_older_format_is_refused() -> None:
         claim(disk)
 
 
-def test_one_damaged_copy_is_survived_and_two_are_not() -> None:
+def test_single_damaged_copy_is_survived_and_two_are_refused() -> None:
     disk = a_disk()
     claim(disk, 100)
     for bit in range(0, 512 * 8, 7):
@@ -253,7 +253,7 @@ def test_writes_may_be_lost_until_the_log_was_opened() -> None:
     assert claim(disk).writes_lost
 
 
-def test_what_was_claimed_before_is_claimed_without_space() -> None:
+def test_directory_claimed_before_is_claimed_without_space() -> None:
     disk = a_disk()
     claim(disk, 100)
     disk.full = True
@@ -272,7 +272,7 @@ def test_a_first_claim_that_found_no_space_is_made_later() -> None:
     claim(disk)
 
 
-def test_the_count_of_starts_survives_damage_of_one_file_and_may_be_lost() -> None:
+def test_count_of_starts_survives_the_damage_of_a_single_file() -> None:
     disk = a_disk()
     claim(disk, 100)
     forget_writes_lost(disk, "group", OWNER)
@@ -285,7 +285,7 @@ def test_the_count_of_starts_survives_damage_of_one_file_and_may_be_lost() -> No
     assert claim(disk, 700) == Claim(700, writes_lost=True)
 
 
-def test_noting_a_failed_sync_does_what_the_disk_allows() -> None:
+def test_failed_sync_is_recorded_as_far_as_the_disk_allows() -> None:
     disk = a_disk()
     claim(disk)
     forget_writes_lost(disk, "group", OWNER)

@@ -186,7 +186,7 @@ def flip_copies(file: Path) -> None:
     flip(file, file.stat().st_size // 2 + 20)
 
 
-def test_what_is_whole_is_described(group: Path) -> None:
+def test_whole_directory_is_described(group: Path) -> None:
     whose, hard, manifest, mark, log, *rest = found_in(group)
     assert isinstance(whose, Whose)
     assert whose.identity == Identity(OWNER, MACHINE_VERSION, ("n1", "n2", "n3"))
@@ -207,7 +207,7 @@ def test_what_is_whole_is_described(group: Path) -> None:
     ]
 
 
-def test_a_node_that_was_started_once_has_an_empty_log_and_that_is_whole(tmp_path: Path) -> None:
+def test_empty_log_of_a_node_that_was_started_once_is_whole(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.start()
     world.close()
@@ -372,7 +372,7 @@ def test_damage_is_found_where_it_is_and_nowhere_else(group: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_start_does_what_was_said(group: Path, name: str) -> None:
+def test_start_does_as_inspection_has_reported(group: Path, name: str) -> None:
     damage = DAMAGES[name]
     damage.do(group)
     world = World(group.parent.parent)
@@ -414,7 +414,7 @@ def test_terms_that_are_older_than_the_log_are_not_believed(group: Path) -> None
     assert "below that of the last entry, 2" in problem.what
 
 
-def test_a_checkpoint_newer_than_the_log_shows_that_the_log_has_lost_something(group: Path) -> None:
+def test_checkpoint_newer_than_the_log_shows_that_the_log_lost(group: Path) -> None:
     world = World(group.parent.parent)
     write_checkpoint(world.disk, world.group.log, world.group.identity, 36, 2, [b"state of 36"])
     world.close()
@@ -427,7 +427,7 @@ def test_a_checkpoint_newer_than_the_log_shows_that_the_log_has_lost_something(g
     assert problems_in(group) == []
 
 
-def test_a_state_of_another_version_needs_the_operator(group: Path) -> None:
+def test_state_of_an_unknown_version_needs_the_operator(group: Path) -> None:
     world = World(group.parent.parent)
     write_checkpoint(world.disk, world.group.log, world.group.identity, 33, 2, [b"something else"])
     world.close()
@@ -470,7 +470,7 @@ def test_a_mark_that_is_lost_is_made_anew(group: Path, state: str) -> None:
     assert problems_in(group) == [Problem(f"the file is {state}; made anew at the next start", Cure.SPARE)]
 
 
-def test_a_mark_of_another_version_is_left_to_that(group: Path) -> None:
+def test_mark_of_an_unknown_version_needs_the_operator(group: Path) -> None:
     mark = group / "log" / MARK_NAME
     start = bytearray(mark.read_bytes()[:-4])
     start[4] += 1
@@ -478,7 +478,7 @@ def test_a_mark_of_another_version_is_left_to_that(group: Path) -> None:
     assert {problem.cure for problem in problems_in(group)} == {Cure.OPERATOR}
 
 
-def test_what_lies_about_is_listed(group: Path) -> None:
+def test_unexpected_files_are_listed(group: Path) -> None:
     strange = {
         "identity.tmp": "of a crash; harmless",
         "notes": "not of this node; left alone",
@@ -502,7 +502,7 @@ def test_what_lies_about_is_listed(group: Path) -> None:
     assert problems_in(group) == []
 
 
-def test_entries_come_in_order_and_only_those_that_were_asked_for(group: Path) -> None:
+def test_entries_come_in_order_and_in_the_requested_range(group: Path) -> None:
     everything = [3, 7, *range(11, 36)]
     found = list(entries(reading(group), ""))
     assert found == [EntryFound(index, 1 if index < 15 else 2, payload(index)) for index in everything]
@@ -520,7 +520,7 @@ def test_entries_go_on_behind_a_damaged_segment(group: Path) -> None:
     assert indexes == [3, 7, *range(11, 15), *range(21, 35)]  # a piece of one term is read at once
 
 
-def test_entries_of_which_nothing_is_known_are_trouble(group: Path) -> None:
+def test_entries_without_manifest_or_identity_are_trouble(group: Path) -> None:
     (group / "log" / "manifest").unlink()
     assert list(entries(reading(group), "")) == [
         Trouble("log/manifest", Problem("the file is missing", Cure.REPAIR))
@@ -544,7 +544,7 @@ def test_a_segment_is_read_only_when_its_turn_comes(group: Path) -> None:
     assert not any(name in path for path in opened for name in (SPARSE, SECOND_DENSE, OPEN))
 
 
-def test_a_directory_that_is_in_use_is_recognized_without_being_touched(group: Path) -> None:
+def test_directory_in_use_is_recognized_without_a_change(group: Path) -> None:
     root = group.parent.parent
     world = World(root)
     with pytest.raises(DirectoryInUse, match="in use by another process"):

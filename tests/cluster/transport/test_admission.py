@@ -27,14 +27,14 @@ def known(*, prefers_listed: bool) -> PeerAdmission:
     return members
 
 
-def test_members_are_looked_for_where_the_log_says_and_then_where_the_file_says() -> None:
+def test_members_are_dialled_by_the_log_and_then_by_the_file() -> None:
     members = known(prefers_listed=False)
     assert members.addresses == {name: IN_LOG[name] for name in ("n2", "n3")}
     assert members.places("n2") == (IN_LOG["n2"], IN_FILE["n2"])
     assert members.places("n3") == (IN_LOG["n3"],)
 
 
-def test_a_listed_address_that_is_preferred_is_the_only_one() -> None:
+def test_preferred_listed_address_is_the_only_address() -> None:
     """Where the log says, another node may be found from here, or a process that is no node."""
     members = known(prefers_listed=True)
     assert members.addresses == {"n2": IN_FILE["n2"], "n3": IN_LOG["n3"]}
@@ -42,14 +42,14 @@ def test_a_listed_address_that_is_preferred_is_the_only_one() -> None:
     assert members.places("n3") == (IN_LOG["n3"],)
 
 
-def test_one_that_is_to_be_a_member_is_looked_for_where_members_are() -> None:
+def test_future_member_is_dialled_where_members_are() -> None:
     said = PeerAddress("n9.said", 25672)
     assert known(prefers_listed=False).place("n9", said) == said
     assert known(prefers_listed=True).place("n9", said) == IN_FILE["n9"]
     assert known(prefers_listed=True).place("n8", said) == said
 
 
-def test_members_that_the_log_does_not_know_are_looked_for_where_another_node_says() -> None:
+def test_members_unknown_to_the_log_are_dialled_as_reported() -> None:
     """One of them may lead, and know nothing of this node (simulated: an addition that was lost with a leader)."""
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), IN_FILE)
     before = Configuration.of(8, [Member(*place) for place in IN_LOG.items()], b"cluster")
@@ -66,12 +66,12 @@ def test_members_that_the_log_does_not_know_are_looked_for_where_another_node_sa
 
 
 @pytest.mark.parametrize("prefers_listed", [False, True])
-def test_who_is_only_listed_is_no_member(prefers_listed: bool) -> None:
+def test_node_in_the_file_only_is_no_member(prefers_listed: bool) -> None:
     assert known(prefers_listed=prefers_listed).addresses.keys() == {"n2", "n3"}
 
 
 @pytest.mark.parametrize("was_member", [False, True])
-def test_one_that_does_not_know_the_cluster_is_let_in_if_it_was_a_member(was_member: bool) -> None:
+def test_former_member_without_the_cluster_id_is_admitted(was_member: bool) -> None:
     """It was removed before it heard of the cluster's id, and nobody else could tell it (simulated: four voters)."""
     gone = bytes([1]) * 16
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
@@ -86,7 +86,7 @@ def test_one_that_does_not_know_the_cluster_is_let_in_if_it_was_a_member(was_mem
 
 
 @pytest.mark.parametrize("told", [b"c" * 16, b"d" * 16, UNNAMED, NO_ID])
-def test_who_has_the_configuration_of_a_cluster_that_another_node_tells_of_is_of_it(told: bytes) -> None:
+def test_node_with_the_configuration_of_a_cluster_is_admitted(told: bytes) -> None:
     """The leader that had committed it told the other one, which has nothing of the log, and was lost (simulated)."""
     held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
@@ -104,7 +104,7 @@ def test_who_has_the_configuration_of_a_cluster_that_another_node_tells_of_is_of
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_links_from_before_end_also_where_another_node_has_told_of_the_cluster(is_told: bool) -> None:
+def test_earlier_links_end_when_a_node_reports_the_cluster(is_told: bool) -> None:
     """Another directory that was as new as this one may have joined another cluster meanwhile."""
     held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
@@ -124,7 +124,7 @@ def test_links_from_before_end_also_where_another_node_has_told_of_the_cluster(i
     assert members.configure(b"1" * 16, held, before) == ["n3"]
 
 
-def test_who_knows_no_member_says_of_nobody_that_it_never_was_one() -> None:
+def test_node_without_members_does_not_refuse_a_non_member() -> None:
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
     held.note_cluster(b"c" * 16)
@@ -135,7 +135,7 @@ def test_who_knows_no_member_says_of_nobody_that_it_never_was_one() -> None:
     assert "does not know yet whether its log is of this cluster" in str(refused)
 
 
-def test_one_that_knows_its_cluster_and_nobody_of_it_looks_for_members() -> None:
+def test_node_without_known_members_searches_its_cluster() -> None:
     """It was told, restarted before it had any of the log, and was removed meanwhile."""
     members = PeerAdmission("n4", Versions(8, 8), bytes(16), {})
     held = Configurations(Configuration.of(8, [Member("n4", PeerAddress("n4", 1), is_voter=False)]))
@@ -145,7 +145,7 @@ def test_one_that_knows_its_cluster_and_nobody_of_it_looks_for_members() -> None
     assert members.seeks_members
 
 
-def test_who_was_as_new_as_this_node_has_to_connect_anew_when_it_joins() -> None:
+def test_equally_new_node_must_reconnect_after_joining() -> None:
     """Two that were linked as long as both were new may join two clusters: then each would hear the other's leader."""
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     new = Configurations(Configuration.of(8, []))
@@ -159,9 +159,7 @@ def test_who_was_as_new_as_this_node_has_to_connect_anew_when_it_joins() -> None
 
 
 @pytest.mark.parametrize(("silent_s", "is_kept"), [(1.3, True), (2.5, False)])
-def test_a_guest_whose_status_comes_a_little_late_keeps_its_connection(
-    silent_s: float, is_kept: bool
-) -> None:
+def test_non_member_with_a_late_status_keeps_its_connection(silent_s: float, is_kept: bool) -> None:
     """It hears and says nothing else, so whoever waits for it to be added had it connected anew each second."""
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     configuration = Configuration.of(8, [Member(*place, place[0].encode()) for place in IN_LOG.items()], b"c")

@@ -122,7 +122,7 @@ def test_the_first_frames_may_follow_the_welcome_at_once() -> None:
     assert one.rest == b"frames"
 
 
-def test_nothing_may_follow_any_other_message() -> None:
+def test_handshake_message_has_no_data_behind_it() -> None:
     one, other = dialler(), acceptor()
     assert isinstance(error_of(acceptor(), one.opening() + b"x"), GarbageError)
     challenge = other.receive(one.opening())
@@ -130,7 +130,7 @@ def test_nothing_may_follow_any_other_message() -> None:
     assert isinstance(error_of(other, one.receive(challenge) + b"x"), GarbageError)
 
 
-def test_the_acceptor_notices_a_wrong_secret_and_the_dialler_is_told() -> None:
+def test_acceptor_notices_a_wrong_secret_and_tells_the_dialler() -> None:
     one, other = dialler(secrets=(b"another",)), acceptor()
     error = error_of(other, one.receive(other.receive(one.opening())))
     assert isinstance(error, WrongSecretError)
@@ -167,7 +167,7 @@ SECRETS = st.lists(st.sampled_from([OLD, NEW, b"another"]), min_size=1, max_size
 
 
 @given(SECRETS, SECRETS)
-def test_both_sides_go_by_the_secret_that_the_dialler_proves_if_the_acceptor_has_it(
+def test_both_sides_use_the_secret_that_the_dialler_proves(
     of_dialler: tuple[bytes, ...], of_acceptor: tuple[bytes, ...]
 ) -> None:
     one, other = dialler(secrets=of_dialler), acceptor(secrets=of_acceptor)
@@ -185,7 +185,7 @@ def test_both_sides_go_by_the_secret_that_the_dialler_proves_if_the_acceptor_has
         assert told.cause is WrongSecretError
 
 
-def test_who_knows_only_the_other_secret_of_a_dialler_cannot_answer_it() -> None:
+def test_node_with_only_the_second_secret_cannot_answer() -> None:
     class Impostor(AcceptorHandshake):
         def _check_proof(self, message: bytes, role: bytes) -> Terms:
             del role
@@ -206,7 +206,7 @@ def test_a_recorded_acceptor_is_refused_by_a_fresh_hello() -> None:
     assert isinstance(error_of(one, welcome), WrongSecretError)
 
 
-def test_a_proof_for_one_node_is_refused_by_another() -> None:
+def test_proof_for_a_node_is_refused_by_a_third() -> None:
     # The attacker between them lets n1 prove itself to "n2" and shows the proof to n3.
     one, third = dialler(), acceptor(node="n3", nonce=NONCE_2)
     challenge_of_second = acceptor().receive(one.opening())
@@ -216,7 +216,7 @@ def test_a_proof_for_one_node_is_refused_by_another() -> None:
 
 
 @pytest.mark.parametrize("message", range(4))
-def test_a_tampered_byte_anywhere_is_noticed_by_one_of_the_two(message: int) -> None:
+def test_tampered_byte_is_noticed_by_a_side(message: int) -> None:
     for position in range(len(converse(dialler(), acceptor())[message])):
         for flip in (0x01, 0x80):
             assert not tampered_conversation(message, position, flip)
@@ -241,7 +241,7 @@ def tampered_conversation(message: int, position: int, flip: int) -> bool:
 
 
 @pytest.mark.parametrize("message", range(4))
-def test_a_truncated_message_proves_nothing(message: int) -> None:
+def test_truncated_message_proves_no_secret(message: int) -> None:
     one, other = dialler(), acceptor()
     sides: list[Handshake] = [other, one, other, one]
     data = one.opening()
@@ -251,7 +251,7 @@ def test_a_truncated_message_proves_nothing(message: int) -> None:
     assert not sides[message].authenticated
 
 
-def test_another_cluster_is_told_so() -> None:
+def test_node_of_a_different_cluster_is_told_so() -> None:
     one = dialler(cluster="red")
     error = error_of(acceptor(cluster="blue"), one.opening())
     assert isinstance(error, WrongClusterError)
@@ -271,7 +271,7 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_members_that_disagree_refuse_each_other_and_both_know_why(name: str) -> None:
+def test_disagreeing_members_refuse_each_other_with_the_reason(name: str) -> None:
     terms, error_type = DIFFERENCES[name]
     one, other = dialler(terms=terms), acceptor()
     error = error_of(other, one.receive(other.receive(one.opening())))
@@ -289,7 +289,7 @@ def test_members_that_disagree_refuse_each_other_and_both_know_why(name: str) ->
         )
 
 
-def test_the_order_of_the_list_does_not_matter_and_names_do_not_run_together() -> None:
+def test_order_of_the_list_is_irrelevant_and_names_stay_apart() -> None:
     assert Terms.of(reversed(MEMBERS), 7, PROCESS) == TERMS
     assert Terms.of(["a", "bc"], 7, PROCESS) != Terms.of(["ab", "c"], 7, PROCESS)
 
@@ -302,7 +302,7 @@ def test_a_stranger_does_not_hear_the_terms() -> None:
     assert TERMS.members_digest not in challenge + error.reply
 
 
-def test_terms_are_those_of_who_proves_itself() -> None:
+def test_terms_are_those_of_the_proving_side() -> None:
     # The attacker in between lets both believe that the other one agrees with it.
     one, other = dialler(terms=Terms.of(["n1"], 7, PROCESS)), acceptor()
     proof = one.receive(other.receive(one.opening()))
@@ -328,9 +328,7 @@ def living(version: int = 8, cluster: str = "c1", member: str = "d1", versions: 
         (Terms.of(MEMBERS, 7, PROCESS, ENOUGH), TERMS),
     ],
 )
-def test_members_whose_programs_can_run_what_the_other_has_agreed_on_hear_each_other(
-    one: Terms, other: Terms
-) -> None:
+def test_members_with_compatible_versions_hear_each_other(one: Terms, other: Terms) -> None:
     for dialling, accepting in ((one, other), (other, one)):
         converse(dialler(terms=dialling), acceptor(terms=accepting))
 
@@ -351,7 +349,7 @@ def test_members_whose_programs_can_run_what_the_other_has_agreed_on_hear_each_o
         ),
     ],
 )
-def test_members_of_other_clusters_and_of_other_programs_refuse_each_other(
+def test_members_of_incompatible_clusters_refuse_each_other(
     terms: Terms, error_type: type[HandshakeError], text: str
 ) -> None:
     one, other = dialler(terms=terms), acceptor(terms=living())
@@ -373,7 +371,7 @@ def test_a_node_of_the_last_release_is_spoken_to_in_its_version() -> None:
 @pytest.mark.parametrize(
     "judged", [AlreadyLinkedError, SecondProcessError, TooManyNonMembersError, UnknownNodeError]
 )
-def test_who_is_judged_is_told_why(judged: type[HandshakeError]) -> None:
+def test_judged_dialler_is_told_the_reason(judged: type[HandshakeError]) -> None:
     asked: list[tuple[str, Terms]] = []
 
     def judge(peer: str, terms: Terms) -> HandshakeError:
@@ -389,7 +387,7 @@ def test_who_is_judged_is_told_why(judged: type[HandshakeError]) -> None:
     assert told.cause is judged
 
 
-def test_a_dialler_judges_who_answers() -> None:
+def test_dialler_judges_the_acceptor() -> None:
     one, other = dialler(judge=lambda *_: AlreadyLinkedError("because")), acceptor()
     welcome = other.receive(one.receive(other.receive(one.opening())))
     error = error_of(one, welcome)
@@ -405,13 +403,13 @@ def test_a_caller_without_a_name_is_refused(name: bytes) -> None:
     assert error.reply
 
 
-def test_a_dialler_that_looks_for_another_node_is_refused() -> None:
+def test_dialler_that_expects_a_different_node_is_refused() -> None:
     error = error_of(acceptor(node="n3"), dialler(expected="n2").opening())
     assert isinstance(error, UnknownNodeError)
     assert str(error) == "node 'n1' looks for 'n2' at 'n3'"
 
 
-def test_a_dialler_refuses_an_answer_from_another_node() -> None:
+def test_dialler_refuses_the_answer_of_an_unexpected_node() -> None:
     one = dialler(expected="n2")
     one.opening()
     challenge_of_third = acceptor(node="n3").receive(dialler(expected="n3").opening())
@@ -420,7 +418,7 @@ def test_a_dialler_refuses_an_answer_from_another_node() -> None:
     assert str(error) == "node 'n3' answers where 'n2' is expected"
 
 
-def test_a_dialler_that_expects_no_name_believes_who_proves_to_have_one() -> None:
+def test_dialler_without_an_expected_name_believes_the_proof() -> None:
     one, other = dialler(expected=None), acceptor(node="n3")
     assert one.peer == ""
     messages = converse(one, other)
@@ -459,7 +457,7 @@ def test_an_answer_without_a_name_is_refused(name: bytes) -> None:
     assert isinstance(error_of(one, challenge[:71] + name + challenge[135:]), UnknownNodeError)
 
 
-def test_another_version_is_told_so_in_a_form_that_every_version_reads() -> None:
+def test_unknown_version_is_answered_in_a_common_form() -> None:
     one = dialler()
     hello = one.opening()
     next_version = (VERSIONS[-1] + 1).to_bytes(2, "little")
@@ -517,9 +515,7 @@ def pieces() -> st.SearchStrategy[list[bytes]]:
 
 
 @given(pieces(), st.booleans())
-def test_garbage_never_authenticates_and_never_raises_anything_untyped(
-    data: list[bytes], dials: bool
-) -> None:
+def test_garbage_does_not_authenticate_and_errors_are_typed(data: list[bytes], dials: bool) -> None:
     side: Handshake = dialler(nonce=NONCE_3) if dials else acceptor(nonce=NONCE_3)
     side.opening()
     try:

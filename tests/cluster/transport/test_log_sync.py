@@ -6,7 +6,7 @@ from cluster.transport.outbox import HANGS_S
 from tests.cluster.harness import Growing, submit
 
 
-def test_nobody_relies_on_a_node_whose_disk_hangs(growing: Growing) -> None:
+def test_node_with_a_hanging_disk_is_not_relied_on(growing: Growing) -> None:
     leader, hanging, third = growing.leader(), *growing.followers()
     hanging.disk.slow = 10_000.0  # some 20 s for a sync
     leader.runtime.enter(lambda: submit(leader))

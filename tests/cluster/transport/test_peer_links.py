@@ -290,7 +290,7 @@ def test_frames_of_any_size_arrive_in_order_both_ways(run: Run) -> None:
     run(story())
 
 
-def test_frames_go_to_their_group_and_frames_of_no_group_are_dropped(run: Run) -> None:
+def test_frames_go_to_their_group_and_unknown_groups_are_dropped(run: Run) -> None:
     async def story() -> None:
         async with cluster(2) as nodes:
             other_group = Recorder()
@@ -324,7 +324,7 @@ def test_a_frame_above_the_limit_ends_the_epoch_and_says_so(
     assert lines[0].startswith("cannot send to peer n2: a frame of 1001 bytes is above the limit of 1000")
 
 
-def test_a_frame_larger_than_any_queue_arrives_and_its_parts_are_heard_of(run: Run) -> None:
+def test_frame_larger_than_any_queue_arrives_in_reported_parts(run: Run) -> None:
     async def story() -> None:
         limits = LinkLimits(high_water_bytes=64 << 10, low_water_bytes=16 << 10, queued_bytes_max=1 << 20)
         async with cluster(2, limits=limits) as nodes:
@@ -342,7 +342,7 @@ def test_a_frame_larger_than_any_queue_arrives_and_its_parts_are_heard_of(run: R
     run(story())
 
 
-def test_a_frame_to_nobody_is_dropped(run: Run) -> None:
+def test_frame_to_an_absent_peer_is_dropped(run: Run) -> None:
     async def story() -> None:
         nodes = make_nodes(2)
         async with started({"n1": nodes["n1"]}):
@@ -389,7 +389,7 @@ def test_a_frame_above_the_limit_is_noticed_by_its_header() -> None:
 # Epochs.
 
 
-def test_a_reconnect_is_a_new_epoch_without_frames_of_the_old_one(run: Run) -> None:
+def test_reconnect_is_a_new_epoch_without_earlier_frames(run: Run) -> None:
     async def story() -> None:
         async with cluster(2) as nodes:
             one, two = nodes["n1"], nodes["n2"]
@@ -416,7 +416,7 @@ def test_a_reconnect_is_a_new_epoch_without_frames_of_the_old_one(run: Run) -> N
     run(story())
 
 
-def test_a_new_connection_of_a_peer_replaces_the_old_one(run: Run) -> None:
+def test_new_connection_of_a_peer_replaces_the_old(run: Run) -> None:
     async def story() -> None:
         node = make_nodes(2)["n2"]
         async with started({"n2": node}):
@@ -444,7 +444,7 @@ def test_a_new_connection_of_a_peer_replaces_the_old_one(run: Run) -> None:
     run(story())
 
 
-def test_nothing_more_is_delivered_when_a_frame_made_the_receiver_hang_up(run: Run) -> None:
+def test_delivery_ends_when_a_frame_makes_the_receiver_hang_up(run: Run) -> None:
     async def story() -> None:
         node = make_nodes(2)["n2"]
 
@@ -488,7 +488,7 @@ def test_a_peer_that_no_longer_listens_is_reported_dead(run: Run, dying: str, su
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("absent", "survivor"), [("n1", "n2"), ("n2", "n1")])
-def test_a_peer_that_is_not_there_from_the_start_is_reported_dead_once_and_called_awaited(
+def test_absent_peer_is_reported_dead_once_and_awaited(
     run: Run, caplog: pytest.LogCaptureFixture, absent: str, survivor: str
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -521,7 +521,7 @@ def test_a_peer_that_still_listens_is_lost_but_not_dead(run: Run) -> None:
     run(story())
 
 
-def test_the_accepting_side_asks_again_when_the_listener_dies_after_the_connection(run: Run) -> None:
+def test_acceptor_checks_when_the_listener_of_a_dialler_dies(run: Run) -> None:
     async def story() -> None:
         nodes = make_nodes(2)
         node = nodes["n2"]
@@ -736,9 +736,7 @@ def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
     assert len(lines) <= rude + 2
 
 
-def test_a_peer_that_announces_too_large_a_frame_is_dropped_and_others_go_on(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_peer_with_too_large_a_frame_is_dropped_alone(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         nodes = make_nodes(3)
         del nodes["n1"]
@@ -775,7 +773,7 @@ def test_idle_strangers_are_few_and_do_not_keep_a_peer_out(run: Run) -> None:
     run(story())
 
 
-def test_a_flood_of_one_address_pushes_nobody_else_out(run: Run) -> None:
+def test_flood_from_an_address_evicts_no_peer_from_elsewhere(run: Run) -> None:
     async def story() -> None:
         node = make_nodes(2, limits=LinkLimits(strangers_max=4))["n2"]
         async with started({"n2": node}):
@@ -792,7 +790,9 @@ def test_a_flood_of_one_address_pushes_nobody_else_out(run: Run) -> None:
     run(story())
 
 
-def test_a_node_with_another_secret_is_named_in_both_logs(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_node_with_a_different_secret_is_named_in_both_logs(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     async def story() -> None:
         nodes = make_nodes(2, secrets={"n2": (b"another",)})
         async with started(nodes):
@@ -877,7 +877,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("difference", REFUSED)
-def test_members_that_disagree_never_hear_each_other_and_each_says_so_once(
+def test_disagreeing_members_stay_apart_and_log_it_once(
     run: Run, caplog: pytest.LogCaptureFixture, difference: str
 ) -> None:
     options, (accepting, dialling) = REFUSED[difference]
@@ -902,7 +902,7 @@ def test_members_that_disagree_never_hear_each_other_and_each_says_so_once(
     )
 
 
-def test_it_is_known_that_a_second_process_of_a_name_goes_on_trying(
+def test_second_process_of_a_name_that_keeps_trying_is_known(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of a data directory that somebody has started would take the member's place as soon as that one ends."""
@@ -930,7 +930,7 @@ def test_it_is_known_that_a_second_process_of_a_name_goes_on_trying(
     run(story())
 
 
-def test_a_second_process_of_a_name_is_kept_out_while_the_first_one_works(
+def test_second_process_of_a_name_is_refused_while_first_works(
     run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "_GONE_AFTER_S", 0.3)
@@ -981,7 +981,7 @@ def all_members(*nodes: Node) -> list[Member]:
     return members({node.links._node: address(node) for node in nodes})
 
 
-def test_a_node_of_the_same_cluster_is_let_in_whoever_it_is(
+def test_node_of_the_same_cluster_is_admitted_under_any_name(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -1012,7 +1012,7 @@ def test_a_node_of_the_same_cluster_is_let_in_whoever_it_is(
     run(story())
 
 
-def test_who_is_no_member_any_more_keeps_its_link_and_is_not_dialled_again(run: Run) -> None:
+def test_removed_member_keeps_its_link_and_is_not_dialled_again(run: Run) -> None:
     async def story() -> None:
         async with cluster(3) as nodes:
             one, two, three = nodes.values()
@@ -1037,7 +1037,7 @@ def test_who_is_no_member_any_more_keeps_its_link_and_is_not_dialled_again(run: 
     run(story())
 
 
-def test_a_guest_that_becomes_a_member_is_looked_for_when_it_is_lost(run: Run) -> None:
+def test_non_member_that_became_a_member_is_dialled_when_lost(run: Run) -> None:
     async def story() -> None:
         node, joining = make_nodes(1)["n1"], newcomer("n2")
         node.configure(all_members(node), CLUSTER)
@@ -1077,9 +1077,7 @@ def test_guests_are_few(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_what_is_remembered_of_those_that_are_refused_is_bounded(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_refused_nodes_is_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "_TOLD_MAX", 3)
 
     async def story() -> None:
@@ -1112,7 +1110,7 @@ def test_either_side_dials_where_only_it_knows_the_address(run: Run, monkeypatch
     run(story())
 
 
-def test_two_nodes_that_dial_at_the_same_time_end_up_with_one_connection(
+def test_two_nodes_that_dial_at_once_end_up_with_a_single_link(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(admission, "_PATIENCE_S", 0.0)
@@ -1137,7 +1135,7 @@ def test_two_nodes_that_dial_at_the_same_time_end_up_with_one_connection(
 
 
 @pytest.mark.parametrize("name", ["n1", "n3"])
-def test_a_connection_that_works_is_replaced_by_the_smaller_name_only(
+def test_working_connection_is_replaced_by_the_smaller_name_only(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     monkeypatch.setattr(admission, "_SILENT_AFTER_S", 0.2)
@@ -1162,7 +1160,7 @@ def test_a_connection_that_works_is_replaced_by_the_smaller_name_only(
     assert warnings_in(caplog) == []
 
 
-def test_a_node_of_the_last_release_that_dials_first_is_not_dialled_in_its_version(
+def test_node_of_the_last_release_is_not_dialled_in_its_version(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It refuses whoever dials though its own name is the smaller one."""
@@ -1179,7 +1177,7 @@ def test_a_node_of_the_last_release_that_dials_first_is_not_dialled_in_its_versi
     assert warnings_in(caplog) == []
 
 
-def test_a_rejection_that_somebody_has_injected_has_no_node_speak_the_version_of_the_last_release(
+def test_injected_rejection_causes_no_older_protocol_version(
     run: Run,
 ) -> None:
     """REJECT is not authenticated, and version 3 tells no ids."""
@@ -1216,7 +1214,7 @@ def test_a_rejection_that_somebody_has_injected_has_no_node_speak_the_version_of
     run(story())
 
 
-def test_a_peer_that_ends_each_link_as_soon_as_it_has_begun_fills_no_log(
+def test_peer_that_ends_each_link_at_once_does_not_fill_the_log(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The smaller name refuses the other one's directory, behind the WELCOME if it dials: there the link has begun.
@@ -1304,7 +1302,7 @@ def test_a_node_finds_the_cluster_through_a_seed(run: Run, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("name", ["a-new-one", "x-new-one"])
-def test_two_addresses_of_one_node_are_one_seed_in_the_end(
+def test_two_addresses_of_the_same_node_become_a_single_seed(
     run: Run, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     async def story() -> None:
@@ -1324,7 +1322,7 @@ def test_two_addresses_of_one_node_are_one_seed_in_the_end(
     run(story())
 
 
-def test_a_node_is_reached_where_it_listens_under_its_name_and_nowhere_else(run: Run) -> None:
+def test_node_is_reached_only_where_it_listens_under_its_name(run: Run) -> None:
     async def story() -> None:
         async with cluster(2) as nodes:
             one, two = nodes.values()
@@ -1360,7 +1358,7 @@ def test_a_node_is_reached_where_it_listens_under_its_name_and_nowhere_else(run:
     run(story())
 
 
-def test_one_that_is_to_be_a_member_is_reached_where_the_file_says(run: Run) -> None:
+def test_future_member_is_reached_at_its_listed_address(run: Run) -> None:
     """Where it says that it is, nobody listens, seen from here."""
 
     async def story() -> None:
@@ -1391,9 +1389,7 @@ def test_one_that_is_to_be_a_member_is_reached_where_the_file_says(run: Run) -> 
     run(story())
 
 
-def test_a_new_node_that_two_clusters_let_in_hears_only_its_own_once_it_knows_it(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_new_node_in_two_clusters_hears_only_its_own(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         own, other = newcomer("a1"), newcomer("b1")
         new = newcomer("x1", address(own), address(other))
@@ -1413,9 +1409,7 @@ def test_a_new_node_that_two_clusters_let_in_hears_only_its_own_once_it_knows_it
     run(story())
 
 
-def test_two_new_nodes_that_join_two_clusters_hear_each_other_no_more(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_nodes_that_join_two_clusters_lose_their_link(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither has told the other of which cluster it is: they were to begin one together, and somebody added them."""
     monkeypatch.setattr(admission, "_PATIENCE_S", 0.05)
 
@@ -1461,7 +1455,7 @@ def test_a_node_that_cannot_join_knows_why(run: Run) -> None:
     run(story())
 
 
-def test_a_node_that_others_refuse_knows_who_and_why(run: Run) -> None:
+def test_refused_node_knows_the_peer_and_the_reason(run: Run) -> None:
     async def story() -> None:
         nodes = make_nodes(2, secrets={"n1": (b"another",)})
         refused, other = nodes.values()
@@ -1475,7 +1469,7 @@ def test_a_node_that_others_refuse_knows_who_and_why(run: Run) -> None:
     run(story())
 
 
-def test_seeds_of_no_use_cost_one_line_each(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_useless_seeds_cost_a_line_each(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         host = "127.0.0.1"
         own, old, nobody = ((host, port) for port in free_ports(3))
@@ -1543,7 +1537,7 @@ def test_a_congested_link_reports_when_it_has_room_again(run: Run) -> None:
     run(story())
 
 
-def test_a_backlog_takes_a_frame_of_any_size_and_then_a_bounded_rest() -> None:
+def test_backlog_takes_a_frame_of_any_size_and_then_a_bound() -> None:
     backlog = LinkBacklog(LinkLimits(queued_bytes_max=100))
     assert backlog.admits(10**9, 0)
     assert backlog.admits(10, 10**9)
@@ -1575,7 +1569,7 @@ def test_a_peer_that_never_reads_is_dropped_at_the_limit(run: Run, caplog: pytes
 # Start, stop, configuration.
 
 
-def test_a_stopped_node_sends_what_is_queued_and_reports_nothing(run: Run) -> None:
+def test_stopped_node_sends_queued_frames_and_reports_no_loss(run: Run) -> None:
     async def story() -> None:
         async with cluster(2) as nodes:
             one, two = nodes["n1"], nodes["n2"]
@@ -1668,9 +1662,7 @@ def test_links_work_over_tls(run: Run, tls: PeerTls) -> None:
     run(story())
 
 
-def test_a_large_frame_over_tls_goes_as_far_as_the_peer_reads_and_does_not_hold_up_the_loop(
-    run: Run, tls: PeerTls
-) -> None:
+def test_large_frame_over_tls_does_not_hold_up_the_loop(run: Run, tls: PeerTls) -> None:
     """It is encrypted as it leaves, and not all at once."""
 
     async def story() -> None:
@@ -1707,7 +1699,7 @@ def test_a_stranger_without_tls_is_dropped(run: Run, tls: PeerTls, caplog: pytes
 
 
 @pytest.mark.parametrize("host", ["db..example.com", "a" * 64 + ".example.com", ".", "a\0b"])
-def test_a_member_that_cannot_even_be_looked_up_stops_nobody(host: str) -> None:
+def test_member_with_an_invalid_host_is_merely_down(host: str) -> None:
     """Configurations refuse such hosts. Should one be in a log all the same, the link is merely down."""
 
     async def story() -> None:

@@ -49,7 +49,7 @@ def test_each_question_gets_its_own_answer(nodes: Nodes) -> None:
     assert heard == [b"b says one", b"c says two", b"b says three"]
 
 
-def test_there_is_no_answer_from_whom_there_is_no_link_with(nodes: Nodes) -> None:
+def test_query_without_a_link_has_no_answer(nodes: Nodes) -> None:
     heard: list[bytes | None] = []
     nodes.linked.discard("b")
     nodes.queries["a"].ask("b", b"one", heard.append)
@@ -57,7 +57,7 @@ def test_there_is_no_answer_from_whom_there_is_no_link_with(nodes: Nodes) -> Non
     assert not nodes.sent
 
 
-def test_there_is_no_answer_once_the_link_is_lost_and_a_late_one_is_nobodys(nodes: Nodes) -> None:
+def test_query_over_a_lost_link_has_no_answer_later(nodes: Nodes) -> None:
     heard: list[bytes | None] = []
     asking = nodes.queries["a"]
     number = asking.ask("b", b"one", heard.append)
@@ -69,7 +69,7 @@ def test_there_is_no_answer_once_the_link_is_lost_and_a_late_one_is_nobodys(node
     assert heard == [None, b""]
 
 
-def test_nobody_hears_the_answer_to_a_forgotten_question_nor_one_of_another_node(nodes: Nodes) -> None:
+def test_answer_to_a_forgotten_query_or_by_a_third_is_ignored(nodes: Nodes) -> None:
     heard: list[bytes | None] = []
     asking = nodes.queries["a"]
     asking.forget(asking.ask("b", b"one", heard.append))
@@ -80,7 +80,7 @@ def test_nobody_hears_the_answer_to_a_forgotten_question_nor_one_of_another_node
     assert heard == [b""]
 
 
-def test_what_is_too_long_for_the_links_is_not_sent(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+def test_query_or_answer_that_is_too_long_is_not_sent(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[bytes | None] = []
     with pytest.raises(ValueError, match="a question of"):
         nodes.queries["a"].ask("b", bytes(QUESTION_BYTES_MAX + 1), heard.append)
