@@ -341,7 +341,7 @@ def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> 
         ready=numbers.messages_ready,
         unacked=numbers.messages_unacknowledged,
         consumers=queue.consumers,
-        dying=queue.dying_count,
+        dying=queue.dead_count,
         acknowledged=numbers.ack,
         waited_ms=numbers.waited_ms,
         # A count decreases only when a state was loaded: then counting starts again.
@@ -393,12 +393,12 @@ def _delivery_limit(queue: Queue) -> int | str:
 
 def _messages(queue: Queue) -> int:
     backlog = queue.backlog
-    return backlog.count + queue.unacked + backlog.delayed + queue.dying_count
+    return backlog.count + queue.unacked + backlog.delayed + queue.dead_count
 
 
 def _message_bytes(queue: Queue) -> int:
     backlog = queue.backlog
-    return backlog.size + queue.unacked_size + backlog.delayed_size + queue.dying_size
+    return backlog.size + queue.unacked_size + backlog.delayed_size + queue.dead_size
 
 
 _FIELDS: dict[str, Callable[[Queue], Any]] = {
@@ -420,12 +420,12 @@ _FIELDS: dict[str, Callable[[Queue], Any]] = {
     "messages_ready": attrgetter("backlog.count"),
     "messages_unacknowledged": attrgetter("unacked"),
     "messages_delayed": attrgetter("backlog.delayed"),
-    "messages_dlx": attrgetter("dying_count"),
+    "messages_dlx": attrgetter("dead_count"),
     "message_bytes": _message_bytes,
     "message_bytes_ready": attrgetter("backlog.size"),
     "message_bytes_unacknowledged": attrgetter("unacked_size"),
     "message_bytes_delayed": attrgetter("backlog.delayed_size"),
-    "message_bytes_dlx": attrgetter("dying_size"),
+    "message_bytes_dlx": attrgetter("dead_size"),
     "messages_persistent": _messages,
     "message_bytes_persistent": _message_bytes,
     "messages_ram": lambda _: 0,
