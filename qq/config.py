@@ -690,8 +690,8 @@ class _SettingsReader:
             and user != default.default_user
             and user not in loopback_users
         ):
-            what = f"{password!r} is public knowledge: choose another, or add {user!r} to loopback_users"
-            raise self._error("users", "default_password", what)
+            text = f"{password!r} is public knowledge: choose a different password, or add {user!r} to loopback_users"
+            raise self._error("users", "default_password", text)
         return _DefaultUser(default_user=user, default_password=password, loopback_users=loopback_users)
 
     def seconds(self, section: str, key: str, default: float) -> float:
@@ -723,8 +723,8 @@ class _SettingsReader:
     def size(self, section: str, key: str, default: int, minimum: int = 1) -> int:
         value = self._number(section, key, default)
         if not isinstance(value, int) or value < minimum:
-            what = "above zero" if minimum else "and not below zero"
-            raise self._error(section, key, f"must be a whole number {what}")
+            bound = "above zero" if minimum else "and not below zero"
+            raise self._error(section, key, f"must be a whole number {bound}")
         return value
 
     def limits(self) -> NodeLimits:
@@ -743,8 +743,8 @@ class _SettingsReader:
         unbounded = WHOLE_NUMBER_MAX if isinstance(default, int) else math.inf
         least, most = _LEAST.get(name, 0), _MOST.get(name, unbounded)
         if not least <= value <= most:
-            what = f"at least {least}" if value < least else f"at most {most}"
-            raise self._error("limits", name, f"must be {what}")
+            bound = f"at least {least}" if value < least else f"at most {most}"
+            raise self._error("limits", name, f"must be {bound}")
         return value
 
     def path(self, section: str, key: str) -> Path:
@@ -906,12 +906,14 @@ class _SettingsReader:
         if not isinstance(tables, list) or not 1 <= len(tables) <= NODES_MAX:
             raise ConfigError(f"{self._path}: [[nodes]]: must be given 1 to {NODES_MAX} times")
         nodes = tuple(self._node(table, position) for position, table in enumerate(tables, 1))
-        for what in ("name", *_PORTS):
-            known = [node for node in nodes if getattr(node, what) is not None]
-            values = {node.name if what == "name" else (node.host, getattr(node, what)) for node in known}
+        for attribute in ("name", *_PORTS):
+            known = [node for node in nodes if getattr(node, attribute) is not None]
+            values = {
+                node.name if attribute == "name" else (node.host, getattr(node, attribute)) for node in known
+            }
             if len(values) < len(known):
-                where = "" if what == "name" else " at the same host"
-                raise ConfigError(f"{self._path}: [[nodes]] {what}: two nodes have the same{where}")
+                where = "" if attribute == "name" else " at the same host"
+                raise ConfigError(f"{self._path}: [[nodes]] {attribute}: two nodes have the same{where}")
         return nodes
 
     def _node(self, table: Any, position: int) -> NodeAddress:
@@ -981,10 +983,10 @@ class _SettingsReader:
     def _in_environment(self, section: str, key: str) -> bool:
         return variable_of(section, key) in self._environ
 
-    def _error(self, section: str, key: str, what: str) -> ConfigError:
+    def _error(self, section: str, key: str, text: str) -> ConfigError:
         if self._in_environment(section, key):
-            return ConfigError(f"environment: {variable_of(section, key)}: {what}")
-        return ConfigError(f"{self._path}: [{section}] {key}: {what}")
+            return ConfigError(f"environment: {variable_of(section, key)}: {text}")
+        return ConfigError(f"{self._path}: [{section}] {key}: {text}")
 
 
 def variable_of(section: str, key: str) -> str:

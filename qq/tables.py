@@ -6,6 +6,8 @@ Invariant: AMQP, HTTP and the log accept the same tables. All limits of tables a
 from __future__ import annotations
 
 import datetime as dt
+import math
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -115,3 +117,22 @@ def _check_decimal(value: Decimal) -> None:
     raise InvalidTable(
         "a decimal in a field table is out of range: it has at most 32 bits and 255 decimal places"
     )
+
+
+def json_value(value: Any) -> Any:
+    """Return a value of an AMQP table as a JSON value."""
+    match value:
+        case bool() | int() | str() | None:
+            return value
+        case Mapping():
+            return {name: json_value(item) for name, item in value.items()}
+        case list() | tuple():
+            return [json_value(item) for item in value]
+        case dt.datetime():
+            return int(value.timestamp())
+        case float() if math.isfinite(value):
+            return value
+        case float() | Decimal():
+            return str(value)
+        case _:  # octets
+            return bytes(value).decode("utf-8", "replace")

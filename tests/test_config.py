@@ -623,7 +623,10 @@ def test_retained_bytes_may_be_0_and_intervals_fractional(file: Path) -> None:
         ),
         (
             GOOD + '[users]\ndefault_user = "admin"\ndefault_password = "guest"\n',
-            "[users] default_password: 'guest' is public knowledge: choose another, or add 'admin' to loopback_users",
+            (
+                "[users] default_password: 'guest' is public knowledge: choose a different password, or add 'admin' to "
+                "loopback_users"
+            ),
         ),
         (
             GOOD + '[listen]\nproxy_protocol_from = ["10.0.0.0/8", "balancer"]\n',

@@ -9,145 +9,174 @@ Invariant: these steps neither send nor receive messages. Unreadable data ends t
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.configuration.configuration import Versions
+from cluster.configuration.configuration import MemberId, Versions
 from cluster.configuration.history import Configurations
 from cluster.engine.rejoin import Recovery
+from cluster.group.clock_log import ClockLog
 from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
 from cluster.raft.cluster_clock import ClusterClock, bounded
+from cluster.raft.proposals import PendingProposals, ProposalQueue
+from cluster.replica import Replica
+from cluster.runtime.turn_timer import TurnTimer
 from cluster.state.group_state import GroupState
 from cluster.storage.directory import GroupDirectory, Incarnations
-from cluster.storage.fail_stop import RemovedFromCluster, Stopping
+from cluster.storage.fail_stop import FailStop, RemovedFromCluster
 from cluster.storage.identity import Owner
 from cluster.storage.paths import group_path
+from cluster.transport.linked_nodes import LinkedNodes
+from cluster.transport.outbox import LogSync, PeerOutbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cluster.config import GroupConfig
     from cluster.engine.engine import Engine
+    from cluster.group.hooks import Hooks
     from cluster.log.checkpoints import Checkpoint
     from cluster.machine import Machine
     from cluster.runtime.ports import Disk, Runtime
-    from cluster.runtime.turn_timer import TurnTimer
+    from cluster.storage.identity import Claim
+    from cluster.transport.ports import Links
+
+
+class Ports(NamedTuple):
+    """The ports through which a group uses the outside world."""
+
+    runtime: Runtime
+    disk: Disk
+    links: Links
 
 
 class Bootstrap:
-    """The parts of a node that come from its disk."""
+    """The start of a node from its disk; `replica` is its result."""
 
     def __init__(
-        self,
-        config: GroupConfig,
-        machine: Machine,
-        runtime: Runtime,
-        disk: Disk,
-        turns: TurnTimer,
-        engine: type[Engine],
-        apply: Callable[[int, int, bytes], None],
-        needed_from: Callable[[], int | None],
-        give_way: Callable[[], bool],
+        self, config: GroupConfig, machine: Machine, ports: Ports, engine: type[Engine], hooks: Hooks
     ) -> None:
         """Read the data directory, which may take seconds.
 
-        `apply` is called by the engine for each committed entry, `needed_from` by housekeeping, and `give_way` by
-        `Stopping`. Raises the errors of the journal and of the identity, RemovedFromCluster, and OSError.
+        Raises the errors of the journal and of the identity, RemovedFromCluster, and OSError.
         """
         self.config = config
         self._machine = machine
-        self._runtime = runtime
-        self._disk = disk
+        self._runtime, self._disk, links = ports
+        turns = TurnTimer(self._runtime, hooks.turn, config.timing.heartbeat_s)
         versions = Versions(*machine.versions)
-        self.state = GroupState(machine)
-        self.owner = Owner(config.cluster, config.name, config.group_id)
-        self.directory = GroupDirectory(disk, group_path(config.group_id), self.owner)
+        self._state = GroupState(machine)
+        owner = Owner(config.cluster, config.name, config.group_id)
+        self._directory = GroupDirectory(self._disk, group_path(config.group_id), owner)
         listed = [] if config.joins else sorted(config.nodes)
-        self.incarnations = Incarnations(self.directory, runtime, versions, listed)
-        self.claim = self.incarnations.begin()
+        incarnations = Incarnations(self._directory, self._runtime, versions, listed)
+        claim = incarnations.begin()
         configurations = self.configurations = Configurations(
             config.listed_configuration(versions.low, lists_members=False)
         )
-        self.stopping = Stopping(
-            config.name, configurations, self.directory, turns, runtime, give_way, self._take_checkpoint
-        )
-        self.journal, checkpoint = self._open_log()
-        self.member_id, cluster, *_ = self.directory.id(self.claim.incarnation)
-        configurations.note_cluster(cluster)
-        if self.directory.lists_members:
-            configurations.begin(config.listed_configuration(versions.low, lists_members=True))
-        self.listed_members = configurations.known
-        """Members known before the log was read, by name."""
-        self.find_configurations(checkpoint.index if checkpoint else 0)
-        if configurations.committed.is_removed(self.member_id):
-            raise RemovedFromCluster(config.name)
-        self.version = configurations.committed.version if configurations.is_settled else versions.low
-        """Version of the state that the log is known to be at."""
-        self.clock = self._start_clock()
-        self.engine = engine(
-            config.name,
-            self.member_id,
+        self._fail_stop = FailStop(
             configurations,
-            self.journal,
-            config.timing,
-            runtime,
-            apply,
-            checkpoint.index if checkpoint else 1,
+            self._directory,
+            turns,
+            give_way=hooks.give_way,
+            take_checkpoint=self._take_checkpoint,
         )
-        self.engine.may_lead = self.stopping.damage is None
-        self.directory.make_durable(self.journal)
-        self.recovery = Recovery(config.name, self.member_id, configurations, self.directory.hard_state)
-        self.housekeeping = self._begin_housekeeping(checkpoint, needed_from)
+        self._journal, checkpoint = self._open_log(claim)
+        member_id, cluster, *_ = self._directory.id(claim.incarnation)
+        configurations.note_cluster(cluster)
+        if self._directory.lists_members:
+            configurations.begin(config.listed_configuration(versions.low, lists_members=True))
+        listed_members = configurations.known
+        self.find_configurations(checkpoint.index if checkpoint else 0)
+        if configurations.committed.is_removed(member_id):
+            raise RemovedFromCluster(config.name)
+        clock = self._start_clock(member_id)
+        self._engine = engine(
+            MemberId(config.name, member_id),
+            configurations,
+            self._journal,
+            config.timing,
+            self._runtime,
+            hooks.apply,
+        )
+        if checkpoint is not None:
+            self._engine.start_from(checkpoint.index)
+        self._engine.may_lead = self._fail_stop.damage is None
+        self._directory.make_durable(self._journal)
+        recovery = Recovery(config.name, member_id, configurations, self._directory.hard_state)
+        self._housekeeping = self._begin_housekeeping(checkpoint, hooks.needed_from)
+        pending = PendingProposals(config.name)
+        pending.begin(claim.incarnation)
+        linked = LinkedNodes(configurations)
+        outbox = PeerOutbox(links, config.group_id, linked, self._engine.hold_back)
+        self.replica = Replica(
+            config=config,
+            versions=versions,
+            runtime=self._runtime,
+            disk=self._disk,
+            links=links,
+            turns=turns,
+            directory=self._directory,
+            incarnations=incarnations,
+            member_id=member_id,
+            configurations=configurations,
+            listed_members=listed_members,
+            journal=self._journal,
+            state=self._state,
+            clock=clock,
+            engine=self._engine,
+            recovery=recovery,
+            housekeeping=self._housekeeping,
+            fail_stop=self._fail_stop,
+            pending=pending,
+            proposals=ProposalQueue(),
+            linked=linked,
+            outbox=outbox,
+            log_sync=LogSync(self._engine, self._journal, outbox, turns, self._runtime),
+        )
 
-    def _open_log(self) -> tuple[SegmentedJournal, Checkpoint | None]:
-        config, directory = self.config, self.directory
+    def _open_log(self, claim: Claim) -> tuple[SegmentedJournal, Checkpoint | None]:
+        config, directory = self.config, self._directory
         open_journal = partial(
             SegmentedJournal,
-            self._disk,
-            directory.log,
-            directory.identity,
-            self.stopping.disk_failed,
+            directory.log_files,
             directory.hard_state,
-            self.configurations,
-            segment_bytes=config.segment_bytes,
-            segment_entries=config.segment_entries,
-            cache_bytes=config.cache_bytes,
-            slice_bytes=config.append_bytes_max,
+            config.journal_sizes,
+            on_failure=self._fail_stop.disk_failed,
+            observer=self.configurations,
         )
         repairable = config.joins or len(config.nodes) > 1
-        return directory.start(self.claim, self.state, open_journal, repairable=repairable)
+        return directory.start(claim, self._state, open_journal, repairable=repairable)
 
-    def _start_clock(self) -> ClusterClock:
+    def _start_clock(self, member_id: bytes) -> ClusterClock:
         name, runtime = self.config.name, self._runtime
-        clocks, now_s = self.configurations.newest.clocks(name, self.member_id), runtime.monotonic()
+        clocks, now_s = self.configurations.newest.clocks(name, member_id), runtime.monotonic()
         wall_ms = bounded(runtime.wall_ms())
-        return ClusterClock(name, clocks, self.state.time_ms, wall_ms, now_s, self.config.clock_patience_s)
+        return ClusterClock(
+            ClockLog(name), clocks, self._state.time_ms, wall_ms, now_s, self.config.clock_patience_s
+        )
 
     def _begin_housekeeping(
         self, checkpoint: Checkpoint | None, needed_from: Callable[[], int | None]
     ) -> Housekeeping:
         housekeeping = Housekeeping(
-            self._disk,
-            self.directory.log,
-            self.directory.identity,
-            self.journal,
+            self._journal,
             self.config.housekeeping,
-            freeze=self.state.freeze,
+            freeze=self._state.freeze,
             compact=self._machine.compact,
             needed_from=needed_from,
-            now=self._runtime.monotonic,
-            failed=self.stopping.disk_failed,
+            monotonic=self._runtime.monotonic,
         )
         housekeeping.begin(checkpoint)
         return housekeeping
 
     def _take_checkpoint(self) -> None:
-        self.housekeeping.checkpoint_now(*self.engine.last_applied())
+        self._housekeeping.checkpoint_now(*self._engine.last_applied())
 
     def find_configurations(self, index: int) -> None:
         """Load the configurations in the log after `index`, the index of the state."""
-        self.configurations.find(self.state.configuration, index, self._readable_from(index + 1))
+        self.configurations.find(self._state.configuration, index, self._readable_from(index + 1))
 
     def _readable_from(self, first: int) -> Iterator[tuple[int, bytes]]:
         """Yield index and payload of each readable entry from `first` on.
@@ -155,8 +184,8 @@ class Bootstrap:
         Entries after a damaged entry count, too. With an earlier configuration, the other members might need this node
         to continue.
         """
-        for index in range(first, self.journal.last_index + 1):
+        for index in range(first, self._journal.last_index + 1):
             try:
-                yield index, self.journal.read(index)
+                yield index, self._journal.read(index)
             except CorruptJournal as error:
-                self.stopping.configuration_unreadable(error)
+                self._fail_stop.configuration_unreadable(error)

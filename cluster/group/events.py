@@ -38,7 +38,7 @@ class GroupEvents(Protocol):
         ...
 
 
-class Nobody:
+class NoEvents:
     """Ignores all events. A group uses it until it is started."""
 
     def applied(self, index: int, effects: Sequence[Any]) -> None: ...

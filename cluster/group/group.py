@@ -17,8 +17,10 @@ from collections.abc import Callable, Collection, Sequence
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import Versions, is_configuration
 from cluster.engine.engine import Engine
-from cluster.group.assembly import Assembly, Hooks
-from cluster.group.events import GroupEvents, Nobody
+from cluster.group.assembly import Assembly
+from cluster.group.bootstrap import Ports
+from cluster.group.events import GroupEvents, NoEvents
+from cluster.group.hooks import Hooks
 from cluster.log.entry import ProposedBatch, is_regular, make_entry
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
@@ -60,7 +62,7 @@ class Group:
         self.machine = machine
         self._runtime = runtime
         self._links = links
-        self._events: GroupEvents = Nobody()
+        self._events: GroupEvents = NoEvents()
         self.apply_times = Histogram()
         """Time to apply each entry, without the time that this node takes to carry out the effects."""
         self.beat_delays = Histogram()
@@ -68,54 +70,56 @@ class Group:
         its end."""
         self._beat_due_s = math.inf
         hooks = Hooks(
-            self._turn,
-            self._apply,
-            self._installed,
-            self._needed_from,
-            self._submit_nothing,
-            self._alarm_changed,
+            turn=self._turn,
+            apply=self._apply,
+            installed=self._installed,
+            needed_from=self._needed_from,
+            propose_nothing=self._propose_nothing,
+            alarm_changed=self._alarm_changed,
+            give_way=self._give_way,
         )
-        parts = Assembly(config, machine, runtime, disk, links, engine, hooks)
-        own = parts.own
+        parts = Assembly(config, machine, Ports(runtime, disk, links), engine, hooks)
+        replica, membership = parts.replica, parts.membership
 
         # Parts that a turn uses
-        self.engine = own.engine
-        self.journal = own.journal
-        self.housekeeping = own.housekeeping
-        self._state = own.state
-        self._clock = own.clock
-        self._incarnations = own.incarnations
-        self._turns = parts.turns
-        self._pending = parts.pending
-        self._proposals = parts.proposals
+        self.engine = replica.engine
+        self.journal = replica.journal
+        self.housekeeping = replica.housekeeping
+        self._state = replica.state
+        self._clock = replica.clock
+        self._incarnations = replica.incarnations
+        self._turns = replica.turns
+        self._pending = replica.pending
+        self._proposals = replica.proposals
+        self._outbox = replica.outbox
+        self._log_sync = replica.log_sync
         self._applying = parts.applying
-        self._outbox = parts.outbox
-        self._log_sync = parts.log_sync
         self._sender = parts.sender
         self._installer = parts.installer
-        self._discovery = parts.discovery
-        self._evictions = parts.evictions
-        self._outages = parts.outages
+        self._discovery = membership.discovery
+        self._evictions = membership.evictions
+        self._outages = membership.outages
         self._low_space = parts.low_space
 
         # Parts that the broker queries
-        self.configurations = own.configurations
+        self.configurations = replica.configurations
         """The configurations in the log. The newest counts."""
-        self.recovery = own.recovery
-        self.stopping = own.stopping
-        self.members = parts.members
-        self.alarms = parts.alarms
-        self.own_status = parts.own_status
-        self.statuses = parts.statuses
-        self.leadership = parts.leadership
-        self.reconfiguration = parts.reconfiguration
+        self.recovery = replica.recovery
+        self.fail_stop = replica.fail_stop
+        self.members = membership.members
+        self.alarms = membership.alarms
+        self.own_status = membership.own_status
+        self.statuses = membership.statuses
+        self.leadership = membership.leadership
+        self.reconfiguration = membership.reconfiguration
         self.backups = parts.backups
         self.queries = parts.queries
         self.inbox = parts.inbox
         """Receiver of the events of the links."""
         self._chores_s = 0.0
         """Time of the last chores, in seconds of the monotonic clock."""
-        self._version = own.version
+        held, low = replica.configurations, replica.versions.low
+        self._version = held.committed.version if held.is_settled else low
         """Version of the state that the log was last known to be at."""
 
     def start(self, events: GroupEvents) -> None:
@@ -170,8 +174,8 @@ class Group:
         return self.journal.read_job(indexes, bytes_max)
 
     def disk_failed(self, error: Exception) -> None:
-        """Report that a read of the log has failed (`Stopping.disk_failed`)."""
-        self.stopping.disk_failed(error)
+        """Report that a read of the log has failed (`FailStop.disk_failed`)."""
+        self.fail_stop.disk_failed(error)
 
     @property
     def pending_batches(self) -> int:
@@ -236,10 +240,10 @@ class Group:
             self.beat_delays.add(max(0.0, now_s - self._beat_due_s))
             self._turns.ask()
             self._log_sync.look()
-            self.leadership.look(is_fit=not self.journal.full and self.stopping.damage is None)
+            self.leadership.look(is_fit=not self.journal.full and self.fail_stop.damage is None)
             self._low_space.look()
             self._outages.look()
-            self.stopping.leave_if_the_others_can_go_on()
+            self.fail_stop.leave_if_the_others_can_go_on()
             self._evictions.look()
             if self.engine.is_leader:
                 self.leadership.leave_if_late(self._turns.beat_s)
@@ -314,15 +318,18 @@ class Group:
         fed = self._sender.needed_from(self.engine, self.members.linked.members)
         return min((index for index in (needed, fed) if index is not None), default=None)
 
-    def _submit_nothing(self) -> None:
+    def _propose_nothing(self) -> None:
         self.propose([])
+
+    def _give_way(self) -> bool:
+        return self.leadership.give_way()
 
     def _alarm_changed(self, reason: str | None) -> None:
         self._events.alarm_changed(reason)
 
     def _tell_status(self) -> None:
         if self._turns.is_on:
-            self._clock.look(bounded(self._runtime.wall_ms()), self._runtime.monotonic())
+            self._clock.add_reading(bounded(self._runtime.wall_ms()), self._runtime.monotonic())
             self._discovery.look(self._runtime.monotonic())
             if self.engine.is_leader:
                 self.leadership.leave_if_apart()
@@ -402,16 +409,16 @@ class Group:
                 committed = self.configurations.applied(index)
                 self._tell_version()
                 if committed.is_removed(self.members.id):
-                    self.stopping.removed()
+                    self.fail_stop.removed()
             else:
                 outcome = self._applying.entry(index, payload)
-            self._clock.follow(self._state.time_ms, begun_s)
+            self._clock.advance_to(self._state.time_ms, begun_s)
             if self._outages.gap is not None:
                 self._outages.applied(index, self._state.time_ms)
         except BaseException as error:
             # H10: after any error, the state differs from the other nodes' state, and further entries would build on
             # it.
-            self.stopping.stop_for(error)
+            self.fail_stop.stop_for(error)
             raise
         self.apply_times.add(self._runtime.monotonic() - begun_s)
         effects, evicted_at, awaited_by = outcome

@@ -1,4 +1,6 @@
-"""The inbox of a group: decode each message of a peer, and pass it to the part that handles it.
+"""The inbox of a group: handle the events of links, decode each message of a peer, and pass it to its handler.
+
+Each connection with a peer is an *epoch*. Messages of an earlier epoch count as unsent if they may not have arrived.
 
 Invariant: only some messages of a connected non-member are accepted (`Members.accepts_from_non_member`). A node without
 memory (`Standing.BLANK`) accepts no message that would make it promise something.
@@ -17,21 +19,14 @@ from cluster.raft.log_matching import ForeignLog
 from cluster.raft.messages import Append, AppendResponse, Forward, MalformedFrame, Message, Status, decode
 
 if TYPE_CHECKING:
-    from cluster.engine.engine import Engine
-    from cluster.engine.rejoin import Recovery
-    from cluster.group.link_events import Epochs
-    from cluster.membership.peer_status import Peers
-    from cluster.membership.view import Members
-    from cluster.raft.cluster_clock import ClusterClock
-    from cluster.raft.proposals import ProposalQueue
-    from cluster.runtime.ports import Runtime
-    from cluster.runtime.turn_timer import TurnTimer
-    from cluster.storage.fail_stop import Stopping
-    from cluster.transport.outbox import LogSync
+    from cluster.membership.parts import MembershipParts
+    from cluster.replica import Replica
+    from cluster.snapshots.receiver import SnapshotReceiver
+    from cluster.transport.queries import Queries
 
 log = logging.getLogger(__name__)
 
-Taker = Callable[[str, Any], None]
+Handler = Callable[[str, Any], None]
 """Handles a message. The first argument is the sender's name."""
 
 
@@ -40,38 +35,37 @@ class Inbox:
 
     def __init__(
         self,
-        members: Members,
-        peers: Peers,
-        engine: Engine,
-        clock: ClusterClock,
-        recovery: Recovery,
-        proposals: ProposalQueue,
-        epochs: Epochs,
-        log_sync: LogSync,
-        stopping: Stopping,
-        turns: TurnTimer,
-        runtime: Runtime,
-        part_received: Callable[[str], None],
-        handlers: Mapping[type[Message], Taker],
+        replica: Replica,
+        membership: MembershipParts,
+        *,
+        receiver: SnapshotReceiver,
+        queries: Queries,
+        handlers: Mapping[type[Message], Handler],
     ) -> None:
-        """`handlers` maps types of messages to their handlers. All other types go to the engine.
-
-        `part_received` is called with the name of a peer when a part of a large frame arrives.
-        """
-        self._members = members
-        self._linked = members.linked
-        self._peers = peers
-        self._engine = engine
-        self._clock = clock
-        self._recovery = recovery
-        self._proposals = proposals
-        self._epochs = epochs
-        self._log_sync = log_sync
-        self._stopping = stopping
-        self._turns = turns
-        self._runtime = runtime
-        self._part_received = part_received
-        self._handlers: dict[type[Any], Taker] = {
+        """`handlers` maps types of messages to their handlers. All other types go to the engine."""
+        self._links = replica.links
+        self._linked = replica.linked
+        self._engine = replica.engine
+        self._clock = replica.clock
+        self._recovery = replica.recovery
+        self._pending = replica.pending
+        self._proposals = replica.proposals
+        self._outbox = replica.outbox
+        self._log_sync = replica.log_sync
+        self._fail_stop = replica.fail_stop
+        self._turns = replica.turns
+        self._runtime = replica.runtime
+        self._campaign_jitter_s = replica.config.timing.campaign_jitter_s
+        self._members = membership.members
+        self._peers = membership.peers
+        self._joining = membership.joining
+        self._discovery = membership.discovery
+        self._evictions = membership.evictions
+        self._own_status = membership.own_status
+        self._leadership = membership.leadership
+        self._receiver = receiver
+        self._queries = queries
+        self._handlers: dict[type[Any], Handler] = {
             Forward: self._forwarded,
             Status: self._told_status,
             **handlers,
@@ -82,17 +76,65 @@ class Inbox:
     # Links
 
     def peer_connected(self, peer: str) -> None:
+        """Handle a new link. No message of an earlier link will arrive any more."""
         self._malformed.discard(peer)
-        self._epochs.begins(peer)
+        self._linked.link_began(peer, self._links.peer_id(peer))
+        self._outbox.drop(peer)
+        self._queries.peer_lost(peer)
+        if not self._members.follow():
+            self._members.meet()
+        if not self._linked.is_member(peer):
+            self._engine.non_member_connected()
+        self._discovery.greet(peer)
+        # All peers get it. Otherwise they would believe for up to a second that this link is missing.
+        self._outbox.transmit_to_all(self._own_status.now())
+        self._receiver.connected(peer)
+        self._pending.mark_unsent(peer)
+        self._turns.ask()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
         if dead:
-            self._epochs.died(peer)
+            self._peer_died(peer)
         else:
-            self._epochs.ends(peer)
+            self._link_ended(peer)
+
+    def _link_ended(self, peer: str) -> None:
+        """Handle the loss of a link."""
+        self._members.follow()
+        self._outbox.drop(peer)
+        self._clock.forget(peer)
+        self._joining.left(peer)
+        self._recovery.left(peer)
+        self._queries.peer_lost(peer)
+        if peer in self._engine.progress:
+            self._engine.peer_lost(peer)
+        self._linked.link_ended(peer)
+        self._members.meet()
+        if peer in self._members.known:
+            self._peers.lost(peer, self._runtime.monotonic())
+            self._evictions.lost()
+        # The leader counts the members that have lost the link, before it considers the process dead.
+        self._outbox.transmit_to_all(self._own_status.now())
+        if self._leadership.leader_term.leader == peer:
+            self._runtime.call_later(self._campaign_jitter_s, self._turns.ask)
+        self._turns.ask()
+
+    def _peer_died(self, peer: str) -> None:
+        """Record that the process of a peer without a link has ended, or did not run when this node started.
+
+        `_link_ended` has handled the lost link before. A second campaign would disturb a member that is campaigning.
+        """
+        self._members.follow()
+        if peer in self._members.known:
+            self._peers.died(peer, self._runtime.monotonic())
+            self._evictions.died()
 
     def peer_drained(self, peer: str) -> None:
-        self._epochs.has_room(peer)
+        """Handle the end of a link's congestion."""
+        self._members.follow()
+        if self._linked.is_member(peer):
+            self._engine.peer_resumed(peer)
+            self._turns.ask()
 
     def part_received(self, peer: str) -> None:
         if not self._turns.is_on:
@@ -101,7 +143,7 @@ class Inbox:
         is_member = self._linked.is_member(peer)
         if is_member:
             self._peers.heard(peer, self._runtime.monotonic())
-        self._part_received(peer)
+        self._receiver.part_received(peer)
         if self._recovery.standing is not Standing.BLANK and (is_member or not self._engine.is_leader):
             self._engine.part_received(peer)
             if self._engine.outbox:
@@ -125,7 +167,7 @@ class Inbox:
             if is_member or self._members.accepts_from_non_member(message):
                 self._receive(peer, message)
         except ForeignLog as error:
-            self._stopping.foreign_log(error)
+            self._fail_stop.foreign_log(error)
         if not isinstance(message, Append | AppendResponse) or self._engine.wants_turn:
             self._turns.ask()
         elif isinstance(message, Append) and not message.entries and self._engine.outbox:
@@ -162,7 +204,7 @@ class Inbox:
             if status.standing != Standing.VOTER:
                 self._engine.peer_has_lost(peer, status.last_index)
             if peer in voters:
-                self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
+                self._clock.add_peer_reading(peer, status.steady_ms, self._runtime.monotonic())
             self._recovery.heard(peer, status, awake_s)
         elif peer in voters and self._linked.is_member_by_latest(peer):
             self._recovery.heard(peer, status, awake_s)

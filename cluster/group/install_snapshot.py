@@ -17,11 +17,10 @@ from cluster.snapshots.receiver import Installable, SnapshotReceiver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.group.bootstrap import Bootstrap
     from cluster.membership.leadership import Leadership
     from cluster.membership.view import Members
-    from cluster.raft.messages import Message, SnapshotOffer
-    from cluster.runtime.ports import Disk, Runtime
+    from cluster.raft.messages import SnapshotOffer
+    from cluster.replica import Replica
     from cluster.state.group_state import ReadState
 
 log = logging.getLogger(__name__)
@@ -32,39 +31,36 @@ class SnapshotInstaller:
 
     def __init__(
         self,
-        disk: Disk,
-        own: Bootstrap,
+        replica: Replica,
+        *,
         members: Members,
         leadership: Leadership,
-        runtime: Runtime,
-        transmit: Callable[[str, Message], None],
+        find_configurations: Callable[[int], None],
         installed: Callable[[int], None],
     ) -> None:
-        """`own` has the parts from this node's disk.
+        """Use `find_configurations` to load the configurations in the log after the index of the state.
 
         `installed` is called with the index of each installed snapshot.
         """
         self.count = 0
         """Snapshots installed since the start of this process."""
-        self._journal = own.journal
-        self._directory = own.directory
-        self._state = own.state
-        self._stopping = own.stopping
-        self._find_configurations = own.find_configurations
-        self._engine = own.engine
-        self._clock = own.clock
+        self._journal = replica.journal
+        self._directory = replica.directory
+        self._state = replica.state
+        self._fail_stop = replica.fail_stop
+        self._find_configurations = find_configurations
+        self._engine = replica.engine
+        self._clock = replica.clock
         self._members = members
-        self._housekeeping = own.housekeeping
-        self._recovery = own.recovery
+        self._housekeeping = replica.housekeeping
+        self._recovery = replica.recovery
         self._leadership = leadership
-        self._runtime = runtime
+        self._runtime = replica.runtime
         self._installed = installed
         self._installed_at = 0
         """Sync point of the journal that makes the last installed snapshot durable; 0 if none is waiting."""
         self._cleaned = False
-        self.receiver = SnapshotReceiver(
-            disk, self._directory, self._journal, own.state, runtime, transmit, self._install
-        )
+        self.receiver = SnapshotReceiver(replica, self._install)
 
     def offered(self, peer: str, offer: SnapshotOffer) -> None:
         """Begin to fetch an offered snapshot. Raises ForeignLog if it contradicts committed entries."""
@@ -78,10 +74,10 @@ class SnapshotInstaller:
             self._check_log_of(installable)
         except ForeignLog as error:
             self._directory.remove_checkpoint(checkpoint.index)  # otherwise the next start would load it
-            self._stopping.foreign_log(error)
+            self._fail_stop.foreign_log(error)
             return
         self._state.adopt(state)
-        self._clock.follow(self._state.time_ms, self._runtime.monotonic())
+        self._clock.advance_to(self._state.time_ms, self._runtime.monotonic())
         self._journal.adopt(installable.segments, installable.runs)
         self._find_configurations(checkpoint.index)
         self._engine.installed(checkpoint.index)

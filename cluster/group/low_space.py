@@ -14,17 +14,12 @@ from cluster.raft.messages import Alarm
 from cluster.storage.fail_stop import ObsoleteLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cluster.engine.engine import Engine
-    from cluster.log.housekeeping import Housekeeping
+    from cluster.group.hooks import Hooks
     from cluster.membership.alarms import Alarms
     from cluster.membership.leadership import Leadership
     from cluster.membership.status import Statuses
-    from cluster.runtime.ports import Runtime
+    from cluster.replica import Replica
     from cluster.snapshots.receiver import SnapshotReceiver
-    from cluster.storage.fail_stop import Stopping
-    from cluster.transport.outbox import LogSync
 
 log = logging.getLogger(__name__)
 
@@ -39,33 +34,25 @@ class LowSpace:
 
     def __init__(
         self,
+        replica: Replica,
+        *,
         alarms: Alarms,
-        housekeeping: Housekeeping,
-        engine: Engine,
-        log_sync: LogSync,
         leadership: Leadership,
         statuses: Statuses,
-        stopping: Stopping,
         receiver: SnapshotReceiver,
-        runtime: Runtime,
-        alarm_changed: Callable[[str | None], None],
-        submit_nothing: Callable[[], None],
+        hooks: Hooks,
     ) -> None:
-        """`submit_nothing` submits an empty batch, so that the log gets a further entry.
-
-        `alarm_changed` is called with the reason why publishers must wait, or None if they may continue.
-        """
         self._alarms = alarms
-        self._housekeeping = housekeeping
-        self._engine = engine
-        self._log_sync = log_sync
+        self._housekeeping = replica.housekeeping
+        self._engine = replica.engine
+        self._log_sync = replica.log_sync
         self._leadership = leadership
         self._statuses = statuses
-        self._stopping = stopping
+        self._fail_stop = replica.fail_stop
         self._receiver = receiver
-        self._runtime = runtime
-        self._alarm_changed = alarm_changed
-        self._submit_nothing = submit_nothing
+        self._runtime = replica.runtime
+        self._alarm_changed = hooks.alarm_changed
+        self._propose_nothing = hooks.propose_nothing
         self._submitted_at = 0
         """Last index of the log when an empty batch was last submitted for housekeeping."""
         self._tried_full_disk_s = 0.0
@@ -84,7 +71,7 @@ class LowSpace:
         last_index = self._engine.journal.last_index
         if last_index != self._submitted_at and self._housekeeping.awaits_entry:
             self._submitted_at = last_index
-            self._submit_nothing()
+            self._propose_nothing()
         if self._engine.journal.full:
             self._try_full_disk(now_s)
         if not (self._engine.journal.full or self._alarms.lacks_space):
@@ -113,4 +100,4 @@ class LowSpace:
         durable_bytes = journal.disk_bytes - journal.unsynced_bytes
         reason = self._statuses.why_log_is_obsolete(durable_bytes, journal.synced_index)
         if reason is not None:
-            self._stopping.log_is_obsolete(ObsoleteLog(reason))
+            self._fail_stop.log_is_obsolete(ObsoleteLog(reason))

@@ -13,14 +13,9 @@ from cluster.log.hardstate import Standing
 from cluster.raft.messages import Introduction, MembersReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cluster.configuration.configuration import Configuration, PeerAddress
-    from cluster.engine.engine import Engine
-    from cluster.engine.rejoin import Recovery
     from cluster.membership.joining import Joining
     from cluster.membership.view import Members
-    from cluster.raft.messages import Message
+    from cluster.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -34,37 +29,19 @@ class Discovery:
     This node tells its own directory, address and versions, and the members. It learns the members from its peers.
     """
 
-    def __init__(
-        self,
-        members: Members,
-        address: PeerAddress,
-        joins: bool,
-        versions: Versions,
-        untold: Configuration,
-        recovery: Recovery,
-        joining: Joining,
-        engine: Engine,
-        transmit: Callable[[str, Message], None],
-        removed: Callable[[], None],
-    ) -> None:
-        """Take the parts of this node that discovery depends on.
-
-        - `address`: this node's address for its peers.
-        - `versions`: the versions of the state that its program can run.
-        - `untold`: the configuration that counts until the log or a peer has told the members.
-        - `joins`: whether the node's settings tell it to join a cluster, even under a name that was removed.
-        - `removed`: called when a peer tells that the cluster has removed this node.
-        """
+    def __init__(self, replica: Replica, members: Members, joining: Joining) -> None:
+        config = replica.config
         self._members = members
-        self._address = address
-        self._joins = joins
-        self._versions = versions
-        self._untold = untold
-        self._recovery = recovery
+        self._address = config.nodes[config.name]
+        self._joins = config.joins
+        self._versions = replica.versions
+        self._unsettled = config.listed_configuration(replica.versions.low, lists_members=False)
+        """The configuration that counts until the log or a peer has told the members."""
+        self._recovery = replica.recovery
         self._joining = joining
-        self._engine = engine
-        self._transmit = transmit
-        self._removed = removed
+        self._engine = replica.engine
+        self._fail_stop = replica.fail_stop
+        self._transmit = replica.outbox.transmit
         self._told_index = 0
         """Log index of the configuration that a peer told last."""
         self._linked_s = 0.0
@@ -123,7 +100,7 @@ class Discovery:
         """Learn the members from a peer if the own log has no configuration; stop if they have removed this node."""
         held = self._members.configurations
         if told.configuration.is_removed(self._members.id):
-            self._removed()
+            self._fail_stop.removed()
             return
         if held.newest_index == 0 and told.index > self._told_index:
             self._told_index = told.index
@@ -147,5 +124,5 @@ class Discovery:
                 "no member of the cluster that this node was told of is heard any more: it looks for any cluster"
             )
             self._told_index = 0
-            self._members.configurations.begin(self._untold)
+            self._members.configurations.begin(self._unsettled)
             self._members.follow()

@@ -17,15 +17,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
-    from cluster.config import GroupConfig
     from cluster.membership.peer_status import Peers
     from cluster.membership.view import Members
-    from cluster.raft.proposals import ProposalQueue
-    from cluster.runtime.ports import Runtime
-    from cluster.runtime.turn_timer import TurnTimer
-    from cluster.state.group_state import GroupState
+    from cluster.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -40,27 +36,16 @@ STALL_S = 1.0
 class Evictions:
     """Proposes, on the leader, the eviction of nodes that are dead or silent."""
 
-    def __init__(
-        self,
-        config: GroupConfig,
-        members: Members,
-        peers: Peers,
-        state: GroupState,
-        proposals: ProposalQueue,
-        turns: TurnTimer,
-        runtime: Runtime,
-        leads: Callable[[], bool],
-    ) -> None:
-        """`leads` returns whether this node is the leader now."""
-        self._config = config
+    def __init__(self, replica: Replica, members: Members, peers: Peers) -> None:
+        self._config = replica.config
         self._members = members
         self._peers = peers
-        self._state = state
-        self._proposals = proposals
-        self._turns = turns
-        self._runtime = runtime
-        self._leads = leads
-        self._looked_s = runtime.monotonic()
+        self._state = replica.state
+        self._engine = replica.engine
+        self._proposals = replica.proposals
+        self._turns = replica.turns
+        self._runtime = replica.runtime
+        self._looked_s = replica.runtime.monotonic()
         self._lost_s = -UNDECIDED_S
         """When this node last lost a link, on the monotonic clock."""
         self._stalls: deque[tuple[float, float]] = deque()
@@ -89,7 +74,7 @@ class Evictions:
         self._looked_s = now_s
         while self._stalls and now_s - self._stalls[0][0] > self._config.silent_origin_grace_s:
             self._stalls.popleft()
-        if self._leads():
+        if self._engine.is_leader:
             self._propose(now_s)
 
     def _propose(self, now_s: float) -> None:

@@ -21,13 +21,11 @@ from cluster.raft.proposals import LeaderTerm
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cluster.engine.engine import Engine
     from cluster.membership.maintenance import Maintenance
     from cluster.membership.peer_status import Peers
     from cluster.membership.status import Statuses
     from cluster.membership.view import Members
-    from cluster.raft.messages import Message
-    from cluster.runtime.ports import Runtime
+    from cluster.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -133,14 +131,12 @@ class Leadership:
 
     def __init__(
         self,
+        replica: Replica,
+        *,
         members: Members,
         peers: Peers,
         statuses: Statuses,
         maintenance: Maintenance,
-        engine: Engine,
-        runtime: Runtime,
-        transmit: Callable[[str, Message], None],
-        ask_turn: Callable[[], None],
     ) -> None:
         self.leader_term = LeaderTerm(None, 0)
         """The leader and its term, as of the last turn."""
@@ -155,10 +151,10 @@ class Leadership:
         self._peers = peers
         self._statuses = statuses
         self._maintenance = maintenance
-        self._engine = engine
-        self._runtime = runtime
-        self._transmit = transmit
-        self._ask_turn = ask_turn
+        self._engine = replica.engine
+        self._runtime = replica.runtime
+        self._transmit = replica.outbox.transmit
+        self._ask_turn = replica.turns.ask
 
     def begins(self, leader_term: LeaderTerm) -> bool:
         """Record the present leader and its term, and return whether this node's own leadership ends or begins."""

@@ -25,11 +25,7 @@ from cluster.log.entry import KIND_OUTAGE, ProposedBatch, make_batch
 from cluster.raft.cluster_clock import LEAP_MS
 
 if TYPE_CHECKING:
-    from cluster.configuration.history import Configurations
-    from cluster.engine.engine import Engine
-    from cluster.raft.cluster_clock import ClusterClock
-    from cluster.raft.timing import Timing
-    from cluster.runtime.ports import Runtime
+    from cluster.replica import Replica
 
 GAP_S = LEAP_MS / 1000
 """Seconds of silence of a leader or of its majority that are no outage: processes and networks stumble."""
@@ -50,30 +46,21 @@ class Gap(NamedTuple):
 class Outages:
     """The outages that this node has observed and not yet seen declared."""
 
-    def __init__(
-        self,
-        name: str,
-        since_version: int,
-        engine: Engine,
-        configurations: Configurations,
-        clock: ClusterClock,
-        timing: Timing,
-        runtime: Runtime,
-    ) -> None:
+    def __init__(self, replica: Replica, since_version: int) -> None:
         """`since_version` is the first version of the state whose entries declare outages."""
         self.gap: Gap | None = None
         """The ended outages that are not declared yet, if any."""
-        self._name = name
+        self._name = replica.name
         self._since_version = since_version
-        self._engine = engine
-        self._configurations = configurations
-        self._clock = clock
-        self._runtime = runtime
-        self._margin_s = timing.election_min_s + GAP_S
+        self._engine = replica.engine
+        self._configurations = replica.configurations
+        self._clock = replica.clock
+        self._runtime = replica.runtime
+        self._margin_s = replica.config.timing.election_min_s + GAP_S
         self._served_s: float | None = None
         """When this process last saw the group serve, on the monotonic clock; None if it never has."""
-        self._commit_index = engine.commit_index
-        self._leapt_ms = clock.leapt_ms
+        self._commit_index = replica.engine.commit_index
+        self._leapt_ms = replica.clock.leapt_ms
         self._declared_term = 0
         """The term of this node's last declaration."""
 

@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 
     from cluster.configuration.change_request import MemberChange
     from cluster.configuration.configuration import Configuration
-    from cluster.engine.engine import Engine
     from cluster.membership.joining import Joining, Step
     from cluster.membership.leadership import Leadership
     from cluster.membership.status import Statuses
     from cluster.membership.view import Members
-    from cluster.raft.cluster_clock import ClusterClock
-    from cluster.raft.messages import Message
-    from cluster.runtime.ports import Runtime
+    from cluster.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -45,26 +42,24 @@ class Reconfiguration:
 
     def __init__(
         self,
+        replica: Replica,
+        *,
         members: Members,
         joining: Joining,
         leadership: Leadership,
         statuses: Statuses,
-        engine: Engine,
-        clock: ClusterClock,
-        runtime: Runtime,
-        transmit: Callable[[str, Message], None],
     ) -> None:
         self._members = members
-        self._configurations = members.configurations
+        self._configurations = replica.configurations
         self._joining = joining
         self._leadership = leadership
         self._statuses = statuses
-        self._engine = engine
-        self._clock = clock
-        self._runtime = runtime
-        self._transmit = transmit
+        self._engine = replica.engine
+        self._clock = replica.clock
+        self._runtime = replica.runtime
+        self._transmit = replica.outbox.transmit
         self._asked = Questions()
-        self._complaints: set[str] = set()
+        self._logged_refusals: set[str] = set()
         """The refusals of the leader's own steps that were logged already."""
 
     # Asking the leader
@@ -148,13 +143,13 @@ class Reconfiguration:
                 return
             except MembershipRefused as refused:
                 refusals.add(str(refused))
-                self._complain(str(refused))
-        self._complaints &= refusals
+                self._log_refusal(str(refused))
+        self._logged_refusals &= refusals
 
-    def _complain(self, refusal: str) -> None:
+    def _log_refusal(self, refusal: str) -> None:
         """Log why a step is refused, unless the last round of steps had the same refusal."""
-        if refusal not in self._complaints:
-            self._complaints.add(refusal)
+        if refusal not in self._logged_refusals:
+            self._logged_refusals.add(refusal)
             log.info("the members stay as they are: %s", refusal)
 
     def _make(self, change: MemberChange, refused: Callable[[str], None]) -> None:

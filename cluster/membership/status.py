@@ -30,43 +30,26 @@ from cluster.raft.messages import FREE_BYTES_MAX, Status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.engine.engine import Engine
-    from cluster.engine.rejoin import Recovery
-    from cluster.log.housekeeping import Housekeeping
     from cluster.membership.alarms import Alarms
     from cluster.membership.maintenance import Maintenance
     from cluster.membership.peer_status import Peers
     from cluster.membership.view import Members
-    from cluster.raft.cluster_clock import ClusterClock
-    from cluster.runtime.ports import Runtime
-    from cluster.storage.fail_stop import Stopping
-    from cluster.transport.outbox import LogSync
+    from cluster.replica import Replica
 
 
 class OwnStatus:
     """Builds the status of this node from its parts."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        recovery: Recovery,
-        housekeeping: Housekeeping,
-        alarms: Alarms,
-        clock: ClusterClock,
-        stopping: Stopping,
-        members: Members,
-        log_sync: LogSync,
-        runtime: Runtime,
-    ) -> None:
-        self._engine = engine
-        self._recovery = recovery
-        self._housekeeping = housekeeping
+    def __init__(self, replica: Replica, members: Members, alarms: Alarms) -> None:
+        self._engine = replica.engine
+        self._recovery = replica.recovery
+        self._housekeeping = replica.housekeeping
         self._alarms = alarms
-        self._clock = clock
-        self._stopping = stopping
+        self._clock = replica.clock
+        self._fail_stop = replica.fail_stop
         self._members = members
-        self._log_sync = log_sync
-        self._runtime = runtime
+        self._log_sync = replica.log_sync
+        self._runtime = replica.runtime
 
     def now(self) -> Status:
         """Return the status that this node reports to its peers at this moment."""
@@ -94,7 +77,7 @@ class OwnStatus:
 
     def flaw(self) -> str | None:
         """Return why this node cannot vote, lead or serve clients, or None if it can."""
-        damage = self._stopping.damage
+        damage = self._fail_stop.damage
         if damage is not None:
             return f"{damage}; this node will be repaired as soon as the others can go on without it"
         return self._recovery.describe()

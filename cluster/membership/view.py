@@ -24,18 +24,11 @@ from cluster.raft.messages import (
 from cluster.transport.outbox import OLDEST_PROTOCOL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from cluster.configuration.configuration import Member
-    from cluster.configuration.history import Configurations
-    from cluster.engine.engine import Engine
     from cluster.membership.peer_status import Peers
-    from cluster.raft.cluster_clock import ClusterClock
     from cluster.raft.messages import Message
-    from cluster.runtime.ports import Runtime
-    from cluster.storage.directory import GroupDirectory
-    from cluster.transport.linked_nodes import LinkedNodes
-    from cluster.transport.ports import Links
+    from cluster.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -43,37 +36,20 @@ log = logging.getLogger(__name__)
 class Members:
     """The members of the cluster, and the parts of this node that must follow a new configuration."""
 
-    def __init__(
-        self,
-        name: str,
-        member_id: bytes,
-        configurations: Configurations,
-        linked: LinkedNodes,
-        peers: Peers,
-        engine: Engine,
-        clock: ClusterClock,
-        directory: GroupDirectory,
-        links: Links,
-        runtime: Runtime,
-        known: Mapping[str, Member],
-        changed: Callable[[], None],
-    ) -> None:
-        """`name` and `member_id` are the name and the directory id of this node.
-
-        `known` are the members before the log was read. `changed` is called after each change.
-        """
-        self.name = name
-        self.id = member_id
-        self.configurations = configurations
-        self.linked = linked
-        self.known = known
+    def __init__(self, replica: Replica, peers: Peers, changed: Callable[[], None]) -> None:
+        """`changed` is called after each change of the members."""
+        self.name = replica.name
+        self.id = replica.member_id
+        self.configurations = replica.configurations
+        self.linked = replica.linked
+        self.known = replica.listed_members
         """The members that links and peers use: `Configurations.known`, as of the last `follow`."""
         self._peers = peers
-        self._engine = engine
-        self._clock = clock
-        self._directory = directory
-        self._links = links
-        self._runtime = runtime
+        self._engine = replica.engine
+        self._clock = replica.clock
+        self._directory = replica.directory
+        self._links = replica.links
+        self._runtime = replica.runtime
         self._changed = changed
 
     @property

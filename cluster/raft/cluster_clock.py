@@ -12,22 +12,21 @@ Wall clocks jump, because of a wrong time server, an operator, or a virtual mach
 Every node keeps this clock and follows the time of the entries, so a new leader continues without a gap. Each member
 sends its clock first on a new link, so a newly elected leader knows the clocks of a majority.
 
-Invariant: time always runs, at no less than `SLOWER` of its pace, and the clocks of a minority never put it forward.
+Invariant: pure; times are arguments. Time always runs, at no less than `SLOWER` of its pace, and the clocks of a
+minority never put it forward.
 """
 
 from __future__ import annotations
 
-import logging
+from typing import Protocol
 
 from cluster.configuration import quorum
-
-log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 STEP_MS = 2_000.0
 """Milliseconds of a jump that is believed at once, such as a time server's correction or a leap second."""
 OFF_MS = 5_000
-"""Milliseconds from the cluster's time beyond which a wall clock is off. The node logs that once."""
+"""Milliseconds from the cluster's time beyond which a wall clock is off. That is reported once."""
 OFF_NO_MORE_MS = OFF_MS / 2
 """Milliseconds from the cluster's time below which a wall clock that was off is right again."""
 LEAP_MS = 500.0
@@ -43,6 +42,26 @@ def bounded(wall_ms: int) -> int:
     return min(max(wall_ms, 0), WALL_MAX_MS)
 
 
+class ClockEvents(Protocol):
+    """Called by a clock for events that an operator should know."""
+
+    def time_put_forward(self, lead_ms: float) -> None:
+        """The clocks of a majority have put the agreed time forward by so much."""
+        ...
+
+    def applied_entry_is_old(self, age_ms: float) -> None:
+        """The clocks of a majority, first heard after the start, are so much ahead of the last entry."""
+        ...
+
+    def clock_is_off(self, off_ms: float) -> None:
+        """The wall clock of this node is so much ahead of the cluster's time, or behind it if `off_ms` is negative."""
+        ...
+
+    def clock_agrees(self) -> None:
+        """The wall clock of this node agrees with the cluster's time again."""
+        ...
+
+
 class SteadyClock:
     """A wall clock without its jumps. A jump counts after the clock has kept its new time for `patience_s` seconds."""
 
@@ -55,7 +74,8 @@ class SteadyClock:
         self._since_s = 0.0
         """Time at which `_doubtful_ms` was first seen, in seconds of the monotonic clock."""
 
-    def look(self, wall_ms: int, now_s: float) -> None:
+    def add_reading(self, wall_ms: int, now_s: float) -> None:
+        """Take in a reading of the wall clock."""
         offset_ms = wall_ms - now_s * 1000
         if abs(offset_ms - self.offset_ms) <= STEP_MS:
             self.offset_ms, self._doubtful_ms = offset_ms, None
@@ -70,7 +90,7 @@ class ClusterClock:
 
     def __init__(
         self,
-        name: str,
+        events: ClockEvents,
         members: int,
         time_ms: int,
         wall_ms: int,
@@ -81,7 +101,7 @@ class ClusterClock:
 
         `time_ms` is the time of the last entry, or 0 without an entry.
         """
-        self._name = name
+        self._events = events
         self.members = members
         self._own = SteadyClock(wall_ms, now_s, patience_s)
         self._peers: dict[str, float] = {}
@@ -95,7 +115,7 @@ class ClusterClock:
         self._is_off = False
         self.leapt_ms = 0.0
         """Milliseconds by which wall clocks have put time forward in leaps since this node started."""
-        self.look(wall_ms, now_s)
+        self.add_reading(wall_ms, now_s)
 
     # Reading the time
 
@@ -122,20 +142,20 @@ class ClusterClock:
 
     # Correcting the time
 
-    def follow(self, time_ms: int, now_s: float) -> None:
+    def advance_to(self, time_ms: int, now_s: float) -> None:
         """Put time forward to that of an entry, if it is later."""
         if time_ms > self._time_ms(now_s):
             self._base_ms, self._base_s = float(time_ms), now_s
             self._knows_entry = True
 
-    def look(self, wall_ms: int, now_s: float) -> None:
+    def add_reading(self, wall_ms: int, now_s: float) -> None:
         """Take in a reading of this node's wall clock. Called once a second."""
-        self._own.look(wall_ms, now_s)
+        self._own.add_reading(wall_ms, now_s)
         self._agree(now_s)
         if self._knows_majority():
-            self._watch(wall_ms - self._time_ms(now_s))
+            self._check_offset(wall_ms - self._time_ms(now_s))
 
-    def hear(self, peer: str, steady_ms: int, now_s: float) -> None:
+    def add_peer_reading(self, peer: str, steady_ms: int, now_s: float) -> None:
         """Take in a peer's steady clock. A delayed message makes the clock seem early, which does no harm."""
         self._peers[peer] = steady_ms - now_s * 1000
         self._agree(now_s)
@@ -160,7 +180,7 @@ class ClusterClock:
         lead_ms = reached_ms - self._base_ms
         if lead_ms > 0:
             if lead_ms > OFF_MS:
-                self._tell_lead(lead_ms)
+                self._report_lead(lead_ms)
             if lead_ms > LEAP_MS:
                 self.leapt_ms += lead_ms
             self._base_ms = reached_ms
@@ -172,28 +192,17 @@ class ClusterClock:
         """Return whether this node is a voter and knows the clocks of a majority of the voters."""
         return self.members > 0 and quorum.is_majority(1 + len(self._peers), self.members)
 
-    def _tell_lead(self, lead_ms: float) -> None:
-        seconds = lead_ms / 1000
+    def _report_lead(self, lead_ms: float) -> None:
         if self._is_agreed:
-            log.warning(
-                "time is put forward by %.1f s: the clocks of a majority of the members say so", seconds
-            )
+            self._events.time_put_forward(lead_ms)
         elif self._knows_entry:
-            log.info(
-                "the last entry applied here is %.1f s old by the clocks of a majority of the members",
-                seconds,
-            )
+            self._events.applied_entry_is_old(lead_ms)
 
-    def _watch(self, off_ms: float) -> None:
-        """Log once when this node's wall clock is off, and once when it is right again."""
+    def _check_offset(self, off_ms: float) -> None:
+        """Report once when this node's wall clock is off, and once when it is right again."""
         if not self._is_off and abs(off_ms) > OFF_MS:
             self._is_off = True
-            log.warning(
-                "the clock of node %s is %.1f s %s the cluster's time, which goes on without it",
-                self._name,
-                abs(off_ms) / 1000,
-                "ahead of" if off_ms > 0 else "behind",
-            )
+            self._events.clock_is_off(off_ms)
         elif self._is_off and abs(off_ms) < OFF_NO_MORE_MS:
             self._is_off = False
-            log.info("the clock of node %s agrees with the cluster's time again", self._name)
+            self._events.clock_agrees()

@@ -20,41 +20,24 @@ from cluster.snapshots.backup import BackupSegment, Contents
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.configuration.history import Configurations
-    from cluster.engine.engine import Engine
-    from cluster.log.housekeeping import Housekeeping
-    from cluster.log.journal import SegmentedJournal
+    from cluster.replica import Replica
     from cluster.runtime.ports import Disk
     from cluster.snapshots.backup import Digest
-    from cluster.state.group_state import GroupState
-    from cluster.storage.directory import GroupDirectory
-    from cluster.storage.identity import Owner
 
 
 class BackupSource:
     """Provider of backups of a group's log; all methods must be called on the event loop."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: GroupDirectory,
-        owner: Owner,
-        journal: SegmentedJournal,
-        housekeeping: Housekeeping,
-        engine: Engine,
-        configurations: Configurations,
-        state: GroupState,
-        ask_for_turn: Callable[[], None],
-    ) -> None:
-        self._disk = disk
-        self._log = directory.log
-        self._owner = owner
-        self._journal = journal
-        self._housekeeping = housekeeping
-        self._engine = engine
-        self._configurations = configurations
-        self._state = state
-        self._ask_for_turn = ask_for_turn
+    def __init__(self, replica: Replica) -> None:
+        self._disk = replica.disk
+        self._log = replica.directory.log
+        self._owner = replica.directory.owner
+        self._journal = replica.journal
+        self._housekeeping = replica.housekeeping
+        self._engine = replica.engine
+        self._configurations = replica.configurations
+        self._state = replica.state
+        self._ask_for_turn = replica.turns.ask
 
     def take(self, least: int, data_dir: str) -> Contents | None:
         """Pin and describe the files of a backup with all entries up to `least`, which must be applied here.

@@ -29,23 +29,15 @@ from cluster.log.checkpoints import (
 )
 from cluster.log.sealed_segment import verify
 from cluster.log.segment import JournalError, Segment, adopt_header
-from cluster.raft.messages import (
-    FetchChunk,
-    Message,
-    SnapshotChunk,
-    SnapshotDamaged,
-    SnapshotOffer,
-    SnapshotWithdrawn,
-)
+from cluster.raft.messages import FetchChunk, SnapshotChunk, SnapshotDamaged, SnapshotOffer, SnapshotWithdrawn
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 from cluster.snapshots.chunks import IDLE_MAX_S, REPEAT_S, Chunk, chunks_of
 
 if TYPE_CHECKING:
-    from cluster.log.journal import SegmentedJournal
     from cluster.log.term_runs import TermRuns
-    from cluster.runtime.ports import Buffer, Disk, File, Runtime
-    from cluster.state.group_state import GroupState, ReadState
-    from cluster.storage.directory import GroupDirectory
+    from cluster.replica import Replica
+    from cluster.runtime.ports import Buffer, File
+    from cluster.state.group_state import ReadState
 
 log = logging.getLogger(__name__)
 
@@ -109,22 +101,13 @@ class SnapshotReceiver:
     `install` is called on the event loop.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: GroupDirectory,
-        journal: SegmentedJournal,
-        state: GroupState,
-        runtime: Runtime,
-        send: Callable[[str, Message], None],
-        install: Callable[[Installable, ReadState], None],
-    ) -> None:
-        self._disk = disk
-        self._state = state
-        self._directory = directory
-        self._journal = journal
-        self._runtime = runtime
-        self._send = send
+    def __init__(self, replica: Replica, install: Callable[[Installable, ReadState], None]) -> None:
+        self._disk = replica.disk
+        self._state = replica.state
+        self._directory = replica.directory
+        self._journal = replica.journal
+        self._runtime = replica.runtime
+        self._send = replica.outbox.transmit
         self._install = install
         self._transfer: _Transfer | None = None
         self.times = Histogram(LONG_BOUNDS_S)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +21,6 @@ from cluster.log.sealed_segment import verify
 from cluster.log.segment import CorruptJournal, JournalError, Segment
 from cluster.raft.messages import (
     FetchChunk,
-    Message,
     SnapshotChunk,
     SnapshotDamaged,
     SnapshotFile,
@@ -32,12 +31,10 @@ from cluster.snapshots.chunks import CHUNK_BYTES, IDLE_MAX_S, REPEAT_S
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
-    from cluster.log.housekeeping import Housekeeping
-    from cluster.log.journal import SegmentedJournal
     from cluster.raft.learner_pace import Pace
     from cluster.raft.progress import Progress
-    from cluster.runtime.ports import Disk, Runtime
-    from cluster.storage.directory import GroupDirectory
+    from cluster.replica import Replica
+    from cluster.runtime.ports import Disk
 
 log = logging.getLogger(__name__)
 
@@ -76,40 +73,27 @@ class _Sealing(NamedTuple):
 class SnapshotSender:
     """Sender of snapshots: offers this node's files to peers that are too far behind, and sends the chunks."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: GroupDirectory,
-        journal: SegmentedJournal,
-        housekeeping: Housekeeping,
-        runtime: Runtime,
-        send: Callable[[str, Message], None],
-        failed: Callable[[Exception], None],
-        first_id: int,
-        retained_bytes: int,
-    ) -> None:
-        """Number snapshots from `first_id`, which no earlier incarnation of this node has reached.
-
-        `retained_bytes`: bytes of the log that are kept for all followers anyway.
-        """
-        self._disk = disk
-        self._directory = directory
-        self._journal = journal
-        self._housekeeping = housekeeping
-        self._runtime = runtime
-        self._send = send
-        self._failed = failed
+    def __init__(self, replica: Replica, first_id: int) -> None:
+        """Number snapshots from `first_id`, which no earlier incarnation of this node has reached."""
+        self._disk = replica.disk
+        self._directory = replica.directory
+        self._journal = replica.journal
+        self._housekeeping = replica.housekeeping
+        self._runtime = replica.runtime
+        self._send = replica.outbox.transmit
+        self._failed = replica.fail_stop.disk_failed
+        self._retained_bytes = replica.config.retained_bytes
+        """Bytes of the log that are kept for all followers anyway."""
         self._next_id = first_id
         self._sealing: dict[str, _Sealing] = {}
         self._offered: dict[str, _Offered] = {}
-        self._retained_bytes = retained_bytes
         self._last_offers: dict[str, SnapshotOffer] = {}
         """Last snapshot of each peer that fetches it, or has it but still lacks the entries behind it."""
         self._spoilt_index = 0
         """Index of the last checkpoint that was found damaged."""
 
     def turn(self, engine: Engine) -> None:
-        """SnapshotOffer a snapshot to each peer that the engine finds too far behind."""
+        """Offer a snapshot to each peer that the engine finds too far behind."""
         if not engine.is_leader:
             self._sealing.clear()
             return

@@ -29,6 +29,7 @@ from cluster.log.checkpoints import Checkpoint, load_newest, remove_checkpoints
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.manifest import MANIFEST_NAME
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.segment import CorruptJournal, UnknownFormat
 from cluster.raft.cluster_clock import bounded
 from cluster.storage.identity import (
@@ -82,10 +83,11 @@ class GroupDirectory:
         self.log = f"{path}/log"
         self.incoming = f"{path}/{INCOMING}"
         self.identity = owner.key()
+        self.log_files = OwnedDirectory(disk, self.log, self.identity)
         self._disk = disk
-        self._owner = owner
+        self.owner = owner
         disk.make_directory(path)
-        self.hard_state = HardStateFile(disk, path, self.identity)
+        self.hard_state = HardStateFile(OwnedDirectory(disk, path, self.identity))
 
     def claim(
         self, wall_ms: int, versions: Versions, members: Sequence[str], leap: int, *, is_blank: bool = False
@@ -96,7 +98,7 @@ class GroupDirectory:
         """
         names = tuple(sorted(members))
         self._identity, claim = claim_directory(
-            self._disk, self.path, self._owner, versions, names, wall_ms, leap, is_blank=is_blank
+            self._disk, self.path, self.owner, versions, names, wall_ms, leap, is_blank=is_blank
         )
         self._names = self._identity.members if is_blank else names_of(self._disk, self.path, self._identity)
         """Names of the members while the log has no configuration; empty once the log must have a configuration."""
@@ -131,7 +133,7 @@ class GroupDirectory:
 
     def _store(self, identity: Identity, directory_id: DirectoryId) -> None:
         """Store both files; after a crash at any moment at least one of them has the names."""
-        store_directory_id(self._disk, self.path, self._owner, directory_id)
+        store_directory_id(self._disk, self.path, self.owner, directory_id)
         store_identity(self._disk, self.path, identity)
 
     def id(self, incarnation: int) -> DirectoryId:
@@ -140,7 +142,7 @@ class GroupDirectory:
         The directory gets a new id, derived from this incarnation, if it has no id or has lost its hard state.
         """
         is_new = self.hard_state.state is None
-        self._id = directory_id(self._disk, self.path, self._owner, incarnation, self._names, is_new=is_new)
+        self._id = directory_id(self._disk, self.path, self.owner, incarnation, self._names, is_new=is_new)
         return self._id
 
     # Starting
@@ -164,7 +166,7 @@ class GroupDirectory:
             log.error("%s: this node is repaired from the others", damage)  # noqa: TRY400 - no bug, no traceback
             self._set_aside(claim, hard)
             journal, checkpoint = open_log(self.hard_state.state)
-        forget_writes_lost(self._disk, self.path, self._owner)
+        forget_writes_lost(self._disk, self.path, self.owner)
         if hard is not None and hard.term < journal.last_term:
             # Raft stores a term before the term's first entry, so this file must be outdated.
             log.error("%s: term %d is below the log's, so it is not believed", self.path, hard.term)
@@ -305,7 +307,7 @@ class GroupDirectory:
 
     def note_writes_lost(self) -> None:
         """Record for the next start that unsynced writes may be lost; errors are suppressed."""
-        note_writes_lost(self._disk, self.path, self._owner)
+        note_writes_lost(self._disk, self.path, self.owner)
 
     # Cleaning
 

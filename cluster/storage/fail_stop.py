@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from cluster.configuration.history import Configurations
     from cluster.raft.log_matching import ForeignLog
-    from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.storage.directory import GroupDirectory
 
@@ -37,16 +36,15 @@ class ObsoleteLog(JournalError):
     """An undamaged log fills the disk, so the node cannot store the entries that replaced it."""
 
 
-class Stopping:
+class FailStop:
     """Whether and why this node stops or is about to stop."""
 
     def __init__(
         self,
-        name: str,
         configurations: Configurations,
         directory: GroupDirectory,
         turns: TurnTimer,
-        runtime: Runtime,
+        *,
         give_way: Callable[[], bool],
         take_checkpoint: Callable[[], None],
     ) -> None:
@@ -59,11 +57,9 @@ class Stopping:
         it."""
         self.is_removed = False
         """Whether this node has stopped because it was removed from the cluster."""
-        self._name = name
         self._configurations = configurations
         self._directory = directory
         self._turns = turns
-        self._runtime = runtime
         self._give_way = give_way
         self._take_checkpoint = take_checkpoint
 
@@ -107,7 +103,7 @@ class Stopping:
         """Stop because this node was removed from the cluster."""
         self.is_removed = True
         self._directory.note_removed()
-        self.stop_for(RemovedFromCluster(self._name))
+        self.stop_for(RemovedFromCluster(self._directory.owner.node))
 
     def foreign_log(self, error: ForeignLog) -> None:
         """Write a checkpoint and stop, so that the next start knows the applied entries and rejects the same leader."""
@@ -116,12 +112,11 @@ class Stopping:
 
     def stop_for(self, error: BaseException) -> None:
         """Stop the turns of the group and report the error."""
-        self._turns.is_on = False
-        self._runtime.fail(error)
+        self._turns.fail(error)
 
     @property
     def _has_peers(self) -> bool:
-        return bool(self._configurations.others(self._name))
+        return bool(self._configurations.others(self._directory.owner.node))
 
     def _note_damage(self, error: CorruptJournal) -> None:
         if self.damage is None:

@@ -16,7 +16,7 @@ import sys
 from fcntl import ioctl
 from functools import partial
 from termios import FIONREAD, TIOCOUTQ
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cluster.membership.alarms import reason_of
 from cluster.net.connection_slots import Stage
@@ -36,7 +36,7 @@ from qq.amqp.fields import decode_publish
 from qq.amqp.framing import Fault
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.methods import error_of
-from qq.amqp_server.tls_facts import tls_facts
+from qq.client_sockets.tls_facts import tls_facts
 from qq.errors import ConnectionFault, ReplyCode
 from qq.machine.protocol.commands import SINCE, ConnectVouched
 from qq.scopes import TokenUser
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from qq.amqp.connection import Event
     from qq.amqp_server.ports import NumberedChannel, Pumped
     from qq.amqp_server.server import AmqpServer
+    from qq.client_sockets.shared import Peer
     from qq.errors import AmqpError
     from qq.machine.protocol.effects import ConnectionForced, Failed
     from qq.scopes import Scopes
@@ -106,15 +107,6 @@ GUESSES = {
 """First bytes of other protocols, and the addition to the log line about them."""
 SHOWN_NAME_MAX = 64
 """Characters of an unauthenticated client's user name in a log line."""
-
-
-class Peer(NamedTuple):
-    """The address of a client."""
-
-    host: str
-    port: int
-    proxy_host: str = ""
-    """Address of the proxy that has sent `host` and `port`; empty without a proxy."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -303,7 +295,7 @@ class ClientConnection(asyncio.Protocol):
             amqp.frame_max,
             amqp.channel_max,
             amqp.heartbeat_s,
-            self._blocked or self._server.partial_messages.waits(self),
+            self._blocked or self._server.sockets.partial_messages.waits(self),
             Traffic(self._read_bytes, self._reads, self._written_bytes, self._writes, waiting),
             tls_facts(transport.get_extra_info("ssl_object")),
         )
@@ -325,7 +317,7 @@ class ClientConnection(asyncio.Protocol):
         partial_bytes = self._amqp.partial_bytes
         if partial_bytes or self._partial_bytes:
             self._partial_bytes = partial_bytes
-            self._server.partial_messages.record(self, partial_bytes, len(data))
+            self._server.sockets.partial_messages.record(self, partial_bytes, len(data))
             self.mark_publisher()  # so that a first message that never ends waits for memory, too
 
     def _resume_after_others(self) -> None:
@@ -375,7 +367,7 @@ class ClientConnection(asyncio.Protocol):
         self._stop_timers()
         if self._expiry_check is not None:
             self._expiry_check.cancel()
-        self._server.partial_messages.remove(self)
+        self._server.sockets.partial_messages.remove(self)
         self._broker.connection_closed(self)
 
     def pause_writing(self) -> None:
@@ -452,7 +444,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._attempt = self._broker.logins.attempt(login, decided)
         except LoginsBusy as busy:
-            self._server.throttled_log.warning(
+            self._server.sockets.throttled_log.warning(
                 "logins", f"connection {self.id} from {self.peer_host}: {busy}"
             )
             self._end_login(str(busy))
@@ -532,7 +524,7 @@ class ClientConnection(asyncio.Protocol):
     def _refuse_login(self, user: str, mechanism: str) -> None:
         shown = user if len(user) <= SHOWN_NAME_MAX else user[:SHOWN_NAME_MAX] + "..."
         text = f"connection {self.id}: login of user {shown!r} from {self.peer_host} ({mechanism}) refused"
-        self._server.throttled_log.warning("login", text)
+        self._server.sockets.throttled_log.warning("login", text)
         self._amqp.refuse_login()
         self._refused = self._amqp.phase is Phase.CLOSED
         self._close_later()
@@ -543,7 +535,7 @@ class ClientConnection(asyncio.Protocol):
             self._open_to_close(undecided)
             return
         limit = self._broker.limits.connection_max
-        if limit and self._server.slots.authenticated > limit:
+        if limit and self._server.sockets.slots.authenticated > limit:
             text = f"connection refused: node connection limit ({limit}) is reached"
             self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, text, 10, 40))
             return
@@ -605,12 +597,12 @@ class ClientConnection(asyncio.Protocol):
                 log.warning("connection %d of %s: %s", self.id, self.user, error)
             else:
                 text = f"connection {self.id} from {self.peer_host}, which has not logged in: {error}"
-                self._server.throttled_log.warning("stranger", text)
+                self._server.sockets.throttled_log.warning("stranger", text)
             self._end_channels()
             self._end_claims()
             self._amqp.fail(error)
             self._partial_bytes = 0
-            self._server.partial_messages.remove(
+            self._server.sockets.partial_messages.remove(
                 self
             )  # otherwise close-ok might wait for other connections' turns
             self._schedule_flush()
@@ -637,7 +629,7 @@ class ClientConnection(asyncio.Protocol):
         self._amqp.fail_channel(channel.number, error)
         if (partial_bytes := self._amqp.partial_bytes) < self._partial_bytes:
             self._partial_bytes = partial_bytes
-            self._server.partial_messages.record(self, partial_bytes)
+            self._server.sockets.partial_messages.record(self, partial_bytes)
         self._schedule_flush()
 
     def channel_closed(self, channel: NumberedChannel) -> None:
@@ -663,7 +655,7 @@ class ClientConnection(asyncio.Protocol):
         if header := self._amqp.foreign_header:
             guess = next((guess for begin, guess in GUESSES.items() if header.startswith(begin)), "")
             text = f"connection {self.id} from {self.peer_host}: not AMQP 0-9-1{guess}: {header!r}"
-            self._server.throttled_log.warning("header", text)
+            self._server.sockets.throttled_log.warning("header", text)
         self._flush()
         self._close_socket()
 
@@ -741,7 +733,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _handshake_timed_out(self) -> None:
         text = f"connection {self.id} from {self.peer_host}: no handshake in time"
-        self._server.throttled_log.warning("handshake", text)
+        self._server.sockets.throttled_log.warning("handshake", text)
         why = self._broker.why_undecided() or "the cluster has not answered in time"
         if self._amqp.phase is Phase.VHOST:
             self._open_to_close(why)
@@ -948,7 +940,7 @@ class ClientConnection(asyncio.Protocol):
         """
         if self._amqp.phase is not Phase.OPEN:
             return
-        goes_on = self._broker.alarm == _MEMORY_SHORT and self._server.partial_messages.has_turn(self)
+        goes_on = self._broker.alarm == _MEMORY_SHORT and self._server.sockets.partial_messages.has_turn(self)
         if self._blocked and not goes_on:
             self.pause_for(_ALARM)
         else:

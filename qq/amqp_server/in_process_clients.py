@@ -12,7 +12,8 @@ from math import inf
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from qq.amqp_server.connection import ClientConnection, Peer
+from qq.amqp_server.connection import ClientConnection
+from qq.client_sockets.shared import Peer
 from qq.scopes import PERMISSIONS, Scopes, TokenUser
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _drop(connecting: asyncio.Task[Streams]) -> None:
 
 
 async def _connect(server: AmqpServer, vhost: str, limit: int) -> Streams:
-    slot = server.slots.take_authenticated(HOST)
+    slot = server.sockets.slots.take_authenticated(HOST)
     if slot is None:
         raise OSError("this node has too many connections")
     try:

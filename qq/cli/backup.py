@@ -67,8 +67,8 @@ def backup(node: Remote, target: str) -> int:
                 progress_bar("reading the backup", in_bytes=True) as bar,
                 node.download(_PATH) as stream,
             ):
-                are_linked = _take(stream, directory, bar)
-            contents = _checked(directory)
+                are_linked = _write_files(stream, directory, bar)
+            contents = _check_backup(directory)
             _sync(directory)
     except tarfile.TarError as error:
         raise CommandError(
@@ -91,7 +91,7 @@ def _write_out(part: bytes) -> None:
     except OSError as error:
         # Without this, flushing the buffer would fail again at the interpreter's end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise CommandError(f"standard output: {error.strerror}; what was written is no backup") from None
+        raise CommandError(f"standard output: {error.strerror}; the output is no backup") from None
 
 
 def describe(contents: Contents) -> str:
@@ -130,7 +130,7 @@ def _new_directory(target: Path) -> Generator[Path]:
     _sync(target.absolute().parent)
 
 
-def _take(stream: BinaryIO, directory: Path, bar: ProgressBar) -> bool:
+def _write_files(stream: BinaryIO, directory: Path, bar: ProgressBar) -> bool:
     """Write the files of the archive to the directory; return whether the segments are links to the node's own."""
     contents: Contents | None = None
     done = 0
@@ -143,7 +143,7 @@ def _take(stream: BinaryIO, directory: Path, bar: ProgressBar) -> bool:
             bar.update(done, None if contents is None else contents.file_bytes)
             if contents is None:
                 contents = unpack_contents((directory / CONTENTS).read_bytes())
-            elif entry.name == contents.checkpoint and _linked(contents, directory):
+            elif entry.name == contents.checkpoint and _link_segments(contents, directory):
                 return True
     return False
 
@@ -159,7 +159,7 @@ def _copy(archive: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, conten
         os.fsync(copy.fileno())
 
 
-def _linked(contents: Contents, directory: Path) -> bool:
+def _link_segments(contents: Contents, directory: Path) -> bool:
     """Link all segments from the node's directory, if it is on this machine; if a link fails, remove all links."""
     log = Path(contents.directory)
     names = [segment.name for segment in contents.segments]
@@ -205,7 +205,7 @@ def _sync(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _checked(directory: Path) -> Contents:
+def _check_backup(directory: Path) -> Contents:
     """Check the whole backup, as a restore does. Raises CommandError."""
     disk = cast("Disk", ReadOnlyDisk(directory))
     try:

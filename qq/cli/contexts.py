@@ -123,7 +123,7 @@ def _context_in(file: Path, name: str, table: Any) -> Context:
     return Context(read, table.get("user"), **files)
 
 
-def changed(file: Path, contexts: Contexts, *, current: str | None, by_name: Mapping[str, Context]) -> None:
+def save(file: Path, contexts: Contexts, *, current: str | None, by_name: Mapping[str, Context]) -> None:
     """Replace the contexts file. Raises CommandError."""
     new = replace(contexts, current=current, by_name=by_name)
     try:

@@ -234,7 +234,7 @@ def _title(finding: Finding) -> str:
 def _line(finding: Finding) -> str:
     match finding:
         case Whose():
-            return f"identity     {_describe_identity(finding)}{_noted(finding.problem)}"
+            return f"identity     {_describe_identity(finding)}{_problem_suffix(finding.problem)}"
         case HardStateFound(state=state, copies=copies):
             return f"hardstate    {_describe_hard_state(state)}; copies: {', '.join(copies)}"
         case ManifestFound():
@@ -310,7 +310,7 @@ def _damaged(problem: Problem) -> str:
     return f"damaged: {problem.what}"
 
 
-def _noted(problem: Problem | None) -> str:
+def _problem_suffix(problem: Problem | None) -> str:
     return f"; {problem.what}" if problem else ""
 
 

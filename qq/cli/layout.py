@@ -84,7 +84,7 @@ def local_nodes(data_dir: Path, node_count: int, base_port: int) -> tuple[LocalN
 @contextmanager
 def locked(data_dir: Path) -> Generator[None]:
     """Hold the lock of the directory, which is made if missing. Raises CommandError if it is locked."""
-    with _explained(data_dir):
+    with _errors_explained(data_dir):
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = (data_dir / "lock").open("w")
     with lock:
@@ -109,7 +109,7 @@ def prepare(
 
     `settings` are added to the configuration of every node and override the defaults.
     """
-    with _explained(data_dir):
+    with _errors_explained(data_dir):
         if fresh:
             _delete(data_dir)
         _refuse_other_size(data_dir, len(nodes))
@@ -127,7 +127,7 @@ def prepare_joining(
     """Write the configuration of a node that joins the cluster of these members, in the same directory."""
     seeds = [f"{member.address.host}:{member.address.peer_port}" for member in members]
     cluster = {**settings.get("cluster", {}), "join": seeds}
-    with _explained(data_dir):
+    with _errors_explained(data_dir):
         _prepare_node(node, [node], {**settings, "cluster": cluster})
 
 
@@ -151,7 +151,7 @@ def write_cluster_file(data_dir: Path, nodes: Sequence[LocalNode], pids: Mapping
         for node in nodes
     ]
     document = {"nodes": described, "user": USER, "password": PASSWORD}
-    with _explained(data_dir):
+    with _errors_explained(data_dir):
         _replace(data_dir / "cluster.json", json.dumps(document, indent=2) + "\n")
 
 
@@ -163,14 +163,15 @@ def _configuration(node: LocalNode, nodes: Sequence[LocalNode], settings: Settin
         "users": {"default_user": USER, "default_password": PASSWORD},
     }
     sections = {
-        name: _given({**usual.get(name, {}), **settings.get(name, {})}) for name in {**usual, **settings}
+        name: _without_none({**usual.get(name, {}), **settings.get(name, {})})
+        for name in {**usual, **settings}
     }
-    listed = [_given(asdict(member.address)) for member in nodes]
+    listed = [_without_none(asdict(member.address)) for member in nodes]
     head = "# Written by `qq up` at every start: changes here are lost. It shows what a node needs.\n"
     return head + tomli_w.dumps({**sections, "nodes": listed})
 
 
-def _given(table: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
 
 
@@ -214,7 +215,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _explained(data_dir: Path) -> Generator[None]:
+def _errors_explained(data_dir: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:

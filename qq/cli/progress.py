@@ -28,11 +28,11 @@ _FRAME_S = 0.2
 class Wait:
     """A wait of a command, which is reported to the operator."""
 
-    def __init__(self, what: str, reason: str = "", *, has_bar: bool = False) -> None:
+    def __init__(self, name: str, reason: str = "", *, has_bar: bool = False) -> None:
         """With `has_bar` a terminal already shows the progress of the command (`progress_bar`)."""
         self.reason = reason
         """Why the wait continues, as the node last reported."""
-        self._what = what
+        self._name = name
         self._has_bar = has_bar
         self._is_on = True
         self._began_s = time.monotonic()
@@ -70,7 +70,7 @@ class Wait:
         while not is_over.wait(self._left_s):
             if self._left_s > 0:  # until the report of the next part
                 continue
-            text = f"waiting for {escaped(self._what)} ({self._notice_s:g} s){self._why}"
+            text = f"waiting for {escaped(self._name)} ({self._notice_s:g} s){self._reason_suffix}"
             print(text, file=sys.stderr, flush=True)
             self._notice_s += NOTICE_S if self._notice_s < _LONG_S else _LONG_S
 
@@ -85,18 +85,18 @@ class Wait:
         with _bar() as bar:
             task = bar.add_task("", total=None)
             while not is_over.wait(_FRAME_S):
-                bar.update(task, description=f"waiting for {escaped(self._what)}{self._why}")
+                bar.update(task, description=f"waiting for {escaped(self._name)}{self._reason_suffix}")
 
     @property
-    def _why(self) -> str:
+    def _reason_suffix(self) -> str:
         return f": {escaped(self.reason)}" if self.reason else ""
 
 
 class ProgressBar:
     """The progress of a long operation, shown by a bar after a second."""
 
-    def __init__(self, what: str, bar: Progress | None) -> None:
-        self._what = what
+    def __init__(self, name: str, bar: Progress | None) -> None:
+        self._name = name
         self._bar = bar
         self._task: TaskID | None = None
         self._began_s = time.monotonic()
@@ -106,27 +106,27 @@ class ProgressBar:
         if self._bar is None or time.monotonic() - self._began_s < NOTICE_S:
             return
         if self._task is None:
-            self._task = self._bar.add_task(self._what)
+            self._task = self._bar.add_task(self._name)
             self._bar.start()
         self._bar.update(self._task, completed=done, total=total)
 
-    def wait(self, what: str) -> Wait:
+    def wait(self, name: str) -> Wait:
         """Make a wait for a part of the operation; beside a bar it prints no reports."""
-        return Wait(what, has_bar=self._task is not None)
+        return Wait(name, has_bar=self._task is not None)
 
 
 @contextmanager
-def progress_bar(what: str, *, in_bytes: bool = False, prints: bool = False) -> Generator[ProgressBar]:
+def progress_bar(name: str, *, in_bytes: bool = False, prints: bool = False) -> Generator[ProgressBar]:
     """Count in the block, with a bar if standard error is a terminal.
 
     With `prints` the block itself prints, so a terminal that also shows its output gets no bar.
     """
     if not sys.stderr.isatty() or (prints and sys.stdout.isatty()):
-        yield ProgressBar(what, None)
+        yield ProgressBar(name, None)
         return
     bar = _bar(in_bytes=in_bytes)
     try:
-        yield ProgressBar(what, bar)
+        yield ProgressBar(name, bar)
     finally:
         bar.stop()
 

@@ -76,13 +76,13 @@ term."""
 def restore_backup(backup: str, config_file: Path) -> int:
     """Create the data directory of a new cluster's first node from a backup. Raises OperatingError."""
     settings = load_settings(config_file)
-    with _explained(backup), opened(backup) as source:
+    with _errors_explained(backup), opened(backup) as source:
         contents = read_contents(source)
         old = OldLog(contents.version, is_named=bool(contents.cluster_id))
         version_of(old, Versions(*QueueMachine.versions), backup)
         _check_empty(settings.data_dir)
         check(source, contents, describe_state)
-        new = _restored(source, contents, settings)
+        new = _restore_data(source, contents, settings)
     print(f"restored: {describe(contents)}")
     print(_what_next(new))
     return 0
@@ -101,7 +101,7 @@ def _check_empty(data_dir: Path) -> None:
         raise CommandError(f"{data_dir}: is not empty; give the node a new data directory, or empty this one")
 
 
-def _restored(source: Disk, contents: Contents, settings: NodeConfig) -> NewCluster:
+def _restore_data(source: Disk, contents: Contents, settings: NodeConfig) -> NewCluster:
     address = PeerAddress(settings.address.host, settings.address.peer_port)
     owner = Owner(settings.cluster_name, settings.name, contents.group)
     unfinished = settings.data_dir / UNFINISHED
@@ -183,11 +183,11 @@ def recover_survivor(directory: Path, *, is_sure: bool) -> int:
         raise CommandError(
             f"{directory}: is no data directory; of a backup, `qq restore` begins a new cluster"
         )
-    with _explained(str(directory)):
+    with _errors_explained(str(directory)):
         group = find_group(directory)
         data_dir = group.parent.parent
         check_not_in_use(data_dir)
-        survivor = _look_at(group)
+        survivor = _read_survivor(group)
         old = OldLog(survivor.identity.machine_version, is_named=not survivor.identity.members)
         version_of(old, Versions(*QueueMachine.versions), str(group))
         for line in _lines(group, survivor):
@@ -201,7 +201,7 @@ def recover_survivor(directory: Path, *, is_sure: bool) -> int:
     return 0
 
 
-def _look_at(group: Path) -> _Survivor:
+def _read_survivor(group: Path) -> _Survivor:
     """Check all files of the directory and return their facts. Raises CommandError if it is unusable."""
     disk = cast("Disk", ReadOnlyDisk(group))
     identity, standing, last_index, committed = None, None, None, None
@@ -343,13 +343,13 @@ def _locked(data_dir: Path) -> Generator[Disk]:
 
 
 @contextmanager
-def _explained(what: str) -> Generator[None]:
+def _errors_explained(source: str) -> Generator[None]:
     """Turn an error of files into a CommandError of a single line."""
     try:
         yield
     except DirectoryInUse as error:
         raise CommandError(f"{error}; stop the node first") from None
     except (BadBackup, JournalError, ForeignDirectory) as error:
-        raise CommandError(f"{what}: {error}") from None
+        raise CommandError(f"{source}: {error}") from None
     except OSError as error:
-        raise CommandError(f"{error.filename or what}: {error.strerror or error}") from None
+        raise CommandError(f"{error.filename or source}: {error.strerror or error}") from None

@@ -57,29 +57,29 @@ def _run(arguments: Sequence[str]) -> int:
         return USAGE
     except click.UsageError as error:
         path = NAME if error.ctx is None else error.ctx.command_path
-        _say(path, f"{_text_of(error)} (see `{path} --help`)")
+        _print_error(path, f"{_usage_text(error)} (see `{path} --help`)")
         return USAGE
     except OperatingError as error:
-        _say(names[COMMAND], str(error))
+        _print_error(names[COMMAND], str(error))
         return error.exit_status
     except UnicodeEncodeError:  # bytes of the command line, which may be a password
-        _say(names[COMMAND], "a name or a text that was given is not UTF-8")
+        _print_error(names[COMMAND], "a name or a text that was given is not UTF-8")
         return 1
     except BrokenPipeError:
         raise
     except OSError as error:  # for a file, or for standard output, which has no file name
         if error.filename is None:
             _stop_writing()
-        _say(names[COMMAND], f"{error.filename or 'standard output'}: {error.strerror or error}")
+        _print_error(names[COMMAND], f"{error.filename or 'standard output'}: {error.strerror or error}")
         return 1
     return status or 0
 
 
-def _say(command: str, text: str) -> None:
+def _print_error(command: str, text: str) -> None:
     print(f"{command}: {escaped(text)}", file=sys.stderr)
 
 
-def _text_of(error: click.UsageError) -> str:
+def _usage_text(error: click.UsageError) -> str:
     """Return the text of a usage error as a part of a line."""
     if isinstance(error, NoSuchOption) and error.ctx and isinstance(error.ctx.command, click.Group):
         return f"No such option '{error.option_name}' here: options stand behind the whole command"

@@ -37,16 +37,16 @@ class LogReader:
                 lines.append(self._unfinished)
                 self._unfinished = b""
             for line in lines:
-                self._say(line)
+                self._print_line(line)
 
     def close(self) -> None:
         self.print_new()
         if self._unfinished:
-            self._say(self._unfinished)
+            self._print_line(self._unfinished)
         self._file.close()
 
-    def _say(self, line: bytes) -> None:
-        self._screen.say(f"{self._name} | {line.decode(errors='replace')}")
+    def _print_line(self, line: bytes) -> None:
+        self._screen.print_line(f"{self._name} | {line.decode(errors='replace')}")
 
 
 class Screen:
@@ -57,7 +57,7 @@ class Screen:
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         with suppress(queue.Full):
             self._lines.put_nowait(line)
 

@@ -51,7 +51,7 @@ def up(
         screen = Screen()
         with suppress(FileNotFoundError):  # some containers lack the file
             if warning := _outgoing_ports(nodes, _OUTGOING.read_text()):
-                screen.say(warning)
+                screen.print_line(warning)
         try:
             asyncio.run(_Cluster(data_dir, nodes, serve_command, screen, restart=restart).run())
         finally:
@@ -191,12 +191,12 @@ class _Cluster:
             death = f"{node.name} (pid {process.pid}) {_death(status)}"
             if not (self._serves or _was_removed(node)):
                 raise CommandError(f"{death} before the cluster was ready; see {node.log}")
-            self._screen.say(death)
+            self._screen.print_line(death)
             if not self._restart or status == os.EX_CONFIG:  # a restart would fail in the same way
                 return
             await asyncio.sleep(_RESTART_DELAY_S)
             await self._start(node)
-            self._screen.say(f"{node.name} started again (pid {self._pids[node.name]})")
+            self._screen.print_line(f"{node.name} started again (pid {self._pids[node.name]})")
 
     async def _stop_all(self) -> None:
         processes = list(self._running.values())
@@ -209,7 +209,9 @@ class _Cluster:
         await asyncio.wait(waiting, timeout=_STOP_TIMEOUT_S)
         for name, process in self._running.items():
             if process.returncode is None:
-                self._screen.say(f"{name} (pid {process.pid}) did not stop in {_STOP_TIMEOUT_S:g} s: killed")
+                self._screen.print_line(
+                    f"{name} (pid {process.pid}) did not stop in {_STOP_TIMEOUT_S:g} s: killed"
+                )
                 with suppress(ProcessLookupError):
                     process.kill()
         await asyncio.wait(waiting)
@@ -223,13 +225,13 @@ class _Cluster:
         write_cluster_file(self._data_dir, self._nodes, self._pids)
         self._serves = True
         self._print_new_lines()  # lines logged so far come before the summary
-        self._screen.say(
+        self._screen.print_line(
             f"{len(self._nodes)} nodes, data in {self._data_dir}, user {USER}, password {PASSWORD}"
         )
         for node in self._nodes:
             amqp = f"amqp://{USER}:{PASSWORD}@{HOST}:{node.address.amqp_port}/"
-            self._screen.say(f"  {node.name}  {amqp}  http://{HOST}:{node.address.http_port}/")
-        self._screen.say("cluster ready")
+            self._screen.print_line(f"  {node.name}  {amqp}  http://{HOST}:{node.address.http_port}/")
+        self._screen.print_line("cluster ready")
 
     async def _until_ready(self, node: LocalNode) -> None:
         clock = asyncio.get_running_loop()
@@ -239,7 +241,7 @@ class _Cluster:
             not _was_removed(node) and (reason := await asyncio.to_thread(reason_not_ready, port)) is not None
         ):
             if clock.time() >= notice_at:
-                self._screen.say(f"waiting for {node.name}: {reason}")
+                self._screen.print_line(f"waiting for {node.name}: {reason}")
                 notice_at += _WAITING_NOTICE_S
             await asyncio.sleep(_POLL_S)
 

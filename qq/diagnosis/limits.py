@@ -17,7 +17,7 @@ from qq.diagnosis.words import ms
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-TOLD_MAX = 10
+REPORTED_MAX = 10
 """Settings named in a finding at most."""
 LOAD_PER_S = 10.0
 """Batches per second of a node below which it is not judged, because it has too little load."""
@@ -81,8 +81,8 @@ def _releases(vitals: Sequence[Vitals]) -> Iterator[Finding]:
     for each in vitals:
         releases.setdefault(each.release, []).append(each.name)
     if len(releases) > 1:
-        told = "; ".join(f"{', '.join(names)} {release}" for release, names in sorted(releases.items()))
-        yield Finding("releases-differ", CLUSTER, f"nodes run different releases: {told}")
+        listed = "; ".join(f"{', '.join(names)} {release}" for release, names in sorted(releases.items()))
+        yield Finding("releases-differ", CLUSTER, f"nodes run different releases: {listed}")
 
 
 def _settings(vitals: Sequence[Vitals]) -> Iterator[Finding]:
@@ -95,9 +95,9 @@ def _settings(vitals: Sequence[Vitals]) -> Iterator[Finding]:
     # A release without a setting is not in conflict about it.
     differing = [name for name in values if len(values[name]) > 1]
     if differing:
-        more = f" and {len(differing) - TOLD_MAX} more" if len(differing) > TOLD_MAX else ""
+        more = f" and {len(differing) - REPORTED_MAX} more" if len(differing) > REPORTED_MAX else ""
         nodes = "; ".join(", ".join(names) for names in alike.values())
-        text = f"nodes differ in {', '.join(differing[:TOLD_MAX])}{more}: {nodes}"
+        text = f"nodes differ in {', '.join(differing[:REPORTED_MAX])}{more}: {nodes}"
         yield Finding("settings-differ", CLUSTER, text)
 
 
@@ -125,10 +125,10 @@ def _limit(vitals: Sequence[Vitals], leader: str | None) -> Iterator[Finding]:
         "network and turns": max(0.0, whole_s - known_s),
     }
     first = max(parts, key=lambda part: parts[part])
-    told = ", ".join(f"{part} {ms(seconds)}" for part, seconds in parts.items())
+    shares = ", ".join(f"{part} {ms(seconds)}" for part, seconds in parts.items())
     busiest = max(vitals, key=lambda each: each.cores)
     core = f"the busiest node is {busiest.name}, with {busiest.cores:.0%} of a core"
-    text = f"a commit of {most.name} takes {ms(whole_s)}, mostly for {first} [{told}]; {core}"
+    text = f"a commit of {most.name} takes {ms(whole_s)}, mostly for {first} [{shares}]; {core}"
     yield Finding("limited-by", CLUSTER, text)
 
 

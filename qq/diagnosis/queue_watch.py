@@ -1,9 +1,9 @@
 """Rules about queues over time: growth, no consumers, slow consumers, dead letters, refused publishes.
 
-A pass every few seconds looks at all queues in turn. For each code it keeps the worst queues, and counts the rest.
+A pass every few seconds checks all queues in turn. For each code it keeps the worst queues, and counts the rest.
 
-Invariant: pure. Memory is bounded by the number of queues that have messages or have just lost some. A look at a queue
-costs a microsecond or two. An empty queue without changes costs no look.
+Invariant: pure. Memory is bounded by the number of queues that have messages or have just lost some. A check of a queue
+costs a microsecond or two. An empty queue without changes costs no check.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qq.diagnosis.words import hours, ms, number, waiting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TOLD_MAX = 10
+REPORTED_MAX = 10
 """Queues reported for each code at most: those with the most messages."""
 LASTS_MS = 60_000
 """Milliseconds that a state must last before it is reported."""
@@ -55,9 +55,9 @@ class QueueFacts(NamedTuple):
     waited_ms: int
     """Milliseconds that messages have waited for a consumer with free prefetch."""
     failed: int
-    """Messages that were rejected or delivered too often since the last look."""
+    """Messages that were rejected or delivered too often since the last check."""
     refused: int
-    """Publishes that were refused since the last look because the queue is full."""
+    """Publishes that were refused since the last check because the queue is full."""
     prefetch: int
     """Largest prefetch of the consumers that messages wait for; 0 for no limit."""
     taken: int
@@ -93,11 +93,11 @@ class HeldWatch:
         self.findings: list[Finding] = []
         """Findings of the last complete pass."""
 
-    def look(self, facts: HeldFacts) -> None:
+    def record(self, facts: HeldFacts) -> None:
         """Add a consumer that holds a message for too long to the pass under way."""
         self._count += 1
         row = -facts.since_ms, -self._count, facts
-        if len(self._oldest) < TOLD_MAX:
+        if len(self._oldest) < REPORTED_MAX:
             heappush(self._oldest, row)
         elif row > self._oldest[0]:
             heapreplace(self._oldest, row)
@@ -106,7 +106,7 @@ class HeldWatch:
         self.findings = [_held(facts) for _, _, facts in sorted(self._oldest, reverse=True)]
         others = self._count - len(self._oldest)
         if others:
-            text = f"the same is the case with {others:,} more"
+            text = f"the same holds for {others:,} more"
             self.findings.append(Finding("unacked-long", "other consumers", text))
         self._oldest, self._count = [], 0
 
@@ -121,18 +121,18 @@ def _held(facts: HeldFacts) -> Finding:
     return Finding("unacked-long", subject, text, facts.since_ms)
 
 
-class _Seen:
+class _History:
     """State of a queue that later passes need."""
 
     __slots__ = (
         "acknowledged",
+        "checked_ms",
         "failed_since",
         "failed_until",
         "failed_window",
         "grows_from",
         "grows_since",
         "lone_since",
-        "looked_ms",
         "peak",
         "peak_ms",
         "refused_since",
@@ -144,7 +144,7 @@ class _Seen:
     )
 
     def __init__(self, facts: QueueFacts, now_ms: int) -> None:
-        self.looked_ms = now_ms
+        self.checked_ms = now_ms
         self.acknowledged = facts.acknowledged
         self.taken = facts.taken
         self.waited_ms = facts.waited_ms
@@ -165,8 +165,8 @@ class QueueWatch:
     """Finds faults of queues, pass by pass."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}
-        self._seen_now: dict[int, _Seen] = {}
+        self._seen: dict[int, _History] = {}
+        self._seen_now: dict[int, _History] = {}
         """Queues of the pass under way, by number."""
         self._worst: dict[str, list[tuple[int, int, Finding]]] = {}
         self._counts: dict[str, int] = {}
@@ -176,23 +176,23 @@ class QueueWatch:
         """Findings of the last complete pass."""
 
     def knows(self, number: int) -> bool:
-        """Return whether the queue with this number needs a look even if it is empty and unchanged."""
+        """Return whether the queue with this number needs a check even if it is empty and unchanged."""
         return number in self._seen
 
-    def look(self, facts: QueueFacts, now_ms: int) -> None:
+    def check(self, facts: QueueFacts, now_ms: int) -> None:
         """Judge a queue. Call it once per queue and pass."""
         seen = self._seen.get(facts.number)
         if seen is None:
-            seen = _Seen(facts, now_ms)
+            seen = _History(facts, now_ms)
         for code, since_ms, text in _found(seen, facts, now_ms, self.commit_s):
-            self._note(facts, Finding(code, queue_subject(facts.vhost, facts.name), text, since_ms))
+            self._add(facts, Finding(code, queue_subject(facts.vhost, facts.name), text, since_ms))
         if facts.messages or seen.matters:
             self._seen_now[facts.number] = seen
 
     def end_pass(self) -> None:
         """End the pass and publish its findings.
 
-        Queues without a look in the pass are empty or deleted; their state is dropped.
+        Queues without a check in the pass are empty or deleted; their state is dropped.
         """
         self._seen, self._seen_now = self._seen_now, {}
         found: list[Finding] = []
@@ -200,33 +200,33 @@ class QueueWatch:
             found += [finding for _, _, finding in sorted(worst, reverse=True)]
             others = self._counts[code] - len(worst)
             if others:
-                found.append(Finding(code, "other queues", f"the same is the case with {others:,} more"))
+                found.append(Finding(code, "other queues", f"the same holds for {others:,} more"))
         self.findings = found
         self._worst, self._counts = {}, {}
 
-    def _note(self, facts: QueueFacts, finding: Finding) -> None:
+    def _add(self, facts: QueueFacts, finding: Finding) -> None:
         code = finding.code
         self._counts[code] = self._counts.get(code, 0) + 1
         worst = self._worst.setdefault(code, [])
         row = facts.messages, -facts.number, finding
-        if len(worst) < TOLD_MAX:
+        if len(worst) < REPORTED_MAX:
             heappush(worst, row)
         elif row > worst[0]:
             heapreplace(worst, row)
 
 
-def _found(seen: _Seen, facts: QueueFacts, now_ms: int, commit_s: float) -> Iterator[tuple[str, int, str]]:
+def _found(seen: _History, facts: QueueFacts, now_ms: int, commit_s: float) -> Iterator[tuple[str, int, str]]:
     """Update the state of a queue; yield (code, begin in ms, text) of each finding."""
     yield from _growth(seen, facts, now_ms)
     yield from _consumers(seen, facts, now_ms, commit_s)
     yield from _losses(seen, facts, now_ms)
-    seen.looked_ms = now_ms
+    seen.checked_ms = now_ms
     seen.acknowledged = facts.acknowledged
     seen.taken = facts.taken
     seen.waited_ms = facts.waited_ms
 
 
-def _growth(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
+def _growth(seen: _History, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
     messages = facts.messages
     if messages > seen.peak:
         seen.peak, seen.peak_ms = messages, now_ms
@@ -244,13 +244,13 @@ def _growth(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, 
 
 
 def _consumers(
-    seen: _Seen, facts: QueueFacts, now_ms: int, commit_s: float
+    seen: _History, facts: QueueFacts, now_ms: int, commit_s: float
 ) -> Iterator[tuple[str, int, str]]:
     is_lone = facts.ready > 0 and not facts.consumers and facts.taken == seen.taken and not _delays(facts)
     seen.lone_since = _since(seen.lone_since, now_ms, is_so=is_lone)
     if _lasts(seen.lone_since, now_ms):
-        yield "no-consumers", seen.lone_since, f"{waiting(facts.ready)} in it, and nobody consumes"
-    elapsed_ms = now_ms - seen.looked_ms
+        yield "no-consumers", seen.lone_since, f"{waiting(facts.ready)} in it, and it has no consumers"
+    elapsed_ms = now_ms - seen.checked_ms
     waited_ms = facts.waited_ms - seen.waited_ms
     is_slow = facts.ready > 0 and facts.consumers > 0 and 0 < BUSY_SHARE * elapsed_ms <= waited_ms
     seen.slow_since = _since(seen.slow_since, now_ms, is_so=is_slow)
@@ -282,20 +282,22 @@ def _slowness(facts: QueueFacts, per_s: float, commit_s: float, since_ms: int) -
     held_s = facts.unacked / per_s if per_s else inf
     if held_s < max(TRAVEL_S, TRAVEL_COMMITS * commit_s) and 0 < facts.prefetch <= SMALL_PREFETCH:
         commit = f", and a commit takes {ms(commit_s)}" if commit_s else ""
-        text = f"{wait}; with a prefetch of {facts.prefetch}, {whose} had each one for {ms(held_s)}{commit}"
+        text = (
+            f"{wait}; with a prefetch of {facts.prefetch}, {whose} had each message for {ms(held_s)}{commit}"
+        )
         return "prefetch-small", since_ms, text
     held = f"; unacknowledged: {facts.unacked:,}" if facts.unacked else ""
     text = f"{wait}, and {per_s:,.1f} a second are acknowledged by {whose}{held}"
     return "consumers-slow", since_ms, text
 
 
-def _losses(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
+def _losses(seen: _History, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
     seen.stuck_since = _since(seen.stuck_since, now_ms, is_so=facts.dying > 0)
     if _lasts(seen.stuck_since, now_ms):
         yield (
             "dead-letters-stuck",
             seen.stuck_since,
-            f"{number(facts.dying, 'dead letter')} of it in no queue",
+            f"{number(facts.dying, 'dead letter')} from it fit in no queue",
         )
     if facts.failed:
         seen.failed_since = seen.failed_since or now_ms
@@ -312,4 +314,4 @@ def _losses(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, 
     elif now_ms >= seen.refused_until:
         seen.refused_since = 0
     if seen.refused_since:
-        yield "publishes-refused", seen.refused_since, "it is full, and refuses what is published"
+        yield "publishes-refused", seen.refused_since, "it is full, and rejects published messages"

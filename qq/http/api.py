@@ -44,10 +44,11 @@ _REST = r"{rest:[\s\S]+}"
 """Any rest of a path. Names of users and virtual hosts may contain line breaks, which "." does not match."""
 
 if TYPE_CHECKING:
-    from qq.http.view import ManagementView, NodeView
+    from qq.http.base.node_view import NodeView
+    from qq.management.management import Management
 
 
-def routes(view: NodeView, management: ManagementView, streams_max: int = STREAMS_MAX) -> list[web.RouteDef]:
+def routes(view: NodeView, management: Management, streams_max: int = STREAMS_MAX) -> list[web.RouteDef]:
     """Return all routes below /api, except for those of app.py."""
     live = LiveViews(view, management)
     resources = (

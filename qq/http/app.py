@@ -22,7 +22,7 @@ from qq.http.base.login import is_encrypted, login_required
 from qq.http.documents.prometheus import PER_OBJECT, ObjectExposition, info_lines
 from qq.http.documents.requests import BODY_TIMEOUT_S
 from qq.http.server import HttpServer, strangers_watched, users_bounded
-from qq.http.view import Unavailable
+from qq.management.errors import Unavailable
 
 if TYPE_CHECKING:
     import socket
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from qq.http.view import ManagementView, NodeView
+    from qq.http.base.node_view import NodeView
+    from qq.management.management import Management
 
 REQUEST_BYTES_MAX = 64 * 1024
 """Largest body of a request, except for definitions. The next largest document, a policy, has a few lines."""
@@ -72,7 +73,7 @@ def reading_app(limits: HttpLimits) -> web.Application:
 
 
 def build_app(
-    view: NodeView, management: ManagementView, registry: CollectorRegistry, limits: HttpLimits | None = None
+    view: NodeView, management: Management, registry: CollectorRegistry, limits: HttpLimits | None = None
 ) -> web.Application:
     """Make the application of a node that has read its log."""
     limits = limits or HttpLimits()
@@ -116,7 +117,7 @@ async def serve(
 class _Pages:
     """Handlers for the metrics and the status of the node."""
 
-    def __init__(self, view: NodeView, management: ManagementView, registry: CollectorRegistry) -> None:
+    def __init__(self, view: NodeView, management: Management, registry: CollectorRegistry) -> None:
         self._view = view
         self._management = management
         self._objects = ObjectExposition()
@@ -155,7 +156,7 @@ class _Pages:
         endpoint: str,
         prefix: str,
     ) -> web.StreamResponse:
-        tables = self._management.object_tables(families, vhosts)
+        tables = self._management.metrics.tables(families, vhosts)
 
         def infos() -> str:
             return "".join(info_lines(name, *info) for name, info in self._view.infos(endpoint).items())

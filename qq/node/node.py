@@ -26,30 +26,34 @@ from cluster.storage.identity import ForeignDirectory
 from cluster.transport.peer_links import PeerLinks
 from qq.amqp_server import in_process_clients
 from qq.amqp_server.channel.channel import Channel
-from qq.amqp_server.listener import AmqpPort, Tls
-from qq.amqp_server.partial_messages import SHARE, PartialMessages
-from qq.amqp_server.server import AmqpServer, connection_log
+from qq.amqp_server.connection import ClientConnection
+from qq.amqp_server.server import AmqpServer
 from qq.amqp_server.traced import TracedChannel
+from qq.client_sockets.listener import ClientPort, Tls
+from qq.client_sockets.partial_messages import SHARE, PartialMessages
+from qq.client_sockets.shared import ClientSockets, connection_log
 from qq.errors import StartError
-from qq.http.view import Product
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
-from qq.management import Management
-from qq.management.maintenance import ClientDrain
-from qq.management.nodes import OwnNode
+from qq.management.logins.http_logins import HttpLogins
+from qq.management.management import Management, make_management
+from qq.management.nodes.maintenance import ClientDrain
+from qq.management.nodes.node_reports import OwnNode
+from qq.management.reports.catalog import Product
 from qq.node import parts
 from qq.node.failure import Failure, RemovedError
 from qq.node.http_port import HttpPort
 from qq.node.memory_watch import MemoryWatch, limit_bytes
-from qq.node.node_info import ShownNode
+from qq.node.node_info import NodeInfo
 from qq.node.node_machine import NodeMachine
-from qq.node.notices import tell_beginning, tell_differences
+from qq.node.node_metrics import NodeMetrics
+from qq.node.notices import log_differences, log_new_cluster
 from qq.node.readiness import Readiness, catch_up
 from qq.node.reread import RereadFiles
 from qq.process import descriptors, garbage
 from qq.sessions.broker import END_CLAIMS_S, Broker
 from qq.sessions.login import SALT_BYTES, hash_password
 from qq.shovels.carrier import ShovelCarrier
-from qq.shovels.connecting import READ_AHEAD_BYTES
+from qq.shovels.connecting import READ_AHEAD_BYTES, Connector
 from qq.stored.content import content_of
 from qq.tls import contexts as tls
 
@@ -112,20 +116,20 @@ class Node:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.failure.raised())
             tasks.create_task(_watch_rates(self.management))
-            tasks.create_task(self.management.watch_sessions())
+            tasks.create_task(self.management.sessions.watch())
             tasks.create_task(self.memory.watch())
             tasks.create_task(self.files.watch(self.links))
             await self._wait_serving()
             self.memory.begin()
-            tasks.create_task(self.shovels.run(self.management.change))
+            tasks.create_task(self.shovels.run(self.management.changes.apply))
             await self._serve_clients(tasks)
 
     async def _wait_serving(self) -> None:
-        telling = asyncio.ensure_future(self.readiness.tell())
+        reporting = asyncio.ensure_future(self.readiness.log_changes())
         try:
             await self._wait_applied()
         finally:
-            telling.cancel()
+            reporting.cancel()
 
     async def _wait_applied(self) -> None:
         submissions, flaw = self.broker.submissions, self.group.own_status.flaw
@@ -159,9 +163,9 @@ class Node:
 
         await self.maintenance.watch(open_ports, close_ports)
 
-    async def _listen(self) -> list[AmqpPort]:
+    async def _listen(self) -> list[ClientPort]:
         config, address, contexts = self.config, self.config.address, self.files.client_tls
-        ports: list[AmqpPort] = []
+        ports: list[ClientPort] = []
         if config.tls is not None and contexts is not None and address.amqps_port is not None:
             name_in = partial(tls.name_in, login_from=config.tls.cert_login_from)
             speaks_tls = Tls(lambda: contexts.current, name_in)
@@ -169,10 +173,12 @@ class Node:
         ports.append(await self._listen_on(config.amqp_host, address.amqp_port))
         return ports
 
-    async def _listen_on(self, host: str, port: int, speaks_tls: Tls | None = None) -> AmqpPort:
+    async def _listen_on(self, host: str, port: int, speaks_tls: Tls | None = None) -> ClientPort:
         what = "AMQP" if speaks_tls is None else "AMQP over TLS"
         proxies = [ip_network(network) for network in self.config.proxy_protocol_from]
-        listener = AmqpPort(self.amqp_server, speaks_tls, proxies)
+        listener = ClientPort(
+            self.amqp_server.sockets, partial(ClientConnection, self.amqp_server), speaks_tls, proxies
+        )
         try:
             await listener.listen(host, port)
         except OSError as error:
@@ -223,25 +229,25 @@ async def start(
         broker.logins.verifier = tokens
         maintenance = ClientDrain(group, broker, config.limits.drain_grace_s)
         readiness = Readiness(config.name, group, links, maintenance)
-        tell_beginning(config, group)
+        log_new_cluster(config, group)
         group.start(broker)
     closing.push_async_callback(_leave, config.name, group, broker, failure, readiness)
-    tell_differences(config, group)
+    log_differences(config, group)
     await _start(links, config)
 
     make_channel = Channel if tracer is None else partial(TracedChannel, tracer)
-    amqp_log = connection_log()
+    throttled_log = connection_log()
     slots = ConnectionSlots(
         SlotLimits(shares.strangers, shares.clients, quick_max=shares.strangers // QUICK_SHARE),
-        throttled_log=amqp_log,
+        throttled_log=throttled_log,
     )
     memory = MemoryWatch(config.limits, group, runtime)
     partial_messages = PartialMessages(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
-    amqp_server = AmqpServer(
-        broker, parts.amqp_settings(config), slots, amqp_log, partial_messages, make_channel
-    )
+    sockets = ClientSockets(slots, throttled_log, partial_messages, config.limits)
+    amqp_server = AmqpServer(broker, parts.amqp_settings(config), sockets, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)
     own = OwnNode(
+        product=Product(config.product, config.version, config.cluster_name),
         data_dir=str(config.data_dir.absolute()),
         connections_max=shares.logged_in,
         memory_limit_bytes=memory.limit_bytes,
@@ -251,24 +257,16 @@ async def start(
         certificates=parts.certificates(config),
         settings=config.shown(),
         common_settings=config.common(),
-        why_apart_from=links.why_apart_from,
-        is_twice=links.is_twice,
+        cluster_secrets=files.cluster_secrets,
+        peers=links,
     )
-    product = Product(config.product, config.version, config.cluster_name)
-    management = Management(broker, group, product, own, links, files.cluster_secrets, shovels)
-    shown = ShownNode(
-        config,
-        group,
-        broker,
-        management,
-        disk,
-        readiness,
-        memory_limit_bytes=memory.limit_bytes,
-        http_connections=shares.http,
-        login_provider=parts.login_provider(config, tokens),
-        tracer=tracer,
+    management = make_management(broker, group, own, shovels)
+    metrics = NodeMetrics(config, group, broker, management, own, tracer)
+    logins = HttpLogins(broker, shares.http)
+    info = NodeInfo(
+        group, management.members, readiness, metrics, logins, parts.login_provider(config, tokens)
     )
-    http.show(shown, management, shown.metrics)
+    http.show(info, management, metrics.snapshot)
     return Node(
         config,
         runtime,
@@ -345,7 +343,7 @@ def _start_errors(directory: Path) -> Generator[None]:
     except CorruptJournal as error:
         raise StartError(
             f"{directory}: {error}; no other node has a copy: put the file back from a backup "
-            f"(`qq inspect {directory}` tells what is there)"
+            f"(`qq inspect {directory}` shows its contents)"
         ) from error
     except (JournalError, ForeignDirectory, OSError) as error:
         raise StartError(f"{directory}: {error}") from error
@@ -360,15 +358,18 @@ async def _start(links: PeerLinks, config: NodeConfig) -> None:
 
 
 def _make_carrier(config: NodeConfig, broker: Broker, group: Group, amqp_server: AmqpServer) -> ShovelCarrier:
+    connector = Connector(
+        lambda vhost: in_process_clients.connect(amqp_server, vhost, READ_AHEAD_BYTES),
+        config.shovels_may_reach,
+        config.limits.message_bytes,
+        broker.runtime.random,
+    )
     return ShovelCarrier(
         broker.machine,
+        connector,
         leads=lambda: group.leader == config.name,
         cluster=lambda: amqp_server.current_settings.cluster_name,
-        open_own=lambda vhost: in_process_clients.connect(amqp_server, vhost, READ_AHEAD_BYTES),
         wall_ms=broker.runtime.wall_ms,
-        random=broker.runtime.random,
-        message_bytes_max=config.limits.message_bytes,
-        may_reach=config.shovels_may_reach,
     )
 
 
@@ -378,7 +379,7 @@ async def _watch_rates(management: Management) -> None:
         try:
             await management.watch()
         except Exception:
-            log.exception("rates are not counted for a while")
+            log.exception("sampling pauses after an error")
         await asyncio.sleep(RATES_PAUSE_S)
 
 
@@ -428,11 +429,11 @@ async def run(
             repairs = repairs + 1 if clock() - began_s < DAMAGED_AGAIN_S else 1
             if repairs > REPAIRS_MAX:
                 raise StartError(
-                    f"{config.data_dir}: the log is damaged again and again, so look at the disk: {damage}"
+                    f"{config.data_dir}: the log is damaged again and again, so check the disk: {damage}"
                 ) from damage
-            log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
+            log.error("node %s restarts: %s", config.name, damage)  # noqa: TRY400
         except ObsoleteLog as error:
-            log.warning("node %s starts anew: %s", config.name, error)
+            log.warning("node %s restarts: %s", config.name, error)
         garbage.collect()  # frees the state of the node that has ended
 
 

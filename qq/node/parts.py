@@ -14,7 +14,7 @@ from qq.amqp.connection import Settings
 from qq.config import ConfigError
 from qq.errors import StartError
 from qq.http.base.listener import HttpLimits
-from qq.http.view import CertificateFiles, Listener
+from qq.management.reports.nodes import CertificateFiles, Listener
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable

@@ -17,13 +17,14 @@ from urllib.parse import quote_plus
 
 from yarl import URL
 
-from qq.http.view import LoginRefused, Unavailable
+from qq.http.base.node_view import LoginRefused
+from qq.management.errors import Unavailable
 from qq.oauth2.provider import ProviderError
 from qq.sessions.login import InvalidToken
 
 if TYPE_CHECKING:
     from qq.config import OAuth2
-    from qq.http.view import LoginRound
+    from qq.http.base.node_view import LoginRound
     from qq.oauth2.verifier import Verifier
 
 REDEEMING_MAX = 16

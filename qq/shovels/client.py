@@ -30,7 +30,7 @@ T = TypeVar("T")
 FRAME_MAX = 128 * 1024
 READ_BYTES = 64 * 1024
 """Maximum bytes read in a pass of the event loop, so that other tasks run in between."""
-GOODBYE_S = 2.0
+CLOSE_OK_S = 2.0
 """Seconds to wait for connection.close-ok."""
 
 
@@ -71,9 +71,9 @@ class Client:
         self.may_publish = asyncio.Event()
         """Cleared while the broker blocks publishers (connection.blocked)."""
         self.may_publish.set()
-        self.take: Callable[[frames.Delivery | frames.Confirmation], None] = lambda _: None
+        self.on_event: Callable[[frames.Delivery | frames.Confirmation], None] = lambda _: None
         """Called with each delivery and confirmation."""
-        self.taken: Callable[[], None] = lambda: None
+        self.on_read: Callable[[], None] = lambda: None
         """Called after all events of a read have been taken."""
         self._uri = uri
         self._name = name
@@ -92,11 +92,13 @@ class Client:
     async def log_in(self) -> None:
         """Run the AMQP handshake up to connection.open-ok. Raises Closed, OSError."""
         self._write(PROTOCOL_HEADER)
-        start = await self._next(commands.Connection.Start)
-        told = start.server_properties.get("capabilities")
-        self.knows_publishers = isinstance(told, dict) and told.get("publisher_deduplication") is True
+        start = await self._receive(commands.Connection.Start)
+        announced = start.server_properties.get("capabilities")
+        self.knows_publishers = (
+            isinstance(announced, dict) and announced.get("publisher_deduplication") is True
+        )
         self._send(0, self._start_ok(start))
-        tune = await self._next(commands.Connection.Tune)
+        tune = await self._receive(commands.Connection.Tune)
         self.frame_max = self._frames.frame_max = min(tune.frame_max or FRAME_MAX, FRAME_MAX)
         if self.frame_max < FRAME_MAX_MIN:
             raise Closed(
@@ -106,33 +108,33 @@ class Client:
         self._heartbeat_s = min(wanted_s, offered_s) if offered_s else wanted_s
         self._send(0, commands.Connection.TuneOk(tune.channel_max, self.frame_max, int(self._heartbeat_s)))
         self._send(0, frames.OpenVhost(self._uri.vhost))
-        await self._next(commands.Connection.OpenOk)
+        await self._receive(commands.Connection.OpenOk)
 
     def _start_ok(self, start: commands.Connection.Start) -> commands.Connection.StartOk:
         uri = self._uri
         offered = start.mechanisms.split()
         mechanism, response = "PLAIN", f"\0{uri.user}\0{uri.password}"
-        if (uri.is_external or uri.is_own) and "EXTERNAL" in offered:
+        if (uri.is_external or uri.is_local) and "EXTERNAL" in offered:
             mechanism, response = "EXTERNAL", ""
         elif mechanism not in offered:
-            raise Closed(f"it lets nobody log in with {mechanism}, only with {start.mechanisms}")
-        can = "publisher_confirms", "basic.nack", "connection.blocked", "consumer_cancel_notify"
+            raise Closed(f"it offers no login with {mechanism}, only with {start.mechanisms}")
+        capabilities = "publisher_confirms", "basic.nack", "connection.blocked", "consumer_cancel_notify"
         properties: common.FieldTable = {
             "product": "qq shovel",
             "connection_name": self._name,
-            "capabilities": dict.fromkeys((*can, "authentication_failure_close"), True),
+            "capabilities": dict.fromkeys((*capabilities, "authentication_failure_close"), True),
         }
         return commands.Connection.StartOk(properties, mechanism, response, "en_US")
 
-    async def _next(self, expected: type[T]) -> T:
+    async def _receive(self, expected: type[T]) -> T:
         """Return the next method of the login. Raises Closed unless it has the expected type."""
         while not self._ahead:
             self._ahead.extend(self._read_events(await self._reader.read(READ_BYTES)))
         event = self._ahead.popleft()
         if isinstance(event, expected):
             return event
-        self._end(event)
-        raise Closed("its answer to the login is not one")
+        self._check_close(event)
+        raise Closed("it answers the login with an unexpected method")
 
     # While the connection is open
 
@@ -141,9 +143,9 @@ class Client:
         while True:
             try:
                 for event in self._ahead:
-                    self._heard(event)
-            finally:  # also when an event ends the connection: earlier events were taken
-                self.taken()
+                    self._dispatch(event)
+            finally:  # also when an event ends the connection: earlier events were dispatched
+                self.on_read()
             self._ahead.clear()
             await self.may_read.wait()
             try:
@@ -156,16 +158,16 @@ class Client:
 
     def _read_events(self, data: bytes) -> list[frames.Event]:
         if not data:
-            raise Closed("it has closed the connection without a word")
+            raise Closed("it has closed the connection without a reason")
         try:
             return self._frames.feed(data)
         except ProtocolError as error:
             raise Closed(str(error)) from None
 
-    def _heard(self, event: frames.Event) -> None:
+    def _dispatch(self, event: frames.Event) -> None:
         match event:
             case frames.Delivery() | frames.Confirmation():
-                self.take(event)
+                self.on_event(event)
             case commands.Connection.Blocked():
                 self.may_publish.clear()
             case commands.Connection.Unblocked():
@@ -181,21 +183,21 @@ class Client:
             case commands.Basic.Cancel():
                 raise Closed("it has cancelled the consumer: its queue is gone")
             case commands.Connection.Close():
-                self._end(event)
+                self._check_close(event)
             case _ if self._answers:
                 answer = self._answers.popleft()
                 if not answer.done():
                     answer.set_result(event)
             case _:
-                raise Closed("it answers what was not asked")
+                raise Closed("it sends an answer without a request")
 
-    def _end(self, event: frames.Event) -> None:
+    def _check_close(self, event: frames.Event) -> None:
         """Answer connection.close and raise Closed; ignore any other event."""
         if isinstance(event, commands.Connection.Close):
             self._send(0, commands.Connection.CloseOk())
             raise Closed(f"{event.reply_code} {event.reply_text}")
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         """Send heartbeats; raise Closed after two heartbeat intervals of silence (AMQP 0-9-1 4.2.7)."""
         missed = 0
         while self._heartbeat_s:
@@ -210,9 +212,9 @@ class Client:
     # Requests and sending
 
     async def open_channel(self) -> None:
-        await self.ask(commands.Channel.Open())
+        await self.call(commands.Channel.Open())
 
-    async def ask(self, method: base.Frame) -> Any:
+    async def call(self, method: base.Frame) -> Any:
         """Send a method on the channel and return the answer. Raises Closed."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
@@ -246,7 +248,7 @@ class Client:
         """Close the connection with connection.close, so that the broker processes everything sent before."""
         try:
             with suppress(OSError, TimeoutError, Closed):
-                async with asyncio.timeout(GOODBYE_S):
+                async with asyncio.timeout(CLOSE_OK_S):
                     self._send(0, commands.Connection.Close(200, "the shovel stops", 0, 0))
                     while not any(isinstance(event, commands.Connection.CloseOk) for event in self._ahead):
                         self._ahead.clear()

@@ -213,13 +213,13 @@ def _uris(vhost: str, key: str, known: Mapping[str, Any], *, may_lack: bool) -> 
         uris = tuple(map(parse_uri, texts))
     except InvalidUri as invalid:
         raise InvalidShovel(f"{key}: {invalid}") from None
-    if may_lack and not all(uri.is_own for uri in uris):
+    if may_lack and not all(uri.is_local for uri in uris):
         raise InvalidShovel(f"{key} should have no host and no user, because the protocol is {LOCAL}")
     return uris
 
 
 def _is_move(vhost: str, source: End, target: End, known: Mapping[str, Any]) -> bool:
-    is_here = all(uri.is_own and uri.vhost == vhost for uri in source.uris + target.uris)
+    is_here = all(uri.is_local and uri.vhost == vhost for uri in source.uris + target.uris)
     return is_here and bool(source.queue and target.queue) and not any(known.get(key) for key in _CHANGING)
 
 

@@ -64,7 +64,7 @@ class Ledger:
         known = self._entries.get(key)
         if known is not None and is_redelivered:
             if key not in self._sent:
-                self._pass_over(known)
+                self._drop_lower(known)
                 self._sent.add(key)
             return known
         self._number += 1
@@ -81,7 +81,7 @@ class Ledger:
         self._entries.pop(key, None)
         self._sent.discard(key)
 
-    def _pass_over(self, taken: Number) -> None:
+    def _drop_lower(self, taken: Number) -> None:
         """Drop the lower numbers of a publisher that this run has not used."""
         before = [
             key
@@ -96,7 +96,7 @@ class Ledger:
 # --- stored form
 
 
-def written(entries: Iterable[tuple[bytes, Number]], shovel: str) -> str:
+def encode_entries(entries: Iterable[tuple[bytes, Number]], shovel: str) -> str:
     """Encode entries as JSON: runs of consecutive numbers per publisher; `shovel` identifies the shovel."""
     runs: list[tuple[str, int, list[bytes]]] = []
     for key, (publisher, number) in entries:
@@ -104,17 +104,17 @@ def written(entries: Iterable[tuple[bytes, Number]], shovel: str) -> str:
             runs[-1][2].append(key)
         else:
             runs.append((publisher, number, [key]))
-    told = [(publisher, first, b64encode(b"".join(keys)).decode()) for publisher, first, keys in runs]
-    return json.dumps({"shovel": shovel, "runs": told}, separators=(",", ":"))
+    encoded = [(publisher, first, b64encode(b"".join(keys)).decode()) for publisher, first, keys in runs]
+    return json.dumps({"shovel": shovel, "runs": encoded}, separators=(",", ":"))
 
 
-def read(text: str | None, shovel: str) -> list[tuple[bytes, Number]]:
+def decode_entries(text: str | None, shovel: str) -> list[tuple[bytes, Number]]:
     """Decode the ledger of a shovel; return an empty list for a missing text or a different shovel."""
-    told = json.loads(text) if text is not None else {}
-    if told.get("shovel") != shovel:
+    stored = json.loads(text) if text is not None else {}
+    if stored.get("shovel") != shovel:
         return []
     entries: list[tuple[bytes, Number]] = []
-    for publisher, first, keys in told["runs"]:
+    for publisher, first, keys in stored["runs"]:
         octets = b64decode(keys)
         for place in range(len(octets) // KEY_BYTES):
             key = octets[place * KEY_BYTES : (place + 1) * KEY_BYTES]

@@ -26,13 +26,13 @@ PUBLISHER, NUMBER = PUBLISHER_ID.decode(), PUBLISH_SEQ.decode()
 """Headers by which a target recognises a repeated message (docs/how-to/publish-exactly-once.md)."""
 COUNTS = ("x-delivery-count", "x-acquired-count")
 """Headers that the source adds to a message that it has delivered before."""
-WAY, WHEN = "x-shovelled", "x-shovelled-timestamp"
-WAYS_MAX = 100
+ROUTE, WHEN = "x-shovelled", "x-shovelled-timestamp"
+ROUTES_MAX = 100
 """Maximum number of shovels listed in a message, the latest first: a message may go in a circle."""
 _COUNTS = frozenset(name.encode() for name in COUNTS)
 
 
-class Way(NamedTuple):
+class Route(NamedTuple):
     """The source and the target of a shovel, as the header `x-shovelled` shows them."""
 
     vhost: str
@@ -46,7 +46,13 @@ class Outbound:
     """Prepares messages for the target."""
 
     def __init__(
-        self, shovel: Definition, way: Way, source_frame_max: int, frame_max: int, *, knows_publishers: bool
+        self,
+        shovel: Definition,
+        route: Route,
+        source_frame_max: int,
+        frame_max: int,
+        *,
+        knows_publishers: bool,
     ) -> None:
         """`frame_max` is the largest frame of the target; `knows_publishers` says whether the target deduplicates.
 
@@ -57,7 +63,7 @@ class Outbound:
         self._frame_max = frame_max
         self._reframes = source_frame_max > frame_max
         self._removals = (*COUNTS, PUBLISHER, NUMBER) if knows_publishers else COUNTS
-        self._way = _told(shovel, way) if shovel.forwards_headers else None
+        self._route = _route_header(shovel, route) if shovel.forwards_headers else None
         target = shovel.target
         exchange, key = ("", target.queue) if target.queue else (target.exchange, target.key)
         self._exchange = None if exchange is None else exchange.encode()
@@ -71,8 +77,8 @@ class Outbound:
     def message(self, delivery: Delivery, now_s: int, number: tuple[str, int] | None) -> bytes:
         """Return the message to publish; `number` is its publisher id and number, or `None`."""
         message, additions = delivery.message, dict[str, "HeaderValue"]()
-        if self._way is not None:
-            additions[WAY] = [self._way, *_earlier(message)[: WAYS_MAX - 1]]
+        if self._route is not None:
+            additions[ROUTE] = [self._route, *_earlier(message)[: ROUTES_MAX - 1]]
         if self._shovel.tells_time:
             additions[WHEN] = now_s
         if number is not None:
@@ -128,15 +134,15 @@ def _has(message: bytes, names: Collection[str]) -> bool:
     return any(name in wanted for name, *_ in layout.pairs(message, layout.place(message, layout.HEADERS)))
 
 
-def _told(shovel: Definition, way: Way) -> dict[str, HeaderValue]:
+def _route_header(shovel: Definition, route: Route) -> dict[str, HeaderValue]:
     """Return the entry of this shovel in `x-shovelled`, with keys in RabbitMQ's order."""
     told = {
-        "shovelled-by": way.cluster,
+        "shovelled-by": route.cluster,
         "shovel-type": "dynamic",
-        "shovel-name": way.name,
-        "shovel-vhost": way.vhost,
-        "src-uri": way.source_uri,
-        "dest-uri": way.target_uri,
+        "shovel-name": route.name,
+        "shovel-vhost": route.vhost,
+        "src-uri": route.source_uri,
+        "dest-uri": route.target_uri,
     }
     for side, end in (("src", shovel.source), ("dest", shovel.target)):
         if end.queue:
@@ -150,8 +156,8 @@ def _told(shovel: Definition, way: Way) -> dict[str, HeaderValue]:
 
 def _earlier(message: bytes) -> list[HeaderValue]:
     """Return the entries of earlier shovels in `x-shovelled`; malformed parts are left out."""
-    if not _has(message, (WAY,)):
+    if not _has(message, (ROUTE,)):
         return []
-    ways = (content(message).properties.headers or {}).get(WAY)
+    ways = (content(message).properties.headers or {}).get(ROUTE)
     tables = [each for each in ways if isinstance(each, dict)] if isinstance(ways, list) else []
     return [{key: value for key, value in each.items() if isinstance(value, str)} for each in tables]

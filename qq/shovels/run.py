@@ -17,19 +17,16 @@ from pamqp import commands
 from qq.errors import ReplyCode
 from qq.shovels import frames
 from qq.shovels.client import ChannelClosed, Client, Closed
-from qq.shovels.connecting import connect
 from qq.shovels.definition import NEVER, NO_ACK, ON_CONFIRM, WHEN_EMPTY
 from qq.shovels.frames import Confirmation, Delivery
-from qq.shovels.ledger import Ledger, written
-from qq.shovels.outbound import Outbound, Way, key_of
+from qq.shovels.ledger import Ledger, encode_entries
+from qq.shovels.outbound import Outbound, Route, key_of
 from qq.shovels.report import BLOCKED, RUNNING, STARTING, Report
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
-    from random import Random
 
-    from cluster.net.resolver import HostNames
-    from qq.shovels.connecting import Streams
+    from qq.shovels.connecting import Connector
     from qq.shovels.definition import Definition, End
     from qq.shovels.ledger import Number
 
@@ -43,40 +40,27 @@ SLICE_MESSAGES = 100
 """Messages prepared in a pass of the event loop, which takes some milliseconds."""
 NUMBERED_MAX = 1000
 """Maximum number of numbered messages in flight: a ledger has room for these."""
-SURE_EVERY = 200
+CHECK_EVERY = 200
 """Acknowledgements after which the source is sent a request, whose answer proves that it has received them."""
 REFUSED_PAUSE_S = 0.5
 """Seconds before a message refused by the target is sent again."""
 
 
-class AllThere(Exception):
+class AllMoved(Exception):
     """The target has all messages that the shovel was to carry."""
 
 
-class Surroundings(Protocol):
-    """The limits and functions that a run gets from its runner."""
+class RunContext(Protocol):
+    """The functions that a run gets from its runner."""
 
-    random: Random
-    message_bytes_max: int
-    """Largest message body accepted, in bytes."""
-
-    names: HostNames
-    """Resolver of host names."""
-
-    def may_reach(self, host: str, /) -> bool:
-        """Return whether shovels may connect to this host."""
-        ...
+    connector: Connector
 
     def now_s(self) -> int:
         """Return the seconds since 1970."""
         ...
 
-    def open_own(self, vhost: str, /) -> Awaitable[Streams]:
-        """Connect to this node."""
-        ...
-
     async def store(self, numbers: str, /) -> None:
-        """Store the ledger text (`written`) in the log, for the next run. Raises Closed."""
+        """Store the ledger text (`encode_entries`) in the log, for the next run. Raises Closed."""
         ...
 
 
@@ -94,19 +78,19 @@ class ShovelRun:
     def __init__(
         self,
         shovel: Definition,
-        way: Way,
-        surroundings: Surroundings,
+        route: Route,
+        context: RunContext,
         ledger: Ledger,
         ledger_name: str,
-        room_bytes: int,
+        buffer_bytes: int,
     ) -> None:
-        """`way` lacks the addresses, which the run fills in; `ledger_name` names the shovel in the stored ledger."""
+        """`route` lacks the addresses, which the run fills in; `ledger_name` names the shovel in the stored ledger."""
         self._shovel = shovel
-        self._way = way
-        self._surroundings = surroundings
+        self._route = route
+        self._context = context
         self._ledger = ledger
         self._ledger_name = ledger_name
-        self._room_bytes = room_bytes
+        self._buffer_bytes = buffer_bytes
         self._source: Client
         self._target: Client
         self._outbound: Outbound
@@ -126,12 +110,12 @@ class ShovelRun:
         """Acknowledgements to be sent to the source next."""
         self._acked: list[bytes] = []
         """Keys of messages whose acknowledgement the source may not have received."""
-        self._unsure = asyncio.Event()
+        self._must_check = asyncio.Event()
         self._left: int | None = None
         """Number of messages still to be sent; `None`: unlimited."""
         self._unsettled: int | None = None
         """Number of messages still to be confirmed; `None`: unlimited."""
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.forwarded = 0
 
     def report(self) -> Report:
@@ -139,8 +123,8 @@ class ShovelRun:
             return STARTING
         state = RUNNING if self._target.may_publish.is_set() else BLOCKED
         figures = {
-            "src_uri": self._way.source_uri,
-            "dest_uri": self._way.target_uri,
+            "src_uri": self._route.source_uri,
+            "dest_uri": self._route.target_uri,
             "blocked_status": state,
             "remaining": "unlimited" if self._unsettled is None else self._unsettled,
             "remaining_unacked": "unlimited" if self._left is None else self._left,
@@ -150,42 +134,32 @@ class ShovelRun:
         return Report(state, None, figures)
 
     async def run(self) -> None:
-        """Carry messages. Raises Closed on a failure, AllThere when the target has all messages."""
+        """Carry messages. Raises Closed on a failure, AllMoved when the target has all messages."""
         self._source = await self._connected("source", self._shovel.source)
         try:
             self._target = await self._connected("destination", self._shovel.target)
             try:
-                await self._together()
+                await self._run_tasks()
             finally:
                 await self._target.close()
         finally:
             await self._source.close()
 
     async def _connected(self, which: str, end: End) -> Client:
-        around = self._surroundings
-        name = f"Shovel {self._way.name}"
         try:
-            return await connect(
-                end.uris,
-                name,
-                around.message_bytes_max,
-                around.may_reach,
-                around.open_own,
-                around.names,
-                around.random,
-            )
+            return await self._context.connector.connect(end.uris, f"Shovel {self._route.name}")
         except Closed as closed:
             raise Closed(f"failed to connect to {which}: {closed}") from None
 
-    async def _together(self) -> None:
+    async def _run_tasks(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for which, client in (("source", self._source), ("destination", self._target)):
-                    tasks.create_task(_about(which, client.read()))
-                    tasks.create_task(_about(which, client.beat()))
-                tasks.create_task(self._carry(tasks))
+                    tasks.create_task(_name_broker(which, client.read()))
+                    tasks.create_task(_name_broker(which, client.send_heartbeats()))
+                tasks.create_task(self._move_messages(tasks))
         except ExceptionGroup as group:
-            ends = group.subgroup((Closed, AllThere))
+            ends = group.subgroup((Closed, AllMoved))
             if ends is None:
                 raise
             while isinstance(ends, ExceptionGroup):
@@ -196,24 +170,24 @@ class ShovelRun:
 
     # Begin
 
-    async def _carry(self, tasks: asyncio.TaskGroup) -> None:
-        await _about("destination", self._prepare_target())
-        await _about("source", self._prepare_source())
+    async def _move_messages(self, tasks: asyncio.TaskGroup) -> None:
+        await _name_broker("destination", self._prepare_target())
+        await _name_broker("source", self._prepare_source())
         self._is_running = True
         tasks.create_task(self._pump())
-        tasks.create_task(self._make_sure())
-        await self._over
-        raise AllThere
+        tasks.create_task(self._check_acknowledged())
+        await self._done
+        raise AllMoved
 
     async def _prepare_target(self) -> None:
         shovel, target = self._shovel, self._target
-        self._way = self._way._replace(source_uri=self._source.shown, target_uri=target.shown)
+        self._route = self._route._replace(source_uri=self._source.shown, target_uri=target.shown)
         self._has_numbers = (
             target.knows_publishers and shovel.ack_mode == ON_CONFIRM and bool(shovel.source.queue)
         )
         self._outbound = Outbound(
             shovel,
-            self._way,
+            self._route,
             self._source.frame_max,
             target.frame_max,
             knows_publishers=target.knows_publishers,
@@ -222,9 +196,9 @@ class ShovelRun:
         if shovel.target.queue:
             await _declare(target, shovel.target)
         if shovel.ack_mode == ON_CONFIRM:
-            await target.ask(commands.Confirm.Select())
-            target.take = self._confirmed
-            target.taken = self._reply
+            await target.call(commands.Confirm.Select())
+            target.on_event = self._confirmed
+            target.on_read = self._reply
 
     async def _prepare_source(self) -> None:
         shovel, source = self._shovel, self._source
@@ -233,23 +207,23 @@ class ShovelRun:
         if queue:
             messages = await _declare(source, shovel.source)
         else:
-            queue, messages = (await source.ask(frames.QueueDeclare(exclusive=True))).queue, 0
+            queue, messages = (await source.call(frames.QueueDeclare(exclusive=True))).queue, 0
             exchange, key = shovel.source.exchange or "", shovel.source.key or ""
-            await source.ask(frames.QueueBind(queue=queue, exchange=exchange, routing_key=key))
+            await source.call(frames.QueueBind(queue=queue, exchange=exchange, routing_key=key))
         if shovel.delete_after != NEVER:
             self._left = messages if shovel.delete_after == WHEN_EMPTY else int(shovel.delete_after)
             self._unsettled = self._left
-            self._look_whether_over()
+            self._check_done()
         if shovel.ack_mode != NO_ACK:
-            await source.ask(commands.Basic.Qos(prefetch_count=self._prefetch()))
-        source.take = self._take
+            await source.call(commands.Basic.Qos(prefetch_count=self._prefetch()))
+        source.on_event = self._take
         consume = frames.Consume(
             queue=queue,
             consumer_tag=shovel.consumer_tag,
             no_ack=shovel.ack_mode == NO_ACK,
             arguments=shovel.consumer_args,
         )
-        await source.ask(consume)
+        await source.call(consume)
 
     def _prefetch(self) -> int:
         bounds = [self._shovel.prefetch, self._left or 0, NUMBERED_MAX if self._has_numbers else 0]
@@ -265,7 +239,7 @@ class ShovelRun:
 
     def _count(self, octets: int) -> None:
         self._bytes += octets
-        if self._bytes < self._room_bytes:
+        if self._bytes < self._buffer_bytes:
             self._source.may_read.set()
         else:
             self._source.may_read.clear()
@@ -286,7 +260,7 @@ class ShovelRun:
         part = [
             self._waiting.popleft() for _ in range(count if self._left is None else min(count, self._left))
         ]
-        now_s, out, keys = self._surroundings.now_s(), list[bytes](), list[bytes | None]()
+        now_s, out, keys = self._context.now_s(), list[bytes](), list[bytes | None]()
         is_mandatory = bool(self._shovel.target.queue)  # a queue deleted meanwhile loses no message
         for place, delivery in enumerate(part, 1):
             key, number = self._numbered(delivery)
@@ -297,14 +271,14 @@ class ShovelRun:
                 await asyncio.sleep(0)
         if self._ledger.is_changed:
             self._ledger.is_changed = False
-            await self._surroundings.store(written(self._ledger.entries(), self._ledger_name))
+            await self._context.store(encode_entries(self._ledger.entries(), self._ledger_name))
         for delivery, key in zip(part, keys, strict=True):
             self._published += 1
             self._unconfirmed[self._published] = _Sent(delivery, key)
         if self._left is not None:
             self._left -= len(part)
         self._target.send(out)
-        await _about("destination", self._target.drain())
+        await _name_broker("destination", self._target.drain())
         self.forwarded += len(part)
         if self._shovel.ack_mode != ON_CONFIRM:
             self._confirmed(Confirmation(self._published, is_multiple=True, is_nack=False))
@@ -342,8 +316,8 @@ class ShovelRun:
         self._refused.difference_update(each.delivery.tag for each in sent)
         self._count(-sum(_size(each.delivery) for each in sent))
         self._acked += [each.key for each in sent if each.key is not None]
-        if len(self._acked) >= SURE_EVERY:
-            self._unsure.set()
+        if len(self._acked) >= CHECK_EVERY:
+            self._must_check.set()
         if self._unsettled is not None:
             self._unsettled -= len(sent)
 
@@ -358,24 +332,24 @@ class ShovelRun:
         if self._replies:
             self._source.send(self._replies)
             self._replies = []
-        self._look_whether_over()
+        self._check_done()
 
-    def _look_whether_over(self) -> None:
-        if self._unsettled == 0 and not self._over.done():
-            self._over.set_result(None)
+    def _check_done(self) -> None:
+        if self._unsettled == 0 and not self._done.done():
+            self._done.set_result(None)
 
-    async def _make_sure(self) -> None:
+    async def _check_acknowledged(self) -> None:
         """Ask the source for an answer, which proves that it has received the acknowledgements before it.
 
         A source answers in the order of the requests. The ledger then forgets these messages.
         """
         while True:
-            await self._unsure.wait()
-            self._unsure.clear()
+            await self._must_check.wait()
+            self._must_check.clear()
             self._reply()
             acked, self._acked = self._acked, []
             asks = frames.QueueDeclare(queue=self._shovel.source.queue, passive=True)
-            await _about("source", self._source.ask(asks))
+            await _name_broker("source", self._source.call(asks))
             for key in acked:
                 self._ledger.forget(key)
 
@@ -390,16 +364,18 @@ async def _declare(client: Client, end: End) -> int:
     Raises ChannelClosed if a predeclared queue is missing.
     """
     try:
-        found = await client.ask(frames.QueueDeclare(queue=end.queue, passive=True))
+        found = await client.call(frames.QueueDeclare(queue=end.queue, passive=True))
     except ChannelClosed as closed:
         if closed.code != ReplyCode.NOT_FOUND or end.is_predeclared:
             raise
         await client.open_channel()
-        found = await client.ask(frames.QueueDeclare(queue=end.queue, durable=True, arguments=end.queue_args))
+        found = await client.call(
+            frames.QueueDeclare(queue=end.queue, durable=True, arguments=end.queue_args)
+        )
     return found.message_count
 
 
-async def _about(which: str, work: Awaitable[T]) -> T:
+async def _name_broker(which: str, work: Awaitable[T]) -> T:
     """Await `work`; on Closed, raise Closed with the name of the broker in the text."""
     try:
         return await work

@@ -67,7 +67,7 @@ class BrokerUri(NamedTuple):
         return f"BrokerUri({self.shown})"
 
     @property
-    def is_own(self) -> bool:
+    def is_local(self) -> bool:
         """Return whether this is the own cluster, which needs no password."""
         return not self.host and not self.user
 

@@ -2,7 +2,7 @@
 
 Codes, texts and the method to blame are RabbitMQ's. Where else: permissions (test_permissions.py), limits of virtual
 hosts and users (test_vhosts.py), direct reply-to (test_reply_to.py), limits that an operator has set
-(tests/queues/test_queue_node_settings.py).
+(tests/queues/test_node_settings.py).
 """
 
 from __future__ import annotations

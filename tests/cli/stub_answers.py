@@ -1,4 +1,4 @@
-"""What the node of stub_qq.py answers to commands: what it is made to answer."""
+"""The answers of the stub node of stub_qq.py to commands."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from cluster.membership.health import Verdict
 from qq.errors import ReplyCode
 from qq.http.app import build_app, serve
 from qq.http.base.listener import listen
-from qq.http.view import (
+from qq.management.errors import RequestRefused, Unavailable
+from qq.management.reports.logins import LoggedIn
+from qq.management.reports.members import (
     ClusterMember,
     ClusterMembers,
     ClusterStatus,
-    LoggedIn,
     NodeState,
     NodeStatus,
-    QueueStatus,
     RemovedMember,
-    RequestRefused,
-    Unavailable,
 )
+from qq.management.reports.queues import QueueStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -72,19 +71,21 @@ class View:
         return LoggedIn(user, ["administrator"]) if (user, password) == known else None
 
 
-class Management:
-    """As much of a broker as the page looks at."""
-
+class Catalog:
     def has_vhost(self, name: str) -> bool:
         return name == "/"
 
-    def queues(self, _vhost: str | None) -> list[QueueStatus]:
+
+class Queues:
+    def all(self, _vhost: str | None) -> list[QueueStatus]:
         return []
 
+
+class Leadership:
     def leader(self) -> str | None:
         return os.environ.get("STUB_LEADER")
 
-    async def transfer_leadership(self, to: str | None) -> str:
+    async def transfer(self, to: str | None) -> str:
         if to == "n9":
             raise RequestRefused(ReplyCode.NOT_FOUND, "'n9' is no node of this cluster")
         if to == "n3":
@@ -96,7 +97,16 @@ class Management:
 
     _transfers = 0
 
-    def cluster_members(self) -> ClusterMembers:
+    def may_stop(self, node: str | None) -> Verdict:
+        """Say yes for n1, from the fourth time on for n5, and else no."""
+        self._checks += 1
+        return Verdict(node is None or (node == "n5" and self._checks > 3), f"{node or 'n1'} it is")
+
+    _checks = 0
+
+
+class Members:
+    def report(self) -> ClusterMembers:
         first = ClusterMember("n1", "h1", 1, "aa" * 16, "voter", NodeState.LEADER, 0, "7 to 8", drained=False)
         awaited = ClusterMember("n2", "h2", 2, None, "awaited", NodeState.DOWN, None, None, drained=True)
         learner = ClusterMember(
@@ -105,7 +115,7 @@ class Management:
         removed = [RemovedMember("n3", "bb" * 16)]
         return ClusterMembers("n1", "qq", "cc" * 16, 8, "n1", [first, awaited, learner], removed)
 
-    async def change_members(self, change: MemberChange, wait_s: float | None = None) -> None:
+    async def change(self, change: MemberChange, wait_s: float | None = None) -> None:
         """Tell what was asked for; n5 takes two requests, n6 is refused, n7 takes long."""
         print(Verb(change.verb).name, *change[1:5], flush=True)
         if change.name == "n5" and not self._has_been_asked:
@@ -120,12 +130,15 @@ class Management:
 
     _has_been_asked = False
 
-    def may_stop(self, node: str | None) -> Verdict:
-        """Say yes for n1, from the fourth time on for n5, and else no."""
-        self._checks += 1
-        return Verdict(node is None or (node == "n5" and self._checks > 3), f"{node or 'n1'} it is")
 
-    _checks = 0
+class Management:
+    """The parts of management that the page reads."""
+
+    def __init__(self) -> None:
+        self.catalog = Catalog()
+        self.queues = Queues()
+        self.leadership = Leadership()
+        self.members = Members()
 
 
 @asynccontextmanager

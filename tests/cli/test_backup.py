@@ -1,4 +1,4 @@
-"""`qq backup`, `qq restore` and `qq recover`: what is done, and that what is refused has changed nothing."""
+"""`qq backup`, `qq restore` and `qq recover`: their results, and refusals that leave all files unchanged."""
 
 from __future__ import annotations
 
@@ -357,7 +357,7 @@ def test_backup_ended_by_a_signal_leaves_no_files(
         assert (directory / CONTENTS).exists()
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(backup_command, "_checked", ended)
+    monkeypatch.setattr(backup_command, "_check_backup", ended)
     with answering(200, data, len(data)) as url:
         assert ending_of(said, "backup", tmp_path / "new", "--http", url) == 128 + number
     assert list(tmp_path.iterdir()) == []
@@ -372,14 +372,14 @@ def test_backup_refuses_a_directory_created_meanwhile(
     original: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = (original / "backup.tar").read_bytes()
-    target, check = tmp_path / "new", backup_command._checked
+    target, check = tmp_path / "new", backup_command._check_backup
 
     def overtaken(directory: Path) -> Any:
         target.mkdir()
         (target / "of the other one").touch()
         return check(directory)
 
-    monkeypatch.setattr(backup_command, "_checked", overtaken)
+    monkeypatch.setattr(backup_command, "_check_backup", overtaken)
     with answering(200, data, len(data)) as url:
         status, _, errors = said("backup", target, "--http", url)
     why = f"{target}: somebody else has made it meanwhile; name a new directory"
@@ -392,7 +392,7 @@ def test_broken_output_stream_of_a_backup_is_reported(original: Path) -> None:
     with answering(200, data, len(data)) as url, Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-m", "qq", "backup", "-", "--http", url]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-        why = "No space left on device; what was written is no backup"
+        why = "No space left on device; the output is no backup"
         assert (ended.returncode, ended.stderr) == (1, f"qq backup: standard output: {why}\n")
         cut = subprocess.run(
             ["sh", "-c", f"{shlex.join(command)} | head -c 100 > /dev/null"],
@@ -400,7 +400,7 @@ def test_broken_output_stream_of_a_backup_is_reported(original: Path) -> None:
             text=True,
             check=False,
         )
-        assert cut.stderr == "qq backup: standard output: Broken pipe; what was written is no backup\n"
+        assert cut.stderr == "qq backup: standard output: Broken pipe; the output is no backup\n"
 
 
 # Restoring

@@ -1,4 +1,4 @@
-"""Commands that change a cluster that runs, or ask whether it may be changed: they ask a stub node, a process."""
+"""Commands that change a running cluster, or check whether it may be changed, at a stub node in a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from qq.cli import main, progress
 from qq.cli.layout import local_nodes, prepare
-from tests.cli.cli_processes import Qq, started
+from tests.cli.processes import Qq, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -21,7 +21,7 @@ from qq import __version__
 from qq.cli.launch import node_environment
 from qq.cli.layout import local_nodes, prepare
 from qq.cli.serve import LineFormatter
-from tests.cli.cli_processes import started
+from tests.cli.processes import started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

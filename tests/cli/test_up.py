@@ -17,12 +17,12 @@ import pytest
 from qq.cli.layout import local_nodes
 from qq.cli.up import _outgoing_ports
 from qq.config import load
-from tests.cli.cli_processes import is_alive, nodes_of, started, wait_until
+from tests.cli.processes import is_alive, nodes_of, started, wait_until
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from tests.cli.cli_processes import Qq
+    from tests.cli.processes import Qq
 
 
 @pytest.fixture

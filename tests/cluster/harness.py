@@ -169,7 +169,7 @@ class Member:
     def set_alarms(self, *delays_ms: int) -> None:
         """Submit them, and wait until they are set."""
         entries = self.machine.entries
-        self.runtime.enter(lambda: nothing(self.group.submit([pack(delays_ms)])))
+        self.runtime.enter(lambda: nothing(self.group.propose([pack(delays_ms)])))
         self._trio.until(lambda: self.machine.entries > entries)
 
     def ticks(self) -> list[int]:
@@ -350,7 +350,7 @@ def leads(growing: Growing, *nodes: Member) -> bool:
 
 
 def submit(node: Member) -> None:
-    node.group.submit([b"\x90"])
+    node.group.propose([b"\x90"])
 
 
 def applied(growing: Growing, node: Member, *, ask: Callable[[], None]) -> int:

@@ -215,7 +215,7 @@ def test_a_majority_stays() -> None:
 
 
 def test_a_start_has_time_to_load_the_program() -> None:
-    """Nothing more: /livez answers while the log is read (tests/queues/test_queue_node_starting.py)."""
+    """Nothing more: /livez answers while the log is read (tests/queues/test_node_starting.py)."""
     probe = CONTAINER["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 60
 

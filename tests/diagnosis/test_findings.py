@@ -19,9 +19,9 @@ from qq.diagnosis.findings import (
     Finding,
     Severity,
     Since,
+    decode_finding,
     diagnosis_of,
     document_of,
-    finding_in,
     lines_of,
 )
 from qq.diagnosis.window import SAMPLES_KEPT, TimesWindow, Trend
@@ -115,40 +115,40 @@ def test_control_characters_in_names_are_escaped() -> None:
 @pytest.mark.parametrize("since_ms", [None, 5])
 def test_finding_is_read_as_it_was_packed(since_ms: int | None) -> None:
     finding = Finding("disk-slow", "node n2", "x", since_ms)
-    assert finding_in(msgpack.unpackb(pack(finding))) == finding
-    assert finding_in([*finding, "of a later program"]) == finding
+    assert decode_finding(msgpack.unpackb(pack(finding))) == finding
+    assert decode_finding([*finding, "of a later program"]) == finding
     for nothing in (None, [], ["disk-slow"], ["of-a-later-program", "s", "t", 5], ["disk-slow", 1, "t", 5]):
-        assert finding_in(nothing) is None
+        assert decode_finding(nothing) is None
 
 
 def test_finding_keeps_its_start_while_it_recurs() -> None:
     since = Since()
     one, other = Finding("disk-slow", "node n1", "a"), Finding("loop-busy", "node n1", "a")
-    assert since.note([one], NOW_MS + 1000) == [one._replace(since_ms=NOW_MS + 1000)]
+    assert since.date([one], NOW_MS + 1000) == [one._replace(since_ms=NOW_MS + 1000)]
     later, first_ms, second_ms = one._replace(text="b"), NOW_MS + 1000, NOW_MS + 6000
     noted = [later._replace(since_ms=first_ms), other._replace(since_ms=second_ms)]
-    assert since.note([later, other], second_ms) == noted
-    assert since.note([], NOW_MS + 7000) == []
-    assert since.note([one], NOW_MS + 6000 + KEPT_MS) == [one._replace(since_ms=NOW_MS + 1000)]
-    since.note([], NOW_MS + 6000 + 2 * KEPT_MS + 1)
-    assert since.note([one], NOW_MS + 200_000) == [one._replace(since_ms=NOW_MS + 200_000)]
+    assert since.date([later, other], second_ms) == noted
+    assert since.date([], NOW_MS + 7000) == []
+    assert since.date([one], NOW_MS + 6000 + KEPT_MS) == [one._replace(since_ms=NOW_MS + 1000)]
+    since.date([], NOW_MS + 6000 + 2 * KEPT_MS + 1)
+    assert since.date([one], NOW_MS + 200_000) == [one._replace(since_ms=NOW_MS + 200_000)]
     known = one._replace(since_ms=3)
-    assert since.note([known], NOW_MS + 300_000) == [known]
+    assert since.date([known], NOW_MS + 300_000) == [known]
 
 
 def test_finding_after_a_total_outage_starts_anew() -> None:
     """Until a node that starts has heard the others' clocks, its time is that of the last entry of its log."""
     since, found = Since(), Finding("node-down", "node n3", "it does not answer")
-    since.note([found], NOW_MS)
-    assert since.note([found], NOW_MS + KEPT_MS) == [found._replace(since_ms=NOW_MS)]
+    since.date([found], NOW_MS)
+    assert since.date([found], NOW_MS + KEPT_MS) == [found._replace(since_ms=NOW_MS)]
     up_ms = NOW_MS + 2 * 86_400_000
-    assert since.note([found], up_ms) == [found._replace(since_ms=up_ms)]
+    assert since.date([found], up_ms) == [found._replace(since_ms=up_ms)]
 
 
 def test_finding_has_no_start_before_the_cluster_clock_is_known() -> None:
     since, found = Since(), Finding("certificate-ends", "c.pem of node n1", "a")
-    assert since.note([found], 7) == [found]
-    assert since.note([found], NOW_MS) == [found._replace(since_ms=NOW_MS)]
+    assert since.date([found], 7) == [found]
+    assert since.date([found], NOW_MS) == [found._replace(since_ms=NOW_MS)]
 
 
 @pytest.mark.parametrize(

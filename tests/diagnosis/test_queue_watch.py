@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qq.diagnosis.queue_watch import TOLD_MAX, HeldFacts, HeldWatch, QueueFacts, QueueWatch
+from qq.diagnosis.queue_watch import REPORTED_MAX, HeldFacts, HeldWatch, QueueFacts, QueueWatch
 
 PASS_MS = 5000
 FACTS = QueueFacts(
@@ -34,17 +34,17 @@ class Watched:
         self.now_ms = 1_000_000
         self.began_ms = self.now_ms
 
-    def look(self, *queues: QueueFacts) -> list[str]:
+    def check(self, *queues: QueueFacts) -> list[str]:
         """Look once; returns the codes."""
         for facts in queues:
-            self.watch.look(facts, self.now_ms)
+            self.watch.check(facts, self.now_ms)
         self.watch.end_pass()
         self.now_ms += PASS_MS
         return [each.code for each in self.watch.findings]
 
     def be(self, passes: int = 20, **facts: int) -> list[str]:
         """Be so for a while; returns what was found at its end."""
-        return [self.look(FACTS._replace(**facts)) for _ in range(passes)][-1]
+        return [self.check(FACTS._replace(**facts)) for _ in range(passes)][-1]
 
     @property
     def since_s(self) -> list[float | None]:
@@ -62,8 +62,8 @@ def test_growing_queue_is_reported_after_a_minute_with_its_start() -> None:
     queue = Watched()
     queue.be(4, ready=500)
     for number in range(1, 12):
-        assert queue.look(FACTS._replace(ready=500 + 500 * number)) == [], number
-    assert queue.look(FACTS._replace(ready=6500)) == ["queue-grows"]
+        assert queue.check(FACTS._replace(ready=500 + 500 * number)) == [], number
+    assert queue.check(FACTS._replace(ready=6500)) == ["queue-grows"]
     assert queue.texts == ["it has 6,500 messages; 6,000 more than 1 minute ago"]
     assert queue.since_s == [15.0]  # the last time at which it had no more than 500
     assert queue.watch.findings[0].subject == "queue 'q' in vhost '/'"
@@ -72,13 +72,13 @@ def test_growing_queue_is_reported_after_a_minute_with_its_start() -> None:
 def test_a_queue_that_falls_or_stays_grows_no_more() -> None:
     queue = Watched()
     for number in range(20):
-        queue.look(FACTS._replace(ready=1000 * number))
-    assert queue.look(FACTS._replace(ready=19_000)) == ["queue-grows"]
-    assert queue.look(FACTS._replace(ready=17_000)) == []
+        queue.check(FACTS._replace(ready=1000 * number))
+    assert queue.check(FACTS._replace(ready=19_000)) == ["queue-grows"]
+    assert queue.check(FACTS._replace(ready=17_000)) == []
     assert queue.be(20, ready=17_000) == []  # it begins anew from there
     still = Watched()
     for number in range(20):
-        still.look(FACTS._replace(ready=1000 * number))
+        still.check(FACTS._replace(ready=1000 * number))
     assert still.be(59, ready=19_000) == ["queue-grows"]
     assert still.be(3, ready=19_000) == []
 
@@ -86,7 +86,7 @@ def test_a_queue_that_falls_or_stays_grows_no_more() -> None:
 def test_unacked_messages_count_as_growth() -> None:
     queue = Watched()
     for number in range(13):
-        codes = queue.look(FACTS._replace(ready=10, unacked=300 * number))
+        codes = queue.check(FACTS._replace(ready=10, unacked=300 * number))
     assert codes == ["queue-grows"]
     assert queue.texts == [
         "it has 3,610 messages, 3,600 of them unacknowledged; 3,600 more than 1 minute ago"
@@ -97,7 +97,7 @@ def test_unacked_messages_count_as_growth() -> None:
 def test_a_large_queue_that_grows_little_does_not_grow() -> None:
     queue = Watched()
     for number in range(100):
-        codes = queue.look(FACTS._replace(ready=10**6 + 1000 * number))
+        codes = queue.check(FACTS._replace(ready=10**6 + 1000 * number))
     assert codes == []
 
 
@@ -105,7 +105,7 @@ def test_queue_without_consumers_is_reported_after_a_minute() -> None:
     queue = Watched()
     assert queue.be(12, ready=3, consumers=0) == []
     assert queue.be(1, ready=3, consumers=0) == ["no-consumers"]
-    assert (queue.texts, queue.since_s) == (["3 messages wait in it, and nobody consumes"], [0.0])
+    assert (queue.texts, queue.since_s) == (["3 messages wait in it, and it has no consumers"], [0.0])
     assert queue.be(1, ready=3, consumers=1) == []
     assert queue.be(20, ready=0, consumers=0) == []
 
@@ -113,7 +113,7 @@ def test_queue_without_consumers_is_reported_after_a_minute() -> None:
 def test_queue_polled_with_get_needs_no_consumers() -> None:
     queue = Watched()
     for number in range(20):
-        codes = queue.look(FACTS._replace(ready=3, consumers=0, taken=number))
+        codes = queue.check(FACTS._replace(ready=3, consumers=0, taken=number))
     assert codes == []
     assert queue.be(13, ready=3, consumers=0, taken=19) == ["no-consumers"]
 
@@ -128,7 +128,7 @@ def slow(queue: Watched, per_pass: int, passes: int = 14, **facts: int) -> list[
     """Messages wait all the time, and so many are acknowledged meanwhile."""
     for number in range(passes):
         state = FACTS._replace(ready=900, acknowledged=per_pass * number, waited_ms=PASS_MS * number, **facts)
-        codes = queue.look(state)
+        codes = queue.check(state)
     return codes
 
 
@@ -146,11 +146,11 @@ def test_slow_consumers_are_reported() -> None:
 def test_small_prefetch_is_reported() -> None:
     queue = Watched()
     assert slow(queue, 5000, unacked=1, prefetch=1) == ["prefetch-small"]
-    assert queue.texts == ["900 messages wait; with a prefetch of 1, 1 consumer had each one for 1 ms"]
+    assert queue.texts == ["900 messages wait; with a prefetch of 1, 1 consumer had each message for 1 ms"]
     # What is acknowledged is committed before the next message leaves: where that takes long, it is no one's slowness.
     queue = Watched(commit_s=0.06)
     assert slow(queue, 30, unacked=1, prefetch=1) == ["prefetch-small"]
-    text = "900 messages wait; with a prefetch of 1, 1 consumer had each one for 167 ms, and a commit takes 60 ms"
+    text = "900 messages wait; with a prefetch of 1, 1 consumer had each message for 167 ms, and a commit takes 60 ms"
     assert queue.texts == [text]
     assert slow(Watched(commit_s=0.05), 30, unacked=1, prefetch=1) == ["consumers-slow"]
     assert slow(Watched(), 50, unacked=1, prefetch=1) == ["consumers-slow"]  # each takes 100 ms
@@ -161,7 +161,7 @@ def test_small_prefetch_is_reported() -> None:
 def test_consumers_that_keep_up_most_of_the_time() -> None:
     queue = Watched()
     for number in range(30):
-        codes = queue.look(FACTS._replace(ready=900, waited_ms=PASS_MS * number * 8 // 10))
+        codes = queue.check(FACTS._replace(ready=900, waited_ms=PASS_MS * number * 8 // 10))
     assert codes == []
 
 
@@ -183,7 +183,7 @@ def test_dead_letters_that_no_queue_takes() -> None:
     queue = Watched()
     assert queue.be(12, dying=4) == []
     assert queue.be(1, dying=4) == ["dead-letters-stuck"]
-    assert queue.texts == ["4 dead letters of it in no queue"]
+    assert queue.texts == ["4 dead letters from it fit in no queue"]
     assert queue.be(1) == []
 
 
@@ -198,29 +198,29 @@ def test_largest_queues_are_reported_and_the_rest_is_counted() -> None:
     queue = Watched()
     queues = [FACTS._replace(number=n, name=f"q{n}", ready=n, consumers=0) for n in range(1, 1001)]
     for _ in range(14):
-        queue.look(*queues)
+        queue.check(*queues)
     told = queue.watch.findings
     assert [each.subject for each in told[:2]] == ["queue 'q1000' in vhost '/'", "queue 'q999' in vhost '/'"]
-    assert len(told) == TOLD_MAX + 1
-    assert (told[-1].subject, told[-1].text) == ("other queues", "the same is the case with 990 more")
+    assert len(told) == REPORTED_MAX + 1
+    assert (told[-1].subject, told[-1].text) == ("other queues", "the same holds for 990 more")
     # Queues of equal length are told, too.
     for _ in range(14):
-        queue.look(*(each._replace(ready=5) for each in queues))
-    assert len(queue.watch.findings) == TOLD_MAX + 1
+        queue.check(*(each._replace(ready=5) for each in queues))
+    assert len(queue.watch.findings) == REPORTED_MAX + 1
 
 
 def test_deleted_queue_is_forgotten() -> None:
     queue = Watched()
     queue.be(20, ready=3, consumers=0)
-    assert queue.look() == []
+    assert queue.check() == []
     assert not queue.watch.knows(7)
 
 
-@pytest.mark.parametrize(("count", "told"), [(1, 1), (TOLD_MAX, TOLD_MAX), (500, TOLD_MAX + 1)])
+@pytest.mark.parametrize(("count", "told"), [(1, 1), (REPORTED_MAX, REPORTED_MAX), (500, REPORTED_MAX + 1)])
 def test_consumers_that_hold_a_message_for_long(count: int, told: int) -> None:
     watch = HeldWatch()
     for number in range(count):
-        watch.look(HeldFacts("/", "q", f"c{number}", "n2", 10_000 + number, 1_800_000, 4))
+        watch.record(HeldFacts("/", "q", f"c{number}", "n2", 10_000 + number, 1_800_000, 4))
     watch.end_pass()
     assert len(watch.findings) == told
     first = watch.findings[0]

@@ -26,9 +26,11 @@ from cluster.net.connection_slots import ConnectionSlots, SlotLimits
 from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
 from qq.amqp_server.channel.channel import Channel
-from qq.amqp_server.listener import AmqpPort, Tls
-from qq.amqp_server.partial_messages import PartialMessages
-from qq.amqp_server.server import AmqpServer, connection_log
+from qq.amqp_server.connection import ClientConnection
+from qq.amqp_server.server import AmqpServer
+from qq.client_sockets.listener import ClientPort, Tls
+from qq.client_sockets.partial_messages import PartialMessages
+from qq.client_sockets.shared import ClientSockets, connection_log
 from qq.config import ClientTls, NodeLimits
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
@@ -192,9 +194,8 @@ class LoneBroker:
         disk: Any = self.group
         self.broker = Broker(NAME, self.machine, self.group, disk, runtime, ["guest"], self._limits)
         partial_messages = PartialMessages(runtime, self._partial_bytes, lambda: len(self.broker.connections))
-        self.server = AmqpServer(
-            self.broker, self._settings, self.slots, the_log, partial_messages, self._make_channel
-        )
+        sockets = ClientSockets(self.slots, the_log, partial_messages, self._limits)
+        self.server = AmqpServer(self.broker, self._settings, sockets, self._make_channel)
         self.group.start(self.broker)
         self._begin()
         self._serving: list[asyncio.Task[None]] = []
@@ -210,7 +211,9 @@ class LoneBroker:
 
     async def _listen(self, speaks_tls: Tls | None) -> int:
         """As a node does it."""
-        port = AmqpPort(self.server, speaks_tls, self._proxies)
+        port = ClientPort(
+            self.server.sockets, partial(ClientConnection, self.server), speaks_tls, self._proxies
+        )
         await port.listen("127.0.0.1", 0)
         self._serving.append(self._loop.create_task(port.serve()))
         return port.port

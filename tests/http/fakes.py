@@ -1,4 +1,4 @@
-"""A node that is only a view, and a broker with a machine of its own: what they answer is set by the test."""
+"""A fake node and a fake broker with its own machine, whose answers the test sets."""
 
 from __future__ import annotations
 
@@ -30,26 +30,23 @@ from cluster.transport.handshake import UnknownNodeError
 from cluster.transport.queries import Queries
 from qq.amqp.connection import Settings
 from qq.config import NodeLimits
-from qq.http.view import (
-    CertificateFiles,
-    ClusterStatus,
-    ConsumerStatus,
-    Listener,
-    LoggedIn,
-    Message,
-    NodeState,
-    NodeStatus,
-    Product,
-    QueueStatus,
-    ThingRows,
-    Unavailable,
-)
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import LimitPublishers, PutUser, PutVhost, SetPermissions
 from qq.machine.protocol.versions import VERSIONS
-from qq.management import Management
-from qq.management.nodes import OwnNode
+from qq.management.changes.changes import Changes
+from qq.management.errors import Unavailable
+from qq.management.management import Management, make_management
+from qq.management.nodes.node_reports import OwnNode
+from qq.management.objects.consumers import ConsumerReports
+from qq.management.objects.queues import QueueReports
+from qq.management.reports.catalog import Product
+from qq.management.reports.logins import LoggedIn
+from qq.management.reports.members import ClusterStatus, NodeState, NodeStatus
+from qq.management.reports.messages import Message
+from qq.management.reports.nodes import CertificateFiles, Listener
+from qq.management.reports.queues import ConsumerStatus, QueueStatus
+from qq.management.reports.rows import ThingRows
 from qq.sessions.broker import Broker
 from qq.sessions.login import is_loopback
 from qq.shovels.report import Report
@@ -57,8 +54,7 @@ from qq.shovels.report import Report
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from qq.http.view import Change
-    from qq.machine.protocol.commands import Command
+    from qq.machine.protocol.commands import Change, Command
 
 PASSWORD = "gu:éest"
 
@@ -100,7 +96,7 @@ class FakeView:
             False,
             -3,
             "voter",
-            "7 to 9",
+            "7 to 10",
             disk_hangs=False,
             misses=["n2"],
             hears_leader=True,
@@ -140,7 +136,7 @@ class _Group:
         self.queries = Queries(lambda _: False, lambda _peer, _message: None)
         self.members = SimpleNamespace(names=["n1", "n2", "n3"], id=id_of("n1"), of_release_0_1=())
         self.versions_of = {"n1": Versions(*VERSIONS)}.get
-        self.stopping = SimpleNamespace(is_removed=False, damage=None)
+        self.fail_stop = SimpleNamespace(is_removed=False, damage=None)
         self.flaws: dict[str, str] = {}
         """Why nodes are not fit to lead."""
         self.verdict = Verdict(True, "it may be stopped")
@@ -191,6 +187,16 @@ class _Group:
             ask=self._ask_for_change, why_no_majority=lambda _: self.no_majority
         )
         self.no_majority: str | None = None
+        self.reasons: dict[str, str] = {}
+        """Why there is no link with a member."""
+        self.twice: set[str] = set()
+        """Names of members that a second process uses, too."""
+
+    def why_apart_from(self, peer: str) -> str | None:
+        return self.reasons.get(peer)
+
+    def is_twice(self, peer: str) -> bool:
+        return peer in self.twice
 
     def place(self, name: str, address: PeerAddress) -> PeerAddress:
         return self.listed.get(name, address)
@@ -316,8 +322,28 @@ class _Carrier:
         return True
 
 
+class FakeChanges(Changes):
+    """Changes of a machine; they fail while the test takes the majority away."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker)
+        self.applied: list[Any] = []
+        self.has_majority = True
+
+    async def wait_applied(self) -> None:
+        if not self.has_majority:
+            raise Unavailable("no majority")
+        await super().wait_applied()
+
+    async def apply(self, *changes: Change) -> None:
+        if not self.has_majority:
+            raise Unavailable("no majority")
+        self.applied += changes
+        await super().apply(*changes)
+
+
 class MachineManagement(Management):
-    """The real one, of a machine that applies at once what is asked for. `guest` may do everything in "/"."""
+    """Management of a machine that applies at once what is asked for. `guest` may do everything in "/"."""
 
     def __init__(self) -> None:
         broker, group = _broker()
@@ -325,11 +351,8 @@ class MachineManagement(Management):
         product = Product(settings.product, settings.version, settings.cluster_name)
         self.listeners: list[Listener] = []
         self.certificate_files: list[CertificateFiles] = []
-        self.reasons: dict[str, str] = {}
-        """Why there is no link with a member."""
-        self.twice: set[str] = set()
-        """The names that other processes call themselves by, too."""
         own = OwnNode(
+            product=product,
             data_dir="/nowhere",
             connections_max=3,
             memory_limit_bytes=2**40,
@@ -339,20 +362,19 @@ class MachineManagement(Management):
             certificates=self.certificate_files,
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
             common_settings={"[limits] cache_bytes": "7"},
-            why_apart_from=self.reasons.get,
-            is_twice=self.twice.__contains__,
+            cluster_secrets=lambda: self.secrets,
+            peers=group,
         )
         self.secrets = [b"0123456789abcdef"]
         self.carrier = _Carrier()
-        super().__init__(broker, cast("Any", group), product, own, group, lambda: self.secrets, self.carrier)
+        super().__init__(**vars(make_management(broker, cast("Any", group), own, self.carrier)))
+        self.changes = FakeChanges(broker)
+        self.broker = broker
         self.machine = broker.machine
         self.machine.raise_to(VERSIONS[1])
         self.group = group
         self.entries = group.entries
-        self.asked: list[Any] = []
-        """What was changed."""
-        self.has_majority = True
-        self.make(PutUser("guest", *self.hash(PASSWORD), ["administrator"]))
+        self.make(PutUser("guest", *self.changes.hash_password(PASSWORD), ["administrator"]))
         self.make(SetPermissions("guest", "/", ".*", ".*", ".*"))
 
     def make(self, *commands: Command, node: str = "n2") -> None:
@@ -362,7 +384,7 @@ class MachineManagement(Management):
 
     def lead(self) -> None:
         """Have this node lead."""
-        self._broker._leader = "n1"
+        self.broker._leader = "n1"
 
     def make_elsewhere(self, *commands: Command) -> None:
         """Have a command of another node committed; this node has not heard of it."""
@@ -376,50 +398,41 @@ class MachineManagement(Management):
         self.machine.apply_batch("n2", index, 0, 0, memoryview(entry)[batch.start : batch.end])
         self.machine.end_entry(0)
 
-    async def wait_applied(self) -> None:
-        if not self.has_majority:
-            raise Unavailable("no majority")
-        await super().wait_applied()
 
-    async def change(self, *changes: Change) -> None:
-        if not self.has_majority:
-            raise Unavailable("no majority")
-        self.asked += changes
-        await super().change(*changes)
-
-
-class FakeManagement(MachineManagement):
-    """Its queues are what the test says."""
+class FakeQueues(QueueReports):
+    """The queues of "/" that the test names; they need no machine."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.make(PutVhost("empty", "", [], ""))
-        self.make(LimitPublishers(100, 1000))
-        self.queue_names = ["orders"]
-        """They are in "/"."""
+        self.names = ["orders"]
         self.arguments: dict[str, Any] = {"x-queue-type": "quorum"}
         self.messages: list[Message] = []
         self.browsed: list[Any] = []
-        """What `browse` was asked for."""
+        """Arguments of the calls of `browse`."""
 
-    def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
-        return map(self._shown, self._names(vhost))
+    def all(self, vhost: str | None) -> Iterator[QueueStatus]:
+        return map(self._status, self.names_in(vhost))
 
-    def queue(self, vhost: str, name: str) -> QueueStatus | None:
-        return self._shown(name) if name in self._names(vhost) else None
+    def find(self, vhost: str, name: str) -> QueueStatus | None:
+        return self._status(name) if name in self.names_in(vhost) else None
 
-    def queue_rows(self, vhost: str | None) -> ThingRows:
+    def rows(self, vhost: str | None) -> ThingRows:
         fields = {name: attrgetter(name) for name in QueueStatus._fields}
-        return ThingRows(list(self.queues(vhost)), fields)
+        return ThingRows(list(self.all(vhost)), fields)
 
-    async def queues_by_name(self, is_seen: Callable[[str], bool]) -> ThingRows:
-        rows = self.queue_rows(None)
-        return rows._replace(things=sorted(rows.things, key=attrgetter("name")) if is_seen("/") else [])
+    async def rows_by_name(self, is_visible: Callable[[str], bool]) -> ThingRows:
+        rows = self.rows(None)
+        return rows._replace(things=sorted(rows.things, key=attrgetter("name")) if is_visible("/") else [])
 
-    def _names(self, vhost: str | None) -> list[str]:
-        return self.queue_names if vhost in (None, "/") else []
+    async def browse(
+        self, vhost: str, queue: str, offset: int, count: int, bytes_max: int
+    ) -> list[Message] | None:
+        self.browsed.append((queue, offset, count, bytes_max))
+        return self.messages if queue in self.names_in(vhost) else None
 
-    def _shown(self, name: str) -> QueueStatus:
+    def names_in(self, vhost: str | None) -> list[str]:
+        return self.names if vhost in (None, "/") else []
+
+    def _status(self, name: str) -> QueueStatus:
         return QueueStatus(
             name=name,
             vhost="/",
@@ -463,17 +476,32 @@ class FakeManagement(MachineManagement):
             message_stats={"publish": 12, "publish_details": {"rate": 0.4}},
         )
 
-    def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
-        for name in self._names(vhost):
+
+class FakeConsumers(ConsumerReports):
+    """A consumer of each of the named queues."""
+
+    def __init__(self, broker: Broker, queues: FakeQueues) -> None:
+        super().__init__(broker)
+        self._queues = queues
+
+    def all(self, vhost: str | None) -> Iterator[ConsumerStatus]:
+        for name in self._queues.names_in(vhost):
             yield ConsumerStatus(
                 "tag", {"name": name, "vhost": "/"}, {"node": "n2", "id": 7}, True, False, 10, True, "up", {}
             )
 
-    async def browse(
-        self, vhost: str, queue: str, offset: int, count: int, bytes_max: int
-    ) -> list[Message] | None:
-        self.browsed.append((queue, offset, count, bytes_max))
-        return self.messages if queue in self._names(vhost) else None
+
+class FakeManagement(MachineManagement):
+    """Management with queues that the test names."""
+
+    queues: FakeQueues
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.make(PutVhost("empty", "", [], ""))
+        self.make(LimitPublishers(100, 1000))
+        self.queues = FakeQueues()
+        self.consumers = FakeConsumers(self.broker, self.queues)
 
 
 def message(body: bytes, **properties: Any) -> Message:

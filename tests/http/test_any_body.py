@@ -1,4 +1,4 @@
-"""Whatever JSON comes in a request: it is carried out or refused, and never an error of ours."""
+"""Any JSON in a request is carried out or refused, and never causes an internal error."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_json_that_cannot_be_stored_is_400(path: str, text: str) -> None:
     answer = node.api(path, "POST" if path == "definitions" else "PUT", data=text.encode("latin-1"))
     assert answer.status == 400
     assert STRANGE[text] in answer.json["reason"]
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
     assert node.api("queues").json == []
 
 

@@ -1,4 +1,4 @@
-"""Whatever is in a path, and whatever the method: a name is found again under itself only, and answers keep apart."""
+"""Any path and method: an object is found only under its own name, and answers stay separate."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_path_that_is_not_utf8_is_400(name: str) -> None:
     for template, body in MADE.items():
         put = node.api(template.format(name), "PUT", data=json.dumps(body))
         assert (put.status, put.json["error"]) == (400, "bad_request")
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 @pytest.mark.parametrize("name", [".", "..", "...", "~", "~.", "a/b", "%2E", "\u00e9"])

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from qq.http.base.login import ADMINISTRATORS, MONITORS, POLICYMAKERS
-from qq.http.view import ConsumerStatus, QueueStatus
 from qq.machine.protocol.commands import LimitPublishers, PutPolicy, PutUser, SetPermissions
+from qq.management.reports.queues import ConsumerStatus, QueueStatus
 from tests.http.fakes import FakeManagement, message
 from tests.http.http_node import Node
 
@@ -32,10 +32,12 @@ def node() -> Node[FakeManagement]:
 @pytest.mark.parametrize("path", ["queues", "consumers"])
 @pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 149])
 def test_list_of_any_length_is_complete_json(node: Node[FakeManagement], path: str, count: int) -> None:
-    node.management.queue_names = [f'q "{number}" é' for number in range(count)]
+    node.management.queues.names = [f'q "{number}" é' for number in range(count)]
     answer = node.api(path)
     names = [thing["name"] if path == "queues" else thing["queue"]["name"] for thing in answer.json]
-    assert names == (sorted(node.management.queue_names) if path == "queues" else node.management.queue_names)
+    assert names == (
+        sorted(node.management.queues.names) if path == "queues" else node.management.queues.names
+    )
 
 
 def test_a_queue_has_the_fields_that_tools_read(node: Node[FakeManagement]) -> None:
@@ -63,13 +65,13 @@ def test_consumer_shows_credit_only_with_a_limit(
     [consumer] = node.api("consumers").json
     assert "credit" not in consumer
     assert None not in consumer.values()
-    [known] = node.management.consumers("/")
-    monkeypatch.setattr(node.management, "consumers", lambda _: [known._replace(credit=0)])
+    [known] = node.management.consumers.all("/")
+    monkeypatch.setattr(node.management.consumers, "all", lambda _: [known._replace(credit=0)])
     assert node.api("consumers").json == [consumer | {"credit": 0}]
 
 
 def test_a_queue_of_any_name_is_found(node: Node[FakeManagement]) -> None:
-    node.management.queue_names = ["a/b c%é"]
+    node.management.queues.names = ["a/b c%é"]
     assert node.api("queues/%2F/a%2Fb%20c%25%C3%A9").json["name"] == "a/b c%é"
 
 
@@ -87,7 +89,7 @@ def test_arguments_of_any_amqp_type_become_json(node: Node[FakeManagement]) -> N
         bytearray(b"\xff"),
         [{}],
     ]
-    node.management.arguments = {"x-values": values, "x-table": {"a": {"b": [moment]}}}
+    node.management.queues.arguments = {"x-values": values, "x-table": {"a": {"b": [moment]}}}
     expected = [True, None, -5, 2.5, "nan", "inf", "1.5", 1767225600, "�", [{}]]
     arguments = node.api("queues/%2F/orders").json["arguments"]
     assert arguments == {"x-values": expected, "x-table": {"a": {"b": [1767225600]}}}
@@ -155,13 +157,13 @@ def test_a_virtual_host_has_its_own(node: Node[FakeManagement]) -> None:
 def test_browse_requests_the_given_range(node: Node[FakeManagement]) -> None:
     node.api("queues/%2F/orders/browse?offset=5&count=7")
     node.api("queues/%2F/orders/browse")
-    assert node.management.browsed == [("orders", 5, 7, 2**20), ("orders", 0, 50, 2**20)]
+    assert node.management.queues.browsed == [("orders", 5, 7, 2**20), ("orders", 0, 50, 2**20)]
 
 
 def test_a_browsed_message_is_as_rabbitmq_shows_messages(node: Node[FakeManagement]) -> None:
     died = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     headers = {"x-death": [{"time": died, "count": 1}]}
-    node.management.messages = [
+    node.management.queues.messages = [
         message(b"text \xc3\xa9", content_type="a/b", headers=headers, message_type="t")
     ]
     assert node.api("queues/%2F/orders/browse").json == [
@@ -183,7 +185,7 @@ def test_a_browsed_message_is_as_rabbitmq_shows_messages(node: Node[FakeManageme
 
 
 def test_body_is_base64_when_it_is_not_text_or_on_request(node: Node[FakeManagement]) -> None:
-    node.management.messages = [message(b"\xff\x00"), message(b"text")]
+    node.management.queues.messages = [message(b"\xff\x00"), message(b"text")]
     answers = [
         node.api(f"queues/%2F/orders/browse?encoding={encoding}").json for encoding in ("auto", "base64")
     ]
@@ -195,7 +197,7 @@ def test_body_is_base64_when_it_is_not_text_or_on_request(node: Node[FakeManagem
 
 
 def test_of_a_large_body_a_part_is_shown_and_its_size(node: Node[FakeManagement]) -> None:
-    node.management.messages = [message(b"x" * (2**20 + 1))]
+    node.management.queues.messages = [message(b"x" * (2**20 + 1))]
     [whole] = node.api("queues/%2F/orders/browse").json
     [short] = node.api("queues/%2F/orders/browse?truncate=3").json
     assert (whole["payload_bytes"], len(whole["payload"])) == (2**20 + 1, 2**20)
@@ -219,7 +221,7 @@ def test_of_a_large_body_a_part_is_shown_and_its_size(node: Node[FakeManagement]
 def test_a_parameter_out_of_range_is_400(node: Node[FakeManagement], query: str) -> None:
     answer = node.api(f"queues/%2F/orders/browse?{query}")
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 # --- policies
@@ -248,7 +250,7 @@ def test_user_and_operator_policies_are_separate(node: Node[FakeManagement]) -> 
 
 def test_a_policy_has_rabbitmqs_defaults(node: Node[FakeManagement]) -> None:
     node.api("policies/%2F/p", "PUT", json={"pattern": "", "definition": {"expires": 1}, "name": "ignored"})
-    assert node.management.asked == [PutPolicy("/", "p", False, "", "all", 0, {"expires": 1})]
+    assert node.management.changes.applied == [PutPolicy("/", "p", False, "", "all", 0, {"expires": 1})]
 
 
 def nested(depth: int) -> Any:
@@ -284,7 +286,7 @@ def test_a_policy_that_cannot_hold_is_refused_with_the_reason(
     answer = node.api("policies/%2F/p", "PUT", json=POLICY | change)
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert reason in answer.json["reason"]
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,7 @@ def test_a_policy_that_cannot_hold_is_refused_with_the_reason(
 def test_malformed_body_is_400(node: Node[FakeManagement], path: str, body: bytes) -> None:
     answer = node.api(path, "PUT", data=body)
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 def test_a_body_that_is_too_large_is_413_in_json(node: Node[FakeManagement]) -> None:
@@ -320,7 +322,7 @@ def test_a_body_that_is_too_large_is_413_in_json(node: Node[FakeManagement]) -> 
 
 
 def test_a_change_that_is_not_applied_is_503_in_json(node: Node[FakeManagement]) -> None:
-    node.management.has_majority = False
+    node.management.changes.has_majority = False
     for path in ("policies/%2F/p", "operator-policies/%2F/p"):
         answer = node.api(path, "PUT", json=POLICY)
         assert (answer.status, answer.json) == (
@@ -338,7 +340,7 @@ def test_the_bounds_of_deduplication_are_shown_and_set(node: Node[FakeManagement
     assert node.api(path).json == {"name": "publisher-deduplication", "value": {"limit": 100, "age_ms": 1000}}
     assert node.api(path, "PUT", json={"value": {"limit": 1000, "age_ms": 60_000}}).status == 204
     assert node.api(path, "PUT", json={"value": {"age_ms": 60_001}}).status == 204
-    assert node.management.asked == [LimitPublishers(1000, 60_000), LimitPublishers(1000, 60_001)]
+    assert node.management.changes.applied == [LimitPublishers(1000, 60_000), LimitPublishers(1000, 60_001)]
     assert node.api(path).json["value"] == {"limit": 1000, "age_ms": 60_001}
 
 
@@ -361,7 +363,7 @@ def test_the_bounds_of_deduplication_are_shown_and_set(node: Node[FakeManagement
 def test_bounds_of_deduplication_that_make_no_sense_are_400(node: Node[FakeManagement], value: Any) -> None:
     answer = node.api("global-parameters/publisher-deduplication", "PUT", json={"value": value})
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 # --- who may

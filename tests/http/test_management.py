@@ -1,4 +1,4 @@
-"""What operators see and do, on a real node: from a client's message to RabbitMQ's JSON, and from JSON to the queue."""
+"""The management API of a real node: from a client's message to RabbitMQ's JSON, and from JSON to the queue."""
 
 from __future__ import annotations
 
@@ -260,8 +260,8 @@ def test_the_bounds_of_deduplication_hold(real_node: ClusterNode, channel: Any, 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that are started now give a change up after 2 s."""
     program = (
-        "import sys; from qq import cli; from qq.management import sessions; "
-        "sessions.CHANGE_TIMEOUT_S = 2.0; sys.exit(cli.main())"
+        "import sys; from qq import cli; from qq.management.changes import request_session; "
+        "request_session.CHANGE_TIMEOUT_S = 2.0; sys.exit(cli.main())"
     )
     monkeypatch.setattr(testing, "SERVE_COMMAND", (sys.executable, "-c", program, "serve"))
 

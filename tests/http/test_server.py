@@ -19,8 +19,10 @@ from qq.http.app import build_app
 from qq.http.app import serve as serve_http
 from qq.http.base.listener import HttpLimits, listen
 from qq.http.server import FIELDS_MAX, HttpServer
-from qq.http.view import LoggedIn, LoginThrottled, QueueStatus, Unavailable
-from tests.http.fakes import FakeManagement, FakeView, MachineManagement
+from qq.management.errors import LoginThrottled, Unavailable
+from qq.management.reports.logins import LoggedIn
+from qq.management.reports.queues import QueueStatus
+from tests.http.fakes import FakeManagement, FakeQueues, FakeView, MachineManagement
 from tests.http.http_node import GUEST, login
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -288,13 +290,19 @@ def test_a_large_header_is_refused(run: Callable[..., None], fields: bytes) -> N
     run(story)
 
 
-class Chatty(FakeManagement):
-    """It has a great many queues."""
-
-    def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
-        [queue, *_] = list(super().queues(vhost))
+class ManyQueues(FakeQueues):
+    def all(self, vhost: str | None) -> Iterator[QueueStatus]:
+        [queue, *_] = list(super().all(vhost))
         for _ in range(20_000):
             yield queue
+
+
+class Chatty(FakeManagement):
+    """Management with a great many queues."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queues = ManyQueues()
 
 
 def test_client_that_does_not_read_its_answer_is_dropped(run: Callable[..., None]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pika
 import pytest
 
-from qq.management.browse import STEP_MESSAGES, Browsed, browse, stored_messages
+from qq.management.objects.browse import STEP_MESSAGES, Browsed, browse, stored_messages
 from qq.ranges import Range
 from tests.harness.lone_broker import LoneBroker
 

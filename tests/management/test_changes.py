@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cluster.state.apply import Evicted
-from qq.http.view import RequestRefused, Unavailable
 from qq.machine.protocol.commands import DeleteVhost, PutPolicy, PutUser, PutVhost
-from qq.management.changes import Changes, is_made
+from qq.management.changes.changes import Changes, is_made
+from qq.management.errors import RequestRefused, Unavailable
 from tests.harness.lone_broker import LoneBroker
 
 
@@ -27,8 +27,8 @@ def policy(number: int, vhost: str = "/") -> PutPolicy:
 
 async def outcomes(broker: LoneBroker, *changes: Any) -> list[BaseException | None]:
     """Of changes that are asked for at one time."""
-    asked = Changes(broker.broker)
-    return await asyncio.gather(*map(asked.change, changes), return_exceptions=True)
+    made = Changes(broker.broker)
+    return await asyncio.gather(*map(made.apply, changes), return_exceptions=True)
 
 
 def test_last_of_concurrent_changes_wins_and_all_succeed(broker: LoneBroker) -> None:

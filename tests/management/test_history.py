@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from qq.machine.protocol.commands import DeclareQueue
-from qq.management import history
-from qq.management.history import LEVELS, NumberHistories, NumberHistory, Shape
+from qq.management.statistics import history
+from qq.management.statistics.history import LEVELS, NumberHistories, NumberHistory, Shape
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import Node
 
@@ -27,28 +27,28 @@ SHAPE = Shape(("published",), ("ready",))
 def noted(samples: int, *, step_s: int = 5, each: int = 10) -> NumberHistory:
     kept = NumberHistory(SHAPE)
     for number in range(samples):
-        kept.note(number * step_s * 1000, Numbers(number * each, number))
+        kept.record(number * step_s * 1000, Numbers(number * each, number))
     return kept
 
 
 def test_history_returns_counts_as_rates_and_values_unchanged() -> None:
-    told = noted(4).told(900, 15_000)
+    told = noted(4).since(900, 15_000)
     assert told == {"times": [5000, 10_000, 15_000], "published": [2, 2, 2], "ready": [1, 2, 3]}
 
 
 def test_counter_reset_gives_no_negative_rate() -> None:
     kept = noted(3)
-    kept.note(15_000, Numbers(5, 0))
+    kept.record(15_000, Numbers(5, 0))
     assert kept.newest() == {"time": 15_000, "published": 0, "ready": 0}
 
 
 def test_older_samples_are_returned_as_means_of_longer_steps() -> None:
     kept = noted(8 * 720)  # eight hours
-    minutes = kept.told(3600, 8 * 3_600_000)
+    minutes = kept.since(3600, 8 * 3_600_000)
     assert {b - a for a, b in zip(minutes["times"], minutes["times"][1:], strict=False)} == {60_000}
     assert len(minutes["times"]) == 60
     assert set(minutes["published"]) == {2}
-    quarters = kept.told(7 * DAY_S, 8 * 3_600_000)
+    quarters = kept.since(7 * DAY_S, 8 * 3_600_000)
     assert len(quarters["times"]) == 32
     assert quarters["ready"][1] == pytest.approx(180 * 1.5, abs=1)
 
@@ -57,24 +57,24 @@ def test_a_history_of_any_length_takes_the_same_room() -> None:
     kept = noted(9 * 96, step_s=900)  # nine days
     kept_rows = [len(samples._times) for samples in kept._levels]
     assert all(rows <= level.kept + history._SLACK for rows, level in zip(kept_rows, LEVELS, strict=True))
-    assert len(kept.told(7 * DAY_S, 9 * DAY_S * 1000)["times"]) <= 7 * 96
+    assert len(kept.since(7 * DAY_S, 9 * DAY_S * 1000)["times"]) <= 7 * 96
 
 
 def test_history_is_empty_before_two_samples() -> None:
     assert noted(1).newest() == {}
-    assert noted(1).told(900, 0) == {"times": [], "published": [], "ready": []}
+    assert noted(1).since(900, 0) == {"times": [], "published": [], "ready": []}
 
 
 def test_history_forgets_the_objects_that_were_not_read_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(history, "THINGS_MAX", 3)
+    monkeypatch.setattr(history, "HISTORIES_MAX", 3)
     kept = NumberHistories({"queue": SHAPE})
     for name in "abc":
-        kept.of(("queue", "/", name))
+        kept.begin(("queue", "/", name))
     kept.begin_if_room(("queue", "/", "x"))
-    kept.of(("queue", "/", "a"))
-    kept.of(("queue", "/", "d"))
+    kept.begin(("queue", "/", "a"))
+    kept.begin(("queue", "/", "d"))
     assert [name for (_, _, name), _ in kept.all()] == ["c", "a", "d"]
 
 
@@ -85,9 +85,10 @@ def test_history_forgets_the_objects_that_were_not_read_longest(
 def node(monkeypatch: pytest.MonkeyPatch) -> Node[MachineManagement]:
     node = Node(MachineManagement())
     node.management.make(DeclareQueue(0, 0, "a", False, True, False, False, False, {}))
+    node.management.broker.live = True
     for time_ms in (0, 5000, 10_000):
         monkeypatch.setattr(node.management.group, "time_ms", lambda time_ms=time_ms: time_ms)
-        asyncio.run(node.management._note_histories())
+        asyncio.run(node.management.charts.sample())
     return node
 
 
@@ -98,7 +99,7 @@ def test_the_cluster_virtual_hosts_and_queues_have_a_history(node: Node[MachineM
     assert together["memory_bytes"][0] > 10**6
     for query in ("vhost=%2F", "vhost=%2F&name=a"):
         assert node.api(f"history?{query}").json["messages_ready"] == [0, 0]
-    assert node.management.newest_sample(("queue", "/", "a"))["time"] == 10_000
+    assert node.management.charts.newest_sample(("queue", "/", "a"))["time"] == 10_000
 
 
 @pytest.mark.parametrize(
@@ -126,8 +127,8 @@ def test_a_history_shows_no_more_than_the_lists_do(node: Node[MachineManagement]
 
 def test_deleted_object_has_no_history(node: Node[MachineManagement]) -> None:
     node.management.machine.vhosts["/"].queues.pop("a")
-    asyncio.run(node.management._note_histories())
-    assert ("queue", "/", "a") not in dict(node.management._histories.all())
+    asyncio.run(node.management.charts.sample())
+    assert ("queue", "/", "a") not in dict(node.management.charts._histories.all())
 
 
 # --- what somebody may do, and what a policy would match

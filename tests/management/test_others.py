@@ -10,9 +10,9 @@ import pytest
 
 from cluster.raft.messages import ANSWER_BYTES_MAX, Message, Query, QueryAnswer
 from cluster.transport.queries import Queries
-from qq.management import others
-from qq.management.client_names import ClientNames
-from qq.management.others import OtherNodes
+from qq.management import node_queries
+from qq.management.node_queries import NodeQueries
+from qq.management.objects.client_names import ClientNames
 
 
 class Two:
@@ -24,10 +24,10 @@ class Two:
             name: Queries(lambda _: True, lambda peer, message, name=name: self._send(name, peer, message))
             for name in "ab"
         }
-        self.asking, self.asked = (OtherNodes(each, lambda: ["b"]) for each in self.queries.values())
+        self.asking, self.asked = (NodeQueries(each, lambda: ["b"]) for each in self.queries.values())
 
     def told(self, topic: str, *arguments: Any) -> Any:
-        return asyncio.run(self.asking.told("b", topic, *arguments))
+        return asyncio.run(self.asking.query("b", topic, *arguments))
 
     def rows(self, topic: str) -> dict[str, list[Any]]:
         return asyncio.run(self.asking.rows_of_all(topic))
@@ -42,7 +42,7 @@ class Two:
             there.answered(sender, message)
 
 
-def numbered(rows: list[Any]) -> others.TellRows:
+def numbered(rows: list[Any]) -> node_queries.AnswerRows:
     def after(key: int | None) -> Iterator[tuple[int, Any]]:
         begin = 0 if key is None else key + 1
         return ((number, rows[number]) for number in range(begin, len(rows)))
@@ -52,7 +52,7 @@ def numbered(rows: list[Any]) -> others.TellRows:
 
 def test_peer_answers_a_topic() -> None:
     two = Two()
-    two.asked.tell("sum", lambda one, other: {"sum": one + other})
+    two.asked.answer("sum", lambda one, other: {"sum": one + other})
     assert two.told("sum", 1, 2) == {"sum": 3}
 
 
@@ -60,29 +60,29 @@ def test_peer_answers_a_topic() -> None:
     "rows",
     [
         [],
-        list(range(others.PART_ROWS_MAX)),
-        list(range(3 * others.PART_ROWS_MAX + 1)),
+        list(range(node_queries.PART_ROWS_MAX)),
+        list(range(3 * node_queries.PART_ROWS_MAX + 1)),
         ["x" * 100_000] * 9,
-        ["x" * (ANSWER_BYTES_MAX - others.HEAD_BYTES_MAX - 5)] * 3,
+        ["x" * (ANSWER_BYTES_MAX - node_queries.HEAD_BYTES_MAX - 5)] * 3,
     ],
     ids=["none", "one_part", "some_parts", "large", "as_large_as_an_answer"],
 )
 def test_all_rows_are_returned_once_and_in_order(rows: list[Any]) -> None:
     two = Two()
-    two.asked.tell_rows("rows", numbered(rows))
+    two.asked.answer_rows("rows", numbered(rows))
     assert two.rows("rows") == {"b": rows}
 
 
 @pytest.mark.parametrize("size", [1, ANSWER_BYTES_MAX // 7])
 def test_requested_rows_are_returned_once_and_in_order(size: int) -> None:
     """Those that there are; in one answer no more than it holds."""
-    two, count = Two(), 2 * others.PART_ROWS_MAX + 10
+    two, count = Two(), 2 * node_queries.PART_ROWS_MAX + 10
     rows = {number: f"{number} {'x' * size}" for number in range(0, count, 20)}
-    two.asked.tell_some("some", lambda keys: ((key, rows[key]) for key in keys if key in rows))
-    told = asyncio.run(two.asking.some("b", "some", list(range(count))))
+    two.asked.answer_keys("some", lambda keys: ((key, rows[key]) for key in keys if key in rows))
+    told = asyncio.run(two.asking.rows_with_keys("b", "some", list(range(count))))
     assert told == list(rows.values())
-    assert asyncio.run(two.asking.some("b", "some", [])) == []
-    assert asyncio.run(two.asking.some("b", "unheard of", [1])) == []
+    assert asyncio.run(two.asking.rows_with_keys("b", "some", [])) == []
+    assert asyncio.run(two.asking.rows_with_keys("b", "unheard of", [1])) == []
 
 
 def test_a_client_is_asked_for_its_name_once() -> None:
@@ -99,7 +99,7 @@ def test_a_client_is_asked_for_its_name_once() -> None:
     ClientNames[object, str]("b", two.asked, "names", name)
 
     def told(clients: dict[tuple[str, int], object]) -> dict[tuple[str, int], str]:
-        return asyncio.run(names.of(list(clients.items())))
+        return asyncio.run(names.find(list(clients.items())))
 
     clients = {("a", 7): object(), ("b", 1): object(), ("b", 2): object(), ("b", 3): object()}
     assert told(clients) == {("a", 7): "mine", ("b", 1): "one", ("b", 2): "two"}
@@ -114,13 +114,13 @@ def test_a_client_is_asked_for_its_name_once() -> None:
 
 def test_a_row_that_no_answer_holds_is_left_out() -> None:
     two = Two()
-    two.asked.tell_rows("rows", numbered([1, "x" * ANSWER_BYTES_MAX, 2]))
+    two.asked.answer_rows("rows", numbered([1, "x" * ANSWER_BYTES_MAX, 2]))
     assert two.rows("rows") == {"b": [1, 2]}
 
 
 def test_unknown_or_failing_topic_has_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     two = Two()
-    two.asked.tell("wrong", lambda: 1 // 0)
+    two.asked.answer("wrong", lambda: 1 // 0)
     assert two.told("unheard of") is None
     assert two.told("wrong") is None
     assert two.rows("wrong") == {"b": []}
@@ -128,9 +128,9 @@ def test_unknown_or_failing_topic_has_no_answer(caplog: pytest.LogCaptureFixture
 
 
 def test_unanswered_query_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(others, "ANSWER_WAIT_S", 0.01)
+    monkeypatch.setattr(node_queries, "ANSWER_WAIT_S", 0.01)
     two = Two()
-    two.asked.tell("one", lambda: 1)
+    two.asked.answer("one", lambda: 1)
     two.is_stuck = True
     assert two.told("one") is None
     two.is_stuck = False

@@ -6,7 +6,7 @@ import pytest
 
 from qq.machine.policy.queue_options import QueueSettings
 from qq.machine.queue.queue import Queue
-from qq.management.rates import QueueNumbers, Rates, numbers_of
+from qq.management.statistics.rates import QueueNumbers, Rates, numbers_of
 
 T0 = 1_000_000
 

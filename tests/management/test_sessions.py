@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from qq.http.view import Unavailable
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.commands import DeleteUser
-from qq.management import sessions
-from qq.management.sessions import until_applied
+from qq.management.changes import request_session
+from qq.management.changes.request_session import until_applied
+from qq.management.errors import Unavailable
 
 
 def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
@@ -20,7 +20,7 @@ def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
 
     Returns how many were applied when it was given up, and why.
     """
-    monkeypatch.setattr(sessions, "CHANGE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(request_session, "CHANGE_TIMEOUT_S", 0.05)
 
     async def wait() -> str:
         submissions = SimpleNamespace(batches_applied=0, add=lambda *_: None, read_barrier=lambda *_: None)

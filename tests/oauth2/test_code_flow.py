@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from qq.config import OAuth2
-from qq.http.view import LoginRefused, LoginRound
+from qq.http.base.node_view import LoginRefused, LoginRound
 from qq.oauth2.code_flow import CodeFlow
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 from qq.testing import LocalCluster
 from tests.queues.leader_changes import CHANGES
 from tests.queues.nodes_here import ClusterHere
-from tests.queues.queue_world import World, world_here
+from tests.queues.world import World, world_here
 
 HERE = Path(__file__).parent
 _numbers = itertools.count(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tests.queues.queue_clients import barrier, refused
+from tests.queues.clients import barrier, refused
 
 LATE_S = 5.0
 SHORT_MS = 200

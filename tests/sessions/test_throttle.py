@@ -16,12 +16,12 @@ from qq.amqp.encoding import HEARTBEAT
 from qq.amqp_server import connection as connection_module
 from qq.amqp_server.connection import HEARTBEAT_CHECKS, HELD_BYTES_MAX, SILENT_CHECKS_MAX
 from qq.config import NodeLimits
-from qq.http.view import NewMessage
 from qq.machine.catalog.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, NONE
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import encode_batch
-from qq.management.sessions import RequestSession
+from qq.management.changes.request_session import RequestSession
+from qq.management.reports.messages import NewMessage
 from qq.sessions.throttle import ACTIVE_S, BURST_S, LOOK_S, SWEEP_S, TURN_S, Throttle, _Key
 from qq.stored.content import content_of
 from tests.harness.lone_broker import LoneBroker, wait_until

@@ -17,7 +17,7 @@ from qq.amqp.encoding import HEARTBEAT
 from qq.shovels import frames
 from qq.shovels.definition import definition_of
 from qq.shovels.frames import CHANNEL, ClientReader, Confirmation, Delivery, ProtocolError
-from qq.shovels.outbound import COUNTS, WAYS_MAX, Outbound, Way, key_of
+from qq.shovels.outbound import COUNTS, ROUTES_MAX, Outbound, Route, key_of
 from qq.stored.editing import content, with_headers
 
 MESSAGE_BYTES_MAX = 2**20
@@ -168,9 +168,9 @@ def test_message_without_an_id_has_no_key() -> None:
 
 def prepared(value: dict[str, Any], *, frame_max: int = 2**17, knows_publishers: bool = False) -> Outbound:
     ends = {"src-uri": "amqp://", "src-queue": "q", "dest-uri": "amqp://far"}
-    way = Way("/", "s", "c", "", "")
+    route = Route("/", "s", "c", "", "")
     return Outbound(
-        definition_of("/", ends | value), way, 2**17, frame_max, knows_publishers=knows_publishers
+        definition_of("/", ends | value), route, 2**17, frame_max, knows_publishers=knows_publishers
     )
 
 
@@ -207,9 +207,9 @@ def test_target_with_deduplication_sees_only_the_shovel_id(knows_publishers: boo
 def test_message_in_a_circle_names_only_the_last_shovels() -> None:
     outbound = prepared({"dest-add-forward-headers": True})
     [message] = read(delivery())
-    for _ in range(WAYS_MAX + 5):
+    for _ in range(ROUTES_MAX + 5):
         message = message._replace(message=outbound.message(message, 0, None))
-    assert len(headers_of(message.message)["x-shovelled"]) == WAYS_MAX
+    assert len(headers_of(message.message)["x-shovelled"]) == ROUTES_MAX
 
 
 def test_header_above_the_frame_limit_gets_no_additions() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qq.machine.catalog.deduplication import Publishers
 from qq.machine.catalog.limits import PARAMETER_BYTES_MAX
-from qq.shovels.ledger import ENTRIES_MAX, KEY_BYTES, Ledger, Number, read, written
+from qq.shovels.ledger import ENTRIES_MAX, KEY_BYTES, Ledger, Number, decode_entries, encode_entries
 
 MESSAGES = 5
 
@@ -44,7 +44,7 @@ class World:
         self.unacked.append(message)
         number = self.ledger.number(key(message), is_redelivered=is_redelivered)
         if self.ledger.is_changed:
-            self.text = written(self.ledger.entries(), "s")
+            self.text = encode_entries(self.ledger.entries(), "s")
             self.ledger.is_changed = False
         self.wire.append((message, number))
 
@@ -84,7 +84,7 @@ class World:
         self.ready[:0] = [(message, True) for message in self.unacked]
         self.unacked.clear()
         self.runs += 1
-        self.ledger = Ledger(f"p{self.runs}", read(self.text, "s"))
+        self.ledger = Ledger(f"p{self.runs}", decode_entries(self.text, "s"))
 
     def steal(self) -> None:
         """Another consumer gets the next message."""
@@ -165,9 +165,9 @@ def test_ledger_keeps_the_last_messages_within_a_parameter() -> None:
     ledger = Ledger("a cluster's name, and 32 digits more " * 2)
     for each in range(ENTRIES_MAX + 5):
         ledger.number(key(each), is_redelivered=False)
-    text = written(ledger.entries(), "x" * 16)
+    text = encode_entries(ledger.entries(), "x" * 16)
     assert len(text) < PARAMETER_BYTES_MAX
-    entries = read(text, "x" * 16)
+    entries = decode_entries(text, "x" * 16)
     assert [entry for entry, _ in entries] == [key(each) for each in range(5, ENTRIES_MAX + 5)]
     assert entries == list(ledger.entries())
-    assert read(text, "another shovel") == read(None, "s") == []
+    assert decode_entries(text, "another shovel") == decode_entries(None, "s") == []

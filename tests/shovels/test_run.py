@@ -19,7 +19,6 @@ import pytest
 import uvloop
 from pamqp import commands
 
-from cluster.net.resolver import HostNames
 from qq.amqp.encoding import encode
 from qq.amqp_server import in_process_clients
 from qq.config import ClientTls
@@ -28,7 +27,7 @@ from qq.machine.queue.moves import LEDGER, SHOVEL
 from qq.shovels import carrier, run
 from qq.shovels.carrier import ShovelCarrier
 from qq.shovels.client import Closed
-from qq.shovels.connecting import connect, tls_context
+from qq.shovels.connecting import Connector, tls_context
 from qq.shovels.report import Report
 from qq.shovels.run import ShovelRun
 from qq.shovels.uris import parse_uri
@@ -46,13 +45,15 @@ class Carried:
         self.far = f"amqp://guest:guest@127.0.0.1:{broker.amqp_port}"
         self.carrier = ShovelCarrier(
             broker.machine,
+            Connector(
+                lambda vhost: in_process_clients.connect(broker.server, vhost, 2**16),
+                lambda host: host != "forbidden",
+                2**24,
+                random.Random(1),
+            ),
             leads=lambda: True,
             cluster=lambda: "blue",
-            open_own=lambda vhost: in_process_clients.connect(broker.server, vhost, 2**16),
             wall_ms=lambda: time.time_ns() // 1_000_000,
-            random=random.Random(1),
-            message_bytes_max=2**24,
-            may_reach=lambda host: host != "forbidden",
         )
 
     def put(self, **changes: Any) -> None:
@@ -97,7 +98,7 @@ def broker() -> Generator[LoneBroker]:
 
 @pytest.fixture
 def carried(broker: LoneBroker, monkeypatch: pytest.MonkeyPatch) -> Generator[Carried]:
-    monkeypatch.setattr(carrier, "LOOK_S", 0.02)
+    monkeypatch.setattr(carrier, "POLL_S", 0.02)
     monkeypatch.setattr(carrier, "START_AFTER_S", 0)
     monkeypatch.setattr(run, "REFUSED_PAUSE_S", 0.02)
     each = Carried(broker)
@@ -306,11 +307,11 @@ def test_stopped_shovel_gives_its_reason(
 def test_shovel_above_the_limit_is_refused_with_the_reason(
     carried: Carried, channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(carrier, "CARRIED_MAX", 0)
+    monkeypatch.setattr(carrier, "RUNNING_MAX", 0)
     publish(channel, b"a")
     carried.put()
-    assert "0 shovels are carried out at most" in (carried.wait_for("terminated").reason or "")
-    monkeypatch.setattr(carrier, "CARRIED_MAX", 1)
+    assert "at most 0 shovels run at a time" in (carried.wait_for("terminated").reason or "")
+    monkeypatch.setattr(carrier, "RUNNING_MAX", 1)
     assert bodies(arrived(channel, 1)) == [b"a"]
 
 
@@ -406,8 +407,8 @@ def test_target_that_blocks_publishers_is_reported(carried: Carried, channel: An
 def test_a_slow_target_slows_its_source_down(
     carried: Carried, channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(carrier, "ROOM_BYTES_MAX", 100_000)
-    monkeypatch.setattr(carrier, "ROOM_BYTES_MIN", 100_000)
+    monkeypatch.setattr(carrier, "BUFFER_BYTES_MAX", 100_000)
+    monkeypatch.setattr(carrier, "BUFFER_BYTES_MIN", 100_000)
     publish(channel, *(bytes(20_000) for _ in range(200)))
     channel.queue_declare("q", passive=True)
     carried.broker.alarm("disk")
@@ -426,7 +427,7 @@ def test_a_shovel_speaks_tls_and_logs_in_with_its_certificate(tmp_path: Path) ->
 
     async def log_in(query: str) -> None:
         uri = parse_uri(f"amqps://127.0.0.1:{broker.amqps_port}?{query}")
-        (await connect([uri], "Shovel s", 2**24, _anywhere, _own_end, HostNames(), random.Random(1))).abort()
+        (await connector().connect([uri], "Shovel s")).abort()
 
     with LoneBroker(tls=tls) as broker:
         trusting = f"cacertfile={authority.file}"
@@ -455,7 +456,7 @@ def test_broker_is_reached_while_20_name_lookups_hang(
 
     async def log_in(host: str) -> None:
         uri = parse_uri(f"amqp://guest:guest@{host}:{broker.amqp_port}")
-        (await connect([uri], "Shovel s", 2**24, _anywhere, _own_end, names, random.Random(1))).abort()
+        (await connections.connect([uri], "Shovel s")).abort()
 
     async def story() -> None:
         waiting = [asyncio.create_task(log_in(f"slow{number}")) for number in range(20)]
@@ -464,7 +465,7 @@ def test_broker_is_reached_while_20_name_lookups_hang(
         for task in waiting:
             task.cancel()
 
-    names = HostNames()
+    connections = connector()
     monkeypatch.setattr(socket, "getaddrinfo", stalled)
     try:
         broker.await_on_loop(story())
@@ -481,9 +482,9 @@ def test_invalid_tls_server_name_ends_only_the_shovel(broker: LoneBroker, name: 
 
     async def log_in() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-        await connect([uri], "Shovel s", 2**24, _anywhere, _own_end, HostNames(), random.Random(1))
+        await connector().connect([uri], "Shovel s")
 
-    with pytest.raises(Closed, match="what its URI says cannot be used"):
+    with pytest.raises(Closed, match="its URI has an unusable part"):
         broker.await_on_loop(log_in())
     assert not unhandled
 
@@ -509,15 +510,7 @@ async def _log_in_at_a_broker_of_small_frames() -> None:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        await connect(
-            [parse_uri(f"amqp://127.0.0.1:{port}")],
-            "Shovel s",
-            2**24,
-            _anywhere,
-            _own_end,
-            HostNames(),
-            random.Random(1),
-        )
+        await connector().connect([parse_uri(f"amqp://127.0.0.1:{port}")], "Shovel s")
 
 
 def test_broker_with_a_tiny_frame_limit_is_left() -> None:
@@ -531,3 +524,7 @@ def _anywhere(_host: str) -> bool:
 
 async def _own_end(_vhost: str) -> Any:
     raise AssertionError("it is another broker")
+
+
+def connector() -> Connector:
+    return Connector(_own_end, _anywhere, 2**24, random.Random(1))

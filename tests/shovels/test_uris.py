@@ -13,7 +13,7 @@ def test_uri_gives_host_user_and_options() -> None:
     uri = parse_uri("amqp://bob%40:p%2Fw@far.example:99/v%2Fh?heartbeat=7&connection_timeout=1500")
     assert (uri.host, uri.port, uri.vhost) == ("far.example", 99, "v/h")
     assert (uri.user, uri.password, uri.heartbeat_s, uri.connect_timeout_s) == ("bob@", "p/w", 7, 1.5)
-    assert (uri.tls, uri.is_external, uri.is_own) == (None, False, False)
+    assert (uri.tls, uri.is_external, uri.is_local) == (None, False, False)
 
 
 def test_uri_defaults_are_rabbitmqs() -> None:
@@ -23,9 +23,9 @@ def test_uri_defaults_are_rabbitmqs() -> None:
 
 
 def test_an_address_without_a_host_is_this_cluster() -> None:
-    assert parse_uri("amqp://").is_own
+    assert parse_uri("amqp://").is_local
     assert parse_uri("amqp:///v").vhost == "v"
-    assert not parse_uri("amqp://bob:pw@/v").is_own  # it logs in like any other client
+    assert not parse_uri("amqp://bob:pw@/v").is_local  # it logs in like any other client
 
 
 def test_uri_gives_tls_options() -> None:

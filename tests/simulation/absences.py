@@ -32,7 +32,7 @@ OPTIONS = SimulationOptions(
 """There is nothing else that goes wrong, and of the log is kept what is needed only."""
 
 
-def cut_off_one_after_the_other(simulation: Simulation, away_s: float = AWAY_S) -> None:
+def cut_off_nodes_in_turn(simulation: Simulation, away_s: float = AWAY_S) -> None:
     """Three nodes come and go in the first 16.5 s. Clients of a node are not cut off from it."""
     network = simulation.cluster.network
 

@@ -35,8 +35,8 @@ OPTIONS = replace(absences.OPTIONS, clients=True)
 def outcome(seed: int, *, evicts: bool = False) -> Outcome:
     """Of a run in which nodes are away from the others, one after the other, and their clients are not."""
     simulation = Simulation(seed, OPTIONS)
-    ask_just_before_nodes_are_cut_off(simulation)
-    absences.cut_off_one_after_the_other(simulation, 2 * AWAY_S if evicts else AWAY_S)
+    submit_just_before_nodes_are_cut_off(simulation)
+    absences.cut_off_nodes_in_turn(simulation, 2 * AWAY_S if evicts else AWAY_S)
     violation = ""
     try:
         simulation.run()
@@ -45,7 +45,7 @@ def outcome(seed: int, *, evicts: bool = False) -> Outcome:
     return simulation.outcome(violation)
 
 
-def ask_just_before_nodes_are_cut_off(simulation: Simulation) -> None:
+def submit_just_before_nodes_are_cut_off(simulation: Simulation) -> None:
     """What they then ask for is carried out, and the answer is lost: nodes need some milliseconds for each other."""
 
     def ask(workload: ClientWorkload) -> None:
@@ -76,14 +76,14 @@ def confirms_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Submissions, "_submit", confirm_too_early)
 
 
-def confirms_what_it_has_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def confirms_publishes_that_a_snapshot_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot may have skipped that messages were returned, as all are here."""
     monkeypatch.setattr(AmqpClient, "_place", lambda _: ("", NOWHERE, ()))
     monkeypatch.setattr(client_workload, "PUBLISH_TIMEOUTS_MS", (0,))
     monkeypatch.setattr(PublishingMethods, "refuse_unconfirmed", PublishingMethods.confirm)
 
 
-def confirms_what_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def confirms_publishes_that_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_workload, "PUBLISH_TIMEOUTS_MS", (300,))
     monkeypatch.setattr(PublishingMethods, "refuse_unconfirmed", PublishingMethods.confirm)
 
@@ -94,7 +94,7 @@ def refusals_are_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def tells_deliveries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def repeats_deliveries_after_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     def tell_all(session: Any, effect: Any) -> None:
         if isinstance(effect, Deliver):
             session.consumers.deliver(effect)
@@ -112,7 +112,7 @@ def forgets_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "resume", leave_out)
 
 
-def keeps_what_sessions_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def keeps_messages_of_ended_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(self: Broker, session: Any) -> None:
         self._dispatcher.sessions.pop(session.session, None)
 
@@ -123,23 +123,23 @@ def leaves_half_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClientConnection, "eof_received", lambda _: True)
 
 
-def goes_on_when_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+def keeps_connections_when_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Broker, "_evicted", lambda self: self.submissions.give_up())
 
 
 SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     confirms_at_once: "is confirmed, and not in the log",
-    confirms_what_it_has_not_seen: "before it is returned",
-    confirms_what_is_late: "is confirmed, and not in the log",
+    confirms_publishes_that_a_snapshot_skipped: "before it is returned",
+    confirms_publishes_that_timed_out: "is confirmed, and not in the log",
     refusals_are_confirms: "promise='lost'",
-    tells_deliveries_again: "promise='unmarked_duplicate'",
+    repeats_deliveries_after_a_snapshot: "promise='unmarked_duplicate'",
     forgets_answers: "waits for answers|is not connected",
-    keeps_what_sessions_held: "messages are left",
+    keeps_messages_of_ended_sessions: "messages are left",
     leaves_half_a_connection: "waits for",
-    goes_on_when_evicted: "is confirmed, and not in the log",
+    keeps_connections_when_evicted: "is confirmed, and not in the log",
 }
 """What is said of each mistake."""
-ALWAYS_TRIED = {confirms_at_once, confirms_what_is_late}
+ALWAYS_TRIED = {confirms_at_once, confirms_publishes_that_timed_out}
 """Two that show soonest."""
 SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {refusals_are_confirms: 3}
 """The seed that shows a mistake soonest, if it is not the first. Should it show nothing any more, all are tried."""
@@ -153,7 +153,7 @@ def test_hazard_in_the_sessions_is_seen_by_clients(
     hazard(monkeypatch)
     found: list[str] = []
     for seed in dict.fromkeys([SHOWN_BY.get(hazard, 0), *range(SEEDS_MAX)]):
-        found.append(outcome(seed, evicts=hazard is goes_on_when_evicted).violation)
+        found.append(outcome(seed, evicts=hazard is keeps_connections_when_evicted).violation)
         if re.search(SEEN[hazard], found[-1]):
             return
     pytest.fail(f"{SEEDS_MAX} seeds do not show it: {found}")

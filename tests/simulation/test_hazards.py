@@ -448,8 +448,8 @@ class StaysThoughRemoved(Group):
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
-        stop_for = self.stopping.stop_for
-        self.stopping.stop_for = lambda error: (
+        stop_for = self.fail_stop.stop_for
+        self.fail_stop.stop_for = lambda error: (
             None if isinstance(error, RemovedFromCluster) else stop_for(error)
         )
 
@@ -558,7 +558,7 @@ class LinksAnybody(LinksWhoeverIsListed):
         return True
 
 
-def write_anew(register: Register, path: str, data: bytes) -> None:
+def replace_instead_of_overwriting(register: Register, path: str, data: bytes) -> None:
     """In place of `Register._write`: what changes with a start is not overwritten in place, and needs space."""
     register._disk.replace_file(path, data)
 
@@ -580,7 +580,7 @@ def believe_in_any_version(
 check_identity = identity._checked
 
 
-def apply_nothing(*_: object) -> None:
+def skip_entries_after_the_checkpoint(*_: object) -> None:
     """In place of `new_cluster._apply`: what is behind the checkpoint is left out."""
 
 
@@ -588,17 +588,17 @@ def let_clocks_jump(_checks: Checks, _time_ms: int) -> None:
     """In place of `Checks._check_clocks`, to see what else there is to be found."""
 
 
-def believe_one_peer(clock: ClusterClock, _peer: str, steady_ms: int, now_s: float) -> None:
-    """In place of `ClusterClock.hear`: no majority is asked."""
-    clock.follow(steady_ms, now_s)
+def follow_the_clock_of_a_single_peer(clock: ClusterClock, _peer: str, steady_ms: int, now_s: float) -> None:
+    """In place of `ClusterClock.add_peer_reading`: no majority is asked."""
+    clock.advance_to(steady_ms, now_s)
 
 
-def take_dying_whatever_is_meant(queue: Queue, first: int, count: int) -> list[DeadMessages]:
+def take_dead_letters_twice(queue: Queue, first: int, count: int) -> list[DeadMessages]:
     """In place of `Queue.take_dead`: a command that was carried out before is carried out on those that follow."""
     return take_dead(queue, max(queue.first_dead, first), count)
 
 
-def take_dying_and_keep_them(queue: Queue, first: int, count: int) -> list[DeadMessages]:
+def take_dead_letters_and_keep_them(queue: Queue, first: int, count: int) -> list[DeadMessages]:
     """In place of `Queue.take_dead`: what is moved is still where it was."""
     taken = take_dead(queue, first, count)
     for dead in reversed(taken):
@@ -661,7 +661,7 @@ def take_any_step(moving: MoveHandlers, command: MoveMessages) -> None:
 outstanding = QueueMachine.outstanding
 
 
-def tell_of_no_connections(machine: QueueMachine, origin: str) -> list[Effect]:
+def omit_forced_closes(machine: QueueMachine, origin: str) -> list[Effect]:
     """In place of `QueueMachine.outstanding`: who missed that a connection has to go does not hear of it."""
     return [effect for effect in outstanding(machine, origin) if not isinstance(effect, ConnectionForced)]
 
@@ -685,19 +685,21 @@ def let_everybody_take(_queue: Queue, _consumer: Holder) -> bool:
     return True
 
 
-def room_of_one(consumer: Holder) -> int:
+def ignore_the_channel_limit(consumer: Holder) -> int:
     """In place of `Holder.room`: what the others of the channel hold does not matter."""
     return consumer.credit
 
 
-def promise_nothing(
+def refuse_despite_waiting_consumers(
     _queue: Queue, _count: int, _now_ms: int, _promised: dict[Budget, int], _lost: Container[str]
 ) -> int:
     """In place of `Queue.wanted`: a full queue refuses what a waiting consumer could have."""
     return 0
 
 
-def serve_nobody(_publishing: PublishHandlers, _queues: Iterable[Queue], _count: int) -> None:
+def delay_serving_until_the_end_of_the_entry(
+    _publishing: PublishHandlers, _queues: Iterable[Queue], _count: int
+) -> None:
     """In place of `PublishHandlers.serve_if_full`: what was taken for consumers stays until the entry ends."""
 
 
@@ -712,7 +714,7 @@ def release_as_of_then(backlog: Backlog, now_ms: int, limit: int) -> int:
 release = Backlog.release
 
 
-def believe_what_the_log_says(*_: object) -> None:
+def ignore_the_sync_mark(*_: object) -> None:
     """In place of `load_mark`: what is missing at the end of the open segment was never there."""
 
 
@@ -774,7 +776,7 @@ def run_in(
     """A run in a hazard's world, up to this time."""
     simulation = Simulation(seed, options, parts)
     if hazard.absences:
-        absences.cut_off_one_after_the_other(simulation)
+        absences.cut_off_nodes_in_turn(simulation)
     if until_s < float("inf"):
         simulation.world.at(until_s, end)
     violation = ""
@@ -852,7 +854,7 @@ HAZARDS = [
         None,
         20,
         "has not converged",
-        ("cluster.group.assembly.PendingProposals", ForgetfulSubmissions),
+        ("cluster.group.bootstrap.PendingProposals", ForgetfulSubmissions),
         shown_by=7,
     ),
     Hazard(
@@ -908,7 +910,7 @@ HAZARDS = [
         CLOCK_JUMPS,
         10,
         "ahead of the clocks of any majority",
-        ("cluster.raft.cluster_clock.ClusterClock.hear", believe_one_peer),
+        ("cluster.raft.cluster_clock.ClusterClock.add_peer_reading", follow_the_clock_of_a_single_peer),
         shown_by=26,
     ),
     Hazard(
@@ -916,7 +918,7 @@ HAZARDS = [
         QUEUES,
         20,
         "that nobody asked for",
-        ("qq.machine.queue.queue.Queue.take_dead", take_dying_whatever_is_meant),
+        ("qq.machine.queue.queue.Queue.take_dead", take_dead_letters_twice),
         shown_by=8,
         is_long=True,
     ),
@@ -925,7 +927,7 @@ HAZARDS = [
         QUEUES,
         10,
         "and should not be",
-        ("qq.machine.queue.queue.Queue.take_dead", take_dying_and_keep_them),
+        ("qq.machine.queue.queue.Queue.take_dead", take_dead_letters_and_keep_them),
         shown_by=21,
     ),
     Hazard(
@@ -994,7 +996,7 @@ HAZARDS = [
         QUEUES,
         10,
         "and may hold",
-        ("qq.machine.queue.consumers.Holder.room", property(room_of_one)),
+        ("qq.machine.queue.consumers.Holder.room", property(ignore_the_channel_limit)),
         shown_by=29,
     ),
     Hazard(
@@ -1002,7 +1004,7 @@ HAZARDS = [
         QUEUES,
         20,
         "though consumers wait",
-        ("qq.machine.queue.queue.Queue.wanted", promise_nothing),
+        ("qq.machine.queue.queue.Queue.wanted", refuse_despite_waiting_consumers),
         shown_by=28,
     ),
     Hazard(
@@ -1010,7 +1012,10 @@ HAZARDS = [
         QUEUES,
         20,
         "has taken a message more",
-        ("qq.machine.handlers.publishing.PublishHandlers.serve_if_full", serve_nobody),
+        (
+            "qq.machine.handlers.publishing.PublishHandlers.serve_if_full",
+            delay_serving_until_the_end_of_the_entry,
+        ),
         shown_by=6,
     ),
     Hazard(
@@ -1026,7 +1031,7 @@ HAZARDS = [
         absences.OPTIONS,
         10,
         "was not told to close",
-        ("qq.machine.machine.QueueMachine.outstanding", tell_of_no_connections),
+        ("qq.machine.machine.QueueMachine.outstanding", omit_forced_closes),
         shown_by=4,
         absences=True,
         world={"chaos.sim.workload.queue_workload.TENANTS": 0.5},
@@ -1064,7 +1069,7 @@ HAZARDS = [
         SHORTENED_LOGS,
         10,
         "which it had acknowledged",
-        ("cluster.log.segment_reader.load_mark", believe_what_the_log_says),
+        ("cluster.log.segment_reader.load_mark", ignore_the_sync_mark),
         shown_by=1,
         is_long=True,
     ),
@@ -1073,7 +1078,7 @@ HAZARDS = [
         FULL_DISKS,
         20,
         "No space left",
-        ("cluster.log.register.Register._write", write_anew),
+        ("cluster.log.register.Register._write", replace_instead_of_overwriting),
         shown_by=8,
     ),
     Hazard(
@@ -1168,7 +1173,7 @@ HAZARDS = [
         BACKUPS,
         5,
         "elsewhere and is",
-        ("cluster.snapshots.restore._apply", apply_nothing),
+        ("cluster.snapshots.restore._apply", skip_entries_after_the_checkpoint),
         shown_by=0,
         is_long=True,
     ),

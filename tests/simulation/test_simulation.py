@@ -312,7 +312,7 @@ def test_campaign_that_no_node_received_may_be_forgotten() -> None:
     story.lose_everything()
     assert story.loser.standing is Standing.VOTER
     assert story.loser.group.engine.term == story.term - 1
-    story.elect_other()
+    story.elect_the_second_candidate()
     engine = story.loser.group.engine
     assert (engine.term, engine.voted_for) == (story.term, story.other.name)
 
@@ -345,7 +345,7 @@ def test_forgetting_a_campaign_that_won_a_vote_is_found(
 def test_forgetting_a_vote_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     story = ForgottenCampaign()
     story.lose_everything()
-    story.elect_other()
+    story.elect_the_second_candidate()
     monkeypatch.setattr(Recovery, "_remember", story.remember_an_earlier_term)
     with pytest.raises(ViolationError, match="has forgotten that it voted for"):
         story.lose_everything()
@@ -414,7 +414,7 @@ class ForgottenCampaign:
         self.loser.group.recovery._rise(HardState(self.term - 1, None, Standing.LEARNER))
         engine.remember(self.term - 1, None)
 
-    def elect_other(self) -> None:
+    def elect_the_second_candidate(self) -> None:
         self.leader.runtime.enter(self._hand_over)
         self.world.run_until(self.world.now_s + 2.0)
         assert self.cluster.leader() is self.other

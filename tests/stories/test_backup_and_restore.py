@@ -15,10 +15,10 @@ from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.storage.identity import load_copies
 from qq.cli.local_requests import reason_not_ready
 from qq.testing import LocalCluster
-from tests.stories.system_clients import PERSISTENT, pika_connection
-from tests.stories.system_commands import run_qq
-from tests.stories.system_disk import NodeFiles
-from tests.stories.system_load import COMMAND_POLL_S, loaded, poll
+from tests.stories.clients import PERSISTENT, pika_connection
+from tests.stories.commands import run_qq
+from tests.stories.disk import NodeFiles
+from tests.stories.load import COMMAND_POLL_S, loaded, poll
 
 if TYPE_CHECKING:
     from pathlib import Path

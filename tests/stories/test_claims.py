@@ -18,7 +18,7 @@ import pika.exceptions
 import pytest
 
 from qq.testing import LocalCluster
-from tests.stories.system_commands import run_command
+from tests.stories.commands import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""What happens to consumers when leaders change, nodes die and queues are deleted."""
+"""Consumers when leaders change, nodes die and queues are deleted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pika.exceptions
 import pytest
 
 from qq.testing import LocalCluster
-from tests.stories.system_clients import pika_connection
+from tests.stories.clients import pika_connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -1,4 +1,4 @@
-"""Nodes whose disk is damaged, lost, somebody else's, full or failing: what clients are promised holds."""
+"""Nodes whose disk is damaged, lost, swapped, full or failing keep the promises to clients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 
 from qq.testing import LocalCluster
 from tests.harness.long_cases import cases
-from tests.stories.system_clients import CONNECTION_ERRORS, PERSISTENT, REFUSALS, pika_connection
-from tests.stories.system_disk import (
+from tests.stories.clients import CONNECTION_ERRORS, PERSISTENT, REFUSALS, pika_connection
+from tests.stories.disk import (
     MIB,
     FailingCalls,
     NodeFiles,
@@ -30,7 +30,7 @@ from tests.stories.system_disk import (
     mounted,
     ran_where_it_may_mount,
 )
-from tests.stories.system_load import loaded, poll
+from tests.stories.load import loaded, poll
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -133,8 +133,8 @@ def all_flipped(files: list[Path]) -> Path:
 
 
 DAMAGES = {
-    "sealed segment": Damage(lambda of: flipped(of.segments("dense")[2]), "starts anew: "),
-    "stored messages": Damage(lambda of: flipped(of.segments("sparse")[0]), "starts anew: "),
+    "sealed segment": Damage(lambda of: flipped(of.segments("dense")[2]), "restarts: "),
+    "stored messages": Damage(lambda of: flipped(of.segments("sparse")[0]), "restarts: "),
     "middle segment deleted": Damage(
         lambda of: removed(of.segments("dense")[len(of.segments("dense")) // 2]), "the file is missing"
     ),

@@ -1,8 +1,8 @@
-"""The judgement on a history can fail: each broken promise is found, and what is allowed is not."""
+"""The judgement on a history finds each broken promise, and no allowed event."""
 
 from __future__ import annotations
 
-from tests.stories.system_history import Confirm, Delivery, History, Message, violations
+from tests.stories.history import Confirm, Delivery, History, Message, violations
 
 
 def message(number: int) -> Message:

@@ -1,4 +1,4 @@
-"""The largest messages and transactions that a configuration lets in, while nodes lag behind or are told otherwise."""
+"""The largest allowed messages and transactions, while nodes lag behind or are configured with lower limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pika.exceptions
 import pytest
 
 from qq.testing import LocalCluster
-from tests.stories.system_clients import pika_connection
+from tests.stories.clients import pika_connection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from qq.testing import ClusterNode, LocalCluster
-from tests.stories.system_commands import run_command
-from tests.stories.system_load import COMMAND_POLL_S, loaded, poll
+from tests.stories.commands import run_command
+from tests.stories.load import COMMAND_POLL_S, loaded, poll
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,10 +15,10 @@ import pytest
 from qq.cli.local_requests import reason_not_ready
 from qq.machine.protocol.versions import VERSIONS
 from qq.testing import ClusterNode, LocalCluster
-from tests.stories.system_clients import pika_connection
-from tests.stories.system_commands import run_command, run_qq
-from tests.stories.system_disk import NodeFiles
-from tests.stories.system_load import COMMAND_POLL_S, loaded, poll
+from tests.stories.clients import pika_connection
+from tests.stories.commands import run_command, run_qq
+from tests.stories.disk import NodeFiles
+from tests.stories.load import COMMAND_POLL_S, loaded, poll
 
 if TYPE_CHECKING:
     from pathlib import Path

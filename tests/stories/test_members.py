@@ -1,4 +1,4 @@
-"""Nodes that were configured wrongly, are of another version, or were given old files: nobody counts them."""
+"""Nodes with a wrong configuration, an unsupported version or old files do not count as members."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.storage.inspect import EntryFound, entries
 from qq.machine.protocol.versions import VERSIONS
 from qq.testing import LocalCluster
-from tests.stories.system_clients import PERSISTENT, pika_connection
-from tests.stories.system_disk import NodeFiles, lines_since
-from tests.stories.system_load import loaded, poll
+from tests.stories.clients import PERSISTENT, pika_connection
+from tests.stories.disk import NodeFiles, lines_since
+from tests.stories.load import loaded, poll
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

@@ -1,4 +1,4 @@
-"""What clients see when nodes are killed: a pause, and nothing else."""
+"""Clients see only a pause when nodes are killed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pika.exceptions
 import pytest
 
 from qq.testing import LocalCluster
-from tests.stories.system_clients import pika_connection
-from tests.stories.system_load import loaded
+from tests.stories.clients import pika_connection
+from tests.stories.load import loaded
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""What clients see when a node freezes (SIGSTOP) and goes on: a pause, longer for its own clients than for the others.
+"""Clients see a pause when a node freezes (SIGSTOP) and continues, longer for the clients of that node.
 
 A frozen node keeps its clients' connections and what their consumers hold.
 """
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qq.testing import LocalCluster
-from tests.stories.system_load import loaded
+from tests.stories.load import loaded
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from qq.testing import ClusterNode
-    from tests.stories.system_load import Load
+    from tests.stories.load import Load
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(120)]
 

@@ -8,9 +8,9 @@ import pytest
 
 from qq.cli.local_requests import reason_not_ready
 from qq.testing import LocalCluster
-from tests.stories.system_commands import run_command
-from tests.stories.system_disk import lines_since
-from tests.stories.system_load import COMMAND_POLL_S, loaded, poll
+from tests.stories.commands import run_command
+from tests.stories.disk import lines_since
+from tests.stories.load import COMMAND_POLL_S, loaded, poll
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""Shovels to another cluster: when the node that carries one out dies, nothing is lost, and nothing is there twice."""
+"""Shovels to a second cluster: no message is lost or doubled when the node that runs the shovel dies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pika
 import pytest
 
 from qq.testing import LocalCluster
-from tests.stories.system_clients import pika_connection
+from tests.stories.clients import pika_connection
 
 if TYPE_CHECKING:
     from qq.testing import ClusterNode

@@ -16,16 +16,16 @@ from qq.cli.local_requests import get_document
 from qq.machine.machine import QueueMachine
 from qq.testing import LocalCluster
 from tests.harness.releases import ROOT, running, unpack_release
-from tests.stories.system_commands import run_command
-from tests.stories.system_disk import NodeFiles, lines_since
-from tests.stories.system_load import loaded, poll
+from tests.stories.commands import run_command
+from tests.stories.disk import NodeFiles, lines_since
+from tests.stories.load import loaded, poll
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.runtime.ports import Disk
     from qq.testing import ClusterNode
-    from tests.stories.system_load import Load
+    from tests.stories.load import Load
 
 pytestmark = [pytest.mark.xdist_group("releases"), pytest.mark.timeout(120)]
 

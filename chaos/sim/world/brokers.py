@@ -17,8 +17,9 @@ from chaos.sim.world.tagged_log import TaggedLog
 from cluster.net.connection_slots import ConnectionSlots, SlotLimits
 from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
-from qq.amqp_server.partial_messages import PartialMessages
-from qq.amqp_server.server import AmqpServer, connection_log
+from qq.amqp_server.server import AmqpServer
+from qq.client_sockets.partial_messages import PartialMessages
+from qq.client_sockets.shared import ClientSockets, connection_log
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
@@ -82,7 +83,7 @@ class Brokers(NodeEvents):
     def connect(self, node: SimulatedNode, client: ClientSide) -> ClientSocket | None:
         """Connect a client to a listening node; return None if the node has no free slot."""
         server = self._shells[node.name].server
-        slot = server.slots.take("10.0.0.1")
+        slot = server.sockets.slots.take("10.0.0.1")
         if slot is None:
             return None
         return ClientSocket(self._world, self.random, node, server, slot, client)
@@ -127,7 +128,8 @@ class Brokers(NodeEvents):
         broker.submissions.large_bytes = self._large_bytes
         partial_messages = PartialMessages(node.runtime, sys.maxsize, lambda: len(broker.connections))
         slots = ConnectionSlots(SlotLimits(100, 1000), clock=node.runtime.monotonic)
-        server = AmqpServer(broker, Settings(), slots, connection_log(), partial_messages)
+        sockets = ClientSockets(slots, connection_log(), partial_messages, self._limits)
+        server = AmqpServer(broker, Settings(), sockets)
         self._shells[node.name] = NodeShell(node.life, broker, server)
         if self._have_users:
             self._make_first_user(node, node.life)

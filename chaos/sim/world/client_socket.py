@@ -11,7 +11,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from qq.amqp_server.connection import ClientConnection, Peer
+from qq.amqp_server.connection import ClientConnection
+from qq.client_sockets.shared import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

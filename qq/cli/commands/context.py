@@ -126,4 +126,4 @@ def _load() -> Contexts:
 
 
 def _change(found: Contexts, current: str | None, by_name: Mapping[str, Context]) -> None:
-    contexts.changed(contexts.file_of(os.environ), found, current=current, by_name=by_name)
+    contexts.save(contexts.file_of(os.environ), found, current=current, by_name=by_name)

@@ -20,13 +20,15 @@ from aiohttp import hdrs, web
 from yarl import URL
 
 from qq.http.base.error_responses import forbidden, is_from_page, not_authorised, unauthorized
-from qq.http.view import Unavailable
+from qq.management.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from qq.http.base.error_responses import Handler
-    from qq.http.view import LoggedIn, ManagementView, NodeView, WebLogin
+    from qq.http.base.node_view import NodeView
+    from qq.management.management import Management
+    from qq.management.reports.logins import LoggedIn, WebLogin
     from qq.scopes import Scopes
 
 ADMINISTRATOR = "administrator"
@@ -96,9 +98,7 @@ _LOGIN = web.RequestKey("login", Operator)
 _IS_BY_SESSION = web.RequestKey("is_by_session", bool)
 
 
-def login_required(
-    view: NodeView, management: ManagementView
-) -> Callable[..., Awaitable[web.StreamResponse]]:
+def login_required(view: NodeView, management: Management) -> Callable[..., Awaitable[web.StreamResponse]]:
     """Make the middleware that guards all paths below /api, also unknown paths."""
 
     @web.middleware
@@ -111,7 +111,7 @@ def login_required(
     return check
 
 
-async def _operator(view: NodeView, management: ManagementView, request: web.Request) -> Operator:
+async def _operator(view: NodeView, management: Management, request: web.Request) -> Operator:
     """Return the user of a request. Raises Refusal, LoginThrottled, Unavailable.
 
     If a script sends both a password and cookies, the password counts. If our page does, the session counts, because
@@ -129,7 +129,7 @@ async def _operator(view: NodeView, management: ManagementView, request: web.Req
     return operator
 
 
-async def is_logged_in_still(management: ManagementView, request: web.Request) -> bool:
+async def is_logged_in_still(management: Management, request: web.Request) -> bool:
     """Return whether the web session of a long request is still valid; a password is not checked again."""
     if _IS_BY_SESSION not in request:
         return True
@@ -248,23 +248,23 @@ def is_encrypted(request: web.Request) -> bool:
 
     A client that forges the header only gets a cookie, or a header, that browsers ignore without TLS.
     """
-    told = request.headers.get(_FORWARDED_PROTO, "").partition(",")[0]
-    return request.secure or told.strip().lower() == "https"
+    scheme = request.headers.get(_FORWARDED_PROTO, "").partition(",")[0]
+    return request.secure or scheme.strip().lower() == "https"
 
 
-async def session_of(management: ManagementView, request: web.Request) -> WebLogin | None:
+async def session_of(management: Management, request: web.Request) -> WebLogin | None:
     """Return the web session of a request, if it is valid. Raises Unavailable."""
     token = request.cookies.get(cookie_name(request))
-    return await management.session(token, request.remote or "") if token else None
+    return await management.sessions.find(token, request.remote or "") if token else None
 
 
 def check_csrf(request: web.Request, session: WebLogin) -> None:
     """Refuse a change without its session's CSRF token, which only our page can read. Raises Refusal."""
-    told = request.headers.get(CSRF_HEADER, "").encode(errors="surrogateescape")
-    if request.method in _READING_METHODS or hmac.compare_digest(told, session.csrf_token.encode()):
+    given = request.headers.get(CSRF_HEADER, "").encode(errors="surrogateescape")
+    if request.method in _READING_METHODS or hmac.compare_digest(given, session.csrf_token.encode()):
         return
-    what = "is not that of the session" if told else "is missing"
-    raise forbidden(f"the header {CSRF_HEADER} {what}: GET {SESSION_PATH} tells it")
+    what = "is not that of the session" if given else "is missing"
+    raise forbidden(f"the header {CSRF_HEADER} {what}: GET {SESSION_PATH} returns it")
 
 
 _READING_METHODS = (hdrs.METH_GET, hdrs.METH_HEAD)

@@ -11,12 +11,12 @@ from base64 import b64encode
 from codecs import getincrementaldecoder
 from typing import TYPE_CHECKING, Any
 
-from qq.http.base.slices import Slices
+from qq.management.slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 
-    from qq.http.view import Message
+    from qq.management.reports.messages import Message
 
 PIECE_BYTES = 48 * 1024
 """Octets of a body encoded at a time: a millisecond at most. A multiple of three, so that base64 needs no padding."""

@@ -11,8 +11,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from qq.http.base.error_responses import bad_request
-from qq.http.base.slices import Slices
 from qq.http.documents.parsing import check_json, no_constant
+from qq.management.slices import Slices
 
 if TYPE_CHECKING:
     from qq.http.documents.parsing import Body

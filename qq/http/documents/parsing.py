@@ -15,7 +15,6 @@ from pamqp.commands import Basic
 
 from qq.http.base.error_responses import bad_request, invalid
 from qq.http.documents.rendering import HASHING
-from qq.http.view import AckMode, Deduplication, NewMessage
 from qq.machine.catalog.limits import (
     ARGUMENTS_BYTES_MAX,
     DESCRIPTION_BYTES_MAX,
@@ -44,6 +43,8 @@ from qq.machine.protocol.commands import (
 )
 from qq.machine.protocol.death_history import REASONS
 from qq.machine.protocol.queue_types import MODULES
+from qq.management.reports.catalog import Deduplication
+from qq.management.reports.messages import AckMode, NewMessage
 from qq.tables import NAME_BYTES_MAX, TABLE_DEPTH_MAX, InvalidTable, check_table
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from qq.http.base.error_responses import has_left
-from qq.http.base.slices import SLICE_S, next_slice
+from qq.management.slices import SLICE_S, next_slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from qq.http.view import ObjectRow, ObjectRows, ObjectTable
+    from qq.management.reports.object_metrics import ObjectRow, ObjectRows, ObjectTable
 
 PER_OBJECT = ("queue_coarse_metrics", "queue_metrics", "queue_delivery_metrics", "queue_exchange_metrics")
 """The families of RabbitMQ's `/metrics/per-object` that exist here."""
@@ -172,7 +172,7 @@ class KeptTexts:
         self._before, self._now = self._now, {}
         self._room = KEPT_BYTES_MAX
 
-    def of(self, rows: ObjectRows, make: Callable[[ObjectRows], list[bytes]]) -> list[bytes]:
+    def text(self, rows: ObjectRows, make: Callable[[ObjectRows], list[bytes]]) -> list[bytes]:
         """Return the text of some rows, for each metric."""
         if rows.state is None:
             return make(rows)
@@ -231,7 +231,7 @@ def _table_lines(table: ObjectTable, prefix: str, texts: KeptTexts) -> Iterator[
 
     parts: list[list[bytes]] = []
     for rows in table.parts:
-        parts.append(texts.of(rows, make))
+        parts.append(texts.text(rows, make))
         yield b""
     for place, (name, (_, kind, text)) in enumerate(zip(names, table.metrics, strict=True)):
         # Only OpenMetrics drops "_total" from the family name of a counter.

@@ -5,63 +5,41 @@ Invariant: password hashes appear only in documents of users; passwords never ap
 
 from __future__ import annotations
 
-import math
 from base64 import b64encode
 from collections.abc import Mapping
-from datetime import datetime
-from decimal import Decimal
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.base.payloads import payload_of
 from qq.machine.catalog.limits import in_force
 from qq.machine.protocol.queue_types import QUORUM
+from qq.tables import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from qq.http.base.login import Operator
-    from qq.http.view import (
-        BindingStatus,
-        Client,
-        ConsumerStatus,
-        Deduplication,
-        ExchangeStatus,
-        Message,
-        MoveStatus,
-        QueueStatus,
-        ThingRows,
-        VhostStatus,
-    )
     from qq.machine.catalog.permissions import User
     from qq.machine.policy.policies import Policy
+    from qq.management.reports.catalog import (
+        BindingStatus,
+        Deduplication,
+        ExchangeStatus,
+        MoveStatus,
+        VhostStatus,
+    )
+    from qq.management.reports.clients import Client
+    from qq.management.reports.messages import Message
+    from qq.management.reports.queues import ConsumerStatus, QueueStatus
+    from qq.management.reports.rows import ThingRows
 
 DEDUPLICATION = "publisher-deduplication"
 HASHING = "rabbit_password_hashing_"
 """RabbitMQ's prefix for the names of password hashing algorithms."""
 
 
-def plain(value: Any) -> Any:
-    """Return a value of an AMQP table as a JSON value."""
-    match value:
-        case bool() | int() | str() | None:
-            return value
-        case Mapping():
-            return {name: plain(item) for name, item in value.items()}
-        case list() | tuple():
-            return [plain(item) for item in value]
-        case datetime():
-            return int(value.timestamp())
-        case float() if math.isfinite(value):
-            return value
-        case float() | Decimal():
-            return str(value)
-        case _:  # octets
-            return bytes(value).decode("utf-8", "replace")
-
-
 def queue_document(queue: QueueStatus) -> dict[str, Any]:
-    document = queue._asdict() | {"arguments": plain(queue.arguments)}
+    document = queue._asdict() | {"arguments": json_value(queue.arguments)}
     return dict(without_other_types(document, queue.type, is_exclusive=queue.exclusive))
 
 
@@ -81,13 +59,13 @@ def without_other_types(document: Mapping[str, Any], kind: str, *, is_exclusive:
 def fields_of(kind: type[NamedTuple]) -> dict[str, Callable[[Any], Any]]:
     """Return the functions for the fields of an object that has `arguments`, by field name."""
     fields = {name: attrgetter(name) for name in kind._fields}
-    return {**fields, "arguments": lambda thing: plain(thing.arguments)}
+    return {**fields, "arguments": lambda thing: json_value(thing.arguments)}
 
 
 def row_fields(rows: ThingRows) -> dict[str, Callable[[Any], Any]]:
     """Return the functions for the fields of these objects, by field name."""
     arguments = rows.fields["arguments"]
-    return {**rows.fields, "arguments": lambda thing: plain(arguments(thing))}
+    return {**rows.fields, "arguments": lambda thing: json_value(arguments(thing))}
 
 
 QUEUE_BASICS = (
@@ -125,10 +103,10 @@ def consumer_document(consumer: ConsumerStatus, channels: Channels) -> dict[str,
             "peer_port": connection["peer_port"],
             "user": channel["user"],
         }
-    told = consumer._asdict() | {"channel_details": details, "arguments": plain(consumer.arguments)}
+    document = consumer._asdict() | {"channel_details": details, "arguments": json_value(consumer.arguments)}
     if consumer.credit is None:  # rabbitmqadmin v1 cannot make tables of null
-        del told["credit"]
-    return told
+        del document["credit"]
+    return document
 
 
 def by_place(channels: Sequence[Client]) -> Channels:
@@ -147,11 +125,11 @@ def policy_document(vhost: str, policy: Policy) -> dict[str, Any]:
 
 
 def exchange_document(exchange: ExchangeStatus) -> dict[str, Any]:
-    return exchange._asdict() | {"arguments": plain(exchange.arguments)}
+    return exchange._asdict() | {"arguments": json_value(exchange.arguments)}
 
 
 def binding_document(binding: BindingStatus) -> dict[str, Any]:
-    return binding._asdict() | {"arguments": plain(binding.arguments)}
+    return binding._asdict() | {"arguments": json_value(binding.arguments)}
 
 
 def client_document(client: Client) -> dict[str, Any]:
@@ -258,5 +236,5 @@ def _message_document(message: Message) -> dict[str, Any]:
 def _properties(message: Message) -> dict[str, Any]:
     properties = message.properties
     names = {name: "type" if name == "message_type" else name for name in properties.attributes()}
-    values = {told: getattr(properties, name) for name, told in names.items()}
-    return {name: plain(value) for name, value in values.items() if value not in (None, "")}
+    values = {shown: getattr(properties, name) for name, shown in names.items()}
+    return {name: json_value(value) for name, value in values.items() if value not in (None, "")}

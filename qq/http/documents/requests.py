@@ -16,14 +16,15 @@ from aiohttp import hdrs, web
 
 from qq.http.base.error_responses import NOT_FOUND, Refusal, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, SAFE_METHODS, login_of
-from qq.http.base.slices import next_slice
 from qq.http.documents.parsing import read_object
+from qq.management.slices import next_slice
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 
-    from qq.http.view import AllPublications, Declaration, ManagementView, NewMessage
-    from qq.machine.protocol.commands import BeginMove, Get
+    from qq.machine.protocol.commands import BeginMove, Declaration, Get
+    from qq.management.management import Management
+    from qq.management.reports.messages import AllPublications, NewMessage
 
     Documents = Iterable[Mapping[str, Any] | None]
     """Documents of a list, made in turn; None for a skipped object, so that skipping is done in slices, too."""
@@ -43,18 +44,18 @@ _JSON = {hdrs.CONTENT_TYPE: "application/json; charset=utf-8"}
 # --- lookups
 
 
-async def find(management: ManagementView, look: Callable[[], T]) -> T:
-    """Return the result of `look`. If it is empty, look again after this node has caught up. Raises Unavailable."""
-    found = look()
+async def find(management: Management, read: Callable[[], T]) -> T:
+    """Return the result of `read`. If it is empty, read again after this node has caught up. Raises Unavailable."""
+    found = read()
     if not found:
-        await management.wait_applied()
-        found = look()
+        await management.changes.wait_applied()
+        found = read()
     return found
 
 
-async def existing(management: ManagementView, look: Callable[[], T | None], reason: str = NOT_FOUND) -> T:
-    """Return the result of `look`. Raises Refusal if it is empty, also after this node has caught up."""
-    found = await find(management, look)
+async def existing(management: Management, read: Callable[[], T | None], reason: str = NOT_FOUND) -> T:
+    """Return the result of `read`. Raises Refusal if it is empty, also after this node has caught up."""
+    found = await find(management, read)
     if not found:
         raise not_found(reason)
     return found
@@ -75,7 +76,7 @@ _LOOKING_OR_REMOVING = SAFE_METHODS | {hdrs.METH_DELETE}
 
 
 def sees(
-    request: web.Request, management: ManagementView, all_seeing: Collection[str] = ADMINISTRATORS
+    request: web.Request, management: Management, all_seeing: Collection[str] = ADMINISTRATORS
 ) -> Callable[[str], bool]:
     """Return a function that returns whether the client may see the contents of a virtual host.
 
@@ -83,28 +84,28 @@ def sees(
     """
     login = login_of(request)
     if login.has_one_of(all_seeing):
-        return management.has_vhost
+        return management.catalog.has_vhost
     if login.scopes is not None:
         return login.scopes.opens
-    mine = frozenset(row.vhost for row in management.permissions() if row.user == login.user)
+    mine = frozenset(row.vhost for row in management.catalog.permissions() if row.user == login.user)
     return mine.__contains__
 
 
 async def named_vhost(
-    request: web.Request, management: ManagementView, all_seeing: Collection[str] = ADMINISTRATORS
+    request: web.Request, management: Management, all_seeing: Collection[str] = ADMINISTRATORS
 ) -> str:
     """Return the virtual host in the path. Raises Refusal."""
     vhost = request.match_info["vhost"]
 
     def is_seen() -> bool:
-        return management.has_vhost(vhost) and sees(request, management, all_seeing)(vhost)
+        return management.catalog.has_vhost(vhost) and sees(request, management, all_seeing)(vhost)
 
     await existing(management, is_seen, unless_made(request, "vhost_not_found"))
     return vhost
 
 
 async def vhost_if_named(
-    request: web.Request, management: ManagementView, all_seeing: Collection[str] = ADMINISTRATORS
+    request: web.Request, management: Management, all_seeing: Collection[str] = ADMINISTRATORS
 ) -> str | None:
     """Return the virtual host in the path, or None if the path has none. Raises Refusal."""
     return await named_vhost(request, management, all_seeing) if "vhost" in request.match_info else None
@@ -226,19 +227,17 @@ def _slice(documents: Iterator[Mapping[str, Any] | None]) -> list[Mapping[str, A
 
 async def check_permitted(
     request: web.Request,
-    management: ManagementView,
+    management: Management,
     vhost: str,
     command: Declaration | Get | NewMessage | AllPublications | BeginMove,
 ) -> None:
     """Raise RequestRefused unless an AMQP client of the same user has the permissions for this."""
     login = login_of(request)
-    await management.check_permitted(login.user, command, vhost, login.scopes)
+    await management.operations.check_permitted(login.user, command, vhost, login.scopes)
 
 
-async def declare(
-    request: web.Request, management: ManagementView, vhost: str, declaration: Declaration
-) -> None:
+async def declare(request: web.Request, management: Management, vhost: str, declaration: Declaration) -> None:
     """Carry out a declaration with the permissions of the request's user. Raises RequestRefused."""
     await check_permitted(request, management, vhost, declaration)
     login = login_of(request)
-    await management.declare(vhost, login.user, [declaration], login.scopes)
+    await management.operations.declare(vhost, login.user, [declaration], login.scopes)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qq.http.base.error_responses import bad_request
-from qq.http.view import Samples
+from qq.management.reports.rows import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from aiohttp import web
 
-    from qq.http.view import ManagementView
+    from qq.management.management import Management
 
 T = TypeVar("T")
 
@@ -27,14 +27,14 @@ DIGITS_MAX = 9
 
 
 def with_samples(
-    request: web.Request, management: ManagementView, thing: tuple[str, ...], document: Mapping[str, Any]
+    request: web.Request, management: Management, thing: tuple[str, ...], document: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return a document with the requested samples of its object. Raises Refusal."""
     return _adding(request, management)(thing, document)
 
 
 def adding_samples(
-    request: web.Request, management: ManagementView, thing_of: Callable[[T], tuple[str, ...]]
+    request: web.Request, management: Management, thing_of: Callable[[T], tuple[str, ...]]
 ) -> Callable[[T, Mapping[str, Any]], Mapping[str, Any]]:
     """Return a function that adds the requested samples to the documents of a list. Raises Refusal.
 
@@ -49,17 +49,19 @@ def adding_samples(
 
 
 def _adding(
-    request: web.Request, management: ManagementView
+    request: web.Request, management: Management
 ) -> Callable[[tuple[str, ...], Mapping[str, Any]], dict[str, Any]]:
     lengths, rates = _wanted(request, "lengths"), _wanted(request, "msg_rates")
 
     def add(thing: tuple[str, ...], document: Mapping[str, Any]) -> dict[str, Any]:
-        told = dict(document)
+        completed = dict(document)
         if lengths is not None:
-            told = _joined(told, management.samples(thing, lengths))
-        if rates is not None and "message_stats" in told:
-            told["message_stats"] = _joined(told["message_stats"], management.samples(thing, rates))
-        return told
+            completed = _joined(completed, management.statistics.samples(thing, lengths))
+        if rates is not None and "message_stats" in completed:
+            completed["message_stats"] = _joined(
+                completed["message_stats"], management.statistics.samples(thing, rates)
+            )
+        return completed
 
     return add
 

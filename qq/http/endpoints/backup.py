@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 from qq.http.base.login import ADMINISTRATORS, require
 
 if TYPE_CHECKING:
-    from qq.http.view import ManagementView
+    from qq.management.management import Management
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class BackupEndpoint:
     """Handler for backups."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -26,7 +26,7 @@ class BackupEndpoint:
 
     async def backup(self, request: web.Request) -> web.StreamResponse:
         require(request, ADMINISTRATORS)
-        async with self._management.backup() as backup:
+        async with self._management.backups.make() as backup:
             response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/x-tar"})
             await response.prepare(request)
             try:
@@ -36,10 +36,10 @@ class BackupEndpoint:
             except OSError as error:
                 if isinstance(error, ConnectionError):
                     log.info(
-                        "whoever asked for a backup has left before its end; on this machine it links the files"
+                        "a client has disconnected before its backup ended; on this machine `qq backup` links files"
                     )
                 else:
-                    log.warning("a backup was broken off: %s", error)
+                    log.warning("a backup has failed: %s", error)
                 if request.transport is not None:
                     request.transport.abort()  # otherwise the archive would look complete
         return response

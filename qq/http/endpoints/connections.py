@@ -12,16 +12,17 @@ from aiohttp import web
 
 from qq.http.base.error_responses import bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, MONITORS, only_own, require_owner
-from qq.http.base.slices import Slices
 from qq.http.documents.lists import STATS_DISABLED, Listing, narrowed, write_listing
 from qq.http.documents.rendering import by_place, client_document, consumer_document
 from qq.http.documents.requests import done, is_asked, vhost_if_named
 from qq.machine.protocol.commands import CloseConnection
+from qq.management.slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
-    from qq.http.view import ChannelHead, Client, ConnectionHead, ManagementView
+    from qq.management.management import Management
+    from qq.management.reports.clients import ChannelHead, Client, ConnectionHead
 
 H = TypeVar("H", "ConnectionHead", "ChannelHead")
 
@@ -57,7 +58,7 @@ CHANNEL_BASICS = (
 class ConnectionEndpoints:
     """Handlers for connections and channels."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -77,7 +78,7 @@ class ConnectionEndpoints:
     # Connections
 
     async def connections(self, request: web.Request) -> web.StreamResponse:
-        heads = await self._matching(request, self._management.connection_heads)
+        heads = await self._matching(request, self._management.clients.connection_heads)
         return await write_listing(request, connection_listing(self._management, heads))
 
     async def connections_of(self, request: web.Request) -> web.StreamResponse:
@@ -85,19 +86,21 @@ class ConnectionEndpoints:
         return await self.connections(request)
 
     async def connection(self, request: web.Request) -> web.Response:
-        head = await self._existing(request, self._management.connection_heads)
-        return narrowed(request, client_document(await self._told(self._management.connections_of, head)))
+        head = await self._existing(request, self._management.clients.connection_heads)
+        return narrowed(
+            request, client_document(await self._details(self._management.clients.connections_of, head))
+        )
 
     async def close(self, request: web.Request) -> web.Response:
-        connection = await self._existing(request, self._management.connection_heads, ADMINISTRATORS)
-        await self._management.change(_closing(request, connection))
+        connection = await self._existing(request, self._management.clients.connection_heads, ADMINISTRATORS)
+        await self._management.changes.apply(_closing(request, connection))
         return done()
 
     async def close_all(self, request: web.Request) -> web.Response:
         require_owner(request, request.match_info["user"], ADMINISTRATORS)
-        await self._management.wait_applied()
-        connections = await self._matching(request, self._management.connection_heads)
-        await self._management.change(*(_closing(request, connection) for connection in connections))
+        await self._management.changes.wait_applied()
+        connections = await self._matching(request, self._management.clients.connection_heads)
+        await self._management.changes.apply(*(_closing(request, connection) for connection in connections))
         return done()
 
     # Channels
@@ -112,20 +115,20 @@ class ConnectionEndpoints:
         return await self._write_channels(request)
 
     async def channels_of(self, request: web.Request) -> web.StreamResponse:
-        connection = await self._existing(request, self._management.connection_heads)
+        connection = await self._existing(request, self._management.clients.connection_heads)
         return await self._write_channels(request, connection.name)
 
     async def _write_channels(
         self, request: web.Request, connection: str | None = None
     ) -> web.StreamResponse:
-        heads = await self._matching(request, self._management.channel_heads)
+        heads = await self._matching(request, self._management.clients.channel_heads)
         found = [head for head in heads if connection in (None, head.connection)]
         return await write_listing(request, channel_listing(self._management, found))
 
     async def channel(self, request: web.Request) -> web.Response:
-        head = await self._existing(request, self._management.channel_heads)
-        channel = await self._told(self._management.channels_of, head)
-        found, channels = self._management.consumers_of_channel(channel), by_place([channel])
+        head = await self._existing(request, self._management.clients.channel_heads)
+        channel = await self._details(self._management.clients.channels_of, head)
+        found, channels = self._management.consumers.of_channel(channel), by_place([channel])
         consumers = [consumer_document(each, channels) for each in found]
         # RabbitMQ shows counts between a channel and each queue or exchange in its rates mode "detailed" only.
         details: dict[str, Any] = {"consumer_details": consumers, "publishes": [], "deliveries": []}
@@ -155,36 +158,36 @@ class ConnectionEndpoints:
         """Return the head with the name in the path. Raises Refusal if it is missing or belongs to another user."""
         for is_known in (False, True):
             if is_known:
-                await self._management.wait_applied()
+                await self._management.changes.wait_applied()
             for head in await all_heads():
                 if head.name == request.match_info["name"]:
                     require_owner(request, head.user, all_seeing)
                     return head
         raise not_found()
 
-    async def _told(self, of_heads: Callable[[Sequence[H]], Awaitable[Sequence[Client]]], head: H) -> Client:
+    async def _details(
+        self, of_heads: Callable[[Sequence[H]], Awaitable[Sequence[Client]]], head: H
+    ) -> Client:
         """Return all fields of a connection or channel. Raises Refusal if it has just been closed."""
         for each in await of_heads([head]):
             return each
         raise not_found()
 
 
-def connection_listing(
-    management: ManagementView, heads: Sequence[ConnectionHead]
-) -> Listing[ConnectionHead]:
+def connection_listing(management: Management, heads: Sequence[ConnectionHead]) -> Listing[ConnectionHead]:
     """Return the list of these connections. Details are requested from nodes only for shown connections."""
 
     async def whole(some: Sequence[ConnectionHead]) -> Sequence[dict[str, Any]]:
-        return await _documents(await management.connections_of(some))
+        return await _documents(await management.clients.connections_of(some))
 
     return Listing(heads, _HEAD, is_in_order=True, basic=CONNECTION_BASICS, whole=whole)
 
 
-def channel_listing(management: ManagementView, heads: Sequence[ChannelHead]) -> Listing[ChannelHead]:
+def channel_listing(management: Management, heads: Sequence[ChannelHead]) -> Listing[ChannelHead]:
     """Return the list of these channels. Details are requested from nodes only for shown channels."""
 
     async def whole(some: Sequence[ChannelHead]) -> Sequence[dict[str, Any]]:
-        return await _documents(await management.channels_of(some))
+        return await _documents(await management.clients.channels_of(some))
 
     return Listing(heads, _HEAD, is_in_order=True, basic=CHANNEL_BASICS, whole=whole)
 

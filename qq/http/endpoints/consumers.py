@@ -8,15 +8,15 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from qq.http.base.slices import Slices
 from qq.http.documents.lists import Listing
 from qq.http.documents.rendering import by_place, consumer_document
-from qq.http.view import ConsumerStatus
+from qq.management.reports.queues import ConsumerStatus
+from qq.management.slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from qq.http.view import ManagementView
+    from qq.management.management import Management
 
 _KNOWN = {
     name: attrgetter(name)
@@ -27,11 +27,11 @@ _KNOWN = {
 
 
 async def consumer_documents(
-    management: ManagementView, consumers: Sequence[ConsumerStatus]
+    management: Management, consumers: Sequence[ConsumerStatus]
 ) -> list[dict[str, Any]]:
     """Return the documents of consumers, in their order."""
     places = [(each.channel_details["node"], each.channel_details["id"]) for each in consumers]
-    channels = by_place(await management.channels_at(places))
+    channels = by_place(await management.clients.channels_at(places))
     documents: list[dict[str, Any]] = []
     slices = Slices()
     for each in consumers:
@@ -41,7 +41,7 @@ async def consumer_documents(
 
 
 def consumer_listing(
-    management: ManagementView, consumers: Iterable[ConsumerStatus], is_seen: Callable[[str], bool]
+    management: Management, consumers: Iterable[ConsumerStatus], is_seen: Callable[[str], bool]
 ) -> Listing[ConsumerStatus]:
     """Return the list of these consumers, limited to visible virtual hosts."""
 

@@ -15,16 +15,19 @@ from aiohttp import web
 from qq.http.base.error_responses import forbidden, not_found
 from qq.http.base.login import ADMINISTRATORS, login_of, require
 from qq.http.documents.large_bodies import read_large_object
-from qq.http.documents.rendering import plain, policy_document, user_document, vhost_metadata
-from qq.http.documents.requests import done, read_raw, vhost_if_named, write_object
+from qq.http.documents.rendering import policy_document, user_document, vhost_metadata
+from qq.http.documents.requests import done, is_asked, read_raw, vhost_if_named, write_object
 from qq.http.endpoints.importing import RESERVED, Import
 from qq.http.endpoints.parameters import global_parameter_documents, parameter_documents
+from qq.tables import json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from qq.http.documents.requests import Documents
-    from qq.http.view import BindingStatus, ExchangeStatus, ManagementView, QueueStatus
+    from qq.management.management import Management
+    from qq.management.reports.catalog import BindingStatus, ExchangeStatus
+    from qq.management.reports.queues import QueueStatus
 
 DEFINITIONS_BYTES_MAX = 16 * 1024 * 1024
 """Bytes of a document at most: some ten thousand queues."""
@@ -33,7 +36,7 @@ DEFINITIONS_BYTES_MAX = 16 * 1024 * 1024
 class DefinitionEndpoints:
     """Handlers for definitions."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
         """Held during an import, because the largest document takes some 500 MB of memory."""
@@ -57,10 +60,12 @@ class DefinitionEndpoints:
         # No await between these calls, so that all lists are of the same moment.
         lists: dict[str, Documents] = {
             "parameters": parameter_documents(self._management, vhost),
-            "policies": (policy_document(*row) for row in self._management.policies(vhost, operator=False)),
-            "exchanges": _exchanges(self._management.exchanges(vhost)),
-            "queues": _queues(self._management.queues(vhost), exclusive),
-            "bindings": _bindings(self._management.bindings(vhost), exclusive),
+            "policies": (
+                policy_document(*row) for row in self._management.catalog.policies(vhost, operator=False)
+            ),
+            "exchanges": _exchanges(self._management.catalog.exchanges(vhost)),
+            "queues": _queues(self._management.queues.all(vhost), exclusive),
+            "bindings": _bindings(self._management.catalog.bindings(vhost), exclusive),
         }
         if vhost is None:
             lists = (
@@ -81,14 +86,14 @@ class DefinitionEndpoints:
         async with self._one_at_a_time:
             body = await read_large_object(await read_raw(request, DEFINITIONS_BYTES_MAX))
             # Catch up first, because existing objects stay as they are, also those created through a different node.
-            await self._management.wait_applied()
-            await Import(self._management, login.user, vhost).run(body)
+            await self._management.changes.wait_applied()
+            await Import(self._management, login.user, vhost, is_forced=is_asked(request, "force")).run(body)
         return done()
 
     # Written at once
 
     def _head(self) -> dict[str, Any]:
-        product = self._management.product()
+        product = self._management.catalog.product()
         return {
             "rabbit_version": product.version,
             "rabbitmq_version": product.version,
@@ -97,7 +102,7 @@ class DefinitionEndpoints:
         }
 
     def _cluster(self) -> dict[str, Any]:
-        cluster = self._management.cluster_name()
+        cluster = self._management.catalog.cluster_name()
         return self._head() | {
             "rabbitmq_definition_format": "cluster",
             "original_cluster_name": cluster,
@@ -105,7 +110,7 @@ class DefinitionEndpoints:
         }
 
     def _single_vhost(self, name: str) -> dict[str, Any]:
-        for vhost in self._management.vhosts():
+        for vhost in self._management.catalog.vhosts():
             if vhost.name == name:
                 return self._head() | {
                     "rabbitmq_definition_format": "single_virtual_host",
@@ -122,16 +127,28 @@ class DefinitionEndpoints:
     def _who_may(self) -> dict[str, Documents]:
         """Return the users, virtual hosts and permissions of the whole cluster, for a definitions document."""
         management = self._management
-        limits = management.user_limits()
+        limits = management.catalog.user_limits()
         return {
-            "users": (user_document(user, limits.get(name, {})) for name, user in management.users().items()),
+            "users": (
+                user_document(user, limits.get(name, {})) for name, user in management.catalog.users().items()
+            ),
             "vhosts": (
                 {"name": vhost.name, "limits": vhost.limits, "metadata": vhost_metadata(vhost)}
-                for vhost in management.vhosts()
+                for vhost in management.catalog.vhosts()
             ),
-            "permissions": (row._asdict() for row in management.permissions()),
-            "topic_permissions": (row._asdict() for row in management.topic_permissions()),
+            "permissions": (row._asdict() for row in management.catalog.permissions()),
+            "topic_permissions": (row._asdict() for row in management.catalog.topic_permissions()),
         }
+
+
+_QUEUE_FIELDS = ("name", "vhost", "type", "durable", "auto_delete")
+_EXCHANGE_FIELDS = (*_QUEUE_FIELDS, "internal")
+"""Fields of an object in a document of definitions, before its `arguments`."""
+
+
+def _definition(declared: QueueStatus | ExchangeStatus, fields: Sequence[str]) -> dict[str, Any]:
+    document = {name: getattr(declared, name) for name in fields}
+    return document | {"arguments": json_value(declared.arguments)}
 
 
 # These yield None for skipped objects, because skipping many may take long, too.
@@ -142,15 +159,7 @@ def _exchanges(exchanges: Iterator[ExchangeStatus]) -> Iterator[dict[str, Any] |
         if not exchange.name or exchange.name.startswith(RESERVED):
             yield None
         else:
-            yield {
-                "name": exchange.name,
-                "vhost": exchange.vhost,
-                "type": exchange.type,
-                "durable": exchange.durable,
-                "auto_delete": exchange.auto_delete,
-                "internal": exchange.internal,
-                "arguments": plain(exchange.arguments),
-            }
+            yield _definition(exchange, _EXCHANGE_FIELDS)
 
 
 def _queues(
@@ -162,14 +171,7 @@ def _queues(
             exclusive.add((queue.vhost, queue.name))
             yield None
         else:
-            yield {
-                "name": queue.name,
-                "vhost": queue.vhost,
-                "type": queue.type,
-                "durable": queue.durable,
-                "auto_delete": queue.auto_delete,
-                "arguments": plain(queue.arguments),
-            }
+            yield _definition(queue, _QUEUE_FIELDS)
 
 
 def _bindings(
@@ -181,7 +183,7 @@ def _bindings(
         if not binding.source or (is_of_queue and (binding.vhost, binding.destination) in exclusive):
             yield None
         else:
-            document = binding._asdict() | {"arguments": plain(binding.arguments)}
+            document = binding._asdict() | {"arguments": json_value(binding.arguments)}
             del document["properties_key"]
             yield document
 

@@ -10,13 +10,13 @@ from qq.diagnosis.findings import document_of
 from qq.http.base.login import MONITORS, require
 
 if TYPE_CHECKING:
-    from qq.http.view import ManagementView
+    from qq.management.management import Management
 
 
 class DoctorEndpoint:
     """Handler for the diagnosis."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -24,4 +24,4 @@ class DoctorEndpoint:
 
     async def show(self, request: web.Request) -> web.Response:
         require(request, MONITORS)
-        return web.json_response(document_of(await self._management.diagnosis()))
+        return web.json_response(document_of(await self._management.doctor.diagnosis()))

@@ -16,17 +16,20 @@ from aiohttp import web
 
 from qq.http.base.error_responses import bad_request, not_found
 from qq.http.base.login import MONITORS
-from qq.http.base.slices import Slices
 from qq.http.documents.requests import named_vhost, vhost_if_named, write_object
-from qq.http.view import NodeState
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.protocol.queue_types import QUORUM
+from qq.management.reports.members import NodeState
+from qq.management.slices import Slices
 from qq.tls.certificates import InvalidCertificate, validities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.http.view import CertificateFiles, Listener, ManagementView, NodeReport, NodeView, QueueStatus
+    from qq.http.base.node_view import NodeView
+    from qq.management.management import Management
+    from qq.management.reports.nodes import CertificateFiles, Listener, NodeReport
+    from qq.management.reports.queues import QueueStatus
 
 _CRITICAL = "There are quorum queues that would lose their quorum if the target node is shut down"
 """RabbitMQ's text for a critical node, which some tools search for."""
@@ -50,7 +53,7 @@ _PROTOCOLS = {
 class HealthEndpoints:
     """Handlers for health checks."""
 
-    def __init__(self, view: NodeView, management: ManagementView) -> None:
+    def __init__(self, view: NodeView, management: Management) -> None:
         self._view = view
         self._management = management
 
@@ -93,7 +96,7 @@ class HealthEndpoints:
     def _alarms(self, node: str | None, reason: str) -> web.Response:
         alarms = [
             {"resource": _RESOURCES[alarm.resource], "node": alarm.node}
-            for alarm in self._management.alarms()
+            for alarm in self._management.nodes.alarms()
             if node in (None, alarm.node)
         ]
         return _failed(reason, alarms=alarms) if alarms else _ok()
@@ -101,19 +104,19 @@ class HealthEndpoints:
     # This node
 
     async def initialized(self, _request: web.Request) -> web.Response:
-        flaw = self._management.flaw()
+        flaw = self._management.nodes.flaw()
         return _verdict(flaw and f"Metadata store has not yet reported as initialized: {flaw}")
 
     async def initialized_with_data(self, request: web.Request) -> web.Response:
-        if self._management.flaw() is None and not self._management.vhosts():
+        if self._management.nodes.flaw() is None and not self._management.catalog.vhosts():
             return _failed("Metadata store has not yet been initialized: it reports to have no virtual hosts")
         return await self.initialized(request)
 
     async def virtual_hosts(self, _request: web.Request) -> web.Response:
-        flaw = self._management.flaw()
+        flaw = self._management.nodes.flaw()
         if flaw is None:
             return _ok()
-        names = [vhost.name for vhost in self._management.vhosts()]
+        names = [vhost.name for vhost in self._management.catalog.vhosts()]
         return _failed(f"Some virtual hosts are down: {flaw}", **{"virtual-hosts": names})
 
     async def in_service(self, _request: web.Request) -> web.Response:
@@ -121,10 +124,10 @@ class HealthEndpoints:
         return _verdict(why and f"this rabbit node is not currently available to serve: {why}")
 
     async def below_connection_limit(self, _request: web.Request) -> web.Response:
-        return _verdict(_at_limit(self._management.own_report()))
+        return _verdict(_at_limit(self._management.nodes.own_report()))
 
     async def ready_to_serve(self, _request: web.Request) -> web.Response:
-        why, report = self._view.ready(), self._management.own_report()
+        why, report = self._view.ready(), self._management.nodes.own_report()
         if why is not None:
             return _failed(f"the rabbit node is not currently available to serve: {why}")
         if not any(each.protocol in ("amqp", "amqp/ssl") for each in report.listeners):
@@ -142,9 +145,9 @@ class HealthEndpoints:
         RabbitMQ's documentation recommends the checks above instead.
         """
         name = request.match_info.get("name", self._own_name())
-        if name not in self._management.members():
+        if name not in self._management.members.names():
             raise not_found()
-        alarms = [alarm.resource for alarm in self._management.alarms() if alarm.node == name]
+        alarms = [alarm.resource for alarm in self._management.nodes.alarms() if alarm.node == name]
         if alarms:
             return _failed(f"resource alarm(s) in effect: {', '.join(alarms)}")
         if name == self._own_name():
@@ -173,7 +176,7 @@ class HealthEndpoints:
 
     async def certificates(self, request: web.Request) -> web.Response:
         before = datetime.now(UTC) + _within(request)
-        shown = self._management.certificates()
+        shown = self._management.nodes.certificates()
         found = await asyncio.to_thread(lambda: [(files, _expiring(files, before)) for files in shown])
         listeners = {each.protocol: each for each in self._listeners()}
         expired = [
@@ -209,31 +212,31 @@ class HealthEndpoints:
             pattern = Pattern(request.match_info.get("pattern", ".*"))
         except InvalidPattern as error:
             raise bad_request(f"invalid pattern: {error}") from None
-        if self._management.leader() is not None:
+        if self._management.leadership.leader() is not None:
             return _ok()
         slices, found = Slices(), list[dict[str, str]]()
-        for queue in self._management.queues(vhost):
+        for queue in self._management.queues.all(vhost):
             await slices.give_way()
             if queue.type == QUORUM and pattern.search(queue.name):
-                found.append(_shown(queue))
+                found.append(_queue_in_minority(queue))
         if not found:
             return _ok()
         failed = _FAILED | {"reason": _LEADERLESS}
         return await write_object(request, failed, {"queues": found}, HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def safe_to_stop(self, request: web.Request) -> web.Response:
-        verdict = self._management.may_stop(request.match_info.get("name"))
+        verdict = self._management.leadership.may_stop(request.match_info.get("name"))
         if verdict.is_safe:
             return web.json_response(_OK | {"reason": verdict.text})
         return _failed(verdict.text)
 
     async def quorum_critical(self, request: web.Request) -> web.StreamResponse:
-        if len(self._management.members()) == 1:
+        if len(self._management.members.names()) == 1:
             return web.json_response(_OK | {"reason": "single node cluster"})
-        if self._management.may_stop(None).is_safe:
+        if self._management.leadership.may_stop(None).is_safe:
             return _ok()
         # All queues are listed, because all are in the same log and lose their majority together.
-        queues = map(_shown, self._management.queues(None))
+        queues = map(_queue_in_minority, self._management.queues.all(None))
         failed = _FAILED | {"reason": _CRITICAL}
         return await write_object(request, failed, {"queues": queues}, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -243,7 +246,7 @@ class HealthEndpoints:
         return self._view.cluster_status().node
 
     def _listeners(self) -> Sequence[Listener]:
-        return self._management.own_report().listeners
+        return self._management.nodes.own_report().listeners
 
 
 def _ok() -> web.Response:
@@ -262,7 +265,7 @@ def _at_limit(report: NodeReport) -> str | None:
     return "node connection limit is reached" if report.connections >= report.connections_max else None
 
 
-def _shown(queue: QueueStatus) -> dict[str, str]:
+def _queue_in_minority(queue: QueueStatus) -> dict[str, str]:
     return {
         "readable_name": f"queue '{queue.name}' in vhost '{queue.vhost}'",
         "name": queue.name,

@@ -12,31 +12,34 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.base.error_responses import Refusal, bad_request
-from qq.http.base.slices import Slices
 from qq.http.documents import parsing
 from qq.http.documents.rendering import DEDUPLICATION
 from qq.http.endpoints.parameters import CLUSTER_ID, has_meaning, read_global_parameter, read_parameter
 from qq.http.endpoints.shovels import NotCarriedOut
 from qq.http.endpoints.vhosts import creation
-from qq.http.view import RequestRefused, Unavailable
 from qq.machine.catalog import limits
+from qq.machine.catalog.permissions import user_of
 from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol.codec import InvalidCommand
 from qq.machine.protocol.commands import (
     ChangeVhostLimits,
     LimitPublishers,
     ProtectVhost,
+    PutHashedUser,
+    PutUser,
     SetUserLimits,
     SetVhostLimits,
 )
 from qq.machine.protocol.queue_types import MODULES
+from qq.management.errors import RequestRefused, Unavailable
+from qq.management.slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from qq.http.documents.parsing import Body
-    from qq.http.view import ManagementView
     from qq.machine.protocol.commands import Change, Declaration
+    from qq.management.management import Management
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +74,18 @@ class _Object(NamedTuple):
 class Import:
     """The import of a document, of a cluster or of a single virtual host, by a user."""
 
-    def __init__(self, management: ManagementView, user: str, vhost: str | None) -> None:
+    def __init__(
+        self, management: Management, user: str, vhost: str | None, *, is_forced: bool = False
+    ) -> None:
+        """`is_forced` allows an import that leaves no administrator."""
         self._management = management
         self._user = user
         self._vhost = vhost
-        self._default_types = {each.name: each.default_queue_type for each in management.vhosts()}
+        self._is_forced = is_forced
+        self._default_types = {each.name: each.default_queue_type for each in management.catalog.vhosts()}
         """Default queue type of each virtual host that exists or is in the document."""
-        self._users = set(management.users())
-        self._entered = {row.vhost for row in management.permissions() if row.user == user}
+        self._users = set(management.catalog.users())
+        self._entered = {row.vhost for row in management.catalog.permissions() if row.user == user}
         """Virtual hosts that the user has permissions for, or will have after the import."""
         self._skipped: list[str] = []
         self._counts: dict[str, int] = {}
@@ -90,6 +97,9 @@ class Import:
         stages = [(name, await self._read(name, body[name], read)) for name, read in categories.items()]
         await self._check_entry(stages)
         loosened = await self._check_room(stages)
+        await self._check_administrators(
+            [each for name, users in stages if name == "users" for each in users]
+        )
         for category, objects in stages:
             if category in OF_VHOSTS and loosened:
                 # Limits of the document that are looser than the present limits apply from here on, the rest at the
@@ -129,7 +139,8 @@ class Import:
             found = self._read_one(category, place, row, read)
             if found is not None:
                 objects[found.key] = found
-        return list(objects.values())
+        # Administrators come first, so that they may take the place of those that the document replaces.
+        return sorted(objects.values(), key=_is_no_administrator)
 
     def _read_one(
         self, category: str, place: int, row: Any, read: Callable[[Body], _Object | None]
@@ -143,7 +154,7 @@ class Import:
         try:
             found = read(row)
             for command in () if found is None else found.commands:
-                self._management.check_command(command)
+                self._management.changes.check_command(command)
         except Refusal as refusal:
             raise Refusal(refusal.status, f"{name}: {refusal.reason.strip()}; nothing is imported") from None
         except InvalidCommand as invalid:
@@ -170,7 +181,7 @@ class Import:
 
     def _user_object(self, row: Body) -> _Object:
         name = parsing.field(row, "name", str)
-        changes: list[Change] = [parsing.read_user(name, row, self._management.hash)]
+        changes: list[Change] = [parsing.read_user(name, row, self._management.changes.hash_password)]
         if row.get("limits") is not None:
             changes.append(SetUserLimits(name, parsing.limits(row["limits"], limits.USER_LIMITS)))
         self._users.add(name)
@@ -208,7 +219,7 @@ class Import:
         if name == CLUSTER_ID:
             return self._skip(what)
         if name == DEDUPLICATION:
-            bounds = parsing.read_deduplication(row, self._management.deduplication())
+            bounds = parsing.read_deduplication(row, self._management.catalog.deduplication())
             return _Object(what, (name,), [LimitPublishers(*bounds)])
         return _Object(what, (name,), [read_global_parameter(name, row.get("value"))])
 
@@ -283,28 +294,38 @@ class Import:
     async def _check_room(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> list[_Object]:
         """Check that limits leave room for all objects, and return the limits to be loosened first. Raises Refusal."""
         found = [each for _, objects in stages for each in objects]
-        told = {
+        new_limits = {
             change.vhost: change.limits
             for each in found
             for change in each.changes
             if isinstance(change, SetVhostLimits)
         }
-        room = self._management.room(told)
+        room = self._management.changes.room(new_limits)
         for each in found:
             await self._slices.give_way()
             try:
                 for change in each.changes:
-                    room.change(change)
+                    room.claim_change(change)
                 if each.declaration is not None:
-                    room.declaration(each.vhost, each.declaration)
+                    room.claim_declaration(each.vhost, each.declaration)
             except RequestRefused as refused:
                 raise bad_request(f"{each.what}: {refused.explanation}; nothing is imported") from None
-        loosened = {vhost: room.loosened(vhost) for vhost in told}
+        loosened = {vhost: room.loosened(vhost) for vhost in new_limits}
         return [
             _Object(f"limits of vhost '{vhost}'", (vhost,), [ChangeVhostLimits(vhost, limits_)])
             for vhost, limits_ in loosened.items()
             if limits_
         ]
+
+    async def _check_administrators(self, users: Sequence[_Object]) -> None:
+        """Refuse a document that leaves no administrator, or prepare a forced import of it."""
+        changes = [change for each in users for change in each.changes]
+        if self._is_forced:
+            await self._management.changes.dismiss_administrators(*changes)
+        try:
+            self._management.changes.check_administrators(changes)
+        except RequestRefused as refused:
+            raise bad_request(f"users: {refused.explanation}; nothing is imported") from None
 
     # Carrying out
 
@@ -318,7 +339,7 @@ class Import:
 
     async def _change(self, category: str, objects: Sequence[_Object]) -> None:
         try:
-            await self._management.change(*(change for each in objects for change in each.changes))
+            await self._management.changes.apply(*(change for each in objects for change in each.changes))
         except Unavailable as unavailable:
             raise self._interrupted(unavailable, objects) from None
         except RequestRefused as refused:
@@ -328,7 +349,7 @@ class Import:
     async def _declare(self, category: str, vhost: str, objects: Sequence[_Object]) -> None:
         declarations = [each.declaration for each in objects if each.declaration is not None]
         try:
-            await self._management.declare(vhost, self._user, declarations)
+            await self._management.operations.declare(vhost, self._user, declarations)
         except RequestRefused as refused:
             self._counts[category] += refused.done
             left = objects[refused.done :]
@@ -346,7 +367,7 @@ class Import:
         differing: list[_Object] = []
         for each in objects:
             await self._slices.give_way()
-            if not all(map(self._management.is_made, each.changes)):
+            if not all(map(self._management.changes.is_made, each.changes)):
                 differing.append(each)
         return differing
 
@@ -358,7 +379,7 @@ class Import:
         missing: dict[str, list[_Object]] = {}
         for each in objects:
             await self._slices.give_way()
-            if each.declaration is not None and not self._management.is_declared(
+            if each.declaration is not None and not self._management.catalog.is_declared(
                 each.vhost, each.declaration
             ):
                 missing.setdefault(each.vhost, []).append(each)
@@ -371,6 +392,11 @@ class Import:
         return (
             ", ".join(f"{count} {category}" for category, count in self._counts.items() if count) or "nothing"
         )
+
+
+def _is_no_administrator(each: _Object) -> bool:
+    user = each.changes[0] if each.changes else None
+    return not (isinstance(user, PutUser | PutHashedUser) and user_of(user).is_administrator)
 
 
 def _some_of(objects: Sequence[_Object]) -> str:

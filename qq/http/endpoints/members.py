@@ -19,10 +19,11 @@ from qq.http.base.error_responses import Refusal, bad_request
 from qq.http.base.login import ADMINISTRATORS, require
 from qq.http.documents.parsing import field
 from qq.http.documents.requests import read_body
-from qq.http.view import RequestRefused
+from qq.management.errors import RequestRefused
 
 if TYPE_CHECKING:
-    from qq.http.view import ClusterMembers, ManagementView
+    from qq.management.management import Management
+    from qq.management.reports.members import ClusterMembers
 
 WAIT_MAX_S = 10.0
 """Seconds that a request may wait for its change."""
@@ -33,7 +34,7 @@ _MEMBER = f"{_MEMBERS}/{{name}}"
 class MemberEndpoints:
     """Handlers for members and upgrades."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -61,7 +62,7 @@ class MemberEndpoints:
             raise bad_request(f"host: {host!r} {problem}")
         if not 0 < port <= PORT_MAX:
             raise bad_request(f"port: must be 1 to {PORT_MAX}")
-        known = next((each for each in self._shown().members if each.name == name), None)
+        known = next((each for each in self._report().members if each.name == name), None)
         if known is not None and (known.host, known.port) != (host, port):
             raise Refusal(
                 HTTPStatus.CONFLICT,
@@ -77,7 +78,7 @@ class MemberEndpoints:
     async def replace(self, request: web.Request) -> web.Response:
         body = await _body(request, "id")
         member_id = _id_in(body["id"])
-        if not member_id and self._shown().cluster_id is not None:
+        if not member_id and self._report().cluster_id is not None:
             raise bad_request("id: a member that is awaited needs no replacement: start it")
         return await self._change_member(request, Verb.REPLACE, member_id)
 
@@ -99,21 +100,21 @@ class MemberEndpoints:
     async def _change(self, request: web.Request, change: MemberChange) -> web.Response:
         require(request, ADMINISTRATORS)
         try:
-            await self._management.change_members(change, _wait_in(request.query.get("wait")))
+            await self._management.members.change(change, _wait_in(request.query.get("wait")))
         except RequestRefused as refused:
             if refused.code != ReplyCode.PRECONDITION_FAILED:
                 raise
             raise Refusal(HTTPStatus.CONFLICT, refused.explanation) from None
         return self._answer()
 
-    def _shown(self) -> ClusterMembers:
-        return self._management.cluster_members()
+    def _report(self) -> ClusterMembers:
+        return self._management.members.report()
 
     def _answer(self) -> web.Response:
-        shown = self._shown()
-        members = [member._asdict() for member in shown.members]
-        removed = [removed._asdict() for removed in shown.removed]
-        return web.json_response(shown._asdict() | {"members": members, "removed": removed})
+        report = self._report()
+        members = [member._asdict() for member in report.members]
+        removed = [removed._asdict() for removed in report.removed]
+        return web.json_response(report._asdict() | {"members": members, "removed": removed})
 
 
 async def _body(request: web.Request, *keys: str) -> dict[str, Any]:

@@ -30,8 +30,9 @@ from qq.http.documents.requests import (
 from qq.machine.protocol.commands import EndMove, Get
 
 if TYPE_CHECKING:
-    from qq.http.view import ManagementView, MoveStatus
     from qq.machine.protocol.commands import BeginMove
+    from qq.management.management import Management
+    from qq.management.reports.catalog import MoveStatus
 
 _MOVE = "/api/moves/{vhost}/{id}"
 
@@ -39,7 +40,7 @@ _MOVE = "/api/moves/{vhost}/{id}"
 class MoveEndpoints:
     """Handlers for moves."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -53,7 +54,7 @@ class MoveEndpoints:
 
     async def moves(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
-        seen = (move_document(each) for each in self._management.moves(vhost) if is_seen(each.vhost))
+        seen = (move_document(each) for each in self._management.catalog.moves(vhost) if is_seen(each.vhost))
         return await write_listing(request, Listing(seen, order=("begun_at", "id")))
 
     async def move(self, request: web.Request) -> web.Response:
@@ -66,11 +67,11 @@ class MoveEndpoints:
         if login.scopes is not None:
             raise forbidden("messages are moved with a password: a move goes on when a token has expired")
         user = login.user
-        command = read_move(vhost, management.new_id(), user, await read_body(request))
+        command = read_move(vhost, management.changes.new_id(), user, await read_body(request))
         await check_permitted(request, management, vhost, command)
         await find(management, lambda: self._are_there(command))
-        await management.change(command)
-        move = await existing(management, lambda: management.move(vhost, command.move))
+        await management.changes.apply(command)
+        move = await existing(management, lambda: management.catalog.move(vhost, command.move))
         place = f"/api/moves/{quote(vhost, safe='')}/{command.move}"
         document = move_document(move)
         return web.json_response(document, status=HTTPStatus.CREATED, headers={hdrs.LOCATION: place})
@@ -80,14 +81,14 @@ class MoveEndpoints:
         if not login_of(request).has_one_of(ADMINISTRATORS):
             read = Get(0, 0, 0, 0, move.source, False, 0)
             await check_permitted(request, self._management, move.vhost, read)
-        await self._management.change(EndMove(move.vhost, move.id, ""))
+        await self._management.changes.apply(EndMove(move.vhost, move.id, ""))
         return done()
 
     def _are_there(self, command: BeginMove) -> bool:
         queues = filter(None, (command.source, command.destination))
-        return all(self._management.queue(command.vhost, name) for name in queues)
+        return all(self._management.queues.find(command.vhost, name) for name in queues)
 
     async def _existing(self, request: web.Request) -> MoveStatus:
         """Return the move in the path. Raises Refusal."""
         vhost, name = await named_vhost(request, self._management), request.match_info["id"]
-        return await existing(self._management, lambda: self._management.move(vhost, name))
+        return await existing(self._management, lambda: self._management.catalog.move(vhost, name))

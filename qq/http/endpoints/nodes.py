@@ -15,11 +15,14 @@ from qq.http.base.error_responses import Refusal, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, MONITORS, require
 from qq.http.documents.lists import Listing, narrowed, write_listing
 from qq.http.documents.requests import done, named_vhost
-from qq.http.view import NodeState
+from qq.management.reports.members import NodeState
 from qq.routing.exchanges import DELAYED, EXCHANGE_TYPES
 
 if TYPE_CHECKING:
-    from qq.http.view import ClusterStatus, Listener, ManagementView, NodeReport, NodeStatus, NodeView
+    from qq.http.base.node_view import NodeView
+    from qq.management.management import Management
+    from qq.management.reports.members import ClusterStatus, NodeStatus
+    from qq.management.reports.nodes import Listener, NodeReport
 
 RATES_MODE = "basic"
 """RabbitMQ's word for rates of queues, exchanges and connections, without rates for each pair of them."""
@@ -125,7 +128,7 @@ def _figures(report: NodeReport) -> dict[str, Any]:
 class NodeEndpoints:
     """Handlers for nodes."""
 
-    def __init__(self, view: NodeView, management: ManagementView) -> None:
+    def __init__(self, view: NodeView, management: Management) -> None:
         self._view = view
         self._management = management
 
@@ -145,7 +148,7 @@ class NodeEndpoints:
 
     async def nodes(self, request: web.Request) -> web.StreamResponse:
         require(request, MONITORS)
-        reports = await self._management.node_reports()
+        reports = await self._management.nodes.reports()
         status = self._status()
         documents = (node_document(each, reports.get(each.name)) for each in status.nodes)
         return await write_listing(request, Listing(documents))
@@ -190,7 +193,7 @@ class NodeEndpoints:
         require(request, ADMINISTRATORS)
         _, report = await self._named(request)
         self._check_own(request, report)
-        self._management.reset_logins()
+        self._management.nodes.reset_logins()
         return done()
 
     async def start_vhost(self, request: web.Request) -> web.Response:
@@ -198,7 +201,7 @@ class NodeEndpoints:
         require(request, ADMINISTRATORS)
         await named_vhost(request, self._management)
         name = request.match_info["node"]
-        if name not in self._management.members():
+        if name not in self._management.members.names():
             raise bad_request(f"Unknown node: {name}")
         return done()
 
@@ -214,7 +217,7 @@ class NodeEndpoints:
         status = next((each for each in self._status().nodes if each.name == name), None)
         if status is None:
             raise not_found()
-        return status, await self._management.node_report(name)
+        return status, await self._management.nodes.report(name)
 
     def _status(self) -> ClusterStatus:
         return self._view.cluster_status()

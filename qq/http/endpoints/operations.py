@@ -15,13 +15,13 @@ from qq.http.documents.parsing import field
 from qq.http.documents.requests import read_body
 
 if TYPE_CHECKING:
-    from qq.http.view import ManagementView
+    from qq.management.management import Management
 
 
 class OperationEndpoints:
     """Handlers for the leader."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -31,7 +31,7 @@ class OperationEndpoints:
         ]
 
     async def leader(self, _: web.Request) -> web.Response:
-        return web.json_response({"leader": self._management.leader()})
+        return web.json_response({"leader": self._management.leadership.leader()})
 
     async def transfer(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
@@ -40,4 +40,4 @@ class OperationEndpoints:
         if unknown:
             raise bad_request(f"there is no '{unknown[0]}'; 'to' names the node that shall lead")
         to = field(body, "to", str) if "to" in body else None
-        return web.json_response({"leader": await self._management.transfer_leadership(to)})
+        return web.json_response({"leader": await self._management.leadership.transfer(to)})

@@ -16,18 +16,19 @@ from aiohttp import web
 from cluster.configuration.change_request import MemberChange, Verb
 from qq.http.base.error_responses import bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, MONITORS, only_own, require
-from qq.http.base.slices import Slices
 from qq.http.documents.lists import STEP, Listing, narrowed, write_listing
 from qq.http.documents.rendering import queue_document
 from qq.http.documents.requests import done, is_asked, sees, write_list
 from qq.http.documents.samples import with_samples
 from qq.http.endpoints.nodes import RATES_MODE, context_documents, exchange_types, listener_document
 from qq.machine.protocol.versions import VERSIONS
+from qq.management.slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from qq.http.view import ManagementView, QueueStatus
+    from qq.management.management import Management
+    from qq.management.reports.queues import QueueStatus
 
 FEATURES = {
     "drop_unroutable_metric": "Count unroutable publishes to be dropped in stats",
@@ -56,7 +57,7 @@ TRANSIENT = {
 class OverviewEndpoints:
     """Handlers for the broker as a whole."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -81,7 +82,7 @@ class OverviewEndpoints:
         document = self._product() | {
             "disable_stats": is_asked(request, "disable_stats"),
             "enable_queue_totals": is_asked(request, "enable_queue_totals"),
-            "object_totals": self._management.object_totals(is_seen, own)._asdict(),
+            "object_totals": self._management.catalog.object_totals(is_seen, own)._asdict(),
         }
         if not is_asked(request, "disable_stats"):
             document |= self._statistics(request, is_seen, sees_all=is_monitor)
@@ -90,7 +91,10 @@ class OverviewEndpoints:
         return narrowed(request, document)
 
     def _product(self) -> dict[str, Any]:
-        product, tags = self._management.product(), self._management.global_parameter("cluster_tags")
+        product, tags = (
+            self._management.catalog.product(),
+            self._management.catalog.global_parameter("cluster_tags"),
+        )
         return {
             "management_version": product.version,
             "rates_mode": RATES_MODE,
@@ -99,7 +103,7 @@ class OverviewEndpoints:
             "product_version": product.version,
             "product_name": product.name,
             "rabbitmq_version": product.version,
-            "cluster_name": self._management.cluster_name(),
+            "cluster_name": self._management.catalog.cluster_name(),
             "cluster_tags": {} if tags is None else tags.value,
             "node_tags": {},
             "erlang_version": platform.python_version(),
@@ -114,30 +118,30 @@ class OverviewEndpoints:
         self, request: web.Request, is_seen: Callable[[str], bool], *, sees_all: bool
     ) -> dict[str, Any]:
         """Return the counts in the visible virtual hosts. Samples exist only for all virtual hosts together."""
-        happened, lengths = self._management.vhost_stats(is_seen)
-        told = {"message_stats": happened, **lengths}
+        happened, lengths = self._management.statistics.vhost_stats(is_seen)
+        totals = {"message_stats": happened, **lengths}
         if sees_all:
-            told = with_samples(request, self._management, ("all",), told)
+            totals = with_samples(request, self._management, ("all",), totals)
         return {
-            "message_stats": told.pop("message_stats"),
-            "churn_rates": self._management.churn(),
-            "queue_totals": told,
+            "message_stats": totals.pop("message_stats"),
+            "churn_rates": self._management.clients.churn(),
+            "queue_totals": totals,
             "statistics_db_event_queue": 0,
         }
 
     async def _of_nodes(self) -> dict[str, Any]:
-        reports = await self._management.node_reports()
+        reports = await self._management.nodes.reports()
         listeners = [
             listener_document(report.name, each) for report in reports.values() for each in report.listeners
         ]
         return {
-            "node": self._management.cluster_members().node,
+            "node": self._management.members.report().node,
             "listeners": sorted(listeners, key=lambda each: (each["protocol"], each["port"], each["node"])),
             "contexts": [each for report in reports.values() for each in context_documents(report)],
         }
 
     async def version(self, _request: web.Request) -> web.Response:
-        return web.json_response(self._management.product().version)
+        return web.json_response(self._management.catalog.product().version)
 
     async def extensions(self, _request: web.Request) -> web.Response:
         return web.json_response([])
@@ -145,7 +149,7 @@ class OverviewEndpoints:
     # Features
 
     async def feature_flags(self, request: web.Request) -> web.StreamResponse:
-        agreed = self._management.cluster_members().version
+        agreed = self._management.members.report().version
         flags = [_flag(name, text, is_enabled=True) for name, text in FEATURES.items()]
         for version in range(VERSIONS[0], VERSIONS[1] + 1):
             text = f"Version {version} of the state"
@@ -155,19 +159,19 @@ class OverviewEndpoints:
     async def enable(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
         name = request.match_info["name"]
-        agreed = self._management.cluster_members().version
+        agreed = self._management.members.report().version
         versions = {f"{_STATE}{version}": version for version in range(VERSIONS[0], VERSIONS[1] + 1)}
         if name not in FEATURES and name not in versions:
             raise bad_request("unsupported")
         if versions.get(name, 0) > agreed:
-            await self._management.change_members(MemberChange(Verb.FINISH_UPGRADE))
+            await self._management.members.change(MemberChange(Verb.FINISH_UPGRADE))
         return done()
 
     async def deprecated(self, _request: web.Request) -> web.Response:
         return web.json_response([TRANSIENT])
 
     async def deprecated_in_use(self, _request: web.Request) -> web.Response:
-        slices, rows = Slices(), await self._management.queues_by_name(lambda _: True)
+        slices, rows = Slices(), await self._management.queues.rows_by_name(lambda _: True)
         is_durable, is_exclusive = rows.fields["durable"], rows.fields["exclusive"]
         following = iter(rows.things)
         while some := list(islice(following, STEP)):
@@ -180,20 +184,20 @@ class OverviewEndpoints:
 
     async def settings(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        settings = self._management.settings()
+        settings = self._management.nodes.settings()
         return web.Response(text="".join(f"{name} = {value}\n" for name, value in sorted(settings.items())))
 
     async def hash_password(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        salt, hashed = self._management.hash(request.match_info["password"])
+        salt, hashed = self._management.changes.hash_password(request.match_info["password"])
         return web.json_response({"ok": b64encode(salt + hashed).decode()})
 
     async def queues_of_user(self, request: web.Request) -> web.StreamResponse:
         is_seen, user = sees(request, self._management), request.match_info["user"]
 
         def queues() -> Iterator[QueueStatus]:
-            for vhost, name in self._management.queues_owned_by(user):
-                queue = self._management.queue(vhost, name)
+            for vhost, name in self._management.catalog.queues_owned_by(user):
+                queue = self._management.queues.find(vhost, name)
                 if queue is not None and is_seen(vhost):
                     yield queue
 
@@ -204,11 +208,11 @@ class OverviewEndpoints:
         require(request, ADMINISTRATORS)
         if request.match_info.get("node", self._own_name()) != self._own_name():
             raise not_found()
-        self._management.reset_logins()
+        self._management.nodes.reset_logins()
         return done()
 
     def _own_name(self) -> str:
-        return self._management.cluster_members().node
+        return self._management.members.report().node
 
 
 def _flag(name: str, text: str, *, is_enabled: bool) -> dict[str, Any]:

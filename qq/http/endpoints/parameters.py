@@ -29,7 +29,6 @@ from qq.http.documents.requests import (
     vhost_if_named,
 )
 from qq.http.endpoints.shovels import check_may_set, check_shovel
-from qq.http.view import GlobalParameter, ParameterStatus
 from qq.machine.catalog.catalog import CLUSTER_NAME
 from qq.machine.catalog.limits import PARAMETER_BYTES_MAX, VHOST_LIMITS
 from qq.machine.protocol.commands import (
@@ -43,13 +42,14 @@ from qq.machine.protocol.commands import (
     SetVhostLimits,
 )
 from qq.machine.queue.moves import SHOVEL
+from qq.management.reports.catalog import GlobalParameter, ParameterStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from qq.http.view import ManagementView
     from qq.machine.policy.policies import Policy
     from qq.machine.protocol.commands import Change
+    from qq.management.management import Management
 
 CLUSTER_ID = "internal_cluster_id"
 """A read-only global parameter with the id of this cluster; an import skips it."""
@@ -65,25 +65,25 @@ COMPONENTS: dict[str, Callable[[str, str, Any], None]] = {SHOVEL: check_shovel}
 # --- documents
 
 
-def parameter_documents(management: ManagementView, vhost: str | None) -> Iterator[dict[str, Any]]:
+def parameter_documents(management: Management, vhost: str | None) -> Iterator[dict[str, Any]]:
     """Yield all parameters of a virtual host, or of all, with limits and operator policies, as in RabbitMQ.
 
     The parameters are those at the time of the call.
     """
-    parameters = chain(_own_parameters(management, vhost), management.parameters(vhost))
+    parameters = chain(_own_parameters(management, vhost), management.catalog.parameters(vhost))
     return (parameter._asdict() for parameter in parameters)
 
 
-def _own_parameters(management: ManagementView, vhost: str | None) -> Iterator[ParameterStatus]:
+def _own_parameters(management: Management, vhost: str | None) -> Iterator[ParameterStatus]:
     """Yield the parameters that also have paths of their own: limits and operator policies."""
-    limits = ((known.name, dict(known.limits)) for known in management.vhosts() if known.limits)
+    limits = ((known.name, dict(known.limits)) for known in management.catalog.vhosts() if known.limits)
     return chain(
         (
             ParameterStatus(where, LIMITS, LIMITS_NAME, value)
             for where, value in limits
             if vhost in (None, where)
         ),
-        starmap(_operator_policy, management.policies(vhost, operator=True)),
+        starmap(_operator_policy, management.catalog.policies(vhost, operator=True)),
     )
 
 
@@ -93,10 +93,10 @@ def _operator_policy(vhost: str, policy: Policy) -> ParameterStatus:
     return ParameterStatus(vhost, OPERATOR_POLICIES, policy.name, value)
 
 
-def global_parameter_documents(management: ManagementView) -> Iterator[dict[str, Any]]:
+def global_parameter_documents(management: Management) -> Iterator[dict[str, Any]]:
     """Yield the global parameters that an import accepts, as of the time of the call."""
-    own = deduplication_document(management.deduplication())
-    return chain([own], (parameter._asdict() for parameter in management.global_parameters()))
+    own = deduplication_document(management.catalog.deduplication())
+    return chain([own], (parameter._asdict() for parameter in management.catalog.global_parameters()))
 
 
 def read_parameter(vhost: str, component: str, name: str, value: Any) -> Change:
@@ -151,7 +151,7 @@ def _value_in(body: parsing.Body) -> Any:
 class ParameterEndpoints:
     """Handlers for parameters of virtual hosts."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -191,7 +191,7 @@ class ParameterEndpoints:
         if named["component"] == SHOVEL:
             await check_may_set(request, self._management, vhost, value)
         is_new = await find(self._management, lambda: self._find(request, vhost)) is None
-        await self._management.change(change)
+        await self._management.changes.apply(change)
         return put_answer(is_new=is_new)
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -204,7 +204,7 @@ class ParameterEndpoints:
             change = DeletePolicy(vhost, name, operator=True)
         else:
             change = DeleteParameter(vhost, component, name)
-        await self._management.change(change)
+        await self._management.changes.apply(change)
         return done()
 
     async def _vhost_to_change(self, request: web.Request) -> str:
@@ -216,7 +216,7 @@ class ParameterEndpoints:
     def _find(self, request: web.Request, vhost: str) -> ParameterStatus | None:
         component, name = request.match_info["component"], request.match_info["name"]
         if component not in (LIMITS, OPERATOR_POLICIES):
-            return self._management.parameter(vhost, component, name)
+            return self._management.catalog.parameter(vhost, component, name)
         own = _own_parameters(self._management, vhost)
         return next((each for each in own if (each.component, each.name) == (component, name)), None)
 
@@ -228,7 +228,7 @@ class GlobalParameterEndpoints:
     they affect every tenant. Policymakers see all global parameters and set the rest, as in RabbitMQ.
     """
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
         """Lock for changes that keep values which are missing in the request."""
@@ -261,8 +261,8 @@ class GlobalParameterEndpoints:
         value = _value_in(await read_body(request))
         is_new = await find(self._management, lambda: self._find(name)) is None
         async with self._one_at_a_time:
-            await self._management.wait_applied()
-            await self._management.change(self._change(name, value))
+            await self._management.changes.wait_applied()
+            await self._management.changes.apply(self._change(name, value))
         return put_answer(is_new=is_new)
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -270,30 +270,30 @@ class GlobalParameterEndpoints:
         await existing(self._management, lambda: self._find(name))
         if name in (DEDUPLICATION, CLUSTER_ID):
             raise bad_request(f"{name} always has a value")
-        await self._management.change(DeleteGlobalParameter(name))
+        await self._management.changes.apply(DeleteGlobalParameter(name))
         return done()
 
     async def cluster_name(self, _request: web.Request) -> web.Response:
-        return web.json_response({"name": self._management.cluster_name()})
+        return web.json_response({"name": self._management.catalog.cluster_name()})
 
     async def put_cluster_name(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
         name = parsing.field(await read_body(request), "name", str)
-        await self._management.change(read_global_parameter(CLUSTER_NAME, name))
+        await self._management.changes.apply(read_global_parameter(CLUSTER_NAME, name))
         return done()
 
     def _find(self, name: str) -> dict[str, Any] | None:
         if name == DEDUPLICATION:
-            return deduplication_document(self._management.deduplication())
+            return deduplication_document(self._management.catalog.deduplication())
         if name == CLUSTER_ID:
-            cluster_id = self._management.cluster_members().cluster_id
+            cluster_id = self._management.members.report().cluster_id
             return None if cluster_id is None else GlobalParameter(name, cluster_id)._asdict()
-        parameter = self._management.global_parameter(name)
+        parameter = self._management.catalog.global_parameter(name)
         return None if parameter is None else parameter._asdict()
 
     def _change(self, name: str, value: Any) -> Change:
         if name == DEDUPLICATION:
-            bounds = parsing.read_deduplication({"value": value}, self._management.deduplication())
+            bounds = parsing.read_deduplication({"value": value}, self._management.catalog.deduplication())
             return LimitPublishers(*bounds)
         return read_global_parameter(name, value)
 

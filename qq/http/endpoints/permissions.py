@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from qq.http.documents.parsing import Body
-    from qq.http.view import ManagementView
     from qq.machine.catalog import permissions
     from qq.machine.protocol.commands import Change
+    from qq.management.management import Management
 
 
 class _Rows(ABC):
     """Common part of the handlers for permissions and for topic permissions."""
 
-    def __init__(self, management: ManagementView, name: str) -> None:
+    def __init__(self, management: Management, name: str) -> None:
         self._management = management
         self._name = name
 
@@ -70,12 +70,12 @@ class _Rows(ABC):
             raise bad_request("vhost_or_user_not_found")
         change = self._read(user, vhost, await read_body(request))
         is_new = not await find(self._management, lambda: self._matching(request))
-        await self._management.change(change)
+        await self._management.changes.apply(change)
         return put_answer(is_new=is_new)
 
     async def delete(self, request: web.Request) -> web.Response:
         await self._existing(request)
-        await self._management.change(self._clearing(request))
+        await self._management.changes.apply(self._clearing(request))
         return done()
 
     async def _existing(
@@ -95,22 +95,22 @@ class _Rows(ABC):
         """Raise Refusal unless the virtual host and the user in the path exist."""
         named, management = request.match_info, self._management
         if "vhost" in named:
-            await existing(management, lambda: management.has_vhost(named["vhost"]))
+            await existing(management, lambda: management.catalog.has_vhost(named["vhost"]))
         if "user" in named:
-            await existing(management, lambda: named["user"] in management.users())
+            await existing(management, lambda: named["user"] in management.catalog.users())
 
     def _are_there(self, user: str, vhost: str) -> bool:
-        return self._management.has_vhost(vhost) and user in self._management.users()
+        return self._management.catalog.has_vhost(vhost) and user in self._management.catalog.users()
 
 
 class PermissionEndpoints(_Rows):
     """Handlers for permissions for queues and exchanges."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         super().__init__(management, "permissions")
 
     def _all(self) -> Sequence[permissions.Permissions]:
-        return self._management.permissions()
+        return self._management.catalog.permissions()
 
     async def one(self, request: web.Request) -> web.Response:
         (row,) = await self._existing(request)
@@ -126,7 +126,7 @@ class PermissionEndpoints(_Rows):
 class TopicPermissionEndpoints(_Rows):
     """Handlers for permissions for routing keys. A user may have several in a virtual host, a row for each exchange."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         super().__init__(management, "topic-permissions")
 
     def routes(self) -> list[web.RouteDef]:
@@ -136,7 +136,7 @@ class TopicPermissionEndpoints(_Rows):
         return [*super().routes(), *own]
 
     def _all(self) -> Sequence[permissions.TopicPermissions]:
-        return self._management.topic_permissions()
+        return self._management.catalog.topic_permissions()
 
     async def one(self, request: web.Request) -> web.StreamResponse:
         return await write_listing(request, _listing(await self._existing(request)))

@@ -26,14 +26,14 @@ from qq.http.documents.requests import (
 from qq.machine.protocol.commands import DeletePolicy
 
 if TYPE_CHECKING:
-    from qq.http.view import ManagementView
     from qq.machine.policy.policies import Policy
+    from qq.management.management import Management
 
 
 class PolicyEndpoints:
     """Handlers for policies; with `operator`, for operator policies."""
 
-    def __init__(self, management: ManagementView, *, operator: bool) -> None:
+    def __init__(self, management: Management, *, operator: bool) -> None:
         self._management = management
         self._operator = operator
 
@@ -49,7 +49,7 @@ class PolicyEndpoints:
 
     async def policies(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
-        policies = self._management.policies(vhost, operator=self._operator)
+        policies = self._management.catalog.policies(vhost, operator=self._operator)
         seen = (policy_document(*each) for each in policies if is_seen(each[0]))
         return await write_listing(request, Listing(seen))
 
@@ -64,18 +64,18 @@ class PolicyEndpoints:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         policy = read_policy(name, await read_body(request), operator=self._operator)
         is_new = await find(self._management, lambda: self._find(vhost, name)) is None
-        await self._management.change(put_policy(vhost, policy))
+        await self._management.changes.apply(put_policy(vhost, policy))
         return put_answer(is_new=is_new)
 
     async def delete(self, request: web.Request) -> web.Response:
         self._require_author(request)
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         await existing(self._management, lambda: self._find(vhost, name))
-        await self._management.change(DeletePolicy(vhost, name, self._operator))
+        await self._management.changes.apply(DeletePolicy(vhost, name, self._operator))
         return done()
 
     def _find(self, vhost: str, name: str) -> Policy | None:
-        policies = self._management.policies(vhost, operator=self._operator)
+        policies = self._management.catalog.policies(vhost, operator=self._operator)
         return next((policy for _, policy in policies if policy.name == name), None)
 
     def _require_author(self, request: web.Request) -> None:

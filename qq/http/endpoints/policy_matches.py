@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from qq.http.base.error_responses import bad_request
-from qq.http.base.slices import Slices
 from qq.http.documents.lists import PATTERN_CHARS_MAX, Search
 from qq.http.documents.requests import named_vhost
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.policy.policies import APPLIES_TO
+from qq.management.slices import Slices
 from qq.routing.exchanges import DEFAULT_EXCHANGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from qq.http.view import ManagementView
+    from qq.management.management import Management
 
 SHOWN_MAX = 100
 """Matches shown at most; further matches are only counted."""
@@ -31,7 +31,7 @@ _EXCHANGE = "exchange"
 class PolicyMatchEndpoint:
     """Handler for the preview."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -59,11 +59,11 @@ class PolicyMatchEndpoint:
 
     def _things(self, vhost: str) -> Iterator[tuple[str, str, str | None]]:
         """Yield kind, name and policy of each object that policies apply to."""
-        rows = self._management.queue_rows(vhost)
+        rows = self._management.queues.rows(vhost)
         kind, name, policy = (rows.fields[each] for each in ("type", "name", "policy"))
         for queue in rows.things:
             yield kind(queue), name(queue), policy(queue)
-        for exchange in self._management.exchanges(vhost):
+        for exchange in self._management.catalog.exchanges(vhost):
             if exchange.name != DEFAULT_EXCHANGE:
                 yield _EXCHANGE, exchange.name, exchange.policy
 

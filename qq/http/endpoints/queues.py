@@ -47,7 +47,7 @@ from qq.machine.protocol.commands import DeleteQueue, Get, PurgeQueue
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from qq.http.view import ManagementView
+    from qq.management.management import Management
 
 BROWSE_COUNT = 50
 BROWSE_COUNT_MAX = 1000
@@ -61,7 +61,7 @@ _QUEUE = "/api/queues/{vhost}/{name}"
 class QueueEndpoints:
     """Handlers for queues."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -83,7 +83,7 @@ class QueueEndpoints:
 
     async def queues(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
-        rows = await self._management.queues_by_name(is_seen if vhost is None else vhost.__eq__)
+        rows = await self._management.queues.rows_by_name(is_seen if vhost is None else vhost.__eq__)
         vhost_of, name_of = rows.fields["vhost"], rows.fields["name"]
         type_of, is_exclusive = rows.fields["type"], rows.fields["exclusive"]
 
@@ -108,12 +108,12 @@ class QueueEndpoints:
 
     async def queue(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
-        queue = await existing(self._management, lambda: self._management.queue(vhost, name))
+        queue = await existing(self._management, lambda: self._management.queues.find(vhost, name))
         document = queue_document(queue)
         if is_asked(request, "disable_stats"):
             basic = _basics(request)
             return narrowed(request, {key: value for key, value in document.items() if key in basic})
-        found = list(self._management.consumers_of_queue(vhost, name))
+        found = list(self._management.consumers.of_queue(vhost, name))
         consumers = await consumer_documents(self._management, found)
         # RabbitMQ shows counts between a queue and each channel or exchange in its rates mode "detailed" only.
         details: dict[str, Any] = {"consumer_details": consumers, "incoming": [], "deliveries": []}
@@ -123,7 +123,7 @@ class QueueEndpoints:
     async def put(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         command = read_queue(name, await read_body(request, optional=True))
-        is_new = await find(self._management, lambda: self._management.queue(vhost, name)) is None
+        is_new = await find(self._management, lambda: self._management.queues.find(vhost, name)) is None
         await declare(request, self._management, vhost, command)
         return put_answer(is_new=is_new)
 
@@ -140,7 +140,7 @@ class QueueEndpoints:
 
     async def bindings(self, request: web.Request) -> web.StreamResponse:
         vhost, name = await self._existing(request)
-        found = self._management.binding_rows(vhost, destination=("queue", name))
+        found = self._management.catalog.binding_rows(vhost, destination=("queue", name))
         return await write_listing(request, binding_listing(found))
 
     async def browse(self, request: web.Request) -> web.StreamResponse:
@@ -152,7 +152,7 @@ class QueueEndpoints:
         if encoding not in ("auto", "base64"):
             raise bad_request("Unsupported encoding. Please use auto or base64.")
         await self._check_reader(request, vhost, name)
-        messages = await self._management.browse(vhost, name, offset, count, BROWSE_BYTES_MAX)
+        messages = await self._management.queues.browse(vhost, name, offset, count, BROWSE_BYTES_MAX)
         if messages is None:
             raise not_found()
         as_base64 = encoding == "base64"
@@ -164,7 +164,9 @@ class QueueEndpoints:
         count, ack_mode, as_base64, truncate = read_get(await read_body(request))
         await self._check_reader(request, vhost, name)
         login = login_of(request)
-        messages = await self._management.get(vhost, name, login.user, count, ack_mode, login.scopes)
+        messages = await self._management.operations.get(
+            vhost, name, login.user, count, ack_mode, login.scopes
+        )
         parts = message_parts(messages, got_document, as_base64=as_base64, truncate=truncate)
         return await write_parts(request, parts)
 
@@ -181,7 +183,7 @@ class QueueEndpoints:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         if is_asked(request, "disable_stats"):
             raise bad_request(STATS_DISABLED)
-        consumers = self._management.consumers(vhost)
+        consumers = self._management.consumers.all(vhost)
         return await write_listing(request, consumer_listing(self._management, consumers, is_seen))
 
     async def _check_reader(self, request: web.Request, vhost: str, name: str) -> None:
@@ -190,7 +192,7 @@ class QueueEndpoints:
     async def _existing(self, request: web.Request, reason: str = NOT_FOUND) -> tuple[str, str]:
         """Return the virtual host and the name of the queue in the path. Raises Refusal if it does not exist."""
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
-        await existing(self._management, lambda: self._management.queue(vhost, name), reason)
+        await existing(self._management, lambda: self._management.queues.find(vhost, name), reason)
         return vhost, name
 
 

@@ -15,11 +15,14 @@ from qq.http.base.error_responses import Refusal, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, require
 from qq.http.documents.parsing import field
 from qq.http.documents.requests import done, existing, named_vhost, read_body
-from qq.http.view import NodeState
 from qq.machine.protocol.queue_types import QUORUM
+from qq.management.reports.members import NodeState
 
 if TYPE_CHECKING:
-    from qq.http.view import ManagementView, NodeStatus, NodeView, QueueStatus
+    from qq.http.base.node_view import NodeView
+    from qq.management.management import Management
+    from qq.management.reports.members import NodeStatus
+    from qq.management.reports.queues import QueueStatus
 
 _QUEUE = "/api/queues/quorum/{vhost}/{name}"
 _NOT_QUORUM = "classic_queue_not_supported"
@@ -28,7 +31,7 @@ _NOT_QUORUM = "classic_queue_not_supported"
 class ReplicaEndpoints:
     """Handlers for replicas of queues."""
 
-    def __init__(self, view: NodeView, management: ManagementView) -> None:
+    def __init__(self, view: NodeView, management: Management) -> None:
         self._view = view
         self._management = management
 
@@ -57,13 +60,13 @@ class ReplicaEndpoints:
         require(request, ADMINISTRATORS)
         await self._queue(request)
         node = field(await read_body(request), "node", str)
-        if node not in self._management.members():
+        if node not in self._management.members.names():
             return web.Response(status=HTTPStatus.ACCEPTED)
         raise self._refusal(node)
 
     async def grow(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        if request.match_info["node"] not in self._management.members():
+        if request.match_info["node"] not in self._management.members.names():
             raise not_found()
         body = await read_body(request)
         for name in ("vhost_pattern", "queue_pattern", "strategy"):
@@ -73,7 +76,7 @@ class ReplicaEndpoints:
     async def shrink(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
         node = request.match_info["node"]
-        if node not in self._management.members():
+        if node not in self._management.members.names():
             raise not_found()
         raise self._refusal(node)
 
@@ -85,13 +88,13 @@ class ReplicaEndpoints:
     async def _queue(self, request: web.Request) -> QueueStatus:
         """Return the quorum queue in the path. Raises Refusal."""
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
-        queue = await existing(self._management, lambda: self._management.queue(vhost, name))
+        queue = await existing(self._management, lambda: self._management.queues.find(vhost, name))
         if queue.type != QUORUM:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_QUORUM)
         return queue
 
     def _check_member(self, node: str) -> None:
-        if node not in self._management.members():
+        if node not in self._management.members.names():
             raise bad_request(
                 f"{node} is no node of this cluster: `qq member add {node}` makes it one, and gives it every queue"
             )

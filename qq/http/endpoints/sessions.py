@@ -25,7 +25,9 @@ from qq.http.documents.parsing import field, read_object
 from qq.http.documents.requests import done, read_raw
 
 if TYPE_CHECKING:
-    from qq.http.view import ManagementView, NodeView, WebLogin
+    from qq.http.base.node_view import NodeView
+    from qq.management.management import Management
+    from qq.management.reports.logins import WebLogin
 
 _FIELDS = ("username", "password")
 
@@ -33,7 +35,7 @@ _FIELDS = ("username", "password")
 class LoginEndpoints:
     """Handlers of web sessions."""
 
-    def __init__(self, view: NodeView, management: ManagementView) -> None:
+    def __init__(self, view: NodeView, management: Management) -> None:
         self._view = view
         self._management = management
 
@@ -51,7 +53,7 @@ class LoginEndpoints:
         operator = await log_in(self._view, request, user, password)
         if operator.scopes is not None:  # it expires earlier than a session, and no browser keeps it
             raise unauthorized("a token is sent with each request, and begins no session")
-        session = self._management.begin_session(operator.user)
+        session = self._management.sessions.begin(operator.user)
         if session is None:
             raise unauthorized("login was refused")
         response = web.json_response(_document(session))
@@ -70,7 +72,7 @@ class LoginEndpoints:
         session = await session_of(self._management, request)
         if session is not None:
             check_csrf(request, session)
-            await self._management.end_session(session.token)
+            await self._management.sessions.end(session.token)
         response = done()
         set_cookie(request, response, "", 0)
         return response

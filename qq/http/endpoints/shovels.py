@@ -14,16 +14,18 @@ from qq.http.base.error_responses import Refusal, invalid, not_found
 from qq.http.base.login import POLICYMAKERS, login_of, require
 from qq.http.documents.lists import Listing, write_listing
 from qq.http.documents.requests import check_permitted, done, existing, named_vhost, sees, vhost_if_named
-from qq.http.view import AllPublications
 from qq.machine.protocol.commands import BindQueue, DeclareQueue, DeleteParameter, Get
 from qq.machine.queue.moves import SHOVEL
+from qq.management.reports.messages import AllPublications
 from qq.shovels.definition import InvalidShovel, NotSupported, definition_of
 from qq.shovels.uris import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from qq.http.view import Declaration, ManagementView, ShovelStatus
+    from qq.machine.protocol.commands import Declaration
+    from qq.management.management import Management
+    from qq.management.reports.catalog import ShovelStatus
     from qq.shovels.definition import Definition
 
 _ONE = "/api/shovels/vhost/{vhost}/{name}"
@@ -49,11 +51,11 @@ def check_shovel(vhost: str, _name: str, value: Any) -> None:
         raise refused from None
 
 
-async def check_may_set(request: web.Request, management: ManagementView, vhost: str, value: Any) -> None:
+async def check_may_set(request: web.Request, management: Management, vhost: str, value: Any) -> None:
     """Raise Refusal or RequestRefused unless the user has the permissions that the shovel needs in this cluster."""
     sees_vhost = sees(request, management)
     for where, command in _needed(definition_of(vhost, value)):
-        if not (management.has_vhost(where) and sees_vhost(where)):
+        if not (management.catalog.has_vhost(where) and sees_vhost(where)):
             raise invalid(f'user "{login_of(request).user}" may not connect to vhost "{where}"')
         await check_permitted(request, management, where, command)
 
@@ -61,7 +63,7 @@ async def check_may_set(request: web.Request, management: ManagementView, vhost:
 def _needed(definition: Definition) -> Iterator[tuple[str, Declaration | AllPublications | Get]]:
     """Yield each virtual host and command that needs permission, for the ends in this cluster without a password."""
     for end, is_source in ((definition.source, True), (definition.target, False)):
-        for vhost in dict.fromkeys(uri.vhost for uri in end.uris if uri.is_own):
+        for vhost in dict.fromkeys(uri.vhost for uri in end.uris if uri.is_local):
             if end.queue:
                 # Writing to a queue needs the same permission as binding it to the default exchange.
                 writes = BindQueue(0, 0, end.queue, "", "", {})
@@ -100,7 +102,7 @@ def shovel_document(shovel: ShovelStatus) -> dict[str, Any]:
 class ShovelEndpoints:
     """Handlers for shovels, which are created and changed as parameters."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -114,7 +116,7 @@ class ShovelEndpoints:
 
     async def shovels(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
-        found = await self._management.shovels(vhost)
+        found = await self._management.shovels.all(vhost)
         seen = (shovel_document(each) for each in found if is_seen(each.vhost))
         return await write_listing(request, Listing(seen))
 
@@ -128,20 +130,20 @@ class ShovelEndpoints:
     async def delete(self, request: web.Request) -> web.Response:
         require(request, POLICYMAKERS)
         shovel = await self._existing(request)
-        await self._management.change(DeleteParameter(shovel.vhost, SHOVEL, shovel.name))
+        await self._management.changes.apply(DeleteParameter(shovel.vhost, SHOVEL, shovel.name))
         return done()
 
     async def restart(self, request: web.Request) -> web.Response:
         """Stop a shovel and start it again."""
         require(request, POLICYMAKERS)
         shovel = await self._existing(request)
-        await self._management.restart_shovel(shovel)
+        await self._management.shovels.restart(shovel)
         return done()
 
     async def _existing(self, request: web.Request) -> ShovelStatus:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
-        await existing(self._management, lambda: self._management.parameter(vhost, SHOVEL, name))
-        for each in await self._management.shovels(vhost):
+        await existing(self._management, lambda: self._management.catalog.parameter(vhost, SHOVEL, name))
+        for each in await self._management.shovels.all(vhost):
             if each.name == name:
                 return each
         raise not_found()  # deleted while the leader was asked

@@ -32,15 +32,17 @@ from qq.http.documents.requests import (
     vhost_if_named,
 )
 from qq.http.documents.samples import adding_samples, with_samples
-from qq.http.view import BindingStatus, ExchangeStatus, PublicationRejected, RequestRefused, Unavailable
 from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol.commands import DeleteExchange, UnbindExchange, UnbindQueue
+from qq.management.errors import PublicationRejected, RequestRefused, Unavailable
+from qq.management.reports.catalog import BindingStatus, ExchangeStatus
 from qq.routing.exchanges import DEFAULT_EXCHANGE, DEFAULT_EXCHANGE_SHOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from qq.http.view import ManagementView, ThingRows
+    from qq.management.management import Management
+    from qq.management.reports.rows import ThingRows
 
 KINDS = {"q": "queue", "e": "exchange"}
 """Kind of a binding's destination by its letter in a path."""
@@ -57,7 +59,7 @@ _BINDINGS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
 class ExchangeEndpoints:
     """Handlers for exchanges."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -72,13 +74,13 @@ class ExchangeEndpoints:
 
     async def exchanges(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
-        exchanges = self._management.exchanges(vhost)
+        exchanges = self._management.catalog.exchanges(vhost)
 
         def is_seen_exchange(exchange: ExchangeStatus) -> bool:
             return is_seen(exchange.vhost)
 
         def stats(exchange: ExchangeStatus) -> Mapping[str, Any]:
-            return self._management.exchange_stats(exchange.vhost, exchange.name)
+            return self._management.statistics.exchange_stats(exchange.vhost, exchange.name)
 
         fields = fields_of(ExchangeStatus)
         listing = Listing(
@@ -101,7 +103,7 @@ class ExchangeEndpoints:
 
     def _stats(self, exchange: ExchangeStatus) -> dict[str, Any]:
         """Return the publish counts of an exchange; {} before the first publish, as in RabbitMQ."""
-        stats = self._management.exchange_stats(exchange.vhost, exchange.name)
+        stats = self._management.statistics.exchange_stats(exchange.vhost, exchange.name)
         return {"message_stats": stats} if stats else {}
 
     async def put(self, request: web.Request) -> web.Response:
@@ -123,7 +125,9 @@ class ExchangeEndpoints:
         publication = read_publication(exchange.name, await read_body(request, bytes_max=PUBLISH_BYTES_MAX))
         try:
             await check_permitted(request, self._management, vhost, publication)
-            is_routed = await self._management.publish(vhost, login.user, publication, login.scopes)
+            is_routed = await self._management.operations.publish(
+                vhost, login.user, publication, login.scopes
+            )
         except RequestRefused as refused:
             # RabbitMQ publishes before it learns of the refusal, and answers with the AMQP error.
             name = ReplyCode(refused.code).name
@@ -138,13 +142,13 @@ class ExchangeEndpoints:
         return await existing(self._management, lambda: self._find(vhost, name), reason)
 
     def _find(self, vhost: str, name: str) -> ExchangeStatus | None:
-        return next(self._management.exchanges(vhost, name), None)
+        return next(self._management.catalog.exchanges(vhost, name), None)
 
 
 class BindingEndpoints:
     """Handlers for bindings."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -161,7 +165,7 @@ class BindingEndpoints:
 
     async def bindings(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
-        rows = await self._management.bindings_in_order(is_seen if vhost is None else vhost.__eq__)
+        rows = await self._management.catalog.sorted_binding_rows(is_seen if vhost is None else vhost.__eq__)
         return await write_listing(request, binding_listing(rows)._replace(is_in_order=True))
 
     async def from_exchange(self, request: web.Request) -> web.StreamResponse:
@@ -181,7 +185,7 @@ class BindingEndpoints:
         destination: tuple[str, str] | None = None,
     ) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
-        rows = self._management.binding_rows(vhost, source, destination)
+        rows = self._management.catalog.binding_rows(vhost, source, destination)
         return await write_listing(request, binding_listing(rows, is_seen))
 
     async def post(self, request: web.Request) -> web.Response:
@@ -189,7 +193,7 @@ class BindingEndpoints:
         command = read_binding(source, name, kind, await read_body(request, optional=True))
         await declare(request, self._management, vhost, command)
         wanted = command.routing_key, command.arguments
-        for each in self._management.bindings(vhost, source, (kind, name)):
+        for each in self._management.catalog.bindings(vhost, source, (kind, name)):
             if (each.routing_key, each.arguments) == wanted:
                 location = f"{quote(name, safe='')}/{quote(each.properties_key, safe='')}"
                 return web.Response(status=HTTPStatus.CREATED, headers={hdrs.LOCATION: location})
@@ -210,11 +214,11 @@ class BindingEndpoints:
         """Return the binding in the path. Raises Refusal."""
         vhost, key = await named_vhost(request, self._management), request.match_info["key"]
 
-        def look() -> BindingStatus | None:
-            bindings = self._management.bindings(vhost, *_ends(request))
+        def read() -> BindingStatus | None:
+            bindings = self._management.catalog.bindings(vhost, *_ends(request))
             return next((each for each in bindings if each.properties_key == key), None)
 
-        return await existing(self._management, look)
+        return await existing(self._management, read)
 
 
 def binding_listing(rows: ThingRows, is_seen: Callable[[str], bool] | None = None) -> Listing[Any]:

@@ -29,7 +29,6 @@ from qq.http.documents.requests import (
     vhost_if_named,
 )
 from qq.http.documents.samples import adding_samples, with_samples
-from qq.http.view import NodeState, RequestRefused
 from qq.machine.catalog.limits import VHOST_LIMITS
 from qq.machine.protocol.commands import (
     ChangeVhostLimits,
@@ -38,12 +37,15 @@ from qq.machine.protocol.commands import (
     PutVhost,
     SetPermissions,
 )
+from qq.management.errors import RequestRefused
+from qq.management.reports.members import NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from qq.http.view import ManagementView, VhostStatus
     from qq.machine.protocol.commands import Change
+    from qq.management.management import Management
+    from qq.management.reports.catalog import VhostStatus
 
 ALL = ".*"
 """Permission pattern that matches all names."""
@@ -53,7 +55,7 @@ _VHOST = "/api/vhosts/{vhost}"
 class VhostEndpoints:
     """Handlers for virtual hosts."""
 
-    def __init__(self, management: ManagementView) -> None:
+    def __init__(self, management: Management) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
         """Lock for changes that keep values which are missing in the request."""
@@ -78,7 +80,7 @@ class VhostEndpoints:
         has_stats = not is_asked(request, "disable_stats")
         seen = (
             vhost_document(each, states) | (self._stats(each.name) if has_stats else {})
-            for each in self._management.vhosts()
+            for each in self._management.catalog.vhosts()
             if is_seen(each.name)
         )
 
@@ -97,27 +99,27 @@ class VhostEndpoints:
         return narrowed(request, document | stats)
 
     def _stats(self, name: str) -> dict[str, Any]:
-        happened, lengths = self._management.vhost_stats(name.__eq__)
+        happened, lengths = self._management.statistics.vhost_stats(name.__eq__)
         return {"message_stats": happened, **lengths}
 
     async def put(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
         name, body = request.match_info["vhost"], await read_body(request, optional=True)
         async with self._one_at_a_time:
-            await self._management.wait_applied()
+            await self._management.changes.wait_applied()
             current = self._find(name)
             command = read_vhost(name, body, "" if current is None else current.default_queue_type)
             login = login_of(request)
             # A user with a token differs from the cluster's user with the same name.
             creator = login.user if login.scopes is None else ""
-            await self._management.change(*creation(self._management, command, creator))
+            await self._management.changes.apply(*creation(self._management, command, creator))
         return put_answer(is_new=current is None)
 
     async def delete(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
         vhost = await self._existing(request)
         try:
-            await self._management.change(DeleteVhost(vhost.name))
+            await self._management.changes.apply(DeleteVhost(vhost.name))
         except RequestRefused as refused:
             if refused.code != ReplyCode.PRECONDITION_FAILED:
                 raise
@@ -137,7 +139,7 @@ class VhostEndpoints:
     async def _protect(self, request: web.Request, *, is_protected: bool) -> web.Response:
         require(request, ADMINISTRATORS)
         vhost = await self._existing(request)
-        await self._management.change(ProtectVhost(vhost.name, is_protected))
+        await self._management.changes.apply(ProtectVhost(vhost.name, is_protected))
         return done()
 
     async def limits(self, request: web.Request) -> web.StreamResponse:
@@ -145,7 +147,7 @@ class VhostEndpoints:
         is_seen = sees(request, self._management, MONITORS)
         documents = (
             {"vhost": each.name, "value": each.limits}
-            for each in self._management.vhosts()
+            for each in self._management.catalog.vhosts()
             if each.limits and vhost in (None, each.name) and is_seen(each.name)
         )
         return await write_listing(request, Listing(documents))
@@ -155,13 +157,13 @@ class VhostEndpoints:
         vhost, name = await self._existing(request), request.match_info["name"]
         check_limit(name, VHOST_LIMITS)
         limit = read_limit(await read_body(request), name)
-        await self._management.change(ChangeVhostLimits(vhost.name, {name: limit}))
+        await self._management.changes.apply(ChangeVhostLimits(vhost.name, {name: limit}))
         return done()
 
     async def delete_limit(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
         vhost, name = await self._existing(request), request.match_info["name"]
-        await self._management.change(ChangeVhostLimits(vhost.name, {name: None}))
+        await self._management.changes.apply(ChangeVhostLimits(vhost.name, {name: None}))
         return done()
 
     async def _existing(self, request: web.Request) -> VhostStatus:
@@ -173,17 +175,17 @@ class VhostEndpoints:
 
     def _states(self) -> dict[str, str]:
         """Return the state of virtual hosts by node, in RabbitMQ's words: all of them run while their node is up."""
-        members = self._management.cluster_members().members
+        members = self._management.members.report().members
         return {each.name: "nodedown" if each.state == NodeState.DOWN else "running" for each in members}
 
     def _find(self, name: str) -> VhostStatus | None:
-        return next((each for each in self._management.vhosts() if each.name == name), None)
+        return next((each for each in self._management.catalog.vhosts() if each.name == name), None)
 
 
-def creation(management: ManagementView, command: PutVhost, user: str) -> list[Change]:
+def creation(management: Management, command: PutVhost, user: str) -> list[Change]:
     """Return the changes that create or update a virtual host. Raises Refusal."""
     if not command.name:
         raise bad_request("a virtual host has to have a name")
-    if management.has_vhost(command.name) or not management.has_user(user):
+    if management.catalog.has_vhost(command.name) or not management.catalog.has_user(user):
         return [command]
     return [command, SetPermissions(user, command.name, ALL, ALL, ALL)]

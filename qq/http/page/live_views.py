@@ -20,14 +20,18 @@ from qq.http.documents.requests import check_permitted, existing, number, sees
 from qq.http.endpoints.connections import channel_listing, connection_listing
 from qq.http.endpoints.consumers import consumer_documents
 from qq.http.endpoints.nodes import node_document
-from qq.http.view import ExchangeStatus, NewMessage, RequestRefused
 from qq.machine.protocol.commands import DeleteExchange, DeleteQueue, Get
+from qq.management.errors import RequestRefused
+from qq.management.reports.catalog import ExchangeStatus
+from qq.management.reports.messages import NewMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from qq.http.base.node_view import NodeView
     from qq.http.page.event_stream import View
-    from qq.http.view import Declaration, ManagementView, NodeView
+    from qq.machine.protocol.commands import Declaration
+    from qq.management.management import Management
 
 CONSUMERS_MAX = 200
 """Consumers shown in the view of a queue at most."""
@@ -39,7 +43,7 @@ AGE_MAX_S = 7 * 24 * 3600
 class LiveViews:
     """Makes the documents of the views, and handles requests for histories and permissions."""
 
-    def __init__(self, view: NodeView, management: ManagementView) -> None:
+    def __init__(self, view: NodeView, management: Management) -> None:
         self._view = view
         self._management = management
 
@@ -62,30 +66,30 @@ class LiveViews:
         vhost = await self._vhost(request, MONITORS)
         is_seen, own = self._is_seen(request, vhost), only_own(request)
         is_monitor = own is None
-        happened, lengths = self._management.vhost_stats(is_seen)
-        totals = self._management.object_totals(is_seen, own)
+        happened, lengths = self._management.statistics.vhost_stats(is_seen)
+        totals = self._management.catalog.object_totals(is_seen, own)
         document: dict[str, Any] = {
-            "cluster_name": self._management.cluster_name(),
-            "version": self._management.product().version,
+            "cluster_name": self._management.catalog.cluster_name(),
+            "version": self._management.catalog.product().version,
             "message_stats": happened,
             "queue_totals": lengths,
             "object_totals": totals._asdict(),
         }
         if vhost is not None:
-            document["sample"] = self._management.newest_sample(("vhost", vhost))
+            document["sample"] = self._management.charts.newest_sample(("vhost", vhost))
         elif is_monitor:
-            document["sample"] = self._management.newest_sample(("all",))
+            document["sample"] = self._management.charts.newest_sample(("all",))
         if is_monitor:
-            document["churn_rates"] = self._management.churn()
-            document["alarms"] = [each._asdict() for each in self._management.alarms()]
-            document["flaw"] = self._management.flaw()
+            document["churn_rates"] = self._management.clients.churn()
+            document["alarms"] = [each._asdict() for each in self._management.nodes.alarms()]
+            document["flaw"] = self._management.nodes.flaw()
             document["cluster"] = self._cluster()
         return _json(document)
 
     async def members(self, request: web.Request) -> bytes:
         require(request, MONITORS)
-        reports = await self._management.node_reports()
-        members = self._management.cluster_members()
+        reports = await self._management.nodes.reports()
+        members = self._management.members.report()
         nodes = [node_document(each, reports.get(each.name)) for each in self._view.cluster_status().nodes]
         return _json(
             {
@@ -106,12 +110,12 @@ class LiveViews:
     async def queues(self, request: web.Request) -> bytes:
         vhost = await self._vhost(request)
         is_seen = sees(request, self._management) if vhost is None else vhost.__eq__
-        rows = await self._management.queues_by_name(is_seen)
+        rows = await self._management.queues.rows_by_name(is_seen)
         listing = Listing(rows.things, row_fields(rows), is_in_order=True, parts=rows.parts)
         return await listed_page(request, listing)
 
     async def dead_letters(self, request: web.Request) -> bytes:
-        rows = self._management.dead_lettering_queues(await self._vhost(request))
+        rows = self._management.queues.dead_letter_rows(await self._vhost(request))
         is_seen, vhost_of = sees(request, self._management), rows.fields["vhost"]
 
         def is_seen_queue(queue: Any) -> bool:
@@ -121,10 +125,10 @@ class LiveViews:
 
     async def queue(self, request: web.Request) -> bytes:
         vhost, name = await self._queue_named(request)
-        queue = await existing(self._management, lambda: self._management.queue(vhost, name))
-        found = list(islice(self._management.consumers_of_queue(vhost, name), CONSUMERS_MAX))
+        queue = await existing(self._management, lambda: self._management.queues.find(vhost, name))
+        found = list(islice(self._management.consumers.of_queue(vhost, name), CONSUMERS_MAX))
         consumers = await consumer_documents(self._management, found)
-        sample = self._management.newest_sample(("queue", vhost, name))
+        sample = self._management.charts.newest_sample(("queue", vhost, name))
         return _json(queue_document(queue) | {"consumer_details": consumers, "sample": sample})
 
     async def exchanges(self, request: web.Request) -> bytes:
@@ -134,11 +138,11 @@ class LiveViews:
             return is_seen(exchange.vhost)
 
         def stats(exchange: ExchangeStatus) -> Mapping[str, Any]:
-            return self._management.exchange_stats(exchange.vhost, exchange.name)
+            return self._management.statistics.exchange_stats(exchange.vhost, exchange.name)
 
         fields = {**fields_of(ExchangeStatus), "message_stats": stats}
         return await listed_page(
-            request, Listing(self._management.exchanges(vhost), fields, is_seen_exchange)
+            request, Listing(self._management.catalog.exchanges(vhost), fields, is_seen_exchange)
         )
 
     async def connections(self, request: web.Request) -> bytes:
@@ -150,7 +154,7 @@ class LiveViews:
         name = request.query.get("connection")
         heads = [
             head
-            for head in await self._management.connection_heads()
+            for head in await self._management.clients.connection_heads()
             if vhost in (None, head.vhost) and own in (None, head.user) and name in (None, head.name)
         ]
         return await listed_page(request, connection_listing(self._management, heads))
@@ -164,7 +168,7 @@ class LiveViews:
         connection = request.query.get("connection")
         heads = [
             head
-            for head in await self._management.channel_heads()
+            for head in await self._management.clients.channel_heads()
             if vhost in (None, head.vhost)
             and own in (None, head.user)
             and connection in (None, head.connection)
@@ -175,14 +179,14 @@ class LiveViews:
         age_s = number(request, "age", AGE_DEFAULT_S, AGE_MAX_S)
         if "name" in request.query:
             vhost, name = await self._queue_named(request)
-            await existing(self._management, lambda: self._management.queue(vhost, name))
+            await existing(self._management, lambda: self._management.queues.find(vhost, name))
             thing = ("queue", vhost, name)
         elif (vhost := await self._vhost(request, MONITORS)) is not None:
             thing = ("vhost", vhost)
         else:
             require(request, MONITORS)
             thing = ("all",)
-        return web.json_response(self._management.history(thing, age_s))
+        return web.json_response(self._management.charts.history(thing, age_s))
 
     async def may(self, request: web.Request) -> web.Response:
         """Answer with the permissions of the user for a queue or an exchange, or whether the user may declare any."""
@@ -202,11 +206,11 @@ class LiveViews:
             }
         else:
             return web.json_response({"declare": self._declares(login_of(request).user, vhost)})
-        told = {name: await self._is_permitted(request, vhost, act) for name, act in acts.items()}
-        return web.json_response(told)
+        permitted = {name: await self._is_permitted(request, vhost, act) for name, act in acts.items()}
+        return web.json_response(permitted)
 
     def _declares(self, user: str, vhost: str) -> bool:
-        rows = self._management.permissions()
+        rows = self._management.catalog.permissions()
         return any((row.user, row.vhost) == (user, vhost) and row.configure not in ("", "^$") for row in rows)
 
     async def _is_permitted(
@@ -230,7 +234,7 @@ class LiveViews:
         if vhost is None:
             return None
         is_seen = sees(request, self._management, all_seeing)
-        await existing(self._management, lambda: self._management.has_vhost(vhost) and is_seen(vhost))
+        await existing(self._management, lambda: self._management.catalog.has_vhost(vhost) and is_seen(vhost))
         return vhost
 
     def _is_seen(self, request: web.Request, vhost: str | None) -> Callable[[str], bool]:

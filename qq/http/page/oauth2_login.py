@@ -32,11 +32,13 @@ from qq.http.base.login import (
     is_encrypted,
     set_cookie,
 )
+from qq.http.base.node_view import LoginRefused, LoginRound
 from qq.http.endpoints.sessions import set_session_cookie
-from qq.http.view import LoginRefused, LoginRound, LoginThrottled, Unavailable
+from qq.management.errors import LoginThrottled, Unavailable
 
 if TYPE_CHECKING:
-    from qq.http.view import LoginProvider, ManagementView, NodeView
+    from qq.http.base.node_view import LoginProvider, NodeView
+    from qq.management.management import Management
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ REFUSED, UNAVAILABLE = "refused", "unavailable"
 class OAuth2Endpoints:
     """Handlers of a login through the issuer's page."""
 
-    def __init__(self, view: NodeView, management: ManagementView) -> None:
+    def __init__(self, view: NodeView, management: Management) -> None:
         self._view = view
         self._management = management
         self._throttled_log = ThrottledLog(log, LOG_LINES_PER_S)
@@ -91,7 +93,7 @@ class OAuth2Endpoints:
         try:
             address = await provider.login_address(begun)
         except Unavailable as error:
-            self._throttled_log.warning("begin", f"nobody can log in with the issuer's page: {error}")
+            self._throttled_log.warning("begin", f"logins with the issuer's page fail: {error}")
             return _to_page(UNAVAILABLE)
         response = web.Response(status=HTTPStatus.SEE_OTHER, headers={hdrs.LOCATION: address})
         for use in _rounds(request)[: 1 - ROUNDS_MAX]:  # browsers send the oldest first (RFC 6265, 5.4)
@@ -129,7 +131,7 @@ class OAuth2Endpoints:
             raise LoginRefused(f"the issuer says {query.get('error', '')[:100]!r}")
         token = await provider.redeem(query["code"], login)
         found = await authenticated(self._view, request, "", token)
-        session = self._management.begin_vouched_session(found)
+        session = self._management.sessions.begin_vouched(found)
         if session is None:
             raise LoginRefused("the token says too much for the cookie of a browser, or is about to expire")
         response = _to_page("")
@@ -145,12 +147,12 @@ class OAuth2Endpoints:
 
 def _login_begun(request: web.Request) -> LoginRound | None:
     """Return the round that this browser began with the `state` in the query, or None."""
-    told = request.query.get("state", "")
-    seed = request.cookies.get(cookie_name(request, _use(told)), "")
+    returned = request.query.get("state", "")
+    seed = request.cookies.get(cookie_name(request, _use(returned)), "")
     if len(seed) != _SEED_LENGTH or not seed.isascii():
         return None
     login = _round(request, seed)
-    is_its = hmac.compare_digest(told.encode(errors="surrogateescape"), login.state.encode())
+    is_its = hmac.compare_digest(returned.encode(errors="surrogateescape"), login.state.encode())
     return login if is_its else None
 
 

@@ -18,7 +18,7 @@ import pika.exceptions
 import pytest
 
 from chaos.live.cluster import HOST, SPARES, LiveCluster, LiveClusterError
-from tests.chaos.live.live_clients import publish, taken
+from tests.chaos.live.clients import publish, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,7 +20,7 @@ from chaos.live import nemesis, releases
 from chaos.live.cluster import SPARES, LiveCluster, LiveClusterError
 from chaos.live.faulty_node import Faults
 from chaos.live.nemesis import ALL, CLIENTS, GROUPS, NAMES, NODES, UPGRADE, Harm, NemesisError
-from tests.chaos.live.live_clients import Publisher, taken
+from tests.chaos.live.clients import Publisher, taken
 from tests.harness.long_cases import cases
 
 if TYPE_CHECKING:

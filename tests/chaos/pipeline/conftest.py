@@ -6,9 +6,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from chaos.pipeline.job import check
-from tests.chaos.pipeline.pipeline_histories import History, Judged, Story
-from tests.chaos.pipeline.pipeline_stories import told
-from tests.chaos.pipeline.pipeline_timeline import tell_timeline
+from tests.chaos.pipeline.histories import History, Judged, Story
+from tests.chaos.pipeline.stories import told
+from tests.chaos.pipeline.timeline import tell_timeline
 
 
 @pytest.fixture(scope="session")

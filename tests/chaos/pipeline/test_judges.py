@@ -15,7 +15,7 @@ from chaos.sim.workload.client_workload import ClientWorkload, LoggedMessages
 from chaos.sim.world.cluster import SimulationOptions
 from chaos.workloads.world import QUORUM, QueuePlan
 from qq.amqp_server.channel.publishing import PublishingMethods
-from tests.chaos.pipeline.pipeline_histories import History, Story
+from tests.chaos.pipeline.histories import History, Story
 
 if TYPE_CHECKING:
     from collections.abc import Container

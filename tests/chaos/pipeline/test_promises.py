@@ -7,8 +7,8 @@ from itertools import chain
 import pytest
 
 from chaos.promises import PROMISES
-from tests.chaos.pipeline.pipeline_histories import Judged, Row
-from tests.chaos.pipeline.pipeline_stories import HEALTHY, PLANTED
+from tests.chaos.pipeline.histories import Judged, Row
+from tests.chaos.pipeline.stories import HEALTHY, PLANTED
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from chaos.pipeline import java, job
 from chaos.pipeline.job import SHOWN, Promise, Verdict, check, describe, main
-from tests.chaos.pipeline.pipeline_histories import History, Story, died
+from tests.chaos.pipeline.histories import History, Story, died
 from tests.harness.long_cases import cases
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.

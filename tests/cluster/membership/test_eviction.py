@@ -40,22 +40,22 @@ class Leader:
         self.of_release_0_1: list[str] = []
         self.peers = Peers(dict.fromkeys(others), self.now_s)
         self._origin = SimpleNamespace(evicted=False, incarnation=1)
-        rest: Any = [
-            SimpleNamespace(
-                name="a",
-                peers=others,
-                of_release_0_1=self.of_release_0_1,
-                hears=lambda peer: not self.peers.is_silent(peer, self.now_s),
-                configurations=SimpleNamespace(membership=Membership.of_voters(["a", *others])),
-            ),
-            self.peers,
-            SimpleNamespace(origins=dict.fromkeys(others, self._origin)),
-            SimpleNamespace(evict=self._evict),
-            SimpleNamespace(ask=lambda: None),
-            SimpleNamespace(monotonic=lambda: self.now_s, call_later=self._call_later),
-            lambda: self.is_leader,
-        ]
-        self.evictions = Evictions(GroupConfig("a", {}, "c"), *rest)
+        members: Any = SimpleNamespace(
+            name="a",
+            peers=others,
+            of_release_0_1=self.of_release_0_1,
+            hears=lambda peer: not self.peers.is_silent(peer, self.now_s),
+            configurations=SimpleNamespace(membership=Membership.of_voters(["a", *others])),
+        )
+        replica: Any = SimpleNamespace(
+            config=GroupConfig("a", {}, "c"),
+            state=SimpleNamespace(origins=dict.fromkeys(others, self._origin)),
+            engine=self,
+            proposals=SimpleNamespace(evict=self._evict),
+            turns=SimpleNamespace(ask=lambda: None),
+            runtime=SimpleNamespace(monotonic=lambda: self.now_s, call_later=self._call_later),
+        )
+        self.evictions = Evictions(replica, members, self.peers)
 
     def _evict(self, peer: str, incarnation: int) -> bool:
         is_new = peer not in dict(self.evicted)

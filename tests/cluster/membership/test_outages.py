@@ -292,8 +292,15 @@ class Account(Outages):
         self.heard_s: float | None = None
         self.clock = SimpleNamespace(leapt_ms=0.0, time_ms=lambda now_s: int(now_s * 1000))
         newest = SimpleNamespace(newest=SimpleNamespace(version=2))
-        surroundings: Any = (self.engine, newest, self.clock, Timing(), self)
-        super().__init__("a", 2, *surroundings)
+        replica: Any = SimpleNamespace(
+            name="a",
+            engine=self.engine,
+            configurations=newest,
+            clock=self.clock,
+            runtime=self,
+            config=SimpleNamespace(timing=Timing()),
+        )
+        super().__init__(replica, since_version=2)
 
     def monotonic(self) -> float:
         return self.now_s

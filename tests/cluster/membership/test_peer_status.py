@@ -128,8 +128,16 @@ def test_node_without_space_for_a_snapshot_stays_low_on_disk(peers: Peers) -> No
     housekeeping, receiver = SimpleNamespace(awaits_entry=False), SimpleNamespace(lacks_space=True)
     runtime = SimpleNamespace(monotonic=lambda: 10.0)
     told: list[str | None] = []
-    parts: list[Any] = [alarms, housekeeping, engine, *(None,) * 4, receiver, runtime]
-    low_space = LowSpace(*parts, alarm_changed=told.append, submit_nothing=lambda: None)
+    replica: Any = SimpleNamespace(
+        housekeeping=housekeeping, engine=engine, runtime=runtime, log_sync=None, fail_stop=None
+    )
+    parts: dict[str, Any] = {
+        "leadership": None,
+        "statuses": None,
+        "receiver": receiver,
+        "hooks": SimpleNamespace(alarm_changed=told.append, propose_nothing=lambda: None),
+    }
+    low_space = LowSpace(replica, alarms=alarms, **parts)
     for lacks_space in (True, True, False):
         receiver.lacks_space = lacks_space
         low_space.look()

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from cluster.group.clock_log import ClockLog
 from cluster.raft.cluster_clock import OFF_MS, PATIENCE_S, SLOWER, STEP_MS, WALL_MAX_MS, ClusterClock, bounded
 
 NOON_MS = 1_700_000_000_000
@@ -16,7 +17,7 @@ BEGIN_S = 5_000.0
 
 
 def clock_of(members: int, time_ms: int = NOON_MS, wall_ms: int = NOON_MS) -> ClusterClock:
-    return ClusterClock("n1", members, time_ms, wall_ms, BEGIN_S)
+    return ClusterClock(ClockLog("n1"), members, time_ms, wall_ms, BEGIN_S)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -26,7 +27,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 def live(clock: ClusterClock, wall_ms: int, seconds: int, begin_s: float = BEGIN_S) -> float:
     """Let it look at a wall clock, that shows `wall_ms` at first, each second; returns when that was over."""
     for second in range(seconds + 1):
-        clock.look(wall_ms + second * 1000, begin_s + second)
+        clock.add_reading(wall_ms + second * 1000, begin_s + second)
     return begin_s + seconds
 
 
@@ -62,22 +63,22 @@ def test_time_is_put_forward_to_the_time_of_a_majority(
     hour_ms = 3_600_000
     clock = clock_of(members, wall_ms=NOON_MS + own_h * hour_ms)
     for number, hours in enumerate(peers_h):
-        clock.hear(f"p{number}", NOON_MS + hours * hour_ms, BEGIN_S)
+        clock.add_peer_reading(f"p{number}", NOON_MS + hours * hour_ms, BEGIN_S)
     assert clock.time_ms(BEGIN_S) - NOON_MS == forward_h * hour_ms
 
 
 def test_clock_with_a_lost_link_does_not_count() -> None:
     clock = clock_of(3)
-    clock.hear("n2", NOON_MS + DAY_MS, BEGIN_S)
+    clock.add_peer_reading("n2", NOON_MS + DAY_MS, BEGIN_S)
     clock.forget("n2")
-    clock.hear("n3", NOON_MS + DAY_MS, BEGIN_S)
+    clock.add_peer_reading("n3", NOON_MS + DAY_MS, BEGIN_S)
     assert clock.time_ms(BEGIN_S) == NOON_MS
 
 
 def test_reported_time_advances_since_its_report() -> None:
     clock = clock_of(3)
-    clock.hear("n2", NOON_MS + DAY_MS, BEGIN_S)
-    clock.hear("n3", NOON_MS + DAY_MS + 100_000, BEGIN_S + 100)
+    clock.add_peer_reading("n2", NOON_MS + DAY_MS, BEGIN_S)
+    clock.add_peer_reading("n3", NOON_MS + DAY_MS + 100_000, BEGIN_S + 100)
     assert clock.time_ms(BEGIN_S + 100) == NOON_MS + DAY_MS + 100_000
 
 
@@ -109,7 +110,7 @@ def test_where_a_clock_stays_is_believed_after_a_while() -> None:
 
 def test_small_corrections_are_followed_at_once() -> None:
     clock = clock_of(1)
-    clock.look(NOON_MS + 1000 + int(STEP_MS), BEGIN_S + 1)
+    clock.add_reading(NOON_MS + 1000 + int(STEP_MS), BEGIN_S + 1)
     assert clock.time_ms(BEGIN_S + 1) == NOON_MS + 1000 + STEP_MS
 
 
@@ -120,7 +121,7 @@ def test_time_that_is_ahead_slows_down_until_clocks_catch_up() -> None:
     assert clock.wait_s(NOON_MS + lead_ms + 99_000, BEGIN_S) == pytest.approx(100)
     times = []
     for second in range(2_000):
-        clock.look(NOON_MS + second * 1000, BEGIN_S + second)
+        clock.add_reading(NOON_MS + second * 1000, BEGIN_S + second)
         times.append(clock.time_ms(BEGIN_S + second))
     assert all(before < after for before, after in pairwise(times))
     assert times[-1] == NOON_MS + 1_999_000
@@ -128,14 +129,14 @@ def test_time_that_is_ahead_slows_down_until_clocks_catch_up() -> None:
 
 def test_time_is_not_slowed_down_by_clocks_of_a_minority() -> None:
     clock = clock_of(3)
-    clock.hear("n2", NOON_MS - DAY_MS, BEGIN_S)
+    clock.add_peer_reading("n2", NOON_MS - DAY_MS, BEGIN_S)
     assert clock.time_ms(BEGIN_S + 100) == NOON_MS + 100_000
 
 
 def test_the_time_of_an_entry_is_followed_and_never_back() -> None:
     clock = clock_of(3)
-    clock.follow(NOON_MS + 7_000, BEGIN_S + 5)
-    clock.follow(NOON_MS + 6_000, BEGIN_S + 5)
+    clock.advance_to(NOON_MS + 7_000, BEGIN_S + 5)
+    clock.advance_to(NOON_MS + 6_000, BEGIN_S + 5)
     assert clock.time_ms(BEGIN_S + 6) == NOON_MS + 8_000
 
 
@@ -151,7 +152,7 @@ def test_log_reports_a_wrong_clock_and_its_end_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     clock = clock_of(3)
-    clock.hear("n2", NOON_MS, BEGIN_S)
+    clock.add_peer_reading("n2", NOON_MS, BEGIN_S)
     now_s = live(clock, NOON_MS + DAY_MS, 3)
     assert lines(caplog) == [
         ("WARNING", "the clock of node n1 is 86400.0 s ahead of the cluster's time, which goes on without it")
@@ -187,7 +188,7 @@ def test_the_log_tells_that_time_was_put_forward(caplog: pytest.LogCaptureFixtur
 def test_new_cluster_reports_no_clock(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = clock_of(3, time_ms=0)
-    clock.hear("n2", NOON_MS + 500, BEGIN_S + 0.5)
+    clock.add_peer_reading("n2", NOON_MS + 500, BEGIN_S + 0.5)
     assert clock.time_ms(BEGIN_S + 1) == NOON_MS + 1000
     live(clock, NOON_MS + 1000, 3, BEGIN_S + 1)
     assert lines(caplog) == []
@@ -199,8 +200,8 @@ def test_node_that_returns_with_a_wrong_clock_reports_no_jump(
     """Only this node did not know how late it is."""
     caplog.set_level(logging.INFO)
     clock = clock_of(3, wall_ms=NOON_MS - DAY_MS)
-    clock.hear("n2", NOON_MS + 10_000, BEGIN_S)
-    clock.hear("n3", NOON_MS + 10_000, BEGIN_S)
+    clock.add_peer_reading("n2", NOON_MS + 10_000, BEGIN_S)
+    clock.add_peer_reading("n3", NOON_MS + 10_000, BEGIN_S)
     text = "the last entry applied here is 10.0 s old by the clocks of a majority of the members"
     assert lines(caplog) == [("INFO", text)]
 
@@ -208,9 +209,9 @@ def test_node_that_returns_with_a_wrong_clock_reports_no_jump(
 def test_a_clock_is_judged_by_the_time_of_a_majority_only() -> None:
     clock = clock_of(3, time_ms=0)
     assert clock.agreed_ms(BEGIN_S) is None
-    clock.follow(NOON_MS - DAY_MS, BEGIN_S)
+    clock.advance_to(NOON_MS - DAY_MS, BEGIN_S)
     assert clock.agreed_ms(BEGIN_S) is None
-    clock.hear("n2", NOON_MS, BEGIN_S)
+    clock.add_peer_reading("n2", NOON_MS, BEGIN_S)
     assert clock.agreed_ms(BEGIN_S + 1) == NOON_MS + 1000
     clock.forget("n2")
     assert clock.agreed_ms(BEGIN_S + 2) is None

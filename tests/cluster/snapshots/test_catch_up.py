@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,7 +20,8 @@ from cluster.group.assembly import SNAPSHOT_ID_BITS
 from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.housekeeping import CheckpointPosition
-from cluster.log.journal import SegmentedJournal
+from cluster.log.journal import JournalSizes, SegmentedJournal
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.segment import CorruptJournal, UnknownFormat
 from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.learner_pace import Pace
@@ -98,19 +100,27 @@ class Node:
     def open(self) -> SegmentedJournal:
         """Open the log as it is on the disk."""
         self.disk.make_directory(self.directory.log)
-        hard_state = HardStateFile(self.disk, "group", self.directory.identity)
+        hard_state = HardStateFile(OwnedDirectory(self.disk, "group", self.directory.identity))
         hard_state.load()
         hard_state.store(HardState(1, None, Standing.VOTER))
         self.journal = SegmentedJournal(
-            self.disk,
-            self.directory.log,
-            self.directory.identity,
-            self.world.fail,
+            self.directory.log_files,
             hard_state,
-            segment_bytes=100_000,
-            segment_entries=1000,
+            JournalSizes(segment_bytes=100_000, segment_entries=1000),
+            on_failure=self.world.fail,
         )
         return self.journal
+
+    def replica(self, runtime: World, send: Callable[[str, Message], None], **others: Any) -> Any:
+        """Return the parts of the node that a transfer uses, as `Replica` has them."""
+        return SimpleNamespace(
+            disk=self.disk,
+            directory=self.directory,
+            journal=self.journal,
+            runtime=runtime,
+            outbox=SimpleNamespace(transmit=send),
+            **others,
+        )
 
     def add(self, first: int, count: int) -> None:
         for index in range(first, first + count):
@@ -185,31 +195,24 @@ class Transfer:
         self.is_up = True
         self.spoil: Callable[[Message], Message] = lambda message: message
         self.sender = SnapshotSender(
-            self.here.disk,
-            self.here.directory,
-            self.here.journal,
-            cast("Any", self.pins),
-            cast("Any", self.world),
-            self._to_taker,
-            self.failures.append,
+            self.here.replica(
+                self.world,
+                self._to_receiver,
+                housekeeping=self.pins,
+                fail_stop=SimpleNamespace(disk_failed=self.failures.append),
+                config=SimpleNamespace(retained_bytes=RETAINED_BYTES),
+            ),
             first_id=1000,
-            retained_bytes=RETAINED_BYTES,
         )
         self.receiver = SnapshotReceiver(
-            self.there.disk,
-            self.there.directory,
-            self.there.journal,
-            cast("Any", self.state),
-            cast("Any", self.world),
-            self._to_giver,
-            self._install,
+            self.there.replica(self.world, self._to_sender, state=self.state), self._install
         )
 
-    def _to_taker(self, _peer: str, message: Message) -> None:
-        self._carry(message, self._taker_gets)
+    def _to_receiver(self, _peer: str, message: Message) -> None:
+        self._carry(message, self._receiver_gets)
 
-    def _to_giver(self, _peer: str, message: Message) -> None:
-        self._carry(message, self._giver_gets)
+    def _to_sender(self, _peer: str, message: Message) -> None:
+        self._carry(message, self._sender_gets)
 
     def _carry(self, message: Message, deliver: Callable[[Message], None]) -> None:
         if not self.is_up:
@@ -218,7 +221,7 @@ class Transfer:
         frame = b"".join(encode(self.spoil(message)))
         self.world.after(0.001, lambda: deliver(decode(frame)) if self.is_up else None)
 
-    def _taker_gets(self, message: Message) -> None:
+    def _receiver_gets(self, message: Message) -> None:
         match message:
             case SnapshotOffer():
                 self.receiver.offered("sender", message)
@@ -229,7 +232,7 @@ class Transfer:
             case _:
                 raise AssertionError(message)
 
-    def _giver_gets(self, message: Message) -> None:
+    def _sender_gets(self, message: Message) -> None:
         match message:
             case FetchChunk():
                 self.sender.fetch("receiver", message)

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.http.base import payloads, slices
+from qq.http.base import payloads
 from qq.http.base.payloads import message_parts
+from qq.management import slices
 
 
 @dataclass

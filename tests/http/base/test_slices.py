@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from qq.http.base import slices
-from qq.http.base.slices import Slices
+from qq.management import slices
+from qq.management.slices import Slices
 
 PIECES, SLICES_EACH = 20, 10
 

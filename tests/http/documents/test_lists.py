@@ -1,4 +1,4 @@
-"""Lists: pages, names, orders and columns, and that what they cost does not hold up others."""
+"""Lists: pages, names, orders and columns; long lists must not delay further requests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from qq.http.base import slices
 from qq.http.documents import lists
 from qq.http.documents.parsing import read_queue
-from qq.http.view import ChannelHead, ConsumerStatus
 from qq.machine.protocol.commands import (
     BindQueue,
     Connect,
@@ -22,7 +20,10 @@ from qq.machine.protocol.commands import (
     PutVhost,
     SetPermissions,
 )
-from qq.management import queue_sets
+from qq.management import slices
+from qq.management.objects import sorted_objects
+from qq.management.reports.clients import ChannelHead
+from qq.management.reports.queues import ConsumerStatus
 from tests.http.fakes import FakeManagement, MachineManagement
 from tests.http.http_node import GUEST, Client, Node, answer
 
@@ -270,9 +271,9 @@ def test_channels_are_requested_only_for_shown_consumers(
             for at, number, name in rows
         ]
 
-    monkeypatch.setattr(node.management, "consumers", lambda _: map(consumer, range(10)))
-    monkeypatch.setattr(node.management, "consumers_of_queue", lambda *_: map(consumer, [3]))
-    monkeypatch.setattr(node.management, "channels_at", channels_at)
+    monkeypatch.setattr(node.management.consumers, "all", lambda _: map(consumer, range(10)))
+    monkeypatch.setattr(node.management.consumers, "of_queue", lambda *_: map(consumer, [3]))
+    monkeypatch.setattr(node.management.clients, "channels_at", channels_at)
     page = node.api("consumers?page=2&page_size=2&sort=prefetch_count").json
     assert [each["consumer_tag"] for each in page["items"]] == ["c7", "c6"]
     assert page["items"][0]["channel_details"]["name"] == "channel 2"
@@ -299,8 +300,8 @@ def test_channels_are_requested_only_for_the_shown_page(
         asked[:] = [head.id for head in heads]
         return [{**head._asdict(), "number": head.id % 2} for head in heads]
 
-    monkeypatch.setattr(node.management, "channel_heads", channel_heads)
-    monkeypatch.setattr(node.management, "channels_of", channels_of)
+    monkeypatch.setattr(node.management.clients, "channel_heads", channel_heads)
+    monkeypatch.setattr(node.management.clients, "channels_of", channels_of)
     page = node.api("channels?page=2&page_size=3&sort=name&sort_reverse=true").json
     assert [each["name"] for each in page["items"]] == ["c3 (0)", "c2 (1)", "c2 (0)"]
     assert asked == [6, 5, 4]
@@ -326,8 +327,8 @@ def test_queue_that_a_user_does_not_see_is_not_counted(node: Node[MachineManagem
 
 def test_documents_are_made_only_for_the_requested_page(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(FakeManagement())
-    node.management.queue_names = [f"q{number:04}" for number in range(3000)]
-    rows = asyncio.run(node.management.queues_by_name(lambda _: True))
+    node.management.queues.names = [f"q{number:04}" for number in range(3000)]
+    rows = asyncio.run(node.management.queues.rows_by_name(lambda _: True))
     told: list[str] = []
 
     def members(queue: Any) -> list[str]:
@@ -339,7 +340,7 @@ def test_documents_are_made_only_for_the_requested_page(monkeypatch: pytest.Monk
     async def queues_by_name(_: object) -> Any:
         return rows
 
-    monkeypatch.setattr(node.management, "queues_by_name", queues_by_name)
+    monkeypatch.setattr(node.management.queues, "rows_by_name", queues_by_name)
     page = node.api("queues?page=20&page_size=5&name=1").json
     assert told == names_of(page)
 
@@ -348,7 +349,7 @@ def test_documents_are_made_only_for_the_requested_page(monkeypatch: pytest.Monk
 def test_pages_are_parts_of_the_current_list(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever comes and goes between requests, and whichever order, names and columns are asked for."""
     for name, few in (("STEP", 2), ("RUN", 3), ("BLOCK", 2)):
-        monkeypatch.setattr(queue_sets, name, few)
+        monkeypatch.setattr(sorted_objects, name, few)
     node, random = Node(MachineManagement()), Random(seed)
     machine = node.management.machine
     odd = [

@@ -15,8 +15,8 @@ from qq.http.documents import prometheus
 from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import DeclareQueue, DeleteQueue, Enqueue, PutVhost
 from qq.machine.queue.queue import Queue
-from qq.management import figures, queue_sets
-from qq.management.figures import _QUEUE_FAMILIES
+from qq.management.objects import object_metrics, sorted_objects
+from qq.management.objects.object_metrics import _QUEUE_FAMILIES
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import Client, Node, answer
 
@@ -68,7 +68,7 @@ def test_age_of_the_oldest_ready_message_is_exported(
     name = "rabbitmq_detailed_queue_oldest_message_age_seconds"
     management.keep(encode_batch([Enqueue(99, 0, 1, "", "orders", False, 1)], [b"abc"]))
     management.group.engine.applied_index = max(management.entries)
-    asyncio.run(management._sample_queues())
+    asyncio.run(management.statistics.sample())
     clock_ms[0] += 90_500
     shown = scraped(node, "/metrics/detailed?family=queue_metrics")
     assert {labels: value for (each, labels), value in shown.items() if each == name} == {
@@ -114,7 +114,7 @@ def test_a_slice_without_a_line_is_not_the_end(
 ) -> None:
     """Many rows take longer than a slice, and the first line comes behind all of them."""
     monkeypatch.setattr(prometheus, "SLICE_S", 0.0)
-    monkeypatch.setattr(figures, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(object_metrics, "ROWS_AT_ONCE", 2)
     for number in range(5):
         declare(node, f"q{number}")
     shown = scraped(node, f"/metrics/detailed?family={family}&family=vhost_status&vhost=/")
@@ -136,10 +136,10 @@ def test_metrics_text_is_rebuilt_only_for_changed_queues(
         made.append(queue.name)
         return queue.ready, queue.unacked, queue.ready + queue.unacked
 
-    monkeypatch.setattr(queue_sets, "BLOCK", 2)
-    monkeypatch.setattr(figures, "BLOCK", 2)
-    family = figures._QUEUE_FAMILIES["queue_coarse_metrics"]._replace(values=depth)
-    monkeypatch.setitem(figures._QUEUE_FAMILIES, "queue_coarse_metrics", family)
+    monkeypatch.setattr(sorted_objects, "BLOCK", 2)
+    monkeypatch.setattr(object_metrics, "BLOCK", 2)
+    family = object_metrics._QUEUE_FAMILIES["queue_coarse_metrics"]._replace(values=depth)
+    monkeypatch.setitem(object_metrics._QUEUE_FAMILIES, "queue_coarse_metrics", family)
     management = node.management
     names = [f"q{number}" for number in range(8)]
     for name in names:
@@ -183,8 +183,8 @@ def test_kept_metrics_texts_are_bounded_and_expire(
 ) -> None:
     monkeypatch.setattr(prometheus, "KEPT_BYTES_MAX", 1000)
     monkeypatch.setattr(prometheus, "KEPT_S", 0.05)
-    monkeypatch.setattr(queue_sets, "BLOCK", 1)
-    monkeypatch.setattr(figures, "BLOCK", 1)
+    monkeypatch.setattr(sorted_objects, "BLOCK", 1)
+    monkeypatch.setattr(object_metrics, "BLOCK", 1)
     written: list[prometheus.KeptTexts] = []
     texts = prometheus.ObjectExposition._texts
 

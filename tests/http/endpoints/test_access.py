@@ -1,4 +1,4 @@
-"""Virtual hosts, users, permissions and limits over HTTP, with a machine that applies at once what is asked for."""
+"""Virtual hosts, users, permissions and limits over HTTP, with a machine that applies commands at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qq.http.base.login import Operator
 from qq.machine.catalog import catalog
 from qq.machine.catalog.limits import ARGUMENTS_BYTES_MAX, RATES, VHOST_LIMITS
 from qq.machine.protocol.codec import decode_commands
-from qq.machine.protocol.commands import PutVhost, SetUserLimits, SetVhostLimits
+from qq.machine.protocol.commands import DeleteUser, PutVhost, SetUserLimits, SetVhostLimits
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import GUEST, Node
 
@@ -86,7 +86,7 @@ def test_created_virtual_host_permits_its_creator(node: Machine) -> None:
 def test_a_virtual_host_that_cannot_be_is_400(node: Machine, body: Any, reason: str) -> None:
     answer = node.api("vhosts/v", "PUT", json=body)
     assert (answer.status, answer.json) == (400, {"error": "bad_request", "reason": reason})
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 @pytest.mark.parametrize("unset", [None, "undefined"])
@@ -194,7 +194,7 @@ def test_user_without_a_password_matches_no_password(node: Machine, body: dict[s
 def test_a_user_that_cannot_be_is_400(node: Machine, body: dict[str, Any], reason: str) -> None:
     answer = node.api("users/ann", "PUT", json=body)
     assert (answer.status, answer.json) == (400, {"error": "bad_request", "reason": reason})
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 def test_several_users_are_deleted_at_once(node: Machine) -> None:
@@ -207,9 +207,52 @@ def test_several_users_are_deleted_at_once(node: Machine) -> None:
         assert node.api("users/bulk-delete", "POST", json=body).status == 400
 
 
-def test_last_administrator_may_delete_all_users(node: Machine) -> None:
-    assert node.api("users/guest", "DELETE").status == 204
-    assert node.management.machine.users == {}
+LAST = "user 'guest' is the last administrator that has a password"
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "body"),
+    [
+        ("users/guest", "DELETE", None),
+        ("users/bulk-delete", "POST", {"users": ["eve", "guest"]}),
+        ("users/guest", "PUT", {"tags": "monitoring", "password": "x"}),
+        ("users/guest", "PUT", {"tags": "administrator"}),
+        ("users/guest", "PUT", {"tags": "administrator", "password_hash": ""}),
+        ("definitions", "POST", {"users": [{"name": "guest", "tags": [], "password_hash": ""}]}),
+    ],
+)
+def test_last_administrator_goes_only_when_forced(node: Machine, path: str, method: str, body: Any) -> None:
+    node.add_user("eve", "monitoring")
+    answer = node.api(path, method, json=body)
+    assert answer.status == 400
+    assert LAST in answer.json["reason"]
+    assert node.management.machine.users["guest"].is_administrator
+    assert "eve" in node.management.machine.users
+    assert node.api(f"{path}?force=true", method, json=body).status == 204
+    assert not node.management.machine.catalog.access.administrators
+
+
+def test_import_may_replace_the_last_administrator_by_another(node: Machine) -> None:
+    users = [
+        {"name": "guest", "tags": [], "password": "guest"},
+        {"name": "boss", "tags": ["administrator"], "password": "x"},
+    ]
+    assert node.api("definitions", "POST", json={"users": users}).status == 204
+    assert node.management.machine.catalog.access.administrators == {"boss"}
+
+
+def test_two_nodes_cannot_delete_both_administrators_at_once(node: Machine) -> None:
+    node.add_user("ann", "administrator")
+    delete = node.management.broker.submissions.add
+
+    def delete_elsewhere_first(*command: Any) -> Any:
+        node.management.make(DeleteUser("ann"))
+        return delete(*command)
+
+    node.management.broker.submissions.add = delete_elsewhere_first  # type: ignore[method-assign]
+    answer = node.api("users/guest", "DELETE")
+    assert (answer.status, LAST in answer.json["reason"]) == (400, True)
+    assert node.management.machine.catalog.access.administrators == {"guest"}
 
 
 def test_no_password_and_no_hash_is_ever_logged(node: Machine, caplog: pytest.LogCaptureFixture) -> None:
@@ -286,7 +329,7 @@ def test_topic_permissions_are_set_shown_and_cleared(node: Machine) -> None:
 )
 def test_permissions_that_cannot_be_are_400(node: Machine, path: str, body: Any, status: int) -> None:
     assert node.api(path, "PUT", json=body).status == status
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 @pytest.mark.parametrize(
@@ -495,7 +538,7 @@ def test_oversized_request_is_400(node: Machine) -> None:
     ):
         answer = node.api(path, method, json=body)
         assert (answer.status, said in answer.json["reason"]) == (400, True), (path, answer.json)
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 # --- who may
@@ -529,13 +572,13 @@ def test_only_administrators_change_access(
 ) -> None:
     node.add_user("ann", tag, vhosts=("/",))
     assert node.api(path, method, user="ann", json=body).status == 401
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 @pytest.mark.parametrize(("path", "method", "body"), CHANGES)
 def test_a_change_that_is_not_applied_is_503(node: Machine, path: str, method: str, body: Any) -> None:
     node.management.make(SetVhostLimits("/", {"max-queues": 5}), SetUserLimits("guest", {"max-channels": 5}))
-    node.management.has_majority = False
+    node.management.changes.has_majority = False
     if path.startswith("definitions"):
         body = {"users": [{"name": "a", "tags": ""}], "parameters": [PARAMETER]}
     assert node.api(path, method, json=body).status == 503
@@ -606,7 +649,7 @@ def test_request_from_a_foreign_origin_changes_no_state(node: Machine, origin: s
     path = "/api/users/bulk-delete" if method == "POST" else "/api/vhosts/v"
     answer = node.ask(path, method, headers=GUEST | {"Origin": origin}, data='{"users": ["guest"]}')
     assert (answer.status, answer.json["error"]) == (403, "forbidden")
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
     assert node.ask("/api/vhosts", headers=GUEST | {"Origin": origin}).status == 200
 
 

@@ -1,4 +1,4 @@
-"""Backups over HTTP: who may have one, what comes, and that one that ends too early is seen to."""
+"""Backups over HTTP: permissions, the stream, and an interrupted backup."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from qq.management.nodes.backups import Backups
 from tests.http.fakes import FakeManagement
 from tests.http.http_node import GUEST, Client, Node
 
@@ -30,16 +31,27 @@ class Stream:
             raise self._error
 
 
-class Giving(FakeManagement):
-    """Has a backup that ends as the test says."""
+class FakeBackups(Backups):
+    """Backups that end as the test says."""
 
-    error: OSError | None = None
-    is_given_back = False
+    def __init__(self) -> None:
+        self.error: OSError | None = None
+        self.is_given_back = False
 
     @asynccontextmanager
-    async def backup(self) -> AsyncGenerator[Any]:
+    async def make(self) -> AsyncGenerator[Any]:
         yield Stream([b"part"] * 3, self.error)
         self.is_given_back = True
+
+
+class Giving(FakeManagement):
+    """Management with backups that end as the test says."""
+
+    backups: FakeBackups
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backups = FakeBackups()
 
 
 @pytest.fixture
@@ -57,19 +69,19 @@ def test_a_backup_is_for_administrators(node: Node[Giving]) -> None:
 def test_backup_is_sent_in_parts(node: Node[Giving]) -> None:
     answer = node.api(PATH)
     assert (answer.status, answer.text) == (200, "partpartpart")
-    assert node.management.is_given_back
+    assert node.management.backups.is_given_back
 
 
 @pytest.mark.parametrize("error", [OSError("the file is gone"), ConnectionResetError()])
 def test_interrupted_backup_ends_with_a_client_error(node: Node[Giving], error: OSError) -> None:
-    node.management.error = error
+    node.management.backups.error = error
 
     async def ask(client: Client) -> None:
         with pytest.raises(aiohttp.ClientError):
             await (await client.get(f"/api/{PATH}", headers=GUEST)).read()
 
     node.tell(ask)
-    assert node.management.is_given_back
+    assert node.management.backups.is_given_back
 
 
 def test_head_request_for_a_backup_is_405(node: Node[Giving]) -> None:

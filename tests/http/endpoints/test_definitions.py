@@ -1,4 +1,4 @@
-"""Definitions: written, taken over again, taken over from RabbitMQ; and what comes of those that are wrong."""
+"""Definitions: export, import, import from RabbitMQ, and invalid definitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from qq.http.documents import requests
 from qq.http.documents.large_bodies import read_large_object
-from qq.http.view import RequestRefused, Unavailable
 from qq.machine.catalog import limits
 from qq.machine.protocol.commands import (
     BindExchange,
@@ -38,6 +37,7 @@ from qq.machine.protocol.commands import (
     SetUserLimits,
     SetVhostLimits,
 )
+from qq.management.errors import RequestRefused, Unavailable
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import GUEST, Client, Node, answer
 
@@ -229,9 +229,9 @@ def test_rabbitmq_definitions_are_imported(node: Machine, caplog: pytest.LogCapt
 def test_repeated_import_changes_no_state(node: Machine) -> None:
     node.api("definitions", "POST", json=RABBITMQ)
     before, index = node.management.machine.dump(), export(node)
-    node.management.asked.clear()
+    node.management.changes.applied.clear()
     assert node.api("definitions", "POST", json=RABBITMQ).status == 204
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
     assert export(node) == index
     assert node.management.machine.dump() == before
 
@@ -299,15 +299,18 @@ def test_export_counts_skipped_objects_in_its_slices(node: Machine, monkeypatch:
         )
     looked_at = {"queues": 0, "bindings": 0}
     begun: list[tuple[int, ...]] = [(0, 0)]
-    for name in looked_at:
-        things = getattr(management, name)
+    for name, part, method in (
+        ("queues", management.queues, "all"),
+        ("bindings", management.catalog, "bindings"),
+    ):
+        things = getattr(part, method)
 
         def counted(vhost: str | None, things: Any = things, name: str = name) -> Iterator[Any]:
             for each in things(vhost):
                 looked_at[name] += 1
                 yield each
 
-        monkeypatch.setattr(management, name, counted)
+        monkeypatch.setattr(part, method, counted)
     next_slice = requests.next_slice
 
     async def noted() -> None:
@@ -491,7 +494,7 @@ def test_invalid_definition_is_named_and_import_has_no_effect(
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert reason in answer.json["reason"]
     assert "nothing is imported" in answer.json["reason"]
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 @pytest.mark.parametrize(
@@ -530,7 +533,7 @@ def test_invalid_definition_is_named_and_import_has_no_effect(
 )
 def test_malformed_definitions_document_is_400(node: Machine, body: bytes) -> None:
     assert node.api("definitions", "POST", data=body).status == 400
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 json_values = st.recursive(
@@ -616,7 +619,7 @@ def test_import_needs_permissions_in_the_virtual_host(node: Machine) -> None:
         400,
         True,
     )
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
     body["permissions"] = [{"user": "guest", "vhost": "v", "configure": "", "write": "", "read": ""}]
     assert node.api("definitions", "POST", json=body).status == 204
     assert list(node.management.machine.vhosts["v"].queues) == ["a"]
@@ -644,7 +647,7 @@ def test_interrupted_import_reports_its_progress(node: Machine, monkeypatch: pyt
     async def declare(*_: Any) -> None:
         raise Unavailable("no majority")
 
-    monkeypatch.setattr(node.management, "declare", declare)
+    monkeypatch.setattr(node.management.operations, "declare", declare)
     body = {"users": [{"name": "ann", "tags": ""}], "queues": [{"name": "q", "vhost": "/"}]}
     answer = node.api("definitions", "POST", json=body)
     assert answer.status == 503
@@ -660,7 +663,7 @@ def test_deleted_virtual_host_during_an_import_is_reported(
     async def declare(*_: Any) -> None:
         raise RequestRefused(530, "vhost '/' is deleted", done)
 
-    monkeypatch.setattr(node.management, "declare", declare)
+    monkeypatch.setattr(node.management.operations, "declare", declare)
     body = {"users": [{"name": "ann", "tags": ""}], "queues": queues(2)}
     answer = node.api("definitions", "POST", json=body)
     assert answer.status == 400
@@ -668,14 +671,14 @@ def test_deleted_virtual_host_during_an_import_is_reported(
 
 
 def test_limit_reached_during_an_import_is_reported(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    change = node.management.change
+    change = node.management.changes.apply
 
     async def change_some(*changes: Any) -> None:
         if isinstance(changes[0], PutPolicy):
             raise RequestRefused(406, "limit max-policies (1) of vhost '/' is reached")
         await change(*changes)
 
-    monkeypatch.setattr(node.management, "change", change_some)
+    monkeypatch.setattr(node.management.changes, "apply", change_some)
     body = {"users": [{"name": "ann", "tags": ""}], "policies": [{**POLICY, "name": "p"}]}
     answer = node.api("definitions", "POST", json=body)
     assert answer.status == 400
@@ -722,13 +725,13 @@ def test_cost_per_virtual_host_does_not_depend_on_their_number(
     asked: list[str] = []
 
     def count(name: str) -> None:
-        tell = getattr(node.management, name)
+        read = getattr(node.management.catalog, name)
 
         def counted() -> Any:
             asked.append(name)
-            return tell()
+            return read()
 
-        monkeypatch.setattr(node.management, name, counted)
+        monkeypatch.setattr(node.management.catalog, name, counted)
 
     count("vhosts")
     count("users")
@@ -739,7 +742,7 @@ def test_cost_per_virtual_host_does_not_depend_on_their_number(
 
 def test_imports_run_in_sequence(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     under_way, most = 0, 0
-    change = node.management.change
+    change = node.management.changes.apply
 
     async def slowly(*changes: Any) -> None:
         nonlocal under_way, most
@@ -749,7 +752,7 @@ def test_imports_run_in_sequence(node: Machine, monkeypatch: pytest.MonkeyPatch)
         await change(*changes)
         under_way -= 1
 
-    monkeypatch.setattr(node.management, "change", slowly)
+    monkeypatch.setattr(node.management.changes, "apply", slowly)
 
     async def story(client: Client) -> list[int]:
         documents = [{"users": [{"name": f"u{number}", "tags": ""}]} for number in range(5)]
@@ -825,7 +828,7 @@ def test_document_above_a_cluster_limit_is_refused(node: Machine, monkeypatch: p
     monkeypatch.setattr(limits, "USERS_MAX", 2)
     answer = node.api("definitions", "POST", json={"users": [{"name": name, "tags": ""} for name in "ab"]})
     assert (answer.status, "limit max-users (2) of the cluster" in answer.json["reason"]) == (400, True)
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 def test_higher_limit_in_a_document_applies_to_its_import(node: Machine) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong, as HTTP tells it: of a machine whose samples the test takes, and of nodes that are asked."""
+"""The findings of the doctor over HTTP, on a machine whose samples the test takes, and of peers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import trustme
 from cluster.runtime.ports import pack
 from qq.diagnosis.findings import Finding
 from qq.diagnosis.limits import TenantUse, Vitals
-from qq.http.view import CertificateFiles
 from qq.machine.catalog.limits import MAX_PUBLISHES
 from qq.machine.protocol.commands import DeclareQueue
-from qq.management.diagnosis import _in
+from qq.management.nodes.diagnosis import _decode
+from qq.management.reports.nodes import CertificateFiles
 from qq.sessions.session_info import ConnectionFacts, Traffic
 from qq.sessions.throttle import Held
 from qq.shovels.report import STARTING, Report
@@ -37,11 +37,11 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node[MachineManagement]:
     node.clock_ms = 1_800_000_000_000  # type: ignore[attr-defined]
     monkeypatch.setattr(management.group, "time_ms", lambda: node.clock_ms)  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        management._broker.runtime,
+        management.broker.runtime,
         "monotonic",
         lambda: node.clock_ms / 1000,  # type: ignore[attr-defined]
     )
-    monkeypatch.setattr(management._broker.runtime, "wall_ms", lambda: node.clock_ms)  # type: ignore[attr-defined]
+    monkeypatch.setattr(management.broker.runtime, "wall_ms", lambda: node.clock_ms)  # type: ignore[attr-defined]
     # All three nodes are there and are well.
     management.group.known["n3"] = management.group.known["n2"]
     statuses = [
@@ -57,9 +57,9 @@ def sample(node: Any, passes: int = 1) -> None:
 
     async def take() -> None:
         for _ in range(passes):
-            await node.management._sample_queues()
-            await node.management._sample_clients()
-            await node.management.diagnose()
+            await node.management.statistics.sample()
+            await node.management.clients.sample()
+            await node.management.doctor.sample()
             node.clock_ms += PASS_MS
 
     asyncio.run(take())
@@ -96,7 +96,7 @@ def test_queue_without_consumers_is_reported_with_its_start(node: Any) -> None:
     [finding] = [each for each in node.api("doctor").json["findings"] if each["code"] == "no-consumers"]
     assert (finding["subject"], finding["text"]) == (
         "queue 'q' in vhost '/'",
-        "1 message waits in it, and nobody consumes",
+        "1 message waits in it, and it has no consumers",
     )
     assert finding["since"] == "2027-01-15T08:00:05Z"
     assert node.api("queues/%2F/q", "DELETE").status == 204
@@ -145,7 +145,7 @@ def test_members_are_judged_without_a_majority(node: Any) -> None:
     assert told["findings"][0]["since"] == "2027-01-15T08:00:00Z"
     sample(node, 3)
     assert node.api("doctor").json["findings"][0]["since"] == "2027-01-15T08:00:00Z"
-    management.reasons["n3"] = "its cluster secret differs"
+    management.group.reasons["n3"] = "its cluster secret differs"
     sample(node)
     texts = [each["text"] for each in node.api("doctor").json["findings"] if each["code"] == "node-down"]
     assert texts == ["it does not answer", "there is no link with it: its cluster secret differs"]
@@ -166,10 +166,12 @@ def test_members_are_judged_at_the_time_of_the_request(node: Any) -> None:
 def test_duplicate_node_name_is_reported_by_the_peers(node: Any) -> None:
     """It is to them that the other one comes."""
     management = node.management
-    management.twice.add("n2")
+    management.group.twice.add("n2")
     sample(node)
     assert codes(node) == {"name-twice": "node n2"}
-    _, [finding] = _in(msgpack.unpackb(pack(management._tell_diagnosis()))) or pytest.fail("nothing is told")
+    _, [finding] = _decode(msgpack.unpackb(pack(management.doctor._answer()))) or pytest.fail(
+        "nothing is told"
+    )
     assert (finding.code, finding.subject) == ("name-twice", "node n2")
 
 
@@ -185,7 +187,7 @@ def test_idle_shovel_is_reported_until_it_runs(node: Node[MachineManagement]) ->
         sample(node)
         assert codes(node) == subject
     [text] = [each["text"] for each in node.api("doctor").json["findings"] if each["code"] == "shovel-idle"]
-    assert text == "it moves nothing: nobody listens"
+    assert text == "it moves no messages: nobody listens"
     told[key] = Report("running", None, {})
     sample(node)
     assert codes(node) == {}
@@ -230,7 +232,7 @@ def test_findings_of_peers_are_included(node: Any) -> None:
         answers: dict[str, Any] = {"n2": theirs, "n3": [["n3"], "nothing that is known"]}
         return msgpack.unpackb(pack(answers[name])) if topic == "diagnosis" else None
 
-    node.management.others.told = told
+    node.management.doctor._queries.query = told
     sample(node)
     assert codes(node) == {
         "disk-slow": "node n2",
@@ -241,13 +243,13 @@ def test_findings_of_peers_are_included(node: Any) -> None:
 
 
 def test_node_sends_findings_that_its_peers_can_read(node: Any) -> None:
-    node.management._broker.alarm = "low on memory"
+    node.management.broker.alarm = "low on memory"
     sample(node)
-    told = _in(msgpack.unpackb(pack(node.management._tell_diagnosis())))
+    told = _decode(msgpack.unpackb(pack(node.management.doctor._answer())))
     assert told is not None
     vitals, [finding] = told
     assert (vitals.name, finding.code, finding.subject) == ("n1", "memory-alarm", "node n1")
-    assert _in(None) is _in([]) is _in([[], []]) is None
+    assert _decode(None) is _decode([]) is _decode([[], []]) is None
 
 
 def test_certificates_are_read_from_time_to_time(node: Any, tmp_path: Any) -> None:
@@ -281,17 +283,17 @@ class _Connection:
 
 def test_slow_and_blocked_clients_are_reported(node: Any) -> None:
     connections = {number: _Connection(number) for number in range(1, 100)}
-    node.management._broker._dispatcher.connections.update(connections)
+    node.management.broker._dispatcher.connections.update(connections)
     connections[7].waiting = 2**20
     connections[8].is_blocked = True
     connections[9].octets = 10**6
-    node.management._vitals._own = node.management._vitals._own._replace(connections_max=1000)
+    node.management.doctor._vitals._own = node.management.doctor._vitals._own._replace(connections_max=1000)
     sample(node, 7)
-    assert node.management.client_watch.blocked == 1
+    assert node.management.clients.watch.blocked == 1
     assert codes(node) == {"client-reads-slowly": "connection c7"}
     connections[9].octets += 10**6
     sample(node)
-    [tenant] = node.management.client_watch.tenants
+    [tenant] = node.management.clients.watch.tenants
     assert tenant == ("/", "guest", 200_000.0, 99)
     connections[7].waiting = 0
     sample(node)
@@ -300,7 +302,7 @@ def test_slow_and_blocked_clients_are_reported(node: Any) -> None:
 
 def test_reached_limit_is_reported_for_a_minute(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     held = [Held("vhost", "/", MAX_PUBLISHES, 5, publishers=2)]
-    monkeypatch.setattr(node.management._broker.throttle, "held", lambda _: held)
+    monkeypatch.setattr(node.management.broker.throttle, "held", lambda _: held)
     sample(node)
     held.clear()
     sample(node, MINUTE - 2)
@@ -311,8 +313,8 @@ def test_reached_limit_is_reported_for_a_minute(node: Any, monkeypatch: pytest.M
 
 def test_a_node_that_starts_is_not_busy_because_of_that(node: Any) -> None:
     management = node.management
-    management._vitals._own = management._vitals._own._replace(connections_max=1000)
-    loop_times = management._vitals._group.beat_delays
+    management.doctor._vitals._own = management.doctor._vitals._own._replace(connections_max=1000)
+    loop_times = management.doctor._vitals._group.beat_delays
     sample(node)
     for _ in range(10):
         loop_times.add(3.0)
@@ -338,4 +340,4 @@ def test_findings_about_very_many_queues_are_bounded(node: Any) -> None:
     sample(node, MINUTE)
     told = [each for each in node.api("doctor").json["findings"] if each["code"] == "no-consumers"]
     assert len(told) == 11
-    assert told[-1]["text"] == "the same is the case with 2,990 more"
+    assert told[-1]["text"] == "the same holds for 2,990 more"

@@ -1,4 +1,4 @@
-"""Health checks under RabbitMQ's paths, of a node that is what the test wants."""
+"""Health checks under RabbitMQ's paths, of a fake node whose state the test sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from cluster.raft.messages import Alarm
-from qq.http.view import CertificateFiles, Listener
+from qq.management.reports.nodes import CertificateFiles, Listener
 from tests.http.fakes import FakeManagement
 from tests.http.http_node import Node
 
@@ -108,7 +108,7 @@ def test_node_without_an_amqp_listener_is_not_ready(node: Fake) -> None:
 
 
 def test_node_at_its_connection_limit_is_not_ready(node: Fake) -> None:
-    connections: Any = node.management._broker.connections
+    connections: Any = node.management.broker.connections
     connections.update(dict.fromkeys(range(2)))
     assert check(node, "below-node-connection-limit") == (200, OK)
     connections[2] = None
@@ -126,7 +126,7 @@ def test_a_cluster_is_complete_when_all_members_are_up(node: Fake) -> None:
 
 def test_quorum_queues_without_a_leader_are_listed(node: Fake) -> None:
     node.management.group.leader = None
-    node.management.queue_names = ["orders", "other"]
+    node.management.queues.names = ["orders", "other"]
     path = "quorum-queues-without-elected-leaders"
     for asked, names in (
         ("all-vhosts/", ["orders", "other"]),
@@ -158,7 +158,7 @@ def test_invalid_pattern_is_400(node: Fake, pattern: str) -> None:
 
 def test_a_pattern_that_would_take_for_ever_takes_no_time(node: Fake) -> None:
     node.management.group.leader = None
-    node.management.queue_names = ["a" * 200] * 20
+    node.management.queues.names = ["a" * 200] * 20
     pattern = "%28a%2B%29%2B%24b"  # (a+)+$b
     assert check(node, f"quorum-queues-without-elected-leaders/all-vhosts/pattern/{pattern}") == (200, OK)
 

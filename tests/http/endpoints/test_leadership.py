@@ -1,4 +1,4 @@
-"""Leadership and health checks over HTTP, of a group that says what the test wants."""
+"""Leadership and its health checks over HTTP, of a fake group whose state the test sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.membership.health import Verdict
-from qq.management import leadership
+from qq.management.nodes import leadership
 from tests.http.fakes import FakeManagement
 from tests.http.http_node import Node
 
@@ -18,7 +18,7 @@ CRITICAL = "health/checks/node-is-quorum-critical"
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node[FakeManagement]:
-    monkeypatch.setattr(leadership, "ASK_AGAIN_S", 0.2)
+    monkeypatch.setattr(leadership, "RETRY_S", 0.2)
     monkeypatch.setattr(leadership, "PATIENCE_S", 0.2)
     return Node(FakeManagement())
 

@@ -1,4 +1,4 @@
-"""Moves over HTTP: what may be asked for, who may, and what is shown."""
+"""Moves over HTTP: valid requests, permissions, and the shown progress."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_moves_of_invisible_virtual_hosts_are_404(node: Machine) -> None:
 
 
 def test_move_without_a_majority_is_503(node: Machine) -> None:
-    node.management.has_majority = False
+    node.management.changes.has_majority = False
     assert node.api("moves/%2F", "POST", json=BODY).status == 503
     assert node.management.machine.moves.all == {}
 

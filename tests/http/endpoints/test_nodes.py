@@ -13,9 +13,9 @@ import pytest
 from cluster.configuration.change_request import Verb
 from cluster.raft.messages import Alarm
 from cluster.runtime.ports import pack
-from qq.http.view import Listener
 from qq.machine.protocol.commands import Connect, DeclareQueue, OpenChannel, PutVhost, SetPermissions
-from qq.management.nodes import report_in
+from qq.management.nodes.node_reports import decode_report
+from qq.management.reports.nodes import Listener
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import Node
 
@@ -67,16 +67,16 @@ def test_node_with_an_alarm_shows_it(node: Machine) -> None:
 
 
 def test_report_of_a_node_is_read_as_it_was_packed(node: Machine) -> None:
-    node.management._broker.logins.outcomes["http", True] += 1
-    report = node.management.own_report()
-    assert report_in(msgpack.unpackb(pack(report))) == report
-    assert report_in([*report, "of a later program"]) == report
+    node.management.broker.logins.outcomes["http", True] += 1
+    report = node.management.nodes.own_report()
+    assert decode_report(msgpack.unpackb(pack(report))) == report
+    assert decode_report([*report, "of a later program"]) == report
     for nothing in (None, "", report[:-1]):
-        assert report_in(nothing) is None
+        assert decode_report(nothing) is None
 
 
 def test_peers_are_asked_for_their_figures(node: Machine) -> None:
-    mine = node.management.own_report()
+    mine = node.management.nodes.own_report()
     theirs = mine._replace(
         name="n2", pid=7, memory_bytes=2**20, listeners=[Listener("amqp", "10.0.0.2", 5672)]
     )
@@ -84,7 +84,7 @@ def test_peers_are_asked_for_their_figures(node: Machine) -> None:
     async def told(name: str, topic: str) -> Any:
         return msgpack.unpackb(pack(theirs)) if (name, topic) == ("n2", "node") else None
 
-    node.management._asking.told = told  # pyright: ignore[reportAttributeAccessIssue]
+    node.management.nodes._queries.query = told  # pyright: ignore[reportAttributeAccessIssue]
     assert [each["os_pid"] for each in node.api("nodes").json] == [str(mine.pid), "7"]
     assert node.api("nodes/n2/memory").json["memory"]["total"]["rss"] == 2**20
     assert [each["node"] for each in node.api("overview").json["listeners"]] == ["n1", "n2", "n1", "n1"]
@@ -111,7 +111,7 @@ def test_nodes_are_for_monitors(node: Machine, path: str) -> None:
 
 
 def test_logins_are_counted_and_reset(node: Machine) -> None:
-    outcomes = node.management._broker.logins.outcomes
+    outcomes = node.management.broker.logins.outcomes
     outcomes["amqp091", True] += 3
     outcomes["amqp091", False] += 1
     outcomes["http", False] += 2

@@ -258,9 +258,9 @@ def test_definitions_carry_parameters_names_and_protection(node: Machine, test_c
         assert other.api(path, "POST", json=document).status == 204
         for shown in ("vhosts/v", "cluster-name", "global-parameters", "parameters"):
             assert other.api(shown).json == node.api(shown).json
-        asked = len(other.management.asked)
+        asked = len(other.management.changes.applied)
         assert other.api(path, "POST", json=document).status == 204
-        assert len(other.management.asked) == asked
+        assert len(other.management.changes.applied) == asked
     [parameter] = node.api("definitions/v").json["parameters"]
     assert parameter == {"component": "test", "name": "a", "value": {"b": 1}}
 
@@ -288,4 +288,4 @@ def test_import_with_an_invalid_parameter_has_no_effect(node: Machine) -> None:
         f"global_parameters[1] (name 'large'): the value takes {PARAMETER_BYTES_MAX + 2} bytes, the limit is "
         f"{PARAMETER_BYTES_MAX}; nothing is imported"
     )
-    assert node.management.asked == []
+    assert node.management.changes.applied == []

@@ -183,13 +183,13 @@ def test_shovel_to_a_broker_shows_its_report_without_passwords(node: Machine) ->
 
 def test_shovel_deleted_during_the_request_is_404(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     put(node, OUTSIDE)
-    shovels = node.management.shovels
+    shovels = node.management.shovels.all
 
     async def asked(vhost: str | None) -> Any:
         node.management.make(DeleteParameter("/", "shovel", "s"))
         return await shovels(vhost)
 
-    monkeypatch.setattr(node.management, "shovels", asked)
+    monkeypatch.setattr(node.management.shovels, "all", asked)
     assert node.api(SHOWN).status == 404
 
 

@@ -1,4 +1,4 @@
-"""Statistics of virtual hosts, exchanges and the whole, on a machine whose samples the test takes."""
+"""Statistics of virtual hosts, exchanges and the cluster, on a machine whose samples the test takes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from qq.http.documents import samples
-from qq.http.view import Samples
 from qq.machine.protocol.commands import PutVhost, SetPermissions
 from qq.machine.queue.queue import Queue
-from qq.management import queues
-from qq.management.rates import QueueNumbers, numbers_of
-from qq.management.totals import WATCHED_MAX, KeptSamples, VhostNumbers
+from qq.management.reports.rows import Samples
+from qq.management.statistics import queue_statistics
+from qq.management.statistics.rates import QueueNumbers, numbers_of
+from qq.management.statistics.totals import WATCHED_MAX, KeptSamples, VhostNumbers
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import Node
 
@@ -35,8 +35,8 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node[MachineManagement]:
 
 def sample(node: Any) -> None:
     """Take a sample, and let five seconds pass."""
-    asyncio.run(node.management._sample_queues())
-    asyncio.run(node.management._sample_clients())
+    asyncio.run(node.management.statistics.sample())
+    asyncio.run(node.management.clients.sample())
     node.clock_ms += 5000
 
 
@@ -57,7 +57,7 @@ def test_sample_counts_only_queues_that_changed(node: Any, monkeypatch: pytest.M
         counted.append((queue.vhost, queue.name))
         return numbers_of(queue, now_ms)
 
-    monkeypatch.setattr(queues, "numbers_of", noted)
+    monkeypatch.setattr(queue_statistics, "numbers_of", noted)
     machine = node.management.machine
 
     def counted_now() -> list[tuple[str, str]]:
@@ -82,7 +82,7 @@ def test_field_of_a_queue_equals_its_path_in_the_document(node: Any) -> None:
     for _ in range(2):
         sample(node)
         publish(node, "v", "amq.fanout")
-    rows = asyncio.run(node.management.queues_by_name("v".__eq__))
+    rows = asyncio.run(node.management.queues.rows_by_name("v".__eq__))
     queue, _ = rows.things
     for path, find in rows.parts.items():
         first, *rest = path.split(".")
@@ -203,9 +203,9 @@ def test_samples_that_cannot_be_are_refused(node: Any, wanted: str) -> None:
 def test_samples_take_bounded_memory() -> None:
     history = KeptSamples()
     for number in range(WATCHED_MAX + 5):
-        history.told((str(number),), VhostNumbers(), Samples(5, 5), 0)
-    assert history.watched() == [(str(number),) for number in range(5, WATCHED_MAX + 5)]
+        history.details((str(number),), VhostNumbers(), Samples(5, 5), 0)
+    assert history.watched_keys() == [(str(number),) for number in range(5, WATCHED_MAX + 5)]
     for time_ms in range(0, 10_000_000, 5000):
-        history.note(("7",), VhostNumbers(), time_ms)
-    shown = history.told(("7",), VhostNumbers(), Samples(5000, 10), 10_000_000)
+        history.record(("7",), VhostNumbers(), time_ms)
+    shown = history.details(("7",), VhostNumbers(), Samples(5000, 10), 10_000_000)
     assert len(shown["publish"]["samples"]) == 61

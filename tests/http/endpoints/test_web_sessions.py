@@ -12,14 +12,14 @@ import pytest
 
 from cluster.raft.messages import Query, QueryAnswer
 from cluster.transport.queries import Queries
-from qq.http.endpoints import tokens
-from qq.http.endpoints.tokens import TOKEN_LENGTH_MAX, Tokens, Vouched, WebSession
-from qq.http.view import LoggedIn, Unavailable, WebLogin
 from qq.machine.catalog.permissions import SHA256, User
 from qq.machine.protocol.commands import DeleteUser, PutUser
-from qq.management import web_sessions
-from qq.management.others import OtherNodes
-from qq.management.web_sessions import ENDED_PER_USER_MAX, EndedSessions
+from qq.management.errors import Unavailable
+from qq.management.logins import session_tokens, web_sessions
+from qq.management.logins.session_tokens import TOKEN_LENGTH_MAX, Tokens, Vouched, WebSession
+from qq.management.logins.web_sessions import ENDED_PER_USER_MAX, EndedSessions, WebSessions
+from qq.management.node_queries import NodeQueries
+from qq.management.reports.logins import LoggedIn, WebLogin
 from qq.scopes import Scopes
 from tests.http.fakes import PASSWORD, MachineManagement, is_loopback
 from tests.http.http_node import GUEST, Answer, Node, answer
@@ -186,7 +186,7 @@ def test_a_change_needs_the_token_of_the_session(node: Machine, method: str) -> 
         ):
             told = await browser.ask("/api/vhosts/v", method, headers=headers)
             assert (told.status, said in told.json["reason"]) == (403, True)
-        assert node.management.asked == []
+        assert node.management.changes.applied == []
         assert (await browser.ask("/api/vhosts/v", "PUT", headers=browser.csrf)).status == 201
 
     browse(node, story)
@@ -233,7 +233,7 @@ def test_a_session_ends_in_time(node: Machine) -> None:
         told = await browser.log_in()
         for since, status in ((-1, 200), (0, 401)):
             now_ms = lambda since=since: (told.json["expiry"] + since) * 1000  # noqa: E731
-            with patch.object(node.management._broker.runtime, "wall_ms", now_ms):
+            with patch.object(node.management.broker.runtime, "wall_ms", now_ms):
                 assert await browser.status() == status
 
     browse(node, story)
@@ -279,8 +279,8 @@ def test_loopback_only_user_cannot_use_the_cookie_elsewhere(node: Machine) -> No
         await browser.log_in()
         assert is_loopback("127.0.0.1")
         token = browser.cookie["Cookie"].partition("=")[2]
-        assert await node.management.session(token, "127.0.0.1") is not None
-        assert await node.management.session(token, "192.0.2.7") is None
+        assert await node.management.sessions.find(token, "127.0.0.1") is not None
+        assert await node.management.sessions.find(token, "192.0.2.7") is None
 
     browse(node, story)
 
@@ -309,7 +309,7 @@ def test_token_is_valid_with_a_shared_secret_during_a_rotation() -> None:
     rounds = [[OLD], [OLD, NEW], [NEW]]
     for one, other in ((0, 1), (1, 0), (1, 2), (2, 1)):
         sealed = Tokens("qq", lambda one=one: rounds[one]).seal(SESSION, USER)
-        assert len(sealed) < tokens.TOKEN_LENGTH_MAX
+        assert len(sealed) < session_tokens.TOKEN_LENGTH_MAX
         opened = Tokens("qq", lambda other=other: rounds[other]).open(sealed)
         assert opened is not None
         assert opened.session == SESSION
@@ -382,8 +382,8 @@ class Cluster:
         }
         for name, other in ("ab", "ba"):
             node = self.nodes[name]
-            others = OtherNodes(self._queries[name], lambda other=other: [other])
-            web_sessions.WebSessions.__init__(node, node._broker, others, "qq", lambda: [OLD])
+            queries = NodeQueries(self._queries[name], lambda other=other: [other])
+            node.sessions = WebSessions(node.broker, queries, "qq", lambda: [OLD])
 
     def _send(self, sender: str, receiver: str, message: Any) -> None:
         there = self._queries[receiver]
@@ -397,51 +397,51 @@ def begun_where_both_know_the_user(one: MachineManagement, other: MachineManagem
     """A session that has begun at one of two nodes."""
     user = one.machine.users["guest"]
     other.make(PutUser("guest", user.salt, user.hash, user.tags))
-    session = one.begin_session("guest")
+    session = one.sessions.begin("guest")
     assert session is not None
     return session
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_session_is_valid_at_all_nodes_and_ends_at_all(is_cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_sessions, "TELL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(web_sessions, "EXCHANGE_INTERVAL_S", 0.01)
 
     async def story() -> None:
         cluster = Cluster()
         one, other = cluster.nodes.values()
         session = begun_where_both_know_the_user(one, other)
-        assert await other.session(session.token, "::1") == session
+        assert await other.sessions.find(session.token, "::1") == session
         cluster.is_cut = is_cut
-        await one.end_session(session.token)
-        assert await one.session(session.token, "::1") is None
+        await one.sessions.end(session.token)
+        assert await one.sessions.find(session.token, "::1") is None
         if is_cut:  # it is heard of when there is a link again
-            assert await other.session(session.token, "::1") is not None
+            assert await other.sessions.find(session.token, "::1") is not None
             cluster.is_cut = False
-            watching = asyncio.ensure_future(other.watch_sessions())
+            watching = asyncio.ensure_future(other.sessions.watch())
             await asyncio.sleep(0.05)
             watching.cancel()
-        assert await other.session(session.token, "::1") is None
+        assert await other.sessions.find(session.token, "::1") is None
 
     asyncio.run(story())
 
 
 def test_missed_logout_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_sessions, "TELL_AGAIN_S", 0.01)
+    monkeypatch.setattr(web_sessions, "RESEND_S", 0.01)
 
     async def story() -> None:
         cluster = Cluster()
         one, other = cluster.nodes.values()
         session = begun_where_both_know_the_user(one, other)
         cluster.is_cut = True
-        watching = asyncio.ensure_future(one.watch_sessions())
-        await one.end_session(session.token)
+        watching = asyncio.ensure_future(one.sessions.watch())
+        await one.sessions.end(session.token)
         await asyncio.sleep(0.05)
-        assert await other.session(session.token, "::1") is not None
+        assert await other.sessions.find(session.token, "::1") is not None
         cluster.is_cut = False
         await asyncio.sleep(0.05)
         watching.cancel()
-        assert await other.session(session.token, "::1") is None
-        assert not one._untold
+        assert await other.sessions.find(session.token, "::1") is None
+        assert not one.sessions._unsent
 
     asyncio.run(story())
 
@@ -452,14 +452,14 @@ def test_recreated_user_with_the_same_hash_has_no_session(node: Machine) -> None
         ann = node.management.machine.users["ann"]
         both = ("users/ann", "DELETE", None), ("users/bulk-delete", "POST", {"users": ["ann", "x"]})
         for path, method, body in both:
-            before = node.management.begin_session("ann")
+            before = node.management.sessions.begin("ann")
             assert before is not None
             assert (await browser.ask(f"/api/{path}", method, headers=GUEST, json=body)).status == 204
             node.management.make(PutUser("ann", ann.salt, ann.hash, ann.tags))
-            assert await node.management.session(before.token, "::1") is None
-            after = node.management.begin_session("ann")
+            assert await node.management.sessions.find(before.token, "::1") is None
+            after = node.management.sessions.begin("ann")
             assert after is not None
-            assert await node.management.session(after.token, "::1") == after
+            assert await node.management.sessions.find(after.token, "::1") == after
 
     browse(node, story)
 
@@ -468,10 +468,10 @@ def test_session_of_a_user_just_created_at_a_peer_is_valid(node: Machine) -> Non
     async def story() -> None:
         elsewhere = MachineManagement()
         elsewhere.make(PutUser("ann", b"salt", b"h" * 32, ["monitoring"]))
-        session = elsewhere.begin_session("ann")
+        session = elsewhere.sessions.begin("ann")
         assert session is not None
         node.management.make_elsewhere(PutUser("ann", b"salt", b"h" * 32, ["monitoring"]))
-        assert await node.management.session(session.token, "::1") == session
+        assert await node.management.sessions.find(session.token, "::1") == session
 
     asyncio.run(story())
 
@@ -482,18 +482,18 @@ def test_node_that_was_away_keeps_sessions_that_it_cannot_judge(node: Machine) -
     async def story() -> None:
         elsewhere = MachineManagement()
         elsewhere.make(PutUser("ann", b"salt", b"h" * 32, ["monitoring"]))
-        session = elsewhere.begin_session("ann")
+        session = elsewhere.sessions.begin("ann")
         assert session is not None
-        broker = node.management._broker
+        broker = node.management.broker
         broker.live = True
-        asking = asyncio.ensure_future(node.management.session(session.token, "::1"))
+        asking = asyncio.ensure_future(node.management.sessions.find(session.token, "::1"))
         await asyncio.sleep(0)
         broker.submissions.give_up()
         with pytest.raises(Unavailable):
             await asking
         broker.submissions.applied(0)
         node.management.make(PutUser("ann", b"salt", b"h" * 32, ["monitoring"]))
-        assert await node.management.session(session.token, "::1") == session
+        assert await node.management.sessions.find(session.token, "::1") == session
 
     asyncio.run(story())
 
@@ -528,17 +528,17 @@ def test_session_of_a_token_ends_with_the_token_or_the_verifier(
     node: Machine,
 ) -> None:
     management, now_s = node.management, 1_900_000_000
-    runtime, logins = management._broker.runtime, management._broker.logins
+    runtime, logins = management.broker.runtime, management.broker.logins
     logins.verifier = cast("Any", "there is one")
     found = LoggedIn("ann", ["management"], Scopes(["tag:management"]), now_s + 600.9)
 
     def begun(at_s: int) -> WebLogin | None:
         with patch.object(runtime, "wall_ms", lambda: at_s * 1000):
-            return management.begin_vouched_session(found)
+            return management.sessions.begin_vouched(found)
 
     def is_good(token: str, at_s: int) -> bool:
         with patch.object(runtime, "wall_ms", lambda: at_s * 1000):
-            return asyncio.run(management.session(token, "127.0.0.1")) is not None
+            return asyncio.run(management.sessions.find(token, "127.0.0.1")) is not None
 
     session = begun(now_s)
     assert session is not None

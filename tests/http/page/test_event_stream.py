@@ -1,4 +1,4 @@
-"""Streams of what the page looks at: through a real server and a real client, with a real machine behind them."""
+"""Event streams of the page's views, through a real server and a real client, with a real machine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from qq.http.base.listener import HttpLimits
 from qq.http.base.login import Operator
 from qq.http.page import event_stream
 from qq.http.page.event_stream import Feed, Spent, Turns
-from qq.http.view import LoggedIn, Unavailable
 from qq.machine.protocol.commands import DeclareQueue, DeleteQueue
+from qq.management.errors import Unavailable
+from qq.management.reports.logins import LoggedIn
 from qq.scopes import Scopes
 from tests.http.fakes import PASSWORD, MachineManagement
 from tests.http.http_node import GUEST, Node, login
@@ -137,7 +138,7 @@ def test_unavailable_view_is_not_reported_as_gone(
         async with served(node) as client, look(client, "view=queue&vhost=%2F&name=a") as answer:
             told = events(answer)
             await anext(told)
-            monkeypatch.setattr(node.management, "wait_applied", unavailable)
+            monkeypatch.setattr(node.management.changes, "wait_applied", unavailable)
             node.management.make(DeleteQueue(0, 0, "a", False, False))
             return [await anext(told)]
 
@@ -157,7 +158,7 @@ def test_failed_view_is_retried(
             told = events(answer)
             seen = [(await anext(told))[0]]
             with monkeypatch.context() as failure:
-                failure.setattr(node.management, "wait_applied", failing)
+                failure.setattr(node.management.changes, "wait_applied", failing)
                 node.management.make(DeleteQueue(0, 0, "a", False, False))
                 seen.append((await anext(told))[1])
                 await asyncio.sleep(5 * event_stream.INTERVAL_S)
@@ -240,14 +241,14 @@ def test_view_of_several_streams_is_rendered_once(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = 0
-    rows = node.management.queues_by_name
+    rows = node.management.queues.rows_by_name
 
     async def counted(is_seen: Callable[[str], bool]) -> Any:
         nonlocal made
         made += 1
         return await rows(is_seen)
 
-    monkeypatch.setattr(node.management, "queues_by_name", counted)
+    monkeypatch.setattr(node.management.queues, "rows_by_name", counted)
     monkeypatch.setattr(event_stream, "INTERVAL_S", 60)
 
     async def story() -> None:

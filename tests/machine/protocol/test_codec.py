@@ -329,7 +329,7 @@ def test_command_must_have_a_number_of_its_own() -> None:
             command(taken)(int)
 
 
-def test_command_must_have_exactly_one_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_has_a_single_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     check_handlers(Enqueue, Commit)
     with pytest.raises(TypeError, match="Publish has two handlers"):
         handles(Publish, cost=1)(PublishHandlers.publish)

@@ -1,0 +1,45 @@
+"""The parts that all client sockets of a node share, whatever their protocol.
+
+Invariant: the composition root builds it completely, and it never changes.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from cluster.net.log_throttle import ThrottledLog
+
+if TYPE_CHECKING:
+    from cluster.net.connection_slots import ConnectionSlots
+    from qq.client_sockets.partial_messages import PartialMessages
+    from qq.config import NodeLimits
+
+LOG_LINES_PER_S = 10
+"""Log lines about unauthenticated connections, per second and kind."""
+
+
+def connection_log() -> ThrottledLog:
+    """Return a log for events of unauthenticated connections: at most LOG_LINES_PER_S lines a second of each kind."""
+    return ThrottledLog(logging.getLogger(__name__), LOG_LINES_PER_S)
+
+
+class ClientSockets(NamedTuple):
+    """The shared parts of a node's client sockets."""
+
+    slots: ConnectionSlots
+    """The connection slots: limit the clients, and the clients that have not authenticated."""
+    throttled_log: ThrottledLog
+    """The rate-limited log for events of clients that have not authenticated."""
+    partial_messages: PartialMessages
+    """Gives connections their turn while partly received messages take too much memory."""
+    limits: NodeLimits
+
+
+class Peer(NamedTuple):
+    """The address of a client."""
+
+    host: str
+    port: int
+    proxy_host: str = ""
+    """Address of the proxy that has sent `host` and `port`; empty without a proxy."""

@@ -1,0 +1,1 @@
+"""Changes and operations of users; each goes through the log."""

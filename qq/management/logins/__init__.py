@@ -1,0 +1,1 @@
+"""Logins over HTTP and web sessions of the management page."""

@@ -1,0 +1,1 @@
+"""Nodes and members of the cluster: reports, changes, leadership, maintenance, backups, diagnosis."""

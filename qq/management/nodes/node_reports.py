@@ -1,0 +1,191 @@
+"""Reports of nodes about themselves: resources, ports, alarms, logins.
+
+Invariant: only reads the state. Each node makes its own report, as plain data.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from cluster.membership.alarms import RESOURCES
+from cluster.raft.messages import Alarm
+from qq.management.reports.nodes import Listener, LoginCount, NodeReport, ResourceAlarm
+from qq.process import descriptors, memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cluster.configuration.configuration import PeerAddress
+    from cluster.group.group import Group
+    from cluster.runtime.histogram import Histogram
+    from qq.management.node_queries import NodeQueries
+    from qq.management.reports.catalog import Product
+    from qq.management.reports.nodes import CertificateFiles
+    from qq.sessions.broker import Broker
+
+TOPIC = "node"
+"""Topic of the question for a node's report."""
+_LOAD = Path("/proc/loadavg")
+"""Its fourth word has the runnable threads of the machine, a slash, and the number of all threads."""
+
+
+class PeerPorts(Protocol):
+    """Peer ports of other nodes. Implemented by `PeerLinks`."""
+
+    def place(self, peer: str, address: PeerAddress) -> PeerAddress:
+        """Return the address that this node must use for a peer with the configured `address`."""
+        ...
+
+    async def reach(self, peer: str, place: PeerAddress) -> bytes:
+        """Connect to a peer and return the id of its data directory.
+
+        Raises HandshakeError if another node listens there, and OSError.
+        """
+        ...
+
+    def why_apart_from(self, peer: str) -> str | None:
+        """Return why this node has no link with a member, or None for a linked or merely unreachable member."""
+        ...
+
+    def is_twice(self, peer: str) -> bool:
+        """Return whether a second process keeps using the name of a linked member."""
+        ...
+
+
+class OwnNode(NamedTuple):
+    """Facts about this node that neither its broker nor its group knows."""
+
+    product: Product
+    data_dir: str
+    connections_max: int
+    memory_limit_bytes: int
+    disk_free_limit_bytes: int
+    write_times: Histogram
+    """Times of all writes to the log, each with its sync."""
+    listeners: Callable[[], Sequence[Listener]]
+    """Returns the open ports."""
+    certificates: Sequence[CertificateFiles]
+    settings: Mapping[str, str]
+    common_settings: Mapping[str, str]
+    """Settings that should be equal on all nodes."""
+    cluster_secrets: Callable[[], Sequence[bytes]]
+    """Returns the secrets of the cluster in use now."""
+    peers: PeerPorts
+
+
+class NodeReports:
+    """Reports on nodes."""
+
+    def __init__(self, broker: Broker, group: Group, own: OwnNode, queries: NodeQueries) -> None:
+        self._broker = broker
+        self._queries = queries
+        self._group = group
+        self._own = own
+        self._began_s = broker.runtime.monotonic()
+        queries.answer(TOPIC, self.own_report)
+
+    async def reports(self) -> Mapping[str, NodeReport]:
+        """Return the reports of nodes about themselves, by name: this node, and those that answer within moments."""
+        answers = await self._queries.query_all(TOPIC)
+        found = [self.own_report(), *map(decode_report, answers.values())]
+        return {report.name: report for report in found if report is not None}
+
+    async def report(self, name: str) -> NodeReport | None:
+        """Return the report of a node about itself; None if the node does not answer."""
+        if name == self._broker.name:
+            return self.own_report()
+        return decode_report(await self._queries.query(name, TOPIC))
+
+    @property
+    def uptime_s(self) -> float:
+        """Return the seconds since this node started."""
+        return self._broker.runtime.monotonic() - self._began_s
+
+    def own_report(self) -> NodeReport:
+        """Return the report of this node about itself."""
+        broker, alarms, own = self._broker, self._group.alarms, self._own
+        counters, now_s = broker.counters, broker.runtime.monotonic()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        short_of = alarms.own(now_s)
+        return NodeReport(
+            name=broker.name,
+            pid=os.getpid(),
+            uptime_ms=int(self.uptime_s * 1000),
+            processors=len(os.sched_getaffinity(0)),
+            run_queue=int(_LOAD.read_text().split()[3].partition("/")[0]),
+            context_switches=usage.ru_nvcsw + usage.ru_nivcsw,
+            collections=sum(generation["collections"] for generation in gc.get_stats()),
+            memory_bytes=memory.resident_bytes(),
+            memory_limit_bytes=own.memory_limit_bytes,
+            memory_alarm=Alarm.MEMORY in short_of,
+            files=descriptors.in_use(),
+            files_max=descriptors.allowed(),
+            connections=len(broker.connections),
+            connections_max=own.connections_max,
+            connections_opened=counters.connections_opened,
+            connections_closed=counters.connections_closed,
+            channels_opened=counters.channels_opened,
+            channels_closed=counters.channels_closed,
+            disk_free_bytes=alarms.free_bytes,
+            disk_free_limit_bytes=own.disk_free_limit_bytes,
+            disk_alarm=Alarm.DISK in short_of,
+            log_bytes=self._group.journal.disk_bytes,
+            writes=sum(own.write_times.counts),
+            write_ms=own.write_times.total_s * 1000,
+            data_dir=own.data_dir,
+            listeners=own.listeners(),
+            logins=self._logins(),
+        )
+
+    def _logins(self) -> list[LoginCount]:
+        outcomes = self._broker.logins.outcomes
+        protocols = sorted({protocol for protocol, _ in outcomes})
+        return [
+            LoginCount(protocol, outcomes[protocol, True], outcomes[protocol, False])
+            for protocol in protocols
+        ]
+
+    def reset_logins(self) -> None:
+        """Set the counts of logins to 0."""
+        self._broker.logins.outcomes.clear()
+
+    def flaw(self) -> str | None:
+        """Return why this node does not take full part in its cluster, or None if it does."""
+        return self._group.own_status.flaw()
+
+    def alarms(self) -> Sequence[ResourceAlarm]:
+        """Return the alarms that connected nodes report."""
+        known = self._group.statuses.known()
+        return [
+            ResourceAlarm(name, resource)
+            for name, status in sorted(known.items())
+            if status is not None
+            for alarm, resource in RESOURCES.items()
+            if status.alarm & alarm
+        ]
+
+    def settings(self) -> Mapping[str, str]:
+        """Return the settings of this node, without secrets."""
+        return self._own.settings
+
+    def certificates(self) -> Sequence[CertificateFiles]:
+        """Return the certificates of this node's ports."""
+        return self._own.certificates
+
+
+def decode_report(answer: Any) -> NodeReport | None:
+    """Decode the report of a node; return None if it is missing or incomplete.
+
+    A later program may append further fields.
+    """
+    if not isinstance(answer, list) or len(answer) < len(NodeReport._fields):
+        return None
+    report = NodeReport(*answer[: len(NodeReport._fields)])
+    return report._replace(
+        listeners=[Listener(*each) for each in report.listeners],
+        logins=[LoginCount(*each) for each in report.logins],
+    )

@@ -1,0 +1,159 @@
+"""Reads ready messages of a queue without delivering them: the queue stays as it is.
+
+Invariant: pages are small, and other tasks run in between. The messages of a page are chosen at its beginning. The
+queue changes meanwhile, and messages that are no longer stored when they are to be read are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.sessions.entries import MessagesGone
+from qq.sessions.headers import delivered, published_to
+from qq.stored.editing import content
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from pamqp.commands import Basic
+
+    from qq.machine.protocol.death_history import FrozenHistories, History
+    from qq.machine.protocol.effects import CountContract
+    from qq.machine.queue.queue import Queue
+    from qq.ranges import Range
+    from qq.sessions.entries import Entries, Messages
+
+STEP_MESSAGES = 50
+"""Messages decoded at a time: about a millisecond of work."""
+STEP_BYTES = 256 * 1024
+"""Octets of messages decoded at a time; a larger message is decoded whole."""
+READ_AHEAD_RANGES = 64
+"""Ranges ahead of the current range whose entries are read from the disk together with it."""
+
+
+class Browsed(NamedTuple):
+    """A ready message in the form that a consumer would get now."""
+
+    offset: int
+    """Number of ready messages before it in the queue."""
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    properties: Basic.Properties
+    body: bytes
+
+
+async def browse(queue: Queue, entries: Entries, offset: int, count: int, bytes_max: int) -> list[Browsed]:
+    """Read up to `count` ready messages in delivery order, from position `offset` on.
+
+    Their bodies have at most `bytes_max` octets in all, but at least a single message is read. The list is empty only
+    if the queue has no more ready messages. The next page begins after the offset of the last message.
+    """
+    page: list[Browsed] = []
+    while count > 0 and not page:
+        histories, frozen = queue.histories.freeze(), queue.backlog.freeze()
+        # A thread, because skipping many messages takes long.
+        ranges = await asyncio.to_thread(frozen.browse, offset, count)
+        if not ranges:
+            break
+        messages = _messages(entries, ranges, histories, queue.count_contract, offset)
+        async with aclosing(messages):
+            async for message in messages:
+                bytes_max -= len(message.body)
+                if page and bytes_max < 0:
+                    break
+                page.append(message)
+        offset += count  # if all of them were removed meanwhile, the next page is read
+    return page
+
+
+async def _messages(
+    entries: Entries,
+    ranges: Sequence[Range],
+    histories: FrozenHistories,
+    count_contract: CountContract | None,
+    offset: int,
+) -> AsyncGenerator[Browsed]:
+    for number, messages in enumerate(ranges):
+        ahead = ranges[number : number + READ_AHEAD_RANGES]
+        history = histories.get(messages.history) if messages.history else None
+        for part in _steps(entries, messages):
+            for place, stored in await _read(entries, part, ahead):
+                for browsed in _browsed(stored, part, history, count_contract, offset + place):
+                    yield browsed
+            offset += part.count
+            await asyncio.sleep(0)
+
+
+def _steps(entries: Entries, messages: Range) -> Iterator[Range]:
+    step = max(min(STEP_MESSAGES, STEP_BYTES * messages.count // max(messages.size, 1)), 1)
+    at = 0
+    while at < messages.count:
+        part = messages.part(at, min(step, messages.count - at))
+        part = part.part(0, entries.portion(part))
+        yield part
+        at += part.count
+
+
+async def _read(entries: Entries, part: Range, ahead: Sequence[Range]) -> list[tuple[int, Messages]]:
+    """Return the messages of `part` that are still stored, each group with the position of its first message."""
+    try:
+        groups = await stored_messages(entries, part, ahead)
+    except MessagesGone:
+        if part.count == 1:
+            return []
+        singles = [(place, part.part(place, 1)) for place in range(part.count)]
+        found = [(place, await _read(entries, single, ahead)) for place, single in singles]
+        return [(place, stored) for place, groups in found for _, stored in groups]
+    placed: list[tuple[int, Messages]] = []
+    place = 0
+    for stored in groups:
+        placed.append((place, stored))
+        place += len(stored.messages)
+    return placed
+
+
+async def stored_messages(entries: Entries, part: Range, ahead: Sequence[Range]) -> list[Messages]:
+    """Return the messages of `part`, read from the disk if needed. Raises MessagesGone."""
+    return await _Reading(entries, part, ahead).whole
+
+
+class _Reading:
+    """A read of messages with a future for its caller.
+
+    An object instead of a function that passes itself as callback: the messages in such a reference cycle would stay in
+    memory until the garbage collector finds it.
+    """
+
+    def __init__(self, entries: Entries, part: Range, ahead: Sequence[Range]) -> None:
+        self.whole: asyncio.Future[list[Messages]] = asyncio.get_running_loop().create_future()
+        self._entries = entries
+        self._part = part
+        self._indexes = list(dict.fromkeys(following.index for following in ahead))
+        self._load()
+
+    def _load(self) -> None:
+        # Called when the entries are in memory. It must take the messages now, because the entries may be evicted
+        # again.
+        if self.whole.done():  # the caller has been cancelled
+            return
+        try:
+            stored = self._entries.messages(self._part)
+        except MessagesGone as gone:
+            self.whole.set_exception(gone)
+            return
+        if stored is not None:
+            self.whole.set_result(stored)
+        else:
+            self._entries.load(self._indexes, self._load)
+
+
+def _browsed(
+    stored: Messages, part: Range, history: History | None, count_contract: CountContract | None, offset: int
+) -> Iterator[Browsed]:
+    exchange, routing_key = published_to(stored, history)
+    framed = delivered(stored.messages, part, history, count_contract=count_contract)
+    for number, message in enumerate(framed, offset):
+        yield Browsed(number, exchange, routing_key, part.deliveries > 0, *content(message))

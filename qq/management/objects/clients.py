@@ -1,0 +1,349 @@
+"""Reports on connections and channels of all nodes.
+
+Each node knows details of its own clients that are not in the log: addresses, traffic, unacknowledged messages. It
+sends them to other nodes on request, as rows of plain data. If a node does not answer, its clients are shown with the
+data in the log only.
+
+Invariant: only reads the state. A row shows a connection or a channel at a single moment, in JSON's types.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.management.objects.client_names import ClientNames
+from qq.management.objects.sorted_objects import sort_in_slices
+from qq.management.reports.clients import ChannelHead, ConnectionHead
+from qq.management.slices import Slices
+from qq.management.statistics.client_watch import ClientWatch
+from qq.management.statistics.rates import Rates, deliveries_of, with_rates
+from qq.tables import json_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from cluster.group.group import Group
+    from qq.machine.catalog.catalog import ConnectionState
+    from qq.machine.handlers.core import SessionState
+    from qq.machine.machine import QueueMachine
+    from qq.management.node_queries import AnswerKeys, NodeQueries
+    from qq.sessions.broker import Broker
+    from qq.sessions.ports import Connection, Session
+    from qq.sessions.session_info import SessionCounts, SessionFacts, TlsFacts, Traffic
+
+PROTOCOL = "AMQP 0-9-1"
+"""Protocol shown for clients of nodes that do not answer."""
+CONNECTION_NAMES, SOME_CONNECTIONS = "connection-names", "some-connections"
+CHANNEL_NAMES, SOME_CHANNELS = "channel-names", "some-channels"
+"""Topics of questions between nodes."""
+
+_CHURN = "churn"
+_by_name = attrgetter("vhost", "name")
+
+Row = dict[str, Any]
+
+
+class _Octets(NamedTuple):
+    recv_oct: int
+    send_oct: int
+
+
+class ChannelNumbers(NamedTuple):
+    """Message counts of a channel, under RabbitMQ's names."""
+
+    publish: int
+    confirm: int
+    return_unroutable: int
+    deliver: int
+    deliver_no_ack: int
+    get: int
+    get_no_ack: int
+    get_empty: int
+    deliver_get: int
+    redeliver: int
+    ack: int
+
+
+class _Churn(NamedTuple):
+    """Counts of opened and closed connections, channels and queues, under RabbitMQ's names."""
+
+    connection_created: int
+    connection_closed: int
+    channel_created: int
+    channel_closed: int
+    queue_declared: int
+    queue_created: int
+    queue_deleted: int
+
+
+class ClientReports:
+    """Shows the connections and channels of all nodes."""
+
+    def __init__(self, broker: Broker, group: Group, queries: NodeQueries) -> None:
+        self._broker = broker
+        self._group = group
+        self._queries = queries
+        self._rates = Rates()
+        self.watch = ClientWatch()
+        self._connection_names: ClientNames[ConnectionState, str] = ClientNames(
+            broker.name, queries, CONNECTION_NAMES, self._own_connection_name
+        )
+        self._channel_names: ClientNames[SessionState, tuple[str, int]] = ClientNames(
+            broker.name, queries, CHANNEL_NAMES, self._own_channel_name
+        )
+        queries.answer_keys(SOME_CONNECTIONS, self._own_connections)
+        queries.answer_keys(SOME_CHANNELS, self._own_channels)
+
+    @property
+    def _machine(self) -> QueueMachine:
+        return self._broker.machine
+
+    async def connection_heads(self) -> Sequence[ConnectionHead]:
+        """Return the connections of all nodes, by `vhost` and `name`. This node requests each name once."""
+        connections = self._machine.catalog.connections
+        rows = list(connections.items())
+        names = await self._connection_names.find(rows)
+        heads: list[ConnectionHead] = []
+        slices = Slices()
+        for place, row in rows:
+            if connections.get(place) is row:
+                name = names.get(place) or _name_in_log(row)
+                heads.append(ConnectionHead(*place, name, row.vhost.name, row.user))
+            await slices.give_way()
+        return await sort_in_slices(heads, _by_name)
+
+    async def channel_heads(self) -> Sequence[ChannelHead]:
+        """Return the channels of all nodes that answer, by `vhost` and `name`, as `connection_heads` does."""
+        sessions = self._machine.sessions
+        channels = [item for item in list(sessions.items()) if item[1].user is not None]
+        names = await self._channel_names.find(channels)
+        heads: list[ChannelHead] = []
+        slices = Slices()
+        for place, session in channels:
+            if place in names and session.user is not None and sessions.get(place) is session:
+                connection, number = names[place]
+                name = _channel_name(connection, number)
+                heads.append(ChannelHead(*place, name, session.vhost.name, session.user, connection))
+            await slices.give_way()
+        return await sort_in_slices(heads, _by_name)
+
+    async def connections_of(self, heads: Sequence[ConnectionHead]) -> Sequence[Row]:
+        """Return these connections in their order. If a node does not answer, the data in the log is used."""
+        places = [(head.node, head.id) for head in heads]
+        answered = await self._rows_at(SOME_CONNECTIONS, self._own_connections, places)
+        rows = {(row["node"], row["id"]): row for row in answered}
+        connections = self._machine.catalog.connections
+        found: list[Row] = []
+        for head in heads:
+            key = head.node, head.id
+            if key in rows:
+                found.append(rows[key])
+            elif key in connections:  # otherwise it has just been closed
+                found.append(_logged_row(connections[key]))
+        return found
+
+    async def channels_of(self, heads: Sequence[ChannelHead]) -> Sequence[Row]:
+        """Return these channels in their order, without those of nodes that do not answer."""
+        places = [head[:2] for head in heads]
+        rows = {(row["node"], row["id"]): row for row in await self.channels_at(places)}
+        return [rows[place] for place in places if place in rows]
+
+    async def channels_at(self, places: Iterable[tuple[str, int]]) -> Sequence[Row]:
+        """Return the channels at these places (node, id), without those of nodes that do not answer."""
+        return await self._rows_at(SOME_CHANNELS, self._own_channels, places)
+
+    async def _rows_at(
+        self, topic: str, own_rows: AnswerKeys, places: Iterable[tuple[str, int]]
+    ) -> list[Row]:
+        """Return the rows of a topic at these places (node, number), without those of nodes that do not answer."""
+        numbers: dict[str, list[int]] = {}
+        for node, number in dict.fromkeys(places):
+            numbers.setdefault(node, []).append(number)
+        rows: list[Row] = []
+        slices = Slices()
+        for _, row in own_rows(numbers.pop(self._broker.name, [])):
+            rows.append(row)
+            await slices.give_way()
+        queries = [self._queries.rows_with_keys(node, topic, some) for node, some in numbers.items()]
+        return [*rows, *chain.from_iterable(await asyncio.gather(*queries))]
+
+    # Clients of this node
+
+    def churn(self) -> Mapping[str, Any]:
+        """Return counts of opened and closed connections and channels of this node, with their rates.
+
+        They include the queues of the cluster.
+        """
+        churn = self._churn()
+        return with_rates(churn._asdict(), self._rates.per_second(_CHURN, churn, self._group.time_ms()))
+
+    def _churn(self) -> _Churn:
+        counters, catalog = self._broker.counters, self._machine.catalog
+        return _Churn(
+            connection_created=counters.connections_opened,
+            connection_closed=counters.connections_closed,
+            channel_created=counters.channels_opened,
+            channel_closed=counters.channels_closed,
+            queue_declared=counters.queues_declared,
+            queue_created=catalog.queues_declared,
+            queue_deleted=catalog.queues_declared - catalog.queue_count,
+        )
+
+    async def sample(self) -> None:
+        """Sample the numbers of all clients of this node for their rates, and find slow clients."""
+        connections, sessions = self._broker.connections, self._broker.sessions
+        self._rates.sample(_CHURN, self._churn(), self._group.time_ms())
+        slices, watch = Slices(), self.watch
+        watch.begin_pass(self._group.time_ms())
+        for connection in list(connections.values()):
+            facts, now_ms = connection.facts(), self._group.time_ms()
+            self._rates.sample(connection.id, _octets(facts.traffic), now_ms)
+            is_held = self._broker.throttle.holds(connection.id)
+            watch.check(connection, facts, is_held=is_held, now_ms=now_ms)
+            await slices.give_way()
+        watch.end_pass()
+        for session in list(sessions.values()):
+            facts = session.facts()
+            if facts is not None:
+                self._rates.sample(session.session, channel_numbers(facts.counts), self._group.time_ms())
+            await slices.give_way()
+        self._rates.end_pass()
+
+    def _own_connection_name(self, number: int) -> str | None:
+        connection = self._broker.connections.get(number)
+        return None if connection is None else connection.name
+
+    def _own_channel_name(self, number: int) -> tuple[str, int] | None:
+        session = self._broker.sessions.get(number)
+        facts = None if session is None else session.facts()
+        return None if session is None or facts is None else (session.connection.name, facts.number)
+
+    def _own_connections(self, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
+        catalog, connections = self._machine.catalog, self._broker.connections
+        for number in numbers:
+            connection = connections.get(number)
+            row = catalog.connections.get((self._broker.name, number))
+            if connection is not None and row is not None:
+                yield number, self._connection_row(connection, row)
+
+    def _connection_row(self, connection: Connection, row: ConnectionState) -> Row:
+        facts, properties = connection.facts(), json_value(connection.client_properties)
+        octets = _octets(facts.traffic)
+        rates = self._rates.per_second(connection.id, octets, self._group.time_ms())
+        is_held = facts.is_blocked or self._broker.throttle.holds(row.id)
+        name = properties.get("connection_name")
+        return _logged_row(row) | {
+            "state": "closing" if row.closing else "flow" if is_held else "running",
+            "name": connection.name,
+            "user_provided_name": name if isinstance(name, str) else None,
+            "protocol": connection.protocol,
+            "host": facts.host,
+            "port": facts.port,
+            "peer_host": connection.peer_host,
+            "peer_port": connection.peer_port,
+            "channels": connection.channel_count,
+            "client_properties": properties,
+            "connected_at": facts.connected_at_ms,
+            "auth_mechanism": facts.auth_mechanism,
+            "frame_max": facts.frame_max,
+            "channel_max": facts.channel_max,
+            "timeout": facts.timeout_s,
+            "recv_cnt": facts.traffic.reads,
+            "send_cnt": facts.traffic.writes,
+            "send_pend": facts.traffic.octets_waiting,
+            **with_rates(octets._asdict(), rates),
+            **_tls(facts.tls),
+        }
+
+    def _own_channels(self, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
+        sessions = self._broker.sessions
+        for number in numbers:
+            session = sessions.get(number)
+            facts = None if session is None else session.facts()
+            if session is not None and facts is not None:
+                yield number, self._channel_row(session, facts)
+
+    def _channel_row(self, session: Session, facts: SessionFacts) -> Row:
+        connection = session.connection
+        numbers = channel_numbers(facts.counts)
+        rates = self._rates.per_second(session.session, numbers, self._group.time_ms())
+        is_held = connection.facts().is_blocked or self._broker.throttle.holds(connection.id)
+        return {
+            "id": session.session,
+            "name": _channel_name(connection.name, facts.number),
+            "node": self._broker.name,
+            "number": facts.number,
+            "user": connection.user,
+            "user_who_performed_action": connection.user,
+            "vhost": connection.vhost,
+            "state": "flow" if is_held else "running",
+            "confirm": facts.confirming,
+            "transactional": facts.transactional,
+            "consumer_count": facts.consumers,
+            "messages_unacknowledged": facts.unacknowledged,
+            "messages_unconfirmed": facts.unconfirmed,
+            "messages_uncommitted": facts.uncommitted,
+            "acks_uncommitted": facts.uncommitted_acks,
+            "prefetch_count": facts.prefetch,
+            "global_prefetch_count": facts.prefetch_of_all,
+            "connection_details": {
+                "name": connection.name,
+                "peer_host": connection.peer_host,
+                "peer_port": connection.peer_port,
+            },
+            "message_stats": with_rates(numbers._asdict(), rates),
+        }
+
+
+def _name_in_log(row: ConnectionState) -> str:
+    return f"{row.node}:{row.id}"
+
+
+def _channel_name(connection: str, number: int) -> str:
+    return f"{connection} ({number})"
+
+
+def _logged_row(row: ConnectionState) -> Row:
+    """Return the row of a connection with the data in the log only."""
+    return {
+        "id": row.id,
+        "name": _name_in_log(row),
+        "node": row.node,
+        "vhost": row.vhost.name,
+        "user": row.user,
+        "user_who_performed_action": row.user,
+        "state": "closing" if row.closing else "running",
+        "protocol": PROTOCOL,
+        "type": "network",
+        "client_properties": {},
+    }
+
+
+def _tls(facts: TlsFacts | None) -> Row:
+    """Return the TLS fields of a row. OpenSSL's cipher name includes key exchange and hash."""
+    if facts is None:
+        shown: Row = dict.fromkeys(("ssl_protocol", "ssl_key_exchange", "ssl_cipher", "ssl_hash"))
+    else:
+        shown = {
+            "ssl_protocol": facts.version.lower(),
+            "ssl_key_exchange": None,
+            "ssl_cipher": facts.cipher,
+            "ssl_hash": None,
+        }
+    return shown | {
+        "ssl": facts is not None,
+        "peer_cert_subject": facts.subject if facts else None,
+        "peer_cert_issuer": facts.issuer if facts else None,
+        "peer_cert_validity": facts.validity if facts else None,
+    }
+
+
+def _octets(traffic: Traffic) -> _Octets:
+    return _Octets(traffic.octets_in, traffic.octets_out)
+
+
+def channel_numbers(counts: SessionCounts) -> ChannelNumbers:
+    return ChannelNumbers(counts.published, counts.confirmed, counts.returned, *deliveries_of(counts))

@@ -1,0 +1,1 @@
+"""Reports of management, as plain data."""

@@ -1,0 +1,1 @@
+"""Rates, totals, histories and findings from samples every few seconds."""

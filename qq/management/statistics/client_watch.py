@@ -1,0 +1,79 @@
+"""Finds clients that wait or do not read, and the heaviest tenants, with each sample of this node's connections.
+
+Invariant: bounded by the number of connections; a check of a connection costs a microsecond.
+"""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from qq.diagnosis.limits import TenantUse
+from qq.diagnosis.node_rules import REPORTED_MAX, SlowReader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.sessions.ports import Connection
+    from qq.sessions.session_info import ConnectionFacts
+
+UNREAD_OCTETS = 256 * 1024
+"""Octets that a client must leave unread to count as a slow reader."""
+UNREAD_MS = 30_000
+"""Milliseconds after which a slow reader is reported."""
+
+
+class ClientWatch:
+    """Findings about the clients of this node."""
+
+    def __init__(self) -> None:
+        self.blocked = 0
+        """Connections with publishing stopped by an alarm or a limit at the last sample."""
+        self.slow_readers: Sequence[SlowReader] = ()
+        self.tenants: Sequence[TenantUse] = ()
+        """The tenants with most traffic between the last two samples."""
+        self.octets_per_s = 0.0
+        """Octets per second that all clients together sent and received."""
+        self._octets: dict[int, int] = {}
+        """Octets that each connection had sent and received at the last sample, by its number."""
+        self._unread_since: dict[int, int] = {}
+        self._began_ms = 0
+        self._begin(0)
+
+    def _begin(self, now_ms: int) -> None:
+        self._last_ms, self._began_ms = self._began_ms, now_ms
+        self._now_blocked = 0
+        self._now_octets: dict[int, int] = {}
+        self._now_unread: dict[int, int] = {}
+        self._unread: list[SlowReader] = []
+        self._used: dict[tuple[str, str], list[int]] = {}
+
+    def begin_pass(self, now_ms: int) -> None:
+        self._begin(now_ms)
+
+    def check(self, connection: Connection, facts: ConnectionFacts, *, is_held: bool, now_ms: int) -> None:
+        """Check a connection, once in a pass. `is_held` says whether a limit delays its publishing."""
+        number, traffic = connection.id, facts.traffic
+        self._now_blocked += facts.is_blocked or is_held
+        octets = traffic.octets_in + traffic.octets_out
+        self._now_octets[number] = octets
+        used = self._used.setdefault((connection.vhost, connection.user), [0, 0])
+        used[0] += octets - self._octets.get(number, 0)
+        used[1] += 1
+        if traffic.octets_waiting >= UNREAD_OCTETS:
+            since_ms = self._now_unread[number] = self._unread_since.get(number, now_ms)
+            if now_ms - since_ms >= UNREAD_MS:
+                self._unread.append(SlowReader(connection.name, traffic.octets_waiting, since_ms))
+
+    def end_pass(self) -> None:
+        seconds = max(self._began_ms - self._last_ms, 1) / 1000 if self._last_ms else 0.0
+        self.blocked = self._now_blocked
+        self.slow_readers = nlargest(REPORTED_MAX, self._unread, key=attrgetter("octets"))
+        tenants = [
+            TenantUse(vhost, user, octets / seconds if seconds else 0.0, connections)
+            for (vhost, user), (octets, connections) in self._used.items()
+        ]
+        self.octets_per_s = sum(tenant.octets_per_s for tenant in tenants)
+        self.tenants = nlargest(REPORTED_MAX, tenants, key=attrgetter("octets_per_s"))
+        self._octets, self._unread_since = self._now_octets, self._now_unread

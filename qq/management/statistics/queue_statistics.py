@@ -1,0 +1,212 @@
+"""Samples of all queues every few seconds: their rates, totals of virtual hosts, and faults of queues and consumers.
+
+Invariant: only reads the machine, in slices. A queue without a new revision costs nearly no work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from qq.diagnosis.queue_watch import HeldFacts, HeldWatch, QueueFacts, QueueWatch
+from qq.machine.protocol.commands import LIVE_UNLIMITED
+from qq.management.slices import Slices
+from qq.management.statistics.entry_times import EntryTimes
+from qq.management.statistics.rates import QueueNumbers, Rates, numbers_of
+from qq.management.statistics.totals import (
+    ExchangeNumbers,
+    KeptSamples,
+    VhostNumbers,
+    VhostTotals,
+    exchange_numbers,
+)
+from qq.metrics.counters import ClusterTotals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cluster.group.group import Group
+    from qq.machine.catalog.catalog import Catalog
+    from qq.machine.machine import QueueMachine
+    from qq.machine.queue.queue import Consumer, Queue
+    from qq.management.reports.rows import Samples
+    from qq.sessions.broker import Broker
+
+QUEUES_PER_SAMPLE = 200
+"""Queues sampled at a time: about a millisecond of work."""
+CONSUMERS_READ_MAX = 10
+"""Maximum number of consumers of a queue whose prefetch is read."""
+
+
+class QueueStatistics:
+    """Samples queues, and reports rates, totals and findings from the samples."""
+
+    def __init__(self, broker: Broker, group: Group) -> None:
+        self._broker = broker
+        self._group = group
+        self.rates = Rates()
+        """Rates of each queue, by queue number."""
+        self._catalog: Catalog | None = None
+        """The catalog that was sampled last; loading a state replaces it."""
+        self._revisions: dict[int, int] = {}
+        """Revision of each queue at its last sample, by queue number."""
+        self._sampled: dict[int, int] = {}
+        """Revisions of the queues sampled in the pass under way."""
+        self._vhost_totals = VhostTotals()
+        self._counts = False
+        """Whether the samples are from after the start, and not from the replay of the log."""
+        self._kept_samples = KeptSamples()
+        self.entry_times = EntryTimes()
+        self.queue_watch = QueueWatch()
+        self.held_watch = HeldWatch()
+        self.totals: ClusterTotals | None = None
+        """Totals of the cluster at the last sample; None before the first sample."""
+        self.own_consumers = 0
+        """Consumers of this node's clients at the last sample."""
+
+    @property
+    def _machine(self) -> QueueMachine:
+        return self._broker.machine
+
+    async def sample(self) -> None:
+        """Sample the numbers of all queues for their rates, totals and diagnosis."""
+        self.entry_times.record(self._group.engine.applied_index, self._group.time_ms())
+        if self._machine.catalog is not self._catalog:
+            self._catalog, self._revisions = self._machine.catalog, {}
+        if self._broker.live and not self._counts:
+            self._counts = True
+            self.rates, self._revisions, self._vhost_totals = Rates(), {}, VhostTotals()
+        queues = list(self._machine.queues())
+        for start in range(0, len(queues), QUEUES_PER_SAMPLE):
+            now_ms = self._group.time_ms()
+            for queue in queues[start : start + QUEUES_PER_SAMPLE]:
+                self._sample_queue(queue, now_ms)
+            await asyncio.sleep(0)
+        self.rates.end_pass()
+        self._revisions, self._sampled = self._sampled, {}
+        self.queue_watch.end_pass()
+        self._vhost_totals.end_pass(self._machine.vhosts.values(), self._group.time_ms())
+        for key in self._kept_samples.watched_keys():
+            numbers = self.numbers(key)
+            if numbers is not None:
+                self._kept_samples.record(key, numbers, self._group.time_ms())
+        catalog = self._machine.catalog
+        together = self.vhost_totals()
+        self.totals = ClusterTotals(
+            queues=catalog.queue_count,
+            queues_created=catalog.queues_declared,
+            queues_deleted=catalog.queues_declared - catalog.queue_count,
+            messages_ready=together.messages_ready,
+            messages_unacked=together.messages_unacknowledged,
+        )
+        self.own_consumers = await self._check_consumers()
+
+    def _sample_queue(self, queue: Queue, now_ms: int) -> None:
+        number, before = queue.number, self.rates.last(queue.number)
+        # While messages wait for consumers, their waiting time changes without a new revision.
+        is_counted = queue.revision == self._revisions.get(number) and not queue.waiting_since_ms
+        numbers = numbers_of(queue, now_ms) if before is None or not is_counted else before
+        self._sampled[number] = queue.revision
+        is_same = numbers == before
+        if before is not None and is_same:
+            numbers = before  # keep equal numbers once
+        self.rates.sample(number, numbers, now_ms)
+        if is_same and not numbers.messages and not self.queue_watch.knows(number):
+            return  # true for most queues when there are very many
+        self._vhost_totals.add(queue.vhost, before, numbers)
+        self.queue_watch.check(_facts(queue, before, numbers), now_ms)
+
+    async def _check_consumers(self) -> int:
+        """Find consumers that hold messages for long; return the number of this node's own consumers."""
+        own, slices = 0, Slices()
+        for consumer in list(self._machine.consumers.values()):
+            own += consumer.live and consumer.node == self._broker.name
+            since_ms = consumer.out_since_ms()
+            if since_ms is not None:
+                self._check_held(consumer, since_ms)
+            await slices.give_way()
+        self.held_watch.end_pass()
+        return own
+
+    def _check_held(self, consumer: Consumer, since_ms: int) -> None:
+        queue = consumer.queue
+        timeout_ms = queue.timeout_ms(consumer)
+        outage_ms = self._machine.outage_ms
+        if timeout_ms and self._group.time_ms() - outage_ms - since_ms > timeout_ms // 2:
+            held = len(consumer.unacked)
+            facts = HeldFacts(
+                queue.vhost, queue.name, consumer.tag, consumer.node, since_ms + outage_ms, timeout_ms, held
+            )
+            self.held_watch.record(facts)
+
+    def vhost_stats(self, is_visible: Callable[[str], bool]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return the events in some virtual hosts since this node started, and the messages in their queues.
+
+        Each number has its rate beside it, as NAME_details. All are of the last sample, some seconds ago.
+        """
+        vhosts = [vhost for vhost in self._machine.vhosts.values() if is_visible(vhost.name)]
+        return self._vhost_totals.stats(vhosts, self._group.time_ms())
+
+    def exchange_stats(self, vhost: str, name: str) -> Mapping[str, Any]:
+        """Return the publish counts of an exchange since this node started, with rates; {} before the first publish."""
+        known = self._machine.vhosts.get(vhost)
+        return {} if known is None else self._vhost_totals.exchange_stats(known, name, self._group.time_ms())
+
+    def samples(self, key: tuple[str, ...], wanted: Samples) -> Mapping[str, Mapping[str, Any]]:
+        """Return earlier values of each number of an object, the newest first, with their average and its rate.
+
+        A key is ("queue", VHOST, NAME), ("exchange", VHOST, NAME), ("vhost", NAME) or ("all",). The samples of an
+        object are kept from the first request for them on.
+        """
+        numbers = self.numbers(key)
+        if numbers is None:
+            return {}
+        return self._kept_samples.details(key, numbers, wanted, self._group.time_ms())
+
+    def numbers(self, key: tuple[str, ...]) -> QueueNumbers | VhostNumbers | ExchangeNumbers | None:
+        """Return the numbers of an object, or None if it does not exist. Keys are those of `samples`."""
+        vhost = self._machine.vhosts.get(key[1]) if len(key) > 1 else None
+        match key:
+            case ("queue", _, name) if vhost is not None and name in vhost.queues:
+                return numbers_of(vhost.queues[name], self._group.time_ms())
+            case ("exchange", _, name) if vhost is not None:
+                return exchange_numbers(vhost, name)
+            case ("vhost", _) if vhost is not None:
+                return self._vhost_totals.of_vhost(vhost)
+            case ("all",):
+                return self.vhost_totals()
+            case _:
+                return None
+
+    def vhost_totals(self) -> VhostNumbers:
+        """Return the numbers of all virtual hosts together."""
+        return self._vhost_totals.of_all(self._machine.vhosts.values())
+
+
+def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> QueueFacts:
+    """Return the facts for judging a queue. `before` are the numbers of its last sample; None at the first sample."""
+    return QueueFacts(
+        number=queue.number,
+        vhost=queue.vhost,
+        name=queue.name,
+        ready=numbers.messages_ready,
+        unacked=numbers.messages_unacknowledged,
+        consumers=queue.consumers,
+        dying=queue.dead_count,
+        acknowledged=numbers.ack,
+        waited_ms=numbers.waited_ms,
+        # A count decreases only when a state was loaded: then counting starts again.
+        failed=max(0, numbers.failed - (before.failed if before else 0)),
+        refused=max(0, numbers.reject_publish - (before.reject_publish if before else 0)),
+        prefetch=_prefetch(queue) if queue.waiting_since_ms else 0,
+        taken=numbers.deliver_get,
+        expires_to_exchange=queue.settings.dead_letter_exchange is not None
+        and queue.backlog.expires_ms() > 0,
+    )
+
+
+def _prefetch(queue: Queue) -> int:
+    """Return the largest prefetch among some consumers of a queue; 0 if any of them has no limit."""
+    some = [0 if each.no_ack else each.prefetch for each in islice(queue.holders, CONSUMERS_READ_MAX)]
+    return 0 if 0 in some or LIVE_UNLIMITED in some else max(some, default=0)
