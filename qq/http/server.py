@@ -11,7 +11,7 @@ import asyncio
 import logging
 from contextlib import nullcontext
 from time import thread_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 
@@ -51,8 +51,6 @@ HANDLER_S = 0.002
 """Seconds of processor time that a handler takes for a full buffer of bytes that are costly to parse."""
 COSTLY_SLICE_BYTES = 2048
 """Bytes are costly to parse if fewer than these take TURN_S / 2."""
-HANDLER_WAIT_S = 0.01
-"""Seconds until unparsed data is tried again while aiohttp accepts no more."""
 SLICE_BYTES_MIN = 256
 """Bytes parsed at a time at least: 0.5 ms if the body consists of chunks of a single octet."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -153,6 +151,18 @@ class HttpServer:
             slot.release()
 
 
+class _Transport:
+    """The transport of a connection as aiohttp has it: pauses reading only as far as the connection allows."""
+
+    def __init__(self, transport: asyncio.Transport, connection: _HttpConnection) -> None:
+        self._transport = transport
+        self.pause_reading = connection.pause_parsing
+        self.resume_reading = connection.resume_parsing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class _HttpConnection(asyncio.BufferedProtocol):
     """A connection: stands between the socket and aiohttp, and enforces the limits of time, memory and work."""
 
@@ -167,10 +177,9 @@ class _HttpConnection(asyncio.BufferedProtocol):
         self._unparsed = bytearray()
         self._slice_bytes = SLICE_BYTES_MIN
         """Bytes parsed at a time. It follows the cost of the last bytes, and the room in aiohttp's buffers."""
-        self._is_lost = False
         self._awaits_turn = False
-        self._has_paused_reading = False
-        """Whether reading is paused because of unparsed data. aiohttp pauses it, too, for reasons of its own."""
+        self._is_full = False
+        """Whether aiohttp takes no data now: its buffers are full, or the connection is closed."""
         self._allowed_bytes: int | None = HEADER_BYTES_MAX
         """Bytes that may come before the next request begins; None during a request."""
         self._skips_body = False
@@ -178,7 +187,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport: asyncio.Transport = transport
-        self._inner.connection_made(transport)
+        self._inner.connection_made(cast("asyncio.Transport", _Transport(transport, self)))
         if not self._slot.is_taken:
             transport.abort()
             return
@@ -198,7 +207,8 @@ class _HttpConnection(asyncio.BufferedProtocol):
     def _too_slow(self) -> None:
         self._transport.abort()
 
-    def get_buffer(self, _: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        del sizehint
         return self._server.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -206,49 +216,46 @@ class _HttpConnection(asyncio.BufferedProtocol):
             self._is_idle = False
             self._expect_within(self._server.limits.header_timeout_s)
         self._unparsed += self._server.read_buffer[:nbytes]
-        if not self._awaits_turn:
+        self._ask_turn()
+        if self._unparsed and not self._transport.is_closing():
+            self._transport.pause_reading()  # until all is parsed
+
+    def pause_parsing(self) -> None:
+        """Keep data back, because aiohttp's buffers are full."""
+        self._is_full = True
+
+    def resume_parsing(self) -> None:
+        self._is_full = False
+        if self._unparsed:
             self._ask_turn()
-        self._read_if_parsed()
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _ask_turn(self) -> None:
-        self._awaits_turn = True
-        self._server.turns.ask(self._slot.source, self._take_turn)
+        if not self._awaits_turn and not self._is_full:
+            self._awaits_turn = True
+            self._server.turns.ask(self._slot.source, self._take_turn)
 
     def _take_turn(self) -> float:
         """Parse for TURN_S, and return the seconds that the handler of the request will need for it."""
-        self._awaits_turn = False
-        if self._is_lost:
-            return 0.0
-        if self._has_paused_reading and not self._transport.is_closing():
-            # So a pause after the next lines is aiohttp's.
-            self._has_paused_reading = False
-            self._transport.resume_reading()
         began_s = now_s = thread_time()
-        while self._unparsed and self._transport.is_reading() and now_s < began_s + TURN_S:
+        while self._unparsed and not self._is_full and now_s < began_s + TURN_S:
             part = bytes(self._unparsed[: self._slice_bytes])
             del self._unparsed[: self._slice_bytes]
             self._parse(part)
             slice_began_s, now_s = now_s, thread_time()
-            if now_s - slice_began_s > TURN_S / 2 or not self._transport.is_reading():
+            if now_s - slice_began_s > TURN_S / 2 or self._is_full:
                 self._slice_bytes = max(self._slice_bytes // 2, SLICE_BYTES_MIN)
             else:
                 self._slice_bytes = min(self._slice_bytes * 2, READ_BYTES)
+        self._awaits_turn = False
         if self._transport.is_closing():
             self._unparsed.clear()
-        elif self._unparsed and self._transport.is_reading():
-            self._ask_turn()
         elif self._unparsed:
-            self._awaits_turn = True
-            asyncio.get_running_loop().call_later(HANDLER_WAIT_S, self._ask_turn)
-        has_filled_buffer = not self._transport.is_reading()
-        self._read_if_parsed()
-        return HANDLER_S if has_filled_buffer and self._slice_bytes < COSTLY_SLICE_BYTES else 0.0
-
-    def _read_if_parsed(self) -> None:
-        """Pause reading while data is unparsed. The next turn resumes it."""
-        if self._unparsed and not self._transport.is_closing() and self._transport.is_reading():
-            self._has_paused_reading = True
-            self._transport.pause_reading()
+            self._ask_turn()
+        elif not self._is_full:
+            self._transport.resume_reading()
+        return HANDLER_S if self._is_full and self._slice_bytes < COSTLY_SLICE_BYTES else 0.0
 
     def _parse(self, data: bytes) -> None:
         if self._allowed_bytes is not None:
@@ -283,8 +290,8 @@ class _HttpConnection(asyncio.BufferedProtocol):
         if self._stalled is not None:
             self._stalled.cancel()
         self._slot.release()
-        self._is_lost = True
         self._unparsed.clear()
+        self._is_full = True
         self._inner.connection_lost(exc)
 
     # Called by the middlewares

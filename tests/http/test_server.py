@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter
 from qq.http.app import build_app
 from qq.http.app import serve as serve_http
 from qq.http.base.listener import HttpLimits, listen
-from qq.http.server import FIELDS_MAX, SKIPPED_BYTES_MAX, HttpServer
+from qq.http.server import FIELDS_MAX, READ_BYTES, SKIPPED_BYTES_MAX, HttpServer, _HttpConnection
 from qq.management.errors import LoginThrottled, Unavailable
 from qq.management.reports.logins import LoggedIn
 from qq.management.reports.queues import QueueStatus
@@ -354,6 +355,9 @@ def test_flood_without_a_login_leaves_the_loop_free(run: Callable[..., None], fl
             client = await Client.connect(server)
             assert await asyncio.wait_for(ask(client), 1) == 200
         assert longest[0] < 0.03
+        connections = [each for each in gc.get_objects() if isinstance(each, _HttpConnection)]
+        assert connections
+        assert max(len(each._unparsed) for each in connections) <= READ_BYTES
 
     run(story)
 
