@@ -423,6 +423,9 @@ class NodeConfig:
     http_host: str = "127.0.0.1"
     peer_host: str = "127.0.0.1"
 
+    metrics_need_login: bool = False
+    """Whether metrics are only for users with the tag monitoring or administrator."""
+
     default_user: str = _KNOWN_TO_ALL
     """The user that is created, with the tag administrator, if the cluster has no users."""
     default_password: str = field(default=_KNOWN_TO_ALL, repr=False)
@@ -585,6 +588,7 @@ def _read(reader: _SettingsReader) -> NodeConfig:
         amqps_host=text("listen", "amqps_host", amqp_host),
         http_host=text("listen", "http_host", default.http_host),
         peer_host=text("listen", "peer_host", default.peer_host),
+        metrics_need_login=reader.flag("listen", "metrics_need_login", default.metrics_need_login),
         **reader.default_user(default),
         proxy_protocol_from=reader.networks("listen", "proxy_protocol_from"),
         limits=reader.limits(),

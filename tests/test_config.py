@@ -263,6 +263,11 @@ def test_custom_default_user_needs_its_own_password(file: Path) -> None:
     assert loaded(file, local).default_password == "guest"
 
 
+def test_metrics_need_a_login_if_set(file: Path) -> None:
+    assert not loaded(file, GOOD).metrics_need_login
+    assert loaded(file, GOOD + "[listen]\nmetrics_need_login = true\n").metrics_need_login
+
+
 def test_networks_of_proxies(file: Path) -> None:
     assert loaded(file, GOOD).proxy_protocol_from == ()
     text = GOOD + '[listen]\nproxy_protocol_from = ["10.0.0.0/8", "fd00::/8", "192.0.2.1"]\n'

@@ -82,7 +82,7 @@ def build_app(
         middlewares=[
             strangers_watched,
             errors_as_json,
-            login_required(view, management),
+            login_required(view, management, metrics_need_login=limits.metrics_need_login),
             users_bounded(limits),
         ],
         client_max_size=REQUEST_BYTES_MAX,

@@ -219,7 +219,7 @@ async def start(
     disk = closing.enter_context(_opened(config.data_dir, open_disk))
     links = _make_links(config, files, machine)
     closing.push_async_callback(links.stop)
-    http_limits = parts.http_limits(config.limits, shares.http)
+    http_limits = parts.http_limits(config, shares.http)
     http = await HttpPort.open(config.http_host, config.address.http_port, http_limits, failure.come)
     closing.push_async_callback(http.close)
 

@@ -19,7 +19,7 @@ from qq.management.reports.nodes import CertificateFiles, Listener
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
-    from qq.config import NodeAddress, NodeConfig, NodeLimits, Seed
+    from qq.config import NodeAddress, NodeConfig, Seed
     from qq.oauth2.code_flow import CodeFlow
     from qq.oauth2.verifier import Verifier
     from qq.tracing.tracer import OpenTelemetryTracer
@@ -71,14 +71,16 @@ HTTP_REQUESTS_MAX = 128
 """Concurrent requests of users, unless configured otherwise: each may take as much memory as its body."""
 
 
-def http_limits(limits: NodeLimits, connections: int) -> HttpLimits:
+def http_limits(config: NodeConfig, connections: int) -> HttpLimits:
     """Return the settings of the HTTP server for this number of connections."""
+    limits = config.limits
     return HttpLimits(
         connections=connections,
         requests=limits.http_request_max or min(connections // 2, HTTP_REQUESTS_MAX),
         header_timeout_s=limits.http_header_timeout_s,
         body_timeout_s=limits.http_body_timeout_s,
         idle_timeout_s=limits.http_idle_timeout_s,
+        metrics_need_login=config.metrics_need_login,
     )
 
 

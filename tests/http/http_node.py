@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from yarl import URL
 
 from qq.http.app import build_app
+from qq.http.base.listener import HttpLimits
 from qq.machine.protocol.commands import PutUser, SetPermissions
 from tests.http.fakes import PASSWORD, FakeView, MachineManagement
 
@@ -68,10 +69,11 @@ class Node(Generic[M]):
         self.view = FakeView()
         self.management = management
         self.registry = CollectorRegistry()
+        self.limits = HttpLimits()
 
     @cached_property
     def app(self) -> Application:
-        return build_app(self.view, self.management, self.registry)
+        return build_app(self.view, self.management, self.registry, self.limits)
 
     def ask(self, path: str, method: str = "GET", **options: Any) -> Answer:
         async def ask(client: Client) -> Answer:

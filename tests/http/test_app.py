@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from qq.errors import StartError
 from qq.http.app import build_app
-from qq.http.base.listener import listen
+from qq.http.base.listener import HttpLimits, listen
 from tests.http.fakes import FakeManagement, FakeView
-from tests.http.http_node import GUEST, Node
+from tests.http.http_node import GUEST, Node, login
 
 
 @pytest.fixture
@@ -219,3 +219,17 @@ def test_port_in_use_is_reported_in_a_single_line() -> None:
 
     with pytest.raises(StartError, match=r"^HTTP cannot listen on 127\.0\.0\.1:\d+: "):
         asyncio.run(listen_twice())
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/metrics", "/metrics/per-object", "/metrics/detailed?family=queue_metrics", "/%6detrics", "/metrics/x"],
+)
+def test_metrics_need_a_login_if_the_setting_says_so(node: Node[FakeManagement], path: str) -> None:
+    node.limits = HttpLimits(metrics_need_login=True)
+    node.view.tags |= {"scraper": ["monitoring"], "ann": ["management"]}
+    for stranger in ({}, login("ann")):
+        assert node.ask(path, headers=stranger).status == 401
+    for user in ("scraper", "guest"):
+        assert node.ask(path, headers=login(user)).status in (200, 404)
+    assert node.ask("/livez").status == 200

@@ -25,6 +25,8 @@ class HttpLimits(NamedTuple):
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 60.0
+    metrics_need_login: bool = False
+    """Whether metrics are only for users with the tag monitoring or administrator."""
 
 
 async def listen(host: str, port: int) -> list[socket.socket]:

@@ -73,6 +73,7 @@ OPEN_PATHS = frozenset(
 )
 """Paths below /api that need no login, with or without a slash at the end."""
 
+_METRICS_PATH = "/metrics"
 SAFE_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 """Methods that do not change state."""
 
@@ -102,11 +103,16 @@ _LOGIN = web.RequestKey("login", Operator)
 _IS_BY_SESSION = web.RequestKey("is_by_session", bool)
 
 
-def login_required(view: NodeView, management: Management) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Make the middleware that guards all paths below /api, also unknown paths."""
+def login_required(
+    view: NodeView, management: Management, *, metrics_need_login: bool = False
+) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Make the middleware that guards all paths below /api, also unknown paths, and metrics if `metrics_need_login`."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if metrics_need_login and request.path.startswith(_METRICS_PATH):
+            request[_LOGIN] = await _operator(view, management, request)
+            require(request, MONITORS)
         if request.path.startswith("/api") and request.path.removesuffix("/") not in OPEN_PATHS:
             request[_LOGIN] = await _operator(view, management, request)
             check_origin(request)
