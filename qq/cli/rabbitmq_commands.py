@@ -46,7 +46,7 @@ COMMANDS = {
     "forget_cluster_node": "qq member remove",
     "import": "qq definitions import",
     "import_definitions": "qq definitions import",
-    "join_cluster": "qq member add, then qq serve --join",
+    "join_cluster": "qq serve --join HOST:PORT",
     "list_bindings": "qq list bindings",
     "list_channels": "qq list channels",
     "list_connections": "qq list connections",

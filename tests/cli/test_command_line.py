@@ -392,16 +392,15 @@ def test_port_of_other_nodes_is_told_from_an_http_port(qq: Qq, real_node: Cluste
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS.values())))
 def test_counterpart_of_a_rabbitmq_command_exists(command: str) -> None:
-    for each in command.split(", then "):
-        names, *options = each.removeprefix("qq ").split(" --")
-        found: click.Command = root
-        for name in names.split():
-            assert isinstance(found, click.Group), each
-            below = found.get_command(click.Context(found), name)
-            assert below is not None, each
-            found = below
-        known = {name for option in found.params for name in option.opts}
-        assert {f"--{option.split()[0]}" for option in options} <= known, each
+    names, *options = command.removeprefix("qq ").split(" --")
+    found: click.Command = root
+    for name in names.split():
+        assert isinstance(found, click.Group), command
+        below = found.get_command(click.Context(found), name)
+        assert below is not None, command
+        found = below
+    known = {name for option in found.params for name in option.opts}
+    assert {f"--{option.split()[0]}" for option in options} <= known, command
 
 
 def test_rabbitmqadmin_arguments_become_options(qq: Qq) -> None:

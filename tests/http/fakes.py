@@ -182,9 +182,9 @@ class _Group:
         """The names of the nodes that listen."""
         self.listed: dict[str, PeerAddress] = {}
         """Where the node's file says that others listen, which counts more than the log."""
-        self.leadership = SimpleNamespace(ask_for_transfer=self._ask_for_transfer)
+        self.leadership = SimpleNamespace(request_transfer=self._ask_for_transfer)
         self.reconfiguration = SimpleNamespace(
-            ask=self._ask_for_change, why_no_majority=lambda _: self.no_majority
+            request=self._ask_for_change, why_no_majority=lambda _: self.no_majority
         )
         self.no_majority: str | None = None
         self.reasons: dict[str, str] = {}
