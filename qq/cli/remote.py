@@ -7,21 +7,22 @@ is sent to a single node only, after this node is known to answer.
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from http import HTTPStatus
-from http.client import HTTPException, HTTPResponse, IncompleteRead
+from http.client import HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from qq.cli.api import ARCHIVE, DONE, JSON
 from qq.cli.http_client import ConnectError, send
 from qq.cli.progress import Wait
+from qq.cli.values import HTTP_PORT
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Collection, Generator, Mapping, Sequence
 
     from qq.cli.http_client import ClientLogin
@@ -43,6 +44,8 @@ _REQUEST_S = 0.5
 """Seconds that a node waits for a change before it answers with the reason; then the request is repeated."""
 _LAST_REQUEST_S = 10.0
 """Seconds that the node waits at most when the request may stop it, so that no further request could be answered."""
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING")
+"""OpenSSL's reasons when a port answers with something else than TLS."""
 _LOGIN_REFUSED = "login was refused"
 _FOREIGN = "the answer is not that of a qq node"
 _READ_BYTES = 64 * 1024
@@ -122,6 +125,32 @@ class Remote:
         if not not_ready:
             raise CommandError(f"no node answers: {'; '.join(errors)}")
         return not_ready[0]
+
+    def why_not_ready(self) -> str | None:
+        """Return why the node serves no clients, as it says at once; `None` if it serves, or does not answer."""
+        try:
+            with Wait("an answer").reported():
+                health = self._request("GET", self.url, "/healthz", timeout_s=_PROBE_TIMEOUT_S)
+        except CommandError:
+            return None
+        return None if health.status == HTTPStatus.OK else reason_of(health)
+
+    def wait_ready(self) -> str | None:
+        """Return when the node serves clients, or why it does not at the end of the command's time."""
+        wait = Wait("the node to serve clients")
+        with wait.reported():
+            while True:
+                try:
+                    health = self._request("GET", self.url, "/healthz", timeout_s=_PROBE_TIMEOUT_S)
+                except CommandError as error:
+                    wait.reason = str(error)
+                else:
+                    if health.status == HTTPStatus.OK:
+                        return None
+                    wait.reason = reason_of(health) or self._refusal(self.url_of("/healthz"), health)
+                if self._left_s <= 0:
+                    return wait.reason
+                time.sleep(min(_PAUSE_S, self._left_s))
 
     def get(self, path: str, query: Mapping[str, str] = _NO_QUERY, wait: Wait | None = None) -> Any:
         """Return the JSON object at this path. Raises CommandError."""
@@ -302,6 +331,22 @@ def _errors_explained(base: str, path: str, timeout_s: float) -> Generator[None]
     except TimeoutError:
         raise CommandError(
             f"{url}: no answer within {timeout_s:.2g} s; look at the node, or name another node with --url"
+        ) from None
+    except ssl.SSLCertVerificationError as error:
+        raise CommandError(
+            f"{url}: the certificate of the node is not accepted: {error.verify_message}"
+        ) from None
+    except ssl.SSLError as error:
+        hint = (
+            "does not speak TLS: use http:// in place of https://"
+            if error.reason in _NO_TLS
+            else error.reason
+        )
+        raise CommandError(f"{url}: the port {hint}") from None
+    except (RemoteDisconnected, ConnectionResetError) as error:
+        raise CommandError(
+            f"{url}: the connection was lost before the answer ({error}); is it the HTTP port of a node, by default "
+            f"{HTTP_PORT}? Ports for AMQP, for other nodes and for TLS end such a connection"
         ) from None
     except (OSError, IncompleteRead) as error:
         raise CommandError(f"{url}: the connection was lost before the answer ({error})") from None

@@ -23,6 +23,7 @@ SECTIONS = {
         Entry("drain", "members", "move leadership and clients away from a node"),
         Entry("revive", "members", "end the maintenance that `qq drain` has begun"),
         Entry("check", "leadership", "check whether an action is safe; exit status 0 means yes"),
+        Entry("config", "config", "show settings of a node, or change some until its next start"),
         Entry("upgrade", "members", "switch to the next version of the state"),
     ),
     "What is in it": (
@@ -31,7 +32,9 @@ SECTIONS = {
         Entry("declare", "declare", "make a queue, an exchange, a user, a policy, ..."),
         Entry("delete", "delete", "remove a queue, an exchange, a user, a policy, ..."),
         Entry("definitions", "definitions", "export or import all declared objects"),
-        Entry("change-password", "change_password", "give a user a new password"),
+        Entry("change-password", "change_user", "give a user a new password"),
+        Entry("change-tags", "change_user", "give a user other tags"),
+        Entry("rescue-admin", "rescue", "make an administrator without a login, on the node's machine"),
         Entry("close", "close", "close connections of clients"),
     ),
     "Messages": (
@@ -48,6 +51,7 @@ SECTIONS = {
         Entry("inspect", "inspect", "check the data of a stopped node, or a backup"),
     ),
     "This command": (
+        Entry("help", "help", "show the help of a command"),
         Entry("context", "context", "name clusters, and choose the cluster that commands use"),
         Entry("completion", "completion", "print the completion script of a shell"),
     ),

@@ -23,12 +23,13 @@ from cluster.raft import messages
 from cluster.runtime.histogram import Histogram
 from qq import config
 from qq.cli import credentials
+from qq.cli.rabbitmq_commands import COMMANDS, NOT_NEEDED
 from qq.cli.root import root
 from qq.http import api
 from qq.machine.catalog import limits
 from qq.machine.policy.arguments import CONSUMER_ARGUMENTS
 from qq.machine.policy.policies import OPERATOR_KEYS, POLICY_KEYS
-from qq.machine.policy.queue_options import ALTERNATE_EXCHANGE, QUEUE_OPTIONS
+from qq.machine.policy.queue_options import ALTERNATE_EXCHANGE, OWN_OPTIONS, QUEUE_OPTIONS
 from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.metrics.counters import (
     ClusterTotals,
@@ -317,6 +318,9 @@ def section(beginning: str, end: str) -> str:
 def test_reference_describes_queue_options_as_declared() -> None:
     rows = re.findall(r"^\| (`[^|]*) \|[^|]*\| (.*) \|$", section("## Arguments", "These are"), re.MULTILINE)
     texts = {name: text for names, text in rows for name in quoted(names)}
+    assert quoted("".join(names for names, _ in rows if "(ours)" in names)) == {
+        option.name for option in OWN_OPTIONS
+    }
     for option in QUEUE_OPTIONS:
         if option.rules:
             text = texts[option.name]
@@ -651,9 +655,20 @@ def test_quoted_node_messages_exist_in_the_code(document: Path) -> None:
     tables = "\n".join(
         line.split("|")[1] for line in document.read_text().splitlines() if line.startswith("|")
     )
-    texts = [text for text in re.findall(r"`([^`]+)`", tables) if " " in text and not text.startswith("GET ")]
+    texts = [
+        text
+        for text in re.findall(r"`([^`]+)`", tables)
+        if " " in text and not text.startswith(("GET ", "qq "))
+    ]
     assert texts
     for text in texts:
         for part in (part.strip(" :,.()") for part in HERE.split(text)):
             is_said = len(part) < 5 or part in said()
             assert is_said, f"{name_of(document)}: {text}: {part}"
+
+
+def test_migration_page_has_the_counterparts_of_rabbitmq_commands() -> None:
+    text = (ROOT / "docs" / "how-to" / "migrate.md").read_text()
+    rows = [re.findall(r"`([^`]+)`", row) for row in text.splitlines() if row.startswith("| `")]
+    assert {name: row[-1] for row in rows for name in row[:-1] if name in COMMANDS} == COMMANDS
+    assert NOT_NEEDED.keys() <= {row[0] for row in rows}
