@@ -23,7 +23,7 @@ from chaos.sim.world.network import NetworkOptions
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.engine.engine import Engine
 from cluster.engine.rejoin import Recovery
-from cluster.log.hardstate import HardState, Standing
+from cluster.log.hardstate import HardState, VoterStatus
 from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.messages import Message, TimeoutNow, VoteRequest, encode
 from cluster.transport.connection import LinkLimits
@@ -310,7 +310,7 @@ def test_campaign_that_no_node_received_may_be_forgotten() -> None:
     story = ForgottenCampaign()
     assert story.loser.group.engine.voted_for == story.loser.name
     story.lose_everything()
-    assert story.loser.standing is Standing.VOTER
+    assert story.loser.voter_status is VoterStatus.VOTER
     assert story.loser.group.engine.term == story.term - 1
     story.elect_the_second_candidate()
     engine = story.loser.group.engine
@@ -321,7 +321,7 @@ def test_campaign_that_won_a_vote_is_remembered() -> None:
     story = ForgottenCampaign(heard=True)
     assert story.other.group.engine.voted_for == story.loser.name
     story.lose_everything()
-    assert story.loser.standing is Standing.VOTER
+    assert story.loser.voter_status is VoterStatus.VOTER
     assert story.loser.group.engine.term >= story.term
 
 
@@ -411,7 +411,7 @@ class ForgottenCampaign:
 
     def remember_an_earlier_term(self, engine: Engine) -> None:
         """In place of what `Recovery` does: the latest term that the others tell is not taken over."""
-        self.loser.group.recovery._rise(HardState(self.term - 1, None, Standing.LEARNER))
+        self.loser.group.rejoin._rise(HardState(self.term - 1, None, VoterStatus.LEARNER))
         engine.remember(self.term - 1, None)
 
     def elect_the_second_candidate(self) -> None:

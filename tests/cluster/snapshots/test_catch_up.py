@@ -18,7 +18,7 @@ import pytest
 from chaos.sim.world.disk import SimulatedDisk
 from cluster.group.assembly import SNAPSHOT_ID_BITS
 from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
-from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.log.hardstate import HardState, HardStateFile, VoterStatus
 from cluster.log.housekeeping import CheckpointPosition
 from cluster.log.journal import JournalSizes, SegmentedJournal
 from cluster.log.owned_directory import OwnedDirectory
@@ -102,7 +102,7 @@ class Node:
         self.disk.make_directory(self.directory.log)
         hard_state = HardStateFile(OwnedDirectory(self.disk, "group", self.directory.identity))
         hard_state.load()
-        hard_state.store(HardState(1, None, Standing.VOTER))
+        hard_state.store(HardState(1, None, VoterStatus.VOTER))
         self.journal = SegmentedJournal(
             self.directory.log_files,
             hard_state,
