@@ -12,7 +12,7 @@ import pytest
 
 from chaos.sim.world.disk import SimulatedDisk
 from cluster.configuration.configuration import ID_BYTES, PeerAddress
-from cluster.engine.rejoin import HOPELESS_S, Recovery
+from cluster.engine.rejoin import HOPELESS_S, Rejoin
 from cluster.log.hardstate import HardState, HardStateFile, VoterStatus
 from cluster.log.owned_directory import OwnedDirectory
 from cluster.raft.messages import Status
@@ -22,7 +22,7 @@ IDENTITY = b"cluster/n1/0"
 
 
 class StandIn:
-    """What recovery reads of an engine and its journal, and what it writes."""
+    """What rejoin reads of an engine and its journal, and what it writes."""
 
     def __init__(self, *, term: int = 0, last_index: int = 1, last_term: int = 0) -> None:
         self.term = term
@@ -50,19 +50,19 @@ class Node:
         self.engine = engine
         self.now_s = 0.0
         self.configurations = configurations_of(["n1", *peers])
-        self.recovery = Recovery("n1", directory_of("n1"), self.configurations, self.file)
+        self.rejoin = Rejoin("n1", directory_of("n1"), self.configurations, self.file)
 
     def turn(self) -> VoterStatus:
         self.rejoin.advance(cast("Any", self.engine), cast("Any", self.engine.journal))
-        return self.recovery.voter_status
+        return self.rejoin.voter_status
 
     def hears(self, peer: str, *, leads: bool = False, **fields: int) -> VoterStatus:
         usual = {"voter_status": VoterStatus.VOTER, "last_index": 1, "first_index": 1}
         status = Status(*[0] * len(Status._fields))._replace(**(usual | fields))
         if leads:
-            self.recovery.heard_leader(status)
+            self.rejoin.record_leader_end(status)
         self.now_s += 1.0
-        self.recovery.heard(peer, status, self.now_s)
+        self.rejoin.record_status(peer, status, self.now_s)
         return self.turn()
 
 
@@ -70,27 +70,27 @@ def test_a_voter_is_a_voter() -> None:
     node = Node(HardState(3, "n2", VoterStatus.VOTER), StandIn(term=3))
     assert node.turn() is VoterStatus.VOTER
     assert node.engine.may_vote
-    assert node.recovery.describe() is None
+    assert node.rejoin.describe() is None
 
 
 def test_a_voter_of_those_in_its_file_relies_on_its_log() -> None:
-    assert Node(HardState(3, "n2", VoterStatus.VOTER), StandIn(term=3)).recovery.has_past(1)
-    assert not Node(HardState(3, None, VoterStatus.LEARNER), StandIn(term=3)).recovery.has_past(9)
+    assert Node(HardState(3, "n2", VoterStatus.VOTER), StandIn(term=3)).rejoin.has_past(1)
+    assert not Node(HardState(3, None, VoterStatus.LEARNER), StandIn(term=3)).rejoin.has_past(9)
 
 
 def test_new_node_relies_on_its_log_if_it_has_entries() -> None:
     """Else one whose addition was lost with the power of all would be refused as a directory of an earlier life."""
     node = Node(HardState(1, None, VoterStatus.VOTER), StandIn(term=1))
     node.configurations.begin(configuration_of(["n2", "n3"]))
-    assert not node.recovery.has_past(1)
-    assert node.recovery.has_past(2)
+    assert not node.rejoin.has_past(1)
+    assert node.rejoin.has_past(2)
 
 
 def test_a_new_cluster_begins_when_all_its_members_have_met() -> None:
     node = Node(None, StandIn())
     assert node.turn() is VoterStatus.BLANK
     assert not node.engine.may_vote
-    assert node.recovery.describe() == (
+    assert node.rejoin.describe() == (
         "waiting for n2, n3: a node without a past must hear from every member once"
     )
     assert node.hears("n2", voter_status=VoterStatus.BLANK) is VoterStatus.BLANK
@@ -120,12 +120,12 @@ def test_emptied_node_that_is_no_member_is_not_under_repair() -> None:
     node = Node(None, StandIn())
     node.hears("n2", last_index=500)
     assert node.hears("n3", last_index=500) is VoterStatus.LEARNER
-    flaw = node.recovery.describe()
+    flaw = node.rejoin.describe()
     assert flaw is not None
     assert "is being repaired" in flaw
     named = replace(configuration_of(["n1", "n2", "n3"]), cluster=b"c" * ID_BYTES)
     node.configurations.begin(named.without("n1", directory_of("n1")))
-    flaw = node.recovery.describe()
+    flaw = node.rejoin.describe()
     assert flaw is not None
     assert "n1 was removed: `qq member add n1 HOST:PORT`" in flaw
 
@@ -136,13 +136,13 @@ def test_node_with_a_lost_addition_reports_that_it_is_no_member() -> None:
     named = replace(configuration_of(["n1", "n2", "n3"]), cluster=b"c" * ID_BYTES)
     without = named.without("n1", directory_of("n1"))
     again = without.added("n1", PeerAddress("n1", 1), b"\2" * ID_BYTES)
-    node.recovery = Recovery("n1", b"\2" * ID_BYTES, node.configurations, node.file)
+    node.rejoin = Rejoin("n1", b"\2" * ID_BYTES, node.configurations, node.file)
     node.configurations.begin(again)
-    node.recovery.told(again, 3, cast("Any", node.engine))
+    node.rejoin.admit(again, 3, cast("Any", node.engine))
     assert node.turn() is VoterStatus.VOTER
-    assert node.recovery.describe() is None
+    assert node.rejoin.describe() is None
     node.configurations.begin(without)
-    flaw = node.recovery.describe()
+    flaw = node.rejoin.describe()
     assert flaw is not None
     assert "n1 was removed: `qq member add n1 HOST:PORT`" in flaw
 
@@ -200,7 +200,7 @@ def test_a_majority_without_a_log_is_said(caplog: pytest.LogCaptureFixture) -> N
     [record] = caplog.records
     assert "the logs of n1, n3 are damaged or lost" in record.getMessage()
     assert "entries up to 70" in record.getMessage()
-    assert node.recovery.describe() == record.getMessage()
+    assert node.rejoin.describe() == record.getMessage()
 
 
 def test_hopelessness_ignores_the_log_of_an_absent_peer(caplog: pytest.LogCaptureFixture) -> None:
@@ -208,7 +208,7 @@ def test_hopelessness_ignores_the_log_of_an_absent_peer(caplog: pytest.LogCaptur
     node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
         node.hears("n2", voter_status=VoterStatus.LEARNER, last_index=70)
-        node.recovery.left("n2")
+        node.rejoin.record_lost_link("n2")
         for _ in range(1 + int(HOPELESS_S)):
             node.hears("n3", voter_status=VoterStatus.LEARNER, last_index=70)
         assert not caplog.records
@@ -239,7 +239,7 @@ def test_hopelessness_ignores_statuses_before_a_new_cluster(
         node.hears("n3", voter_status=VoterStatus.BLANK)
         node.hears("n4", voter_status=VoterStatus.VOTER, last_index=28)
         assert (
-            node.recovery.describe()
+            node.rejoin.describe()
             == "this node's log was damaged or lost; it is being repaired from the others"
         )
         for peer in ("n2", "n3"):

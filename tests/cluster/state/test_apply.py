@@ -81,7 +81,7 @@ def test_version_applies_to_the_entries_behind_its_entry(state: GroupState) -> N
 
 def test_a_state_that_is_loaded_tells_the_version_that_it_is_at(state: GroupState) -> None:
     before = state.freeze().dump()
-    Applier(state, PendingProposals("n9")).configuration(configuration(HIGH))
+    Applier(state, PendingProposals("n9")).apply_configuration(configuration(HIGH))
     other = GroupState(Told())
     other.load(before)
     assert told(other).version == LOW
@@ -91,7 +91,7 @@ def test_a_state_that_is_loaded_tells_the_version_that_it_is_at(state: GroupStat
 
 def test_version_that_the_program_cannot_run_is_refused(state: GroupState) -> None:
     with pytest.raises(OtherVersion, match=f"at version {HIGH + 1} of the state, and this program can run"):
-        Applier(state, PendingProposals("n9")).configuration(configuration(HIGH + 1))
+        Applier(state, PendingProposals("n9")).apply_configuration(configuration(HIGH + 1))
     with pytest.raises(OtherVersion):
         GroupState(Told()).load(state.freeze().dump())
 
