@@ -96,7 +96,7 @@ class FakeView:
             False,
             -3,
             "voter",
-            "7 to 9",
+            "7 to 10",
             disk_hangs=False,
             misses=["n2"],
             hears_leader=True,

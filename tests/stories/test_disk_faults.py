@@ -153,7 +153,7 @@ DAMAGES = {
         lambda of: all_flipped([of.group / "hardstate-0", of.group / "hardstate-1"]), "term and vote are lost"
     ),
     "identity": Damage(lambda of: flipped(of.group / "identity", 20), "one of the two copies"),
-    "everything deleted": Damage(lambda of: removed(of.root), "takes a snapshot"),
+    "everything deleted": Damage(lambda of: removed(of.root), "receiving a snapshot"),
 }
 
 

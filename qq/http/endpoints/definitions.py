@@ -16,7 +16,7 @@ from qq.http.base.error_responses import forbidden, not_found
 from qq.http.base.login import ADMINISTRATORS, login_of, require
 from qq.http.documents.large_bodies import read_large_object
 from qq.http.documents.rendering import policy_document, user_document, vhost_metadata
-from qq.http.documents.requests import done, read_raw, vhost_if_named, write_object
+from qq.http.documents.requests import done, is_asked, read_raw, vhost_if_named, write_object
 from qq.http.endpoints.importing import RESERVED, Import
 from qq.http.endpoints.parameters import global_parameter_documents, parameter_documents
 from qq.tables import json_value
@@ -87,7 +87,7 @@ class DefinitionEndpoints:
             body = await read_large_object(await read_raw(request, DEFINITIONS_BYTES_MAX))
             # Catch up first, because existing objects stay as they are, also those created through a different node.
             await self._management.changes.wait_applied()
-            await Import(self._management, login.user, vhost).run(body)
+            await Import(self._management, login.user, vhost, is_forced=is_asked(request, "force")).run(body)
         return done()
 
     # Written at once

@@ -55,7 +55,7 @@ class LeadershipTransfers:
             return leader if leader == to or (to is None and leader != former) else None
 
         for _ in range(2):
-            group.leadership.ask_for_transfer(to)
+            group.leadership.request_transfer(to)
             leader = await until(successor, RETRY_S)
             if leader is not None:
                 return leader

@@ -92,7 +92,7 @@ class MemberChanges:
         refusals: list[str] = []
         while True:
             if not (change.is_made(self._configuration) or self._waits_for_member(change)):
-                self._group.reconfiguration.ask(change, refusals.append)
+                self._group.reconfiguration.request(change, refusals.append)
             left_s = end_s - loop.time()
             await until(lambda: self._is_done(change) or refusals, min(RETRY_S, left_s))
             if self._is_done(change):

@@ -247,7 +247,7 @@ def test_dead_letter_without_content_waits_when_it_is_needed() -> None:
     driver.machine = QueueMachine(no_content)
     driver.apply(declare("q", x_message_ttl=0, x_dead_letter_exchange="x"), declare("dead"))
     driver.apply(c.DeclareExchange(1, "x", "fanout", False, True, False, False, {}), publish(1))
-    [dying] = driver.machine.dying(10)
+    [dying] = driver.machine.pending_dead_letters(10)
     assert not dying.needs_content
     [late] = driver.log.dead_letters(driver.machine)
     headers = {"x-match": "all", "a": 1}
@@ -257,11 +257,11 @@ def test_dead_letter_without_content_waits_when_it_is_needed() -> None:
         late,
     )
     assert driver.machine.vhosts["/"].queues["dead"].ready == 0
-    [dying] = driver.machine.dying(10)
+    [dying] = driver.machine.pending_dead_letters(10)
     assert dying.needs_content
     driver.apply(late._replace(has_content=True, headers={"a": 1}))
     assert driver.machine.vhosts["/"].queues["dead"].ready == 1
-    assert list(driver.machine.dying(10)) == []
+    assert list(driver.machine.pending_dead_letters(10)) == []
 
 
 def test_content_exchanges_are_found_behind_other_exchanges() -> None:
@@ -274,12 +274,12 @@ def test_content_exchanges_are_found_behind_other_exchanges() -> None:
     vhost = driver.machine.vhosts["/"]
 
     def lookers() -> str:
-        return "".join(name for name in "abcd" if vhost.looks_at_content(name))
+        return "".join(name for name in "abcd" if vhost.depends_on_content(name))
 
     assert lookers() == ""
-    assert not vhost.looks_at_content("none")
-    assert not vhost.looks_at_content("")
-    assert vhost.looks_at_content("amq.match")
+    assert not vhost.depends_on_content("none")
+    assert not vhost.depends_on_content("")
+    assert vhost.depends_on_content("amq.match")
     driver.apply(c.BindExchange(1, "amq.headers", "b", "", {}))
     assert lookers() == "ab"
     driver.apply(c.BindExchange(1, "amq.headers", "c", "", {}))
@@ -294,3 +294,45 @@ def test_repeated_policy_is_current_in_a_dump() -> None:
     for _ in range(2):
         driver.apply(c.PutPolicy("/", "p", False, "", "all", 0, {"max-length": 1}))
         assert_kept_is_current(driver.machine)
+
+
+ADMIN = c.PutUser("ann", b"salt", b"hash", ["administrator", "x"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        c.DeleteUser("ann"),
+        ADMIN._replace(tags=["x"]),
+        ADMIN._replace(hash=b""),
+        c.PutHashedUser("ann", b"salt", b"hash", [], "md5"),
+    ],
+)
+def test_last_administrator_stays_from_version_10_on(change: c.Command) -> None:
+    driver = Driver()
+    driver.machine.raise_to(10)
+    driver.apply(ADMIN, c.PutUser("bob", b"", b"", ["administrator"]), c.PutUser("eve", b"s", b"h", ["x"]))
+    driver.machine.adopt(driver.machine.read(driver.machine.dump()))
+    before = driver.machine.digest()
+    assert driver.apply(change) == []
+    assert driver.machine.digest() == before
+    driver.apply(ADMIN._replace(name="bob"), change)
+    assert driver.machine.catalog.access.administrators == {"bob"}
+    driver.apply(c.DeleteUser("bob"))
+    assert "bob" in driver.machine.catalog.access.users
+
+
+def test_dismissed_administrator_may_be_deleted() -> None:
+    driver = Driver()
+    driver.machine.raise_to(10)
+    driver.apply(ADMIN, c.DismissAdministrator("ann"), c.DismissAdministrator("nosuch"))
+    assert driver.machine.catalog.access.users["ann"].tags == ["x"]
+    driver.apply(c.DeleteUser("ann"))
+    assert driver.machine.catalog.access.users == {}
+
+
+def test_last_administrator_goes_before_version_10() -> None:
+    driver = Driver()
+    driver.machine.raise_to(9)
+    driver.apply(ADMIN, c.DeleteUser("ann"))
+    assert driver.machine.catalog.access.users == {}
