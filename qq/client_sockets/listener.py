@@ -71,7 +71,8 @@ class ClientPort:
 
     async def listen(self, host: str, port: int) -> None:
         """Bind the address. Raises OSError."""
-        self._listeners = await listen_on(host, port, BACKLOG)
+        keepalive = self._sockets.limits.client_keepalive
+        self._listeners = await listen_on(host, port, BACKLOG, keepalive)
 
     @property
     def port(self) -> int:

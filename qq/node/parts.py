@@ -79,6 +79,7 @@ def http_limits(limits: NodeLimits, connections: int) -> HttpLimits:
         header_timeout_s=limits.http_header_timeout_s,
         body_timeout_s=limits.http_body_timeout_s,
         idle_timeout_s=limits.http_idle_timeout_s,
+        keepalive=limits.client_keepalive,
     )
 
 
