@@ -21,7 +21,6 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard, TypeVar
 
-from cluster.net.keepalive import Keepalive
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
@@ -345,12 +344,6 @@ class NodeLimits:
 
     In this time their load balancer should notice that the node is not ready; otherwise they come back at once.
     """
-
-    @property
-    def client_keepalive(self) -> Keepalive:
-        return Keepalive(
-            self.client_keepalive_idle_s, self.client_keepalive_interval_s, self.client_keepalive_probes
-        )
 
 
 _MAY_BE_ZERO = (
