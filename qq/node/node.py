@@ -42,6 +42,7 @@ from qq.management.reports.catalog import Product
 from qq.node import parts
 from qq.node.failure import Failure, RemovedError
 from qq.node.http_port import HttpPort
+from qq.node.live_settings import LiveSettings
 from qq.node.memory_watch import MemoryWatch, limit_bytes
 from qq.node.node_info import NodeInfo
 from qq.node.node_machine import NodeMachine
@@ -252,12 +253,10 @@ async def start(
         product=Product(config.product, config.version, config.cluster_name),
         data_dir=str(config.data_dir.absolute()),
         connections_max=shares.logged_in,
-        memory_limit_bytes=memory.limit_bytes,
-        disk_free_limit_bytes=config.limits.disk_free_limit_bytes,
+        live=LiveSettings(config, memory, group.alarms),
         write_times=disk.write_times,
         listeners=lambda: parts.open_ports(config, http.number, is_serving=readiness.is_serving),
         certificates=parts.certificates(config),
-        settings=config.shown(),
         common_settings=config.common(),
         cluster_secrets=files.cluster_secrets,
         peers=links,
