@@ -31,7 +31,7 @@ from cluster.configuration.configuration import PeerAddress
 from cluster.net.acceptor import accept_all
 from cluster.net.connection_slots import QUICK_SHARE, ConnectionSlots, SlotLimits
 from cluster.net.log_throttle import ThrottledLog
-from cluster.net.resolver import HostNames
+from cluster.net.resolver import Resolver
 from cluster.net.sockets import connect, listen
 from cluster.transport.admission import Link, PeerAdmission
 from cluster.transport.connection import FrameTooLargeError, LinkLimits, PeerConnection
@@ -183,7 +183,7 @@ class PeerLinks:
             raise ValueError(
                 f"stranger_bytes_max is at least {MESSAGE_BYTES_MAX}, the longest handshake message"
             )
-        self._names = HostNames()
+        self._names = Resolver()
         self._groups: dict[int, LinkEvents] = {}
         self._links: dict[str, PeerConnection] = {}
         """The connection of the current epoch with each peer, by name."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
+from cluster.net.keepalive import Keepalive
 from cluster.net.log_throttle import ThrottledLog
 
 if TYPE_CHECKING:
     from cluster.net.connection_slots import ConnectionSlots
     from qq.client_sockets.partial_messages import PartialMessages
+    from qq.client_sockets.turns import Turns
     from qq.config import NodeLimits
 
 LOG_LINES_PER_S = 10
@@ -24,6 +26,13 @@ def connection_log() -> ThrottledLog:
     return ThrottledLog(logging.getLogger(__name__), LOG_LINES_PER_S)
 
 
+def keepalive_of(limits: NodeLimits) -> Keepalive:
+    """Return the TCP keepalive of all client sockets, of AMQP and HTTP."""
+    return Keepalive(
+        limits.client_keepalive_idle_s, limits.client_keepalive_interval_s, limits.client_keepalive_probes
+    )
+
+
 class ClientSockets(NamedTuple):
     """The shared parts of a node's client sockets."""
 
@@ -33,6 +42,8 @@ class ClientSockets(NamedTuple):
     """The rate-limited log for events of clients that have not authenticated."""
     partial_messages: PartialMessages
     """Gives connections their turn while partly received messages take too much memory."""
+    turns: Turns
+    """Gives connections their turn at the node's processor."""
     limits: NodeLimits
 
 

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import sys
+import time
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ from qq.amqp_server.traced import TracedChannel
 from qq.client_sockets.listener import ClientPort, Tls
 from qq.client_sockets.partial_messages import SHARE, PartialMessages
 from qq.client_sockets.shared import ClientSockets, connection_log
+from qq.client_sockets.turns import Turns
 from qq.errors import StartError
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.management.logins.http_logins import HttpLogins
@@ -246,7 +248,8 @@ async def start(
     )
     memory = MemoryWatch(config.limits, group, runtime)
     partial_messages = PartialMessages(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
-    sockets = ClientSockets(slots, throttled_log, partial_messages, config.limits)
+    turns = Turns(runtime, time.thread_time)
+    sockets = ClientSockets(slots, throttled_log, partial_messages, turns, config.limits)
     amqp_server = AmqpServer(broker, parts.amqp_settings(config), sockets, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)
     own = OwnNode(

@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 from unittest.mock import patch
 
 from cluster.log.entry import batches_of, make_batch, make_entry
-from cluster.log.segment import EntryGone
+from cluster.log.segment import EntryNotFound
 from cluster.net.connection_slots import ConnectionSlots, SlotLimits
 from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
@@ -31,6 +31,7 @@ from qq.amqp_server.server import AmqpServer
 from qq.client_sockets.listener import ClientPort, Tls
 from qq.client_sockets.partial_messages import PartialMessages
 from qq.client_sockets.shared import ClientSockets, connection_log
+from qq.client_sockets.turns import Turns
 from qq.config import ClientTls, NodeLimits
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
@@ -128,7 +129,7 @@ class LoneGroup:
         return self.entries.get(index)
 
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
-        raise EntryGone(f"there is no entry {indexes[0]}")
+        raise EntryNotFound(f"there is no entry {indexes[0]}")
 
     def submit_read(self, job: Callable[[], Any], done: Callable[[Any, None], None]) -> None:
         self._loop.call_soon(lambda: done(job(), None))
@@ -194,7 +195,8 @@ class LoneBroker:
         disk: Any = self.group
         self.broker = Broker(NAME, self.machine, self.group, disk, runtime, ["guest"], self._limits)
         partial_messages = PartialMessages(runtime, self._partial_bytes, lambda: len(self.broker.connections))
-        sockets = ClientSockets(self.slots, the_log, partial_messages, self._limits)
+        turns = Turns(runtime, time.thread_time)
+        sockets = ClientSockets(self.slots, the_log, partial_messages, turns, self._limits)
         self.server = AmqpServer(self.broker, self._settings, sockets, self._make_channel)
         self.group.start(self.broker)
         self._begin()

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from cluster.configuration.configuration import Configuration, Member, PeerAddress, Versions
 from cluster.configuration.history import Configurations
-from cluster.net.resolver import HostNames
+from cluster.net.resolver import Resolver
 from cluster.transport import admission
 from cluster.transport import connection as connection_module
 from cluster.transport import peer_links as links_module
@@ -595,7 +595,7 @@ def test_a_host_that_is_gone_is_dead_if_it_refused_before(
     """So it is with a container that was killed: its address is taken away a moment later."""
     attempts: list[str] = []
 
-    async def connect(_names: HostNames, host: str, _port: int) -> socket.socket:
+    async def connect(_names: Resolver, host: str, _port: int) -> socket.socket:
         attempts.append(host)
         if is_refused_first and len(attempts) == 1:
             raise ConnectionRefusedError
@@ -1247,7 +1247,7 @@ def test_a_dial_that_is_reset_at_once_closes_its_own_socket_only(
 ) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
-    async def connect_and_be_reset(_names: HostNames, host: str, port: int) -> socket.socket:
+    async def connect_and_be_reset(_names: Resolver, host: str, port: int) -> socket.socket:
         sock = socket.create_connection((host, port))
         sock.setblocking(False)
         accepted, _ = listener.accept()
