@@ -13,6 +13,8 @@ from qq.errors import StartError
 if TYPE_CHECKING:
     import socket
 
+    from cluster.net.keepalive import Keepalive
+
 BACKLOG = 1024
 
 
@@ -27,11 +29,13 @@ class HttpLimits(NamedTuple):
     idle_timeout_s: float = 60.0
     metrics_need_login: bool = False
     """Whether metrics are only for users with the tag monitoring or administrator."""
+    keepalive: Keepalive | None = None
+    """TCP keepalive of the connections."""
 
 
-async def listen(host: str, port: int) -> list[socket.socket]:
+async def listen(host: str, port: int, keepalive: Keepalive | None = None) -> list[socket.socket]:
     """Listen on an address; connections wait until a server accepts them. Raises StartError if it cannot be used."""
     try:
-        return await listen_on(host, port, BACKLOG)
+        return await listen_on(host, port, BACKLOG, keepalive)
     except OSError as error:
         raise StartError(f"HTTP cannot listen on {host}:{port}: {error.strerror}") from None
