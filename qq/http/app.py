@@ -16,6 +16,7 @@ from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from qq.http import api
+from qq.http.base.door import READING
 from qq.http.base.error_responses import errors_as_json
 from qq.http.base.listener import HttpLimits
 from qq.http.base.login import is_encrypted, login_required
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+    from qq.http.base.door import Door
     from qq.http.base.node_view import NodeView
     from qq.management.management import Management
 
@@ -37,8 +39,6 @@ REQUEST_BYTES_MAX = 64 * 1024
 """Largest body of a request, except for definitions. The next largest document, a policy, has a few lines."""
 METRICS_SHARE = 20
 """Metrics are kept for this multiple of the processor time that they took. So a flood of requests takes about 5 %."""
-READING = "the node reads its log"
-"""The reason given while the node cannot answer yet."""
 _STATIC = Path(__file__).parent / "static"
 _STATIC_PATH = "/static"
 _HEADERS = {
@@ -106,11 +106,17 @@ def build_app(
 
 
 async def serve(
-    app: web.Application, listeners: Sequence[socket.socket], limits: HttpLimits | None = None
+    app: web.Application,
+    listeners: Sequence[socket.socket],
+    limits: HttpLimits | None = None,
+    door: Door | None = None,
 ) -> HttpServer:
-    """Serve connections to these sockets until the result's `cleanup()`, which closes the sockets, too."""
+    """Serve connections to these sockets until the result's `cleanup()`, which closes the sockets, too.
+
+    With a `door`, that accepts the connections.
+    """
     server = HttpServer(app, limits or HttpLimits())
-    await server.serve(listeners)
+    await server.serve(listeners, door)
     return server
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from aiohttp.web_protocol import RequestHandler
 
+    from qq.http.base.door import Door
     from qq.http.base.error_responses import Handler
     from qq.http.base.listener import HttpLimits
 
@@ -107,10 +108,13 @@ class HttpServer:
         last, self._runner = self._runner, following
         await last.cleanup()
 
-    async def serve(self, listeners: Sequence[socket.socket]) -> None:
-        """Serve connections to these sockets until `cleanup`, which closes them."""
+    async def serve(self, listeners: Sequence[socket.socket], door: Door | None = None) -> None:
+        """Serve connections to these sockets until `cleanup`, which closes them. A `door` accepts in place of tasks."""
         await self._runner.setup()
         self._listeners = listeners
+        if door is not None:
+            door.begin(self._take)
+            return
         for listener in listeners:
             self._spawn(accept_all(listener, self._take, self.throttled_log, "HTTP"))
 

@@ -3,7 +3,8 @@
 That import takes half of the time that a process needs until it can serve. AMQP clients do not wait for it: it begins
 when the node serves them, or when that takes longer than usual.
 
-Invariant: a client that connects before the import is accepted, and waits.
+Invariant: a client that connects before the import is accepted, and waits. Health checks are answered at once, by the
+thread that accepts connections (qq/http/base/door.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
+from qq.http.base.door import HEARTBEAT_S, READING, Door
 from qq.http.base.listener import listen
 from qq.process import garbage
 
@@ -55,6 +57,10 @@ class HttpPort:
         self._shown: asyncio.Future[_Served] = asyncio.get_running_loop().create_future()
         self._server: HttpServer | None = None
         self._failed = failed
+        self._door = Door(listeners, asyncio.get_running_loop())
+        self._door.open()
+        self._updating = asyncio.create_task(self._update_health())
+        self._updating.add_done_callback(self._check_end)
         self._answering = asyncio.create_task(self._answer())
         self._answering.add_done_callback(self._check_end)
 
@@ -80,7 +86,9 @@ class HttpPort:
 
     async def close(self) -> None:
         self._answering.cancel()
-        await asyncio.wait([self._answering])
+        self._updating.cancel()
+        await asyncio.wait([self._answering, self._updating])
+        self._door.close()
         if self._server is not None:
             await self._server.cleanup()
         for listener in self._listeners:
@@ -96,13 +104,22 @@ class HttpPort:
         from qq.metrics.prometheus import node_registry  # noqa: PLC0415
 
         if not self._shown.done():
-            self._server = await app.serve(app.reading_app(self._limits), self._listeners, self._limits)
+            self._server = await app.serve(
+                app.reading_app(self._limits), self._listeners, self._limits, self._door
+            )
         view, management, metrics = await self._shown
         application = app.build_app(view, management, node_registry(metrics), self._limits)
         if self._server is None:
-            self._server = await app.serve(application, self._listeners, self._limits)
+            self._server = await app.serve(application, self._listeners, self._limits, self._door)
         else:
             await self._server.replace(application)
+
+    async def _update_health(self) -> None:
+        """Tell the thread that answers health checks how the node is, until cancelled."""
+        health = self._door.health
+        while True:
+            health.update(self._shown.result().view.ready() if self._shown.done() else READING)
+            await asyncio.sleep(HEARTBEAT_S)
 
     def _check_end(self, answering: asyncio.Task[None]) -> None:
         if not answering.cancelled() and (error := answering.exception()) is not None:

@@ -5,13 +5,18 @@ Invariant: open connections keep the context with which they were opened.
 
 from __future__ import annotations
 
+import logging
 import ssl
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cluster.transport.peer_links import PeerTls
 from qq.config import read_hidden
+from qq.diagnosis.node_rules import ENDS_SOON_S
+from qq.diagnosis.words import days
 from qq.errors import StartError
+from qq.tls.certificates import InvalidCertificate, validities
 from qq.tls.distinguished_names import distinguished_name
 from qq.tls.reloadable import Reloadable
 
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from qq.config import ClientTls, TlsFiles
+
+log = logging.getLogger(__name__)
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -51,6 +58,7 @@ def _client_context(settings: ClientTls) -> ssl.SSLContext:
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
     except (OSError, ssl.SSLError) as error:
         raise StartError(f"TLS for clients cannot be set up from {settings.cert}: {error}") from None
+    _log_expiry(settings.cert, settings.ca)
     return context
 
 
@@ -66,7 +74,27 @@ def _peer_contexts(files: TlsFiles) -> PeerTls:
             _show(context, files)
     except (OSError, ssl.SSLError) as error:
         raise StartError(f"TLS for peers cannot be set up from {files.cert}: {error}") from None
+    _log_expiry(files.cert, files.ca)
     return PeerTls(server, client)
+
+
+def _log_expiry(*files: Path | None) -> None:
+    """Log each file with a certificate that has expired, expires soon, or is not valid yet."""
+    now_s = time.time()
+    for file in filter(None, files):
+        try:
+            dates = validities(file.read_bytes())
+        except (OSError, InvalidCertificate) as error:
+            log.warning("the dates of the certificates in %s cannot be read: %s", file, error)
+            continue
+        ends_s = min(each.ends.timestamp() for each in dates)
+        begins_s = max(each.begins.timestamp() for each in dates)
+        if ends_s <= now_s:
+            log.warning("a certificate in %s expired %s ago", file, days(now_s - ends_s))
+        elif ends_s - now_s < ENDS_SOON_S:
+            log.warning("a certificate in %s expires in %s", file, days(ends_s - now_s))
+        elif begins_s > now_s:
+            log.warning("a certificate in %s is valid only in %s", file, days(begins_s - now_s))
 
 
 def _trusting(authorities: Path | None, purpose: ssl.Purpose) -> ssl.SSLContext:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -532,3 +533,12 @@ def test_refused_login_is_logged_with_user_and_address(real_node: ClusterNode) -
     for user in ("intruder", "guest", "by-form"):
         assert f"login of user '{user}' from 127.0.0.1 (HTTP) refused\n" in log
     assert "hidden-word" not in log
+
+
+def test_accepting_thread_of_a_node_answers_health_checks(real_node: ClusterNode) -> None:
+    with closing(HTTPConnection("127.0.0.1", real_node.http_port, timeout=10)) as connection:
+        for path in ("/livez", "/healthz"):
+            connection.request("GET", path)
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (200, b'{"status": "ok"}')
+            assert response.headers["Connection"] == "close"  # the event loop would keep it

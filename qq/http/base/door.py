@@ -1,0 +1,250 @@
+"""Accepts HTTP connections on a thread of its own, which answers the health checks of orchestrators itself.
+
+So a busy event loop holds up no health check, and a hung event loop is reported. All other connections go to the event
+loop, one in a pass.
+
+Invariant: the thread holds at most 2 * PLACES sockets, takes a fifth of a processor, and never touches a connection
+after handing it over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import selectors
+import socket
+import threading
+import time
+from collections import Counter, deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cluster.net.acceptor import PAUSE_S
+from cluster.net.connection_slots import source_of
+from cluster.net.log_throttle import ThrottledLog
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    Take = Callable[[socket.socket, Any], None]
+
+PLACES = 32
+"""Connections that wait for their first bytes, and connections that wait for the event loop."""
+FIRST_BYTES_S = 0.2
+"""Seconds that the thread waits for the first bytes of a connection."""
+FULL_S = 0.25
+"""Seconds without an accept while PLACES connections wait for the event loop. After these, excess ones are closed."""
+HEARTBEAT_S = 0.25
+"""Seconds between two updates of the state by the event loop."""
+STATE_AGE_MAX_S = 5.0
+"""Seconds without an update after which the node counts as not ready."""
+HANG_S = 60.0
+"""Seconds without an update after which the process counts as hung, so that it is restarted."""
+READING = "the node reads its log"
+"""The reason given while the node cannot answer yet."""
+_REST = 4
+"""The thread rests for this multiple of the processor time that it has taken."""
+_STEP_MAX_S = 1.0
+"""Seconds that a pass of the thread adds to the age of the state at most: the whole process may have been stopped."""
+_PEEK_BYTES = 4096
+_CHECK = re.compile(rb"(GET|HEAD) /(livez|healthz)(?:\?\S*)? HTTP/1\.[01]\r\n")
+_END = b"\r\n\r\n"
+
+
+class Health:
+    """The state of the node as the event loop last reported it."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+        """Number of updates by the event loop."""
+        self.reason: str | None = READING
+        """Why the node does not serve clients; None if it does."""
+        self._seen = 0
+        self._age_s = 0.0
+
+    def update(self, reason: str | None) -> None:
+        self.reason = reason
+        self.updates += 1
+
+    def grow_older(self, seconds: float) -> None:
+        if self._seen != self.updates:
+            self._seen, self._age_s = self.updates, 0.0
+        else:
+            self._age_s += min(seconds, _STEP_MAX_S)
+
+    def answer(self, path: bytes) -> tuple[str, dict[str, str]]:
+        """Return the status and the document of the answer to a health check."""
+        age_s = self._age_s
+        reason = self.reason if path == b"healthz" else None
+        if age_s > (HANG_S if path == b"livez" else STATE_AGE_MAX_S):
+            reason = f"the event loop has not run for {age_s:.0f} s"
+        if reason is None:
+            return "200 OK", {"status": "ok"}
+        return "503 Service Unavailable", {"status": "failed", "reason": reason}
+
+
+class _Accepted(NamedTuple):
+    sock: socket.socket
+    address: Any
+    until_s: float
+    """Time at which the thread stops waiting for the first bytes."""
+
+
+class Door:
+    """The thread, and the connections that it has accepted for the event loop."""
+
+    def __init__(self, listeners: Sequence[socket.socket], loop: asyncio.AbstractEventLoop) -> None:
+        self.health = Health()
+        self._loop = loop
+        self._listeners = listeners
+        self._throttled_log = ThrottledLog(logging.getLogger(__name__))
+        self._take: Take | None = None
+        self._waiting: deque[tuple[socket.socket, Any]] = deque()
+        """Connections that wait for the event loop. Both threads use it, with `_lock`."""
+        self._lock = threading.Lock()
+        self._is_delivering = False
+        self._is_full_since_s: float | None = None
+        self._silent: dict[int, _Accepted] = {}
+        """Connections without first bytes, by file descriptor. The oldest come first."""
+        self._is_ending = False
+        self._selector = selectors.DefaultSelector()
+        self._thread = threading.Thread(target=self._run, name="http door", daemon=True)
+
+    def open(self) -> None:
+        """Accept connections from now on; those for the event loop wait until `begin`."""
+        for listener in self._listeners:
+            self._selector.register(listener, selectors.EVENT_READ)
+        self._thread.start()
+
+    # On the event loop
+
+    def begin(self, take: Take) -> None:
+        """Call `take` with socket and address of each connection, one in a pass of the event loop."""
+        self._take = take
+        self._deliver()
+
+    def close(self) -> None:
+        """End the thread, and close the connections that wait."""
+        self._is_ending = True
+        self._take = None
+        self._thread.join()
+        for accepted in self._silent.values():
+            accepted.sock.close()
+        for sock, _ in self._waiting:
+            sock.close()
+        self._selector.close()
+
+    def _deliver(self) -> None:
+        with self._lock:
+            self._is_delivering = bool(self._waiting) and self._take is not None
+            if not self._is_delivering:
+                return
+            sock, address = self._waiting.popleft()
+        self._loop.call_soon(self._deliver)
+        assert self._take is not None
+        self._take(sock, address)
+
+    # On the thread
+
+    def _run(self) -> None:
+        last_s = time.monotonic()
+        while not self._is_ending:
+            ready = self._selector.select(FIRST_BYTES_S / 4)
+            began_s, now_s = time.thread_time(), time.monotonic()
+            self.health.grow_older(now_s - last_s)
+            last_s = now_s
+            for key, _ in ready:
+                accepted = self._silent.get(key.fd)
+                if accepted is None:
+                    self._accept(key.fileobj, now_s)
+                else:
+                    self._look_at(accepted)
+            for accepted in [each for each in self._silent.values() if each.until_s <= now_s]:
+                self._hand_over(accepted)
+            time.sleep(min((time.thread_time() - began_s) * _REST, HEARTBEAT_S))
+
+    def _accept(self, listener: Any, now_s: float) -> None:
+        if self._has_to_wait(now_s):
+            return
+        try:
+            sock, address = listener.accept()
+        except BlockingIOError:  # the client has left again
+            return
+        except OSError as error:  # no file descriptors left, or the client has left the queue
+            self._throttled_log.warning("accept", f"cannot accept an HTTP connection: {error}")
+            time.sleep(PAUSE_S)
+            return
+        sock.setblocking(False)
+        accepted = _Accepted(sock, address, now_s + FIRST_BYTES_S)
+        if len(self._silent) >= PLACES:
+            self._hand_over(next(iter(self._silent.values())))
+        self._silent[sock.fileno()] = accepted
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._look_at(accepted)
+
+    def _has_to_wait(self, now_s: float) -> bool:
+        """Return whether clients stay in the kernel's queue, because the event loop will soon have room for more."""
+        if len(self._waiting) < PLACES:
+            self._is_full_since_s = None
+            return False
+        if self._is_full_since_s is None:
+            self._is_full_since_s = now_s
+        return now_s - self._is_full_since_s < FULL_S
+
+    def _look_at(self, accepted: _Accepted) -> None:
+        """Answer a health check. A connection that has sent anything else goes to the event loop."""
+        sock = accepted.sock
+        try:
+            first = sock.recv(_PEEK_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            first = b""
+        check = _CHECK.match(first)
+        if first and (check is None or not first.endswith(_END)):
+            self._hand_over(accepted)
+            return
+        self._forget(accepted)
+        with suppress(OSError):
+            if check is not None:
+                sock.recv(len(first))  # a close with unread data would reset the connection
+                sock.send(self._answer(check))
+        sock.close()
+
+    def _answer(self, check: re.Match[bytes]) -> bytes:
+        status, document = self.health.answer(check[2])
+        body = json.dumps(document).encode()
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+            "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + (b"" if check[1] == b"HEAD" else body)
+
+    def _forget(self, accepted: _Accepted) -> None:
+        self._selector.unregister(accepted.sock)
+        del self._silent[accepted.sock.fileno()]
+
+    def _hand_over(self, accepted: _Accepted) -> None:
+        self._forget(accepted)
+        with self._lock:
+            self._waiting.append((accepted.sock, accepted.address))
+            if len(self._waiting) > PLACES:
+                self._drop_one()
+            needs_wake = not self._is_delivering and self._take is not None
+            self._is_delivering |= needs_wake
+        if needs_wake:
+            with suppress(RuntimeError):  # the event loop has ended
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _drop_one(self) -> None:
+        """Close the newest waiting connection of the address that has most."""
+        sources = [source_of(address[0]) for _, address in self._waiting]
+        [(crowded, _)] = Counter(sources).most_common(1)
+        newest = len(sources) - 1 - sources[::-1].index(crowded)
+        self._waiting[newest][0].close()
+        del self._waiting[newest]
+        self._throttled_log.warning(
+            "full", f"HTTP connection from {crowded} closed: {PLACES} wait for the event loop"
+        )

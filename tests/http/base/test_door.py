@@ -1,0 +1,154 @@
+"""Health checks that the accepting thread answers, and connections that it hands over."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+
+from qq.http.base import door as door_module
+from qq.http.base.door import FULL_S, HANG_S, PLACES, READING, STATE_AGE_MAX_S, Door, Health
+from qq.http.base.listener import listen
+
+HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
+Taken = list[tuple[socket.socket, Any]]
+
+
+class World:
+    def __init__(self, door: Door, port: int) -> None:
+        self.door = door
+        self.port = port
+        self.taken: Taken = []
+        door.begin(lambda sock, address: self.taken.append((sock, address)))
+
+    def connect(self, source: str = HERE) -> socket.socket:
+        return socket.create_connection((HERE, self.port), 10, (source, 0))
+
+    def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
+        with closing(HTTPConnection(HERE, self.port, timeout=5)) as connection:
+            connection.request(method, path)
+            response = connection.getresponse()
+            assert response.headers["Content-Length"] != "0"
+            return response.status, response.read()
+
+    async def until_taken(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.taken) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+def run(story: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        listeners = await listen(HERE, 0)
+        door = Door(listeners, asyncio.get_running_loop())
+        door.open()
+        world = World(door, listeners[0].getsockname()[1])
+        try:
+            await story(world)
+        finally:
+            door.close()
+            for sock in [*listeners, *(sock for sock, _ in world.taken)]:
+                sock.close()
+
+    asyncio.run(main())
+
+
+@contextmanager
+def busy_loop(world: World) -> Generator[None]:
+    """The block runs on the event loop, so that nothing else does."""
+    yield
+    assert world.taken == []
+
+
+def test_health_checks_are_answered_while_the_loop_is_busy() -> None:
+    async def story(world: World) -> None:
+        with busy_loop(world):
+            assert world.get("/livez") == (200, b'{"status": "ok"}')
+            assert world.get("/healthz") == (503, b'{"status": "failed", "reason": "%b"}' % READING.encode())
+            world.door.health.update(None)
+            assert world.get("/healthz?verbose") == (200, b'{"status": "ok"}')
+            assert world.get("/healthz", "HEAD") == (200, b"")
+
+    run(story)
+
+
+def test_health_checks_are_answered_while_many_clients_wait() -> None:
+    async def story(world: World) -> None:
+        with world.connect(ELSEWHERE) as kept:
+            kept.sendall(b"GET /api/overview HTTP/1.1\r\n")
+            flood = [world.connect() for _ in range(3 * PLACES)]
+            for client in flood:
+                client.sendall(b"GET /api/overview HTTP/1.1\r\n")
+            with busy_loop(world):
+                time.sleep(2 * FULL_S)  # noqa: ASYNC251  # the loop is busy
+                began_s = time.monotonic()
+                assert world.get("/livez")[0] == 200
+                assert time.monotonic() - began_s < 3
+            await world.until_taken(PLACES)
+            await asyncio.sleep(0.1)
+            assert len(world.taken) <= 2 * PLACES + 1
+            assert [address[0] for _, address in world.taken].count(ELSEWHERE) == 1
+            for client in flood:
+                client.close()
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET /api/overview HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n",
+        b"GET /livezz",
+        b"\x16\x03",
+        b"",
+    ],
+)
+def test_all_other_connections_go_to_the_event_loop(first: bytes) -> None:
+    async def story(world: World) -> None:
+        with world.connect() as client:
+            client.sendall(first)
+            await world.until_taken(1)
+            sock, address = world.taken[0]
+            assert address == client.getsockname()
+            if first:
+                assert sock.recv(100) == first[:100]
+
+    run(story)
+
+
+def test_connection_that_ends_without_a_request_is_closed() -> None:
+    async def story(world: World) -> None:
+        with busy_loop(world), world.connect() as client:
+            client.shutdown(socket.SHUT_WR)
+            assert client.recv(1) == b""
+
+    run(story)
+
+
+def test_hung_event_loop_is_reported_after_its_time() -> None:
+    health = Health()
+    health.update(None)
+    health.grow_older(1)
+    for path, most_s in ((b"healthz", STATE_AGE_MAX_S), (b"livez", HANG_S)):
+        while health.answer(path)[0] == "200 OK":
+            health.grow_older(0.5)
+        assert health._age_s == most_s + 0.5
+    assert health.answer(b"livez")[1]["reason"] == f"the event loop has not run for {HANG_S + 0.5:.0f} s"
+    health.update(None)
+    health.grow_older(0.5)
+    assert health.answer(b"livez")[0] == health.answer(b"healthz")[0] == "200 OK"
+
+
+def test_time_in_which_the_whole_process_stood_counts_little() -> None:
+    health = Health()
+    health.update(None)
+    health.grow_older(1)
+    health.grow_older(HANG_S * 10)
+    assert health._age_s == door_module._STEP_MAX_S
