@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.state.apply import Confirmed, Evicted
 from qq.machine.protocol import commands
@@ -41,23 +41,27 @@ applied."""
 _IMPERSONATOR = "impersonator"
 
 
+class Replica(NamedTuple):
+    """A node's replica of the queues: the state machine, and the log that it applies."""
+
+    node: str
+    """The name of the node."""
+    machine: QueueMachine
+    log: Log
+    disk: Disk
+    """The disk with the log's entries that are no longer in memory."""
+    runtime: Runtime
+
+
 class Broker:
     """The sessions of this node and their shared parts.
 
     Implements `GroupEvents` for the group whose log it receives.
     """
 
-    def __init__(
-        self,
-        name: str,
-        machine: QueueMachine,
-        group: Log,
-        disk: Disk,
-        runtime: Runtime,
-        loopback_users: Sequence[str],
-        limits: NodeLimits,
-    ) -> None:
-        """Create the parts. `disk` reads log entries of the group that are no longer in memory."""
+    def __init__(self, replica: Replica, loopback_users: Sequence[str], limits: NodeLimits) -> None:
+        """Create the parts. `loopback_users` may log in from this machine only."""
+        name, machine, group, disk, runtime = replica
         self.name = name
         self.machine = machine
         self.limits = limits
