@@ -671,21 +671,21 @@ class ClientConnection(asyncio.Protocol):
 
     def _close_if_idle(self) -> None:
         """Continue with the client's connection.close if all earlier methods have been carried out."""
-        is_busy = self._broker.throttle.holds(self.id) or any(
+        is_busy = self._broker.throttle.delays(self.id) or any(
             channel.methods.is_busy for channel in self._channels.values()
         )
         if self._close_pending and not is_busy:
             self._send_close_ok()
 
     def _limit_close_wait(self) -> None:
-        was_held = self._broker.throttle.holds(self.id)
+        was_held = self._broker.throttle.delays(self.id)
         self._deadline = self._broker.runtime.call_later(
             CLOSE_GRACE_S, partial(self._end_close_wait, was_held)
         )
 
     def _end_close_wait(self, was_held: bool) -> None:
         """Part, unless what waits because of a limit has not had the time for its answers since."""
-        if was_held or self._broker.throttle.holds(self.id):
+        if was_held or self._broker.throttle.delays(self.id):
             self._limit_close_wait()
         else:
             self._send_close_ok()
@@ -998,7 +998,7 @@ class ClientConnection(asyncio.Protocol):
         self._hang_up_check = None
         if self._transport.is_closing() or _HELD not in self._reasons_to_pause:
             return
-        if self._broker.throttle.holds(self.id):
+        if self._broker.throttle.delays(self.id):
             client: socket.socket = self._transport.get_extra_info("socket")
             if client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) in HUNG_UP:
                 self._transport.abort()

@@ -314,7 +314,7 @@ class Broker:
         # Close the connections first: the log has forgotten their sessions, so they must submit no more commands.
         for connection in list(self.connections.values()):
             connection.drop()
-        self.submissions.give_up()
+        self.submissions.abandon()
 
     def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002
         self.no_quorum.leader_changed(leader)
@@ -322,9 +322,9 @@ class Broker:
             return
         is_failover, self._leader = self._leader is not None, leader
         self.elections += 1
-        self._dead_letters.lead(leader == self.name)
-        self._mover.lead(leader == self.name)
-        self._shovels.lead(leader == self.name)
+        self._dead_letters.set_leading(leader == self.name)
+        self._mover.set_leading(leader == self.name)
+        self._shovels.set_leading(leader == self.name)
         if is_failover:
             for session in list(self._dispatcher.sessions.values()):
                 if session.consumers is not None:

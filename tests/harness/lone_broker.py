@@ -294,7 +294,7 @@ class LoneBroker:
 
     def _has_put_off_nothing(self) -> bool:
         submissions = self.broker.submissions
-        return submissions._look_s == inf and not submissions._flush_asked
+        return submissions._retry_s == inf and not submissions._flush_scheduled
 
     def alarm(self, reason: str | None) -> None:
         self.call(self.broker.alarm_changed, reason)
