@@ -50,7 +50,7 @@ from qq.node.notices import tell_beginning, tell_differences
 from qq.node.readiness import Readiness, catch_up
 from qq.node.reread import RereadFiles
 from qq.process import descriptors, garbage
-from qq.sessions.broker import END_CLAIMS_S, Broker, Replica
+from qq.sessions.broker import END_CLAIMS_S, Broker, QueueReplica
 from qq.sessions.login import SALT_BYTES, hash_password
 from qq.shovels.carrier import ShovelCarrier
 from qq.shovels.connecting import READ_AHEAD_BYTES, Connector
@@ -225,7 +225,7 @@ async def start(
         group = await _read(
             partial(Group, parts.group_config(config), machine, runtime, disk, links), closing
         )
-        replica = Replica(config.name, machine, group, disk, runtime)
+        replica = QueueReplica(config.name, machine, group, disk, runtime)
         broker = Broker(replica, config.loopback_users, config.limits)
         broker.logins.verifier = tokens
         maintenance = ClientDrain(group, broker, config.limits.drain_grace_s)

@@ -41,7 +41,7 @@ applied."""
 _IMPERSONATOR = "impersonator"
 
 
-class Replica(NamedTuple):
+class QueueReplica(NamedTuple):
     """A node's replica of the queues: the state machine, and the log that it applies."""
 
     node: str
@@ -59,7 +59,7 @@ class Broker:
     Implements `GroupEvents` for the group whose log it receives.
     """
 
-    def __init__(self, replica: Replica, loopback_users: Sequence[str], limits: NodeLimits) -> None:
+    def __init__(self, replica: QueueReplica, loopback_users: Sequence[str], limits: NodeLimits) -> None:
         """Create the parts. `loopback_users` may log in from this machine only."""
         name, machine, group, disk, runtime = replica
         self.name = name

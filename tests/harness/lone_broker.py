@@ -37,7 +37,7 @@ from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
 from qq.machine.protocol.versions import VERSIONS
 from qq.sessions import submissions
-from qq.sessions.broker import Broker, Replica
+from qq.sessions.broker import Broker, QueueReplica
 from qq.sessions.login import hash_password
 from qq.stored.content import content_of
 from qq.tls import contexts as tls
@@ -192,7 +192,7 @@ class LoneBroker:
         limits = SlotLimits(self._limits.strangers_max or 512, 1000)
         self.slots = ConnectionSlots(limits, throttled_log=the_log)
         disk: Any = self.group
-        replica = Replica(NAME, self.machine, self.group, disk, runtime)
+        replica = QueueReplica(NAME, self.machine, self.group, disk, runtime)
         self.broker = Broker(replica, ["guest"], self._limits)
         partial_messages = PartialMessages(runtime, self._partial_bytes, lambda: len(self.broker.connections))
         sockets = ClientSockets(self.slots, the_log, partial_messages, self._limits)

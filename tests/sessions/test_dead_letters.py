@@ -46,7 +46,7 @@ class World:
         stored = self.stored[part.slot : part.slot + part.count]
         return [Messages("", "q", 1, stored)]
 
-    def price(self, _command: DeadLetter) -> int:
+    def cost_of(self, _command: DeadLetter) -> int:
         self.priced += 1
         return self.steps_each
 
