@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from cluster.configuration.configuration import Configuration, Member, PeerAddress
 from cluster.log.housekeeping import HousekeepingSettings
+from cluster.log.journal import JournalSizes
 from cluster.raft.cluster_clock import PATIENCE_S
 from cluster.raft.timing import Timing
 
@@ -75,6 +76,12 @@ class GroupConfig:
             self.retained_bytes,
             self.segment_bytes,
             self.segment_entries,
+        )
+
+    @property
+    def journal_sizes(self) -> JournalSizes:
+        return JournalSizes(
+            self.segment_bytes, self.segment_entries, self.cache_bytes, slice_bytes=self.append_bytes_max
         )
 
     def listed_configuration(self, version: int, *, lists_members: bool) -> Configuration:

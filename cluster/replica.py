@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.state.group_state import GroupState
     from cluster.storage.directory import GroupDirectory, Incarnations
-    from cluster.storage.fail_stop import Stopping
+    from cluster.storage.fail_stop import FailStop
     from cluster.transport.linked_nodes import LinkedNodes
     from cluster.transport.outbox import LogSync, PeerOutbox
     from cluster.transport.ports import Links
@@ -56,7 +56,7 @@ class Replica:
     engine: Engine
     recovery: Recovery
     housekeeping: Housekeeping
-    stopping: Stopping
+    fail_stop: FailStop
 
     # In memory
     pending: PendingProposals

@@ -118,6 +118,13 @@ class Removed(NamedTuple):
     name: str
 
 
+class MemberId(NamedTuple):
+    """A member, as it counts for votes: its name together with the id of its data directory."""
+
+    name: str
+    directory: bytes
+
+
 @dataclass(frozen=True)
 class Member:
     """A member of a cluster."""

@@ -7,7 +7,7 @@ H1  acknowledgements leave only after the journal has synced the acknowledged en
 H2  a repeated or overlapping append never deletes entries that match (`log_matching.without_known_prefix`).
 H3  the commit index never goes beyond the entries that the append shows to match (`log_matching.vouched_for`).
 H4  an acknowledgement of a different term does not count; epochs end in `peer_connected` / `peer_lost`.
-H5  a start from a checkpoint sets the applied index and leaves the journal alone (`applied_index`).
+H5  a start from a checkpoint sets the applied index and leaves the journal alone (`start_from`).
 H6, H7  entries never take the pickle path, views of the log are lazy (`cluster/log/lazy_entries.py`), and the size of
     an append is bounded, with at least a single entry (`_append_from`).
 H9  a pre-vote round (`elections.py`) precedes every election; a leader without a majority steps down soon.
@@ -62,6 +62,7 @@ from cluster.raft.tracker import ProgressTracker
 if TYPE_CHECKING:
     from pysyncobj.node import Node
 
+    from cluster.configuration.configuration import MemberId
     from cluster.configuration.history import Configurations
     from cluster.log.journal import SegmentedJournal
     from cluster.runtime.ports import Runtime
@@ -89,16 +90,14 @@ class Engine(SyncObjAdapter):
 
     def __init__(
         self,
-        name: str,
-        member_id: bytes,
+        own: MemberId,
         configurations: Configurations,
         journal: SegmentedJournal,
         timing: Timing,
         runtime: Runtime,
         apply: Callable[[int, int, bytes], None],
-        applied_index: int = 1,
     ) -> None:
-        """Take up the log as it is. `member_id` is the id of this node's data directory."""
+        """Take up the log as it is."""
         self.may_vote = True
         """Whether this member may vote and campaign. False if it may have lost acknowledged entries or votes
         (rejoin.py)."""
@@ -124,7 +123,7 @@ class Engine(SyncObjAdapter):
         """Connected non-members whose messages are accepted, because they may lead by a later configuration."""
         self._voters: list[str] = []
         """The peers that are voters."""
-        self._tracker = ProgressTracker(name, configurations)
+        self._tracker = ProgressTracker(own.name, configurations)
         self.progress = self._tracker.peers
         """The progress of each peer, by name."""
         self._stored_is_told = True
@@ -140,7 +139,7 @@ class Engine(SyncObjAdapter):
         """Seconds that storing a term and a vote takes."""
         self._acknowledgements = Acknowledgements(timing.heartbeat_s / 2)
         detector = FailureDetector(timing.suspicion_min_s, timing.election_min_s)
-        self._elections = Elections(name, configurations, detector)
+        self._elections = Elections(own.name, configurations, detector)
         self._campaigns = False
         """Whether this member campaigns in this turn."""
         self._append_due = False
@@ -150,13 +149,16 @@ class Engine(SyncObjAdapter):
         """Time at which a leader was last heard, on the monotonic clock."""
         self._end_told = (0, 0)
         """Term of the newest leader that sent appends, and the last index of its log by these appends."""
-        self._name = name
-        self._member_id = member_id
-        super().__init__(name, journal, timing, runtime)
+        self._name = own.name
+        self._own = own
+        super().__init__(own.name, journal, timing, runtime)
         self.follow_configuration([])
         # The first deadline is short. A pre-vote does no harm if there is a leader, and speeds up the election without
         # one.
         self._SyncObj__raftElectionDeadline = runtime.monotonic() + self._retry_s(0.0)
+
+    def start_from(self, applied_index: int) -> None:
+        """Begin with the state after this entry, which a checkpoint holds (H5). Called once before the first turn."""
         self._SyncObj__raftLastApplied = applied_index
         self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, applied_index)
 
@@ -165,7 +167,7 @@ class Engine(SyncObjAdapter):
     @property
     def _may_campaign(self) -> bool:
         # A node that catches up may have a configuration in which an older directory votes under its name.
-        is_voter = self._configurations.newest.has_voter(self._name, self._member_id)
+        is_voter = self._configurations.newest.has_voter(*self._own)
         return self.may_vote and self.may_lead and is_voter
 
     @property

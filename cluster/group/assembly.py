@@ -76,13 +76,13 @@ class Assembly:
         """Map each type of message to the part that handles it, except the types that the inbox handles itself."""
         membership, receiver = self.membership, self.installer.receiver
         return {
-            messages.Introduction: membership.joining.introduced,
-            messages.MembersReport: membership.discovery.members_told,
-            messages.Transfer: membership.leadership.requested,
-            messages.ChangeRequest: membership.reconfiguration.requested,
-            messages.ChangeRefused: membership.reconfiguration.refused,
-            messages.Query: self.queries.inquired,
-            messages.QueryAnswer: self.queries.answered,
+            messages.Introduction: membership.joining.record_introduction,
+            messages.MembersReport: membership.discovery.members_received,
+            messages.Transfer: membership.leadership.transfer_requested,
+            messages.ChangeRequest: membership.reconfiguration.change_requested,
+            messages.ChangeRefused: membership.reconfiguration.change_refused,
+            messages.Query: self.queries.query_received,
+            messages.QueryAnswer: self.queries.answer_received,
             messages.SnapshotOffer: self.installer.offered,
             messages.FetchChunk: self.sender.fetch,
             messages.SnapshotDamaged: self.sender.spoilt,

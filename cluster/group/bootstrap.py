@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.configuration.configuration import Versions
+from cluster.configuration.configuration import MemberId, Versions
 from cluster.configuration.history import Configurations
 from cluster.engine.rejoin import Recovery
 from cluster.group.clock_log import ClockLog
@@ -24,7 +24,7 @@ from cluster.replica import Replica
 from cluster.runtime.turn_timer import TurnTimer
 from cluster.state.group_state import GroupState
 from cluster.storage.directory import GroupDirectory, Incarnations
-from cluster.storage.fail_stop import RemovedFromCluster, Stopping
+from cluster.storage.fail_stop import FailStop, RemovedFromCluster
 from cluster.storage.identity import Owner
 from cluster.storage.paths import group_path
 from cluster.transport.linked_nodes import LinkedNodes
@@ -75,11 +75,10 @@ class Bootstrap:
         configurations = self.configurations = Configurations(
             config.listed_configuration(versions.low, lists_members=False)
         )
-        self._stopping = Stopping(
+        self._fail_stop = FailStop(
             configurations,
             self._directory,
             turns,
-            self._runtime,
             give_way=hooks.give_way,
             take_checkpoint=self._take_checkpoint,
         )
@@ -94,16 +93,16 @@ class Bootstrap:
             raise RemovedFromCluster(config.name)
         clock = self._start_clock(member_id)
         self._engine = engine(
-            config.name,
-            member_id,
+            MemberId(config.name, member_id),
             configurations,
             self._journal,
             config.timing,
             self._runtime,
             hooks.apply,
-            checkpoint.index if checkpoint else 1,
         )
-        self._engine.may_lead = self._stopping.damage is None
+        if checkpoint is not None:
+            self._engine.start_from(checkpoint.index)
+        self._engine.may_lead = self._fail_stop.damage is None
         self._directory.make_durable(self._journal)
         recovery = Recovery(config.name, member_id, configurations, self._directory.hard_state)
         self._housekeeping = self._begin_housekeeping(checkpoint, hooks.needed_from)
@@ -129,7 +128,7 @@ class Bootstrap:
             engine=self._engine,
             recovery=recovery,
             housekeeping=self._housekeeping,
-            stopping=self._stopping,
+            fail_stop=self._fail_stop,
             pending=pending,
             proposals=ProposalQueue(),
             linked=linked,
@@ -141,16 +140,11 @@ class Bootstrap:
         config, directory = self.config, self._directory
         open_journal = partial(
             SegmentedJournal,
-            self._disk,
-            directory.log,
-            directory.identity,
-            self._stopping.disk_failed,
+            directory.log_files,
             directory.hard_state,
-            self.configurations,
-            segment_bytes=config.segment_bytes,
-            segment_entries=config.segment_entries,
-            cache_bytes=config.cache_bytes,
-            slice_bytes=config.append_bytes_max,
+            config.journal_sizes,
+            on_failure=self._fail_stop.disk_failed,
+            observer=self.configurations,
         )
         repairable = config.joins or len(config.nodes) > 1
         return directory.start(claim, self._state, open_journal, repairable=repairable)
@@ -167,16 +161,12 @@ class Bootstrap:
         self, checkpoint: Checkpoint | None, needed_from: Callable[[], int | None]
     ) -> Housekeeping:
         housekeeping = Housekeeping(
-            self._disk,
-            self._directory.log,
-            self._directory.identity,
             self._journal,
             self.config.housekeeping,
             freeze=self._state.freeze,
             compact=self._machine.compact,
             needed_from=needed_from,
-            now=self._runtime.monotonic,
-            failed=self._stopping.disk_failed,
+            monotonic=self._runtime.monotonic,
         )
         housekeeping.begin(checkpoint)
         return housekeeping
@@ -198,4 +188,4 @@ class Bootstrap:
             try:
                 yield index, self._journal.read(index)
             except CorruptJournal as error:
-                self._stopping.configuration_unreadable(error)
+                self._fail_stop.configuration_unreadable(error)

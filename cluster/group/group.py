@@ -105,7 +105,7 @@ class Group:
         self.configurations = replica.configurations
         """The configurations in the log. The newest counts."""
         self.recovery = replica.recovery
-        self.stopping = replica.stopping
+        self.fail_stop = replica.fail_stop
         self.members = membership.members
         self.alarms = membership.alarms
         self.own_status = membership.own_status
@@ -131,7 +131,7 @@ class Group:
         self._links.register(self.config.group_id, self.inbox)
         self.propose([])  # reports the new incarnation, so the cluster releases all held by the last
         self._beat()
-        self._tell_status()
+        self._report_status()
 
     def stop(self) -> None:
         """Stop taking part. Submitted batches that are not yet applied have an unknown outcome."""
@@ -174,8 +174,8 @@ class Group:
         return self.journal.read_job(indexes, bytes_max)
 
     def disk_failed(self, error: Exception) -> None:
-        """Report that a read of the log has failed (`Stopping.disk_failed`)."""
-        self.stopping.disk_failed(error)
+        """Report that a read of the log has failed (`FailStop.disk_failed`)."""
+        self.fail_stop.disk_failed(error)
 
     @property
     def pending_batches(self) -> int:
@@ -239,12 +239,12 @@ class Group:
             now_s = self._runtime.monotonic()
             self.beat_delays.add(max(0.0, now_s - self._beat_due_s))
             self._turns.ask()
-            self._log_sync.look()
-            self.leadership.look(is_fit=not self.journal.full and self.stopping.damage is None)
-            self._low_space.look()
-            self._outages.look()
-            self.stopping.leave_if_the_others_can_go_on()
-            self._evictions.look()
+            self._log_sync.awake_s()
+            self.leadership.update_candidacy(is_fit=not self.journal.full and self.fail_stop.damage is None)
+            self._low_space.check()
+            self._outages.check()
+            self.fail_stop.leave_if_the_others_can_go_on()
+            self._evictions.check()
             if self.engine.is_leader:
                 self.leadership.leave_if_late(self._turns.beat_s)
                 self.leadership.leave_for_maintenance()
@@ -266,14 +266,14 @@ class Group:
         # A lone member counts itself as the majority, so it must not tick while its tail is not on disk.
         alone_and_unsynced = self.journal.synced < self.journal.written and self._is_majority_alone()
         if not alone_and_unsynced:
-            self._note_leader()
+            self._check_leader()
             self._forward()
             if self.recovery.turn(self.engine, self.journal):
                 self._discovery.introduce()
                 self._outbox.transmit_to_all(self.own_status.now())
             last_index = self.journal.last_index
             self.engine.turn(self._compose)
-            self._note_leader()
+            self._check_leader()
             if self.journal.last_index > last_index:
                 self._log_sync.send()  # new entries: every peer's disk is waiting for them
         if self._runtime.monotonic() - self._chores_s >= CHORES_S:
@@ -297,14 +297,14 @@ class Group:
         self._sender.turn(self.engine)
         self.housekeeping.turn(*self.engine.last_applied(), self.apply_times.total_s)
 
-    def _note_leader(self) -> None:
+    def _check_leader(self) -> None:
         engine, known = self.engine, self.leadership.leader_term
         if engine.term == known.term and engine.leader == known.leader:
             return
         leader_term = LeaderTerm(engine.leader, engine.term)
-        if self.leadership.begins(leader_term):
+        if self.leadership.record_leader(leader_term):
             self._proposals.clear()
-            self._evictions.look()
+            self._evictions.check()
         # Otherwise peers would believe for up to a second that this node still hears its old leader.
         self._outbox.transmit_to_all(self.own_status.now())
         self._turns.ask()  # pending batches go to the new leader
@@ -327,17 +327,17 @@ class Group:
     def _alarm_changed(self, reason: str | None) -> None:
         self._events.alarm_changed(reason)
 
-    def _tell_status(self) -> None:
+    def _report_status(self) -> None:
         if self._turns.is_on:
             self._clock.add_reading(bounded(self._runtime.wall_ms()), self._runtime.monotonic())
-            self._discovery.look(self._runtime.monotonic())
+            self._discovery.forget_lost_cluster(self._runtime.monotonic())
             if self.engine.is_leader:
                 self.leadership.leave_if_apart()
             self._outbox.transmit_to_all(self.own_status.now())
             self._sender.tick(self.engine)
             self._installer.receiver.tick()
             self._installer.clean_up()
-            self._runtime.call_later(STATUS_INTERVAL_S, self._tell_status)
+            self._runtime.call_later(STATUS_INTERVAL_S, self._report_status)
 
     # Forwarding and composing
 
@@ -357,9 +357,9 @@ class Group:
 
     def _compose(self) -> None:
         """Propose the waiting batches as an entry, unless `IN_FLIGHT_MAX` entries are uncommitted."""
-        self._note_leader()
+        self._check_leader()
         if self.leadership.handover.is_on(self._runtime.monotonic()):
-            self.leadership.ask_successor()
+            self.leadership.transfer_to_successor()
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = self._proposals.next_entry(self.config.entry_bytes_max, self.config.entry_weight_max)
@@ -407,9 +407,9 @@ class Group:
             if changes_members:
                 outcome = self._applying.configuration(payload)
                 committed = self.configurations.applied(index)
-                self._tell_version()
+                self._log_version()
                 if committed.is_removed(self.members.id):
-                    self.stopping.removed()
+                    self.fail_stop.removed()
             else:
                 outcome = self._applying.entry(index, payload)
             self._clock.advance_to(self._state.time_ms, begun_s)
@@ -418,7 +418,7 @@ class Group:
         except BaseException as error:
             # H10: after any error, the state differs from the other nodes' state, and further entries would build on
             # it.
-            self.stopping.stop_for(error)
+            self.fail_stop.stop_for(error)
             raise
         self.apply_times.add(self._runtime.monotonic() - begun_s)
         effects, evicted_at, awaited_by = outcome
@@ -437,7 +437,7 @@ class Group:
 
     def _installed(self, index: int) -> None:
         """Continue from a snapshot of `index`, and report its effects to the broker."""
-        self._tell_version()
+        self._log_version()
         self._resume(index)
         self._turns.ask()
 
@@ -452,7 +452,7 @@ class Group:
         self._pending.applied(origin.sequence)
         self._events.resumed(origin.sequence, self.machine.outstanding(self.config.name))
 
-    def _tell_version(self) -> None:
+    def _log_version(self) -> None:
         """Log the version of the state when a committed configuration changes it.
 
         Versions told by peers do not count.

@@ -52,7 +52,7 @@ class Inbox:
         self._proposals = replica.proposals
         self._outbox = replica.outbox
         self._log_sync = replica.log_sync
-        self._stopping = replica.stopping
+        self._fail_stop = replica.fail_stop
         self._turns = replica.turns
         self._runtime = replica.runtime
         self._campaign_jitter_s = replica.config.timing.campaign_jitter_s
@@ -80,12 +80,12 @@ class Inbox:
         self._malformed.discard(peer)
         self._linked.link_began(peer, self._links.peer_id(peer))
         self._outbox.drop(peer)
-        self._queries.peer_lost(peer)
+        self._queries.fail_queries_to(peer)
         if not self._members.follow():
-            self._members.meet()
+            self._members.update_engine()
         if not self._linked.is_member(peer):
             self._engine.non_member_connected()
-        self._discovery.greet(peer)
+        self._discovery.introduce_to(peer)
         # All peers get it. Otherwise they would believe for up to a second that this link is missing.
         self._outbox.transmit_to_all(self._own_status.now())
         self._receiver.connected(peer)
@@ -103,16 +103,16 @@ class Inbox:
         self._members.follow()
         self._outbox.drop(peer)
         self._clock.forget(peer)
-        self._joining.left(peer)
+        self._joining.forget(peer)
         self._recovery.left(peer)
-        self._queries.peer_lost(peer)
+        self._queries.fail_queries_to(peer)
         if peer in self._engine.progress:
             self._engine.peer_lost(peer)
         self._linked.link_ended(peer)
-        self._members.meet()
+        self._members.update_engine()
         if peer in self._members.known:
             self._peers.lost(peer, self._runtime.monotonic())
-            self._evictions.lost()
+            self._evictions.record_lost_link()
         # The leader counts the members that have lost the link, before it considers the process dead.
         self._outbox.transmit_to_all(self._own_status.now())
         if self._leadership.leader_term.leader == peer:
@@ -127,7 +127,7 @@ class Inbox:
         self._members.follow()
         if peer in self._members.known:
             self._peers.died(peer, self._runtime.monotonic())
-            self._evictions.died()
+            self._evictions.record_death()
 
     def peer_drained(self, peer: str) -> None:
         """Handle the end of a link's congestion."""
@@ -167,7 +167,7 @@ class Inbox:
             if is_member or self._members.accepts_from_non_member(message):
                 self._receive(peer, message)
         except ForeignLog as error:
-            self._stopping.foreign_log(error)
+            self._fail_stop.foreign_log(error)
         if not isinstance(message, Append | AppendResponse) or self._engine.wants_turn:
             self._turns.ask()
         elif isinstance(message, Append) and not message.entries and self._engine.outbox:
@@ -198,9 +198,9 @@ class Inbox:
             self._engine.check_end_of(peer, status.term, status.last_index)
             self._recovery.heard_leader(status)
         voters = self._members.configurations.membership.voters
-        awake_s = self._log_sync.look()  # after a stall, the status may be old
+        awake_s = self._log_sync.awake_s()  # after a stall, the status may be old
         if self._linked.is_member(peer):
-            self._peers.said(peer, status)
+            self._peers.record_status(peer, status)
             if status.standing != Standing.VOTER:
                 self._engine.peer_has_lost(peer, status.last_index)
             if peer in voters:

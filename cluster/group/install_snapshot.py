@@ -47,7 +47,7 @@ class SnapshotInstaller:
         self._journal = replica.journal
         self._directory = replica.directory
         self._state = replica.state
-        self._stopping = replica.stopping
+        self._fail_stop = replica.fail_stop
         self._find_configurations = find_configurations
         self._engine = replica.engine
         self._clock = replica.clock
@@ -74,7 +74,7 @@ class SnapshotInstaller:
             self._check_log_of(installable)
         except ForeignLog as error:
             self._directory.remove_checkpoint(checkpoint.index)  # otherwise the next start would load it
-            self._stopping.foreign_log(error)
+            self._fail_stop.foreign_log(error)
             return
         self._state.adopt(state)
         self._clock.advance_to(self._state.time_ms, self._runtime.monotonic())

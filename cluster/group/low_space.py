@@ -48,7 +48,7 @@ class LowSpace:
         self._log_sync = replica.log_sync
         self._leadership = leadership
         self._statuses = statuses
-        self._stopping = replica.stopping
+        self._fail_stop = replica.fail_stop
         self._receiver = receiver
         self._runtime = replica.runtime
         self._alarm_changed = hooks.alarm_changed
@@ -59,12 +59,12 @@ class LowSpace:
         self._stuck_since_s: float | None = None
         """Time since which this node is stuck for lack of space, on the monotonic clock; None if it is not stuck."""
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check for shortages, and act on them. Called once in each heartbeat interval."""
         now_s = self._runtime.monotonic()
         self._alarms.lacks_space = self._receiver.lacks_space
         self._housekeeping.is_space_scarce = bool(self._alarms.own(now_s) & Alarm.DISK)
-        if self._alarms.look(now_s):
+        if self._alarms.update(now_s):
             reason = self._alarms.reason
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._alarm_changed(reason)
@@ -88,7 +88,7 @@ class LowSpace:
         self._tried_full_disk_s = now_s
         self._log_sync.try_again()
         if self._engine.is_leader:
-            self._leadership.ask_somebody()
+            self._leadership.transfer_to_any()
 
     def _give_up_log(self) -> None:
         """Discard an obsolete log that fills the disk.
@@ -100,4 +100,4 @@ class LowSpace:
         durable_bytes = journal.disk_bytes - journal.unsynced_bytes
         reason = self._statuses.why_log_is_obsolete(durable_bytes, journal.synced_index)
         if reason is not None:
-            self._stopping.log_is_obsolete(ObsoleteLog(reason))
+            self._fail_stop.log_is_obsolete(ObsoleteLog(reason))

@@ -11,15 +11,15 @@ from enum import IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.log.register import BODY_BYTES_MAX, Register
+from cluster.log.register import BODY_BYTES_MAX, Register, RegisterFormat
 
 if TYPE_CHECKING:
-    from cluster.runtime.ports import Disk
+    from cluster.log.owned_directory import OwnedDirectory
 
 NAMES = ("hardstate-0", "hardstate-1")
 FORMAT_VERSION = 2
 
-_MAGIC = b"RVOT"
+_FORMAT = RegisterFormat(NAMES, b"RVOT", FORMAT_VERSION, "term and vote")
 _BODY = Struct("<QBBH")
 _VOTE_BYTES_MAX = BODY_BYTES_MAX - _BODY.size
 
@@ -53,19 +53,18 @@ class StoredState(NamedTuple):
 
 
 class HardStateFile:
-    """The register of term, vote and voter status in `directory`."""
+    """The register of term, vote and voter status in a group's directory."""
 
     state: HardState | None = None
     """The stored term, vote and voter status; `None` before the first store, and if both files are damaged."""
 
-    def __init__(self, disk: Disk, directory: str, identity: bytes) -> None:
-        self._disk = disk
-        self._directory = directory
-        self._register = Register(disk, directory, NAMES, _MAGIC, FORMAT_VERSION, identity, "term and vote")
+    def __init__(self, files: OwnedDirectory) -> None:
+        self._files = files
+        self._register = Register(files, _FORMAT)
 
     def was_stored(self) -> bool:
         """Return whether a hard state was ever stored in the directory, even if it is damaged now. Raises OSError."""
-        return not set(NAMES).isdisjoint(self._disk.list_directory(self._directory))
+        return not set(NAMES).isdisjoint(self._files.disk.list_directory(self._files.path))
 
     def load(self) -> HardState | None:
         """Read both files and return the newer state; an outdated or damaged file is written anew.

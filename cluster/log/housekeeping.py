@@ -75,7 +75,7 @@ from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 if TYPE_CHECKING:
     from cluster.log.journal import SegmentedJournal
     from cluster.machine import FrozenCopy
-    from cluster.runtime.ports import Disk, T
+    from cluster.runtime.ports import T
 
 log = logging.getLogger(__name__)
 
@@ -127,20 +127,18 @@ class Housekeeping:
 
     def __init__(
         self,
-        disk: Disk,
-        directory: str,
-        identity: bytes,
         journal: SegmentedJournal,
         settings: HousekeepingSettings,
+        *,
         freeze: Callable[[], FrozenCopy],
         compact: Compact,
         needed_from: Callable[[], int | None],
-        now: Callable[[], float],
-        failed: Callable[[Exception], None],
+        monotonic: Callable[[], float],
     ) -> None:
         """`freeze` returns the state; `needed_from` the first index to keep even without live messages, or `None`.
 
-        `failed` is called when a file is damaged, or when the disk fails and is not just full; that ends all work.
+        `journal.on_failure` is called when a file is damaged, or when the disk fails and is not just full; that ends
+        all work.
         """
         self.newest: CheckpointPosition | None = None
         self.second_index = 0
@@ -149,17 +147,14 @@ class Housekeeping:
         """Durations of checkpoints in seconds, from freezing the state until the file is durable."""
         self.pinned: dict[str, int] = {}
         """Files that must stay unchanged: name -> number of readers."""
-        self._disk = disk
-        self._directory = directory
-        self._identity = identity
+        self._disk, self._directory, self._identity = journal.files
         self._journal = journal
         self._settings = settings
         self._limits = SegmentLimits(settings.segment_bytes, settings.segment_entries)
         self._freeze = freeze
-        self._source = CompactionSource(disk, directory, identity, compact)
+        self._source = CompactionSource(*journal.files, compact)
         self._needed_from = needed_from
-        self._now = now
-        self._failed = failed
+        self._now = monotonic
         self.is_space_scarce = False
         """Whether publishers wait for space. Then checkpoints follow sooner, so consumed messages free their space
         sooner."""
@@ -167,7 +162,7 @@ class Housekeeping:
         self._applying_s = 0.0
         self._busy = False
         self._stopped = False
-        self._complained = False
+        self._shortage_is_logged = False
         self._reset(0)
 
     def _reset(self, checkpoint_bytes: int) -> None:
@@ -327,7 +322,7 @@ class Housekeeping:
         self._taken = None
         self._writing_s = self._now() - self._taken_s
         self.checkpoint_times.add(self._writing_s)
-        self._complained = False
+        self._shortage_is_logged = False
         self.second_index = self.newest_index
         self.newest = taken.position
         self._checkpoint_bytes = size
@@ -361,8 +356,8 @@ class Housekeeping:
         if taken is not None and self._journal.synced_index >= taken.position.index:
             self._write(taken)
             return
-        if taken is not None and self._journal.full and not self._complained:
-            self._complained = True
+        if taken is not None and self._journal.full and not self._shortage_is_logged:
+            self._shortage_is_logged = True
             log.warning(
                 "no space is given back: a checkpoint of entry %d has to wait until the log, which ends with entry %d "
                 "on the disk, has space for the entries up to it",
@@ -402,15 +397,15 @@ class Housekeeping:
     def _give_up(self, error: Exception) -> None:
         """Handle a failed job: wait for the next checkpoint if the disk is full; every different error is fatal."""
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            if not self._complained:
-                self._complained = True
+            if not self._shortage_is_logged:
+                self._shortage_is_logged = True
                 log.warning("no space for a checkpoint or for compaction: %s", error)
             self._taken = None
             self._retry_s = self._now() + RETRY_S
             self._round_open = False
         else:
             self.stop()
-            self._failed(error)
+            self._journal.on_failure(error)
 
     def _pace_allows(self, size: int | None) -> bool:
         """Return whether a segment may be read now.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, overload
 
@@ -53,12 +54,8 @@ from cluster.log.segment_writer import (
 from cluster.log.term_runs import TermRuns
 
 if TYPE_CHECKING:
-    from cluster.runtime.ports import Disk
+    from cluster.log.owned_directory import OwnedDirectory
 
-SEGMENT_BYTES = 64 * 2**20
-SEGMENT_ENTRIES = 65536
-CACHE_BYTES = 32 * 2**20
-SLICE_BYTES = 2**20
 SLICE_ENTRIES = 512
 """Largest number of entries in a slice, because reading so many from the disk takes some milliseconds at any size."""
 SHORT_BYTES = 16 * 2**10
@@ -69,6 +66,26 @@ CACHED_ENTRY_OVERHEAD_BYTES = 200  # tuple, integers, bytes header and dictionar
 
 class JournalMisuseError(Exception):
     """The caller broke the contract of the journal; its state is unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSizes:
+    """Sizes of a log's files, and of its entries in memory."""
+
+    segment_bytes: int = 64 * 2**20
+    """Bytes after which a segment is full."""
+    segment_entries: int = 65536
+    """Entries after which a segment is full."""
+    cache_bytes: int = 32 * 2**20
+    """Bytes of the last entries that stay in memory."""
+    slice_bytes: int = 2**20
+    """Bytes of a slice at most; a larger entry is a slice of its own."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.segment_bytes <= SEGMENT_BYTES_MAX:
+            raise ValueError(f"segment_bytes must be from 1 to {SEGMENT_BYTES_MAX}, not {self.segment_bytes}")
+        if self.segment_entries < 1:
+            raise ValueError(f"segment_entries must be at least 1, not {self.segment_entries}")
 
 
 class EntryObserver(Protocol):
@@ -100,24 +117,19 @@ class SegmentedJournal(Journal):
 
     def __init__(
         self,
-        disk: Disk,
-        directory: str,
-        identity: bytes,
-        on_failure: Callable[[Exception], None],
+        files: OwnedDirectory,
         hard_state: HardStateFile,
-        observer: EntryObserver | None = None,
+        sizes: JournalSizes | None = None,
         *,
+        on_failure: Callable[[Exception], None],
+        observer: EntryObserver | None = None,
         writes_lost: bool = True,
-        segment_bytes: int = SEGMENT_BYTES,
-        segment_entries: int = SEGMENT_ENTRIES,
-        cache_bytes: int = CACHE_BYTES,
-        slice_bytes: int = SLICE_BYTES,
     ) -> None:
-        if not 0 < segment_bytes <= SEGMENT_BYTES_MAX:
-            raise ValueError(f"segment_bytes must be from 1 to {SEGMENT_BYTES_MAX}, not {segment_bytes}")
-        if segment_entries < 1:
-            raise ValueError(f"segment_entries must be at least 1, not {segment_entries}")
-        self.slice_bytes = slice_bytes
+        sizes = sizes or JournalSizes()
+        self.files = files
+        """Directory of the log, with the identity that its files carry."""
+        self.on_failure = on_failure
+        self.slice_bytes = sizes.slice_bytes
         self.written = 0
         self.synced = 0
         self.synced_index = 0
@@ -128,15 +140,12 @@ class SegmentedJournal(Journal):
         """Term of the last entry; -1 for an empty log."""
         self.appended_bytes = 0
         """Bytes of records added since this object was made."""
-        self._disk = disk
-        self._directory = directory
-        self._identity = identity
-        self._on_failure = on_failure
+        self._disk, self._directory, self._identity = disk, directory, identity = files
         self._hard_state = hard_state
         self._observer = observer
         self._failed = False
-        self._segment_bytes = segment_bytes
-        self._segment_entries = segment_entries
+        self._segment_bytes = sizes.segment_bytes
+        self._segment_entries = sizes.segment_entries
         self._sealed: list[Segment] = []
         self._unsealed: dict[Segment, RecordIndex] = {}
         """Segments of `_sealed` whose footer may not be on the disk yet, with their record indexes."""
@@ -149,7 +158,7 @@ class SegmentedJournal(Journal):
         self._cache: dict[int, Record] = {}
         self._cache_first = 1
         self._cache_bytes = 0
-        self._cache_bytes_max = cache_bytes
+        self._cache_bytes_max = sizes.cache_bytes
         self._operations: deque[Operation] = deque()
         self._batch: list[Record] | None = None
         self._handed = 0
@@ -666,7 +675,7 @@ class SegmentedJournal(Journal):
 
     def _fail(self, error: Exception) -> None:
         self._end()
-        self._on_failure(error)
+        self.on_failure(error)
 
     def _end(self) -> None:
         self._failed = True

@@ -23,9 +23,7 @@ from zlib import crc32
 from cluster.log.segment import ForeignJournal, UnknownFormat, path_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cluster.runtime.ports import Disk
+    from cluster.log.owned_directory import OwnedDirectory
 
 log = logging.getLogger(__name__)
 
@@ -48,26 +46,24 @@ class StoredBody(NamedTuple):
     """The body, followed by the zeros that fill the file up."""
 
 
-class Register:
-    """The register in the two files `names` in `directory`; `what` names their content in messages."""
+class RegisterFormat(NamedTuple):
+    """The files of a kind of register."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        names: Sequence[str],
-        magic: bytes,
-        version: int,
-        identity: bytes,
-        what: str,
-    ) -> None:
-        self._disk = disk
-        self._directory = directory
-        self._paths = [path_in(directory, name) for name in names]
-        self._magic = magic
-        self._version = version
+    names: tuple[str, str]
+    magic: bytes
+    version: int
+    content: str
+    """The name of the content in messages."""
+
+
+class Register:
+    """The register in two files of a directory."""
+
+    def __init__(self, files: OwnedDirectory, form: RegisterFormat) -> None:
+        self._disk, self._directory, identity = files
+        self._form = form
+        self._paths = [path_in(self._directory, name) for name in form.names]
         self._digest = sha256(identity).digest()
-        self._what = what
         self._sequence = 0
         self._has_files = False
         """Whether both files are known to exist, so that a store needs no space."""
@@ -83,7 +79,7 @@ class Register:
         whole = [stored for stored in found if stored is not None]
         if not whole:
             if contents not in ([None, None], [None, _RESERVED]):
-                log.error("%s and %s are damaged: %s are lost", *self._paths, self._what)
+                log.error("%s and %s are damaged: %s are lost", *self._paths, self._form.content)
             return None
         latest = max(whole, key=_sequence_of)
         if found != [latest, latest]:
@@ -156,10 +152,10 @@ class Register:
         if data is None or len(data) != FILE_BYTES:
             return None
         start, crc = data[:-_CRC_BYTES], int.from_bytes(data[-_CRC_BYTES:], "little")
-        if crc32(start) != crc or not start.startswith(self._magic):
+        if crc32(start) != crc or not start.startswith(self._form.magic):
             return None
         _, version, digest, sequence = _START.unpack_from(start)
-        if version != self._version:
+        if version != self._form.version:
             raise UnknownFormat(path, version)
         if digest != self._digest:
             raise ForeignJournal(path)
@@ -167,8 +163,10 @@ class Register:
 
     def _pack(self, stored: StoredBody) -> bytes:
         if len(stored.body) > BODY_BYTES_MAX:
-            raise ValueError(f"{self._what} have {len(stored.body)} bytes, more than {BODY_BYTES_MAX}")
-        start = _START.pack(self._magic, self._version, self._digest, stored.sequence) + stored.body
+            raise ValueError(
+                f"{self._form.content} have {len(stored.body)} bytes, more than {BODY_BYTES_MAX}"
+            )
+        start = _START.pack(self._form.magic, self._form.version, self._digest, stored.sequence) + stored.body
         start = start.ljust(FILE_BYTES - _CRC_BYTES, b"\0")
         return start + crc32(start).to_bytes(_CRC_BYTES, "little")
 

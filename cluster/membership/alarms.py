@@ -23,7 +23,7 @@ class Alarms:
 
     def __init__(self, configurations: Configurations, peers: Peers, space: Space) -> None:
         self.active = Alarm(0)
-        """Resources that blocked publishers at the last `look`; empty if publishers may publish."""
+        """Resources that blocked publishers at the last `update`; empty if publishers may publish."""
         self.low_on_memory = False
         self.lacks_space = False
         """Whether the disk had no space for a snapshot that this node needs.
@@ -44,7 +44,7 @@ class Alarms:
         disk = Alarm.DISK if self.lacks_space or self._space.is_low(now_s) else _NONE
         return disk | Alarm.MEMORY if self.low_on_memory else disk
 
-    def look(self, now_s: float) -> bool:
+    def update(self, now_s: float) -> bool:
         """Recompute the alarms that block publishers, and return whether they have changed."""
         active = self.own(now_s)
         membership = self._configurations.membership

@@ -40,7 +40,7 @@ class Discovery:
         self._recovery = replica.recovery
         self._joining = joining
         self._engine = replica.engine
-        self._stopping = replica.stopping
+        self._fail_stop = replica.fail_stop
         self._transmit = replica.outbox.transmit
         self._told_index = 0
         """Log index of the configuration that a peer told last."""
@@ -51,22 +51,22 @@ class Discovery:
 
     def introduce(self) -> None:
         """Introduce this node on all links, because it has started or its own data has changed."""
-        self._members.note_past(has_past=self._has_past)
-        self._joining.introduced(self._members.name, self._own())
+        self._members.record_past(has_past=self._has_past)
+        self._joining.record_introduction(self._members.name, self._own())
         for peer in self._members.linked.names:
             self._transmit(peer, self._own())
 
-    def greet(self, peer: str) -> None:
+    def introduce_to(self, peer: str) -> None:
         """Tell a node, on its new link, the members and this node's own data."""
-        self._tell_members(peer)
+        self._send_members_to(peer)
         self._transmit(peer, self._own())
 
-    def tell_members(self) -> None:
+    def send_members(self) -> None:
         """Tell the members on all links."""
         for peer in self._members.linked.names:
-            self._tell_members(peer)
+            self._send_members_to(peer)
 
-    def _tell_members(self, peer: str) -> None:
+    def _send_members_to(self, peer: str) -> None:
         """Tell a peer the members, because its log may hold no configuration.
 
         A learner gets the newest configuration even if that is not committed: it has promised nothing so far, so it may
@@ -92,25 +92,25 @@ class Discovery:
         """Return the versions of the state that a node's program can run, or None if the node has no link."""
         if name in self._members.of_release_0_1:
             return Versions(self._versions.low, self._versions.low)
-        return self._joining.versions_told(name)
+        return self._joining.versions(name)
 
     # Being told
 
-    def members_told(self, _peer: str, told: MembersReport) -> None:
+    def members_received(self, _peer: str, told: MembersReport) -> None:
         """Learn the members from a peer if the own log has no configuration; stop if they have removed this node."""
         held = self._members.configurations
         if told.configuration.is_removed(self._members.id):
-            self._stopping.removed()
+            self._fail_stop.removed()
             return
         if held.newest_index == 0 and told.index > self._told_index:
             self._told_index = told.index
             held.begin(told.configuration)
             self._members.follow()
         if held.told(told.index, told.configuration):
-            self._members.tell_links()
+            self._members.configure_links()
         self._recovery.told(told.configuration, told.term, self._engine)
 
-    def look(self, now_s: float) -> None:
+    def forget_lost_cluster(self, now_s: float) -> None:
         """Forget the told configuration if this node has not yet joined and hears no member; called once a second.
 
         The told cluster may be gone, and a new cluster may be in its place, which this node would refuse as foreign.
@@ -121,7 +121,8 @@ class Discovery:
             self._linked_s = now_s
         elif now_s - self._linked_s >= FORGOTTEN_AFTER_S:
             log.info(
-                "no member of the cluster that this node was told of is heard any more: it looks for any cluster"
+                "no member of the discovered cluster has answered for %d s; searching for a cluster again",
+                FORGOTTEN_AFTER_S,
             )
             self._told_index = 0
             self._members.configurations.begin(self._unsettled)

@@ -30,7 +30,7 @@ UNDECIDED_S = 1.5
 LATER_S = 0.001
 """Seconds that a timer is set beyond a grace period, because clock rounding may let the timer fire a moment early."""
 STALL_S = 1.0
-"""Seconds between two calls of `look` above which this node was paused or busy: it calls far more often."""
+"""Seconds between two calls of `check` above which this node was paused or busy: it calls far more often."""
 
 
 class Evictions:
@@ -51,13 +51,13 @@ class Evictions:
         self._stalls: deque[tuple[float, float]] = deque()
         """`(end, length)` in seconds of each stall of this node, as far back as the grace period."""
 
-    def lost(self) -> None:
+    def record_lost_link(self) -> None:
         """Record that the link with a member has just ended."""
         self._lost_s = self._runtime.monotonic()
 
-    def died(self) -> None:
+    def record_death(self) -> None:
         """Schedule a check for when a member that was just found dead may be evicted, before the next heartbeat."""
-        self._runtime.call_later(self._config.dead_origin_grace_s + LATER_S, self.look)
+        self._runtime.call_later(self._config.dead_origin_grace_s + LATER_S, self.check)
 
     def undecided(self) -> Collection[str]:
         """Return the members whose links have just ended and whose verdict is pending; called on any member."""
@@ -66,7 +66,7 @@ class Evictions:
             return ()
         return [peer for peer in self._members.peers if self._is_undecided(peer, now_s)]
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Propose once to evict each member that is dead or silent for too long; called in each heartbeat interval."""
         now_s = self._runtime.monotonic()
         if now_s - self._looked_s > STALL_S:

@@ -59,16 +59,16 @@ class Joining:
         self._told: dict[str, Introduction] = {}
         self._rounds: dict[str, _Round] = {}
 
-    def introduced(self, name: str, introduction: Introduction) -> None:
+    def record_introduction(self, name: str, introduction: Introduction) -> None:
         """Store the introduction that a node has sent on its new link: its directory, address and versions."""
         self._told[name] = introduction
         self._rounds.pop(name, None)
 
-    def left(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         """Forget the introduction of a node with a lost link, because it may be out of date."""
         self._told.pop(name, None)
 
-    def versions_told(self, name: str) -> Versions | None:
+    def versions(self, name: str) -> Versions | None:
         """Return the versions of the state that a node has told it can run, or None without an introduction."""
         told = self._told.get(name)
         return None if told is None else Versions(told.low, told.high)

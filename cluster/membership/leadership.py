@@ -112,7 +112,7 @@ class DiskLag:
     def is_too_much(self) -> bool:
         return self._late_s > LATE_MAX_S
 
-    def look(self, now_s: float, interval_s: float, *, is_waited_for: bool) -> None:
+    def add(self, now_s: float, interval_s: float, *, is_waited_for: bool) -> None:
         """Count the time since the last call as late if `is_waited_for`; called every `interval_s` seconds at least.
 
         A call counts two intervals at most, because a node that was busy has not heard of its own disk either.
@@ -156,7 +156,7 @@ class Leadership:
         self._transmit = replica.outbox.transmit
         self._ask_turn = replica.turns.ask
 
-    def begins(self, leader_term: LeaderTerm) -> bool:
+    def record_leader(self, leader_term: LeaderTerm) -> bool:
         """Record the present leader and its term, and return whether this node's own leadership ends or begins."""
         before, self.leader_term = self.leader_term, leader_term
         self._began_s = self._runtime.monotonic()
@@ -169,13 +169,13 @@ class Leadership:
             self._apart_since_s = None
         return is_own
 
-    def look(self, *, is_fit: bool) -> None:
+    def update_candidacy(self, *, is_fit: bool) -> None:
         """Allow or forbid this node to lead and to campaign; `is_fit` tells whether its log and disk allow it to lead.
 
         A node under maintenance may lead, but leaves campaigning to its peers: see maintenance.py.
         """
         now_s = self._runtime.monotonic()
-        self._maintenance.look(self.leader_term.leader, now_s)
+        self._maintenance.record_leader(self.leader_term.leader, now_s)
         self._engine.may_lead = is_fit
         self._engine.stands_for_leader = not self._maintenance.leaves_leading(now_s)
 
@@ -210,12 +210,12 @@ class Leadership:
         self._ask_turn()
         return True
 
-    def requested(self, _peer: str, request: Transfer) -> None:
+    def transfer_requested(self, _peer: str, request: Transfer) -> None:
         """Hand over at the request of a peer that addresses this node as the leader of the request's term."""
         if request.term == self._engine.term:
             self.transfer(request.to or None)
 
-    def ask_for_transfer(self, to: str | None) -> None:
+    def request_transfer(self, to: str | None) -> None:
         """Ask the present leader to hand over to the member `to`, or to any; `leader_term` shows when it has."""
         leader, term = self.leader_term
         if leader == self._members.name:
@@ -228,12 +228,12 @@ class Leadership:
         """Whether this node is handing over."""
         return self.handover.is_on(self._runtime.monotonic())
 
-    def ask_successor(self) -> None:
+    def transfer_to_successor(self) -> None:
         """Ask a peer to take over, once per handover, as soon as a peer holds the whole log."""
         meant = self.handover.meant(self._statuses.successors())
         self.handover.ask(partial(self._engine.transfer_leadership, meant))
 
-    def ask_somebody(self) -> None:
+    def transfer_to_any(self) -> None:
         """Ask a peer to take over without starting a handover: this node leads on if no peer does."""
         self._engine.transfer_leadership(self._statuses.successors())
 
@@ -263,7 +263,7 @@ class Leadership:
         Must be called every `interval_s` seconds at least while this node leads.
         """
         engine, now_s = self._engine, self._runtime.monotonic()
-        self._disk_lag.look(now_s, interval_s, is_waited_for=engine.is_waited_for())
+        self._disk_lag.add(now_s, interval_s, is_waited_for=engine.is_waited_for())
         if self._disk_lag.is_too_much:
             reached_index = engine.reached_index()
             fit = [
@@ -289,4 +289,8 @@ class Leadership:
             self._apart_since_s = now_s
         if now_s - self._apart_since_s >= APART_S and self.leave(list(better)):
             for name, others in better.items():
-                log.warning("this node has no link with %s, and %s has: it may lead", ", ".join(others), name)
+                log.warning(
+                    "this node has no link with %s; handing leadership over to %s, which has",
+                    ", ".join(others),
+                    name,
+                )

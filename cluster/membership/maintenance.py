@@ -31,7 +31,7 @@ class Maintenance:
         """The names of the members under maintenance."""
         return frozenset(member.name for member in self._configurations.newest.members if member.is_drained)
 
-    def look(self, leader: str | None, now_s: float) -> None:
+    def record_leader(self, leader: str | None, now_s: float) -> None:
         """Record the time if a leader is known."""
         if leader is not None:
             self._led_s = now_s

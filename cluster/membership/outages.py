@@ -64,9 +64,9 @@ class Outages:
         self._declared_term = 0
         """The term of this node's last declaration."""
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Record whether the group serves now; called in each heartbeat interval."""
-        self._look_at_clock()
+        self._check_clock()
         engine = self._engine
         commit_index, self._commit_index = self._commit_index, engine.commit_index
         if engine.commit_index == commit_index < engine.journal.last_index:
@@ -97,7 +97,7 @@ class Outages:
     def declaration(self) -> ProposedBatch | None:
         """Return the batch that must begin this leader's next entry, or None without an outage."""
         if self._clock.leapt_ms != self._leapt_ms:
-            self._look_at_clock()
+            self._check_clock()
         is_new = self._engine.term != self._declared_term
         served_s = self._served_s
         silent_s = 0.0 if served_s is None else self._runtime.monotonic() - served_s
@@ -118,7 +118,7 @@ class Outages:
         """Whether new entries may declare outages, by the version of the newest configuration."""
         return self._configurations.newest.version >= self._since_version
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         leapt_ms, self._leapt_ms = self._clock.leapt_ms - self._leapt_ms, self._clock.leapt_ms
         if leapt_ms > 0:
             self._note(int(leapt_ms) + 1)

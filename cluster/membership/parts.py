@@ -66,5 +66,5 @@ class MembershipParts:
         self.outages = Outages(replica, outages_since)
 
     def _members_changed(self) -> None:
-        self.discovery.tell_members()
+        self.discovery.send_members()
         self._turns.ask()

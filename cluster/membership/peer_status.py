@@ -99,7 +99,7 @@ class Peers:
     def heard(self, peer: str, now_s: float) -> None:
         self._peers[peer].heard_s = now_s
 
-    def said(self, peer: str, status: Status) -> None:
+    def record_status(self, peer: str, status: Status) -> None:
         self._peers[peer].status = status
 
     def lost(self, peer: str, now_s: float) -> None:

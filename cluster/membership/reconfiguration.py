@@ -64,7 +64,7 @@ class Reconfiguration:
 
     # Asking the leader
 
-    def ask(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+    def request(self, change: MemberChange, refused: Callable[[str], None]) -> None:
         """Ask the present leader to make a change of the members.
 
         `refused` is called with the reason if the change is refused. The configuration shows when the change is made
@@ -81,13 +81,13 @@ class Reconfiguration:
         elif leader is not None:
             self._transmit(leader, ChangeRequest(self._asked.add(refused), change))
 
-    def requested(self, peer: str, request: ChangeRequest) -> None:
+    def change_requested(self, peer: str, request: ChangeRequest) -> None:
         """Make the change that a peer requests, if this node leads."""
         if self._engine.is_leader:
             self._make(request.change, partial(self._refuse, peer, request.number))
 
-    def refused(self, _peer: str, answer: ChangeRefused) -> None:
-        """Report to the caller of `ask` that the leader has refused the change."""
+    def change_refused(self, _peer: str, answer: ChangeRefused) -> None:
+        """Report to the caller of `request` that the leader has refused the change."""
         self._asked.answered(answer.number, answer.text)
 
     def _refuse(self, peer: str, number: int, text: str) -> None:
@@ -150,7 +150,7 @@ class Reconfiguration:
         """Log why a step is refused, unless the last round of steps had the same refusal."""
         if refusal not in self._logged_refusals:
             self._logged_refusals.add(refusal)
-            log.info("the members stay as they are: %s", refusal)
+            log.info("a change of the members is refused: %s", refusal)
 
     def _make(self, change: MemberChange, refused: Callable[[str], None]) -> None:
         try:

@@ -46,7 +46,7 @@ class OwnStatus:
         self._housekeeping = replica.housekeeping
         self._alarms = alarms
         self._clock = replica.clock
-        self._stopping = replica.stopping
+        self._fail_stop = replica.fail_stop
         self._members = members
         self._log_sync = replica.log_sync
         self._runtime = replica.runtime
@@ -77,7 +77,7 @@ class OwnStatus:
 
     def flaw(self) -> str | None:
         """Return why this node cannot vote, lead or serve clients, or None if it can."""
-        damage = self._stopping.damage
+        damage = self._fail_stop.damage
         if damage is not None:
             return f"{damage}; this node will be repaired as soon as the others can go on without it"
         return self._recovery.describe()

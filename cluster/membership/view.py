@@ -91,15 +91,15 @@ class Members:
         """Return whether those of these nodes that are linked as members are a majority."""
         return self.configurations.membership.is_majority(list(filter(self.linked.is_member, names)))
 
-    def note_past(self, *, has_past: bool) -> None:
+    def record_past(self, *, has_past: bool) -> None:
         """Have links tell whether this node relies on its log.
 
         Then it belongs to a cluster, even if that has no id yet.
         """
         self.configurations.has_past = has_past
-        self.tell_links()
+        self.configure_links()
 
-    def tell_links(self) -> None:
+    def configure_links(self) -> None:
         """Pass the present configurations on to the links."""
         self._links.configure(self.id, self.configurations)
 
@@ -118,12 +118,12 @@ class Members:
         for name in (before.keys() | held.known.keys()) - held.membership.voters:
             self._clock.forget(name)  # the clocks of a majority of the voters decide the cluster's time
         self._peers.configure(held.directories(self.name), self._runtime.monotonic())
-        self.tell_links()
-        self.meet()
+        self.configure_links()
+        self.update_engine()
         self._changed()
         return True
 
-    def meet(self) -> None:
+    def update_engine(self) -> None:
         """Have the engine count and send entries to the linked members, and no longer to nodes that were removed."""
         linked, now_s = self.linked, self._runtime.monotonic()
         self._engine.follow_configuration(linked.non_members)

@@ -19,7 +19,7 @@ Address = tuple[str, int]
 _SOCKET_BUFFER_BYTES = 4 << 20
 # The kernel closes a connection if data stays unacknowledged for this long. Otherwise, after a partition, TCP might
 # wait for minutes before it tries again. TCP keepalive is not needed, because each node sends its status to all peers
-# once a second (`Group._tell_status`), so there is always data to acknowledge.
+# once a second (`Group._report_status`), so there is always data to acknowledge.
 _UNANSWERED_MS_MAX = 5_000
 _BACKLOG = 1024
 

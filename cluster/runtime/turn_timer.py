@@ -33,6 +33,11 @@ class TurnTimer:
         self._timer_s = math.inf
         """Time at which `_timer` fires, in seconds of the monotonic clock."""
 
+    def fail(self, error: BaseException) -> None:
+        """End all turns, and report the error that ends the node."""
+        self.is_on = False
+        self._runtime.fail(error)
+
     def ask(self) -> None:
         if self.is_on and not self._is_asked:
             self._is_asked = True

@@ -149,7 +149,7 @@ class SnapshotReceiver:
         if not self._may_fit(offer, now_s):
             return
         self._end_transfer()
-        log.info("takes a snapshot of index %d from %s: %d bytes", offer.index, peer, offer.size)
+        log.info("receiving a snapshot of index %d from %s: %d bytes", offer.index, peer, offer.size)
         self._transfer = transfer = _Transfer(peer, offer, chunks_of(offer), now_s, now_s)
         transfer.storing = WINDOW  # blocks requests until the directory exists
         self._disk.submit_background(self._make_room, partial(self._begun, transfer))
@@ -168,7 +168,7 @@ class SnapshotReceiver:
         before = self._no_space
         if before is None:
             log.error(
-                "no space for a snapshot of %d bytes: it is tried again when so many are free, and every minute",
+                "no space for a snapshot of %d bytes: retrying when so many are free, and every minute",
                 offer.size,
             )
         pause_s = SPACE_PAUSE_MIN_S if before is None else min(2 * before.pause_s, SPACE_PAUSE_MAX_S)
@@ -217,7 +217,7 @@ class SnapshotReceiver:
         if (part.file, part.offset) != (chunk.file, chunk.offset):
             return
         if len(chunk.data) != part.length or crc32(chunk.data) != chunk.crc:
-            log.warning("a chunk from %s has arrived damaged; it is asked for again", peer)
+            log.warning("a chunk from %s has arrived damaged; it is requested again", peer)
             self._repeat_requests(transfer)
             return
         transfer.asked.popleft()

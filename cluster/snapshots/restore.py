@@ -35,6 +35,7 @@ from cluster.log.entry import is_regular
 from cluster.log.hardstate import HardState, Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.mirrored_file import whole_of
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, adopt_header
 from cluster.raft.proposals import PendingProposals
 from cluster.snapshots.backup import CHUNK_BYTES
@@ -112,7 +113,7 @@ def restore(
     directory = GroupDirectory(disk, path, owner)
     claim = directory.claim(wall_ms, versions, [owner.node], random.randrange(INCARNATION_LEAP))
     disk.make_directory(directory.log)
-    journal = _open_journal(disk, directory, writes_lost=True)
+    journal = _open_journal(directory, writes_lost=True)
     _copy(source, contents.checkpoint, disk, directory, CHECKPOINT_HEADER_BYTES, adopt_checkpoint)
     for segment in contents.segments:
         _copy(source, segment.name, disk, directory, FILE_HEADER_BYTES, adopt_header)
@@ -178,7 +179,7 @@ def _begin(
     Without an `address` the node keeps the address in its configuration.
     """
     state = GroupState(machine)
-    open_journal = partial(_open_journal, disk, directory)
+    open_journal = partial(_open_journal, directory)
     journal, checkpoint = directory.start(claim, state, open_journal, repairable=False)
     _apply(journal, checkpoint.index if checkpoint else 0, state, owner.node)
     member_id = directory.id(claim.incarnation).member
@@ -219,9 +220,8 @@ def _go_on_with(
     entry = make_configuration(state.time_ms, configuration)
     Applying(state, PendingProposals("")).configuration(entry)
     disk.make_directory(directory.incoming)
-    new = SegmentedJournal(
-        disk, f"{directory.incoming}/log", directory.identity, _raise, directory.hard_state
-    )
+    files = OwnedDirectory(disk, f"{directory.incoming}/log", directory.identity)
+    new = SegmentedJournal(files, directory.hard_state, on_failure=_raise)
     new.add(entry, index, term)
     new.seal()
     new.sync_now()
@@ -264,9 +264,9 @@ def _be_member(directory: GroupDirectory, name: str) -> None:
         hard_state.store(HardState(known.term, name, Standing.VOTER))
 
 
-def _open_journal(disk: Disk, directory: GroupDirectory, *, writes_lost: bool) -> SegmentedJournal:
+def _open_journal(directory: GroupDirectory, *, writes_lost: bool) -> SegmentedJournal:
     return SegmentedJournal(
-        disk, directory.log, directory.identity, _raise, directory.hard_state, writes_lost=writes_lost
+        directory.log_files, directory.hard_state, on_failure=_raise, writes_lost=writes_lost
     )
 
 

@@ -81,7 +81,7 @@ class SnapshotSender:
         self._housekeeping = replica.housekeeping
         self._runtime = replica.runtime
         self._send = replica.outbox.transmit
-        self._failed = replica.stopping.disk_failed
+        self._failed = replica.fail_stop.disk_failed
         self._retained_bytes = replica.config.retained_bytes
         """Bytes of the log that are kept for all followers anyway."""
         self._next_id = first_id
@@ -188,7 +188,7 @@ class SnapshotSender:
             self._send(peer, SnapshotWithdrawn(request.snapshot))
         elif isinstance(error, OSError) and error.errno not in _DAMAGE:
             # The cause may be too many open files, for example. The peer will request the chunk again.
-            log.warning("cannot give a part of a snapshot to %s: %s", peer, error)
+            log.warning("cannot send a part of a snapshot to %s: %s", peer, error)
         elif data is None:
             self._failed(CorruptJournal(path, request.offset, f"cannot be read: {error}"))
         else:
@@ -264,7 +264,7 @@ class SnapshotSender:
         self._offered[peer] = _Offered(offer, names, self._runtime.monotonic(), pace)
         self._last_offers[peer] = offer
         self._housekeeping.pin(names)
-        log.info("peer %s is too far behind: it is offered a snapshot of index %d", peer, index)
+        log.info("peer %s is too far behind: offering it a snapshot of index %d", peer, index)
         self._send(peer, offer)
 
     def _withdraw(self, peer: str) -> None:

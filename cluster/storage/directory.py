@@ -29,6 +29,7 @@ from cluster.log.checkpoints import Checkpoint, load_newest, remove_checkpoints
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.manifest import MANIFEST_NAME
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.segment import CorruptJournal, UnknownFormat
 from cluster.raft.cluster_clock import bounded
 from cluster.storage.identity import (
@@ -82,10 +83,11 @@ class GroupDirectory:
         self.log = f"{path}/log"
         self.incoming = f"{path}/{INCOMING}"
         self.identity = owner.key()
+        self.log_files = OwnedDirectory(disk, self.log, self.identity)
         self._disk = disk
         self.owner = owner
         disk.make_directory(path)
-        self.hard_state = HardStateFile(disk, path, self.identity)
+        self.hard_state = HardStateFile(OwnedDirectory(disk, path, self.identity))
 
     def claim(
         self, wall_ms: int, versions: Versions, members: Sequence[str], leap: int, *, is_blank: bool = False

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from cluster.configuration.history import Configurations
     from cluster.raft.log_matching import ForeignLog
-    from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.storage.directory import GroupDirectory
 
@@ -37,7 +36,7 @@ class ObsoleteLog(JournalError):
     """An undamaged log fills the disk, so the node cannot store the entries that replaced it."""
 
 
-class Stopping:
+class FailStop:
     """Whether and why this node stops or is about to stop."""
 
     def __init__(
@@ -45,7 +44,6 @@ class Stopping:
         configurations: Configurations,
         directory: GroupDirectory,
         turns: TurnTimer,
-        runtime: Runtime,
         *,
         give_way: Callable[[], bool],
         take_checkpoint: Callable[[], None],
@@ -62,7 +60,6 @@ class Stopping:
         self._configurations = configurations
         self._directory = directory
         self._turns = turns
-        self._runtime = runtime
         self._give_way = give_way
         self._take_checkpoint = take_checkpoint
 
@@ -115,8 +112,7 @@ class Stopping:
 
     def stop_for(self, error: BaseException) -> None:
         """Stop the turns of the group and report the error."""
-        self._turns.is_on = False
-        self._runtime.fail(error)
+        self._turns.fail(error)
 
     @property
     def _has_peers(self) -> bool:

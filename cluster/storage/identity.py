@@ -24,7 +24,8 @@ import msgpack
 
 from cluster.configuration.configuration import ID_BYTES, OtherVersion, Versions
 from cluster.log.mirrored_file import pack_twice, read_copies, read_twice, unless_there_is_no_space
-from cluster.log.register import Register
+from cluster.log.owned_directory import OwnedDirectory
+from cluster.log.register import Register, RegisterFormat
 from cluster.log.segment import CorruptJournal, JournalError, UnknownFormat, path_in
 from cluster.runtime.ports import Disk, pack
 
@@ -38,8 +39,9 @@ _OTHER_FORMATS = (2, 3)
 """Earlier formats of `identity`, written by earlier versions of the machine."""
 _MAGIC = b"RIDY"
 _MEMBER_MAGIC = b"RMEM"
-_START_FORMAT = 1
-_START_MAGIC = b"RSTA"
+_START_REGISTER = RegisterFormat(
+    START_FILES, b"RSTA", 1, "the count of starts and what was noted at the last one"
+)
 _START = Struct("<QBH")
 _ANYBODY = b""  # the owner is in the body instead, so that an error can name it
 
@@ -257,8 +259,7 @@ def _last_start(disk: Disk, directory: str, owner: Owner) -> tuple[Register, Sta
 
 
 def _register(disk: Disk, directory: str, owner: Owner) -> Register:
-    what = "the count of starts and what was noted at the last one"
-    return Register(disk, directory, START_FILES, _START_MAGIC, _START_FORMAT, owner.key(), what)
+    return Register(OwnedDirectory(disk, directory, owner.key()), _START_REGISTER)
 
 
 def _packed(start: Start) -> bytes:

@@ -17,6 +17,7 @@ from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
 from cluster.log.hardstate import HardState, HardStateFile, Standing, StoredState
 from cluster.log.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name, log_start
 from cluster.log.manifest import load_copies as load_manifest_copies
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.sealed_segment import load_index, open_file, records, verify
 from cluster.log.segment import (
     RECORD_HEADER_BYTES,
@@ -309,7 +310,7 @@ class _Inspection:
 
     def _find_hard_state(self) -> HardStateFound:
         try:
-            stored = HardStateFile(self._disk, self._directory, self._identity).load_copies()
+            stored = HardStateFile(OwnedDirectory(self._disk, self._directory, self._identity)).load_copies()
         except (UnknownFormat, ForeignJournal) as error:
             return HardStateFound(None, ("unreadable",) * len(HARD_STATE_NAMES), _problem(error))
         latest = max((copy for copy in stored if copy is not None), key=_sequence, default=None)

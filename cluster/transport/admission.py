@@ -142,7 +142,7 @@ class PeerAdmission:
             if terms.is_foreign_to(self.terms) or (has_joined and may_be_of_another(peer, terms))
         ]
 
-    def hear_cluster(self, terms: Terms) -> None:
+    def learn_cluster(self, terms: Terms) -> None:
         """Learn from a peer's terms that this log belongs to the peer's cluster, if this node could not know.
 
         The peer knows the id of its cluster, so the first configuration is committed. This node's log holds that

@@ -110,9 +110,9 @@ class LogSync:
     @property
     def hangs(self) -> bool:
         """Whether a sync hangs, so that this node acknowledges no entry."""
-        return self._journal.sync_in_flight and self.look() - self._began_s > HANGS_S
+        return self._journal.sync_in_flight and self.awake_s() - self._began_s > HANGS_S
 
-    def look(self) -> float:
+    def awake_s(self) -> float:
         """Return the monotonic time without this node's stalls; must be called in each heartbeat interval."""
         return self._awake.read(self._runtime.monotonic())
 
@@ -131,7 +131,7 @@ class LogSync:
             self._start()
 
     def _start(self) -> None:
-        self._began_s = self.look()
+        self._began_s = self.awake_s()
         self._journal.start_sync(self._synced)
 
     def _synced(self) -> None:

@@ -377,7 +377,7 @@ class PeerLinks:
         peer = connection.peer
         old = self._links.pop(peer, None)
         if old is not None:
-            log.info("peer %s connects anew: its old connection is dropped", peer)
+            log.info("peer %s has connected again: its old connection is dropped", peer)
             old.abort()
             self._report_lost(peer, dead=False)
         self._missing.discard(peer)
@@ -704,7 +704,7 @@ class PeerLinks:
 
     def _judge(self, peer: str, terms: Terms, *, dialled_here: bool) -> HandshakeError | None:
         """Return why a node that knows the secret is refused under this name, or None to accept it."""
-        self._known.hear_cluster(terms)
+        self._known.learn_cluster(terms)
         # This node may have joined a cluster since the handshake began.
         error = disagreement(self._known.terms, peer, terms)
         error = error or self._known.judge(peer, terms, self._link_of(peer), dialled_here=dialled_here)

@@ -37,7 +37,7 @@ class Queries:
         self._asked: dict[int, _Asked] = {}
         self._last_number = 0
 
-    def answer_with(self, answer: Callable[[bytes], bytes]) -> None:
+    def set_responder(self, answer: Callable[[bytes], bytes]) -> None:
         """Answer peers' questions with `answer`, which must be quick and return at most `ANSWER_BYTES_MAX` bytes."""
         self._answer = answer
 
@@ -61,23 +61,23 @@ class Queries:
         """Drop a pending question, because its caller waits no longer; no effect if the answer has come."""
         self._asked.pop(number, None)
 
-    def peer_lost(self, peer: str) -> None:
+    def fail_queries_to(self, peer: str) -> None:
         """Report to the callers that the answers of a peer are lost with its link."""
         lost = [number for number, asked in self._asked.items() if asked.peer == peer]
         for number in lost:
             self._asked.pop(number).answered(None)
 
-    def inquired(self, peer: str, inquiry: Query) -> None:
+    def query_received(self, peer: str, inquiry: Query) -> None:
         """Answer the question of a peer."""
         answer = self._answer(inquiry.question)
         if len(answer) > ANSWER_BYTES_MAX:
             log.error(
-                "an answer of %d bytes is longer than any may be; %s is told nothing", len(answer), peer
+                "an answer of %d bytes is above the limit; sending %s an empty answer", len(answer), peer
             )
             answer = b""
         self._transmit(peer, QueryAnswer(inquiry.number, answer))
 
-    def answered(self, peer: str, answer: QueryAnswer) -> None:
+    def answer_received(self, peer: str, answer: QueryAnswer) -> None:
         """Pass a peer's answer to the caller that waits for it, if any."""
         asked = self._asked.get(answer.number)
         if asked is not None and asked.peer == peer:

@@ -60,79 +60,83 @@ KINDS: Mapping[str, KindOfFinding] = {
         "Start nodes, or mend their links, until a majority is up; nothing has been lost."
     ),
     "leader-unheard": _critical(
-        "Look at the network between this node and the leader, and have its clients connect to another node."
+        "Check the network between this node and the leader, and have its clients connect to another node."
     ),
     "nobody-serves": _critical("`qq revive` a node under maintenance, or start one that is down."),
-    "node-down": _warning("Start it, or look at its network and at the last lines of its log."),
+    "node-down": _warning("Start it, or check its network and the last lines of its log."),
     "node-tells-nothing": _info(
-        "If it is not of an older release, look whether it is overloaded or stopped."
+        "If it is not of an older release, check whether it is overloaded or stopped."
     ),
-    "name-twice": _warning(
-        "Stop the one that should not be: a copy of a data directory must never be started."
+    "name-twice": _warning("Stop the second process: a copy of a data directory must never be started."),
+    "node-behind": _warning("Check its disk, its processor and the network to it."),
+    "node-under-repair": _warning(
+        "Wait until it has received the log from the other nodes; do not stop another node."
     ),
-    "node-behind": _warning("Look at its disk, its processor and the network to it."),
-    "node-under-repair": _warning("Wait until the others have sent it everything; do not stop another node."),
-    "link-missing": _warning("Look at the network between them, and at their secrets."),
-    "members-few": _info("With three members one may fail: add some (`qq member add`)."),
-    "members-even": _info("One member more, or one less, tolerates as many failures or more: 3, 5 or 7."),
+    "link-missing": _warning("Check the network between them, and their secrets."),
+    "members-few": _info("Add members (`qq member add`): three voters tolerate the failure of one."),
+    "members-even": _info(
+        "Use an odd number of members (3, 5 or 7): an even number tolerates no more failures."
+    ),
     "member-awaited": _info("Start it with `qq serve --join`, or remove it (`qq member remove`)."),
     "member-learns": _info("Wait until it has the log; if it does not vote then, `qq member promote`."),
     "node-drained": _info("When the maintenance is over, `qq revive`."),
     "drain-forgotten": _warning(
         "If the maintenance is over, `qq revive`: until then one node less serves clients."
     ),
-    "leader-changes": _warning("Look at the network between the nodes, and at their disks."),
-    "releases-differ": _info("Upgrade the others, one after the other."),
+    "leader-changes": _warning("Check the network between the nodes, and their disks."),
+    "releases-differ": _info("Upgrade the other nodes, one after the other."),
     "settings-differ": _info(
-        "If that is not meant, give all nodes the same settings; each goes by its own file and environment."
+        "Unless that is intended, give all nodes the same settings; each uses its own file and environment."
     ),
     "upgrade-waits": _info(
-        "Upgrade or start those that cannot; if all can and it lasts, `qq upgrade finish`."
+        "Upgrade or start the nodes that cannot; if all can and the finding stays, `qq upgrade finish`."
     ),
-    "clock-off": _warning("Look at the time server of the node."),
+    "clock-off": _warning("Check the time server of the node."),
     # Waiting of clients
     "disk-alarm": _critical(
-        "Make room on the disk: publishers wait until there is more free than its limit."
+        "Make room on the disk: publishers wait until more space is free than its limit."
     ),
     "memory-alarm": _critical(
-        "Have consumers acknowledge, or close connections; else give the node more memory (`memory_high_watermark`)."
+        "Have consumers acknowledge, or close connections, or give the node more memory (`memory_high_watermark`)."
     ),
     "disk-slow": _warning(
-        "Where too few others are quicker, confirms wait for it: look who else uses it, and whether it fails."
+        "Confirms wait for it unless a majority has faster disks: check what else uses it, and whether it fails."
     ),
     "loop-busy": _warning(
-        "Look at rates, at messages to very many queues, and at other processes; spread clients over the nodes."
+        "Check message rates, messages to very many queues, and other processes; spread clients over the nodes."
     ),
-    "network-slow": _warning("Look at the network between the nodes, and at nodes that are busy."),
-    "limited-by": _info("Only if this is too slow: make faster what takes most of it."),
-    "publishers-held": _info("Raise the limit, if they should publish more."),
-    "client-reads-slowly": _warning("Look at the client: it is stuck, overloaded, or behind a slow network."),
+    "network-slow": _warning("Check the network between the nodes, and nodes that are busy."),
+    "limited-by": _info("If commits are too slow, make the part faster that takes most of the time."),
+    "publishers-held": _info("Raise the limit if publishers should publish more."),
+    "client-reads-slowly": _warning("Check the client: it is stuck, overloaded, or behind a slow network."),
     "logins-fail": _warning(
-        "An application has a wrong password, or somebody guesses: the node's log has who."
+        "An application has a wrong password, or passwords are being guessed: the node's log names the users."
     ),
     "shovel-idle": _warning(
-        "Put right what it says, and restart it if it does not try again by itself; or delete it."
+        "Mend the reason, and restart the shovel if it does not try again by itself; or delete it."
     ),
-    "tenant-heavy": _info("If others suffer, set limits for it (docs: limits)."),
+    "tenant-heavy": _info("If other users suffer, set limits for this user (docs: limits)."),
     # Resources that are nearly used up
-    "disk-full-soon": _warning("Make room, or have consumers take what is queued."),
-    "memory-short-soon": _warning("Soon publishers wait: look at unacknowledged messages and connections."),
+    "disk-full-soon": _warning("Make room, or have consumers take queued messages."),
+    "memory-short-soon": _warning("Soon publishers wait: check unacknowledged messages and connections."),
     "descriptors-short": _warning("Raise the limit of open files of the service, or close connections."),
     "connections-short": _warning("Soon clients are refused: close connections, or raise the limit."),
     "certificate-ends": _warning("Renew it; the node reads the file again by itself."),
-    "certificate-ended": _critical("Renew it now: clients or nodes that look at it refuse to connect."),
-    "certificate-unreadable": _warning("Put the file right; the node goes on with what it has read before."),
+    "certificate-ended": _critical("Renew it now: clients or nodes that verify it refuse to connect."),
+    "certificate-unreadable": _warning(
+        "Mend the file; the node uses the certificate that it has read before."
+    ),
     # Queues
-    "no-consumers": _warning("Start its consumers, or delete the queue if nobody needs it."),
+    "no-consumers": _warning("Start its consumers, or delete the queue if it is not needed."),
     "queue-grows": _warning("Add consumers, or make them faster; set `max-length` if old messages may go."),
     "consumers-slow": _warning(
-        "Add consumers, or make them faster: they hold all that their prefetch allows."
+        "Add consumers, or make them faster: they hold as many messages as their prefetch allows."
     ),
     "prefetch-small": _info("Raise the prefetch: consumers mostly wait for the next message to travel."),
-    "unacked-long": _warning("Look at the consumer: it is stuck, or does not acknowledge."),
-    "dead-letters": _warning("Look why consumers reject messages or fail, and at the dead-letter queue."),
+    "unacked-long": _warning("Check the consumer: it is stuck, or does not acknowledge."),
+    "dead-letters": _warning("Check why consumers reject messages or fail, and check the dead-letter queue."),
     "dead-letters-stuck": _warning(
-        "No queue takes them: bind one to the dead-letter exchange, or make room in the one that is full."
+        "No queue takes them: bind a queue to the dead-letter exchange, or make room in the full queue."
     ),
     "publishes-refused": _warning("The queue is full (`reject-publish`): add consumers, or raise its limit."),
 }

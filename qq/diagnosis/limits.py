@@ -81,8 +81,8 @@ def _releases(vitals: Sequence[Vitals]) -> Iterator[Finding]:
     for each in vitals:
         releases.setdefault(each.release, []).append(each.name)
     if len(releases) > 1:
-        told = "; ".join(f"{', '.join(names)} {release}" for release, names in sorted(releases.items()))
-        yield Finding("releases-differ", CLUSTER, f"nodes run different releases: {told}")
+        listed = "; ".join(f"{', '.join(names)} {release}" for release, names in sorted(releases.items()))
+        yield Finding("releases-differ", CLUSTER, f"nodes run different releases: {listed}")
 
 
 def _settings(vitals: Sequence[Vitals]) -> Iterator[Finding]:
@@ -125,10 +125,10 @@ def _limit(vitals: Sequence[Vitals], leader: str | None) -> Iterator[Finding]:
         "network and turns": max(0.0, whole_s - known_s),
     }
     first = max(parts, key=lambda part: parts[part])
-    told = ", ".join(f"{part} {ms(seconds)}" for part, seconds in parts.items())
+    shares = ", ".join(f"{part} {ms(seconds)}" for part, seconds in parts.items())
     busiest = max(vitals, key=lambda each: each.cores)
     core = f"the busiest node is {busiest.name}, with {busiest.cores:.0%} of a core"
-    text = f"a commit of {most.name} takes {ms(whole_s)}, mostly for {first} [{told}]; {core}"
+    text = f"a commit of {most.name} takes {ms(whole_s)}, mostly for {first} [{shares}]; {core}"
     yield Finding("limited-by", CLUSTER, text)
 
 

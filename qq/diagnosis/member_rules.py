@@ -64,7 +64,7 @@ def findings_of_members(facts: ClusterFacts) -> Iterator[Finding]:
 def findings_of_names(twice: Iterable[str]) -> Iterator[Finding]:
     """Yield a finding for each name that a rejected process uses although a linked member has it."""
     for name in twice:
-        text = "another process, which is refused, calls itself by its name, too"
+        text = "a second process uses its name; the other nodes refuse that process"
         yield Finding("name-twice", f"node {name}", text)
 
 
@@ -81,43 +81,45 @@ def _whole(facts: ClusterFacts) -> Iterator[Finding]:
     voters = [member for member in facts.members if member.role == "voter"]
     hearing = [member.name for member in facts.members if member.is_up and member.hears_leader]
     if facts.leader is None and hearing:
-        text = f"the node that was asked hears no leader, so its clients wait; {', '.join(hearing)} can tell who leads"
+        text = (
+            f"the asked node hears no leader, so its clients wait; {', '.join(hearing)} can name the leader"
+        )
         yield Finding("leader-unheard", CLUSTER, text)
     elif facts.leader is None:
         up = sum(member.is_up for member in voters)
-        text = (
-            f"nothing is confirmed: no leader is known, and {up} of {len(voters)} voters are seen from here"
-        )
+        text = f"no message is confirmed: no leader is known, and this node sees {up} of {len(voters)} voters"
         yield Finding("no-leader", CLUSTER, text)
     elif all(member.is_drained for member in voters if member.is_up and member.standing in (None, "voter")):
         drained = ", ".join(member.name for member in voters if member.is_up and member.is_drained)
-        text = f"no client can connect: of the nodes that are up, all are under maintenance ({drained})"
+        text = f"no client can connect: all nodes that are up are under maintenance ({drained})"
         yield Finding("nobody-serves", CLUSTER, text)
     if len(voters) < FEW:
-        text = f"it has {number(len(voters), 'voter')}: if one is lost, nothing is confirmed any more"
+        text = f"it has {number(len(voters), 'voter')}: after the loss of one, no message is confirmed"
         yield Finding("members-few", CLUSTER, text)
     elif len(voters) % 2 == 0:
-        text = f"it has {len(voters)} voters, which survive no more losses than {len(voters) - 1}"
+        text = f"it has {len(voters)} voters, which tolerate no more failures than {len(voters) - 1}"
         yield Finding("members-even", CLUSTER, text)
     able = [member.name for member in facts.members if (member.highest or 0) > facts.version]
     if able:
         others = [member.name for member in facts.members if member.name not in able]
-        why = f"; {', '.join(others)} cannot, or is not up" if others else ", as all can"
-        text = f"it is at version {facts.version} of the state; {', '.join(able)} can run a later one{why}"
+        why = f"; {', '.join(others)} cannot, or is down" if others else ", as all members can"
+        text = (
+            f"it is at version {facts.version} of the state; {', '.join(able)} can run a later version{why}"
+        )
         yield Finding("upgrade-waits", CLUSTER, text)
 
 
 def _member(member: MemberFacts) -> Iterator[Finding]:
     node = f"node {member.name}"
     if member.role == "awaited":
-        yield Finding("member-awaited", node, "it is a member, and has not come yet")
+        yield Finding("member-awaited", node, "it is a member that has not connected yet")
     elif not member.is_up:
         text = f"there is no link with it: {member.why_apart}" if member.why_apart else "it does not answer"
         yield Finding("node-down", node, text)
     elif member.standing not in (None, "voter"):
-        yield Finding("node-under-repair", node, "its log is repaired from the others: it has no vote")
+        yield Finding("node-under-repair", node, "it receives its log anew from other nodes: it has no vote")
     elif member.role == "learner":
-        yield Finding("member-learns", node, "it is given the log, and does not vote yet")
+        yield Finding("member-learns", node, "it receives the log, and does not vote yet")
     elif member.lag is not None and member.lag > LAG_MAX:
         yield Finding("node-behind", node, f"it lacks {member.lag:,} entries of the log")
     if member.is_up and member.clock_offset_ms is not None and abs(member.clock_offset_ms) > CLOCK_OFF_MS:
@@ -125,14 +127,12 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
         text = f"its clock is {abs(member.clock_offset_ms) / 1000:.1f} s {way} the cluster's time"
         yield Finding("clock-off", node, text)
     if member.disk_hangs:
-        yield Finding(
-            "disk-slow", node, "its disk does not come to the end of a write: it has stored nothing since"
-        )
+        yield Finding("disk-slow", node, "a write of its disk hangs: it has stored no entry since")
     if member.is_drained:
         yield Finding(
             "node-drained",
             node,
-            "it is under maintenance: it serves no clients, and leads if nobody else can",
+            "it is under maintenance: it serves no clients, and leads only if no other node can",
         )
 
 

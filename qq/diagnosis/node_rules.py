@@ -159,7 +159,9 @@ def _delays(facts: NodeFacts, node: str) -> Iterator[Finding]:
     median_s, high_s = facts.write_median_s, facts.write_high_s
     is_slow = high_s > SLOW_WRITE_S or median_s > SLOW_WRITE_MEDIAN_S
     if facts.writes >= SAMPLES_MIN and is_slow:
-        text = f"every other write to its log takes up to {ms(median_s)}, and one in a hundred {ms(high_s)} or so"
+        text = (
+            f"half of the writes to its log take up to {ms(median_s)}, and the slowest 1 % take {ms(high_s)}"
+        )
         yield Finding("disk-slow", node, text)
     if facts.loop_high_s > LATE_LOOP_S or facts.cores > BUSY_CORE:
         text = (
@@ -174,7 +176,9 @@ def _used_up(facts: NodeFacts, node: str) -> Iterator[Finding]:
         is_falling = falls > 0 and facts.disk_watched_s >= FALLING_S
         left_s = max(free - limit, 0) / falls if is_falling else inf
         if left_s < FULL_SOON_S:
-            text = f"{size(free)} are free, and publishers wait in {hours(left_s)} if it goes on like this"
+            text = (
+                f"{size(free)} are free, and publishers wait in {hours(left_s)} if the disk goes on filling"
+            )
             yield Finding("disk-full-soon", node, text)
         elif free < NEAR_LIMIT * limit:
             text = f"{size(free)} are free, and publishers wait when there are less than {size(limit)}"
@@ -199,11 +203,11 @@ def _clients(facts: NodeFacts, node: str) -> Iterator[Finding]:
         )
         yield Finding("publishers-held", f"{each.kind} '{each.of}'", text)
     for each in facts.slow_readers[:REPORTED_MAX]:
-        text = f"it does not take {size(each.octets)} that wait for it at {node}"
+        text = f"it does not read {size(each.octets)} that wait for it at {node}"
         yield Finding("client-reads-slowly", f"connection {each.name}", text, each.since_ms)
     for each in facts.idle_shovels[:REPORTED_MAX]:
         subject = f"shovel '{each.name}' in vhost '{each.vhost}'"
-        yield Finding("shovel-idle", subject, f"it moves nothing: {each.reason}")
+        yield Finding("shovel-idle", subject, f"it moves no messages: {each.reason}")
     if facts.logins_failed_per_s > LOGINS_FAILED_PER_S:
         yield Finding("logins-fail", node, f"{facts.logins_failed_per_s:.1f} logins fail each second")
 

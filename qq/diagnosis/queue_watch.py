@@ -106,7 +106,7 @@ class HeldWatch:
         self.findings = [_held(facts) for _, _, facts in sorted(self._oldest, reverse=True)]
         others = self._count - len(self._oldest)
         if others:
-            text = f"the same is the case with {others:,} more"
+            text = f"the same holds for {others:,} more"
             self.findings.append(Finding("unacked-long", "other consumers", text))
         self._oldest, self._count = [], 0
 
@@ -200,7 +200,7 @@ class QueueWatch:
             found += [finding for _, _, finding in sorted(worst, reverse=True)]
             others = self._counts[code] - len(worst)
             if others:
-                found.append(Finding(code, "other queues", f"the same is the case with {others:,} more"))
+                found.append(Finding(code, "other queues", f"the same holds for {others:,} more"))
         self.findings = found
         self._worst, self._counts = {}, {}
 
@@ -249,7 +249,7 @@ def _consumers(
     is_lone = facts.ready > 0 and not facts.consumers and facts.taken == seen.taken and not _delays(facts)
     seen.lone_since = _since(seen.lone_since, now_ms, is_so=is_lone)
     if _lasts(seen.lone_since, now_ms):
-        yield "no-consumers", seen.lone_since, f"{waiting(facts.ready)} in it, and nobody consumes"
+        yield "no-consumers", seen.lone_since, f"{waiting(facts.ready)} in it, and it has no consumers"
     elapsed_ms = now_ms - seen.checked_ms
     waited_ms = facts.waited_ms - seen.waited_ms
     is_slow = facts.ready > 0 and facts.consumers > 0 and 0 < BUSY_SHARE * elapsed_ms <= waited_ms
@@ -282,7 +282,9 @@ def _slowness(facts: QueueFacts, per_s: float, commit_s: float, since_ms: int) -
     held_s = facts.unacked / per_s if per_s else inf
     if held_s < max(TRAVEL_S, TRAVEL_COMMITS * commit_s) and 0 < facts.prefetch <= SMALL_PREFETCH:
         commit = f", and a commit takes {ms(commit_s)}" if commit_s else ""
-        text = f"{wait}; with a prefetch of {facts.prefetch}, {whose} had each one for {ms(held_s)}{commit}"
+        text = (
+            f"{wait}; with a prefetch of {facts.prefetch}, {whose} had each message for {ms(held_s)}{commit}"
+        )
         return "prefetch-small", since_ms, text
     held = f"; unacknowledged: {facts.unacked:,}" if facts.unacked else ""
     text = f"{wait}, and {per_s:,.1f} a second are acknowledged by {whose}{held}"
@@ -295,7 +297,7 @@ def _losses(seen: _History, facts: QueueFacts, now_ms: int) -> Iterator[tuple[st
         yield (
             "dead-letters-stuck",
             seen.stuck_since,
-            f"{number(facts.dying, 'dead letter')} of it in no queue",
+            f"{number(facts.dying, 'dead letter')} from it fit in no queue",
         )
     if facts.failed:
         seen.failed_since = seen.failed_since or now_ms
@@ -312,4 +314,4 @@ def _losses(seen: _History, facts: QueueFacts, now_ms: int) -> Iterator[tuple[st
     elif now_ms >= seen.refused_until:
         seen.refused_since = 0
     if seen.refused_since:
-        yield "publishes-refused", seen.refused_since, "it is full, and refuses what is published"
+        yield "publishes-refused", seen.refused_since, "it is full, and rejects published messages"

@@ -171,7 +171,7 @@ class _HttpConnection(asyncio.Protocol):
         try:
             self._inner.data_received(data)
         except Exception:
-            log.exception("what a client sent was too much for aiohttp")
+            log.exception("aiohttp failed on data of a client")
             self._transport.abort()
 
     def eof_received(self) -> bool | None:

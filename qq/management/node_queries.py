@@ -49,7 +49,7 @@ class NodeQueries:
         self._queries = queries
         self._names = names
         self._topics: dict[str, Answer] = {}
-        queries.answer_with(self._answer)
+        queries.set_responder(self._answer)
 
     # Answers
 

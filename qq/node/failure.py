@@ -49,7 +49,7 @@ class Failure:
         """Handle an exception that no part of the node expects, as the event loop's exception handler."""
         text, error = context.get("message"), context.get("exception")
         if _is_of_a_connection(error, context.get("future")):
-            log.info("a connection has failed for which nobody waits any more: %s", error)
+            log.info("an abandoned connection has failed: %s", error)
             return
         rest = ", ".join(
             f"{key} {value!r}" for key, value in context.items() if key not in ("message", "exception")

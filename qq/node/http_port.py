@@ -36,7 +36,7 @@ Such a node reads a long log, hears no majority, or is under maintenance.
 """
 
 
-class _NodeShown(NamedTuple):
+class _Served(NamedTuple):
     view: NodeView
     management: Management
     metrics: Callable[[], MetricsSnapshot]
@@ -52,11 +52,11 @@ class HttpPort:
         self._listeners = listeners
         self._limits = limits
         self._is_time = asyncio.Event()
-        self._shown: asyncio.Future[_NodeShown] = asyncio.get_running_loop().create_future()
+        self._shown: asyncio.Future[_Served] = asyncio.get_running_loop().create_future()
         self._server: HttpServer | None = None
         self._failed = failed
         self._answering = asyncio.create_task(self._answer())
-        self._answering.add_done_callback(self._note_end)
+        self._answering.add_done_callback(self._check_end)
 
     @classmethod
     async def open(
@@ -76,7 +76,7 @@ class HttpPort:
 
     def show(self, view: NodeView, management: Management, metrics: Callable[[], MetricsSnapshot]) -> None:
         """Serve the views of the node. Until this call, the port answers that the node reads its log."""
-        self._shown.set_result(_NodeShown(view, management, metrics))
+        self._shown.set_result(_Served(view, management, metrics))
 
     async def close(self) -> None:
         self._answering.cancel()
@@ -104,7 +104,7 @@ class HttpPort:
         else:
             await self._server.replace(application)
 
-    def _note_end(self, answering: asyncio.Task[None]) -> None:
+    def _check_end(self, answering: asyncio.Task[None]) -> None:
         if not answering.cancelled() and (error := answering.exception()) is not None:
             self._failed(error)
 

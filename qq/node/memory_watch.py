@@ -57,13 +57,13 @@ class MemoryWatch:
             try:
                 self._group.alarms.low_on_memory = self._is_low()
             except OSError as error:  # the alarm stays as it is
-                self._throttled_log.warning("memory", f"cannot tell how much memory is in use: {error}")
+                self._throttled_log.warning("memory", f"the memory in use is unknown: {error}")
             await asyncio.sleep(MEMORY_CHECK_INTERVAL_S)
 
     def _is_low(self) -> bool:
         is_low = memory.resident_bytes() > self.limit_bytes
         now_s = self._runtime.monotonic()
-        was_collected = self._garbage.look(is_short=is_low, now_s=now_s)
+        was_collected = self._garbage.check(is_short=is_low, now_s=now_s)
         if is_low and (was_collected or now_s >= self._keeps_until_s):
             memory.give_back()
             took_s = self._runtime.monotonic() - now_s

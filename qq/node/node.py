@@ -46,7 +46,7 @@ from qq.node.memory_watch import MemoryWatch, limit_bytes
 from qq.node.node_info import NodeInfo
 from qq.node.node_machine import NodeMachine
 from qq.node.node_metrics import NodeMetrics
-from qq.node.notices import tell_beginning, tell_differences
+from qq.node.notices import log_differences, log_new_cluster
 from qq.node.readiness import Readiness, catch_up
 from qq.node.reread import RereadFiles
 from qq.process import descriptors, garbage
@@ -125,11 +125,11 @@ class Node:
             await self._serve_clients(tasks)
 
     async def _wait_serving(self) -> None:
-        telling = asyncio.ensure_future(self.readiness.tell())
+        reporting = asyncio.ensure_future(self.readiness.log_changes())
         try:
             await self._wait_applied()
         finally:
-            telling.cancel()
+            reporting.cancel()
 
     async def _wait_applied(self) -> None:
         submissions, flaw = self.broker.submissions, self.group.own_status.flaw
@@ -230,10 +230,10 @@ async def start(
         broker.logins.verifier = tokens
         maintenance = ClientDrain(group, broker, config.limits.drain_grace_s)
         readiness = Readiness(config.name, group, links, maintenance)
-        tell_beginning(config, group)
+        log_new_cluster(config, group)
         group.start(broker)
     closing.push_async_callback(_leave, config.name, group, broker, failure, readiness)
-    tell_differences(config, group)
+    log_differences(config, group)
     await _start(links, config)
 
     make_channel = Channel if tracer is None else partial(TracedChannel, tracer)
@@ -344,7 +344,7 @@ def _start_errors(directory: Path) -> Generator[None]:
     except CorruptJournal as error:
         raise StartError(
             f"{directory}: {error}; no other node has a copy: put the file back from a backup "
-            f"(`qq inspect {directory}` tells what is there)"
+            f"(`qq inspect {directory}` shows its contents)"
         ) from error
     except (JournalError, ForeignDirectory, OSError) as error:
         raise StartError(f"{directory}: {error}") from error
@@ -380,7 +380,7 @@ async def _watch_rates(management: Management) -> None:
         try:
             await management.watch()
         except Exception:
-            log.exception("rates are not counted for a while")
+            log.exception("sampling pauses after an error")
         await asyncio.sleep(RATES_PAUSE_S)
 
 
@@ -430,11 +430,11 @@ async def run(
             repairs = repairs + 1 if clock() - began_s < DAMAGED_AGAIN_S else 1
             if repairs > REPAIRS_MAX:
                 raise StartError(
-                    f"{config.data_dir}: the log is damaged again and again, so look at the disk: {damage}"
+                    f"{config.data_dir}: the log is damaged again and again, so check the disk: {damage}"
                 ) from damage
-            log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
+            log.error("node %s restarts: %s", config.name, damage)  # noqa: TRY400
         except ObsoleteLog as error:
-            log.warning("node %s starts anew: %s", config.name, error)
+            log.warning("node %s restarts: %s", config.name, error)
         garbage.collect()  # frees the state of the node that has ended
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def tell_beginning(config: NodeConfig, group: Group) -> None:
+def log_new_cluster(config: NodeConfig, group: Group) -> None:
     """Log that this node starts a new cluster, which may be a mistake: it may have lost its disk."""
     is_new = group.last_index <= 1  # every log begins with a single entry
     if is_new and len(config.nodes) == 1 and not config.join:
@@ -24,20 +24,20 @@ def tell_beginning(config: NodeConfig, group: Group) -> None:
         )
 
 
-def tell_differences(config: NodeConfig, group: Group) -> None:
+def log_differences(config: NodeConfig, group: Group) -> None:
     """Log the differences between the members in the configuration and those in the log, which count."""
     agreed = group.configurations.newest
     if config.join or not agreed.cluster:
         return
     listed = addresses(config.nodes)
     members = {member.name: member.address for member in agreed.members}
-    told = [f"{name} is not listed" for name in sorted(members.keys() - listed)]
-    told += [f"{name} is no member" for name in sorted(listed.keys() - members)]
+    differences = [f"{name} is not listed" for name in sorted(members.keys() - listed)]
+    differences += [f"{name} is no member" for name in sorted(listed.keys() - members)]
     if config.peer_addresses == "log":
-        told += [
+        differences += [
             f"{name} is at {members[name]} and not at {listed[name]}"
             for name in sorted((listed.keys() & members) - {config.name})
             if listed[name] != members[name]
         ]
-    if told:
-        log.warning("the members are those in the log, not those in [[nodes]]: %s", ", ".join(told))
+    if differences:
+        log.warning("the members are those in the log, not those in [[nodes]]: %s", ", ".join(differences))

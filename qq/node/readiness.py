@@ -34,7 +34,7 @@ async def catch_up(
 ) -> None:
     """Wait until this node has applied all entries committed at its start, and has caught up with later entries.
 
-    `is_live` tells whether it has the former. `have_applied` calls back when all entries that are committed now are
+    `is_live` returns whether it has the former. `have_applied` calls back when all entries that are committed now are
     applied. The state of an installed snapshot is old, and a client that connects would wait for the rest. A node that
     gets no nearer to the end is as near as the load allows.
     """
@@ -58,7 +58,7 @@ async def _until(is_true: Callable[[], bool]) -> None:
 
 
 class Readiness:
-    """Tells why a node does not serve clients, after it has read its log."""
+    """Says why a node does not serve clients, after it has read its log."""
 
     def __init__(self, name: str, group: Group, links: PeerLinks, maintenance: ClientDrain) -> None:
         """`name` is the name of the node."""
@@ -93,11 +93,11 @@ class Readiness:
             return f"no leader is known: {missing or self._group.why_undecided()}"
         return self._group.statuses.why_nothing_is_stored()
 
-    async def tell(self) -> None:
+    async def log_changes(self) -> None:
         """Log why the node does not serve yet, when that changes, until cancelled."""
-        told = None
+        logged = None
         while True:
             await asyncio.sleep(WAITING_NOTICE_S)
-            if (reason := self.why_not()) != told:
-                told = reason
+            if (reason := self.why_not()) != logged:
+                logged = reason
                 log.info("not serving yet: %s", reason)

@@ -106,12 +106,12 @@ class Keys:
 
 def keys_in(document: dict[str, Any]) -> dict[str, Any]:
     """Return the signature keys of a JWK set by their ids (RFC 7517). Unreadable keys are skipped."""
-    told, found = document.get("keys"), dict[str, Any]()
-    for each in told if isinstance(told, list) else []:
+    listed, found = document.get("keys"), dict[str, Any]()
+    for each in listed if isinstance(listed, list) else []:
         try:
             key = PyJWK.from_dict(each)
         except Exception as error:  # noqa: BLE001  # PyJWT passes on any error: KeyError, NotImplementedError
-            log.info("a key of whoever issues tokens cannot be used: %r", error)
+            log.info("a key of the token issuer cannot be used: %r", error)
             continue
         number = each.get("kid") or ""
         if isinstance(number, str) and key.public_key_use in (None, "sig"):

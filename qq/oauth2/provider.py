@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FRESH_S = 300.0
 """Seconds that a discovery document is used before it is fetched again."""
-ASK_AGAIN_S = 1.0
+RETRY_S = 1.0
 """Seconds until an issuer that failed to answer is asked again."""
 FETCH_TIMEOUT_S = 5.0
 DOCUMENT_BYTES_MAX = 256 * 1024
@@ -88,7 +88,7 @@ class Provider:
         """
         async with self._discovering:
             if monotonic() >= self._fresh_until_s:
-                await self._look()
+                await self._refresh()
         if self._failure is not None:
             raise self._failure
         found = self._discovered.get(name)
@@ -96,14 +96,14 @@ class Provider:
             raise ProviderError(f"{self._discovery_url}: {name} is no https address: {found!r}")
         return found
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         """Fetch the discovery document or remember the error. All callers share a request, so the issuer gets few."""
         try:
             self._discovered, self._failure = await self._discover(), None
             self._fresh_until_s = monotonic() + FRESH_S
         except ProviderError as failure:
             self._failure = failure
-            self._fresh_until_s = monotonic() + ASK_AGAIN_S
+            self._fresh_until_s = monotonic() + RETRY_S
 
     @property
     def methods(self) -> Any:
@@ -123,13 +123,13 @@ class Provider:
 
     async def get(self, url: str) -> dict[str, Any]:
         """Return the JSON object at a URL. Raises ProviderError."""
-        return await self._ask("GET", url)
+        return await self._request("GET", url)
 
     async def post(self, url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, Any]:
         """Post a form and return the JSON object in the answer. Raises ProviderError."""
-        return await self._ask("POST", url, data=form, headers=headers)
+        return await self._request("POST", url, data=form, headers=headers)
 
-    async def _ask(self, method: str, url: str, **content: Any) -> dict[str, Any]:
+    async def _request(self, method: str, url: str, **content: Any) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(FETCH_TIMEOUT_S)
         try:
             async with (

@@ -76,7 +76,7 @@ class Verifier:
         """Return the claims of a valid token for this audience (None: for any). Raises InvalidToken."""
         key, config = self._key_of(token), self._config
         if key is None:
-            raise InvalidToken("nobody knows the key that it is signed with")
+            raise InvalidToken("its signing key is unknown")
         try:
             return self._jwt.decode(
                 token,

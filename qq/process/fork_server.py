@@ -59,25 +59,25 @@ os.register_at_fork(after_in_child=_close_copies)
 class ForkedProcess:
     """A process that a fork server has started, with the methods of `subprocess.Popen` that its users need."""
 
-    def __init__(self, pid: int, handle: int, told: int) -> None:
-        """`handle` refers to the process; `told` is the descriptor for reading its exit status after it has ended."""
+    def __init__(self, pid: int, handle: int, status_socket: int) -> None:
+        """`handle` refers to the process; `status_socket` is a descriptor with its exit status after its end."""
         self.pid = pid
         self._handle = handle
-        self._told = told
+        self._status_socket = status_socket
         self._status: int | None = None
         self._asking = threading.Lock()
 
     def __del__(self) -> None:
-        os.close(self._told)
+        os.close(self._status_socket)
         os.close(self._handle)
 
     def poll(self) -> int | None:
         """Return the exit status, negative if a signal has ended the process; None as long as it runs."""
-        return self._ask(0.0)
+        return self._wait_for_status(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end and return the exit status; raises subprocess.TimeoutExpired after `timeout` seconds."""
-        status = self._ask(timeout)
+        status = self._wait_for_status(timeout)
         if status is None:
             raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0.0)
         return status
@@ -93,14 +93,14 @@ class ForkedProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def _ask(self, timeout: float | None) -> int | None:
+    def _wait_for_status(self, timeout: float | None) -> int | None:
         with self._asking:
             ended = select.poll()  # `select` cannot watch descriptors with large numbers
-            ended.register(self._told, select.POLLIN)
+            ended.register(self._status_socket, select.POLLIN)
             if self._status is None and ended.poll(None if timeout is None else timeout * 1000):
                 line = b""
                 with suppress(ConnectionResetError):
-                    line = os.read(self._told, 16)
+                    line = os.read(self._status_socket, 16)
                 # Without a line the server has ended, and its forked processes with it.
                 self._status = int(line) if line else -signal.SIGKILL
             return self._status
@@ -224,8 +224,8 @@ class _Server:
                 if (program := self._fork(*descriptors)) is not None:
                     return program
 
-    def _fork(self, told: int, stdout: int, stderr: int, *kept: int) -> str | None:
-        answer = socket.socket(fileno=told)
+    def _fork(self, status_socket: int, stdout: int, stderr: int, *kept: int) -> str | None:
+        answer = socket.socket(fileno=status_socket)
         request = json.loads(b"".join(iter(lambda: answer.recv(65536), b"")))
         pid = os.fork()
         if pid == 0:
@@ -256,10 +256,10 @@ class _Server:
     def _reap(self) -> None:
         for pid, status in _ended():
             with (
-                self._children.pop(pid) as told,
+                self._children.pop(pid) as status_socket,
                 suppress(BrokenPipeError),
             ):  # the client may not wait for the status any more
-                told.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+                status_socket.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _wake_up(_number: int, _frame: object) -> None:

@@ -64,7 +64,7 @@ class Collector:
         """
         gc.freeze()
 
-    def look(self, *, is_short: bool, now_s: float) -> bool:
+    def check(self, *, is_short: bool, now_s: float) -> bool:
         """Collect garbage if memory `is_short` and the last collection is long enough ago; return whether it ran."""
         if not is_short or now_s < self._not_before_s:
             return False

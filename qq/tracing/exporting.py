@@ -65,10 +65,10 @@ class CountingExporter(SpanExporter):
             self._counts.exported += len(spans)
         else:
             self._counts.failed += len(spans)
-        self._tell(result is not SpanExportResult.SUCCESS, why)
+        self._log_change(result is not SpanExportResult.SUCCESS, why)
         return result
 
-    def _tell(self, fails: bool, why: str) -> None:
+    def _log_change(self, fails: bool, why: str) -> None:
         """Log when export begins to fail, and when it works again."""
         if fails and not self._fails:
             reason = f" ({why})" if why else ""

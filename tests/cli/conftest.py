@@ -1,4 +1,4 @@
-"""Ports for nodes that `qq up` starts, and a real node for commands that ask one."""
+"""Ports for nodes that `qq up` starts, and a real node for commands that need it."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.log.journal import SegmentedJournal
+from cluster.log.journal import JournalSizes, SegmentedJournal
 from cluster.state.group_state import GroupState
 from cluster.storage.directory import GroupDirectory
 from cluster.storage.identity import Owner
@@ -29,13 +29,11 @@ def new_log(
 
     def open_journal(writes_lost: bool) -> SegmentedJournal:
         return SegmentedJournal(
-            disk,
-            group.log,
-            group.identity,
-            raising,
+            group.log_files,
             group.hard_state,
+            JournalSizes(segment_entries=segment_entries),
+            on_failure=raising,
             writes_lost=writes_lost,
-            segment_entries=segment_entries,
         )
 
     claim = group.claim(incarnation, versions, members, 0)

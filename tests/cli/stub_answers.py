@@ -1,4 +1,4 @@
-"""What the node of stub_qq.py answers to commands: what it is made to answer."""
+"""The answers of the stub node of stub_qq.py to commands."""
 
 from __future__ import annotations
 

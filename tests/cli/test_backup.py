@@ -1,4 +1,4 @@
-"""`qq backup`, `qq restore` and `qq recover`: what is done, and that what is refused has changed nothing."""
+"""`qq backup`, `qq restore` and `qq recover`: their results, and refusals that leave all files unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as such: help, mistakes, completion, what is imported, and what a terminal is shown."""
+"""The command line as such: help, mistakes, completion, imports, and output on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes a command asks, and as whom: options, variables, contexts; and `qq context`."""
+"""The nodes and the user of a command: options, variables, contexts; and `qq context`."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def compact(data_dir: Path) -> None:
     disk = RealDisk(data_dir)
     group = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
     group.hard_state.load()
-    journal = SegmentedJournal(disk, group.log, group.identity, raising, group.hard_state)
+    journal = SegmentedJournal(group.log_files, group.hard_state, on_failure=raising)
     [first, _] = journal.segments()
     name = journal.new_name(1, sparse=True)
     kept = make_compacted({0: keep(PUBLISHING, [(1, 1)]), 2: b"nonsense"})

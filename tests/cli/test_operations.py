@@ -1,4 +1,4 @@
-"""Commands that change a cluster that runs, or ask whether it may be changed: they ask a stub node, a process."""
+"""Commands that change a running cluster, or check whether it may be changed, at a stub node in a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that ask a node which takes their connection and says nothing, as one that is frozen, or no node at all."""
+"""Commands at a silent node, such as a frozen node: it accepts the connection and never answers."""
 
 from __future__ import annotations
 

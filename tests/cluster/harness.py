@@ -260,7 +260,7 @@ class Growing(Trio):
         end_s = self.world.now_s + 20.0
         while not (refusals or change.is_made(member.group.configurations.committed)):
             assert self.world.now_s < end_s
-            member.runtime.enter(lambda: member.group.reconfiguration.ask(change, refusals.append))
+            member.runtime.enter(lambda: member.group.reconfiguration.request(change, refusals.append))
             self.world.run_until(self.world.now_s + 0.1)
         return "".join(refusals[:1])
 

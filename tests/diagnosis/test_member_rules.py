@@ -23,11 +23,11 @@ def test_three_healthy_members_have_no_findings() -> None:
     ("change", "code", "text"),
     [
         ({"is_up": False, "clock_offset_ms": 9000, "lag": 9000}, "node-down", "it does not answer"),
-        ({"role": "awaited", "is_up": False}, "member-awaited", "it is a member, and has not come yet"),
+        ({"role": "awaited", "is_up": False}, "member-awaited", "it is a member that has not connected yet"),
         (
             {"standing": "blank", "lag": 9000},
             "node-under-repair",
-            "its log is repaired from the others: it has no vote",
+            "it receives its log anew from other nodes: it has no vote",
         ),
         (
             {"is_up": False, "why_apart": "its cluster secret differs"},
@@ -37,7 +37,7 @@ def test_three_healthy_members_have_no_findings() -> None:
         (
             {"disk_hangs": True},
             "disk-slow",
-            "its disk does not come to the end of a write: it has stored nothing since",
+            "a write of its disk hangs: it has stored no entry since",
         ),
         ({"lag": 2001}, "node-behind", "it lacks 2,001 entries of the log"),
         ({"clock_offset_ms": 5001}, "clock-off", "its clock is 5.0 s ahead of the cluster's time"),
@@ -45,7 +45,7 @@ def test_three_healthy_members_have_no_findings() -> None:
         (
             {"is_drained": True},
             "node-drained",
-            "it is under maintenance: it serves no clients, and leads if nobody else can",
+            "it is under maintenance: it serves no clients, and leads only if no other node can",
         ),
     ],
 )
@@ -62,7 +62,7 @@ def test_member_finding_gives_code_and_text(change: dict[str, object], code: str
 
 
 def test_duplicate_node_name_is_a_finding() -> None:
-    text = "another process, which is refused, calls itself by its name, too"
+    text = "a second process uses its name; the other nodes refuse that process"
     assert list(findings_of_names(["n3"])) == [Finding("name-twice", "node n3", text)]
 
 
@@ -79,7 +79,7 @@ def test_without_a_leader_and_with_too_few_members() -> None:
     assert first == Finding(
         "no-leader",
         "cluster",
-        "nothing is confirmed: no leader is known, and 1 of 3 voters are seen from here",
+        "no message is confirmed: no leader is known, and this node sees 1 of 3 voters",
     )
     assert found(*THREE[:1]) == found(*THREE[:2]) == [("members-few", "cluster")]
     assert found(*THREE, THREE[0]._replace(name="n4")) == [("members-even", "cluster")]
@@ -95,7 +95,7 @@ def test_node_that_alone_misses_the_leader_is_a_finding() -> None:
     assert first == Finding(
         "leader-unheard",
         "cluster",
-        "the node that was asked hears no leader, so its clients wait; n2 can tell who leads",
+        "the asked node hears no leader, so its clients wait; n2 can name the leader",
     )
 
 
@@ -108,10 +108,13 @@ def test_members_without_a_link_are_reported_once() -> None:
 @pytest.mark.parametrize(
     ("highest", "text"),
     [
-        ([8, 8, 8], "it is at version 7 of the state; n1, n2, n3 can run a later one, as all can"),
+        (
+            [8, 8, 8],
+            "it is at version 7 of the state; n1, n2, n3 can run a later version, as all members can",
+        ),
         (
             [8, 7, None],
-            "it is at version 7 of the state; n1 can run a later one; n2, n3 cannot, or is not up",
+            "it is at version 7 of the state; n1 can run a later version; n2, n3 cannot, or is down",
         ),
     ],
 )
@@ -132,5 +135,5 @@ def test_no_clients_are_served_when_all_live_nodes_are_drained() -> None:
         assert next(findings_of_members(facts)) == Finding(
             "nobody-serves",
             "cluster",
-            "no client can connect: of the nodes that are up, all are under maintenance (n1, n2)",
+            "no client can connect: all nodes that are up are under maintenance (n1, n2)",
         )

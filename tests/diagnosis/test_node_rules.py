@@ -63,12 +63,12 @@ def test_healthy_node_and_node_without_samples_have_no_findings() -> None:
         (
             {"write_high_s": 0.2},
             "disk-slow",
-            "every other write to its log takes up to 2 ms, and one in a hundred 200 ms or so",
+            "half of the writes to its log take up to 2 ms, and the slowest 1 % take 200 ms",
         ),
         (
             {"write_median_s": 0.05, "write_high_s": float("inf")},
             "disk-slow",
-            "every other write to its log takes up to 50 ms, and one in a hundred more than 5 s or so",
+            "half of the writes to its log take up to 50 ms, and the slowest 1 % take more than 5 s",
         ),
         (
             {"loop_high_s": 0.5},
@@ -79,7 +79,7 @@ def test_healthy_node_and_node_without_samples_have_no_findings() -> None:
         (
             {"disk_change_per_s": -2e6},
             "disk-full-soon",
-            "16.0 GiB are free, and publishers wait in 2 hours if it goes on like this",
+            "16.0 GiB are free, and publishers wait in 2 hours if the disk goes on filling",
         ),
         (
             {"disk_free_bytes": 5 * 2**30 - 1, "disk_free_limit_bytes": 4 * 2**30, "disk_watched_s": 0},
@@ -154,7 +154,7 @@ def test_clients_that_wait_and_that_do_not_read() -> None:
         Finding(
             "client-reads-slowly",
             "connection 10.0.0.1:5 -> 10.0.0.2:5672",
-            "it does not take 1.0 MiB that wait for it at node n1",
+            "it does not read 1.0 MiB that wait for it at node n1",
             77,
         ),
     ]

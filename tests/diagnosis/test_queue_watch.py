@@ -105,7 +105,7 @@ def test_queue_without_consumers_is_reported_after_a_minute() -> None:
     queue = Watched()
     assert queue.be(12, ready=3, consumers=0) == []
     assert queue.be(1, ready=3, consumers=0) == ["no-consumers"]
-    assert (queue.texts, queue.since_s) == (["3 messages wait in it, and nobody consumes"], [0.0])
+    assert (queue.texts, queue.since_s) == (["3 messages wait in it, and it has no consumers"], [0.0])
     assert queue.be(1, ready=3, consumers=1) == []
     assert queue.be(20, ready=0, consumers=0) == []
 
@@ -146,11 +146,11 @@ def test_slow_consumers_are_reported() -> None:
 def test_small_prefetch_is_reported() -> None:
     queue = Watched()
     assert slow(queue, 5000, unacked=1, prefetch=1) == ["prefetch-small"]
-    assert queue.texts == ["900 messages wait; with a prefetch of 1, 1 consumer had each one for 1 ms"]
+    assert queue.texts == ["900 messages wait; with a prefetch of 1, 1 consumer had each message for 1 ms"]
     # What is acknowledged is committed before the next message leaves: where that takes long, it is no one's slowness.
     queue = Watched(commit_s=0.06)
     assert slow(queue, 30, unacked=1, prefetch=1) == ["prefetch-small"]
-    text = "900 messages wait; with a prefetch of 1, 1 consumer had each one for 167 ms, and a commit takes 60 ms"
+    text = "900 messages wait; with a prefetch of 1, 1 consumer had each message for 167 ms, and a commit takes 60 ms"
     assert queue.texts == [text]
     assert slow(Watched(commit_s=0.05), 30, unacked=1, prefetch=1) == ["consumers-slow"]
     assert slow(Watched(), 50, unacked=1, prefetch=1) == ["consumers-slow"]  # each takes 100 ms
@@ -183,7 +183,7 @@ def test_dead_letters_that_no_queue_takes() -> None:
     queue = Watched()
     assert queue.be(12, dying=4) == []
     assert queue.be(1, dying=4) == ["dead-letters-stuck"]
-    assert queue.texts == ["4 dead letters of it in no queue"]
+    assert queue.texts == ["4 dead letters from it fit in no queue"]
     assert queue.be(1) == []
 
 
@@ -202,7 +202,7 @@ def test_largest_queues_are_reported_and_the_rest_is_counted() -> None:
     told = queue.watch.findings
     assert [each.subject for each in told[:2]] == ["queue 'q1000' in vhost '/'", "queue 'q999' in vhost '/'"]
     assert len(told) == REPORTED_MAX + 1
-    assert (told[-1].subject, told[-1].text) == ("other queues", "the same is the case with 990 more")
+    assert (told[-1].subject, told[-1].text) == ("other queues", "the same holds for 990 more")
     # Queues of equal length are told, too.
     for _ in range(14):
         queue.check(*(each._replace(ready=5) for each in queues))

@@ -1,4 +1,4 @@
-"""A real node for the tests of what operators see of it."""
+"""A real node for the tests of the management API."""
 
 from __future__ import annotations
 

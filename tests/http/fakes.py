@@ -1,4 +1,4 @@
-"""A node that is only a view, and a broker with a machine of its own: what they answer is set by the test."""
+"""A fake node and a fake broker with its own machine, whose answers the test sets."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class FakeView:
             False,
             -3,
             "voter",
-            "7 to 9",
+            "7 to 10",
             disk_hangs=False,
             misses=["n2"],
             hears_leader=True,
@@ -136,7 +136,7 @@ class _Group:
         self.queries = Queries(lambda _: False, lambda _peer, _message: None)
         self.members = SimpleNamespace(names=["n1", "n2", "n3"], id=id_of("n1"), of_release_0_1=())
         self.versions_of = {"n1": Versions(*VERSIONS)}.get
-        self.stopping = SimpleNamespace(is_removed=False, damage=None)
+        self.fail_stop = SimpleNamespace(is_removed=False, damage=None)
         self.flaws: dict[str, str] = {}
         """Why nodes are not fit to lead."""
         self.verdict = Verdict(True, "it may be stopped")

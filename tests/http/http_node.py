@@ -1,4 +1,4 @@
-"""The HTTP interface behind a real server, asked by a real client; the node is a fake."""
+"""The HTTP interface of a fake node, behind a real server, with a real client."""
 
 from __future__ import annotations
 

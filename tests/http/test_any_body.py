@@ -1,4 +1,4 @@
-"""Whatever JSON comes in a request: it is carried out or refused, and never an error of ours."""
+"""Any JSON in a request is carried out or refused, and never causes an internal error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is in a path, and whatever the method: a name is found again under itself only, and answers keep apart."""
+"""Any path and method: an object is found only under its own name, and answers stay separate."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_cluster_status_shows_unknown_values_as_null(node: Node[FakeManagement])
                 "alarm": False,
                 "clock_offset_ms": -3,
                 "role": "voter",
-                "versions": "7 to 9",
+                "versions": "7 to 10",
                 "drained": False,
                 "disk_hangs": False,
                 "misses": ["n2"],

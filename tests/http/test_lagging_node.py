@@ -1,4 +1,4 @@
-"""What other nodes have done and this one does not know yet: it is found, and nothing of it is lost."""
+"""Changes that a lagging node has not applied yet are found by its requests, and kept."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.http.http_node import GUEST, Node, answer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from qq.management.reports.logins import WebLogin
     from tests.http.http_node import Client
 
 Machine = Node[MachineManagement]
@@ -237,3 +238,17 @@ def test_definitions_keep_a_queue_declared_at_a_different_node(node: Machine) ->
     row = {"name": "q", "vhost": "/", "durable": True, "auto_delete": False, "arguments": {"x-max-length": 1}}
     assert node.api("definitions", "POST", json={"queues": [row]}).status == 204
     assert node.api("queues/%2F/q").json["arguments"] == QUEUE.arguments
+
+
+def test_bulk_delete_ends_sessions_of_users_created_at_a_peer(node: Machine) -> None:
+    async def begun() -> WebLogin | None:
+        peer = MachineManagement()
+        peer.make(USER)
+        return peer.sessions.begin("ann")
+
+    session = asyncio.run(begun())
+    assert session is not None
+    node.management.make_elsewhere(USER)
+    assert node.api("users/bulk-delete", "POST", json={"users": ["ann"]}).status == 204
+    node.management.make(USER)
+    assert asyncio.run(node.management.sessions.find(session.token, "::1")) is None

@@ -1,4 +1,4 @@
-"""What operators see and do, on a real node: from a client's message to RabbitMQ's JSON, and from JSON to the queue."""
+"""The management API of a real node: from a client's message to RabbitMQ's JSON, and from JSON to the queue."""
 
 from __future__ import annotations
 

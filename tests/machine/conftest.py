@@ -1,4 +1,4 @@
-"""The option that regenerates the golden scenarios, and who breaks the law of queues.
+"""The option that regenerates the golden scenarios, and a fixture that detects foreign changes of queues.
 
 `pytest tests/machine --rewrite`, then review the diff.
 """

@@ -1,4 +1,4 @@
-"""Nothing that a node can submit makes a machine raise, or makes two machines differ."""
+"""No command that a node can submit makes a machine raise, or makes two machines differ."""
 
 from __future__ import annotations
 

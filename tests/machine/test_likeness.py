@@ -1,4 +1,4 @@
-"""The comparison of machines finds whatever is not as it should be."""
+"""The comparison of machines finds every planted difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every scenario is told again: the machine answers as written, and nobody but queues has changed queues meanwhile."""
+"""Every golden scenario is replayed: the machine answers as written, and only queues change queues."""
 
 from __future__ import annotations
 

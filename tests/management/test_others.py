@@ -37,9 +37,9 @@ class Two:
             return
         there = self.queries[receiver]
         if isinstance(message, Query):
-            there.inquired(sender, message)
+            there.query_received(sender, message)
         elif isinstance(message, QueryAnswer):
-            there.answered(sender, message)
+            there.answer_received(sender, message)
 
 
 def numbered(rows: list[Any]) -> node_queries.AnswerRows:
@@ -108,7 +108,7 @@ def test_a_client_is_asked_for_its_name_once() -> None:
     assert asked == [1, 2, 3, 3]
     called[1] = "another"
     assert told({("b", 1): object(), ("b", 2): clients["b", 2]}) == {("b", 1): "another", ("b", 2): "two"}
-    two.queries["b"].answer_with(lambda _: b"")
+    two.queries["b"].set_responder(lambda _: b"")
     assert told({("b", 2): clients["b", 2], ("b", 4): object()}) == {("b", 2): "two"}
 
 

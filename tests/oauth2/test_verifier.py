@@ -124,7 +124,7 @@ def test_a_token_vouches_for_its_user(pem_file: Path) -> None:
         ({"aud": "other"}, "Audience doesn't match"),
         ({"aud": None}, 'Token is missing the "aud" claim'),
         ({"nbf": 9e9}, "The token is not yet valid (nbf)"),
-        ({"number": "two"}, "nobody knows the key that it is signed with"),
+        ({"number": "two"}, "its signing key is unknown"),
         ({"algorithm": "PS256"}, "its algorithm 'PS256' is not among"),
         ({"key": "s" * 32, "algorithm": "HS256"}, "its algorithm 'HS256' is not among"),
         ({"sub": None}, "no claim of it names a user"),
@@ -210,7 +210,7 @@ def test_keys_are_fetched_once_and_again_for_an_unknown_key(
         assert isinstance(await judged(verifier, issuer.token(number="three")), TokenUser)
         assert issuer.asked == ["/keys"] * 2
         # One that its issuer has withdrawn is good no longer.
-        assert await judged(verifier, second) == "nobody knows the key that it is signed with"
+        assert await judged(verifier, second) == "its signing key is unknown"
         await verifier.close()
 
     asyncio.run(story())
@@ -221,7 +221,7 @@ def test_unknown_keys_do_not_each_cost_a_request_to_the_issuer(issuer: Issuer) -
     outcomes = judge(settings(jwks_url=f"{issuer.url}/keys"), issuer.token(), *unknown, issuer.token())
     assert isinstance(outcomes[0], TokenUser)
     assert isinstance(outcomes[-1], TokenUser)
-    assert set(outcomes[1:-1]) == {"nobody knows the key that it is signed with"}
+    assert set(outcomes[1:-1]) == {"its signing key is unknown"}
     assert issuer.asked == ["/keys"]
 
 
@@ -287,7 +287,7 @@ def test_a_token_that_names_no_key(issuer: Issuer) -> None:
     assert isinstance(user, TokenUser)
     issuer.keys["two"] = new_key()
     [nobody] = judge(config, issuer.token(number=None))
-    assert nobody == "nobody knows the key that it is signed with"
+    assert nobody == "its signing key is unknown"
     [user] = judge(settings(jwks_url=f"{issuer.url}/keys", default_key="one"), issuer.token(number=None))
     assert isinstance(user, TokenUser)
 
@@ -328,7 +328,7 @@ def test_answer_without_keys_is_reported(
     issuer.answer = answer
     with caplog.at_level(logging.WARNING):
         [nobody] = judge(settings(jwks_url=f"{issuer.url}/keys"), issuer.token())
-    assert nobody == "nobody knows the key that it is signed with"
+    assert nobody == "its signing key is unknown"
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"the keys of tokens cannot be fetched: {issuer.url}/keys: ")
     assert why in line
@@ -340,7 +340,7 @@ def test_keys_at_a_url_without_tls_are_not_fetched(issuer: Issuer, told: str) ->
     document = f'{{"issuer": "{issuer.url}", "jwks_uri": {told}}}'.encode()
     issuer.answer = lambda _: (200, document)
     [nobody] = judge(settings(issuer=issuer.url), issuer.token(iss=issuer.url))
-    assert nobody == "nobody knows the key that it is signed with"
+    assert nobody == "its signing key is unknown"
     assert len(issuer.asked) == 1
 
 

@@ -1,4 +1,4 @@
-"""What a person does with the page: opens a view, fills in fields, presses buttons, and looks."""
+"""Actions of a person on the page: open a view, fill in fields, press buttons, read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to the leader in the middle of a test; without one of these: a handover, and nothing (a long test)."""
+"""Marks that choose the leader changes in the middle of a test. Default: a handover, and no change (a long test)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acknowledgements, what comes back and where to, and how often."""
+"""Acknowledgements, requeued messages and their position, and delivery counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wall clocks that jump: what was asked to happen in a while happens then, neither at once nor never."""
+"""Wall clocks that jump: delays, expirations and timeouts stay as long as requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets a message when several could: turns, priorities of consumers, the single active consumer."""
+"""The consumer that gets a message: turns, priorities of consumers, the single active consumer."""
 
 from __future__ import annotations
 

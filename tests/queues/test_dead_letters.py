@@ -1,4 +1,4 @@
-"""Dead-lettering: why, where to, with which headers, and exactly once."""
+"""Dead-lettering: reasons, targets, headers, and delivery exactly once."""
 
 from __future__ import annotations
 

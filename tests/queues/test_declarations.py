@@ -1,4 +1,4 @@
-"""Declarations: what is refused, with RabbitMQ's texts, and what counts as the same."""
+"""Declarations: refusals with RabbitMQ's texts, and equivalent arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP port of a node, which listens before what answers has been imported."""
+"""The HTTP port of a node, which listens before the HTTP library is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users who were created through one node log in through the others at once."""
+"""Users log in at every node as soon as they are created at any node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves, while the leader changes: each message is in one of the two queues afterwards, and in its order."""
+"""Moves while the leader changes: each message ends in exactly a single queue, in order."""
 
 from __future__ import annotations
 

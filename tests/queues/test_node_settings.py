@@ -1,4 +1,4 @@
-"""What a node's configuration says about consumers and publishers."""
+"""Settings of a node for consumers and publishers."""
 
 from __future__ import annotations
 

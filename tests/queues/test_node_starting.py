@@ -1,4 +1,4 @@
-"""A node whose log takes long to be read says that it is alive meanwhile, and nothing else."""
+"""A node that reads a long log at its start answers that it is alive and not ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that follow in the same process must not meet the nodes of one that has failed."""
+"""A failed test must leave no running nodes to later tests in the same process."""
 
 from __future__ import annotations
 

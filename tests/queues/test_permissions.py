@@ -1,4 +1,4 @@
-"""What an operator has done through one node holds at every other at once: users, virtual hosts, permissions."""
+"""Changes of users, virtual hosts and permissions at a node count at every node at once."""
 
 from __future__ import annotations
 

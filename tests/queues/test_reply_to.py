@@ -1,4 +1,4 @@
-"""Direct reply-to through three nodes: who asks and who answers need not be at the same."""
+"""Direct reply-to through three nodes: requester and replier may be at different nodes."""
 
 from __future__ import annotations
 

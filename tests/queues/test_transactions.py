@@ -1,4 +1,4 @@
-"""Transactions: all or nothing, whatever queues they are about."""
+"""Transactions are atomic over any queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster as the clients of one test see it."""
+"""The cluster as the clients of a test see it."""
 
 from __future__ import annotations
 

@@ -448,8 +448,8 @@ class StaysThoughRemoved(Group):
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
-        stop_for = self.stopping.stop_for
-        self.stopping.stop_for = lambda error: (
+        stop_for = self.fail_stop.stop_for
+        self.fail_stop.stop_for = lambda error: (
             None if isinstance(error, RemovedFromCluster) else stop_for(error)
         )
 

@@ -294,7 +294,7 @@ def test_log_is_discarded_as_a_whole_or_kept(end: tuple[int, bool]) -> None:
     simulation = running()
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
     _, follower, _ = leader_first(simulation)
-    directory = follower.group.stopping._directory
+    directory = follower.group.fail_stop._directory
     checks.gave_log_up(follower)
     follower.disk.end_process_after(steps)
     with suppress(ProcessEnds):

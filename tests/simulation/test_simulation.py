@@ -263,7 +263,7 @@ def test_operator_adds_a_removed_node_without_directory_again() -> None:
     lost.disk.lose_everything()
     simulation.checks.damaged(lost)
     removal = MemberChange(Verb.REMOVE, lost.name, before)
-    leader.runtime.enter(lambda: leader.group.reconfiguration.ask(removal, print))
+    leader.runtime.enter(lambda: leader.group.reconfiguration.request(removal, print))
     world.run_until(6.0)
     lost.start()
     world.run_until(10.0)

@@ -1,4 +1,4 @@
-"""What happens to consumers when leaders change, nodes die and queues are deleted."""
+"""Consumers when leaders change, nodes die and queues are deleted."""
 
 from __future__ import annotations
 

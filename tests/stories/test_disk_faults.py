@@ -1,4 +1,4 @@
-"""Nodes whose disk is damaged, lost, somebody else's, full or failing: what clients are promised holds."""
+"""Nodes whose disk is damaged, lost, swapped, full or failing keep the promises to clients."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def all_flipped(files: list[Path]) -> Path:
 
 
 DAMAGES = {
-    "sealed segment": Damage(lambda of: flipped(of.segments("dense")[2]), "starts anew: "),
-    "stored messages": Damage(lambda of: flipped(of.segments("sparse")[0]), "starts anew: "),
+    "sealed segment": Damage(lambda of: flipped(of.segments("dense")[2]), "restarts: "),
+    "stored messages": Damage(lambda of: flipped(of.segments("sparse")[0]), "restarts: "),
     "middle segment deleted": Damage(
         lambda of: removed(of.segments("dense")[len(of.segments("dense")) // 2]), "the file is missing"
     ),
@@ -153,7 +153,7 @@ DAMAGES = {
         lambda of: all_flipped([of.group / "hardstate-0", of.group / "hardstate-1"]), "term and vote are lost"
     ),
     "identity": Damage(lambda of: flipped(of.group / "identity", 20), "one of the two copies"),
-    "everything deleted": Damage(lambda of: removed(of.root), "takes a snapshot"),
+    "everything deleted": Damage(lambda of: removed(of.root), "receiving a snapshot"),
 }
 
 

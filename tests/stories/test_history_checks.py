@@ -1,4 +1,4 @@
-"""The judgement on a history can fail: each broken promise is found, and what is allowed is not."""
+"""The judgement on a history finds each broken promise, and no allowed event."""
 
 from __future__ import annotations
 

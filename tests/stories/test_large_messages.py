@@ -1,4 +1,4 @@
-"""The largest messages and transactions that a configuration lets in, while nodes lag behind or are told otherwise."""
+"""The largest allowed messages and transactions, while nodes lag behind or are configured with lower limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that were configured wrongly, are of another version, or were given old files: nobody counts them."""
+"""Nodes with a wrong configuration, an unsupported version or old files do not count as members."""
 
 from __future__ import annotations
 

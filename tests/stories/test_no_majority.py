@@ -1,4 +1,4 @@
-"""Two of three nodes are gone: what clients of the third are told, and that they go on when the others are back."""
+"""Two of three nodes are down: clients of the third get the reason, and continue when the majority is back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients see when nodes are killed: a pause, and nothing else."""
+"""Clients see only a pause when nodes are killed."""
 
 from __future__ import annotations
 

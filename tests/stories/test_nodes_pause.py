@@ -1,4 +1,4 @@
-"""What clients see when a node freezes (SIGSTOP) and goes on: a pause, longer for its own clients than for the others.
+"""Clients see a pause when a node freezes (SIGSTOP) and continues, longer for the clients of that node.
 
 A frozen node keeps its clients' connections and what their consumers hold.
 """

@@ -1,4 +1,4 @@
-"""Shovels to another cluster: when the node that carries one out dies, nothing is lost, and nothing is there twice."""
+"""Shovels to a second cluster: no message is lost or doubled when the node that runs the shovel dies."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def survive(load: Load, leader: ClusterNode, program: Path, *, emptied: ClusterN
     size = emptied.log.stat().st_size
     start(emptied, its)
     load.cluster.wait_caught_up()
-    assert "takes a snapshot" in "\n".join(lines_since(emptied, size))
+    assert "receiving a snapshot" in "\n".join(lines_since(emptied, size))
     kill(load, leader, program)
     load.until_all_work()
 

@@ -358,7 +358,7 @@ class Checks:
             runs
             and node.life > damage.life
             and node.standing is Standing.VOTER
-            and not node.group.stopping.damage
+            and not node.group.fail_stop.damage
         )
         # The synced index of an adopted log is known only when that log is durable and the damaged log is removed.
         if whole and node.group.journal.synced_index and not node.disk.damaged_files():

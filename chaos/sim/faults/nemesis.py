@@ -216,7 +216,7 @@ class Nemesis:
         asked = self._random.choice(self._cluster.nodes)
         to = self._random.choice(self._cluster.names) if self._random.random() < 0.5 else None
         if asked.up:
-            asked.runtime.enter(lambda: asked.group.leadership.ask_for_transfer(to))
+            asked.runtime.enter(lambda: asked.group.leadership.request_transfer(to))
 
     # Operators
 

@@ -57,7 +57,7 @@ class Operators:
         """
         asked = self._random.choice(self._cluster.nodes)
         if asked.up and asked.has_started:
-            asked.runtime.enter(lambda: asked.group.reconfiguration.ask(change, _ignore))
+            asked.runtime.enter(lambda: asked.group.reconfiguration.request(change, _ignore))
         if times and not self._stopped:
             self._world.after(self._random.uniform(0.0, 0.5), partial(self.ask_for, change, times - 1))
 

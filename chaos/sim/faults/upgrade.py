@@ -80,7 +80,7 @@ class Upgrade:
         node = self._random.choice(self._cluster.nodes)
         if node.up and node.has_started:
             change = MemberChange(Verb.FINISH_UPGRADE, version=node.machine.versions[1])
-            node.runtime.enter(lambda: node.group.reconfiguration.ask(change, _ignore))
+            node.runtime.enter(lambda: node.group.reconfiguration.request(change, _ignore))
         self._world.after(ASKED_EVERY_S, self._finish)
 
 

@@ -550,7 +550,7 @@ class SimulatedCluster:
         for change in changes:
             if change is not None:
                 refused = partial(_refused, leader)
-                leader.runtime.enter(partial(leader.group.reconfiguration.ask, change, refused))
+                leader.runtime.enter(partial(leader.group.reconfiguration.request, change, refused))
 
     def leader(self) -> SimulatedNode | None:
         """Return the leader of the highest term, or None."""
@@ -608,7 +608,7 @@ def _refused(leader: SimulatedNode, reason: str) -> None:
         drained = [
             member.name for member in leader.group.configurations.committed.members if member.is_drained
         ]
-        leader.group.reconfiguration.ask(MemberChange(Verb.REVIVE, drained[0]), _ignore)
+        leader.group.reconfiguration.request(MemberChange(Verb.REVIVE, drained[0]), _ignore)
 
 
 def _ignore(_reason: str) -> None:

@@ -569,7 +569,7 @@ class Network:
         peer = _other(connection, links.name)
         dialled_here = links.name == connection.dialler
         terms, link = connection.terms[peer], self._link_of(links, peer)
-        links.known.hear_cluster(terms)
+        links.known.learn_cluster(terms)
         is_welcome = links.known.judge(peer, terms, link, dialled_here=dialled_here) is None
         if not (is_welcome and self._still_agree(links, peer, terms)):
             self._shut(connection, links.name)

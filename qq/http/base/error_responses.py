@@ -112,7 +112,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return _error(HTTPStatus.BAD_REQUEST, f"the body cannot be read: {error}", {})
     except Exception as error:
         if isinstance(error, ConnectionError) and has_left(request):
-            return _error(HTTPStatus.BAD_REQUEST, "whoever asked has left", {})  # the client has disconnected
+            return _error(
+                HTTPStatus.BAD_REQUEST, "the client has disconnected", {}
+            )  # the client has disconnected
         log.exception("%s %s failed", request.method, request.path)
         return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in qq; the node's log has it", {})
 
@@ -166,7 +168,7 @@ def _refusal_of(refused: RequestRefused) -> tuple[HTTPStatus, str, Mapping[str, 
 def _error(status: int, reason: str, headers: Mapping[str, str], error: str = "") -> web.Response:
     if not error:
         is_bare = status == HTTPStatus.NOT_FOUND and reason == NOT_FOUND
-        told = HTTPStatus(status)
-        error = _NO_OBJECT if is_bare else _RENAMED.get(told, told.name.lower())
+        http_status = HTTPStatus(status)
+        error = _NO_OBJECT if is_bare else _RENAMED.get(http_status, http_status.name.lower())
     body = {"error": error, "reason": reason}
     return web.json_response(body, status=status, headers=headers)

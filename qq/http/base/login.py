@@ -248,8 +248,8 @@ def is_encrypted(request: web.Request) -> bool:
 
     A client that forges the header only gets a cookie, or a header, that browsers ignore without TLS.
     """
-    told = request.headers.get(_FORWARDED_PROTO, "").partition(",")[0]
-    return request.secure or told.strip().lower() == "https"
+    scheme = request.headers.get(_FORWARDED_PROTO, "").partition(",")[0]
+    return request.secure or scheme.strip().lower() == "https"
 
 
 async def session_of(management: Management, request: web.Request) -> WebLogin | None:
@@ -260,11 +260,11 @@ async def session_of(management: Management, request: web.Request) -> WebLogin |
 
 def check_csrf(request: web.Request, session: WebLogin) -> None:
     """Refuse a change without its session's CSRF token, which only our page can read. Raises Refusal."""
-    told = request.headers.get(CSRF_HEADER, "").encode(errors="surrogateescape")
-    if request.method in _READING_METHODS or hmac.compare_digest(told, session.csrf_token.encode()):
+    given = request.headers.get(CSRF_HEADER, "").encode(errors="surrogateescape")
+    if request.method in _READING_METHODS or hmac.compare_digest(given, session.csrf_token.encode()):
         return
-    what = "is not that of the session" if told else "is missing"
-    raise forbidden(f"the header {CSRF_HEADER} {what}: GET {SESSION_PATH} tells it")
+    what = "is not that of the session" if given else "is missing"
+    raise forbidden(f"the header {CSRF_HEADER} {what}: GET {SESSION_PATH} returns it")
 
 
 _READING_METHODS = (hdrs.METH_GET, hdrs.METH_HEAD)

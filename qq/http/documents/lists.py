@@ -38,7 +38,7 @@ PAGE_SIZE_MAX = 500
 PATTERN_CHARS_MAX = 1024
 DIGITS_MAX = 18
 STEP = 256
-"""Objects visited between two looks at the time: some tenths of a millisecond."""
+"""Objects visited between two checks of the time: some tenths of a millisecond."""
 RUN = 1024
 """Objects sorted at a time, which takes a millisecond. Such runs are merged as far as they are sent."""
 NAME_STEPS_MAX = 3000
@@ -112,7 +112,7 @@ async def _selected(
     sort, reverse = request.query.get("sort"), is_asked(request, "sort_reverse")
     if listing.whole is not None and (page is None or (sort and not _may_have(listing, sort))):
         found = await listing.whole(found)
-        listing = _of_documents(listing)
+        listing = _as_documents(listing)
     order = _order(listing, sort)
     offset = 0 if page is None else page.offset
     runs = await _runs(listing, found, order, slices, reverse=reverse) if order else []
@@ -123,14 +123,14 @@ async def _selected(
         ordered = map(found.__getitem__, range(len(found))[:: -1 if reverse else 1][offset:])
 
     def document(thing: Any) -> Document:
-        return _narrowed(listing.completed(thing, _told(listing, thing, columns)), columns)
+        return _narrowed(listing.completed(thing, _document(listing, thing, columns)), columns)
 
     if page is None:
         yield None, map(document, ordered)
     else:
         shown: Sequence[Any] = list(islice(ordered, page.size))
         if listing.whole is not None:
-            shown, listing = await listing.whole(shown), _of_documents(listing)
+            shown, listing = await listing.whole(shown), _as_documents(listing)
         head = {
             "total_count": len(seen),
             "filtered_count": len(found),
@@ -146,7 +146,7 @@ async def _selected(
             await _let_go(used, slices)
 
 
-def _of_documents(listing: Listing[Any]) -> Listing[Any]:
+def _as_documents(listing: Listing[Any]) -> Listing[Any]:
     """Return the list after its objects have become documents."""
     return listing._replace(fields=None, whole=None)
 
@@ -395,7 +395,7 @@ def _narrowed(value: Any, columns: Columns | None) -> Any:
     return value
 
 
-def _told(listing: Listing[T], thing: T, columns: Columns | None) -> Any:
+def _document(listing: Listing[T], thing: T, columns: Columns | None) -> Any:
     """Return the document of an object, with the requested columns at least."""
     if listing.fields is None:
         return thing

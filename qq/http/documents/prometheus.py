@@ -172,7 +172,7 @@ class KeptTexts:
         self._before, self._now = self._now, {}
         self._room = KEPT_BYTES_MAX
 
-    def of(self, rows: ObjectRows, make: Callable[[ObjectRows], list[bytes]]) -> list[bytes]:
+    def text(self, rows: ObjectRows, make: Callable[[ObjectRows], list[bytes]]) -> list[bytes]:
         """Return the text of some rows, for each metric."""
         if rows.state is None:
             return make(rows)
@@ -231,7 +231,7 @@ def _table_lines(table: ObjectTable, prefix: str, texts: KeptTexts) -> Iterator[
 
     parts: list[list[bytes]] = []
     for rows in table.parts:
-        parts.append(texts.of(rows, make))
+        parts.append(texts.text(rows, make))
         yield b""
     for place, (name, (_, kind, text)) in enumerate(zip(names, table.metrics, strict=True)):
         # Only OpenMetrics drops "_total" from the family name of a counter.

@@ -103,10 +103,10 @@ def consumer_document(consumer: ConsumerStatus, channels: Channels) -> dict[str,
             "peer_port": connection["peer_port"],
             "user": channel["user"],
         }
-    told = consumer._asdict() | {"channel_details": details, "arguments": json_value(consumer.arguments)}
+    document = consumer._asdict() | {"channel_details": details, "arguments": json_value(consumer.arguments)}
     if consumer.credit is None:  # rabbitmqadmin v1 cannot make tables of null
-        del told["credit"]
-    return told
+        del document["credit"]
+    return document
 
 
 def by_place(channels: Sequence[Client]) -> Channels:
@@ -236,5 +236,5 @@ def _message_document(message: Message) -> dict[str, Any]:
 def _properties(message: Message) -> dict[str, Any]:
     properties = message.properties
     names = {name: "type" if name == "message_type" else name for name in properties.attributes()}
-    values = {told: getattr(properties, name) for name, told in names.items()}
+    values = {shown: getattr(properties, name) for name, shown in names.items()}
     return {name: json_value(value) for name, value in values.items() if value not in (None, "")}

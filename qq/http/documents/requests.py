@@ -44,18 +44,18 @@ _JSON = {hdrs.CONTENT_TYPE: "application/json; charset=utf-8"}
 # --- lookups
 
 
-async def find(management: Management, look: Callable[[], T]) -> T:
-    """Return the result of `look`. If it is empty, look again after this node has caught up. Raises Unavailable."""
-    found = look()
+async def find(management: Management, read: Callable[[], T]) -> T:
+    """Return the result of `read`. If it is empty, read again after this node has caught up. Raises Unavailable."""
+    found = read()
     if not found:
         await management.changes.wait_applied()
-        found = look()
+        found = read()
     return found
 
 
-async def existing(management: Management, look: Callable[[], T | None], reason: str = NOT_FOUND) -> T:
-    """Return the result of `look`. Raises Refusal if it is empty, also after this node has caught up."""
-    found = await find(management, look)
+async def existing(management: Management, read: Callable[[], T | None], reason: str = NOT_FOUND) -> T:
+    """Return the result of `read`. Raises Refusal if it is empty, also after this node has caught up."""
+    found = await find(management, read)
     if not found:
         raise not_found(reason)
     return found

@@ -54,14 +54,14 @@ def _adding(
     lengths, rates = _wanted(request, "lengths"), _wanted(request, "msg_rates")
 
     def add(thing: tuple[str, ...], document: Mapping[str, Any]) -> dict[str, Any]:
-        told = dict(document)
+        completed = dict(document)
         if lengths is not None:
-            told = _joined(told, management.statistics.samples(thing, lengths))
-        if rates is not None and "message_stats" in told:
-            told["message_stats"] = _joined(
-                told["message_stats"], management.statistics.samples(thing, rates)
+            completed = _joined(completed, management.statistics.samples(thing, lengths))
+        if rates is not None and "message_stats" in completed:
+            completed["message_stats"] = _joined(
+                completed["message_stats"], management.statistics.samples(thing, rates)
             )
-        return told
+        return completed
 
     return add
 

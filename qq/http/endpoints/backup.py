@@ -36,10 +36,10 @@ class BackupEndpoint:
             except OSError as error:
                 if isinstance(error, ConnectionError):
                     log.info(
-                        "whoever asked for a backup has left before its end; on this machine it links the files"
+                        "a client has disconnected before its backup ended; on this machine `qq backup` links files"
                     )
                 else:
-                    log.warning("a backup was broken off: %s", error)
+                    log.warning("a backup has failed: %s", error)
                 if request.transport is not None:
                     request.transport.abort()  # otherwise the archive would look complete
         return response

@@ -88,7 +88,7 @@ class ConnectionEndpoints:
     async def connection(self, request: web.Request) -> web.Response:
         head = await self._existing(request, self._management.clients.connection_heads)
         return narrowed(
-            request, client_document(await self._told(self._management.clients.connections_of, head))
+            request, client_document(await self._details(self._management.clients.connections_of, head))
         )
 
     async def close(self, request: web.Request) -> web.Response:
@@ -127,7 +127,7 @@ class ConnectionEndpoints:
 
     async def channel(self, request: web.Request) -> web.Response:
         head = await self._existing(request, self._management.clients.channel_heads)
-        channel = await self._told(self._management.clients.channels_of, head)
+        channel = await self._details(self._management.clients.channels_of, head)
         found, channels = self._management.consumers.of_channel(channel), by_place([channel])
         consumers = [consumer_document(each, channels) for each in found]
         # RabbitMQ shows counts between a channel and each queue or exchange in its rates mode "detailed" only.
@@ -165,7 +165,9 @@ class ConnectionEndpoints:
                     return head
         raise not_found()
 
-    async def _told(self, of_heads: Callable[[Sequence[H]], Awaitable[Sequence[Client]]], head: H) -> Client:
+    async def _details(
+        self, of_heads: Callable[[Sequence[H]], Awaitable[Sequence[Client]]], head: H
+    ) -> Client:
         """Return all fields of a connection or channel. Raises Refusal if it has just been closed."""
         for each in await of_heads([head]):
             return each

@@ -16,13 +16,13 @@ from qq.http.base.error_responses import forbidden, not_found
 from qq.http.base.login import ADMINISTRATORS, login_of, require
 from qq.http.documents.large_bodies import read_large_object
 from qq.http.documents.rendering import policy_document, user_document, vhost_metadata
-from qq.http.documents.requests import done, read_raw, vhost_if_named, write_object
+from qq.http.documents.requests import done, is_asked, read_raw, vhost_if_named, write_object
 from qq.http.endpoints.importing import RESERVED, Import
 from qq.http.endpoints.parameters import global_parameter_documents, parameter_documents
 from qq.tables import json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from qq.http.documents.requests import Documents
     from qq.management.management import Management
@@ -87,7 +87,7 @@ class DefinitionEndpoints:
             body = await read_large_object(await read_raw(request, DEFINITIONS_BYTES_MAX))
             # Catch up first, because existing objects stay as they are, also those created through a different node.
             await self._management.changes.wait_applied()
-            await Import(self._management, login.user, vhost).run(body)
+            await Import(self._management, login.user, vhost, is_forced=is_asked(request, "force")).run(body)
         return done()
 
     # Written at once
@@ -141,6 +141,16 @@ class DefinitionEndpoints:
         }
 
 
+_QUEUE_FIELDS = ("name", "vhost", "type", "durable", "auto_delete")
+_EXCHANGE_FIELDS = (*_QUEUE_FIELDS, "internal")
+"""Fields of an object in a document of definitions, before its `arguments`."""
+
+
+def _definition(declared: QueueStatus | ExchangeStatus, fields: Sequence[str]) -> dict[str, Any]:
+    document = {name: getattr(declared, name) for name in fields}
+    return document | {"arguments": json_value(declared.arguments)}
+
+
 # These yield None for skipped objects, because skipping many may take long, too.
 
 
@@ -149,15 +159,7 @@ def _exchanges(exchanges: Iterator[ExchangeStatus]) -> Iterator[dict[str, Any] |
         if not exchange.name or exchange.name.startswith(RESERVED):
             yield None
         else:
-            yield {
-                "name": exchange.name,
-                "vhost": exchange.vhost,
-                "type": exchange.type,
-                "durable": exchange.durable,
-                "auto_delete": exchange.auto_delete,
-                "internal": exchange.internal,
-                "arguments": json_value(exchange.arguments),
-            }
+            yield _definition(exchange, _EXCHANGE_FIELDS)
 
 
 def _queues(
@@ -169,14 +171,7 @@ def _queues(
             exclusive.add((queue.vhost, queue.name))
             yield None
         else:
-            yield {
-                "name": queue.name,
-                "vhost": queue.vhost,
-                "type": queue.type,
-                "durable": queue.durable,
-                "auto_delete": queue.auto_delete,
-                "arguments": json_value(queue.arguments),
-            }
+            yield _definition(queue, _QUEUE_FIELDS)
 
 
 def _bindings(

@@ -218,7 +218,7 @@ class HealthEndpoints:
         for queue in self._management.queues.all(vhost):
             await slices.give_way()
             if queue.type == QUORUM and pattern.search(queue.name):
-                found.append(_shown(queue))
+                found.append(_queue_in_minority(queue))
         if not found:
             return _ok()
         failed = _FAILED | {"reason": _LEADERLESS}
@@ -236,7 +236,7 @@ class HealthEndpoints:
         if self._management.leadership.may_stop(None).is_safe:
             return _ok()
         # All queues are listed, because all are in the same log and lose their majority together.
-        queues = map(_shown, self._management.queues.all(None))
+        queues = map(_queue_in_minority, self._management.queues.all(None))
         failed = _FAILED | {"reason": _CRITICAL}
         return await write_object(request, failed, {"queues": queues}, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -265,7 +265,7 @@ def _at_limit(report: NodeReport) -> str | None:
     return "node connection limit is reached" if report.connections >= report.connections_max else None
 
 
-def _shown(queue: QueueStatus) -> dict[str, str]:
+def _queue_in_minority(queue: QueueStatus) -> dict[str, str]:
     return {
         "readable_name": f"queue '{queue.name}' in vhost '{queue.vhost}'",
         "name": queue.name,

@@ -18,12 +18,15 @@ from qq.http.endpoints.parameters import CLUSTER_ID, has_meaning, read_global_pa
 from qq.http.endpoints.shovels import NotCarriedOut
 from qq.http.endpoints.vhosts import creation
 from qq.machine.catalog import limits
+from qq.machine.catalog.permissions import user_of
 from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol.codec import InvalidCommand
 from qq.machine.protocol.commands import (
     ChangeVhostLimits,
     LimitPublishers,
     ProtectVhost,
+    PutHashedUser,
+    PutUser,
     SetUserLimits,
     SetVhostLimits,
 )
@@ -71,10 +74,14 @@ class _Object(NamedTuple):
 class Import:
     """The import of a document, of a cluster or of a single virtual host, by a user."""
 
-    def __init__(self, management: Management, user: str, vhost: str | None) -> None:
+    def __init__(
+        self, management: Management, user: str, vhost: str | None, *, is_forced: bool = False
+    ) -> None:
+        """`is_forced` allows an import that leaves no administrator."""
         self._management = management
         self._user = user
         self._vhost = vhost
+        self._is_forced = is_forced
         self._default_types = {each.name: each.default_queue_type for each in management.catalog.vhosts()}
         """Default queue type of each virtual host that exists or is in the document."""
         self._users = set(management.catalog.users())
@@ -90,6 +97,9 @@ class Import:
         stages = [(name, await self._read(name, body[name], read)) for name, read in categories.items()]
         await self._check_entry(stages)
         loosened = await self._check_room(stages)
+        await self._check_administrators(
+            [each for name, users in stages if name == "users" for each in users]
+        )
         for category, objects in stages:
             if category in OF_VHOSTS and loosened:
                 # Limits of the document that are looser than the present limits apply from here on, the rest at the
@@ -129,7 +139,8 @@ class Import:
             found = self._read_one(category, place, row, read)
             if found is not None:
                 objects[found.key] = found
-        return list(objects.values())
+        # Administrators come first, so that they may take the place of those that the document replaces.
+        return sorted(objects.values(), key=_is_no_administrator)
 
     def _read_one(
         self, category: str, place: int, row: Any, read: Callable[[Body], _Object | None]
@@ -283,13 +294,13 @@ class Import:
     async def _check_room(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> list[_Object]:
         """Check that limits leave room for all objects, and return the limits to be loosened first. Raises Refusal."""
         found = [each for _, objects in stages for each in objects]
-        told = {
+        new_limits = {
             change.vhost: change.limits
             for each in found
             for change in each.changes
             if isinstance(change, SetVhostLimits)
         }
-        room = self._management.changes.room(told)
+        room = self._management.changes.room(new_limits)
         for each in found:
             await self._slices.give_way()
             try:
@@ -299,12 +310,22 @@ class Import:
                     room.claim_declaration(each.vhost, each.declaration)
             except RequestRefused as refused:
                 raise bad_request(f"{each.what}: {refused.explanation}; nothing is imported") from None
-        loosened = {vhost: room.loosened(vhost) for vhost in told}
+        loosened = {vhost: room.loosened(vhost) for vhost in new_limits}
         return [
             _Object(f"limits of vhost '{vhost}'", (vhost,), [ChangeVhostLimits(vhost, limits_)])
             for vhost, limits_ in loosened.items()
             if limits_
         ]
+
+    async def _check_administrators(self, users: Sequence[_Object]) -> None:
+        """Refuse a document that leaves no administrator, or prepare a forced import of it."""
+        changes = [change for each in users for change in each.changes]
+        if self._is_forced:
+            await self._management.changes.dismiss_administrators(*changes)
+        try:
+            self._management.changes.check_administrators(changes)
+        except RequestRefused as refused:
+            raise bad_request(f"users: {refused.explanation}; nothing is imported") from None
 
     # Carrying out
 
@@ -371,6 +392,11 @@ class Import:
         return (
             ", ".join(f"{count} {category}" for category, count in self._counts.items() if count) or "nothing"
         )
+
+
+def _is_no_administrator(each: _Object) -> bool:
+    user = each.changes[0] if each.changes else None
+    return not (isinstance(user, PutUser | PutHashedUser) and user_of(user).is_administrator)
 
 
 def _some_of(objects: Sequence[_Object]) -> str:

@@ -62,7 +62,7 @@ class MemberEndpoints:
             raise bad_request(f"host: {host!r} {problem}")
         if not 0 < port <= PORT_MAX:
             raise bad_request(f"port: must be 1 to {PORT_MAX}")
-        known = next((each for each in self._shown().members if each.name == name), None)
+        known = next((each for each in self._report().members if each.name == name), None)
         if known is not None and (known.host, known.port) != (host, port):
             raise Refusal(
                 HTTPStatus.CONFLICT,
@@ -78,7 +78,7 @@ class MemberEndpoints:
     async def replace(self, request: web.Request) -> web.Response:
         body = await _body(request, "id")
         member_id = _id_in(body["id"])
-        if not member_id and self._shown().cluster_id is not None:
+        if not member_id and self._report().cluster_id is not None:
             raise bad_request("id: a member that is awaited needs no replacement: start it")
         return await self._change_member(request, Verb.REPLACE, member_id)
 
@@ -107,14 +107,14 @@ class MemberEndpoints:
             raise Refusal(HTTPStatus.CONFLICT, refused.explanation) from None
         return self._answer()
 
-    def _shown(self) -> ClusterMembers:
+    def _report(self) -> ClusterMembers:
         return self._management.members.report()
 
     def _answer(self) -> web.Response:
-        shown = self._shown()
-        members = [member._asdict() for member in shown.members]
-        removed = [removed._asdict() for removed in shown.removed]
-        return web.json_response(shown._asdict() | {"members": members, "removed": removed})
+        report = self._report()
+        members = [member._asdict() for member in report.members]
+        removed = [removed._asdict() for removed in report.removed]
+        return web.json_response(report._asdict() | {"members": members, "removed": removed})
 
 
 async def _body(request: web.Request, *keys: str) -> dict[str, Any]:

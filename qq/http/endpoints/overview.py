@@ -119,13 +119,13 @@ class OverviewEndpoints:
     ) -> dict[str, Any]:
         """Return the counts in the visible virtual hosts. Samples exist only for all virtual hosts together."""
         happened, lengths = self._management.statistics.vhost_stats(is_seen)
-        told = {"message_stats": happened, **lengths}
+        totals = {"message_stats": happened, **lengths}
         if sees_all:
-            told = with_samples(request, self._management, ("all",), told)
+            totals = with_samples(request, self._management, ("all",), totals)
         return {
-            "message_stats": told.pop("message_stats"),
+            "message_stats": totals.pop("message_stats"),
             "churn_rates": self._management.clients.churn(),
-            "queue_totals": told,
+            "queue_totals": totals,
             "statistics_db_event_queue": 0,
         }
 

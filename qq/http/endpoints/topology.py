@@ -214,11 +214,11 @@ class BindingEndpoints:
         """Return the binding in the path. Raises Refusal."""
         vhost, key = await named_vhost(request, self._management), request.match_info["key"]
 
-        def look() -> BindingStatus | None:
+        def read() -> BindingStatus | None:
             bindings = self._management.catalog.bindings(vhost, *_ends(request))
             return next((each for each in bindings if each.properties_key == key), None)
 
-        return await existing(self._management, look)
+        return await existing(self._management, read)
 
 
 def binding_listing(rows: ThingRows, is_seen: Callable[[str], bool] | None = None) -> Listing[Any]:

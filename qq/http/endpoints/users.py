@@ -1,7 +1,7 @@
 """Users, their limits, and the user of the request.
 
-Invariant: only administrators see other users, or change users. As in RabbitMQ an administrator may delete every user,
-the last administrator too. The node's configuration recreates a user only if no user is left.
+Invariant: only administrators see other users, or change users. The last administrator stays, unless a request says
+`force=true`. The node's configuration recreates a user only if no user is left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qq.http.base.login import ADMINISTRATORS, MONITORS, login_of, require, requ
 from qq.http.documents.lists import Listing, narrowed, write_listing
 from qq.http.documents.parsing import check_limit, field, limits, read_limit, read_user
 from qq.http.documents.rendering import user_document, whoami_document
-from qq.http.documents.requests import done, existing, find, put_answer, read_body, unless_made
+from qq.http.documents.requests import done, existing, find, is_asked, put_answer, read_body, unless_made
 from qq.machine.catalog.limits import USER_LIMITS
 from qq.machine.protocol.commands import ChangeUserLimits, DeleteUser, SetUserLimits
 
@@ -82,12 +82,12 @@ class UserEndpoints:
         if body.get("limits") is not None:
             changes.append(SetUserLimits(name, limits(body["limits"], USER_LIMITS)))
         is_new = not await find(self._management, lambda: name in self._management.catalog.users())
-        await self._management.changes.apply(*changes)
+        await self._apply(request, changes)
         return put_answer(is_new=is_new)
 
     async def delete(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        await self._delete([await self._existing(request)])
+        await self._delete(request, [await self._existing(request)])
         return done()
 
     async def bulk_delete(self, request: web.Request) -> web.Response:
@@ -96,14 +96,21 @@ class UserEndpoints:
         names = field(await read_body(request), "users", list)
         if not all(isinstance(name, str) for name in names):
             raise bad_request("users should be a list of names")
-        await self._delete(names)
+        await self._delete(request, names)
         return done()
 
-    async def _delete(self, names: Sequence[str]) -> None:
-        known = self._management.catalog.users()
-        there = [name for name in names if name in known]
-        await self._management.changes.apply(*map(DeleteUser, names))
+    async def _delete(self, request: web.Request, names: Sequence[str]) -> None:
+        has_user = self._management.catalog.has_user
+        if not all(map(has_user, names)):  # other nodes may have just created the missing users
+            await self._management.changes.wait_applied()
+        there = [name for name in names if has_user(name)]
+        await self._apply(request, list(map(DeleteUser, names)))
         await self._management.sessions.end_of_users(there)
+
+    async def _apply(self, request: web.Request, changes: Sequence[Change]) -> None:
+        if is_asked(request, "force"):
+            await self._management.changes.dismiss_administrators(*changes)
+        await self._management.changes.apply(*changes)
 
     # Limits
 

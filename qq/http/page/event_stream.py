@@ -57,11 +57,11 @@ LOOK_S = 1.0
 """Seconds between checks whether the client is connected and still has permission, while no event is sent."""
 READ_WAIT_S = 10.0
 """Seconds that sent data may wait for the client when the connection's buffer is full."""
-FAILED = b"an error of this node, which its log tells"
+FAILED = b"an error of this node: see its log"
 _NOTHING = b":\n\n"
 
 
-class Told(NamedTuple):
+class NumberedEvent(NamedTuple):
     """State of a view as an event; the number rises with each change."""
 
     number: int
@@ -121,26 +121,26 @@ class Feed:
         self._turns = turns
         self._who = who
         self._rest_s = 0.0
-        self._told: Told | None = None
+        self._newest: NumberedEvent | None = None
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._first = asyncio.Lock()
         self.viewers = 0
 
-    async def first(self) -> Told:
+    async def first(self) -> NumberedEvent:
         """Return the current state. Raises Refusal, Unavailable."""
         async with self._first:
-            if self._told is None:
-                self._told = Told(1, _event(await self._made()))
-                self._task = asyncio.get_running_loop().create_task(self._go_on(self._told))
-        return self._told
+            if self._newest is None:
+                self._newest = NumberedEvent(1, _event(await self._made()))
+                self._task = asyncio.get_running_loop().create_task(self._go_on(self._newest))
+        return self._newest
 
-    async def newer_than(self, told: Told) -> Told:
+    async def newer_than(self, last: NumberedEvent) -> NumberedEvent:
         """Wait for a change, and return the new state."""
         async with self._changed:
-            while self._told is None or self._told.number == told.number:
+            while self._newest is None or self._newest.number == last.number:
                 await self._changed.wait()
-            return self._told
+            return self._newest
 
     async def _made(self) -> bytes:
         spent = Spent(self._make())
@@ -149,11 +149,11 @@ class Feed:
         finally:
             self._rest_s = self._turns.rest_s(self._who, spent.seconds)
 
-    async def _go_on(self, told: Told) -> None:
+    async def _go_on(self, newest: NumberedEvent) -> None:
         with self._turns.view_of(self._who):
-            await self._keep_up(told)
+            await self._keep_up(newest)
 
-    async def _keep_up(self, told: Told) -> None:
+    async def _keep_up(self, newest: NumberedEvent) -> None:
         while True:
             await asyncio.sleep(max(INTERVAL_S, self._rest_s))
             try:
@@ -165,13 +165,13 @@ class Feed:
                 event = _event(str(unavailable).encode(), "unavailable")
             except Exception:
                 event = _event(FAILED, "unavailable")
-                if event != told.event:
+                if event != newest.event:
                     log.exception("a view of the page cannot be made")
-            if event == told.event:
+            if event == newest.event:
                 continue
-            told = Told(told.number + 1, event)
+            newest = NumberedEvent(newest.number + 1, event)
             async with self._changed:
-                self._told = told
+                self._newest = newest
                 self._changed.notify_all()
 
     async def close(self) -> None:
@@ -210,7 +210,7 @@ class LiveEndpoint:
         feed = self._feeds.setdefault(key, Feed(partial(view, request), self._turns, who))
         feed.viewers += 1
         try:
-            return await _tell(request, feed, self._may_see)
+            return await _stream(request, feed, self._may_see)
         finally:
             feed.viewers -= 1
             if not feed.viewers:
@@ -218,18 +218,18 @@ class LiveEndpoint:
                 await feed.close()
 
 
-async def _tell(request: web.Request, feed: Feed, may_see: MaySee) -> web.StreamResponse:
-    told = await feed.first()
+async def _stream(request: web.Request, feed: Feed, may_see: MaySee) -> web.StreamResponse:
+    newest = await feed.first()
     response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     try:
-        await _send(response, told.event)
+        await _send(response, newest.event)
         until_s, silent_s = monotonic() + _length_s(request), 0.0
         while monotonic() < until_s and not has_left(request):
             is_new = True
             try:
                 async with asyncio.timeout(LOOK_S):
-                    told = await feed.newer_than(told)
+                    newest = await feed.newer_than(newest)
             except TimeoutError:
                 is_new = False
             if not await may_see(request):
@@ -240,7 +240,7 @@ async def _tell(request: web.Request, feed: Feed, may_see: MaySee) -> web.Stream
                     continue
                 await _send(response, _NOTHING)
             else:
-                await _send(response, told.event)
+                await _send(response, newest.event)
             silent_s = 0.0
         await response.write_eof()
     except (ConnectionError, TimeoutError):

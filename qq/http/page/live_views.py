@@ -206,8 +206,8 @@ class LiveViews:
             }
         else:
             return web.json_response({"declare": self._declares(login_of(request).user, vhost)})
-        told = {name: await self._is_permitted(request, vhost, act) for name, act in acts.items()}
-        return web.json_response(told)
+        permitted = {name: await self._is_permitted(request, vhost, act) for name, act in acts.items()}
+        return web.json_response(permitted)
 
     def _declares(self, user: str, vhost: str) -> bool:
         rows = self._management.catalog.permissions()

@@ -93,7 +93,7 @@ class OAuth2Endpoints:
         try:
             address = await provider.login_address(begun)
         except Unavailable as error:
-            self._throttled_log.warning("begin", f"nobody can log in with the issuer's page: {error}")
+            self._throttled_log.warning("begin", f"logins with the issuer's page fail: {error}")
             return _to_page(UNAVAILABLE)
         response = web.Response(status=HTTPStatus.SEE_OTHER, headers={hdrs.LOCATION: address})
         for use in _rounds(request)[: 1 - ROUNDS_MAX]:  # browsers send the oldest first (RFC 6265, 5.4)
@@ -147,12 +147,12 @@ class OAuth2Endpoints:
 
 def _login_begun(request: web.Request) -> LoginRound | None:
     """Return the round that this browser began with the `state` in the query, or None."""
-    told = request.query.get("state", "")
-    seed = request.cookies.get(cookie_name(request, _use(told)), "")
+    returned = request.query.get("state", "")
+    seed = request.cookies.get(cookie_name(request, _use(returned)), "")
     if len(seed) != _SEED_LENGTH or not seed.isascii():
         return None
     login = _round(request, seed)
-    is_its = hmac.compare_digest(told.encode(errors="surrogateescape"), login.state.encode())
+    is_its = hmac.compare_digest(returned.encode(errors="surrogateescape"), login.state.encode())
     return login if is_its else None
 
 

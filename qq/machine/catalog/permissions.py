@@ -8,13 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.catalog.publish_rates import Published
-from qq.machine.protocol.commands import PutHashedUser
+from qq.machine.protocol.commands import DeleteUser, PutHashedUser, PutUser
+from qq.machine.protocol.refusals import precondition_failed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from qq.machine.protocol.commands import PutUser, Table
+    from qq.machine.protocol.commands import Change, Table
 
+ADMINISTRATOR = "administrator"
+"""The tag of a user that may change everything."""
 SHA256 = "sha256"
 HASH_BYTES = {SHA256: 32, "sha512": 64, "md5": 16}
 """Password hash algorithm (its name in hashlib) -> octets of the hash."""
@@ -28,6 +31,11 @@ class User(NamedTuple):
     tags: list[str]
     hashing: str
     """The algorithm of the hash, a key of HASH_BYTES."""
+
+    @property
+    def is_administrator(self) -> bool:
+        """Whether the user may change everything, and has a password for a login to the management API."""
+        return ADMINISTRATOR in self.tags and self.hash != b""
 
 
 class Permissions(NamedTuple):
@@ -55,12 +63,25 @@ def user_of(command: PutUser | PutHashedUser) -> User:
     return User(command.name, command.salt, command.hash, command.tags, hashing)
 
 
+def _dismissed_by(change: Change) -> str | None:
+    """Return the user that is no administrator after the change; None if the change makes no user less."""
+    match change:
+        case DeleteUser(name):
+            return name
+        case PutUser(name) | PutHashedUser(name) if not user_of(change).is_administrator:
+            return name
+        case _:
+            return None
+
+
 class AccessControl:
     """Users, their permissions and limits. The public maps may be read; only its methods change them."""
 
     def __init__(self) -> None:
         self.revision = 0
         self.users: dict[str, User] = {}
+        self.administrators: set[str] = set()
+        """Names of the users that can log in as administrators."""
         self.limits: dict[str, Table] = {}
         """The limits of users, by user name; users without limits are left out."""
         self.published: dict[str, Published] = {}
@@ -88,14 +109,43 @@ class AccessControl:
         """All restrictions of routing keys, by user, virtual host and exchange."""
         return self._topic_permissions
 
+    def check_administrators(self, changes: Iterable[Change]) -> None:
+        """Raise Refused if one of the changes, made in this order, would leave no administrator."""
+        gained: set[str] = set()
+        lost: set[str] = set()
+        for change in changes:
+            name = _dismissed_by(change)
+            if name is None:
+                if isinstance(change, PutUser | PutHashedUser):
+                    gained.add(change.name)
+                    lost.discard(change.name)
+                continue
+            gained.discard(name)
+            if name in self.administrators:
+                lost.add(name)
+                if len(lost) == len(self.administrators) and not gained:
+                    raise precondition_failed(
+                        f"user '{name}' is the last administrator that has a password: make another administrator "
+                        "first, or force the change"
+                    )
+
+    def dismissed_by(self, changes: Iterable[Change]) -> list[str]:
+        """Return the administrators that are none after one of the changes."""
+        return [name for name in map(_dismissed_by, changes) if name in self.administrators]
+
     # Changes
 
     def put_user(self, user: User) -> None:
         self.users[user.name] = user
+        if user.is_administrator:
+            self.administrators.add(user.name)
+        else:
+            self.administrators.discard(user.name)
         self.revision += 1
 
     def delete_user(self, name: str) -> None:
         del self.users[name]
+        self.administrators.discard(name)
         self.set_limits(name, {})
         self._forget(_USER, name)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.catalog.permissions import Permissions, TopicPermissions, user_of
+from qq.machine.catalog.permissions import ADMINISTRATOR, Permissions, TopicPermissions, user_of
 from qq.machine.catalog.vhost import deleted
 from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX, COMMAND_STEPS, QUEUES_PER_STEP
 from qq.machine.handlers.registry import handles
@@ -82,18 +82,34 @@ class Operating:
 
     @handles(c.PutUser, c.PutHashedUser, cost=COMMAND_STEPS)
     def put_user(self, command: c.PutUser | c.PutHashedUser) -> None:
-        if self._has_room(command):
+        if self._has_room(command) and self._leaves_administrator(command):
             self._core.catalog.access.put_user(user_of(command))
 
     @handles(c.DeleteUser, cost=_delete_user_steps)
     def delete_user(self, command: c.DeleteUser) -> None:
         core, name = self._core, command.name
-        if name not in core.catalog.access.users:
+        if name not in core.catalog.access.users or not self._leaves_administrator(command):
             return
         core.catalog.access.delete_user(name)
         for connection in core.catalog.connections.values():
             if connection.user == name:
                 core.close(connection, f"user '{name}' is deleted")
+
+    @handles(c.DismissAdministrator, cost=COMMAND_STEPS)
+    def dismiss_administrator(self, command: c.DismissAdministrator) -> None:
+        access = self._core.catalog.access
+        user = access.users.get(command.name)
+        if user is not None:
+            access.put_user(user._replace(tags=[tag for tag in user.tags if tag != ADMINISTRATOR]))
+
+    def _leaves_administrator(self, change: c.PutUser | c.PutHashedUser | c.DeleteUser) -> bool:
+        if self._core.version < 10:
+            return True
+        try:
+            self._core.catalog.access.check_administrators([change])
+        except Refused:
+            return False
+        return True
 
     @handles(c.SetUserLimits, cost=COMMAND_STEPS)
     def set_user_limits(self, command: c.SetUserLimits) -> None:

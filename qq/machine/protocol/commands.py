@@ -490,6 +490,16 @@ class DeleteUser(NamedTuple):
     name: str
 
 
+@command(65, since=10)
+class DismissAdministrator(NamedTuple):
+    """Take the tag `administrator` from a user, also from the last administrator.
+
+    From version 10 on, no other command has that effect on the last administrator.
+    """
+
+    name: str
+
+
 @command(44)
 class SetUserLimits(NamedTuple):
     """Replace the limits of a user, named as in limits.USER_LIMITS. A negative limit means unlimited."""
@@ -678,6 +688,7 @@ Change = (
     | PutUser
     | PutHashedUser
     | DeleteUser
+    | DismissAdministrator
     | SetUserLimits
     | ChangeUserLimits
     | SetPermissions

@@ -10,7 +10,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from qq.errors import ReplyCode
-from qq.machine.catalog.permissions import Permissions, TopicPermissions, user_of
+from qq.machine.catalog.permissions import ADMINISTRATOR, Permissions, TopicPermissions, user_of
 from qq.machine.policy.policies import InvalidPolicy, check_version, policy_of
 from qq.machine.protocol import commands as c
 from qq.machine.protocol import refusals
@@ -65,39 +65,61 @@ class Changes:
     async def apply(self, *changes: Change) -> None:
         """Put changes into the log, and return when they are in the state of this node.
 
-        Raises RequestRefused if a limit is reached, or if the virtual host or user of a change has been deleted. Raises
-        Unavailable, also if this node missed the outcome of a change, and the change is not in its state. If a change
-        is missing from the state otherwise, a concurrent change has overwritten it: the last of concurrent changes
-        stays.
+        Raises RequestRefused if a limit is reached, if no administrator would be left, or if the virtual host or user
+        of a change has been deleted. Raises Unavailable, also if this node missed the outcome of a change, and the
+        change is not in its state. If a change is missing from the state otherwise, a concurrent change has overwritten
+        it: the last of concurrent changes stays.
         """
         catalog, submissions = self._broker.machine.catalog, self._broker.submissions
-        _check_room(catalog, changes)
+        self._check(changes)
         unseen_before = submissions.times_unseen
 
         def missing() -> list[Change]:
             return [change for change in changes if not is_made(catalog, change)]
 
         missed = await until_applied(self._broker, changes, missing)
-        # Concurrent changes may have used up the limit.
-        _check_room(catalog, missed)
+        # Concurrent changes may have used up the limit, or removed the other administrators.
+        self._check(missed)
         for change in missed:
             _check_place(catalog, change)
         if missed and submissions.times_unseen != unseen_before:
             raise Unavailable(f"the change is not there, and the node was away from its cluster; {UNKNOWN}")
 
+    async def dismiss_administrators(self, *changes: Change) -> None:
+        """Take the tag `administrator` from users so that the changes need not leave an administrator.
+
+        Before version 10 of the state, changes need not do so anyway.
+        """
+        access = self._broker.machine.catalog.access
+        dismissed = access.dismissed_by(changes) if self._keeps_administrator else ()
+        if dismissed:
+            await self.apply(*map(c.DismissAdministrator, dismissed))
+
+    def check_administrators(self, changes: Sequence[Change]) -> None:
+        """Raise RequestRefused if the log would refuse a change because it leaves no administrator."""
+        try:
+            if self._keeps_administrator:
+                self._broker.machine.catalog.access.check_administrators(changes)
+        except refusals.Refused as refused:
+            raise RequestRefused(refused.code, refused.text) from None
+
+    @property
+    def _keeps_administrator(self) -> bool:
+        return self._broker.machine.version >= c.SINCE[c.DismissAdministrator]
+
+    def _check(self, changes: Sequence[Change]) -> None:
+        """Raise RequestRefused if a limit leaves no room for a change, or if no administrator would be left."""
+        self.check_administrators(changes)
+        for change in changes:
+            try:
+                self._broker.machine.catalog.check_room(change)
+            except refusals.Refused as refused:
+                raise RequestRefused(refused.code, refused.text) from None
+
     def room(self, limits: Mapping[str, Table]) -> Room:
         """Count many new objects before any of them is made; `limits` are the limits that virtual hosts will have."""
         machine = self._broker.machine
         return Room(machine.catalog, limits, machine.version)
-
-
-def _check_room(catalog: Catalog, changes: Sequence[Change]) -> None:
-    """Raise RequestRefused if a limit leaves no room for a change."""
-    for change in changes:
-        try:
-            catalog.check_room(change)
-        except refusals.Refused as refused:
-            raise RequestRefused(refused.code, refused.text) from None
 
 
 def _check_place(catalog: Catalog, change: Change) -> None:
@@ -129,6 +151,8 @@ def is_made(catalog: Catalog, change: Change) -> bool:
             return access.users.get(name) == user_of(change)
         case c.DeleteUser(name):
             return name not in access.users
+        case c.DismissAdministrator(name):
+            return name not in access.users or ADMINISTRATOR not in access.users[name].tags
         case c.SetUserLimits(user, limits):
             return user in access.users and access.limits.get(user, {}) == limits
         case c.ChangeUserLimits(user, limits):

@@ -43,8 +43,8 @@ class Backups:
     async def make(self) -> AsyncGenerator[BackupStream]:
         """Make a backup, and keep its files until the end of the block. Raises Unavailable."""
         group = self._group
-        if group.stopping.damage is not None:
-            raise Unavailable(f"this node's log is damaged, so ask another node: {group.stopping.damage}")
+        if group.fail_stop.damage is not None:
+            raise Unavailable(f"this node's log is damaged, so ask another node: {group.fail_stop.damage}")
         await until_applied(self._broker, [], lambda: None)
         contents = await self._taken(group.engine.applied_index)
         log.info("a backup of entry %d is being made: %d bytes", contents.index, contents.file_bytes)

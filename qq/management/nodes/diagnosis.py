@@ -135,7 +135,7 @@ class Doctor:
                 vitals[name], theirs = parts
                 findings += theirs
             elif name in connected:
-                text = "it says nothing of itself: its release does not, or it did not answer in time"
+                text = "it sent no findings: its release cannot, or it did not answer in time"
                 findings.append(Finding("node-tells-nothing", f"node {name}", text))
         findings += findings_of_all(vitals, self._group.leader)
         return diagnosis_of(findings)

@@ -55,12 +55,12 @@ class LeadershipTransfers:
             return leader if leader == to or (to is None and leader != former) else None
 
         for _ in range(2):
-            group.leadership.ask_for_transfer(to)
+            group.leadership.request_transfer(to)
             leader = await until(successor, RETRY_S)
             if leader is not None:
                 return leader
         who = "no other node has" if to is None else f"{to} has not"
-        what = f"{who} taken over within {2 * RETRY_S:g} s; {group.leader or 'nobody'} leads"
+        what = f"{who} taken over within {2 * RETRY_S:g} s; {group.leader or 'no node'} leads"
         status = None if to is None else group.statuses.known().get(to)
         # A leader refuses a handover to a node that does not hear a member that the leader hears.
         missed = ", ".join(status.misses) if status is not None else ""

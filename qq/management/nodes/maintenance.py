@@ -55,7 +55,7 @@ class ClientDrain:
                 await open_ports()
                 await self._until(begun=True)
                 await close_ports()
-            log.info("this node is under maintenance: clients are told to go in %g s", self._grace_s)
+            log.info("this node is under maintenance: clients are disconnected in %g s", self._grace_s)
             await self._until(begun=False, within_s=self._grace_s)
             while self.is_on:
                 await self._close_clients()

@@ -92,7 +92,7 @@ class MemberChanges:
         refusals: list[str] = []
         while True:
             if not (change.is_made(self._configuration) or self._waits_for_member(change)):
-                self._group.reconfiguration.ask(change, refusals.append)
+                self._group.reconfiguration.request(change, refusals.append)
             left_s = end_s - loop.time()
             await until(lambda: self._is_done(change) or refusals, min(RETRY_S, left_s))
             if self._is_done(change):
@@ -108,7 +108,7 @@ class MemberChanges:
 
     def _is_done(self, change: MemberChange) -> bool:
         group = self._group
-        if change.verb == Verb.REMOVE and group.stopping.is_removed and change.member_id == group.members.id:
+        if change.verb == Verb.REMOVE and group.fail_stop.is_removed and change.member_id == group.members.id:
             return True  # the member's own state never gets this entry
         if not change.is_made(self._configuration):
             return False
@@ -138,18 +138,18 @@ class MemberChanges:
             if known.state == NodeState.DOWN and (why := await self._why_other_node_at(name, member.address)):
                 return why
             if known.role == "awaited":
-                return f"{name} has not come yet: start it at {member.address} with `qq serve --join`"
+                return f"{name} has not connected yet: start it at {member.address} with `qq serve --join`"
             if not member.is_voter and known.lag is not None:
                 why = group.reconfiguration.why_no_majority(self._configuration.promoted(name))
-                given = f"{name} is given the log, and lacks {known.lag:,} entries"
+                given = f"{name} receives the log, and lacks {known.lag:,} entries"
                 short = group.statuses.why_short(name)
                 return why or (f"{given}; {short}" if short else given)
             why = group.statuses.why_not_there(name)
-            return why or f"{name} is there, and does not vote yet"
+            return why or f"{name} is up, and does not vote yet"
         if change.verb == Verb.DRAIN and change.is_made(self._configuration):
             if group.leader == name:
-                return f"{name} still leads: nobody else has taken over yet"
-            return f"clients of {name} that have not gone yet: {self._clients_of(name):,}"
+                return f"{name} still leads: no other node has taken over yet"
+            return f"clients of {name} that are still connected: {self._clients_of(name):,}"
         stuck = group.statuses.why_nothing_is_stored()
         return f"the change is not made yet; it may still be made: {stuck or 'ask again'}"
 

@@ -30,12 +30,19 @@ from chaos.sim.world.disk import SimulatedDisk
 from chaos.sim.world.network import Network, NetworkOptions
 from chaos.sim.world.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.config import GroupConfig
-from cluster.configuration.configuration import Configuration, PeerAddress, Versions, make_configuration
+from cluster.configuration.configuration import (
+    Configuration,
+    MemberId,
+    PeerAddress,
+    Versions,
+    make_configuration,
+)
 from cluster.engine.engine import NOTICE_S, Engine
 from cluster.engine.pysyncobj_adapter import PINNED_VERSION, instrument
 from cluster.group.group import Group
 from cluster.log.hardstate import HardStateFile
-from cluster.log.journal import SLICE_ENTRIES, SegmentedJournal
+from cluster.log.journal import SLICE_ENTRIES, JournalSizes, SegmentedJournal
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.segment import CorruptJournal, Record
 from cluster.raft.elections import Role
 from cluster.raft.log_matching import ForeignLog
@@ -218,10 +225,14 @@ class OurNode:
         self.runtime = SimulatedRuntime(self.world, wall, self.world.random("a"), _nothing, _raise, _nothing)
         self.world.now_s = 100.0
         self.disk = SimulatedDisk(self.world.random("disk"), self.world.after)
-        hard_state = HardStateFile(self.disk, "", b"test")
+        hard_state = HardStateFile(OwnedDirectory(self.disk, "", b"test"))
         self.configurations = configurations_of(["a", *peers], learners)
         self.journal = SegmentedJournal(
-            self.disk, "log", b"test", _raise, hard_state, self.configurations, **journal
+            OwnedDirectory(self.disk, "log", b"test"),
+            hard_state,
+            JournalSizes(**journal),
+            on_failure=_raise,
+            observer=self.configurations,
         )
         if terms:
             self.journal.setCurrentTerm(terms[-1], None)
@@ -229,15 +240,14 @@ class OurNode:
             self.journal.add(*entry)
         self.applied: list[tuple[int, bytes]] = []
         self.engine = Engine(
-            "a",
-            directory_of("a"),
+            MemberId("a", directory_of("a")),
             self.configurations,
             self.journal,
             Timing(),
             self.runtime,
             self._apply,
-            applied_index=applied_index,
         )
+        self.engine.start_from(applied_index)
         self.journal.sync_now()
         for peer in (*peers, *learners):
             self.engine.peer_connected(peer)
@@ -392,9 +402,9 @@ def test_h1_term_and_vote_are_durable_before_the_answer_leaves() -> None:
     node.engine.receive("b", VoteRequest(term=5, last_index=1, last_term=0))
     assert node.sent(Vote) == [Vote(5)]
     node.disk.crash(power_loss=True)
-    hard_state = HardStateFile(node.disk, "", b"test")
+    hard_state = HardStateFile(OwnedDirectory(node.disk, "", b"test"))
     hard_state.load()
-    again = SegmentedJournal(node.disk, "log", b"test", _raise, hard_state)
+    again = SegmentedJournal(OwnedDirectory(node.disk, "log", b"test"), hard_state, on_failure=_raise)
     assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (5, "b")
 
 

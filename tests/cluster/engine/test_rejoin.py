@@ -14,6 +14,7 @@ from chaos.sim.world.disk import SimulatedDisk
 from cluster.configuration.configuration import ID_BYTES, PeerAddress
 from cluster.engine.rejoin import HOPELESS_S, Recovery
 from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.raft.messages import Status
 from tests.cluster.configurations import configuration_of, configurations_of, directory_of
 
@@ -42,7 +43,7 @@ class Node:
     ) -> None:
         disk = SimulatedDisk(Random(1), lambda _delay, callback: callback())
         disk.make_directory("group")
-        self.file = HardStateFile(disk, "group", IDENTITY)
+        self.file = HardStateFile(OwnedDirectory(disk, "group", IDENTITY))
         self.file.load()
         if state is not None:
             self.file.store(state)

@@ -180,7 +180,7 @@ def test_snapshot_without_configuration_undoes_an_uncommitted() -> None:
     for cut in cuts:
         growing.network.cut(*cut)
     finish = MemberChange(Verb.FINISH_UPGRADE, version=old.machine.versions[1])
-    old.runtime.enter(lambda: old.group.reconfiguration.ask(finish, print))
+    old.runtime.enter(lambda: old.group.reconfiguration.request(finish, print))
     assert old.group.configurations.newest.cluster
     growing.pass_ms(5000)
     new = next(member for member in others if member.group.engine.is_leader)
@@ -209,7 +209,7 @@ def test_node_that_lost_its_configuration_leads_on_its_links() -> None:
     for other in others:
         growing.network.lag(old.name, other.name, 3.0)
     finish = MemberChange(Verb.FINISH_UPGRADE, version=old.machine.versions[1])
-    old.runtime.enter(lambda: old.group.reconfiguration.ask(finish, print))
+    old.runtime.enter(lambda: old.group.reconfiguration.request(finish, print))
     assert old.group.configurations.newest.cluster
     growing.until(lambda: not old.group.configurations.newest.cluster)
     for other in others:

@@ -170,7 +170,7 @@ def test_leader_that_hands_over_proposes_no_due_alarm(trio: Trio) -> None:
     for member in trio.members:
         if member is not leader:
             member.group.engine.may_lead = False
-            member.group._low_space.look = nothing
+            member.group._low_space.check = nothing
     leader.set_alarms(20)
     leader.runtime.enter(lambda: nothing(leader.group.leadership.transfer()))
     trio.pass_ms(800)
@@ -183,11 +183,11 @@ def test_every_node_can_transfer_leadership_to_a_given_member(trio: Trio) -> Non
     trio.start()
     for to in "cbacab":
         for asked in trio.members:
-            asked.runtime.enter(partial(asked.group.leadership.ask_for_transfer, to))
+            asked.runtime.enter(partial(asked.group.leadership.request_transfer, to))
             trio.until(lambda to=to: {member.group.leader for member in trio.members} == {to}, COMMIT_MS)
             trio.pass_ms(20)  # they tell each other
     asked = trio.leader()
-    asked.runtime.enter(partial(asked.group.leadership.ask_for_transfer, None))
+    asked.runtime.enter(partial(asked.group.leadership.request_transfer, None))
     trio.until(lambda: trio.members[0].group.leader not in (None, asked.name), ELECTION_MS)
 
 
@@ -200,7 +200,7 @@ def test_leadership_stays_if_the_requested_member_is_not_fit(trio: Trio) -> None
     assert asked.group.statuses.why_not_lead(leader.name) is None
     for to in (gone.name, leader.name, "nobody"):
         leader.set_alarms(20)
-        asked.runtime.enter(partial(asked.group.leadership.ask_for_transfer, to))
+        asked.runtime.enter(partial(asked.group.leadership.request_transfer, to))
         trio.until(lambda: not leader.machine.due, COMMIT_MS)
     assert trio.leader() is leader
 
@@ -361,7 +361,7 @@ def test_a_machine_that_was_asleep_goes_on_where_the_leader_is(trio: Trio) -> No
     sleeper.runtime.go_on()
     trio.pass_ms(10_000)
     other.group.engine.may_lead = False
-    other.group._low_space.look = nothing
+    other.group._low_space.check = nothing
     leader.end()
     trio.until(lambda: sleeper.group.engine.is_leader)
     trio.until(lambda: bool(sleeper.machine.rung), 100_000)

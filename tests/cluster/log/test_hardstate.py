@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.sim.world.disk import ProcessEnds, SimulatedDisk
+from cluster.log import hardstate
 from cluster.log.hardstate import NAMES, HardState, HardStateFile, Standing
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.segment import ForeignJournal, UnknownFormat
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def a_disk(seed: int = 1) -> SimulatedDisk:
 
 
 def hard_state(disk: SimulatedDisk, identity: bytes = IDENTITY) -> HardStateFile:
-    return HardStateFile(disk, "group", identity)
+    return HardStateFile(OwnedDirectory(disk, "group", identity))
 
 
 @pytest.mark.parametrize("state", [OLD, NEW, HardState(2**63, "n" * 300, Standing.BLANK)])
@@ -199,7 +201,7 @@ def test_files_of_a_foreign_member_are_refused() -> None:
 def test_state_of_an_unknown_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = a_disk()
     hard_state(disk).store(NEW)
-    monkeypatch.setattr("cluster.log.hardstate.FORMAT_VERSION", 3)
+    monkeypatch.setattr("cluster.log.hardstate._FORMAT", hardstate._FORMAT._replace(version=3))
     with pytest.raises(UnknownFormat, match="format version 2 is unknown"):
         hard_state(disk).load()
 

@@ -18,7 +18,8 @@ from cluster.log.compaction import STALE_S, compact_entry
 from cluster.log.entry import make_batch, make_entry, read_batches
 from cluster.log.hardstate import HardStateFile
 from cluster.log.housekeeping import PACE_S, RETRY_S, Housekeeping, HousekeepingSettings
-from cluster.log.journal import SegmentedJournal
+from cluster.log.journal import JournalSizes, SegmentedJournal
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
 from cluster.runtime.ports import pack
 from tests.cluster.toy_queue import FrozenToy, Place, compact, entry_of, load_places, message_at
@@ -68,28 +69,24 @@ class Node:
         self.needed_from: int | None = None
         self.places: dict[Place, None] = {}
         self.applied_index = 0
-        hard_state = HardStateFile(disk, "", IDENTITY)
+        hard_state = HardStateFile(OwnedDirectory(disk, "", IDENTITY))
         hard_state.load()
         self.journal = SegmentedJournal(
-            disk,
-            "log",
-            IDENTITY,
-            self.failures.append,
+            OwnedDirectory(disk, "log", IDENTITY),
             hard_state,
-            segment_bytes=settings.segment_bytes if settings is not NEVER else SEGMENT_BYTES,
-            cache_bytes=cache_bytes,
+            JournalSizes(
+                segment_bytes=settings.segment_bytes if settings is not NEVER else SEGMENT_BYTES,
+                cache_bytes=cache_bytes,
+            ),
+            on_failure=self.failures.append,
         )
         self.housekeeping = Housekeeping(
-            disk,
-            "log",
-            IDENTITY,
             self.journal,
             settings,
             freeze=lambda: FrozenToy(list(self.places)),
             compact=compact,
             needed_from=lambda: self.needed_from,
-            now=lambda: clock.now_s,
-            failed=self.failures.append,
+            monotonic=lambda: clock.now_s,
         )
         checkpoint = load_newest(disk, "log", IDENTITY, self.journal.last_index)
         if checkpoint is not None:
@@ -368,7 +365,7 @@ def test_pinned_checkpoint_is_kept_until_it_is_unpinned() -> None:
     assert node.housekeeping.pinned == {}
 
 
-# Starting and stopping
+# Starting and fail_stop
 
 
 def test_a_start_goes_on_from_the_newest_checkpoint() -> None:
@@ -427,16 +424,12 @@ def test_older_checkpoint_may_refer_to_messages_that_are_dropped() -> None:
 
 def make_housekeeping(node: Node, settings: HousekeepingSettings) -> Housekeeping:
     return Housekeeping(
-        node.disk,
-        "log",
-        IDENTITY,
         node.journal,
         settings,
         freeze=lambda: FrozenToy(list(node.places)),
         compact=compact,
         needed_from=lambda: None,
-        now=lambda: node.clock.now_s,
-        failed=node.failures.append,
+        monotonic=lambda: node.clock.now_s,
     )
 
 

@@ -20,8 +20,9 @@ from pysyncobj.transport import Transport
 
 from chaos.sim.world.disk import ProcessEnds, SimulatedDisk, SimulatedFile
 from cluster.log.hardstate import HardStateFile
-from cluster.log.journal import SLICE_ENTRIES, JournalMisuseError, SegmentedJournal
+from cluster.log.journal import SLICE_ENTRIES, JournalMisuseError, JournalSizes, SegmentedJournal
 from cluster.log.manifest import MANIFEST_NAME, Manifest, is_segment_name, segment_name
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.sealed_segment import records, write_sparse
 from cluster.log.segment import (
     FILE_HEADER_BYTES,
@@ -79,16 +80,14 @@ class Node:
         self.journal = self.open()
 
     def open(self, identity: bytes = IDENTITY, *, writes_lost: bool = True) -> SegmentedJournal:
-        hard_state = HardStateFile(self.disk, "", identity)
+        hard_state = HardStateFile(OwnedDirectory(self.disk, "", identity))
         hard_state.load()
         self.journal = SegmentedJournal(
-            self.disk,
-            "log",
-            identity,
-            self.failures.append,
+            OwnedDirectory(self.disk, "log", identity),
             hard_state,
+            JournalSizes(**self.options),
+            on_failure=self.failures.append,
             writes_lost=writes_lost,
-            **self.options,
         )
         return self.journal
 

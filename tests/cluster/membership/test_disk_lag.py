@@ -26,12 +26,12 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def becomes_late(seconds: float, late_s: float, every_s: float) -> bool:
     """Whether a disk is ever too late for which others wait for `late_s` in each `every_s`."""
-    lateness = DiskLag()
+    disk_lag = DiskLag()
     was_late = False
     for beat in range(int(seconds / INTERVAL_S)):
         now_s = beat * INTERVAL_S
-        lateness.look(now_s, INTERVAL_S, is_waited_for=now_s % every_s < late_s)
-        was_late = was_late or lateness.is_too_much
+        disk_lag.add(now_s, INTERVAL_S, is_waited_for=now_s % every_s < late_s)
+        was_late = was_late or disk_lag.is_too_much
     return was_late
 
 
@@ -54,32 +54,32 @@ def test_disk_lag_counts_the_time_that_voters_wait(late_s: float, every_s: float
 
 def test_disk_that_was_late_for_long_is_judged_anew_when_well() -> None:
     """It was late for an hour in which nobody else could lead; then it is quick, and stops once for half a second."""
-    lateness = DiskLag()
+    disk_lag = DiskLag()
     for beat in range(36_000):
-        lateness.look(beat * 0.1, 0.1, is_waited_for=True)
-    assert lateness.is_too_much
+        disk_lag.add(beat * 0.1, 0.1, is_waited_for=True)
+    assert disk_lag.is_too_much
     for beat in range(36_000, 36_300):
-        lateness.look(beat * 0.1, 0.1, is_waited_for=False)
+        disk_lag.add(beat * 0.1, 0.1, is_waited_for=False)
     for step in range(5):
-        lateness.look(3630.0 + step * 0.1, 0.1, is_waited_for=True)
-        assert not lateness.is_too_much
+        disk_lag.add(3630.0 + step * 0.1, 0.1, is_waited_for=True)
+        assert not disk_lag.is_too_much
 
 
 def test_a_node_that_was_stalled_itself_blames_no_disk() -> None:
-    lateness = DiskLag()
+    disk_lag = DiskLag()
     for now_s in (0.0, 0.05, 30.0, 30.05):
-        lateness.look(now_s, INTERVAL_S, is_waited_for=True)
-    assert not lateness.is_too_much
+        disk_lag.add(now_s, INTERVAL_S, is_waited_for=True)
+    assert not disk_lag.is_too_much
 
 
 def test_new_term_begins_without_earlier_disk_lag() -> None:
-    lateness = DiskLag()
+    disk_lag = DiskLag()
     for beat in range(100):
-        lateness.look(beat * INTERVAL_S, INTERVAL_S, is_waited_for=True)
-    assert lateness.is_too_much
-    lateness.reset()
-    lateness.look(60.0, INTERVAL_S, is_waited_for=True)
-    assert not lateness.is_too_much
+        disk_lag.add(beat * INTERVAL_S, INTERVAL_S, is_waited_for=True)
+    assert disk_lag.is_too_much
+    disk_lag.reset()
+    disk_lag.add(60.0, INTERVAL_S, is_waited_for=True)
+    assert not disk_lag.is_too_much
 
 
 def test_voters_do_not_wait_for_the_disk_of_a_leader(growing: Growing) -> None:

@@ -46,7 +46,7 @@ class Disks:
         self._entries: dict[int, int] = {}
         """How many clients wait for each entry."""
         self._waiting = clients
-        self._lateness = DiskLag()
+        self._disk_lag = DiskLag()
         self._looked_s = 0.0
         self._in(self._random.uniform(0, BEAT_S), self._beat)
         if rate:
@@ -113,12 +113,12 @@ class Disks:
         if is_waited_for:
             self.waited_s += self._now_s - self._looked_s
         self._looked_s = self._now_s
-        self._lateness.look(self._now_s, BEAT_S, is_waited_for=is_waited_for)
+        self._disk_lag.add(self._now_s, BEAT_S, is_waited_for=is_waited_for)
         fit = [node for node, told in enumerate(self._told) if told >= self._reached and node != self._leader]
-        if self._lateness.is_too_much and fit:
+        if self._disk_lag.is_too_much and fit:
             # Who has everything is asked at once, and of several the first one.
             self.reigns.append((self._now_s, min(fit, key=lambda node: self._told[node] < self._end)))
-            self._lateness.reset()
+            self._disk_lag.reset()
             self._commit()
 
 

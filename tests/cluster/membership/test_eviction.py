@@ -69,14 +69,14 @@ class Leader:
     def lose(self, peer: str, *missed_by: str) -> None:
         """Lose the link with a peer, which others then say that they miss; all others say that they do not."""
         self.peers.lost(peer, self.now_s)
-        self.evictions.lost()
+        self.evictions.record_lost_link()
         for other in self._others:
             if other != peer:
-                self.peers.said(other, STATUS._replace(misses=(peer,) if other in missed_by else ()))
+                self.peers.record_status(other, STATUS._replace(misses=(peer,) if other in missed_by else ()))
 
     def find_dead(self, peer: str) -> None:
         self.peers.died(peer, self.now_s)
-        self.evictions.died()
+        self.evictions.record_death()
 
     def evict_at_last(self) -> None:
         """Have the log say that all members are given up."""
@@ -92,7 +92,7 @@ class Leader:
                 self.now_s = asked[0]
                 asked[1]()
             self.now_s = end_s
-            self.evictions.look()
+            self.evictions.check()
             for peer in heard:
                 self.peers.heard(peer, self.now_s)
 

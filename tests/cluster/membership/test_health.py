@@ -45,7 +45,7 @@ def trio(a: Status | None = FIT, b: Status | None = FIT, c: Status | None = FIT)
     return {"a": a, "b": b, "c": c}
 
 
-def stopping(name: str, known: Known, leader: str | None = "a", drained: str = "") -> Verdict:
+def fail_stop(name: str, known: Known, leader: str | None = "a", drained: str = "") -> Verdict:
     return may_stop(name, leader, Membership.of_voters(known), drained, known)
 
 
@@ -62,7 +62,7 @@ def stopping(name: str, known: Known, leader: str | None = "a", drained: str = "
     ],
 )
 def test_node_may_stop_if_the_rest_is_a_majority(name: str, known: Known, text: str) -> None:
-    assert stopping(name, known) == Verdict(True, text)
+    assert fail_stop(name, known) == Verdict(True, text)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_node_may_stop_if_the_rest_is_a_majority(name: str, known: Known, text: 
     ],
 )
 def test_node_may_not_stop_while_a_voter_is_missing(name: str, known: Known, flaw: str) -> None:
-    verdict = stopping(name, known)
+    verdict = fail_stop(name, known)
     rest = "b" if name == "a" else "a"
     assert verdict == Verdict(False, f"do not stop {name}: {rest} would be no majority of 3 voters; {flaw}")
 
@@ -91,8 +91,8 @@ NO_LINK = "b and c have no link (look at the network between them, and at their 
 def test_remaining_voters_must_reach_each_other(known: Known) -> None:
     membership = Membership.of_voters(known)
     text = f"do not stop a: b would be no majority of 3 voters; {NO_LINK}"
-    assert stopping("a", known) == Verdict(False, text)
-    assert stopping("b", known).is_safe, "a and c go on"
+    assert fail_stop("a", known) == Verdict(False, text)
+    assert fail_stop("b", known).is_safe, "a and c go on"
     assert not may_leave("a", membership, "", known).is_safe
     assert may_drain("a", membership, "", known).text.endswith(
         f": {NO_LINK}; {NO_LINK.replace('b and c', 'c and b')}"
@@ -104,18 +104,18 @@ def test_remaining_voters_must_reach_each_other(known: Known) -> None:
 
 def test_single_voter_that_reaches_a_majority_is_enough() -> None:
     known = {"a": FIT, "b": MISSES_C, "c": FIT, "d": FIT, "e": FIT}
-    assert stopping("a", known).text.startswith("a may be stopped: b, c, d, e go on")
+    assert fail_stop("a", known).text.startswith("a may be stopped: b, c, d, e go on")
     membership = Membership.of_voters(known)
     assert successors("a", membership, "", known) == ["d", "e"], "b and c would not lead all"
     assert may_drain("a", membership, "", known).text == "d, e can serve in place of a"
     alone = FIT._replace(misses=("d", "e"))
     known = {"a": FIT, "b": alone, "c": alone, "d": FIT, "e": FIT}
-    assert not stopping("a", known).is_safe, "two and two"
+    assert not fail_stop("a", known).is_safe, "two and two"
 
 
 def test_remaining_voter_must_be_able_to_lead() -> None:
-    assert not stopping("a", trio(b=DAMAGED, c=DAMAGED)).is_safe
-    assert stopping("a", trio(b=DAMAGED)).is_safe
+    assert not fail_stop("a", trio(b=DAMAGED, c=DAMAGED)).is_safe
+    assert fail_stop("a", trio(b=DAMAGED)).is_safe
 
 
 def test_member_that_is_down_is_missed_by_all() -> None:
@@ -127,30 +127,30 @@ def test_member_that_is_down_is_missed_by_all() -> None:
         "e": None,
     }
     membership = Membership.of_voters(known)
-    assert stopping("a", known).is_safe
+    assert fail_stop("a", known).is_safe
     assert may_drain("a", membership, "", known).text == "b, c, d can serve in place of a"
 
 
 def test_verdict_is_unsafe_without_a_leader() -> None:
     text = "no leader is known; b does not answer; c does not answer: start the nodes that are down"
-    assert stopping("a", trio(b=None, c=None), leader=None) == Verdict(False, f"do not stop a: {text}")
+    assert fail_stop("a", trio(b=None, c=None), leader=None) == Verdict(False, f"do not stop a: {text}")
     text = "do not stop b: no leader is known: wait until the members have elected one"
-    assert stopping("b", trio(), leader=None) == Verdict(False, text)
+    assert fail_stop("b", trio(), leader=None) == Verdict(False, text)
 
 
 def test_node_may_not_stop_if_only_drained_members_stay() -> None:
-    assert stopping("a", trio(), drained="bc") == Verdict(
+    assert fail_stop("a", trio(), drained="bc") == Verdict(
         False,
         "do not stop a: b, c would go on, but under maintenance nobody serves clients: end that first (`qq revive b`)",
     )
-    assert stopping("a", trio(), drained="b").is_safe
+    assert fail_stop("a", trio(), drained="b").is_safe
     for name in "abc":
-        assert "nobody serves clients" in stopping(name, trio(), drained="abc").text
-    assert not stopping("a", trio(a=None), drained="bc").is_safe, "whether it is up or not"
+        assert "nobody serves clients" in fail_stop(name, trio(), drained="abc").text
+    assert not fail_stop("a", trio(a=None), drained="bc").is_safe, "whether it is up or not"
 
 
 def test_a_lone_node_is_all_there_is() -> None:
-    assert not stopping("a", {"a": FIT}).is_safe
+    assert not fail_stop("a", {"a": FIT}).is_safe
 
 
 def test_learner_is_not_counted_and_may_always_stop() -> None:
@@ -165,7 +165,7 @@ def test_voter_that_does_not_count_does_not_lead(status: Status | None) -> None:
     assert why_not_lead("b", trio()) is None
     reason = why_not_lead("b", trio(b=status))
     assert reason is not None
-    assert reason in stopping("c", trio(b=status)).text
+    assert reason in fail_stop("c", trio(b=status)).text
 
 
 def test_member_low_on_disk_or_unknown_does_not_lead() -> None:

@@ -74,9 +74,9 @@ TOLD = Configuration.of(
 def test_first_configuration_awaits_the_introduction_of_all() -> None:
     joining = make_joining()
     for name in ("a", "b"):
-        joining.introduced(name, introduction(name))
+        joining.record_introduction(name, introduction(name))
         assert taken(joining, FILES) is FILES
-    joining.introduced("c", introduction("c"))
+    joining.record_introduction("c", introduction("c"))
     assert taken(joining, FILES) == TOLD
     assert taken(joining, TOLD) is TOLD
 
@@ -85,14 +85,14 @@ def test_first_configuration_awaits_the_introduction_of_all() -> None:
 def test_old_program_of_a_member_keeps_the_version(low: int, high: int) -> None:
     joining = make_joining()
     for name in "abc":
-        joining.introduced(name, introduction(name))
-    joining.introduced("b", introduction("b", low=low, high=high))
+        joining.record_introduction(name, introduction(name))
+    joining.record_introduction("b", introduction("b", low=low, high=high))
     assert taken(joining, FILES) is FILES
 
 
 def test_moved_member_or_new_program_is_recorded() -> None:
     joining = make_joining()
-    joining.introduced("b", introduction("b", port=5, low=8, high=9))
+    joining.record_introduction("b", introduction("b", port=5, low=8, high=9))
     after = taken(joining, taken(joining, TOLD))
     assert after.member("b") == Member("b", PeerAddress("b", 5), b"b".rjust(16), versions=Versions(8, 9))
     assert taken(joining, after) is after
@@ -101,7 +101,7 @@ def test_moved_member_or_new_program_is_recorded() -> None:
 def test_no_step_is_due_when_all_members_are_as_recorded() -> None:
     joining = Joining(ROUND_S, TOLD.version, replaces_emptied=True, raises_version=True)
     for name in "abc":
-        joining.introduced(name, introduction(name))
+        joining.record_introduction(name, introduction(name))
     assert not joining.due_steps(TOLD, NOBODY_HOLDS_ANYTHING, 10, 0.0, make_id)
 
 
@@ -112,7 +112,7 @@ def places(configuration: Configuration) -> list[tuple[str, int]]:
 def test_members_that_exchange_addresses_move_in_a_single_step() -> None:
     joining = make_joining()
     for name, host in zip("abc", "bca", strict=True):
-        joining.introduced(name, introduction(name)._replace(host=host))
+        joining.record_introduction(name, introduction(name)._replace(host=host))
     after = taken(joining, TOLD)
     assert places(after) == [("b", 1), ("c", 1), ("a", 1)]
     assert taken(joining, after) is after
@@ -120,18 +120,18 @@ def test_members_that_exchange_addresses_move_in_a_single_step() -> None:
 
 def test_address_stays_with_a_member_that_has_not_moved() -> None:
     joining = make_joining()
-    joining.introduced("a", introduction("a")._replace(host="b", low=8, high=9))
+    joining.record_introduction("a", introduction("a")._replace(host="b", low=8, high=9))
     after = taken(joining, TOLD)
     assert after.member("a") == Member("a", PeerAddress("a", 1), directory_of("a"), versions=Versions(8, 9))
     assert taken(joining, after) is after
-    joining.introduced("b", introduction("b", port=5))
+    joining.record_introduction("b", introduction("b", port=5))
     assert places(taken(joining, after)) == [("b", 1), ("b", 5), ("c", 1)]
 
 
 def test_first_configuration_has_reported_addresses_of_members() -> None:
     joining = make_joining()
     for name, host in zip("abc", "bac", strict=True):
-        joining.introduced(name, introduction(name)._replace(host=host))
+        joining.record_introduction(name, introduction(name)._replace(host=host))
     assert places(taken(joining, FILES)) == [("b", 1), ("a", 1), ("c", 1)]
 
 
@@ -139,19 +139,19 @@ def test_foreign_directory_is_not_taken_for_the_member() -> None:
     joining = make_joining()
     for may_join, host in ((0, "b"), (1, "elsewhere")):
         other = introduction("b")._replace(member_id=b"x" * 16, may_join=may_join, host=host)
-        joining.introduced("b", other)
+        joining.record_introduction("b", other)
         assert taken(joining, TOLD) is TOLD
 
 
 def test_removed_name_comes_back_only_if_its_node_joins() -> None:
     without = TOLD.without("c", directory_of("c"))
     joining = make_joining()
-    joining.introduced("c", new_directory("c"))
+    joining.record_introduction("c", new_directory("c"))
     assert taken(joining, without) is without
-    joining.introduced("c", new_directory("c")._replace(joins=1))
+    joining.record_introduction("c", new_directory("c")._replace(joins=1))
     assert taken(joining, without).member("c") is not None
     added = without.added("c", PeerAddress("c", 1), b"\1" * 16)
-    joining.introduced("c", new_directory("c"))
+    joining.record_introduction("c", new_directory("c"))
     after = taken(joining, added).member("c")
     assert after is not None
     assert after.id == b"\1" * 16
@@ -159,44 +159,44 @@ def test_removed_name_comes_back_only_if_its_node_joins() -> None:
 
 def test_new_directory_replaces_a_member_as_learner_if_wanted() -> None:
     joining = make_joining()
-    joining.introduced("b", new_directory("b"))
+    joining.record_introduction("b", new_directory("b"))
     vacated = taken(joining, TOLD)
     assert vacated == TOLD.vacated("b", directory_of("b"))
     joined = taken(joining, vacated)
     assert joined.member("b") == Member("b", PeerAddress("b", 1), b"\1" * 16, False, Versions(7, 8))
     assert taken(joining, joined) is joined
     careful = make_joining(replaces_emptied=False)
-    careful.introduced("b", new_directory("b"))
+    careful.record_introduction("b", new_directory("b"))
     assert taken(careful, TOLD) is TOLD
     assert taken(careful, vacated) == joined, "an operator has decided"
 
 
 def test_a_new_directory_under_a_new_name_becomes_a_learner() -> None:
     joining = make_joining()
-    joining.introduced("d", introduction("d"))
+    joining.record_introduction("d", introduction("d"))
     assert taken(joining, TOLD) is TOLD, "it has a log of which this cluster knows nothing"
-    joining.introduced("d", new_directory("d"))
+    joining.record_introduction("d", new_directory("d"))
     assert taken(joining, TOLD).membership.learners == {"d"}
     assert taken(joining, FILES) is FILES, "there is no configuration that it could be in"
     gone = taken(joining, TOLD).without("d", b"\1" * 16)
     assert taken(joining, gone) is gone
-    joining.introduced("d", new_directory("d", 2))
-    joining.left("d")
+    joining.record_introduction("d", new_directory("d", 2))
+    joining.forget("d")
     assert taken(joining, gone) is gone
 
 
 def test_directory_that_lost_its_promises_does_not_join_at_first() -> None:
     joining = make_joining()
     for name in "abc":
-        joining.introduced(name, introduction(name))
-    joining.introduced("b", new_directory("b"))
+        joining.record_introduction(name, introduction(name))
+    joining.record_introduction("b", new_directory("b"))
     assert taken(joining, FILES) is FILES
 
 
 def test_version_is_raised_on_request_if_not_automatic() -> None:
     joining = make_joining(raises_version=False)
     for name in "abc":
-        joining.introduced(name, introduction(name))
+        joining.record_introduction(name, introduction(name))
     assert taken(joining, FILES) is FILES
     assert joining.raise_version(FILES, make_id) == TOLD
 
@@ -206,7 +206,7 @@ def test_version_is_raised_when_every_member_can_run_it() -> None:
     configuration = TOLD
     for name in "abc":
         assert configuration.version == 8
-        joining.introduced(name, introduction(name, low=8, high=9))
+        joining.record_introduction(name, introduction(name, low=8, high=9))
         configuration = taken(joining, configuration)
     assert taken(joining, configuration).version == 9
 
@@ -243,7 +243,7 @@ def test_unknown_or_reconnected_learner_begins_again() -> None:
     learning = Learning()
     assert not learning.is_promoted(0, 100, 0.0)
     assert not learning.is_promoted(100, 100, 5.0)
-    learning.joining.introduced("d", introduction("d"))
+    learning.joining.record_introduction("d", introduction("d"))
     assert not learning.is_promoted(100, 100, 5.5)
 
 

@@ -93,7 +93,7 @@ def test_last_of_drains_requested_at_once_is_refused(growing: Growing, asked_aft
     def ask(node: Member) -> None:
         change = MemberChange(Verb.DRAIN, node.name)
         if not change.is_made(node.group.configurations.committed):
-            node.group.reconfiguration.ask(change, refusals.setdefault(node.name, []).append)
+            node.group.reconfiguration.request(change, refusals.setdefault(node.name, []).append)
 
     for _ in range(20):
         for node in growing.members:
@@ -153,12 +153,12 @@ def test_removal_of_a_leader_without_a_successor_is_refused(
 ) -> None:
     leader, others = growing.leader(), growing.followers()
     for node in others:
-        node.group.leadership.look = lambda **_: None
+        node.group.leadership.update_candidacy = lambda **_: None
         node.group.engine.may_lead = False
     growing.pass_ms(2_000)
     refusals: list[str] = []
     count = applied(
-        growing, leader, ask=lambda: leader.group.reconfiguration.ask(remove(leader), refusals.append)
+        growing, leader, ask=lambda: leader.group.reconfiguration.request(remove(leader), refusals.append)
     )
     assert count > 200
     assert refusals[0].startswith(
@@ -173,7 +173,9 @@ def test_handover_without_a_taker_delays_clients_only_once(growing: Growing) -> 
     for node in others:
         node.group.engine.may_vote = False
         node.group.recovery.turn = lambda _engine, _journal: False
-    count = applied(growing, leader, ask=lambda: leader.group.reconfiguration.ask(remove(leader), [].append))
+    count = applied(
+        growing, leader, ask=lambda: leader.group.reconfiguration.request(remove(leader), [].append)
+    )
     assert count > 200
 
 

@@ -314,7 +314,7 @@ def test_a_new_process_declares_all_until_an_entry_is_applied() -> None:
     """It hears a leader that dies before its first entry; the outage before may be of any length."""
     account = Account()
     account.heard_s = 100.0
-    account.look()
+    account.check()
     account.engine.term = 2
     assert account.declared_ms() == ALL_MS
     account.applied(5, 99_000)  # the leader made this entry before the process heard it
@@ -327,12 +327,12 @@ def test_a_leader_declares_an_outage_again_until_it_is_applied() -> None:
     """The entry that declares it may get lost with its reign."""
     account = Account()
     account.heard_s = 100.0
-    account.look()
+    account.check()
     account.applied(6, 100_000)
     account.engine.journal.last_index = account.engine.commit_index = 6
     account.declared_ms()
     account.now_s = account.heard_s = 107.0
-    account.look()
+    account.check()
     assert account.declared_ms() == account.declared_ms() == 7_000
     account.applied(6, 110_000)  # it was in the log before the outage ended
     assert account.declared_ms() == 7_000
@@ -343,10 +343,10 @@ def test_a_leader_declares_an_outage_again_until_it_is_applied() -> None:
 def test_short_silences_are_no_outage() -> None:
     account = Account()
     account.heard_s = 100.0
-    account.look()
+    account.check()
     account.applied(6, 100_000)
     account.declared_ms()
     for _ in range(100):
         account.now_s = account.heard_s = account.now_s + GAP_S
         assert account.declared_ms() == 0
-        account.look()
+        account.check()

@@ -37,9 +37,9 @@ def peers() -> Peers:
 
 
 def test_silent_peer_is_neither_a_voter_nor_in_alarm(peers: Peers) -> None:
-    peers.said("b", STATUS)
-    peers.said("c", STATUS._replace(standing=Standing.LEARNER, alarm=Alarm.DISK))
-    peers.said("d", STATUS._replace(standing=Standing.BLANK, alarm=Alarm.DISK | Alarm.MEMORY))
+    peers.record_status("b", STATUS)
+    peers.record_status("c", STATUS._replace(standing=Standing.LEARNER, alarm=Alarm.DISK))
+    peers.record_status("d", STATUS._replace(standing=Standing.BLANK, alarm=Alarm.DISK | Alarm.MEMORY))
     assert peers.voters() == ["b"]
     assert [peers.alarmed(alarm) for alarm in (Alarm.DISK, Alarm.MEMORY)] == [["c", "d"], ["d"]]
 
@@ -65,7 +65,7 @@ def test_link_is_lost_from_its_end_until_the_next_link(peers: Peers) -> None:
 
 def test_status_is_forgotten_when_the_directory_changes(peers: Peers) -> None:
     for name in "bcd":
-        peers.said(name, STATUS)
+        peers.record_status(name, STATUS)
     peers.died("b", 11.0)
     peers.configure(DIRECTORIES | {"b": None, "c": b"another", "e": directory_of("e")}, now_s=12.0)
     assert [peers.status(name) for name in "bcde"] == [None, None, STATUS, None]
@@ -74,7 +74,7 @@ def test_status_is_forgotten_when_the_directory_changes(peers: Peers) -> None:
 
 def test_status_received_before_the_configuration_is_kept() -> None:
     peers = Peers(dict.fromkeys(DIRECTORIES), now_s=10.0)
-    peers.said("b", STATUS)
+    peers.record_status("b", STATUS)
     peers.configure(DIRECTORIES, now_s=11.0)
     assert peers.status("b") == STATUS
 
@@ -100,24 +100,24 @@ def test_status_of_a_member_is_shown() -> None:
 def test_publishers_wait_for_space_here_or_at_a_majority(peers: Peers) -> None:
     room = Room()
     alarms = Alarms(configurations_of("abcde"), peers, room)  # pyright: ignore[reportArgumentType]
-    peers.said("b", STATUS._replace(alarm=Alarm.DISK))
-    peers.said("c", STATUS._replace(alarm=Alarm.DISK | Alarm.MEMORY))
-    assert not alarms.look(10.0)
+    peers.record_status("b", STATUS._replace(alarm=Alarm.DISK))
+    peers.record_status("c", STATUS._replace(alarm=Alarm.DISK | Alarm.MEMORY))
+    assert not alarms.update(10.0)
     assert alarms.reason is None
-    peers.said("d", STATUS._replace(alarm=Alarm.DISK))
-    assert alarms.look(10.0)
+    peers.record_status("d", STATUS._replace(alarm=Alarm.DISK))
+    assert alarms.update(10.0)
     assert (alarms.active, alarms.reason, alarms.own(10.0)) == (Alarm.DISK, "low on disk", Alarm(0))
     alarms.low_on_memory = True
-    assert alarms.look(10.0)
+    assert alarms.update(10.0)
     assert (alarms.reason, alarms.own(10.0)) == ("low on memory & disk", Alarm.MEMORY)
-    peers.said("d", STATUS)
+    peers.record_status("d", STATUS)
     alarms.low_on_memory = False
     alarms.lacks_space = True
-    assert (alarms.own(10.0), alarms.look(10.0), alarms.reason) == (Alarm.DISK, True, "low on disk")
+    assert (alarms.own(10.0), alarms.update(10.0), alarms.reason) == (Alarm.DISK, True, "low on disk")
     alarms.lacks_space = False
-    assert alarms.look(10.0)
+    assert alarms.update(10.0)
     room.low = True
-    assert [alarms.look(10.0) for _ in range(2)] == [True, False]
+    assert [alarms.update(10.0) for _ in range(2)] == [True, False]
     assert alarms.active == alarms.own(10.0) == Alarm.DISK
 
 
@@ -129,7 +129,7 @@ def test_node_without_space_for_a_snapshot_stays_low_on_disk(peers: Peers) -> No
     runtime = SimpleNamespace(monotonic=lambda: 10.0)
     told: list[str | None] = []
     replica: Any = SimpleNamespace(
-        housekeeping=housekeeping, engine=engine, runtime=runtime, log_sync=None, stopping=None
+        housekeeping=housekeeping, engine=engine, runtime=runtime, log_sync=None, fail_stop=None
     )
     parts: dict[str, Any] = {
         "leadership": None,
@@ -140,5 +140,5 @@ def test_node_without_space_for_a_snapshot_stays_low_on_disk(peers: Peers) -> No
     low_space = LowSpace(replica, alarms=alarms, **parts)
     for lacks_space in (True, True, False):
         receiver.lacks_space = lacks_space
-        low_space.look()
+        low_space.check()
     assert told == ["low on disk", None]

@@ -354,7 +354,7 @@ def test_returned_node_hears_a_leader_that_it_does_not_know() -> None:
 
 def _asks_for(growing: Growing, to: Member) -> bool:
     """Have somebody lead; returns whether it does."""
-    to.runtime.enter(lambda: to.group.leadership.ask_for_transfer(to.name))
+    to.runtime.enter(lambda: to.group.leadership.request_transfer(to.name))
     growing.pass_ms(500)
     return to.group.engine.is_leader
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cluster.log.hardstate import HardStateFile
-from cluster.log.journal import SegmentedJournal
+from cluster.log.journal import JournalSizes, SegmentedJournal
 from cluster.log.manifest import MANIFEST_NAME, Manifest
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.segment_reader import load_log
 from cluster.log.sync_mark import MARK_NAME
 from cluster.runtime import inline_writes
@@ -316,8 +317,13 @@ def test_the_runtime_calls_soon_and_later_and_reports_failure() -> None:
 
 def test_the_log_can_be_read_while_it_is_written(disk: RealDisk) -> None:
     async def scenario() -> None:
-        hard_state = HardStateFile(disk, "", b"x")
-        journal = SegmentedJournal(disk, "log", b"x", refuse, hard_state, segment_bytes=20_000, cache_bytes=0)
+        hard_state = HardStateFile(OwnedDirectory(disk, "", b"x"))
+        journal = SegmentedJournal(
+            OwnedDirectory(disk, "log", b"x"),
+            hard_state,
+            JournalSizes(segment_bytes=20_000, cache_bytes=0),
+            on_failure=refuse,
+        )
         journal.setCurrentTerm(1, None)
         for start in range(1, 1001, 100):
             for index in range(start, start + 100):
@@ -337,13 +343,15 @@ def test_the_log_can_be_read_while_it_is_written(disk: RealDisk) -> None:
 WRITER = """
 import asyncio, sys
 from cluster.log.hardstate import HardStateFile
-from cluster.log.journal import SegmentedJournal
+from cluster.log.journal import JournalSizes, SegmentedJournal
 from cluster.runtime.asyncio_runtime import RealDisk
 
 async def write():
     disk = RealDisk(sys.argv[1])
-    hard_state = HardStateFile(disk, "", b"x")
-    journal = SegmentedJournal(disk, "log", b"x", sys.exit, hard_state, segment_bytes=5000)
+    hard_state = HardStateFile(OwnedDirectory(disk, "", b"x"))
+    journal = SegmentedJournal(
+        OwnedDirectory(disk, "log", b"x"), hard_state, JournalSizes(segment_bytes=5000), on_failure=sys.exit
+    )
     journal.setCurrentTerm(1, None)
     def next_batch():
         print(journal.synced_index, flush=True)
@@ -371,7 +379,12 @@ def test_a_killed_writer_leaves_everything_that_it_called_synced(tmp_path: Path)
         reported = [int(line) for line in writer.stdout if line.endswith("\n")]
     disk = RealDisk(tmp_path)
     # A killed process loses nothing that it has written.
-    journal = SegmentedJournal(disk, "log", b"x", refuse, HardStateFile(disk, "", b"x"), writes_lost=False)
+    journal = SegmentedJournal(
+        OwnedDirectory(disk, "log", b"x"),
+        HardStateFile(OwnedDirectory(disk, "", b"x")),
+        on_failure=refuse,
+        writes_lost=False,
+    )
     assert journal.last_index >= max(reported, default=500)
     assert all(payload == b"%d" % index * 50 for payload, index, _ in journal[0 : len(journal)])
     disk.close()

@@ -20,7 +20,8 @@ from cluster.group.assembly import SNAPSHOT_ID_BITS
 from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.housekeeping import CheckpointPosition
-from cluster.log.journal import SegmentedJournal
+from cluster.log.journal import JournalSizes, SegmentedJournal
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.segment import CorruptJournal, UnknownFormat
 from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.learner_pace import Pace
@@ -99,17 +100,14 @@ class Node:
     def open(self) -> SegmentedJournal:
         """Open the log as it is on the disk."""
         self.disk.make_directory(self.directory.log)
-        hard_state = HardStateFile(self.disk, "group", self.directory.identity)
+        hard_state = HardStateFile(OwnedDirectory(self.disk, "group", self.directory.identity))
         hard_state.load()
         hard_state.store(HardState(1, None, Standing.VOTER))
         self.journal = SegmentedJournal(
-            self.disk,
-            self.directory.log,
-            self.directory.identity,
-            self.world.fail,
+            self.directory.log_files,
             hard_state,
-            segment_bytes=100_000,
-            segment_entries=1000,
+            JournalSizes(segment_bytes=100_000, segment_entries=1000),
+            on_failure=self.world.fail,
         )
         return self.journal
 
@@ -201,7 +199,7 @@ class Transfer:
                 self.world,
                 self._to_receiver,
                 housekeeping=self.pins,
-                stopping=SimpleNamespace(disk_failed=self.failures.append),
+                fail_stop=SimpleNamespace(disk_failed=self.failures.append),
                 config=SimpleNamespace(retained_bytes=RETAINED_BYTES),
             ),
             first_id=1000,

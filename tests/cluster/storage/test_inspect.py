@@ -13,7 +13,7 @@ import pytest
 from cluster.configuration.configuration import OtherVersion, Versions
 from cluster.log.checkpoints import checkpoint_name, write_checkpoint
 from cluster.log.hardstate import HardState, Standing
-from cluster.log.journal import SegmentedJournal
+from cluster.log.journal import JournalSizes, SegmentedJournal
 from cluster.log.sealed_segment import verify, write_sparse
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, ForeignJournal, Segment, UnknownFormat
 from cluster.log.sync_mark import MARK_NAME, Mark
@@ -90,13 +90,11 @@ class World:
 
     def open(self, writes_lost: bool) -> SegmentedJournal:
         return SegmentedJournal(
-            self.disk,
-            self.group.log,
-            self.group.identity,
-            raising,
+            self.group.log_files,
             self.group.hard_state,
+            JournalSizes(segment_entries=SEGMENT_ENTRIES),
+            on_failure=raising,
             writes_lost=writes_lost,
-            segment_entries=SEGMENT_ENTRIES,
         )
 
     def verify(self, journal: SegmentedJournal) -> None:

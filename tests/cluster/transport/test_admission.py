@@ -98,7 +98,7 @@ def test_node_with_the_configuration_of_a_cluster_is_admitted(told: bytes) -> No
     held.appended(2, make_configuration(0, first))
     members.configure(b"1" * 16, held, {})
     assert members.terms.cluster == UNNAMED, "it is not known to be committed"
-    members.hear_cluster(Terms.of(IN_LOG, 8, bytes(16), cluster=told, member=b"2" * 16))
+    members.learn_cluster(Terms.of(IN_LOG, 8, bytes(16), cluster=told, member=b"2" * 16))
     members.configure(b"1" * 16, held, {})
     assert members.terms.cluster == (b"c" * 16 if told == b"c" * 16 else UNNAMED)
 
@@ -115,7 +115,7 @@ def test_earlier_links_end_when_a_node_reports_the_cluster(is_told: bool) -> Non
     held.appended(2, make_configuration(0, first))
     members.configure(b"1" * 16, held, {})
     if is_told:
-        members.hear_cluster(Terms.of(IN_LOG, 8, bytes(16), cluster=b"c" * 16, member=b"n2" * 8))
+        members.learn_cluster(Terms.of(IN_LOG, 8, bytes(16), cluster=b"c" * 16, member=b"n2" * 8))
     held.applied(2)
     before = {
         name: Terms.of(IN_LOG, 8, bytes(16), cluster=UNNAMED, member=member)

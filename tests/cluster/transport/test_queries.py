@@ -28,9 +28,9 @@ class Nodes:
             sender, receiver, message = self.sent.pop(0)
             there = self.queries[receiver]
             if isinstance(message, Query):
-                there.inquired(sender, message)
+                there.query_received(sender, message)
             elif isinstance(message, QueryAnswer):
-                there.answered(sender, message)
+                there.answer_received(sender, message)
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def nodes() -> Nodes:
 
 def test_each_question_gets_its_own_answer(nodes: Nodes) -> None:
     heard: list[bytes | None] = []
-    nodes.queries["b"].answer_with(lambda question: b"b says " + question)
-    nodes.queries["c"].answer_with(lambda question: b"c says " + question)
+    nodes.queries["b"].set_responder(lambda question: b"b says " + question)
+    nodes.queries["c"].set_responder(lambda question: b"c says " + question)
     nodes.queries["a"].ask("b", b"one", heard.append)
     nodes.queries["a"].ask("c", b"two", heard.append)
     nodes.queries["a"].ask("b", b"three", heard.append)
@@ -62,9 +62,9 @@ def test_query_over_a_lost_link_has_no_answer_later(nodes: Nodes) -> None:
     asking = nodes.queries["a"]
     number = asking.ask("b", b"one", heard.append)
     asking.ask("c", b"two", heard.append)
-    asking.peer_lost("b")
+    asking.fail_queries_to("b")
     assert heard == [None]
-    asking.answered("b", QueryAnswer(number, b"late"))
+    asking.answer_received("b", QueryAnswer(number, b"late"))
     nodes.deliver()
     assert heard == [None, b""]
 
@@ -74,7 +74,7 @@ def test_answer_to_a_forgotten_query_or_by_a_third_is_ignored(nodes: Nodes) -> N
     asking = nodes.queries["a"]
     asking.forget(asking.ask("b", b"one", heard.append))
     number = asking.ask("b", b"two", heard.append)
-    asking.answered("c", QueryAnswer(number, b"not asked"))
+    asking.answer_received("c", QueryAnswer(number, b"not asked"))
     assert heard == []
     nodes.deliver()
     assert heard == [b""]
@@ -84,9 +84,9 @@ def test_query_or_answer_that_is_too_long_is_not_sent(nodes: Nodes, caplog: pyte
     heard: list[bytes | None] = []
     with pytest.raises(ValueError, match="a question of"):
         nodes.queries["a"].ask("b", bytes(QUESTION_BYTES_MAX + 1), heard.append)
-    nodes.queries["b"].answer_with(lambda _: bytes(ANSWER_BYTES_MAX + 1))
+    nodes.queries["b"].set_responder(lambda _: bytes(ANSWER_BYTES_MAX + 1))
     nodes.queries["a"].ask("b", bytes(QUESTION_BYTES_MAX), heard.append)
     with caplog.at_level(logging.ERROR):
         nodes.deliver()
     assert heard == [b""]
-    assert "is longer than any may be" in caplog.text
+    assert "is above the limit" in caplog.text

@@ -1,4 +1,4 @@
-"""Lists: pages, names, orders and columns, and that what they cost does not hold up others."""
+"""Lists: pages, names, orders and columns; long lists must not delay further requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual hosts, users, permissions and limits over HTTP, with a machine that applies at once what is asked for."""
+"""Virtual hosts, users, permissions and limits over HTTP, with a machine that applies commands at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qq.http.base.login import Operator
 from qq.machine.catalog import catalog
 from qq.machine.catalog.limits import ARGUMENTS_BYTES_MAX, RATES, VHOST_LIMITS
 from qq.machine.protocol.codec import decode_commands
-from qq.machine.protocol.commands import PutVhost, SetUserLimits, SetVhostLimits
+from qq.machine.protocol.commands import DeleteUser, PutVhost, SetUserLimits, SetVhostLimits
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import GUEST, Node
 
@@ -207,9 +207,52 @@ def test_several_users_are_deleted_at_once(node: Machine) -> None:
         assert node.api("users/bulk-delete", "POST", json=body).status == 400
 
 
-def test_last_administrator_may_delete_all_users(node: Machine) -> None:
-    assert node.api("users/guest", "DELETE").status == 204
-    assert node.management.machine.users == {}
+LAST = "user 'guest' is the last administrator that has a password"
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "body"),
+    [
+        ("users/guest", "DELETE", None),
+        ("users/bulk-delete", "POST", {"users": ["eve", "guest"]}),
+        ("users/guest", "PUT", {"tags": "monitoring", "password": "x"}),
+        ("users/guest", "PUT", {"tags": "administrator"}),
+        ("users/guest", "PUT", {"tags": "administrator", "password_hash": ""}),
+        ("definitions", "POST", {"users": [{"name": "guest", "tags": [], "password_hash": ""}]}),
+    ],
+)
+def test_last_administrator_goes_only_when_forced(node: Machine, path: str, method: str, body: Any) -> None:
+    node.add_user("eve", "monitoring")
+    answer = node.api(path, method, json=body)
+    assert answer.status == 400
+    assert LAST in answer.json["reason"]
+    assert node.management.machine.users["guest"].is_administrator
+    assert "eve" in node.management.machine.users
+    assert node.api(f"{path}?force=true", method, json=body).status == 204
+    assert not node.management.machine.catalog.access.administrators
+
+
+def test_import_may_replace_the_last_administrator_by_another(node: Machine) -> None:
+    users = [
+        {"name": "guest", "tags": [], "password": "guest"},
+        {"name": "boss", "tags": ["administrator"], "password": "x"},
+    ]
+    assert node.api("definitions", "POST", json={"users": users}).status == 204
+    assert node.management.machine.catalog.access.administrators == {"boss"}
+
+
+def test_two_nodes_cannot_delete_both_administrators_at_once(node: Machine) -> None:
+    node.add_user("ann", "administrator")
+    delete = node.management.broker.submissions.add
+
+    def delete_elsewhere_first(*command: Any) -> Any:
+        node.management.make(DeleteUser("ann"))
+        return delete(*command)
+
+    node.management.broker.submissions.add = delete_elsewhere_first  # type: ignore[method-assign]
+    answer = node.api("users/guest", "DELETE")
+    assert (answer.status, LAST in answer.json["reason"]) == (400, True)
+    assert node.management.machine.catalog.access.administrators == {"guest"}
 
 
 def test_no_password_and_no_hash_is_ever_logged(node: Machine, caplog: pytest.LogCaptureFixture) -> None:

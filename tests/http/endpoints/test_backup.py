@@ -1,4 +1,4 @@
-"""Backups over HTTP: who may have one, what comes, and that one that ends too early is seen to."""
+"""Backups over HTTP: permissions, the stream, and an interrupted backup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections, channels and consumers: what operators see of clients, on every node of a cluster."""
+"""Connections, channels and consumers as shown by every node of a cluster."""
 
 from __future__ import annotations
 

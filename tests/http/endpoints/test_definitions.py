@@ -1,4 +1,4 @@
-"""Definitions: written, taken over again, taken over from RabbitMQ; and what comes of those that are wrong."""
+"""Definitions: export, import, import from RabbitMQ, and invalid definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong, as HTTP tells it: of a machine whose samples the test takes, and of nodes that are asked."""
+"""The findings of the doctor over HTTP, on a machine whose samples the test takes, and of peers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_queue_without_consumers_is_reported_with_its_start(node: Any) -> None:
     [finding] = [each for each in node.api("doctor").json["findings"] if each["code"] == "no-consumers"]
     assert (finding["subject"], finding["text"]) == (
         "queue 'q' in vhost '/'",
-        "1 message waits in it, and nobody consumes",
+        "1 message waits in it, and it has no consumers",
     )
     assert finding["since"] == "2027-01-15T08:00:05Z"
     assert node.api("queues/%2F/q", "DELETE").status == 204
@@ -187,7 +187,7 @@ def test_idle_shovel_is_reported_until_it_runs(node: Node[MachineManagement]) ->
         sample(node)
         assert codes(node) == subject
     [text] = [each["text"] for each in node.api("doctor").json["findings"] if each["code"] == "shovel-idle"]
-    assert text == "it moves nothing: nobody listens"
+    assert text == "it moves no messages: nobody listens"
     told[key] = Report("running", None, {})
     sample(node)
     assert codes(node) == {}
@@ -340,4 +340,4 @@ def test_findings_about_very_many_queues_are_bounded(node: Any) -> None:
     sample(node, MINUTE)
     told = [each for each in node.api("doctor").json["findings"] if each["code"] == "no-consumers"]
     assert len(told) == 11
-    assert told[-1]["text"] == "the same is the case with 2,990 more"
+    assert told[-1]["text"] == "the same holds for 2,990 more"

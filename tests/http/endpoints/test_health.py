@@ -1,4 +1,4 @@
-"""Health checks under RabbitMQ's paths, of a node that is what the test wants."""
+"""Health checks under RabbitMQ's paths, of a fake node whose state the test sets."""
 
 from __future__ import annotations
 

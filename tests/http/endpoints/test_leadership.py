@@ -1,4 +1,4 @@
-"""Leadership and health checks over HTTP, of a group that says what the test wants."""
+"""Leadership and its health checks over HTTP, of a fake group whose state the test sets."""
 
 from __future__ import annotations
 

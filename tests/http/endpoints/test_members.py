@@ -1,4 +1,4 @@
-"""Members over HTTP, of a group that says what the test wants and changes what it is asked to."""
+"""Members over HTTP, of a fake group that carries out the requested changes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_members_show_the_log_and_their_own_reports(node: Node[FakeManagement]) 
         "role": "voter",
         "state": "follower",
         "lag": 7,
-        "versions": "7 to 9",
+        "versions": "7 to 10",
         "drained": False,
     }
 
@@ -123,7 +123,7 @@ def test_removed_node_answers_although_its_log_does_not_say_so(node: Node[FakeMa
     group = node.management.group
     group.delayed_changes = 99
     assert node.api(f"{MEMBERS}/n1?id={hexed('n1')}", "DELETE").status == 503
-    group.stopping.is_removed = True
+    group.fail_stop.is_removed = True
     assert node.api(f"{MEMBERS}/n1?id={hexed('n1')}", "DELETE").status == 200
 
 
@@ -132,7 +132,7 @@ def test_lost_directory_is_replaced_and_its_successor_awaited(node: Node[FakeMan
         assert node.api(f"{MEMBERS}/n3/replace", "POST", json={"id": hexed("n3")}).status == 200
     assert len(node.management.group.asked_to_change) == 1
     assert member(node, "n3")["role"] == "awaited"
-    expected = "n3 has not come yet: start it at 10.0.0.1:3 with `qq serve --join`"
+    expected = "n3 has not connected yet: start it at 10.0.0.1:3 with `qq serve --join`"
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == (503, expected)
     node.management.group.listeners[PeerAddress("10.0.0.1", 3)] = "n9"
     expected = "n3 is not at 10.0.0.1:3: another one listens there"
@@ -145,10 +145,10 @@ def test_a_learner_is_waited_for(node: Node[FakeManagement]) -> None:
     held = group.configurations.committed
     members = [replace(each, is_voter=each.name == "n1") for each in held.members]
     group.configurations.committed = replace(held, members=tuple(members))
-    expected = (503, "n2 is given the log, and lacks 7 entries")
+    expected = (503, "n2 receives the log, and lacks 7 entries")
     assert refusal(node.api(f"{MEMBERS}/n2/promote", "POST")) == expected
     group.short["n2"] = "n2 is low on disk (make room on it)"
-    expected = (503, "n2 is given the log, and lacks 7 entries; n2 is low on disk (make room on it)")
+    expected = (503, "n2 receives the log, and lacks 7 entries; n2 is low on disk (make room on it)")
     assert refusal(node.api(f"{MEMBERS}/n2/promote", "POST")) == expected
     group.no_majority = "there would be 2 voters"
     assert refusal(node.api(f"{MEMBERS}/n2/promote", "POST")) == (503, group.no_majority)
@@ -199,7 +199,10 @@ def test_wait_parameter_limits_the_wait_of_a_request(
 def test_drain_waits_until_the_clients_have_left(node: Node[FakeManagement]) -> None:
     management = node.management
     management.make(Connect(1, "/", "guest"))
-    assert refusal(node.api(f"{MEMBERS}/n2/drain", "PUT")) == (503, "clients of n2 that have not gone yet: 1")
+    assert refusal(node.api(f"{MEMBERS}/n2/drain", "PUT")) == (
+        503,
+        "clients of n2 that are still connected: 1",
+    )
     assert member(node, "n2")["drained"]
     management.make(ConnectionDown(1))
     assert node.api(f"{MEMBERS}/n2/drain", "PUT").status == 200
@@ -209,7 +212,7 @@ def test_drain_waits_until_the_clients_have_left(node: Node[FakeManagement]) -> 
     assert not member(node, "n2")["drained"]
     assert refusal(node.api(f"{MEMBERS}/n1/drain", "PUT")) == (
         503,
-        "n1 still leads: nobody else has taken over yet",
+        "n1 still leads: no other node has taken over yet",
     )
     management.group.verdict = Verdict(False, "nobody else can")
     for wait in ("", "?wait=0.1"):
@@ -244,7 +247,7 @@ def test_member_added_a_moment_ago_is_known_after_catching_up(node: Node[FakeMan
     joined = held.joined("n4", bytes(16), PeerAddress("h4", 7), Versions(*VERSIONS))
     group.unheard_configuration = joined.vacated("n4", bytes(16))
     status, reason = refusal(node.api(f"{MEMBERS}/n4/promote", "POST"))
-    assert (status, reason.startswith("n4 has not come yet")) == (503, True)
+    assert (status, reason.startswith("n4 has not connected yet")) == (503, True)
 
 
 def test_upgrade_is_finished_up_to_the_nodes_newest_version(node: Node[FakeManagement]) -> None:

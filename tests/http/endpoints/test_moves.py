@@ -1,4 +1,4 @@
-"""Moves over HTTP: what may be asked for, who may, and what is shown."""
+"""Moves over HTTP: valid requests, permissions, and the shown progress."""
 
 from __future__ import annotations
 

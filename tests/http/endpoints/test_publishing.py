@@ -1,4 +1,4 @@
-"""A message that is published over HTTP: where it goes, what is refused, and RabbitMQ's words for that."""
+"""Publishing over HTTP: routing, and refusals in RabbitMQ's words."""
 
 from __future__ import annotations
 

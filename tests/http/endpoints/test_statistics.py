@@ -1,4 +1,4 @@
-"""Statistics of virtual hosts, exchanges and the whole, on a machine whose samples the test takes."""
+"""Statistics of virtual hosts, exchanges and the cluster, on a machine whose samples the test takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues, messages, exchanges, bindings and connections over HTTP, with a machine that does at once what is asked."""
+"""Queues, messages, exchanges, bindings and connections over HTTP, with a machine that applies commands at once."""
 
 from __future__ import annotations
 

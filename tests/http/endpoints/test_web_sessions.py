@@ -388,9 +388,9 @@ class Cluster:
     def _send(self, sender: str, receiver: str, message: Any) -> None:
         there = self._queries[receiver]
         if isinstance(message, Query):
-            there.inquired(sender, message)
+            there.query_received(sender, message)
         elif isinstance(message, QueryAnswer):
-            there.answered(sender, message)
+            there.answer_received(sender, message)
 
 
 def begun_where_both_know_the_user(one: MachineManagement, other: MachineManagement) -> WebLogin:

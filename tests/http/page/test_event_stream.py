@@ -1,4 +1,4 @@
-"""Streams of what the page looks at: through a real server and a real client, with a real machine behind them."""
+"""Event streams of the page's views, through a real server and a real client, with a real machine."""
 
 from __future__ import annotations
 

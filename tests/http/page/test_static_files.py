@@ -1,4 +1,4 @@
-"""The files of the management page: all that they name is there, nothing is from elsewhere or left over."""
+"""The files of the management page: every named file exists, every file is used, and no file is remote."""
 
 from __future__ import annotations
 

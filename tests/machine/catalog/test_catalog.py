@@ -1,4 +1,4 @@
-"""Virtual hosts, users, permissions and connections: what is told of them, and what a node that missed it is owed."""
+"""Virtual hosts, users, permissions and connections: their effects, and the effects owed after missed entries."""
 
 from __future__ import annotations
 
@@ -294,3 +294,45 @@ def test_repeated_policy_is_current_in_a_dump() -> None:
     for _ in range(2):
         driver.apply(c.PutPolicy("/", "p", False, "", "all", 0, {"max-length": 1}))
         assert_kept_is_current(driver.machine)
+
+
+ADMIN = c.PutUser("ann", b"salt", b"hash", ["administrator", "x"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        c.DeleteUser("ann"),
+        ADMIN._replace(tags=["x"]),
+        ADMIN._replace(hash=b""),
+        c.PutHashedUser("ann", b"salt", b"hash", [], "md5"),
+    ],
+)
+def test_last_administrator_stays_from_version_10_on(change: c.Command) -> None:
+    driver = Driver()
+    driver.machine.raise_to(10)
+    driver.apply(ADMIN, c.PutUser("bob", b"", b"", ["administrator"]), c.PutUser("eve", b"s", b"h", ["x"]))
+    driver.machine.adopt(driver.machine.read(driver.machine.dump()))
+    before = driver.machine.digest()
+    assert driver.apply(change) == []
+    assert driver.machine.digest() == before
+    driver.apply(ADMIN._replace(name="bob"), change)
+    assert driver.machine.catalog.access.administrators == {"bob"}
+    driver.apply(c.DeleteUser("bob"))
+    assert "bob" in driver.machine.catalog.access.users
+
+
+def test_dismissed_administrator_may_be_deleted() -> None:
+    driver = Driver()
+    driver.machine.raise_to(10)
+    driver.apply(ADMIN, c.DismissAdministrator("ann"), c.DismissAdministrator("nosuch"))
+    assert driver.machine.catalog.access.users["ann"].tags == ["x"]
+    driver.apply(c.DeleteUser("ann"))
+    assert driver.machine.catalog.access.users == {}
+
+
+def test_last_administrator_goes_before_version_10() -> None:
+    driver = Driver()
+    driver.machine.raise_to(9)
+    driver.apply(ADMIN, c.DeleteUser("ann"))
+    assert driver.machine.catalog.access.users == {}

@@ -1,4 +1,4 @@
-"""What there may be of everything: at a limit, above it, below it again, and on a replica that knows only a dump."""
+"""Limits of objects: at a limit, above it, below it again, and on a replica that was loaded from a dump."""
 
 from __future__ import annotations
 

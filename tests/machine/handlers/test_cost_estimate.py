@@ -1,4 +1,4 @@
-"""What an entry may cost: refusals in apply, for what could not be known before the log, and what goes at once."""
+"""Cost limits of an entry: refusals in apply for costs that were unknown when the command was proposed."""
 
 from __future__ import annotations
 

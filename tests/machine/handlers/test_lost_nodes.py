@@ -1,4 +1,4 @@
-"""A node that is gone with very many consumers: they end in portions, and get nothing more until then."""
+"""Consumers of a lost node end in portions. Until then they get no messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves: what their commands do, each step once, whatever else happens to the queues."""
+"""Commands of moves: each step is applied once, whatever happens to the queues between the steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Into how many messages one may turn by dying."""
+"""Dead-lettering must not multiply a message without bound."""
 
 from __future__ import annotations
 

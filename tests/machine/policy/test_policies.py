@@ -1,4 +1,4 @@
-"""Which policy applies, what operators may limit, and what is refused."""
+"""The policy that applies, the limits of operator policies, and refused definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies are applied in bounded steps: what is left of a change is for the next entries, on every node alike."""
+"""Policies are applied in bounded steps: the next entries continue a change, equally on every node."""
 
 from __future__ import annotations
 

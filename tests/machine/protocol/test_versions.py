@@ -1,4 +1,4 @@
-"""The next version of the state, invented: what it adds is there once it is agreed on, and not before."""
+"""An invented next version of the state: its additions count from the agreement on, and not before."""
 
 from __future__ import annotations
 

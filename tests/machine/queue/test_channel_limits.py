@@ -1,4 +1,4 @@
-"""Consumers who share the limit of a channel (basic.qos, global): nobody waits for room that is there."""
+"""Consumers that share the limit of a channel (basic.qos, global): no consumer waits while there is room."""
 
 from __future__ import annotations
 

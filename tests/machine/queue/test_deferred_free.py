@@ -1,4 +1,4 @@
-"""What is gone is gone at once for everybody; its memory is given back bit by bit."""
+"""Deleted objects vanish at once for all clients; their memory is freed in portions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What consumers held in very many ranges goes on in portions: in order, nothing lost, on every node alike."""
+"""Messages held in very many ranges return in portions: in order, without loss, equally on every node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which messages are live, as compaction is told."""
+"""The live messages that the state reports to compaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues that are full: what consumers wait for takes no room, and a new limit is not carried out all at once."""
+"""Full queues: messages for waiting consumers take no room, and a new limit is applied in portions."""
 
 from __future__ import annotations
 

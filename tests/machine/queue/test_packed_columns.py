@@ -1,4 +1,4 @@
-"""Packed columns of words: they come back as they were, and what is none of them is refused cheaply."""
+"""Packed columns of words are unpacked unchanged; invalid data are refused cheaply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What consumers are given in very many ranges is given in portions: to all by turns, on every node alike."""
+"""Deliveries of very many ranges are made in portions: to all queues in turn, equally on every node."""
 
 from __future__ import annotations
 

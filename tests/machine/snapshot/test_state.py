@@ -1,4 +1,4 @@
-"""What a session is owed after its node missed entries, and what of the state keeps messages alive."""
+"""The effects owed to a session after its node missed entries, and the references that keep messages live."""
 
 from __future__ import annotations
 
