@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.cli.output import duration
+from qq.diagnosis.words import size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 class Kind(NamedTuple):
@@ -16,9 +23,22 @@ class Kind(NamedTuple):
     """Path of the objects of a virtual host, with `{}` for its name; `None` if the kind has no virtual host."""
     has_names: bool = True
     """Whether the list can be filtered by name."""
+    of_user: tuple[str, ...] | None = None
+    """Path of the objects of a user, with `{}` for its name; `None` if the list has none."""
+    titles: Mapping[str, str] = MappingProxyType({})
+    """Shorter titles of columns in a table."""
+    texts: Mapping[str, Callable[[Any], str]] = MappingProxyType({})
+    """How people read the values of columns."""
 
-    def path(self, vhost: str | None) -> tuple[str, ...]:
-        """Return the parts of the path for a virtual host, or for all."""
+    @property
+    def head(self) -> tuple[str, ...]:
+        """Return the titles of the default columns."""
+        return tuple(self.titles.get(column, column) for column in self.columns)
+
+    def path(self, vhost: str | None, user: str | None = None) -> tuple[str, ...]:
+        """Return the parts of the path for a user, for a virtual host, or for all."""
+        if user is not None and self.of_user is not None:
+            return tuple(user if part == "{}" else part for part in self.of_user)
         if vhost is None or self.of_vhost is None:
             return (self.name,)
         return tuple(vhost if part == "{}" else part for part in self.of_vhost)
@@ -32,14 +52,15 @@ KINDS = (
         (
             "vhost",
             "name",
-            "type",
             "messages_ready",
             "messages_unacknowledged",
-            "messages",
             "consumers",
             "state",
+            "type",
+            "messages",
         ),
         ("queues", "{}"),
+        titles={"messages_ready": "ready", "messages_unacknowledged": "unacked"},
     ),
     Kind(
         "exchanges",
@@ -54,28 +75,37 @@ KINDS = (
     ),
     Kind(
         "connections",
-        ("name", "user", "vhost", "node", "state", "channels", "peer_host", "ssl"),
+        ("user_provided_name", "name", "user", "vhost", "node", "state", "channels", "ssl"),
         ("vhosts", "{}", "connections"),
+        titles={"user_provided_name": "client"},
     ),
     Kind(
         "channels",
         (
+            "connection_details.user_provided_name",
             "name",
             "user",
             "vhost",
-            "node",
-            "state",
+            "messages_unacknowledged",
             "consumer_count",
             "prefetch_count",
-            "messages_unacknowledged",
+            "state",
+            "node",
         ),
         ("vhosts", "{}", "channels"),
+        titles={
+            "connection_details.user_provided_name": "client",
+            "messages_unacknowledged": "unacked",
+            "consumer_count": "consumers",
+            "prefetch_count": "prefetch",
+        },
     ),
     Kind(
         "consumers",
         (
             "queue.vhost",
             "queue.name",
+            "channel_details.user_provided_name",
             "consumer_tag",
             "channel_details.name",
             "ack_required",
@@ -84,6 +114,13 @@ KINDS = (
         ),
         ("consumers", "{}"),
         has_names=False,
+        titles={
+            "queue.vhost": "vhost",
+            "queue.name": "queue",
+            "channel_details.user_provided_name": "client",
+            "channel_details.name": "channel",
+            "prefetch_count": "prefetch",
+        },
     ),
     Kind("users", ("name", "tags", "limits")),
     Kind(
@@ -94,12 +131,14 @@ KINDS = (
         ("vhost", "user", "configure", "write", "read"),
         ("vhosts", "{}", "permissions"),
         has_names=False,
+        of_user=("users", "{}", "permissions"),
     ),
     Kind(
         "topic-permissions",
         ("vhost", "user", "exchange", "write", "read"),
         ("vhosts", "{}", "topic-permissions"),
         has_names=False,
+        of_user=("users", "{}", "topic-permissions"),
     ),
     Kind("policies", _POLICY, ("policies", "{}")),
     Kind("operator-policies", _POLICY, ("operator-policies", "{}")),
@@ -108,5 +147,17 @@ KINDS = (
     Kind(
         "nodes",
         ("name", "running", "being_drained", "uptime", "mem_used", "mem_alarm", "disk_free", "fd_used"),
+        titles={
+            "being_drained": "drained",
+            "mem_used": "memory",
+            "mem_alarm": "alarm",
+            "disk_free": "disk free",
+        },
+        texts={"uptime": duration, "mem_used": size, "disk_free": size},
+    ),
+    Kind(
+        "shovels",
+        ("vhost", "name", "state", "node", "src_queue", "src_uri", "dest_queue", "dest_uri", "reason"),
+        ("shovels", "{}"),
     ),
 )

@@ -40,6 +40,8 @@ class Filter(NamedTuple):
     regex: str | None = None
     sort: str | None = None
     is_reversed: bool = False
+    owner: str | None = None
+    """User whose objects are listed."""
 
     def query(self) -> dict[str, str]:
         """Return the query parameters of the request."""
@@ -58,14 +60,17 @@ def print_list(node: Remote, kind: Kind, wanted: Filter, columns: Sequence[str] 
     query = wanted.query()
     if columns or form != "json":
         query["columns"] = ",".join(shown)
-    path = path_of(*kind.path(wanted.vhost))
+    path = path_of(*kind.path(wanted.vhost, wanted.owner))
     if wanted.sort is not None and wanted.sort not in kind.columns:
         _check_known(node, path, kind, [wanted.sort])
     with progress_bar(f"reading {kind.name}", prints=True) as bar:
         rows = list_objects(node, path, query, bar)
+        if wanted.owner is not None and wanted.vhost is not None:
+            rows = (row for row in rows if row.get("vhost") == wanted.vhost)
         if columns:
             rows = _with_columns(rows, columns, partial(_check_known, node, path, kind))
-        print_rows(form, rows, shown)
+        head = columns or kind.head
+        print_rows(form, rows, shown, head, texts=kind.texts, fits=columns is None)
     return 0
 
 

@@ -7,6 +7,7 @@ is an error, unless `may_be_missing` is set.
 from __future__ import annotations
 
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.cli.api import DONE, path_of
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from qq.cli.remote import Remote
 
+_MADE, _AS_WANTED = "made", "is as wanted"
+_NO_STATISTICS = {"disable_stats": "true"}
 DEFAULT_EXCHANGE = "amq.default"
 """Name of the default exchange in paths; its real name is empty."""
 
@@ -30,16 +33,26 @@ class ApiObject(NamedTuple):
     """Kind and name, as messages to the operator show them."""
     path: str
     """Path in the management API."""
+    settings_path: str = ""
+    """Path of a document that differs after a change of the object; empty for an object that never changes."""
 
 
 def cluster_object(kind: str, name: str, *path: str) -> ApiObject:
     """Describe a named object outside of virtual hosts."""
-    return ApiObject(f"{kind} {quoted(name)}", path_of(*path, name))
+    return _changeable(f"{kind} {quoted(name)}", path_of(*path, name))
 
 
 def vhost_object(kind: str, vhost: str, name: str, *path: str) -> ApiObject:
     """Describe a named object in a virtual host."""
     return ApiObject(f"{kind} {quoted(name)} in {quoted(vhost)}", path_of(*path, vhost, name))
+
+
+def _changeable(text: str, path: str) -> ApiObject:
+    return ApiObject(text, path, path)
+
+
+def user_object(name: str) -> ApiObject:
+    return cluster_object("user", name, "users")
 
 
 def queue_object(vhost: str, name: str) -> ApiObject:
@@ -51,43 +64,62 @@ def exchange_object(vhost: str, name: str) -> ApiObject:
 
 
 def policy_object(vhost: str, name: str, *, operator: bool) -> ApiObject:
-    if operator:
-        return vhost_object("operator policy", vhost, name, "operator-policies")
-    return vhost_object("policy", vhost, name, "policies")
+    kind, path = ("operator policy", "operator-policies") if operator else ("policy", "policies")
+    return _changeable(f"{kind} {quoted(name)} in {quoted(vhost)}", path_of(path, vhost, name))
 
 
 def permission_object(vhost: str, user: str) -> ApiObject:
     text = f"permission of user {quoted(user)} in {quoted(vhost)}"
-    return ApiObject(text, path_of("permissions", vhost, user))
+    return _changeable(text, path_of("permissions", vhost, user))
 
 
 def topic_permission_object(vhost: str, user: str, exchange_name: str | None) -> ApiObject:
     """Describe the topic permission for an exchange, or all topic permissions of a user in a virtual host."""
     suffix = f"of user {quoted(user)} in {quoted(vhost)}"
+    all_of_user = path_of("topic-permissions", vhost, user)
     if exchange_name is None:
-        return ApiObject(f"topic permissions {suffix}", path_of("topic-permissions", vhost, user))
+        return _changeable(f"topic permissions {suffix}", all_of_user)
     text = f"topic permission {suffix} for exchange {quoted(exchange_name)}"
-    return ApiObject(text, path_of("topic-permissions", vhost, user, exchange_name))
+    return ApiObject(text, path_of("topic-permissions", vhost, user, exchange_name), all_of_user)
 
 
 def parameter_object(vhost: str, component: str, name: str) -> ApiObject:
     text = f"parameter {quoted(name)} of {quoted(component)} in {quoted(vhost)}"
-    return ApiObject(text, path_of("parameters", component, vhost, name))
+    return _changeable(text, path_of("parameters", component, vhost, name))
 
 
 def limit_object(kind: str, owner: str, name: str) -> ApiObject:
     """Describe a limit of a virtual host or a user (`kind` is "vhost" or "user")."""
-    return ApiObject(
-        f"limit {quoted(name)} of {kind} {quoted(owner)}", path_of(f"{kind}-limits", owner, name)
-    )
+    text, all_of_owner = f"limit {quoted(name)} of {kind} {quoted(owner)}", (f"{kind}-limits", owner)
+    return ApiObject(text, path_of(*all_of_owner, name), path_of(*all_of_owner))
 
 
-def put(node: Remote, target: ApiObject, body: Any, path: str | None = None) -> int:
-    """Create an object, or change it to the requested state. Raises CommandError."""
-    answer = node.send("PUT", path or target.path, body)
-    is_new = answer.status == HTTPStatus.CREATED
-    print(f"{target.text}: {'made' if is_new else 'is as wanted'}")
+def put(
+    node: Remote,
+    target: ApiObject,
+    body: Any,
+    path: str | None = None,
+    *,
+    query: Mapping[str, str] = MappingProxyType({}),
+) -> int:
+    """Create an object, or change it to the requested state, and say which of the two. Raises CommandError."""
+    before = settings_of(node, target)
+    answer = node.send("PUT", path or target.path, body, query=query)
+    if answer.status == HTTPStatus.CREATED:
+        outcome = _MADE
+    else:
+        outcome = _AS_WANTED if settings_of(node, target) == before else "changed"
+    print(f"{target.text}: {outcome}")
     return 0
+
+
+def settings_of(node: Remote, target: ApiObject) -> Any:
+    """Return the document with the settings of an object, or `None` if the object is missing. Raises CommandError."""
+    if not target.settings_path:
+        return None
+    expected = HTTPStatus.OK, HTTPStatus.NOT_FOUND
+    answer = node.send("GET", target.settings_path, query=_NO_STATISTICS, expected=expected, kind=object)
+    return answer.document if answer.status == HTTPStatus.OK else None
 
 
 def delete(
@@ -127,19 +159,28 @@ class BindingObject(NamedTuple):
 def bind(node: Remote, binding: BindingObject) -> int:
     """Create a binding. Raises CommandError."""
     body = {"routing_key": binding.routing_key, "arguments": binding.arguments}
+    is_new = _find(node, binding) is None
     node.send("POST", path_of(*binding.path_parts), body)
-    print(f"{binding.text}: is as wanted")
+    print(f"{binding.text}: {_MADE if is_new else _AS_WANTED}")
     return 0
 
 
 def unbind(node: Remote, binding: BindingObject, *, may_be_missing: bool) -> int:
     """Remove a binding. Raises CommandError."""
-    wanted = binding.routing_key, binding.arguments
-    for each in list_objects(node, path_of(*binding.path_parts), {}):
-        if (each.get("routing_key"), each.get("arguments")) == wanted:
-            path = path_of(*binding.path_parts, str(each.get("properties_key")))
-            return delete(node, ApiObject(binding.text, path), may_be_missing=may_be_missing)
+    found = _find(node, binding)
+    if found is not None:
+        path = path_of(*binding.path_parts, str(found.get("properties_key")))
+        return delete(node, ApiObject(binding.text, path), may_be_missing=may_be_missing)
     if not may_be_missing:
         raise CommandError(f"there is no {binding.text}")
     print(f"{binding.text}: is not there")
     return 0
+
+
+def _find(node: Remote, binding: BindingObject) -> dict[str, Any] | None:
+    """Return the binding's document, or `None` if there is no such binding. Raises CommandError."""
+    wanted = binding.routing_key, binding.arguments
+    for each in list_objects(node, path_of(*binding.path_parts), {}):
+        if (each.get("routing_key"), each.get("arguments")) == wanted:
+            return each
+    return None

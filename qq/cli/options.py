@@ -125,6 +125,18 @@ with_name = click.option("--name", type=REQUIRED, required=True, metavar="NAME",
 with_owner = click.option(
     "--for-user", "owner", type=REQUIRED, required=True, metavar="USER", help="The user to whom it applies."
 )
+
+
+def with_force(function: Command) -> Command:
+    """Add --force to a command that may leave no administrator; the command gets it as the `query` of the request."""
+
+    @wraps(function)
+    def run(*arguments: Any, force: bool, **options: Any) -> int:
+        return function(*arguments, query={"force": "true"} if force else {}, **options)
+
+    return click.option("--force", is_flag=True, help="Also if no administrator is left.")(run)
+
+
 with_arguments = click.option(
     "--arguments", type=OBJECT, default="{}", metavar="JSON", help="Arguments, as an object."
 )

@@ -1,16 +1,18 @@
 """Prints results on standard output: as a table, a JSON document, or comma-separated values.
 
-Invariant: JSON and CSV contain names unchanged; tables contain them escaped for a terminal. Rows are printed as they
-arrive; a table is laid out in pages of `PAGE_ROWS` rows.
+Invariant: tables contain names escaped for a terminal, and so does CSV that is written to a terminal; JSON and other
+CSV contain them unchanged. Rows are printed as they arrive; a table is laid out in pages of `PAGE_ROWS` rows.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from qq.cli.escaping import escaped
@@ -20,9 +22,12 @@ if TYPE_CHECKING:
 
     Document = Mapping[str, Any]
     Rows = Iterable[Document]
+    Texts = Mapping[str, Callable[[Any], str]]
 
 PAGE_ROWS = 500
 """Rows of a table that are laid out together."""
+GAP = 2
+"""Spaces between two columns."""
 _WIDTH_MAX = 60
 """Widest column in characters; `rich` wraps longer cells."""
 _TABLE_WIDTH_MAX = 100_000
@@ -34,12 +39,34 @@ def print_document(document: Any) -> None:
     print(json.dumps(document, indent=2))
 
 
-def print_rows(form: str, rows: Rows, columns: Sequence[str], head: Sequence[str] = ()) -> None:
+def print_rows(
+    form: str,
+    rows: Rows,
+    columns: Sequence[str],
+    head: Sequence[str] = (),
+    *,
+    texts: Texts = MappingProxyType({}),
+    fits: bool = True,
+) -> None:
     """Print documents in the given form: their `columns`, or with JSON the whole documents.
 
-    A dot in a column leads into a nested document. `head` are the titles of the columns in a table.
+    A dot in a column leads into a nested document. `head` are the titles of the columns in a table, `texts` make the
+    cells of some columns. With `fits`, a table leaves out columns that a terminal has no room for.
     """
-    _PRINTERS[form](rows, columns, head or columns)
+    match form:
+        case "json":
+            _print_json(rows)
+        case "csv":
+            _print_csv(rows, columns)
+        case _:
+            made = ([_cell(row, column, texts) for column in columns] for row in rows)
+            print_cells(head or columns, made, fits=fits)
+
+
+def _cell(row: Document, column: str, texts: Texts) -> str:
+    value = value_in(row, column)
+    make = texts.get(column, cell)
+    return cell(value) if value is None else make(value)
 
 
 def print_answer(
@@ -69,7 +96,7 @@ def value_in(document: Document, column: str) -> Any:
 # --- for programs
 
 
-def _print_json(rows: Rows, _columns: Sequence[str], _head: Sequence[str]) -> None:
+def _print_json(rows: Rows) -> None:
     separator = "["
     for row in rows:
         sys.stdout.write(f"{separator}\n  {json.dumps(row)}")
@@ -77,11 +104,12 @@ def _print_json(rows: Rows, _columns: Sequence[str], _head: Sequence[str]) -> No
     print("[]" if separator == "[" else "\n]")
 
 
-def _print_csv(rows: Rows, columns: Sequence[str], _head: Sequence[str]) -> None:
+def _print_csv(rows: Rows, columns: Sequence[str]) -> None:
     writer = csv.writer(sys.stdout)
+    field = _field_on_terminal if sys.stdout.isatty() else _field
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([_field(value_in(row, column)) for column in columns])
+        writer.writerow([field(value_in(row, column)) for column in columns])
 
 
 def _field(value: Any) -> str:
@@ -94,22 +122,53 @@ def _field(value: Any) -> str:
             return json.dumps(value)
 
 
+def _field_on_terminal(value: Any) -> str:
+    return escaped(_field(value))
+
+
 # --- for people
 
 
-def _print_table(rows: Rows, columns: Sequence[str], head: Sequence[str]) -> None:
-    cells = ([cell(value_in(row, column)) for column in columns] for row in rows)
-    print_cells(head, cells)
+def print_cells(head: Sequence[str], rows: Iterable[Sequence[str]], *, fits: bool = True) -> None:
+    """Print a table of escaped texts, with `rich` on a terminal.
 
-
-def print_cells(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table of escaped texts, with `rich` on a terminal."""
+    With `fits`, the last columns that the terminal has no room for are left out, which a last line says.
+    """
     following = iter(rows)
-    show = _show if sys.stdout.isatty() else _aligner()
+    is_terminal = sys.stdout.isatty()
+    show = _show if is_terminal else _aligner()
     page = list(islice(following, PAGE_ROWS))
-    show(head, page)
+    count = columns_that_fit(head, page, terminal_width()) if fits and is_terminal else len(head)
+    show(head[:count], [row[:count] for row in page])
     while page := list(islice(following, PAGE_ROWS)):
-        show((), page)
+        show((), [row[:count] for row in page])
+    if count < len(head):
+        print(f"(no room for: {', '.join(head[count:])}; make the terminal wider, or give --output)")
+
+
+def terminal_width() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def columns_that_fit(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
+    """Return how many of the first columns have room in this width, and at least 1."""
+    used = -GAP
+    for count, title in enumerate(head):
+        used += GAP + min(_WIDTH_MAX, max(len(title), *(len(row[count]) for row in rows), 0))
+        if used > width:
+            return max(1, count)
+    return len(head)
+
+
+def duration(milliseconds: float) -> str:
+    """Return a time as people read it: `3d 4h`, `5m 12s`."""
+    seconds = int(milliseconds / 1000)
+    days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
+    if days:
+        return f"{days}d {hours}h"
+    if hours:
+        return f"{hours}h {minutes}m"
+    return f"{minutes}m {seconds % 60}s" if minutes else f"{seconds}s"
 
 
 def cell(value: Any) -> str:
@@ -147,7 +206,7 @@ def _aligner() -> Callable[[Sequence[str], Sequence[Sequence[str]]], None]:
             max(column) for column in zip(*known, *(list(map(len, line)) for line in lines), strict=True)
         ]
         for line in lines:
-            print("  ".join(map(str.ljust, line, widths)).rstrip())
+            print((" " * GAP).join(map(str.ljust, line, widths)).rstrip())
 
     return show
 
@@ -175,11 +234,8 @@ def table_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
         box=None,
         show_header=bool(head),
         pad_edge=False,
-        padding=(0, 2, 0, 0),
+        padding=(0, GAP, 0, 0),
     )
     for row in texts:
         table.add_row(*row)
     return table
-
-
-_PRINTERS = {"json": _print_json, "csv": _print_csv, "table": _print_table}

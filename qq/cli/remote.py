@@ -123,6 +123,32 @@ class Remote:
             raise CommandError(f"no node answers: {'; '.join(errors)}")
         return not_ready[0]
 
+    def why_not_ready(self) -> str | None:
+        """Return why the node serves no clients, as it says at once; `None` if it serves, or does not answer."""
+        try:
+            with Wait("an answer").reported():
+                health = self._request("GET", self.url, "/healthz", timeout_s=_PROBE_TIMEOUT_S)
+        except CommandError:
+            return None
+        return None if health.status == HTTPStatus.OK else reason_of(health)
+
+    def wait_ready(self) -> str | None:
+        """Return when the node serves clients, or why it does not at the end of the command's time."""
+        wait = Wait("the node to serve clients")
+        with wait.reported():
+            while True:
+                try:
+                    health = self._request("GET", self.url, "/healthz", timeout_s=_PROBE_TIMEOUT_S)
+                except CommandError as error:
+                    wait.reason = str(error)
+                else:
+                    if health.status == HTTPStatus.OK:
+                        return None
+                    wait.reason = reason_of(health) or self._refusal(self.url_of("/healthz"), health)
+                if self._left_s <= 0:
+                    return wait.reason
+                time.sleep(min(_PAUSE_S, self._left_s))
+
     def get(self, path: str, query: Mapping[str, str] = _NO_QUERY, wait: Wait | None = None) -> Any:
         """Return the JSON object at this path. Raises CommandError."""
         return self.send("GET", path, query=query, expected=(HTTPStatus.OK,), wait=wait).document

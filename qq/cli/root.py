@@ -31,7 +31,9 @@ SECTIONS = {
         Entry("declare", "declare", "make a queue, an exchange, a user, a policy, ..."),
         Entry("delete", "delete", "remove a queue, an exchange, a user, a policy, ..."),
         Entry("definitions", "definitions", "export or import all declared objects"),
-        Entry("change-password", "change_password", "give a user a new password"),
+        Entry("change-password", "change_user", "give a user a new password"),
+        Entry("change-tags", "change_user", "give a user other tags"),
+        Entry("rescue-admin", "rescue", "make an administrator without a login, on the node's machine"),
         Entry("close", "close", "close connections of clients"),
     ),
     "Messages": (

@@ -49,6 +49,7 @@ from qq.node.node_metrics import NodeMetrics
 from qq.node.notices import log_differences, log_new_cluster
 from qq.node.readiness import Readiness, catch_up
 from qq.node.reread import RereadFiles
+from qq.node.rescue import watch_requests
 from qq.process import descriptors, garbage
 from qq.sessions.broker import END_CLAIMS_S, Broker, QueueReplica
 from qq.sessions.login import SALT_BYTES, hash_password
@@ -121,6 +122,7 @@ class Node:
             tasks.create_task(self.files.watch(self.links))
             await self._wait_serving()
             self.memory.begin()
+            tasks.create_task(watch_requests(self.config.data_dir, self.management))
             tasks.create_task(self.shovels.run(self.management.changes.apply))
             await self._serve_clients(tasks)
 

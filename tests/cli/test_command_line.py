@@ -309,7 +309,7 @@ def test_new_password_is_entered_twice_and_not_echoed(qq: Qq, real_node: Cluster
 
 def test_top_refreshes_until_it_is_interrupted(real_node: ClusterNode) -> None:
     options = "--url", f"127.0.0.1:{real_node.http_port}", "--interval", "0.5"
-    status, seen = on_a_terminal("top", *options, at="sent bytes/s", number=signal.SIGINT)
+    status, seen = on_a_terminal("top", *options, at="sent B/s", number=signal.SIGINT)
     assert status == 130
     assert "published/s" in seen
     assert "\x1b[?25h" in seen.rpartition("\x1b[?25l")[2], "the cursor is back"

@@ -303,3 +303,78 @@ def test_a_list_is_read_in_parts_of_any_length(monkeypatch: pytest.MonkeyPatch, 
     for text in (json.dumps(things), json.dumps(things, indent=1), '[{"name": "a,]}", "n": 1},{}]'):
         assert list(listing._elements(io.StringIO(text))) == json.loads(text)
     assert list(listing._elements(io.StringIO("[]"))) == []
+
+
+def test_declare_says_made_changed_or_as_wanted(qq: Qq, vhost: str, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("p4ss\n")
+    here = "--vhost", vhost
+    user = "declare", "user", "--name", "worker", "--no-password"
+    policy = "declare", "policy", *here, "--name", "p", "--pattern", ""
+    limit = "declare", "vhost-limit", *here, "--name", "max-queues", "--value"
+    assert qq("declare", "queue", *here, "--name", "q").status == 0
+    binding = "declare", "binding", *here, "--source", "amq.topic", "--destination", "q"
+    permission = "declare", "permission", *here, "--for-user", "worker", "--configure", "", "--write", ""
+    topic = (
+        "declare",
+        "topic-permission",
+        *here,
+        "--for-user",
+        "worker",
+        "--exchange",
+        "amq.topic",
+        "--write",
+        "",
+    )
+    steps: list[tuple[tuple[str, ...], str]] = [
+        ((*user, "--tags", "monitoring"), "made"),
+        ((*user,), "is as wanted"),
+        ((*user, "--tags", "management"), "changed"),
+        (("declare", "user", "--name", "worker", "--new-password-file", str(password)), "changed"),
+        (("change-tags", "--name", "worker", "--tags", "management,x"), "changed"),
+        (("change-tags", "--name", "worker", "--tags", "management,x"), "is as wanted"),
+        ((*policy, "--definition", '{"max-length": 1}'), "made"),
+        ((*policy, "--definition", '{"max-length": 1}'), "is as wanted"),
+        ((*policy, "--definition", '{"max-length": 2}'), "changed"),
+        ((*limit, "3"), "changed"),
+        ((*limit, "3"), "is as wanted"),
+        ((*binding,), "made"),
+        ((*binding,), "is as wanted"),
+        ((*permission, "--read", ""), "made"),
+        ((*permission, "--read", ".*"), "changed"),
+        ((*topic, "--read", ""), "made"),
+        ((*topic, "--read", ".*"), "changed"),
+        ((*topic, "--read", ".*"), "is as wanted"),
+        (("declare", "vhost", "--name", vhost, "--description", "the shop", "--tags", "a"), "changed"),
+        (("declare", "vhost", "--name", vhost), "is as wanted"),
+    ]
+    for arguments, outcome in steps:
+        said = qq(*arguments)
+        assert (said.status, said.output.rpartition(": ")[2]) == (0, f"{outcome}\n"), arguments
+    (worker,) = documents(qq, "list", "users", "--name", "worker")
+    assert worker["tags"] == ["management", "x"]
+    assert qq("list", "queues", "--user", "worker", "--password-file", str(password)).status == 0
+    (shown,) = [row for row in documents(qq, "list", "vhosts") if row["name"] == vhost]
+    assert (shown["description"], shown["tags"]) == ("the shop", ["a"])
+    assert qq("delete", "user", "--name", "worker").status == 0
+
+
+def test_last_administrator_is_neither_deleted_nor_demoted(qq: Qq, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("guest\n")
+    declared = qq("declare", "user", "--name", "guest", "--new-password-file", str(password))
+    assert declared.output == "user 'guest': changed\n"
+    for arguments in (
+        ("delete", "user", "--name", "guest"),
+        ("change-tags", "--name", "guest", "--tags", ""),
+        ("declare", "user", "--name", "guest", "--no-password"),
+    ):
+        said = qq(*arguments)
+        assert (said.status, said.output) == (1, ""), arguments
+        assert "the last administrator" in said.errors
+    assert qq("list", "users").status == 0
+
+
+def test_close_connections_says_how_many(qq: Qq) -> None:
+    said = qq("close", "connections", "--for-user", "nosuch")
+    assert (said.status, said.output) == (0, "connections of user 'nosuch': 0 closed\n")

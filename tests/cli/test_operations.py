@@ -129,10 +129,10 @@ def test_the_members_are_a_table_or_the_answer_itself(said: Said) -> None:
         0,
         (
             f"cluster qq ({'cc' * 16}), version 8 of the state, as n1 sees it\n"
-            "name  address  role     state     lag  versions  drained  id\n"
-            f"n1    h1:1     voter    leader    0    7 to 8    no       {'aa' * 16}\n"
-            "n2    h2:2     awaited  down      -    -         yes      -\n"
-            f"n8    h8:8     learner  follower  9    -         no       {'dd' * 16}\n"
+            "name  state     role     lag  drained  address  versions  id\n"
+            f"n1    leader    voter    0    no       h1:1     7 to 8    {'aa' * 16}\n"
+            "n2    down      awaited  -    yes      h2:2     -         -\n"
+            f"n8    follower  learner  9    no       h8:8     -         {'dd' * 16}\n"
         ),
         "",
     )

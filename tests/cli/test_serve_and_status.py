@@ -125,7 +125,7 @@ def test_status_is_a_table_or_the_answer_itself(
     url = f"http://127.0.0.1:{base_port + 10000}/"
     with started(tmp_path, "serve", "--config", str(config)) as node:
         node.until_line("n1 serves")
-        status, output, _ = called("status", "--http", url)
+        status, output, _ = called("status", "--wide", "--http", url)
         assert status == 1
         assert output.splitlines() == [
             (
@@ -138,7 +138,7 @@ def test_status_is_a_table_or_the_answer_itself(
                 "  clock offset  versions  drained"
             ),
             (
-                "n1    leader  voter    voter     3     7      120   119     118      100         5,120 MiB  yes"
+                "n1    leader  voter    voter     3     7      120   119     118      100         5.0 GiB    yes"
                 "    -0.8 s        7 to 8    no"
             ),
             (

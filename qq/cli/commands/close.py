@@ -45,8 +45,11 @@ def close_connection(node: Remote, *, name: str, reason: str | None) -> int:
 @with_node
 def close_connections(node: Remote, *, owner: str, reason: str | None) -> int:
     """Close all connections of a user."""
-    node.send("DELETE", path_of("connections", "username", owner), headers=_headers(reason))
-    print(f"connections of user {quoted(owner)}: closed")
+    path = path_of("connections", "username", owner)
+    count = len(node.get_list(path))
+    if count:
+        node.send("DELETE", path, headers=_headers(reason))
+    print(f"connections of user {quoted(owner)}: {count} closed")
     return 0
 
 

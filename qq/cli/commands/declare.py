@@ -8,7 +8,15 @@ import click
 
 from qq.cli import objects
 from qq.cli.new_password import prompt_or_read, with_new_password
-from qq.cli.options import with_arguments, with_binding, with_name, with_node, with_owner, with_vhost
+from qq.cli.options import (
+    with_arguments,
+    with_binding,
+    with_force,
+    with_name,
+    with_node,
+    with_owner,
+    with_vhost,
+)
 from qq.cli.tree import CommandGroup
 from qq.cli.values import JSON, NAME, OBJECT, REQUIRED
 
@@ -88,7 +96,7 @@ def binding(node: Remote, **ends: Any) -> int:
 @declare_command.command("user")
 @with_name
 @click.option(
-    "--tags", type=NAME, default="", metavar="TAGS", help="Tags, with commas between.  [default: none]"
+    "--tags", type=NAME, metavar="TAGS", help="Tags, with commas between.  [default: unchanged, or none]"
 )
 @with_new_password
 @click.option(
@@ -98,11 +106,19 @@ def binding(node: Remote, **ends: Any) -> int:
     help="Hash as of `rabbitmqctl hash_password`, instead of a password.",
 )
 @click.option("--no-password", is_flag=True, help="The user can log in only with a certificate.")
+@with_force
 @with_node
 def user(
-    node: Remote, *, name: str, tags: str, file: str | None, hashed: str | None, no_password: bool
+    node: Remote,
+    *,
+    name: str,
+    tags: str | None,
+    file: str | None,
+    hashed: str | None,
+    no_password: bool,
+    query: dict[str, str],
 ) -> int:
-    """Make or replace a user. The password comes from a prompt or from a file."""
+    """Make a user, or set its password. The password comes from a prompt or from a file."""
     if (file is not None) + (hashed is not None) + no_password > 1:
         raise click.UsageError("give one of --new-password-file, --password-hash and --no-password")
     secret: dict[str, str] = {}
@@ -110,20 +126,31 @@ def user(
         secret = {"password_hash": hashed}
     elif not no_password:
         secret = {"password": prompt_or_read(file)}
-    return objects.put(node, objects.cluster_object("user", name, "users"), {"tags": tags, **secret})
+    target = objects.user_object(name)
+    known: dict[str, Any] = {} if tags is not None else objects.settings_of(node, target) or {}
+    return objects.put(node, target, {"tags": known.get("tags", tags or ""), **secret}, query=query)
 
 
 @declare_command.command("vhost")
 @with_name
-@click.option("--description", type=NAME, default="", metavar="TEXT", help="Description for people.")
-@click.option("--tags", type=NAME, default="", metavar="TAGS", help="Tags, with commas between.")
+@click.option(
+    "--description", type=NAME, metavar="TEXT", help="Description for people.  [default: unchanged, or none]"
+)
+@click.option(
+    "--tags", type=NAME, metavar="TAGS", help="Tags, with commas between.  [default: unchanged, or none]"
+)
 @click.option(
     "--default-queue-type", type=click.Choice(["quorum", "classic"]), help="[default: unchanged, or classic]"
 )
 @with_node
 def vhost(node: Remote, *, name: str, **options: Any) -> int:
     """Make a virtual host, or change its description."""
-    return objects.put(node, objects.cluster_object("virtual host", name, "vhosts"), options)
+    target = objects.cluster_object("virtual host", name, "vhosts")
+    known = objects.settings_of(node, target) or {}
+    for option in ("description", "tags"):
+        if options[option] is None:
+            options[option] = known.get(option, "")
+    return objects.put(node, target, options)
 
 
 @declare_command.command("permission")

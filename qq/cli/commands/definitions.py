@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from qq.cli.api import JSON, path_of
-from qq.cli.options import with_node
+from qq.cli.options import with_force, with_node
 from qq.cli.progress import Wait, progress_bar
 from qq.cli.streams import STANDARD_STREAM, read_within
 from qq.cli.tree import CommandGroup
@@ -93,14 +93,15 @@ def _target(file: str) -> Generator[BinaryIO]:
 @definitions_command.command("import")
 @_file
 @_vhost
+@with_force
 @with_node
-def import_definitions(node: Remote, *, file: str, vhost: str | None) -> int:
+def import_definitions(node: Remote, *, file: str, vhost: str | None, query: dict[str, str]) -> int:
     """Import objects and settings from a file, or from standard input (-). Existing objects stay."""
     document = read_within(file, _BYTES_MAX)
     if document is None:
         raise CommandError(f"{file}: is larger than {_BYTES_MAX:,} bytes: take it over in parts")
     wait = Wait("the definitions to be taken over")
-    node.send("POST", _path(vhost), document, is_long=True, wait=wait)
+    node.send("POST", _path(vhost), document, query=query, is_long=True, wait=wait)
     print(f"{len(document):,} bytes of definitions: taken over")
     return 0
 

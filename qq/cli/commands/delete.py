@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qq.cli import objects
-from qq.cli.options import with_binding, with_name, with_node, with_owner, with_vhost
+from qq.cli.options import with_binding, with_force, with_name, with_node, with_owner, with_vhost
 from qq.cli.tree import CommandGroup
 from qq.cli.values import REQUIRED
 
@@ -119,6 +119,16 @@ def user_limit(node: Remote, *, name: str, owner: str, may_be_missing: bool) -> 
     return objects.delete(node, objects.limit_object("user", owner, name), may_be_missing=may_be_missing)
 
 
+@delete_command.command("user")
+@with_name
+@_with_idempotently
+@with_force
+@with_node
+def user(node: Remote, *, name: str, may_be_missing: bool, query: dict[str, str]) -> int:
+    """Delete a user."""
+    return objects.delete(node, objects.user_object(name), query=query, may_be_missing=may_be_missing)
+
+
 def _delete_cluster_object(name: str, kind: str, path: str) -> click.Command:
     """Make the command that deletes a kind of object outside of virtual hosts."""
 
@@ -146,7 +156,6 @@ def _delete_policy(name: str, *, operator: bool) -> click.Command:
 
 
 for _command in (
-    _delete_cluster_object("user", "user", "users"),
     _delete_cluster_object("vhost", "virtual host", "vhosts"),
     _delete_cluster_object("global-parameter", "global parameter", "global-parameters"),
     _delete_policy("policy", operator=False),

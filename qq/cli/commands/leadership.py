@@ -94,6 +94,23 @@ def check_safe_to_stop(node: Remote, *, name: str | None, form: str) -> int:
     return 0 if is_safe else 1
 
 
+@check_command.command("ready", short_help="check whether a node serves clients")
+@click.option(
+    "--wait",
+    "timeout",
+    type=SECONDS,
+    metavar="SECONDS",
+    help="How long to wait for a yes.  [default: a single question]",
+)
+@with_output
+@with_node
+def check_ready(node: Remote, *, form: str) -> int:
+    """Check whether a node serves clients; exit status 0 means yes. It needs no login."""
+    reason = node.wait_ready()
+    _print(form, "reason", {"ready": reason is None, "reason": reason or "it serves clients"})
+    return 0 if reason is None else 1
+
+
 def _print(form: str, field: str, answer: dict[str, Any]) -> None:
     """Print an answer in the given form; the table form prints only the field `field`."""
     match form:

@@ -39,6 +39,9 @@ def _read_regex(text: str) -> str:
     return text
 
 
+_of_user = click.option(
+    "--for-user", "owner", type=NAME, metavar="NAME", help="Only this user.  [default: all]"
+)
 _vhost = click.option("--vhost", type=NAME, metavar="NAME", help="Only this virtual host.  [default: all]")
 
 
@@ -71,6 +74,8 @@ def _lister(kind: Kind) -> click.Command:
         click.option("--sort", metavar="COLUMN", help="Column to sort by.  [default: virtual host and name]"),
         click.option("--reverse", is_flag=True, help="Reverse the order."),
     ]
+    if kind.of_user is not None:
+        options.insert(0, _of_user)
     if kind.of_vhost is not None:
         options.insert(0, _vhost)
     if kind.has_names:
@@ -93,7 +98,7 @@ for _kind in KINDS:
 
 @list_command.command("limits")
 @_vhost
-@click.option("--for-user", "owner", type=NAME, metavar="NAME", help="Only this user.  [default: all]")
+@_of_user
 @with_output
 @with_node
 def list_limits(node: Remote, *, vhost: str | None, owner: str | None, form: str) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qq.config import Seed
 
 _MEMBERS = "/api/cluster/members"
-_COLUMNS = ("name", "address", "role", "state", "lag", "versions", "drained", "id")
+_COLUMNS = ("name", "state", "role", "lag", "drained", "address", "versions", "id")
 _name = click.argument("name", type=NODE, metavar="NODE")
 _optional_name = click.argument("name", type=NODE, metavar="[NODE]", required=False)
 _no_wait = click.option("--no-wait", is_flag=True, help="Return before the node votes.")

@@ -13,7 +13,16 @@ import click
 
 from qq.cli.api import path_of
 from qq.cli.options import with_node, with_output
-from qq.cli.output import cell, print_cells, print_document, print_rows, table_of, value_in
+from qq.cli.output import (
+    cell,
+    columns_that_fit,
+    print_cells,
+    print_document,
+    print_rows,
+    table_of,
+    terminal_width,
+    value_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +52,11 @@ _QUEUES = RankedKind(
 _CONNECTIONS = RankedKind(
     "connections",
     ("recv_oct_details.rate", "send_oct_details.rate"),
-    ("name", "user", "vhost", "node", "state", "channels", "recv_oct_details.rate", "send_oct_details.rate"),
-    ("connection", "user", "vhost", "node", "state", "channels", "received bytes/s", "sent bytes/s"),
+    (
+        *("user_provided_name", "recv_oct_details.rate", "send_oct_details.rate", "user", "vhost", "name"),
+        *("node", "state", "channels"),
+    ),
+    ("client", "received B/s", "sent B/s", "user", "vhost", "connection", "node", "state", "channels"),
 )
 _KINDS = {kind.name: kind for kind in (_QUEUES, _CONNECTIONS)}
 _COUNT_MAX = 500
@@ -106,9 +118,15 @@ def _watch(node: Remote, kinds: Sequence[RankedKind], count: int, interval_s: fl
 
     with Live(screen=True, auto_refresh=False) as live:
         while True:
-            tables = [table_of(kind.head, _cells(kind, _busiest(node, kind, count))) for kind in kinds]
+            tables = [_table(kind, _busiest(node, kind, count)) for kind in kinds]
             live.update(Group(*tables), refresh=True)
             time.sleep(interval_s)
+
+
+def _table(kind: RankedKind, rows: Sequence[dict[str, Any]]) -> Any:
+    cells = _cells(kind, rows)
+    count = columns_that_fit(kind.head, cells, terminal_width())
+    return table_of(kind.head[:count], [row[:count] for row in cells])
 
 
 def _cells(kind: RankedKind, rows: Sequence[dict[str, Any]]) -> list[list[str]]:

@@ -90,6 +90,9 @@ Channels = Mapping[tuple[str, int], "Client"]
 """Channels by node and id."""
 
 
+_OF_CONNECTION = ("peer_host", "peer_port", "user_provided_name")
+
+
 def consumer_document(consumer: ConsumerStatus, channels: Channels) -> dict[str, Any]:
     """Return the document of a consumer. For a consumer of a different node, its channel is looked up in `channels`."""
     details = {name: value for name, value in consumer.channel_details.items() if name != "id"}
@@ -99,9 +102,8 @@ def consumer_document(consumer: ConsumerStatus, channels: Channels) -> dict[str,
         details |= {
             "name": channel["name"],
             "connection_name": connection["name"],
-            "peer_host": connection["peer_host"],
-            "peer_port": connection["peer_port"],
             "user": channel["user"],
+            **{name: connection[name] for name in _OF_CONNECTION if name in connection},
         }
     document = consumer._asdict() | {"channel_details": details, "arguments": json_value(consumer.arguments)}
     if consumer.credit is None:  # rabbitmqadmin v1 cannot make tables of null

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-import qq
 from qq.http.base.error_responses import Refusal, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, MONITORS, require
 from qq.http.documents.lists import Listing, narrowed, write_listing
@@ -120,7 +119,7 @@ def _figures(report: NodeReport) -> dict[str, Any]:
             {"name": name, "description": description, "enabled": True}
             for name, description in _MECHANISMS.items()
         ],
-        "applications": [{"name": "qq", "description": "qq", "version": qq.__version__}],
+        "applications": [{"name": "qq", "description": "qq", "version": report.release}],
         "contexts": context_documents(report),
     }
 

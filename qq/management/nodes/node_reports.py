@@ -11,6 +11,7 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import qq
 from cluster.membership.alarms import RESOURCES
 from cluster.raft.messages import Alarm
 from qq.management.reports.nodes import Listener, LoginCount, NodeReport, ResourceAlarm
@@ -139,6 +140,7 @@ class NodeReports:
             data_dir=own.data_dir,
             listeners=own.listeners(),
             logins=self._logins(),
+            release=qq.__version__,
         )
 
     def _logins(self) -> list[LoginCount]:
@@ -182,7 +184,8 @@ def decode_report(answer: Any) -> NodeReport | None:
 
     A later program may append further fields.
     """
-    if not isinstance(answer, list) or len(answer) < len(NodeReport._fields):
+    required = len(NodeReport._fields) - len(NodeReport._field_defaults)
+    if not isinstance(answer, list) or len(answer) < required:
         return None
     report = NodeReport(*answer[: len(NodeReport._fields)])
     return report._replace(

@@ -234,11 +234,11 @@ class ClientReports:
         octets = _octets(facts.traffic)
         rates = self._rates.per_second(connection.id, octets, self._group.time_ms())
         is_held = facts.is_blocked or self._broker.throttle.delays(row.id)
-        name = properties.get("connection_name")
         return _logged_row(row) | {
             "state": "closing" if row.closing else "flow" if is_held else "running",
             "name": connection.name,
-            "user_provided_name": name if isinstance(name, str) else None,
+            "user_provided_name": None,
+            **given_name(connection),
             "protocol": connection.protocol,
             "host": facts.host,
             "port": facts.port,
@@ -293,9 +293,16 @@ class ClientReports:
                 "name": connection.name,
                 "peer_host": connection.peer_host,
                 "peer_port": connection.peer_port,
+                **given_name(connection),
             },
             "message_stats": with_rates(numbers._asdict(), rates),
         }
+
+
+def given_name(connection: Connection) -> Row:
+    """Return the field with the name that the client has given its connection; it is left out without a name."""
+    name = json_value(connection.client_properties.get("connection_name"))
+    return {"user_provided_name": name} if isinstance(name, str) else {}
 
 
 def _name_in_log(row: ConnectionState) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from qq.machine.protocol.commands import LIVE_UNLIMITED
+from qq.management.objects.clients import given_name
 from qq.management.reports.queues import ConsumerStatus
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class ConsumerReports:
             connection = session.connection
             details["name"] = f"{connection.name} ({consumer.channel})"
             details["connection_name"] = connection.name
+            details |= given_name(connection)
             details["peer_host"], details["peer_port"] = connection.peer_host, connection.peer_port
             details["user"] = connection.user
         return details

@@ -61,6 +61,8 @@ class NodeReport(NamedTuple):
     data_dir: str
     listeners: Sequence[Listener]
     logins: Sequence[LoginCount]
+    release: str = ""
+    """Release of qq that the node runs; nodes of release 0.1 do not tell."""
 
 
 class ResourceAlarm(NamedTuple):

@@ -159,6 +159,7 @@ def test_every_node_shows_the_work_of_a_channel(nodes: list[ClusterNode], connec
         "number": 1,
         "name": found["name"],
         "connection_name": connection_name,
+        "user_provided_name": name,
         "peer_host": "127.0.0.1",
         "peer_port": int(connection_name.partition(" ")[0].rpartition(":")[2]),
         "user": "guest",

@@ -302,7 +302,7 @@ def test_slow_and_blocked_clients_are_reported(node: Any) -> None:
 
 def test_reached_limit_is_reported_for_a_minute(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     held = [DelayingLimit("vhost", "/", MAX_PUBLISHES, 5, publishers=2)]
-    monkeypatch.setattr(node.management.broker.throttle, "held", lambda _: held)
+    monkeypatch.setattr(node.management.broker.throttle, "delaying_limits", lambda _: held)
     sample(node)
     held.clear()
     sample(node, MINUTE - 2)

@@ -194,6 +194,7 @@ def test_feature_flags_of_versions_are_enabled_by_an_upgrade(node: Machine) -> N
     assert states() == dict.fromkeys(states(), "enabled") | {
         "qq_state_version_8": "disabled",
         "qq_state_version_9": "disabled",
+        "qq_state_version_10": "disabled",
     }
     assert node.api("feature-flags/quorum_queue/enable", "PUT", json={}).status == 204
     assert node.management.group.asked_to_change == []
