@@ -107,7 +107,7 @@ class RangeMap(Generic[V]):
         """Whether a reader has frozen the pieces: then the list may only be appended to."""
 
     @classmethod
-    def of(cls, pieces: list[Piece[V]], count: int) -> RangeMap[V]:
+    def from_pieces(cls, pieces: list[Piece[V]], count: int) -> RangeMap[V]:
         """Make a map of these pieces, in order, which have `count` ids together. The map owns the list from now on."""
         made = cls()
         made._pieces, made._len = pieces, count

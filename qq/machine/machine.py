@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.catalog.permissions import User
 from qq.machine.handlers.claims import Claims
-from qq.machine.handlers.connecting import Connecting
-from qq.machine.handlers.consuming import Taking
+from qq.machine.handlers.connecting import ConnectionHandlers
+from qq.machine.handlers.consuming import ConsumerHandlers
 from qq.machine.handlers.core import ContentOf, Core, SessionState, no_content
 from qq.machine.handlers.cost_estimate import COMMAND_STEPS, Costs
-from qq.machine.handlers.declaring import Declaring
-from qq.machine.handlers.moving import Moving
-from qq.machine.handlers.operating import Operating
-from qq.machine.handlers.publishing import Publishing
+from qq.machine.handlers.declaring import DeclarationHandlers
+from qq.machine.handlers.moving import MoveHandlers
+from qq.machine.handlers.operating import OperatorHandlers
+from qq.machine.handlers.publishing import PublishHandlers
 from qq.machine.handlers.registry import HANDLERS, bound_handlers, check_handlers
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import decode_commands, keep, message_sizes
@@ -48,7 +48,7 @@ check_handlers(*_IN_APPLY)
 _COSTS = _IN_APPLY | {command: handler.cost for command, handler in HANDLERS.items()}
 
 
-class DyingMessages(NamedTuple):
+class PendingDeadLetters(NamedTuple):
     """The first messages of a queue that await dead-lettering, for the leader that moves them."""
 
     vhost: str
@@ -82,14 +82,14 @@ class QueueMachine:
 
     def _begin(self, core: Core) -> None:
         self._core = core
-        publishing = self._publishing = Publishing(core)
+        publishing = self._publishing = PublishHandlers(core)
         parts = (
             publishing,
-            Taking(core),
-            Declaring(core),
-            Connecting(core),
-            Operating(core),
-            Moving(core, publishing),
+            ConsumerHandlers(core),
+            DeclarationHandlers(core),
+            ConnectionHandlers(core),
+            OperatorHandlers(core),
+            MoveHandlers(core, publishing),
         )
         self.costs = Costs(core, _COSTS)
         """Estimates of the cost of commands, for building batches. `adopt` makes a new object."""
@@ -159,7 +159,7 @@ class QueueMachine:
 
     def fragments_of(self, index: int) -> Mapping[int, Sequence[Fragment]]:
         """Return slot -> fragments, for the large messages of an entry; messages stored as a whole are not included."""
-        return self._core.fragments.of(index)
+        return self._core.fragments.in_entry(index)
 
     def first_fragment_from(self, index: int) -> int:
         """Return the lowest log index that the messages of this and later entries need, including their fragments."""
@@ -318,19 +318,19 @@ class QueueMachine:
         """All consumers, by node and consumer id; consumers that are not `live` only hold messages."""
         return self._core.consumers
 
-    def dying(self, ranges_max: int, start: int = 0) -> Iterator[DyingMessages]:
+    def pending_dead_letters(self, ranges_max: int, start: int = 0) -> Iterator[PendingDeadLetters]:
         """Yield the messages that await dead-lettering, queue by queue; at most `ranges_max` ranges of each.
 
         It begins at position `start` among these queues, modulo their number.
         """
-        queues = list(self._core.dying)
+        queues = list(self._core.queues_with_dead)
         start = start % len(queues) if queues else 0
         for queue in queues[start:] + queues[:start]:
             if not queue.retry_ms:
-                first = [dead.range for dead, _ in zip(queue.dying, range(ranges_max), strict=False)]
+                first = [dead.range for dead, _ in zip(queue.dead, range(ranges_max), strict=False)]
                 needs_content = self._publishing.needs_content(queue)
-                place = queue.vhost, queue.name, queue.number, queue.dying_first
-                yield DyingMessages(*place, first, needs_content)
+                place = queue.vhost, queue.name, queue.number, queue.first_dead
+                yield PendingDeadLetters(*place, first, needs_content)
 
     # The whole state
 
@@ -361,7 +361,7 @@ class QueueMachine:
         state.routed, state.dropped = former.routed, former.dropped
         # A changed revision invalidates all caches that were filled from the former state.
         state.catalog.access.revision += former.catalog.revision + 1
-        former.take_apart(state.remains)
+        former.take_apart(state.deferred_free)
 
     def digest(self) -> str:
         """Return a hash of the state: equal states have equal digests."""

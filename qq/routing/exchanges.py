@@ -87,7 +87,7 @@ class RoutingTable:
     The default exchange is a direct exchange to which every queue is bound under its own name.
     """
 
-    __slots__ = ("_alternates", "_default", "_lookers", "_onward", "_routers", "steps")
+    __slots__ = ("_alternates", "_content_dependent", "_default", "_onward", "_routers", "steps")
 
     def __init__(self) -> None:
         self.steps = 0
@@ -97,13 +97,13 @@ class RoutingTable:
         self._alternates: dict[str, str] = {}
         self._onward: dict[str, dict[str, int]] = {}
         """Number of bindings between exchanges: source -> destination exchange -> number."""
-        self._lookers: dict[str, bool] = {}
-        """Cache of the results of `looks_at_content`."""
+        self._content_dependent: dict[str, bool] = {}
+        """Cache of the results of `depends_on_content`."""
 
     def add_exchange(self, name: str, exchange_type: str, arguments: Arguments) -> None:
         """Add an exchange. Raises the InvalidExchange of `check_exchange`."""
         self._routers[name] = _router(exchange_type, arguments)
-        self._lookers.clear()
+        self._content_dependent.clear()
 
     def remove_exchange(self, name: str) -> Router | None:
         """Remove an exchange, with or without a router, and its own bindings; bindings to it must already be gone.
@@ -113,7 +113,7 @@ class RoutingTable:
         router = self._routers.pop(name, None)
         self._onward.pop(name, None)
         self._alternates.pop(name, None)
-        self._lookers.clear()
+        self._content_dependent.clear()
         return router
 
     def set_alternate(self, exchange: str, alternate: str | None) -> None:
@@ -125,7 +125,7 @@ class RoutingTable:
             self._alternates.pop(exchange, None)
         else:
             self._alternates[exchange] = alternate
-        self._lookers.clear()
+        self._content_dependent.clear()
 
     def add_queue(self, name: str) -> None:
         self._default.bind(_default_binding(name), {})
@@ -165,16 +165,18 @@ class RoutingTable:
                 del onward[name]
                 if not onward:
                     del self._onward[binding.source]
-            self._lookers.clear()
+            self._content_dependent.clear()
 
-    def looks_at_content(self, exchange: str) -> bool:
+    def depends_on_content(self, exchange: str) -> bool:
         """Return whether a message from `exchange` can reach an exchange whose router reads more than routing keys."""
-        answer = self._lookers.get(exchange)
+        answer = self._content_dependent.get(exchange)
         if answer is None:
-            answer = self._lookers[exchange] = any(map(self._wants_content, self._reachable(exchange)))
+            answer = self._content_dependent[exchange] = any(
+                map(self._needs_content, self._reachable(exchange))
+            )
         return answer
 
-    def _wants_content(self, exchange: str) -> bool:
+    def _needs_content(self, exchange: str) -> bool:
         router = self._routers.get(exchange)
         return router is not None and router.wants_content
 

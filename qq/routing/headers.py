@@ -127,7 +127,7 @@ class Headers(Router):
                 matching |= self._any.get(condition)
         if self._wants_all:
             matching |= self._with_all(offered)
-        return self._bindings.of(matching)
+        return self._bindings.items(matching)
 
     def steps(self, routing_keys: Sequence[str], content: Content | None, /) -> int:
         headers = len(content.headers) if content is not None else 0

@@ -52,7 +52,7 @@ class Numbered(Generic[T]):
         self._things[number] = moved
         return moved
 
-    def of(self, mask: int) -> Iterator[T]:
+    def items(self, mask: int) -> Iterator[T]:
         """Yield the items of a set, in the order of their numbers."""
         bits = bin(mask)
         last = len(bits) - 1

@@ -89,7 +89,7 @@ class TopicPatterns(Generic[T]):
         """Return all items with a matching binding key, each once."""
         found = dict(self._exact.get(routing_key, ()))
         if self._numbers:
-            for _, items in self._patterns.of(self._matching(words_of(routing_key))):
+            for _, items in self._patterns.items(self._matching(words_of(routing_key))):
                 found.update(items)
         return found
 

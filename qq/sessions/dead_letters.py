@@ -13,7 +13,7 @@ so the log can hold them. If a step has no effect nevertheless, it is repeated o
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.commands import DeadLetter
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cluster.runtime.ports import Runtime
-    from qq.machine.machine import DyingMessages, QueueMachine
+    from qq.machine.machine import PendingDeadLetters, QueueMachine
     from qq.machine.protocol.commands import Table
     from qq.ranges import Range
     from qq.sessions.entries import Entries, Messages
@@ -54,24 +54,6 @@ _PLACE = 1 + DeadLetter._fields.index("count")
 because afterwards other messages are first in the queue."""
 
 
-class _Published(NamedTuple):
-    """The properties of consecutive messages, as they were published."""
-
-    exchange: str
-    routing_key: str
-    cc: list[str]
-    bcc: list[str]
-    expiration: str
-    priority: int
-    has_content: bool
-    """Whether `headers` and `properties` are filled in, too."""
-    headers: Table
-    properties: Table
-
-
-_UNKNOWN = _Published("", "", [], [], "", NO_PRIORITY, True, {}, {})
-
-
 class DeadLetters:
     """Moves dead-lettered messages to their targets while this node is the leader."""
 
@@ -86,7 +68,7 @@ class DeadLetters:
         self._leads = False
         self._first = 0
         """Ordinal number of the queue that comes first in the next step."""
-        self._pending = 0
+        self._outstanding = 0
         """Pending reads and submissions of the current step."""
         self._last_places: set[tuple[object, ...]] = set()
         """The messages of the last step: the first fields (_PLACE) of its commands."""
@@ -99,17 +81,17 @@ class DeadLetters:
 
     def submit_step(self) -> None:
         """Submit the next step for all queues, unless a step is under way."""
-        if self._pending or not self._leads:
+        if self._outstanding or not self._leads:
             return
         step, left, steps, start = list[DeadLetter](), MESSAGES_MAX, 0, self._first
-        for dying in self._machine.dying(RANGES_MAX, self._first):
-            for command in self._commands(dying, left):
+        for pending in self._machine.pending_dead_letters(RANGES_MAX, self._first):
+            for command in self._commands(pending, left):
                 step.append(command)
                 left -= command.count
                 steps += self._submissions.cost_of(command)
                 if steps >= STEPS_MAX:
                     break
-            if self._pending:
+            if self._outstanding:
                 break  # the next messages must be read first
             self._first += 1
             if left <= 0:
@@ -121,7 +103,7 @@ class DeadLetters:
         last, self._last_places = self._last_places, places
         if not step:
             return
-        self._pending += 1
+        self._outstanding += 1
         if last and last <= places:
             log.error(
                 "%d commands for dead letters have changed nothing, the first is %s",
@@ -136,23 +118,25 @@ class DeadLetters:
         self._submissions.read_barrier(self._end_wait, self._lane)
 
     def _end_wait(self) -> None:
-        self._pending -= 1
+        self._outstanding -= 1
         self.submit_step()
 
-    def _commands(self, dying: DyingMessages, messages_max: int) -> Iterator[DeadLetter]:
-        if dying.needs_content:
+    def _commands(self, pending: PendingDeadLetters, messages_max: int) -> Iterator[DeadLetter]:
+        if pending.needs_content:
             messages_max = min(messages_max, CONTENT_MESSAGES_MAX)
-        first, end, size = dying.first, dying.first + messages_max, 0
-        for position, part in enumerate(dying.ranges):
+        place = pending.vhost, pending.queue, pending.number
+        first, end, size = pending.first, pending.first + messages_max, 0
+        for position, part in enumerate(pending.ranges):
             if first == end:
                 return
             messages = part.part(0, min(part.count, end - first))
-            stored = self._stored(messages, dying.ranges, position)
+            stored = self._stored(messages, pending.ranges, position)
             if stored is None:
                 return
-            known = _group_equal(stored, needs_content=dying.needs_content)
-            for published, count in known if stored else [(_UNKNOWN, messages.count)]:
-                command = DeadLetter(dying.vhost, dying.queue, dying.number, first, count, *published)
+            unknown = DeadLetter(*place, 0, 0, "", "", [], [], "", NO_PRIORITY, True, {}, {})
+            alike = _group_equal(stored, place, needs_content=pending.needs_content)
+            for published, count in alike if stored else [(unknown, messages.count)]:
+                command = published._replace(first=first, count=count)
                 yield command
                 first += count
                 size += check_command(command, self._machine.version)
@@ -165,18 +149,23 @@ class DeadLetters:
             stored = self._entries.messages(messages, only_beginnings=True)
         except MessagesGone:
             # The state still refers to these messages, so this is a bug of qq. The messages behind them continue.
-            log.exception("dying messages of entry %d cannot be read", messages.index)
+            log.exception("dead messages of entry %d cannot be read", messages.index)
             return []
         if stored is None:
-            self._pending += 1
+            self._outstanding += 1
             ahead = dict.fromkeys(part.index for part in ranges[position:])
             self._entries.load(list(ahead), self._end_wait)
         return stored
 
 
-def _group_equal(stored: list[Messages], *, needs_content: bool) -> Iterator[tuple[_Published, int]]:
-    """Yield the properties of consecutive messages, with the number of messages in a row that share them."""
-    last: _Published | None = None
+def _group_equal(
+    stored: list[Messages], place: tuple[str, str, int], *, needs_content: bool
+) -> Iterator[tuple[DeadLetter, int]]:
+    """Yield a command with the properties of consecutive messages, and the number of messages that share them.
+
+    `place` names the queue. `first` and `count` of the command are still to be set.
+    """
+    last: DeadLetter | None = None
     last_header = header = b""
     count = 0
     for messages in stored:
@@ -190,8 +179,10 @@ def _group_equal(stored: list[Messages], *, needs_content: bool) -> Iterator[tup
                 headers, properties = dict(content.headers), dict(content.properties)
                 # Python treats 1 and True as equal, exchanges do not.
                 header = message[FLAGS_AT : frame_stop(message, 0)]
-            place = messages.exchange, messages.routing_key
-            published = _Published(*place, cc, bcc, expiration, priority, needs_content, headers, properties)
+            route = messages.exchange, messages.routing_key, cc, bcc
+            published = DeadLetter(
+                *place, 0, 0, *route, expiration, priority, needs_content, headers, properties
+            )
             if published == last and header == last_header:
                 count += 1
                 continue

@@ -218,10 +218,10 @@ class Mover:
         # Search an endless move's source from its start, because messages may have been returned there. Such a move
         # skips no messages, so each is examined only once.
         place, key = (RETURNED, 0) if move.is_endless else (move.place, move.key)
-        found = source.look(place, key, move.end_of(place), STEP_MESSAGES)
+        found = source.peek(place, key, move.end_of(place), STEP_MESSAGES)
         while not found and place < PLACES:
             place, key = place + 1, 0
-            found = source.look(place, key, move.end_of(place), STEP_MESSAGES)
+            found = source.peek(place, key, move.end_of(place), STEP_MESSAGES)
         if not found:
             return _Step([], 0, PLACES, 0)
         return self._examine_found(move, access, source, place, found, allowed)

@@ -28,7 +28,7 @@ from qq.http import api
 from qq.machine.catalog import limits
 from qq.machine.policy.arguments import CONSUMER_ARGUMENTS
 from qq.machine.policy.policies import OPERATOR_KEYS, POLICY_KEYS
-from qq.machine.policy.queue_options import ALTERNATE_EXCHANGE, QUEUE_OPTIONS
+from qq.machine.policy.queue_options import ALTERNATE_EXCHANGE, OWN_OPTIONS, QUEUE_OPTIONS
 from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.metrics.counters import (
     ClusterTotals,
@@ -317,6 +317,9 @@ def section(beginning: str, end: str) -> str:
 def test_reference_describes_queue_options_as_declared() -> None:
     rows = re.findall(r"^\| (`[^|]*) \|[^|]*\| (.*) \|$", section("## Arguments", "These are"), re.MULTILINE)
     texts = {name: text for names, text in rows for name in quoted(names)}
+    assert quoted("".join(names for names, _ in rows if "(ours)" in names)) == {
+        option.name for option in OWN_OPTIONS
+    }
     for option in QUEUE_OPTIONS:
         if option.rules:
             text = texts[option.name]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from qq.machine.policy import policies
+from qq.machine.policy.queue_options import RABBITMQ_OPTIONS
 from qq.routing.exchanges import DELAYED, EXCHANGE_TYPES
 
 if TYPE_CHECKING:
@@ -102,12 +102,7 @@ def test_cleaned_rabbitmq_definitions_are_imported(cluster: LocalCluster) -> Non
 
 
 def test_program_lists_the_policy_keys_and_exchange_types_of_qq() -> None:
-    of_rabbitmq = set(policies.POLICY_KEYS) - {
-        "consumer-timeout-action",
-        "delivery-count-mode",
-        "priority-mode",
-        "return-position",
-    }
+    of_rabbitmq = {option.name for option in RABBITMQ_OPTIONS if option.policy is not None}
     program = runpy.run_path(str(PROGRAM))
     assert program["POLICY_KEYS"] == of_rabbitmq
     assert program["EXCHANGE_TYPES"] == {*EXCHANGE_TYPES, DELAYED}

@@ -18,7 +18,7 @@ from qq.machine.catalog.vhost import VirtualHost
 from qq.machine.handlers.core import Core
 from qq.machine.handlers.cost_estimate import Costs
 from qq.machine.handlers.fragments import Fragments
-from qq.machine.handlers.publishing import Publishing
+from qq.machine.handlers.publishing import PublishHandlers
 from qq.machine.policy.policies import Policies
 from qq.machine.protocol.death_history import Histories
 from qq.machine.queue.backlog import _Lane
@@ -65,13 +65,16 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
         ),
         _ENTRY,
     )
-    | {"remains": _REMAINS, "routed": _SHOWN, "dropped": _SHOWN},
-    Publishing: dict.fromkeys(("_slot", "_count", "_size"), _ENTRY),
-    Catalog: {"remains": _REMAINS},
+    | {"deferred_free": _REMAINS, "routed": _SHOWN, "dropped": _SHOWN},
+    PublishHandlers: dict.fromkeys(("_slot", "_count", "_size"), _ENTRY),
+    Catalog: {"deferred_free": _REMAINS},
     VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE)
-    | {"_remains": _REMAINS, "exchange_counts": _SHOWN},
+    | {"_deferred_free": _REMAINS, "exchange_counts": _SHOWN},
     Published: {"_by_node": _SHOWN},
-    RoutingTable: {"_lookers": _CACHE, "steps": "Of the last route; whoever asks has just looked for one."},
+    RoutingTable: {
+        "_content_dependent": _CACHE,
+        "steps": "Of the last route; whoever asks has just looked for one.",
+    },
     AccessControl: {
         "revision": "Tells those who remember answers to ask again; it goes up when a dump is loaded."
     },
@@ -92,7 +95,10 @@ _LOOKED_UP = "Asked for one key at a time."
 _SORTED = "Sorted by whoever goes through it."
 
 UNORDERED: dict[type, dict[str, str]] = {
-    Core: {"dying": "In which order a leader looks at queues is its own affair.", "reviewing": _SORTED},
+    Core: {
+        "queues_with_dead": "In which order a leader looks at queues is its own affair.",
+        "reviewing": _SORTED,
+    },
     Rotation: {"_rings": "Their order is that of the levels."},
     VirtualHost: {
         "requesters": _LOOKED_UP,
@@ -127,7 +133,7 @@ def _sets(masks: Masks[Any], numbered: Numbered[Any]) -> set[object]:
 
 
 def _things(mask: int, numbered: Numbered[Any]) -> frozenset[Any]:
-    return frozenset(numbered.of(mask))
+    return frozenset(numbered.items(mask))
 
 
 def _headers(router: Headers) -> object:

@@ -152,7 +152,7 @@ def live_messages(machine: QueueMachine) -> list[Place]:
     """Whatever anything refers to, as often as it is referred to."""
     ranges: list[Range] = []
     for queue in machine.queues():
-        ranges += ready_ranges(queue) + delayed_ranges(queue) + [dead.range for dead in queue.dying]
+        ranges += ready_ranges(queue) + delayed_ranges(queue) + [dead.range for dead in queue.dead]
         ranges += leaving_ranges(queue)
     for consumer in machine.consumers.values():
         ranges += [messages for _, messages in held_ranges(consumer)]
@@ -215,7 +215,7 @@ class Log:
     def dead_letters(self, machine: QueueMachine, ranges_max: int = 500) -> list[DeadLetter]:
         """The next step of the leader, as qq/broker/dead_letters.py takes it."""
         commands: list[DeadLetter] = []
-        for dying in machine.dying(ranges_max):
+        for dying in machine.pending_dead_letters(ranges_max):
             first = dying.first
             places = [(index, slot) for index, slot, _ in messages_of(dying.ranges)]
             told = {place: self.published[place] for place in places}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.protocol import commands as c
 from qq.machine.protocol import effects as e
+from qq.machine.protocol.queue_types import QUORUM
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 from tests.machine.machine_driver import delayed_ranges, held_ranges, ready_ranges
 
@@ -99,8 +100,8 @@ class OracleQueue:
         """In the order of arrival, which is that of their positions."""
         self.delayed: list[tuple[int, int, bool, Message]] = []
         """When it is due, which came to wait first, whether it was returned."""
-        self.dying: list[Dead] = []
-        self.dying_first = 0
+        self.dead: list[Dead] = []
+        self.first_dead = 0
         self.retry_ms = 0
         self.arrived = 0
         self.delays = 0
@@ -116,7 +117,7 @@ class OracleQueue:
         return sum(message.size for message in self.ready() + [message for *_, message in self.delayed])
 
     def messages(self) -> int:
-        return len(self.ready()) + len(self.delayed) + sum(len(dead.messages) for dead in self.dying)
+        return len(self.ready()) + len(self.delayed) + sum(len(dead.messages) for dead in self.dead)
 
     def arrive(self, message: Message) -> None:
         message.position = self.arrived
@@ -299,8 +300,8 @@ class Oracle:
                 queue = self.queues[name]
                 self._serve(queue)
                 assert self._reply() == e.QueuePurged(queue.messages())
-                queue.dying_first += sum(len(dead.messages) for dead in queue.dying)
-                queue.returns, queue.levels, queue.delayed, queue.dying = [], [], [], []
+                queue.first_dead += sum(len(dead.messages) for dead in queue.dead)
+                queue.returns, queue.levels, queue.delayed, queue.dead = [], [], [], []
                 queue.retry_ms = 0
             case c.Checkout(session, _, _, consumer, name, _, credit, no_ack):
                 budget = None if no_ack else self._on_channel(session)
@@ -330,7 +331,7 @@ class Oracle:
 
     def _get(self, session: int, consumer: int, name: str, *, no_ack: bool) -> None:
         queue = self.queues[name]
-        if queue.get("x-single-active-consumer"):
+        if queue.get("x-single-active-consumer") and queue.get("x-queue-type") == QUORUM:
             self._fails(session)
             return
         self._serve(queue)
@@ -347,7 +348,7 @@ class Oracle:
 
     def _get_messages(self, session: int, consumer: int, name: str, count: int, *, no_ack: bool) -> None:
         queue = self.queues[name]
-        if queue.get("x-single-active-consumer"):
+        if queue.get("x-single-active-consumer") and queue.get("x-queue-type") == QUORUM:
             self._fails(session)
             return
         self._serve(queue)
@@ -504,22 +505,22 @@ class Oracle:
 
     def _die(self, queue: OracleQueue | None, messages: list[Message], reason: str) -> None:
         if queue is not None and messages and queue.get("x-dead-letter-exchange") is not None:
-            queue.dying.append(Dead(messages, reason))
+            queue.dead.append(Dead(messages, reason))
 
     def _dead_letter(self, command: c.DeadLetter) -> None:
         queue = self.queues.get(command.queue)
-        if queue is None or queue.number != command.number or queue.dying_first != command.first:
+        if queue is None or queue.number != command.number or queue.first_dead != command.first:
             return
         taken: list[Dead] = []
         left = command.count
-        while left and queue.dying:
-            dead = queue.dying[0]
+        while left and queue.dead:
+            dead = queue.dead[0]
             taken.append(Dead(dead.messages[:left], dead.reason))
             del dead.messages[:left]
             left -= len(taken[-1].messages)
             if not dead.messages:
-                del queue.dying[0]
-        queue.dying_first += command.count - left
+                del queue.dead[0]
+        queue.first_dead += command.count - left
         gone: dict[str, int] = {}
         while taken:
             moved = self._move(queue, taken[0], command)
@@ -527,8 +528,8 @@ class Oracle:
                 gone[taken[0].reason] = gone.get(taken[0].reason, 0) + moved
             del taken[0].messages[:moved]
             if taken[0].messages:
-                queue.dying_first -= sum(len(dead.messages) for dead in taken)
-                queue.dying[:0] = taken
+                queue.first_dead -= sum(len(dead.messages) for dead in taken)
+                queue.dead[:0] = taken
                 queue.retry_ms = 0 if gone else self.now_ms + DEAD_LETTER_RETRY_MS
                 break
             del taken[0]
@@ -790,7 +791,7 @@ class Oracle:
                 assert there.backlog.size + there.backlog.delayed_size == queue.size()
             assert there.unacked == sum(len(consumer.held) for consumer in mine)
             assert there.consumers == sum(consumer.live for consumer in mine)
-            self._compare_dying(queue, there)
+            self._compare_dead(queue, there)
             active = None if there.active is None else (there.active.node, there.active.id)
             assert queue.active is (None if active is None else self.consumers.get(active))
         assert set(machine.consumers) == set(self.consumers)
@@ -805,17 +806,17 @@ class Oracle:
             assert there.live == consumer.live
             assert there.credit == consumer.credit or not consumer.live
 
-    def _compare_dying(self, queue: OracleQueue, there: Queue) -> None:
+    def _compare_dead(self, queue: OracleQueue, there: Queue) -> None:
         """The same have died; of those that died in one turn the machine decides the order."""
-        assert queue.dying_first == there.dying_first
-        mine = [(message, dead.reason) for dead in queue.dying for message in dead.messages]
+        assert queue.first_dead == there.first_dead
+        mine = [(message, dead.reason) for dead in queue.dead for message in dead.messages]
         by_sight = {(message.seen(), reason): message for message, reason in mine}
         groups = [
             ([by_sight.pop((seen, dead.reason)) for seen in looked_at(there, [dead.range])], dead.reason)
-            for dead in there.dying
+            for dead in there.dead
         ]
         assert not by_sight
-        queue.dying = [Dead(messages, reason) for messages, reason in groups]
+        queue.dead = [Dead(messages, reason) for messages, reason in groups]
 
 
 def goes_round(deaths: Deaths, target: str) -> bool:

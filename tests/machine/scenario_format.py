@@ -209,9 +209,9 @@ class Scenario:
         told = f"queue {queue.name}{_there(queue.vhost)}: consumers={queue.consumers} ready=[{ready}]"
         if queue.backlog.delayed:
             told += f" delayed=[{' '.join(self._names(delayed_ranges(queue)))}]"
-        if queue.dying:
+        if queue.dead:
             dying = " ".join(
-                f"{name}:{dead.reason}" for dead in queue.dying for name in self._names([dead.range])
+                f"{name}:{dead.reason}" for dead in queue.dead for name in self._names([dead.range])
             )
             told += f" dying=[{dying}]"
         if queue.active is not None:
@@ -220,8 +220,8 @@ class Scenario:
 
     def _dying(self, command: c.DeadLetter) -> str:
         queue = self.machine.vhosts[command.vhost].queues[command.queue]
-        names = self._names([dead.range for dead in queue.dying])
-        first = command.first - queue.dying_first
+        names = self._names([dead.range for dead in queue.dead])
+        first = command.first - queue.first_dead
         return " ".join(names[first : first + command.count])
 
     def _name(self, message: Message) -> str:

@@ -406,7 +406,7 @@ class Pair:
             assert name in catalog.vhosts
         queues = set(self.one.queues())
         assert {consumer.queue for consumer in self.one.consumers.values()} <= queues
-        assert queues.issuperset(self.one._core.dying)
+        assert queues.issuperset(self.one._core.queues_with_dead)
         assert queues.issuperset(self.one._core.abandoned)
         asking = [each for each in sessions if each.requester is not None]
         for vhost in [*catalog.vhosts.values(), *(each.vhost for each in asking)]:
@@ -441,7 +441,7 @@ class Counted(NamedTuple):
 
 def counted(queue: Queue) -> Counted:
     backlog = queue.backlog
-    numbers = (queue.consumers, queue.unacked, queue.unacked_size, queue.dying_count, queue.dying_size)
+    numbers = (queue.consumers, queue.unacked, queue.unacked_size, queue.dead_count, queue.dead_size)
     waiting = (backlog.count, backlog.size, backlog.delayed, backlog.delayed_size)
     tally = replace(queue.tally, died=dict(queue.tally.died))
     return Counted(queue.revision, tally, (*numbers, *waiting))
@@ -461,8 +461,8 @@ def check_counts(queue: Queue) -> None:
     assert queue.unacked == sum(piece.count for piece in held)
     assert queue.unacked_size == sum(piece.value.part(piece.offset, piece.count).size for piece in held)
     assert queue.consumers == sum(holder.live for holder in queue.holders)
-    assert queue.dying_count == sum(dead.range.count for dead in queue.dying)
-    assert queue.dying_size == sum(dead.range.size for dead in queue.dying)
+    assert queue.dead_count == sum(dead.range.count for dead in queue.dead)
+    assert queue.dead_size == sum(dead.range.size for dead in queue.dead)
     browsed = backlog.browse(0, backlog.count + 1)
     assert backlog.count == sum(messages.count for messages in browsed)
     assert backlog.size == sum(messages.size for messages in browsed)
@@ -470,7 +470,7 @@ def check_counts(queue: Queue) -> None:
     assert backlog.delayed == sum(messages.count for messages in delayed)
     assert backlog.delayed_size == sum(messages.size for messages in delayed)
     befell: dict[int, int] = {}
-    for messages in [*browsed, *delayed, *(dead.range for dead in queue.dying)]:
+    for messages in [*browsed, *delayed, *(dead.range for dead in queue.dead)]:
         befell[messages.history] = befell.get(messages.history, 0) + messages.count
     for piece in held:
         befell[piece.value.history] = befell.get(piece.value.history, 0) + piece.count
@@ -742,9 +742,9 @@ class Chance(Random):
                 found.append(EndMove(move.vhost, move.id, self.choice(["", "it cannot go on"])))
             elif source is not None:
                 places = [RETURNED, *(place_of(level) for level in range(LEVELS))]
-                place = next((p for p in sorted(places) if source.look(p, 0, 2**64, 1)), PLACES)
+                place = next((p for p in sorted(places) if source.peek(p, 0, 2**64, 1)), PLACES)
                 place = self.choice([move.place, place])
-                looked = source.look(place, self.choice([0, move.key]), 2**64, self.randrange(1, 6))
+                looked = source.peek(place, self.choice([0, move.key]), 2**64, self.randrange(1, 6))
                 pieces = [
                     (key, self.randrange(1, messages.count + 2), 0, NO_PRIORITY, NO_TTL)
                     for key, messages in looked

@@ -9,7 +9,7 @@ import pytest
 from pamqp import frame, header
 from pamqp.commands import Basic
 
-from qq.machine.machine import DyingMessages
+from qq.machine.machine import PendingDeadLetters
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.commands import DeadLetter
 from qq.machine.protocol.versions import VERSIONS
@@ -36,10 +36,10 @@ class World:
         self._applied: list[Callable[[], None]] = []
         self.dead_letters = DeadLetters(*[cast("Any", self)] * 4)
 
-    def dying(self, _ranges_max: int, _first: int) -> Iterator[DyingMessages]:
+    def pending_dead_letters(self, _ranges_max: int, _first: int) -> Iterator[PendingDeadLetters]:
         if self.first < len(self.stored):
             left = Range(1, self.first, len(self.stored) - self.first)
-            yield DyingMessages("/", "q", 1, self.first, [left], needs_content=True)
+            yield PendingDeadLetters("/", "q", 1, self.first, [left], needs_content=True)
 
     def messages(self, part: Range, *, only_beginnings: bool) -> list[Messages]:
         assert only_beginnings  # not even one of several large ones need be in memory as a whole

@@ -129,7 +129,7 @@ def test_time_to_live_restarts_in_the_destination(broker: LoneBroker, channel: A
     publish(channel, b"a", expiration="3000000")
     publish(channel, b"b")
     moved(broker, MOVE)
-    found = broker.machine.vhosts["/"].queues["to"].look(28, 0, 9, 9)
+    found = broker.machine.vhosts["/"].queues["to"].peek(28, 0, 9, 9)
     assert [messages.expires_ms for _, messages in found] == [3_000_000, 0]
 
 

@@ -47,15 +47,15 @@ from cluster.storage.identity import Identity, Owner
 from cluster.transport.connection import LinkBacklog
 from qq.machine.catalog.deduplication import FrozenPublishers, Publishers
 from qq.machine.catalog.vhost import VirtualHost
-from qq.machine.handlers.moving import Moving
-from qq.machine.handlers.publishing import Publishing, _as_publish
+from qq.machine.handlers.moving import MoveHandlers
+from qq.machine.handlers.publishing import PublishHandlers, _as_publish
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import Buffer, encode_batch
 from qq.machine.protocol.commands import Command, DeclareQueue, Enqueue, MoveMessages, Publish
 from qq.machine.protocol.effects import ConnectionForced, Effect
 from qq.machine.queue.backlog import Backlog
 from qq.machine.queue.consumers import Budget, Holder
-from qq.machine.queue.queue import Dying, Queue
+from qq.machine.queue.queue import DeadMessages, Queue
 from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
 from qq.tables import TABLE_DEPTH_MAX, Table
@@ -593,21 +593,21 @@ def follow_the_clock_of_a_single_peer(clock: ClusterClock, _peer: str, steady_ms
     clock.advance_to(steady_ms, now_s)
 
 
-def take_dead_letters_twice(queue: Queue, first: int, count: int) -> list[Dying]:
-    """In place of `Queue.take_dying`: a command that was carried out before is carried out on those that follow."""
-    return take_dying(queue, max(queue.dying_first, first), count)
+def take_dead_letters_twice(queue: Queue, first: int, count: int) -> list[DeadMessages]:
+    """In place of `Queue.take_dead`: a command that was carried out before is carried out on those that follow."""
+    return take_dead(queue, max(queue.first_dead, first), count)
 
 
-def take_dead_letters_and_keep_them(queue: Queue, first: int, count: int) -> list[Dying]:
-    """In place of `Queue.take_dying`: what is moved is still where it was."""
-    taken = take_dying(queue, first, count)
+def take_dead_letters_and_keep_them(queue: Queue, first: int, count: int) -> list[DeadMessages]:
+    """In place of `Queue.take_dead`: what is moved is still where it was."""
+    taken = take_dead(queue, first, count)
     for dead in reversed(taken):
-        queue.dying.appendleft(dead)
-        queue.dying_count += dead.range.count
+        queue.dead.appendleft(dead)
+        queue.dead_count += dead.range.count
     return taken
 
 
-take_dying = Queue.take_dying
+take_dead = Queue.take_dead
 
 
 class GoesByItsOwnClock(QueueMachine):
@@ -649,11 +649,11 @@ def leave_where_it_was(queue: Queue, _place: int, found: Sequence[tuple[int, Ran
     queue.forget(messages for _, messages in found)
 
 
-take_step = Moving.step
+take_step = MoveHandlers.step
 
 
-def take_any_step(moving: Moving, command: MoveMessages) -> None:
-    """In place of `Moving.step`: a step that was taken is taken again."""
+def take_any_step(moving: MoveHandlers, command: MoveMessages) -> None:
+    """In place of `MoveHandlers.step`: a step that was taken is taken again."""
     move = moving._core.catalog.moves.all.get((command.vhost, command.move))
     take_step(moving, command if move is None else command._replace(step=move.step))
 
@@ -666,8 +666,10 @@ def omit_forced_closes(machine: QueueMachine, origin: str) -> list[Effect]:
     return [effect for effect in outstanding(machine, origin) if not isinstance(effect, ConnectionForced)]
 
 
-def find_room_for_all(publishing: Publishing, vhost: VirtualHost, content: Sequence[Command]) -> list[Any]:
-    """In place of `Publishing._check`: a transaction is begun, and what there is no room for is left out."""
+def find_room_for_all(
+    publishing: PublishHandlers, vhost: VirtualHost, content: Sequence[Command]
+) -> list[Any]:
+    """In place of `PublishHandlers._check`: a transaction is begun, and what there is no room for is left out."""
     ways: list[Any] = []
     slot = publishing._core.next_slot
     for command in content:
@@ -696,9 +698,9 @@ def refuse_despite_waiting_consumers(
 
 
 def delay_serving_until_the_end_of_the_entry(
-    _publishing: Publishing, _queues: Iterable[Queue], _count: int
+    _publishing: PublishHandlers, _queues: Iterable[Queue], _count: int
 ) -> None:
-    """In place of `Publishing.serve_if_full`: what was taken for consumers stays until the entry ends."""
+    """In place of `PublishHandlers.serve_if_full`: what was taken for consumers stays until the entry ends."""
 
 
 def release_as_of_then(backlog: Backlog, now_ms: int, limit: int) -> int:
@@ -916,7 +918,7 @@ HAZARDS = [
         QUEUES,
         20,
         "that nobody asked for",
-        ("qq.machine.queue.queue.Queue.take_dying", take_dead_letters_twice),
+        ("qq.machine.queue.queue.Queue.take_dead", take_dead_letters_twice),
         shown_by=8,
         is_long=True,
     ),
@@ -925,7 +927,7 @@ HAZARDS = [
         QUEUES,
         10,
         "and should not be",
-        ("qq.machine.queue.queue.Queue.take_dying", take_dead_letters_and_keep_them),
+        ("qq.machine.queue.queue.Queue.take_dead", take_dead_letters_and_keep_them),
         shown_by=21,
     ),
     Hazard(
@@ -950,7 +952,7 @@ HAZARDS = [
         QUEUES,
         40,
         "has gone on by itself",
-        ("qq.machine.handlers.moving.Moving.step", take_any_step),
+        ("qq.machine.handlers.moving.MoveHandlers.step", take_any_step),
         shown_by=38,
         is_long=True,
     ),
@@ -976,7 +978,7 @@ HAZARDS = [
         QUEUES,
         10,
         "has lost",
-        ("qq.machine.handlers.publishing.Publishing._check", find_room_for_all),
+        ("qq.machine.handlers.publishing.PublishHandlers._check", find_room_for_all),
         shown_by=0,
         is_long=True,
     ),
@@ -1010,7 +1012,10 @@ HAZARDS = [
         QUEUES,
         20,
         "has taken a message more",
-        ("qq.machine.handlers.publishing.Publishing.serve_if_full", delay_serving_until_the_end_of_the_entry),
+        (
+            "qq.machine.handlers.publishing.PublishHandlers.serve_if_full",
+            delay_serving_until_the_end_of_the_entry,
+        ),
         shown_by=6,
     ),
     Hazard(

@@ -58,12 +58,12 @@ def test_refused_sequence_numbers_are_new_when_sent_again() -> None:
     """Seed 501442: the publisher was forgotten in the meantime, and so sent smaller numbers again."""
     run = Run()
     run.declare("full", FULL)
-    run.declare("roomy", ROOMY)
+    run.declare("channels_with_room", ROOMY)
     run.entry(numbered("full", 14, 3), sizes=3)
-    run.entry(numbered("roomy", 17, 2), sizes=2)
-    run.entry(numbered("roomy", 15, 3), sizes=3)
-    run.entry(PurgeQueue(2, 1, "roomy"))
-    run.entry(numbered("roomy", 15, 2), sizes=2)
+    run.entry(numbered("channels_with_room", 17, 2), sizes=2)
+    run.entry(numbered("channels_with_room", 15, 3), sizes=3)
+    run.entry(PurgeQueue(2, 1, "channels_with_room"))
+    run.entry(numbered("channels_with_room", 15, 2), sizes=2)
     assert run.oracle.fates["repeated"] == 3
     assert run.oracle.enqueued == 4
     assert run.findings == []
@@ -96,7 +96,7 @@ def test_dead_letter_that_expires_at_once_makes_room() -> None:
             {},
             {},
         )
-        for dead in run.machine.dying(10)
+        for dead in run.machine.pending_dead_letters(10)
     ]
     assert [move.queue for move in moves] == ["q", "safe"]
     run.entry(*moves, time_ms=2_000)
@@ -107,11 +107,11 @@ def test_dead_letter_that_expires_at_once_makes_room() -> None:
 def test_session_publishes_to_full_and_roomy_queues_in_a_batch() -> None:
     run = Run()
     run.declare("full", FULL)
-    run.declare("roomy", ROOMY)
-    queues = ("roomy", "full", "roomy", "full", "roomy")
+    run.declare("channels_with_room", ROOMY)
+    queues = ("channels_with_room", "full", "channels_with_room", "full", "channels_with_room")
     run.entry(*(Enqueue(1, number, 1, "", name, False, 1) for number, name in enumerate(queues, 1)), sizes=5)
     assert run.oracle.fates["refused"] == 2
-    assert run.oracle.ready("roomy") == 3
+    assert run.oracle.ready("channels_with_room") == 3
     assert run.findings == []
 
 

@@ -174,6 +174,6 @@ def _kept(queue: Queue) -> Kepts:
     return {
         (place, first + at): Kept(name, messages.deliveries, messages.expires_ms)
         for place in range(PLACES)
-        for first, messages in queue.look(place, 0, EVERYTHING, EVERYTHING)
+        for first, messages in queue.peek(place, 0, EVERYTHING, EVERYTHING)
         for at, name in enumerate(names_of(queue, [messages]))
     }

@@ -284,7 +284,7 @@ class QueueOracle:
             queue = machine.vhosts[DEFAULT_VHOST].queues[model.name]
             if model.doubtful:
                 self._resolve_doubts(model, queue)
-            if queue.dying_first != model.dying_first:
+            if queue.first_dead != model.first_dead:
                 self._fail(f"{model.name} has moved dead letters that nobody asked for")
         self._moves.look(machine, time_ms)
 
@@ -425,7 +425,7 @@ class QueueOracle:
             # There are never so many that some would stay for the next entry.
             if over > 0 and backlog.count:
                 self._fail(f"{model.name} has {over} messages more than its limit")
-        if model.died or queue.dying_count != len(model.dying):
+        if model.died or queue.dead_count != len(model.dying):
             self._look_at_dying(model, queue)
         if queue.unacked != model.held:
             self._fail(f"consumers hold {queue.unacked} messages of {model.name}, not {model.held}")
@@ -482,7 +482,7 @@ class QueueOracle:
 
     def _look_at_dying(self, model: QueueModel, queue: Queue) -> None:
         """Take the order of dead letters from the machine, and check that it has exactly the messages that died."""
-        there = [(name, dead.reason) for dead in queue.dying for name in names_of(queue, [dead.range])]
+        there = [(name, dead.reason) for dead in queue.dead for name in names_of(queue, [dead.range])]
         known = [(message.name, message.reason) for message in model.dying]
         if there[: len(known)] != known:
             self._fail(f"the dying messages of {model.name} were {known[:5]} and are {there[:5]}")
@@ -691,19 +691,17 @@ class QueueOracle:
 
     def _dead_letter(self, machine: QueueMachine, command: DeadLetter) -> None:
         model = self._queues.get(command.queue)
-        if model is None or model.number != command.number or model.dying_first != command.first:
+        if model is None or model.number != command.number or model.first_dead != command.first:
             self.fates["asked to move in vain"] += 1
             return  # another node has done it already
         self.fates["asked to move"] += 1
         asked = min(command.count, len(model.dying))
-        moved = min(
-            machine.vhosts[DEFAULT_VHOST].queues[command.queue].dying_first - model.dying_first, asked
-        )
+        moved = min(machine.vhosts[DEFAULT_VHOST].queues[command.queue].first_dead - model.first_dead, asked)
         if moved < asked and model.settings.dead_letter_strategy != "at-least-once":
             self._fail(f"dead letters of {model.name} stay, and none has to: {command}")
         for _ in range(moved):
             message = model.dying.popleft()
-            model.dying_first += 1
+            model.first_dead += 1
             self._check_publication(model, message, command)
             self._move(model, message)
 
@@ -764,7 +762,7 @@ class QueueOracle:
 
     def _resolve_doubts(self, model: QueueModel, queue: Queue) -> None:
         """Drop dead letters that found no room; at-least-once dead letters are kept."""
-        there = Counter(names_of(queue, [*waiting_ranges(queue), *(dead.range for dead in queue.dying)]))
+        there = Counter(names_of(queue, [*waiting_ranges(queue), *(dead.range for dead in queue.dead)]))
         for message in model.doubtful:
             if there[message.name]:
                 there[message.name] -= 1
@@ -830,7 +828,7 @@ class QueueOracle:
             self._forget_ready(model, message)
         model.dying.clear()
         model.died.clear()
-        model.dying_first = machine.vhosts[DEFAULT_VHOST].queues[model.name].dying_first
+        model.first_dead = machine.vhosts[DEFAULT_VHOST].queues[model.name].first_dead
 
     def _session_down(self, origin: str, session: int) -> None:
         for holder in self._holders_of(origin, session):
@@ -1062,7 +1060,7 @@ class QueueOracle:
         for queue in machine.vhosts[DEFAULT_VHOST].queues.values():
             model = self._queues[queue.name]
             backlog = queue.backlog
-            counts = (backlog.count + backlog.delayed, queue.unacked, queue.dying_count)
+            counts = (backlog.count + backlog.delayed, queue.unacked, queue.dead_count)
             expected = (model.count, model.held, len(model.dying))
             if counts != expected:
                 self._fail(

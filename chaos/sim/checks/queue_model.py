@@ -72,7 +72,7 @@ class QueueModel:
     """Messages to be dead-lettered, in the machine's order."""
     died: list[Message] = field(default_factory=list)
     """Messages that died after these; their order has not been read from the machine yet."""
-    dying_first: int = 0
+    first_dead: int = 0
     """Number of the first message in `dying`, counted since the queue was declared."""
     expiries: list[tuple[int, int, Message]] = field(default_factory=list)
     """A heap of messages by expiry time; some of them are not ready any more."""

@@ -151,7 +151,7 @@ class PublishingMethods:
         counters.message_sizes.add(messages)
         if core.transaction is not None:
             vhost = core.broker.machine.vhosts.get(core.connection.vhost)
-            looked_into = vhost is not None and vhost.looks_at_content(run.exchange)
+            looked_into = vhost is not None and vhost.depends_on_content(run.exchange)
             core.transaction.publish(run, messages, is_new=is_new, looked_into=looked_into)
             return
         if core.confirming:

@@ -48,7 +48,7 @@ from qq.machine.protocol.refusals import (
     the_queue,
 )
 from qq.machine.protocol.work_meter import Work
-from qq.machine.queue.deferred_free import Remains
+from qq.machine.queue.deferred_free import DeferredFree
 from qq.machine.queue.moves import FILTER_BYTES_MAX, SHOVEL, Moves
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Catalog:
 
     def __init__(self) -> None:
         self.work = Work()
-        self.remains = Remains()
+        self.deferred_free = DeferredFree()
         self.access = AccessControl()
         self.vhosts: dict[str, VirtualHost] = {}
         self.connections: dict[tuple[str, int], ConnectionState] = {}
@@ -116,24 +116,24 @@ class Catalog:
     @property
     def default_vhost(self) -> VirtualHost:
         """The virtual host "/" of sessions that were never opened; a deleted virtual host if it does not exist."""
-        return self.vhosts.get(DEFAULT_VHOST) or self.gone_vhost(DEFAULT_VHOST)
+        return self.vhosts.get(DEFAULT_VHOST) or self.deleted_vhost(DEFAULT_VHOST)
 
-    def gone_vhost(self, name: str) -> VirtualHost:
+    def deleted_vhost(self, name: str) -> VirtualHost:
         """Return a deleted virtual host of this name, in place of a missing virtual host."""
-        vhost = self._new_vhost(name, Remains())
+        vhost = self._new_vhost(name, DeferredFree())
         vhost.delete()
         return vhost
 
     def vhost_of(self, ref: VhostRef) -> VirtualHost:
-        """Return the virtual host that `ref` refers to; a `gone_vhost` if it is deleted."""
+        """Return the virtual host that `ref` refers to; a `deleted_vhost` if it is deleted."""
         name, is_deleted = ref
-        return self.gone_vhost(name) if is_deleted else self.vhosts[name]
+        return self.deleted_vhost(name) if is_deleted else self.vhosts[name]
 
     def put_vhost(self, name: str) -> VirtualHost:
         """Return the virtual host of this name; it is created if it does not exist."""
         vhost = self.vhosts.get(name)
         if vhost is None:
-            vhost = self.vhosts[name] = self._new_vhost(name, self.remains)
+            vhost = self.vhosts[name] = self._new_vhost(name, self.deferred_free)
             vhost.publishers.configure(*self.publishers_bounds)
         self.access.revision += 1
         return vhost
@@ -145,8 +145,8 @@ class Catalog:
         self.access.forget_vhost(vhost.name)
         self.moves.forget_vhost(vhost.name)
 
-    def _new_vhost(self, name: str, remains: Remains) -> VirtualHost:
-        return VirtualHost(name, self._new_number, self.work, remains)
+    def _new_vhost(self, name: str, deferred_free: DeferredFree) -> VirtualHost:
+        return VirtualHost(name, self._new_number, self.work, deferred_free)
 
     def _new_number(self) -> int:
         self.queues_declared += 1

@@ -53,7 +53,7 @@ class KnownPublisher(NamedTuple):
     """The runs of refused numbers, ascending: they may be published again."""
 
     @classmethod
-    def of(cls, row: Sequence[Any]) -> KnownPublisher:
+    def from_row(cls, row: Sequence[Any]) -> KnownPublisher:
         """Return the publisher in a row."""
         name, last_seq, seen_ms, refused = row
         return cls(name, last_seq, seen_ms, tuple((first, last) for first, last in refused))
@@ -127,7 +127,9 @@ class Publishers:
         """Replace everything by a dumped `FrozenPublishers`."""
         row = FrozenPublishers(*dumped)
         self._limit, self._age_ms = row.limit, row.age_ms
-        self._rows = OrderedDict((known.name, known) for known in map(KnownPublisher.of, row.publishers))
+        self._rows = OrderedDict(
+            (known.name, known) for known in map(KnownPublisher.from_row, row.publishers)
+        )
 
     def _known(self, publisher: Names, time_ms: int) -> tuple[int, tuple[Run, ...]]:
         """Return a publisher's last sequence number and refused runs; 0 and no runs if it is forgotten."""

@@ -25,7 +25,7 @@ from qq.machine.protocol.refusals import (
     the_exchange,
     the_queue,
 )
-from qq.machine.protocol.work_meter import CHEAP_STEPS_MAX, REVIEW_STEPS_MAX, WAYS_STEPS_MAX
+from qq.machine.protocol.work_meter import CHEAP_STEPS_MAX, REVIEW_STEPS_MAX, ROUTING_STEPS_MAX
 from qq.machine.queue.queue import NOBODY, Queue, Tally
 from qq.routing.exchanges import (
     DEFAULT_EXCHANGE,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import DeclareExchange, DeclareQueue, Table
     from qq.machine.protocol.refusals import Refused
     from qq.machine.protocol.work_meter import Work
-    from qq.machine.queue.deferred_free import Remains
+    from qq.machine.queue.deferred_free import DeferredFree
     from qq.machine.queue.queue import QueueOwner
     from qq.routing.content import Content
 
@@ -93,11 +93,13 @@ _PREDECLARED = (
 class VirtualHost:
     """A virtual host, with all its declared objects. The public maps may be read; only its methods change them."""
 
-    def __init__(self, name: str, new_number: Callable[[], int], work: Work, remains: Remains) -> None:
+    def __init__(
+        self, name: str, new_number: Callable[[], int], work: Work, deferred_free: DeferredFree
+    ) -> None:
         """Create an empty virtual host.
 
-        `new_number` returns the number of a new queue; `work` counts the work of an entry; `remains` frees removed
-        objects.
+        `new_number` returns the number of a new queue; `work` counts the work of an entry; `deferred_free` frees
+        removed objects.
         """
         self.name = name
         self.description = ""
@@ -137,7 +139,7 @@ class VirtualHost:
         queues. Not part of the state."""
         self._new_number = new_number
         self._work = work
-        self._remains = remains
+        self._deferred_free = deferred_free
         self._bindings_of: dict[Destination, dict[Binding, None]] = {}
         self._owned: dict[QueueOwner, dict[str, None]] = {}
         self._bindings_from: dict[str, dict[Binding, None]] = {}
@@ -145,7 +147,7 @@ class VirtualHost:
         self._routes: dict[tuple[str, str], tuple[Queue, ...]] = {}
         self._steps_of: dict[tuple[str, str], int] = {}
         """Steps to compute each of `_routes`."""
-        self.dear_ways: dict[tuple[str, str], int] = {}
+        self.expensive_routes: dict[tuple[str, str], int] = {}
         """Steps of the expensive routes among `_routes`. A node that has not cached them must compute them again."""
         self._routes_width = 0
         """Queues of all cached routes together."""
@@ -169,13 +171,13 @@ class VirtualHost:
     def delete(self) -> None:
         """Mark the virtual host as deleted, and empty it. From now on it refuses all operations."""
         self.is_deleted = True
-        self.take_apart(self._remains)
+        self.take_apart(self._deferred_free)
 
-    def take_apart(self, remains: Remains) -> None:
-        """Hand all objects of the virtual host to `remains`, to be freed in portions."""
-        remains.add_queues(self.queues.values())
-        remains.add(self.queues, self.exchanges, self.bindings)
-        remains.add(self._bindings_of, self._bindings_from, self._owned, *self._table.take_apart())
+    def take_apart(self, deferred_free: DeferredFree) -> None:
+        """Hand all objects of the virtual host to `deferred_free`, to be freed in portions."""
+        deferred_free.add_queues(self.queues.values())
+        deferred_free.add(self.queues, self.exchanges, self.bindings)
+        deferred_free.add(self._bindings_of, self._bindings_from, self._owned, *self._table.take_apart())
         self.queues, self.exchanges, self.bindings = {}, {}, {}
         self._bindings_of, self._bindings_from, self._owned = {}, {}, {}
         self.consumers = 0
@@ -217,7 +219,7 @@ class VirtualHost:
             self._routes[exchange, routing_key] = route
             steps = self._steps_of[exchange, routing_key] = self._table.steps
             if steps > CHEAP_STEPS_MAX:
-                self.dear_ways[exchange, routing_key] = steps
+                self.expensive_routes[exchange, routing_key] = steps
         return route
 
     def known_route(self, exchange: str, routing_key: str) -> tuple[Queue, ...] | None:
@@ -245,21 +247,21 @@ class VirtualHost:
         declared = self._exchange(exchange)
         if declared.internal:
             raise access_refused(f"cannot publish to internal {the_exchange(exchange, self.name)}")
-        if self._work.has_walked_enough(self.name):
+        if self._work.has_routed_enough(self.name):
             try:
                 return self._reached(exchange, routing_keys, content, CHEAP_STEPS_MAX)
             except RouteTooLong:
-                raise self.walked_enough() from None
+                raise self.too_many_routes() from None
         try:
             return self._reached(exchange, routing_keys, content)
         except RouteTooLong as too_long:
             raise precondition_failed(str(too_long)) from None
 
-    def walked_enough(self) -> Refused:
+    def too_many_routes(self) -> Refused:
         """Return the refusal of a message with an expensive route in an entry above its limit of steps."""
         self._table.steps = 0
         return precondition_failed(
-            f"the ways of messages in vhost '{self.name}' take more steps at once than the limit ({WAYS_STEPS_MAX})"
+            f"the ways of messages in vhost '{self.name}' take more steps at once than the limit ({ROUTING_STEPS_MAX})"
         )
 
     def route_dead_letters(
@@ -282,20 +284,20 @@ class VirtualHost:
         names = self._table.route(exchange, *routing_keys, content=content, steps_max=steps_max)
         return tuple([queues[name] for name in names])
 
-    def looks_at_content(self, exchange: str) -> bool:
+    def depends_on_content(self, exchange: str) -> bool:
         """Return whether messages of this exchange may reach an exchange that looks into messages."""
-        return self._table.looks_at_content(exchange)
+        return self._table.depends_on_content(exchange)
 
     def _forget_routes(self) -> None:
         """Drop all cached routes, because they may have changed."""
         if self._routes:
             self._make_room()
-        self._work.dear_ways.pop(self.name, None)
+        self._work.expensive_routes.pop(self.name, None)
 
     def _make_room(self) -> None:
         self._routes.clear()
         self._steps_of.clear()
-        self.dear_ways.clear()
+        self.expensive_routes.clear()
         self._routes_width = 0
 
     # Queues
@@ -438,7 +440,7 @@ class VirtualHost:
         bindings = self._bindings_from.pop(name, {})
         for binding in bindings:
             self._forget_binding(binding)
-        self._remains.add(bindings)
+        self._deferred_free.add(bindings)
         self._close(name)
 
     # Bindings
@@ -696,7 +698,7 @@ class VirtualHost:
                 self.exchange_policies.pop(name, None)
                 self.exchange_counts.pop(name, None)
                 pending.extend(self._unbind_all(Destination(DestinationKind.EXCHANGE, name)))
-                self._remains.add([self._table.remove_exchange(name)])
+                self._deferred_free.add([self._table.remove_exchange(name)])
         self._forget_routes()
 
     def _check_ends(self, source: str, destination: Destination, user: QueueOwner | None) -> None:

@@ -28,7 +28,7 @@ def _connection_down_steps(costs: Costs, origin: str, command: c.ConnectionDown)
     return costs.session_steps(origin, command.connection) + at_once + len(owned) // QUEUES_PER_STEP
 
 
-class Connecting:
+class ConnectionHandlers:
     """Carries out the commands that open and close connections and channels."""
 
     def __init__(self, core: Core) -> None:

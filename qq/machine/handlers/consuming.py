@@ -76,7 +76,7 @@ def _get_messages_steps(_costs: Costs, _origin: str, command: c.GetMessages) -> 
     return _GET_STEPS + _GOT_STEPS * min(command.count, GOT_AT_ONCE)
 
 
-class Taking:
+class ConsumerHandlers:
     """Carries out the commands that deliver messages and settle deliveries."""
 
     def __init__(self, core: Core) -> None:
@@ -93,7 +93,7 @@ class Taking:
             return
         _, first, last = command
         if consumer.queue.settle(consumer, first, last, core.time_ms, _FATES[type(command)]):
-            core.checked_in(consumer)
+            core.released(consumer)
 
     @answers(c.Recover, cost=_recover_steps)
     def recover(self, command: c.Recover) -> Recovered:
@@ -105,7 +105,7 @@ class Taking:
     def get(self, command: c.Get) -> GetOk | GetEmpty:
         queue = self._queue_to_get_from(command)
         if not self._bring_back(queue, 1):
-            queue.note_empty()
+            queue.count_empty_get()
             return GetEmpty()
         taker = self._taker(command, queue)
         [message] = queue.get(taker, 1, self._core.available_ms)
@@ -119,7 +119,7 @@ class Taking:
         wanted = min(max(command.count, 1), GOT_AT_ONCE)
         count = min(self._bring_back(queue, wanted), wanted)
         for _ in range(count, wanted):
-            queue.note_empty()
+            queue.count_empty_get()
         if not count:
             return Got(command.consumer, [], 0, {}, self._count_contract(queue))
         taker = self._taker(command, queue)
@@ -282,7 +282,7 @@ class Taking:
             del core.sessions[core.origin, consumer.session].tags[consumer.tag]
             consumer.queue.cancel(consumer, core.available_ms)
             core.touch(consumer.queue)
-            core.forget_if_over(consumer)
+            core.forget_if_done(consumer)
             core.remove_if_automatic(consumer.queue)
         return ConsumerCancelled(command.consumer)
 
@@ -306,5 +306,5 @@ class Taking:
     def limit(self, command: c.Limit) -> Limited:
         core = self._core
         core.session(core.origin, command.session).budget.limit = command.count
-        core.look_again((core.origin, command.session))
+        core.wake_waiting_consumers((core.origin, command.session))
         return Limited()

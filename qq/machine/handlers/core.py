@@ -31,12 +31,12 @@ from qq.machine.protocol.refusals import CONNECTION_FORCED, internal_error, not_
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.protocol.work_meter import (
     DUE_QUEUES_MAX,
+    FREED_MAX,
     LOST_MAX,
     QUEUES_GONE_MAX,
     RANGES_AT_ONCE,
     RANGES_MAX,
     RANGES_OF_QUEUE_MAX,
-    REMAINS_MAX,
     REVIEW_STEPS_MAX,
     SERVED_MAX,
     SERVING_RANGES,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import Method
     from qq.machine.protocol.effects import Answer, Result
     from qq.machine.protocol.refusals import Refused
-    from qq.machine.queue.deferred_free import Remains
+    from qq.machine.queue.deferred_free import DeferredFree
     from qq.machine.queue.queue import Consumer, Queue
 
 
@@ -145,7 +145,7 @@ class Core:
         self.consumers: dict[tuple[str, int], Consumer] = {}
         self.dirty: dict[Queue, None] = {}
         """Changed queues of this entry, and queues that were left unserved for the next entries."""
-        self.dying: dict[Queue, None] = {}
+        self.queues_with_dead: dict[Queue, None] = {}
         """Queues with messages that await dead-lettering."""
         self.fragments = Fragments()
         self.behind: dict[Queue, None] = {}
@@ -155,10 +155,10 @@ class Core:
         self.lost: dict[str, list[tuple[str, int]]] = {}
         """Disconnected or evicted nodes -> keys of their sessions that are still to be ended, the next session last.
         They were too many to end at once. Their consumers receive no messages."""
-        self.remains = self.catalog.remains
+        self.deferred_free = self.catalog.deferred_free
         self.reviewing: dict[str, VirtualHost] = {}
         """Virtual hosts whose queues and exchanges are still to be matched with policies, by name."""
-        self.roomy: dict[tuple[str, int], int] = {}
+        self.channels_with_room: dict[tuple[str, int], int] = {}
         """Sessions with free room for waiting consumers -> id of the consumer that was asked last."""
         self.queue_timers: Timers[Queue] = Timers(_queue_key)
         """Cluster times at which the messages of queues need work; before version 9 also the expiries of unused
@@ -201,12 +201,12 @@ class Core:
         """The cluster's time without outages, in milliseconds. Timers that wait for an action of a client use it."""
         return self.time_ms - self.outage_ms
 
-    def take_apart(self, remains: Remains) -> None:
-        """Hand the large containers to `remains`, because a different state replaces this state."""
+    def take_apart(self, deferred_free: DeferredFree) -> None:
+        """Hand the large containers to `deferred_free`, because a different state replaces this state."""
         for vhost in self.catalog.vhosts.values():
-            vhost.take_apart(remains)
-        remains.add(self.catalog.vhosts, self.catalog.connections, self.sessions, self.consumers)
-        remains.let_go(REMAINS_MAX)
+            vhost.take_apart(deferred_free)
+        deferred_free.add(self.catalog.vhosts, self.catalog.connections, self.sessions, self.consumers)
+        deferred_free.free_between_entries(FREED_MAX)
 
     # Messages
 
@@ -297,7 +297,7 @@ class Core:
             self._put_off_sessions_of(node)
             for key in self.lost[node]:
                 self.forget_requester(self.sessions[key])
-                self.roomy.pop(key, None)
+                self.channels_with_room.pop(key, None)
         self._end_lost_sessions(node, LOST_MAX)
 
     def restore_lost(self, nodes: Iterable[str]) -> None:
@@ -411,7 +411,7 @@ class Core:
         self.consumers[consumer.node, consumer.id] = consumer
         self.catalog.vhosts[consumer.queue.vhost].consumers += 1
 
-    def forget_if_over(self, consumer: Consumer) -> None:
+    def forget_if_done(self, consumer: Consumer) -> None:
         """Forget a cancelled consumer that holds no more messages."""
         if not consumer.live and not consumer.unacked:
             self._forget(consumer)
@@ -426,23 +426,23 @@ class Core:
             if session.tags.get(consumer.tag) is consumer:
                 del session.tags[consumer.tag]
 
-    def checked_in(self, consumer: Consumer) -> None:
+    def released(self, consumer: Consumer) -> None:
         """Serve channel and queue after a consumer released messages, and forget the consumer if it is done."""
         if consumer.budget is not None and consumer.budget.limit:
             consumer.queue.make_way(consumer)  # because the other consumers of its channel have waited
-            self._room_for_others(consumer)
+            self._offer_room(consumer)
         if consumer.queue.is_behind:
             self.behind[consumer.queue] = None
         self.touch(consumer.queue)
-        self.forget_if_over(consumer)
+        self.forget_if_done(consumer)
 
-    def _room_for_others(self, consumer: Consumer) -> None:
+    def _offer_room(self, consumer: Consumer) -> None:
         """Offer the room that a consumer has freed to the other consumers of its channel."""
         key = consumer.node, consumer.session
         if key in self.sessions and consumer.node not in self.lost:
-            self.look_again(key, consumer.id)
+            self.wake_waiting_consumers(key, consumer.id)
 
-    def look_again(self, key: tuple[str, int], last: int = 0) -> int:
+    def wake_waiting_consumers(self, key: tuple[str, int], last: int = 0) -> int:
         """Ask consumers that wait for room in their channel whether they want messages, and return how many were asked.
 
         The channel has room again, or a new limit. As many consumers are asked now as there is room for. The rest is
@@ -461,7 +461,7 @@ class Core:
                 self.touch(consumer.queue)
                 woken += 1
         if budget.waiting and room:
-            self.roomy[key] = last
+            self.channels_with_room[key] = last
         return asked
 
     def give_back(self, consumers: list[Consumer], *, failed: bool) -> None:
@@ -477,7 +477,7 @@ class Core:
         for queue, holders in by_queue.items():
             left -= queue.give_back_all(holders, fate, self.time_ms, left)
             for consumer in holders:
-                self.checked_in(consumer)
+                self.released(consumer)
 
     def end_consumers(self, consumers: list[Consumer], *, failed: bool) -> None:
         """Cancel consumers and return their messages; `failed` is whether these count as failed deliveries."""
@@ -488,15 +488,15 @@ class Core:
                 lost_a_consumer[consumer.queue] = None
                 self.touch(consumer.queue)
         self.give_back(consumers, failed=failed)
-        self.abandon([queue for queue in lost_a_consumer if _goes_with_its_consumers(queue)])
+        self.abandon([queue for queue in lost_a_consumer if _is_deleted_with_consumers(queue)])
 
     # Queues
 
     def touch(self, queue: Queue) -> None:
         """Mark the queue as changed: its consumers are served at the end of the entry."""
         self.dirty[queue] = None
-        if queue.dying:
-            self.dying[queue] = None
+        if queue.dead:
+            self.queues_with_dead[queue] = None
 
     def serve(self, queue: Queue, at_least: int = 0) -> None:
         """Serve the queue's consumers before its remaining messages are counted or taken.
@@ -518,8 +518,8 @@ class Core:
             self.effects.append(delivery)
             if consumer.marks:
                 self.watch(consumer)
-        if queue.dying:
-            self.dying[queue] = None
+        if queue.dead:
+            self.queues_with_dead[queue] = None
         return ranges
 
     def watch(self, consumer: Consumer) -> None:
@@ -535,7 +535,7 @@ class Core:
 
     def remove_if_automatic(self, queue: Queue) -> None:
         """Remove an auto-delete queue that has lost its last consumer."""
-        if _goes_with_its_consumers(queue):
+        if _is_deleted_with_consumers(queue):
             self.remove_queue(queue)
 
     def remove_queue(self, queue: Queue) -> None:
@@ -556,7 +556,7 @@ class Core:
             self.catalog.vhosts[name].disown(in_vhost)
         self.abandoned.update(dict.fromkeys(queues))
 
-    def make_way_for(self, vhost: VirtualHost, name: str) -> None:
+    def remove_if_abandoned(self, vhost: VirtualHost, name: str) -> None:
         """Remove the queue of this name if its removal was put off, because clients must not see it any more."""
         queue = vhost.queues.get(name)
         if queue in self.abandoned:
@@ -580,8 +580,8 @@ class Core:
         self.catalog.vhosts[queue.vhost].delete_queue(queue)
         gone = self._forget_queue(queue)
         for consumer in queue.holders:
-            self._room_for_others(consumer)
-        self.remains.add_queues((queue,))
+            self._offer_room(consumer)
+        self.deferred_free.add_queues((queue,))
         return gone
 
     def remove_vhost(self, vhost: VirtualHost) -> None:
@@ -599,16 +599,16 @@ class Core:
         self.consumer_timers.keep(lambda consumer: consumer.queue.vhost != name)
         self.queue_timers.keep(lambda queue: queue.vhost != name)
         self.idle_timers.keep(lambda queue: queue.vhost != name)
-        self.dirty, self.dying, self.behind, self.abandoned = (
+        self.dirty, self.queues_with_dead, self.behind, self.abandoned = (
             {queue: None for queue in queues if queue.vhost != name}
-            for queues in (self.dirty, self.dying, self.behind, self.abandoned)
+            for queues in (self.dirty, self.queues_with_dead, self.behind, self.abandoned)
         )
         self.reviewing.pop(name, None)
         self.catalog.delete_vhost(vhost)
 
     def _forget_queue(self, queue: Queue) -> list[ConsumerGone]:
         self.dirty.pop(queue, None)
-        self.dying.pop(queue, None)
+        self.queues_with_dead.pop(queue, None)
         self.behind.pop(queue, None)
         self.abandoned.pop(queue, None)
         self.queue_timers.set(queue, None)
@@ -621,7 +621,7 @@ class Core:
                 gone.append(ConsumerGone(consumer.node, consumer.session, consumer.id))
         return gone
 
-    def _do_put_off(self) -> None:
+    def _do_postponed_work(self) -> None:
         """Do part of the put-off work, queue by queue."""
         left = RANGES_MAX
         while self.behind and left > 0:
@@ -673,11 +673,11 @@ class Core:
         if (
             self.dirty
             or self.behind
-            or self.roomy
+            or self.channels_with_room
             or self.reviewing
             or self.abandoned
             or self.lost
-            or self.remains
+            or self.deferred_free
         ):
             return NOW_MS
         available_ms = min(self.idle_timers.next_ms, self.consumer_timers.next_ms)
@@ -692,31 +692,31 @@ class Core:
         if self.lost:
             self._end_some_lost()
         if self.behind:
-            self._do_put_off()
+            self._do_postponed_work()
         if self.abandoned:
             self._remove_some_abandoned()
-        if self.remains:
-            self.remains.shrink(REMAINS_MAX)
+        if self.deferred_free:
+            self.deferred_free.free(FREED_MAX)
         available_ms = now_ms - self.outage_ms
         if self.consumer_timers.next_ms <= available_ms:
-            self._look_at_due_consumers()
+            self._check_due_consumers()
         if self.queue_timers.next_ms <= now_ms or self.idle_timers.next_ms <= available_ms:
-            self._look_at_due_queues()
+            self._check_due_queues()
         left = self._serve_dirty(SERVED_MAX)
-        if self.roomy:
+        if self.channels_with_room:
             self._fill_channels(left)
         self.work.clear()
 
-    def _look_at_due_consumers(self) -> None:
+    def _check_due_consumers(self) -> None:
         timers = self.consumer_timers
         due: list[Consumer] = []
         while timers.next_ms <= self.available_ms:
             due.append(timers.pop())
         # On a node that set its timers long ago, some timers expire without need, so their order must have no effect.
         for consumer in sorted(due, key=_consumer_key):
-            self._consumer_is_due(consumer)
+            self._time_out_consumer(consumer)
 
-    def _look_at_due_queues(self) -> None:
+    def _check_due_queues(self) -> None:
         left = DUE_QUEUES_MAX
         unused: dict[Queue, None] = {}
         now_ms, available_ms = self.time_ms, self.available_ms
@@ -726,7 +726,7 @@ class Core:
                 if queue in self.dirty or queue in self.abandoned:
                     continue  # it is served in any case, and not every node has a timer for it
                 left -= 1
-                if self._is_abandoned(queue):
+                if self._has_expired(queue):
                     unused[queue] = None
                 else:
                     self.touch(queue)
@@ -740,7 +740,7 @@ class Core:
             due_ms = abandoned_ms if due_ms is None else min(due_ms, abandoned_ms)
         return due_ms
 
-    def _is_abandoned(self, queue: Queue) -> bool:
+    def _has_expired(self, queue: Queue) -> bool:
         """Return whether an unused queue has expired (x-expires), and its dead messages have been moved."""
         abandoned_ms = queue.abandoned_ms()
         if abandoned_ms is None or abandoned_ms > self.available_ms:
@@ -784,15 +784,15 @@ class Core:
     def _fill_channels(self, most: int) -> None:
         """Ask waiting consumers of channels that have room, and serve their queues, while room is left."""
         asked = 0
-        while self.roomy and asked < WOKEN_MAX:
-            roomy, self.roomy = self.roomy, {}
-            for key, last in roomy.items():
+        while self.channels_with_room and asked < WOKEN_MAX:
+            channels_with_room, self.channels_with_room = self.channels_with_room, {}
+            for key, last in channels_with_room.items():
                 if key in self.sessions:
-                    asked += self.look_again(key, last)
+                    asked += self.wake_waiting_consumers(key, last)
             most = self._serve_dirty(most)
         # The rest is left for the next entry. The last ids are reset, because a node that loads the state does not know
         # them.
-        self.roomy = dict.fromkeys(sorted(self.roomy), 0)
+        self.channels_with_room = dict.fromkeys(sorted(self.channels_with_room), 0)
 
     def restore_waiting(self) -> None:
         """Compute, after a load, which consumers wait for room in their channel."""
@@ -801,7 +801,7 @@ class Core:
         for key in sorted(self.sessions):
             budget = self.sessions[key].budget
             if budget.waiting and budget.room and key[0] not in self.lost:
-                self.roomy[key] = 0
+                self.channels_with_room[key] = 0
 
     def restore_timers(self) -> None:
         """Set the timers of queues after a load, as on a node that has applied all entries.
@@ -812,7 +812,7 @@ class Core:
             if queue not in self.dirty and queue not in self.abandoned:
                 self._set_timers(queue)
 
-    def _consumer_is_due(self, consumer: Consumer) -> None:
+    def _time_out_consumer(self, consumer: Consumer) -> None:
         if consumer.node in self.lost:
             return
         queue, deadline_ms = consumer.queue, self._deadline_ms(consumer)
@@ -838,7 +838,7 @@ class Core:
             self._fail(node, number, refused.code, refused.text, NO_COMMAND)
 
 
-def _goes_with_its_consumers(queue: Queue) -> bool:
+def _is_deleted_with_consumers(queue: Queue) -> bool:
     return queue.auto_delete and queue.had_consumer and not queue.consumers
 
 

@@ -122,7 +122,7 @@ class Costs:
     def depends_on_content(self, vhost: str, exchange: str) -> bool:
         """Return whether messages with equal keys may have different routes at this exchange."""
         known = self.core.catalog.vhosts.get(vhost)
-        return known is not None and known.looks_at_content(exchange)
+        return known is not None and known.depends_on_content(exchange)
 
     def price(self, vhost: str, exchange: str, keys: Sequence[str], *, is_plain: bool) -> Price | None:
         """Return the price of messages of equal routing; None if the pass has no budget left for an unknown route."""

@@ -34,7 +34,7 @@ def _delete_exchange_steps(costs: Costs, origin: str, command: c.DeleteExchange)
     return COMMAND_STEPS + BINDING_STEPS * vhost.count_bindings(command.name)
 
 
-class Declaring:
+class DeclarationHandlers:
     """Carries out the commands that change the queues, exchanges and bindings of a virtual host."""
 
     def __init__(self, core: Core) -> None:
@@ -54,7 +54,7 @@ class Declaring:
         if command.passive:
             queue, is_new = vhost.queue(name, owner), False
         else:
-            core.make_way_for(vhost, name)
+            core.remove_if_abandoned(vhost, name)
             is_new = name not in vhost.queues
             queue = vhost.declare_queue(command, name, owner, core.version)
         if vhost.is_unreviewed:
@@ -80,7 +80,7 @@ class Declaring:
         core = self._core
         vhost = core.vhost(command.session)
         name = stripped(command.name) or core.last_declared(command.session)
-        core.make_way_for(vhost, name)
+        core.remove_if_abandoned(vhost, name)
         if name not in vhost.queues:
             return QueueDeleted(0)
         queue = vhost.queue(name, (core.origin, command.connection))
@@ -101,7 +101,7 @@ class Declaring:
         queue = core.queue(command.session, command.connection, command.name)
         core.serve(queue)
         purged = queue.purge()
-        core.dying.pop(queue, None)
+        core.queues_with_dead.pop(queue, None)
         core.touch(queue)
         return QueuePurged(purged)
 
@@ -117,7 +117,7 @@ class Declaring:
         core = self._core
         vhost, binding = core.vhost(command.session), self._queue_binding(command)
         _, destination, *_ = binding
-        core.make_way_for(vhost, destination.name)
+        core.remove_if_abandoned(vhost, destination.name)
         vhost.unbind(*binding)
         return Done()
 

@@ -59,7 +59,7 @@ class Fragments:
         """Record that the message at this place is followed by these fragments."""
         self._joined.setdefault(index, {})[slot] = fragments
 
-    def of(self, index: int) -> Mapping[int, Sequence[Fragment]]:
+    def in_entry(self, index: int) -> Mapping[int, Sequence[Fragment]]:
         """Return slot -> fragments, for the messages of an entry that have fragments."""
         return self._joined.get(index, _NONE)
 

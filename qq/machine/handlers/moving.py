@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.handlers.core import Core
     from qq.machine.handlers.cost_estimate import Costs
-    from qq.machine.handlers.publishing import Publishing
+    from qq.machine.handlers.publishing import PublishHandlers
     from qq.machine.protocol.death_history import History
     from qq.machine.queue.queue import Queue
     from qq.ranges import Range
@@ -52,10 +52,10 @@ def _move_steps(_costs: Costs, _origin: str, command: c.MoveMessages) -> int:
     return _CHUNKS_STEPS + _MOVED_STEPS * min(command.examined, MOVED_AT_ONCE)
 
 
-class Moving:
+class MoveHandlers:
     """Carries out the commands of moves."""
 
-    def __init__(self, core: Core, publishing: Publishing) -> None:
+    def __init__(self, core: Core, publishing: PublishHandlers) -> None:
         self._core = core
         self._publishing = publishing
 
@@ -128,7 +128,7 @@ class Moving:
         found: list[tuple[int, Range]] = []
         if pieces:
             end = pieces[-1].first + pieces[-1].count
-            found = source.look(command.place, pieces[0].first, end, MOVED_AT_ONCE)
+            found = source.peek(command.place, pieces[0].first, end, MOVED_AT_ONCE)
         gone: list[tuple[int, Range]] = []
         # Where the next step begins, and the number of messages examined before that.
         begins, examined = (command.next_place, command.next_key), command.examined

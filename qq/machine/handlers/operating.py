@@ -35,7 +35,7 @@ def _delete_user_steps(costs: Costs, _origin: str, _command: c.DeleteUser | c.De
     return COMMAND_STEPS + _CONNECTION_STEPS * len(costs.core.catalog.connections)
 
 
-class Operating:
+class OperatorHandlers:
     """Carries out the commands of operators."""
 
     def __init__(self, core: Core) -> None:
@@ -192,7 +192,7 @@ class Operating:
         """Stop the move of a shovel that was changed or deleted; the leader begins the next move."""
         if command.component == SHOVEL:
             moves = self._core.catalog.moves
-            move = moves.of_shovel(command.vhost, command.name)
+            move = moves.running_for_shovel(command.vhost, command.name)
             if move is not None:
                 moves.end(move, STOPPED, "", self._core.time_ms)
 

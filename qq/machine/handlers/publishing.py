@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from qq.machine.handlers.core import Core, SessionState
     from qq.machine.handlers.cost_estimate import Costs
     from qq.machine.queue.consumers import Budget
-    from qq.machine.queue.queue import Dying, Queue
+    from qq.machine.queue.queue import DeadMessages, Queue
 
 
 Part = tuple[int, int, "Sequence[Queue]"]
@@ -59,7 +59,7 @@ def _dead_letter_steps(costs: Costs, _origin: str, command: c.DeadLetter) -> int
     if vhost is None or queue is None or queue.settings.dead_letter_exchange is None:
         return COMMAND_STEPS
     exchange, key = queue.settings.dead_letter_exchange, queue.settings.dead_letter_routing_key
-    history = queue.history_octets_of_dying(command.first)
+    history = queue.history_octets_of_dead(command.first)
     if command.has_content:
         return COMMAND_STEPS + command.count * (LOOK_STEPS + _DEAD_STEPS) + history // _HISTORY_OCTETS
     keys = [command.routing_key, *command.cc, *command.bcc] if key is None else [key]
@@ -71,7 +71,7 @@ def _dead_letter_steps(costs: Costs, _origin: str, command: c.DeadLetter) -> int
     return COMMAND_STEPS + _DEAD_STEPS * (1 + width) + written + steps + command.count
 
 
-class Publishing:
+class PublishHandlers:
     """Carries out the commands that publish messages, and dead letters."""
 
     def __init__(self, core: Core) -> None:
@@ -100,10 +100,10 @@ class Publishing:
                 self._count_published(known, slot, count)
         try:
             queues = vhost.route(exchange, routing_key)
-            if vhost.dear_ways:
-                self._count_way(vhost, exchange, routing_key)
+            if vhost.expensive_routes:
+                self._count_cached_route(vhost, exchange, routing_key)
         except Refused as refused:
-            core.work.walk(vhost.name, vhost.route_steps)
+            core.work.count_route(vhost.name, vhost.route_steps)
             core.fail(command, refused)
             return
         except NeedsContent:
@@ -218,15 +218,15 @@ class Publishing:
             return
         if self.needs_content(queue) and not command.has_content:
             return  # exchanges or bindings have changed since the leader read them; it tries again
-        if core.work.has_moved_enough(vhost.name):
+        if core.work.has_dead_lettered_enough(vhost.name):
             return  # the entry has done enough work; the leader tries again
-        taken = queue.take_dying(command.first, command.count)
-        kept: list[Dying] = []
+        taken = queue.take_dead(command.first, command.count)
+        kept: list[DeadMessages] = []
         left: dict[str, int] = {}
         is_stuck = True
         for dead in taken:
             # In their order: if a dead letter has to stay, all dead letters behind it stay, too.
-            waits = bool(kept) or (not is_stuck and core.work.has_moved_enough(vhost.name))
+            waits = bool(kept) or (not is_stuck and core.work.has_dead_lettered_enough(vhost.name))
             moved = 0 if waits else self._move(vhost, queue, dead, command)
             is_stuck = is_stuck and not moved
             if moved:
@@ -234,9 +234,9 @@ class Publishing:
             if moved < dead.range.count:
                 kept.append(dead._replace(range=dead.range.part(moved, dead.range.count - moved)))
         if kept:
-            queue.keep_dying(kept, core.time_ms, is_stuck=is_stuck)
-        if not queue.dying:
-            core.dying.pop(queue, None)
+            queue.keep_dead(kept, core.time_ms, is_stuck=is_stuck)
+        if not queue.dead:
+            core.queues_with_dead.pop(queue, None)
         if taken:
             core.touch(queue)
         if queue.settings.dead_letter_exchange is not None:
@@ -273,14 +273,14 @@ class Publishing:
                 f"messages in vhost '{vhost.name}' reach more queues at once than the limit ({COPIES_MAX})"
             )
 
-    def _count_way(self, vhost: VirtualHost, exchange: str, routing_key: str) -> None:
+    def _count_cached_route(self, vhost: VirtualHost, exchange: str, routing_key: str) -> None:
         """Count an expensive route, even a cached route. Raise Refused if this entry has computed too many."""
-        steps = vhost.dear_ways.get((exchange, routing_key))
+        steps = vhost.expensive_routes.get((exchange, routing_key))
         if steps is not None:
             work = self._core.work
-            if work.has_walked_enough(vhost.name):
-                raise vhost.walked_enough()
-            work.walk_known(vhost.name, exchange, routing_key, steps)
+            if work.has_routed_enough(vhost.name):
+                raise vhost.too_many_routes()
+            work.count_cached_route(vhost.name, exchange, routing_key, steps)
 
     def _publish_parts(
         self, command: c.Publish, vhost: VirtualHost, slot: int, parts: Sequence[Part]
@@ -311,12 +311,12 @@ class Publishing:
         try:
             if len(keys) == 1 and content is None:
                 queues = vhost.route(exchange, keys[0])
-                self._count_way(vhost, exchange, keys[0])
+                self._count_cached_route(vhost, exchange, keys[0])
             else:
                 queues = vhost.route_all(exchange, keys, content)
-                work.walk(vhost.name, vhost.route_steps)
+                work.count_route(vhost.name, vhost.route_steps)
         except Refused:
-            work.walk(vhost.name, vhost.route_steps)
+            work.count_route(vhost.name, vhost.route_steps)
             raise
         return queues
 
@@ -326,9 +326,9 @@ class Publishing:
         parts: list[Part] = []
         core = self._core
         for number, content in enumerate(core.contents(slot, command.count)):
-            if core.work.has_walked_enough(vhost.name):
-                raise vhost.walked_enough()
-            core.work.walk(vhost.name, CONTENT_STEPS)
+            if core.work.has_routed_enough(vhost.name):
+                raise vhost.too_many_routes()
+            core.work.count_route(vhost.name, CONTENT_STEPS)
             queues = self._reached(vhost, command.exchange, keys, content)
             if parts and parts[-1][2] == queues:
                 first, count, _ = parts[-1]
@@ -545,9 +545,9 @@ class Publishing:
     def needs_content(self, queue: Queue) -> bool:
         """Return whether the routes of the queue's dead letters may depend on their headers and properties."""
         exchange = queue.settings.dead_letter_exchange
-        return exchange is not None and self._core.catalog.vhosts[queue.vhost].looks_at_content(exchange)
+        return exchange is not None and self._core.catalog.vhosts[queue.vhost].depends_on_content(exchange)
 
-    def _move(self, vhost: VirtualHost, queue: Queue, dead: Dying, command: c.DeadLetter) -> int:
+    def _move(self, vhost: VirtualHost, queue: Queue, dead: DeadMessages, command: c.DeadLetter) -> int:
         """Move dead messages to the queues that the dead-letter exchange routes them to.
 
         Returns how many of them leave the queue.
@@ -557,7 +557,7 @@ class Publishing:
         except NeedsContent:
             pass
         for moved, single in enumerate(singles(dead.range)):
-            if moved and self._core.work.has_moved_enough(vhost.name):
+            if moved and self._core.work.has_dead_lettered_enough(vhost.name):
                 return moved
             number = message_number(single.index, single.slot)
             content = Content(command.headers, command.properties, number)
@@ -566,7 +566,12 @@ class Publishing:
         return dead.range.count
 
     def _move_alike(
-        self, vhost: VirtualHost, queue: Queue, dead: Dying, command: c.DeadLetter, content: Content | None
+        self,
+        vhost: VirtualHost,
+        queue: Queue,
+        dead: DeadMessages,
+        command: c.DeadLetter,
+        content: Content | None,
     ) -> int:
         """Move dead messages that all have the same route. Return how many of them leave the queue.
 
@@ -588,7 +593,7 @@ class Publishing:
         if key is None and old is not None:
             keys = old.keys(keys)
         routed = vhost.route_dead_letters(exchange, keys, content)
-        core.work.find(vhost.name, vhost.route_steps + _DYING_STEPS * len(routed))
+        core.work.count_dead_letter_route(vhost.name, vhost.route_steps + _DYING_STEPS * len(routed))
         if len(routed) > FEW_QUEUES:
             core.work.copy(vhost.name, len(routed))
         targets = [target for target in routed if not is_cycle(new, target.name)]

@@ -196,7 +196,7 @@ _QUEUE_MODES = ("default", "lazy")
 
 ALTERNATE_EXCHANGE = "alternate-exchange"
 
-QUEUE_OPTIONS = (
+RABBITMQ_OPTIONS = (
     # In RabbitMQ's order: if several arguments are invalid, the error text names the first.
     QueueOption(
         "expires",
@@ -381,7 +381,10 @@ QUEUE_OPTIONS = (
         None,
         PolicyKey(v.is_at_least(1), "qq target count value", _GREATER_COUNTS, (QUORUM,)),
     ),
-    # qq's own options:
+)
+"""The options that any queue type of RabbitMQ supports."""
+
+OWN_OPTIONS = (
     QueueOption(
         "priority-mode",
         Argument(v.one_of(_PRIORITY_MODES, "invalid_priority_mode"), (QUORUM,)),
@@ -410,4 +413,6 @@ QUEUE_OPTIONS = (
         SettingRule("timeout_action", v.read_choice(_same(_TIMEOUT_ACTIONS)), _POLICY_COUNTS),
     ),
 )
-"""All options of queues that any queue type of RabbitMQ supports, and qq's own."""
+"""The options that only qq has."""
+
+QUEUE_OPTIONS = RABBITMQ_OPTIONS + OWN_OPTIONS

@@ -48,7 +48,7 @@ class Death(NamedTuple):
     """The property `expiration` of the original publish; a message loses it at its first death."""
 
     @classmethod
-    def of(cls, row: Sequence[Any]) -> Death:
+    def from_row(cls, row: Sequence[Any]) -> Death:
         """Return the death in a packed row."""
         queue, reason, count, time_ms, exchange, routing_keys, original_expiration = row
         return cls(queue, reason, count, time_ms, exchange, tuple(routing_keys), original_expiration)
@@ -74,10 +74,10 @@ class History(NamedTuple):
     """How many of the last `deaths` happened before a user moved the message. These deaths count towards no cycle."""
 
     @classmethod
-    def of(cls, row: Sequence[Any]) -> History:
+    def from_row(cls, row: Sequence[Any]) -> History:
         """Return the history in a packed row."""
         exchange, routing_key, cc_removed, deaths, first, last, spread, *over = row
-        known = tuple(map(Death.of, deaths))
+        known = tuple(map(Death.from_row, deaths))
         return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last), spread, *over)
 
     def row(self) -> Sequence[Any]:
@@ -219,7 +219,7 @@ class Histories:
         if not history_id:
             return None
         number, place = divmod(history_id, _BLOCK_ROWS)
-        return History.of(unpack(self._blocks[number].packed[place]))
+        return History.from_row(unpack(self._blocks[number].packed[place]))
 
     def octets(self, history_id: int) -> int:
         """Return the packed size in bytes of the history with this id, which must exist; 0 for the id 0."""
@@ -318,7 +318,7 @@ class FrozenHistories(NamedTuple):
     def get(self, history_id: int) -> History:
         """Return the history that had this id at that moment."""
         number, place = divmod(history_id, _BLOCK_ROWS)
-        return History.of(unpack(self.blocks[number].packed[place]))
+        return History.from_row(unpack(self.blocks[number].packed[place]))
 
     def dump(self) -> HistoriesRow:
         """Return the row of these histories in a dump; equal histories have equal rows."""

@@ -39,7 +39,7 @@ QUEUES_GONE_MAX = 500
 """Unneeded queues that a command removes, with their bindings and consumers; twice as many at the end of an entry. A
 queue takes 6 to 20 us. The rest waits for the next entries."""
 
-REMAINS_MAX = 2_000
+FREED_MAX = 2_000
 """Removed objects whose memory is freed in an entry, at most 6 us each."""
 
 FEW_QUEUES = 16
@@ -52,7 +52,7 @@ CHEAP_STEPS_MAX = 200
 computed."""
 CONTENT_STEPS = 20
 """Steps of routing that looking into a message counts as."""
-WAYS_STEPS_MAX = 500_000
+ROUTING_STEPS_MAX = 500_000
 """Steps that an entry may spend per virtual host on routing and on looking into messages: a few hundred milliseconds at
 most. Like `COPIES_MAX`, it is reached only if bindings change before the batch is applied."""
 DEAD_STEPS_MAX = 75_000
@@ -75,34 +75,34 @@ class Work:
         copies = self.copies[vhost] = self.copies.get(vhost, 0) + queues
         return copies > COPIES_MAX
 
-    ways: dict[str, int] = field(default_factory=dict)
+    route_steps: dict[str, int] = field(default_factory=dict)
     """Steps of routing published messages, per virtual host."""
-    dear_ways: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
+    expensive_routes: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
     """(exchange, routing key) of each expensive cacheable route among them, per virtual host."""
 
-    def walk(self, vhost: str, steps: int) -> None:
+    def count_route(self, vhost: str, steps: int) -> None:
         """Count steps of routing published messages."""
-        self.ways[vhost] = self.ways.get(vhost, 0) + steps
+        self.route_steps[vhost] = self.route_steps.get(vhost, 0) + steps
 
-    def walk_known(self, vhost: str, exchange: str, routing_key: str, steps: int) -> None:
+    def count_cached_route(self, vhost: str, exchange: str, routing_key: str, steps: int) -> None:
         """Count the steps of a cacheable route; it counts again in this entry only after bindings have changed."""
-        found = self.dear_ways.setdefault(vhost, set())
+        found = self.expensive_routes.setdefault(vhost, set())
         if (exchange, routing_key) not in found:
             found.add((exchange, routing_key))
-            self.walk(vhost, steps)
+            self.count_route(vhost, steps)
 
-    def has_walked_enough(self, vhost: str) -> bool:
+    def has_routed_enough(self, vhost: str) -> bool:
         """Return whether this entry computes no more expensive routes for messages of a virtual host."""
-        return self.ways.get(vhost, 0) > WAYS_STEPS_MAX
+        return self.route_steps.get(vhost, 0) > ROUTING_STEPS_MAX
 
     dead_steps: dict[str, int] = field(default_factory=dict)
     """Steps of routing dead letters, per virtual host."""
 
-    def find(self, vhost: str, steps: int) -> None:
+    def count_dead_letter_route(self, vhost: str, steps: int) -> None:
         """Count steps of routing a dead letter."""
         self.dead_steps[vhost] = self.dead_steps.get(vhost, 0) + steps
 
-    def has_moved_enough(self, vhost: str) -> bool:
+    def has_dead_lettered_enough(self, vhost: str) -> bool:
         """Return whether the remaining dead letters of a virtual host must wait for the next entry."""
         return self.copies.get(vhost, 0) > COPIES_MAX or self.dead_steps.get(vhost, 0) > DEAD_STEPS_MAX
 
@@ -112,5 +112,5 @@ class Work:
             self.dead_steps = {}
         if self.copies:
             self.copies = {}
-        if self.ways:
-            self.ways, self.dear_ways = {}, {}
+        if self.route_steps:
+            self.route_steps, self.expensive_routes = {}, {}

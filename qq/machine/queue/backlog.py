@@ -285,24 +285,24 @@ class Backlog:
         """Return the keys that the next message gets in RETURNED, and in any level's place."""
         return self._next_return, self.next_position
 
-    def look(self, place: int, first: int, end: int, count: int) -> list[tuple[int, Range]]:
+    def peek(self, place: int, first: int, end: int, count: int) -> list[tuple[int, Range]]:
         """Return at most `count` ready messages of a place in order, with keys from `first` to before `end`.
 
         Each range comes with the key of its first message. The cost is that of the messages returned, and of unpacking
         a chunk.
         """
         if place == RETURNED:
-            return self._returns.look(first, end, count)
+            return self._returns.peek(first, end, count)
         lane = self._lanes.get(LEVELS - place)
         if lane is None:
             return []
-        found = [(messages.position, messages) for messages in lane.runs.look(first, end, count)]
+        found = [(messages.position, messages) for messages in lane.runs.peek(first, end, count)]
         if lane.shelf:
-            found = sorted([*found, *lane.shelf.look(first, end, count)], key=_key)
+            found = sorted([*found, *lane.shelf.peek(first, end, count)], key=_key)
         return _first_of(found, count)
 
     def cut(self, place: int, found: Sequence[tuple[int, Range]]) -> None:
-        """Remove messages that `look` has just found in a place, or parts of them, in the same order."""
+        """Remove messages that `peek` has just found in a place, or parts of them, in the same order."""
         self.count -= sum(messages.count for _, messages in found)
         self.size -= sum(messages.size for _, messages in found)
         pieces = [(key, messages.count) for key, messages in found]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qq.machine.queue.queue import Queue
 
 
-class Remains:
+class DeferredFree:
     """Removed queues and containers that wait to be freed."""
 
     __slots__ = ("_new", "_parts", "_queues")
@@ -35,13 +35,13 @@ class Remains:
         """Take over containers to empty them. Their contents must be small, or referenced only here."""
         self._new += [part for part in parts if part]
 
-    def let_go(self, most: int) -> None:
+    def free_between_entries(self, most: int) -> None:
         """Free `most` objects between two entries, so that small amounts are freed at once."""
         self._parts += self._new
         self._new.clear()
-        self.shrink(most)
+        self.free(most)
 
-    def shrink(self, most: int) -> None:
+    def free(self, most: int) -> None:
         """Free `most` objects; called once at the end of an entry."""
         while most > 0 and (self._parts or self._queues):
             if not self._parts:

@@ -155,10 +155,10 @@ class Moves:
     def running(self) -> Mapping[tuple[str, str], MoveState]:
         return self._running
 
-    def of_vhost(self, vhost: str) -> list[MoveState]:
+    def in_vhost(self, vhost: str) -> list[MoveState]:
         return [move for move in self._all.values() if move.vhost == vhost]
 
-    def of_shovel(self, vhost: str, shovel: str) -> MoveState | None:
+    def running_for_shovel(self, vhost: str, shovel: str) -> MoveState | None:
         """Return the running move of a shovel, or None."""
         for move in self._running.values():
             if (move.vhost, move.shovel) == (vhost, shovel):
@@ -193,7 +193,7 @@ class Moves:
         """End a running move, and forget the oldest ended moves over the limits."""
         move.state, move.error, move.ended_ms, move.waits_for = state, error, now_ms, ""
         del self._running[move.vhost, move.id]
-        self._forget_oldest(self.of_vhost(move.vhost), ENDED_IN_VHOST_MAX)
+        self._forget_oldest(self.in_vhost(move.vhost), ENDED_IN_VHOST_MAX)
         self._forget_oldest(self._all.values(), ENDED_MAX)
 
     def _forget_oldest(self, moves: Iterable[MoveState], most: int) -> None:
@@ -204,7 +204,7 @@ class Moves:
             del self._all[oldest.vhost, oldest.id]
 
     def forget_vhost(self, vhost: str) -> None:
-        for move in self.of_vhost(vhost):
+        for move in self.in_vhost(vhost):
             del self._all[vhost, move.id]
             self._running.pop((vhost, move.id), None)
 

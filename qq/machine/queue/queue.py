@@ -2,7 +2,7 @@
 
 Invariant: only methods of a queue change it, its backlog, its histories, its tally and its consumers; other modules
 only read them. Each enqueued message is in exactly one place until it is settled or dropped: ready or delayed (in the
-backlog), checked out to a consumer, or waiting to be dead-lettered (`dying`). Counts are updated with each change, and
+backlog), checked out to a consumer, or waiting to be dead-lettered (`dead`). Counts are updated with each change, and
 never recomputed. The cost depends on the number of ranges. Only messages out of order cost by the message.
 """
 
@@ -60,7 +60,7 @@ NOBODY: QueueOwner = ("", 0)
 """The owner of queues that will soon be removed, such as those of closed connections. No connection can use them."""
 
 
-class Dying(NamedTuple):
+class DeadMessages(NamedTuple):
     """A range of messages that wait to be moved to the dead-letter exchange."""
 
     range: Range
@@ -152,12 +152,12 @@ class Queue:
     unless the active consumer has that priority, too."""
     backlog: Backlog = field(default_factory=Backlog)
     histories: Histories = field(default_factory=Histories)
-    dying: deque[Dying] = field(default_factory=deque)
-    dying_first: int = 0
+    dead: deque[DeadMessages] = field(default_factory=deque)
+    first_dead: int = 0
     """The number of the first message awaiting dead-lettering, which is the number of dead messages that have left
     before it."""
-    dying_count: int = 0
-    dying_size: int = 0
+    dead_count: int = 0
+    dead_size: int = 0
     retry_ms: int = 0
     """Cluster time (ms) of the next attempt at dead-lettering; 0 is at once."""
     leaving: list[Leaving] = field(default_factory=list)
@@ -238,7 +238,7 @@ class Queue:
     def messages(self) -> int:
         """The number of messages that are not checked out: ready, delayed, coming back, or awaiting dead-lettering."""
         backlog = self.backlog
-        return backlog.count + backlog.delayed + self.coming_back + self.dying_count
+        return backlog.count + backlog.delayed + self.coming_back + self.dead_count
 
     @property
     def available(self) -> int:
@@ -363,12 +363,12 @@ class Queue:
 
     # Messages leave
 
-    def look(self, place: int, first: int, end: int, count: int) -> list[tuple[int, Range]]:
-        """Return ready messages with their keys, as `Backlog.look` does; they stay in the queue."""
-        return self.backlog.look(place, first, end, count)
+    def peek(self, place: int, first: int, end: int, count: int) -> list[tuple[int, Range]]:
+        """Return ready messages with their keys, as `Backlog.peek` does; they stay in the queue."""
+        return self.backlog.peek(place, first, end, count)
 
     def move_out(self, place: int, found: Sequence[tuple[int, Range]]) -> None:
-        """Remove ready messages found by `look`, or parts of them, because they are now in a different queue."""
+        """Remove ready messages found by `peek`, or parts of them, because they are now in a different queue."""
         self.backlog.cut(place, found)
         if self.returning:
             self.came_back = max(self.came_back - sum(messages.count for _, messages in found), 0)
@@ -422,16 +422,16 @@ class Queue:
         others.
         """
         is_kept = self.settings.dead_letter_strategy == "at-least-once"
-        return is_kept or self.dying_count < DYING_MAX
+        return is_kept or self.dead_count < DYING_MAX
 
     def due_ms(self) -> int | None:
         """Return the time at which messages of the queue next need work, or None for never."""
-        if not (self._drops or self.dying):
+        if not (self._drops or self.dead):
             return self.backlog.due_ms()
         due_ms = None
         if self._has_room_to_die:
             due_ms = NOW_MS if self._is_to_be_trimmed() else self.backlog.due_ms()
-        if self.dying and self.retry_ms:
+        if self.dead and self.retry_ms:
             due_ms = self.retry_ms if due_ms is None else min(due_ms, self.retry_ms)
         return due_ms
 
@@ -446,7 +446,7 @@ class Queue:
     @property
     def has_dead(self) -> bool:
         """Whether messages await dead-lettering, or put-off settlements and returns may add to them."""
-        return bool(self.dying or self.leaving or self.returning)
+        return bool(self.dead or self.leaving or self.returning)
 
     def loses_dead(self, now_ms: int) -> bool:
         """Return whether deleting the queue now would lose messages that die at `now_ms` or before."""
@@ -553,41 +553,41 @@ class Queue:
         if self.settings.dead_letter_exchange is None:
             self.forget(ranges)
             return
-        self.dying.extend(Dying(messages, reason, now_ms) for messages in ranges)
-        self.dying_count += count
-        self.dying_size += size
+        self.dead.extend(DeadMessages(messages, reason, now_ms) for messages in ranges)
+        self.dead_count += count
+        self.dead_size += size
 
-    def take_dying(self, first: int, count: int) -> list[Dying]:
+    def take_dead(self, first: int, count: int) -> list[DeadMessages]:
         """Remove and return the first messages that await dead-lettering.
 
         Returns an empty list if `first` is not the number of the first such message.
         """
-        taken: list[Dying] = []
-        if first != self.dying_first:
+        taken: list[DeadMessages] = []
+        if first != self.first_dead:
             return taken
-        while count and self.dying:
-            dead = self.dying.popleft()
+        while count and self.dead:
+            dead = self.dead.popleft()
             if dead.range.count > count:
                 rest = dead.range.part(count, dead.range.count - count)
-                self.dying.appendleft(dead._replace(range=rest))
+                self.dead.appendleft(dead._replace(range=rest))
                 dead = dead._replace(range=dead.range.part(0, count))
             taken.append(dead)
-            self.dying_first += dead.range.count
-            self.dying_count -= dead.range.count
-            self.dying_size -= dead.range.size
+            self.first_dead += dead.range.count
+            self.dead_count -= dead.range.count
+            self.dead_size -= dead.range.size
             count -= dead.range.count
         return taken
 
-    def keep_dying(self, kept: list[Dying], now_ms: int, *, is_stuck: bool) -> None:
+    def keep_dead(self, kept: list[DeadMessages], now_ms: int, *, is_stuck: bool) -> None:
         """Put back dead letters that no queue took, for a later attempt.
 
         With `is_stuck`, because no message was taken, the attempt waits for DEAD_LETTER_RETRY_MS.
         """
         for dead in reversed(kept):
-            self.dying.appendleft(dead)
-            self.dying_first -= dead.range.count
-            self.dying_count += dead.range.count
-            self.dying_size += dead.range.size
+            self.dead.appendleft(dead)
+            self.first_dead -= dead.range.count
+            self.dead_count += dead.range.count
+            self.dead_size += dead.range.size
         # A target that this attempt filled may have room again as soon as its consumers are served.
         self.retry_ms = now_ms + DEAD_LETTER_RETRY_MS if is_stuck else 0
 
@@ -602,11 +602,11 @@ class Queue:
             if messages.history:
                 self.histories.release(messages.history, messages.count)
 
-    def history_octets_of_dying(self, number: int) -> int:
+    def history_octets_of_dead(self, number: int) -> int:
         """Return the history size in bytes of the dead message with this number; 0 without a history or message."""
-        first = self.dying_first
+        first = self.first_dead
         if self.histories and number >= first:
-            for dead in self.dying:
+            for dead in self.dead:
                 first += dead.range.count
                 if number < first:
                     return self.histories.octets(dead.range.history)
@@ -722,7 +722,7 @@ class Queue:
             self.tally.acknowledged += count
         is_put_off = self.returning if fate in (RETURNED, FAILED) else self.leaving
         if is_put_off or len(pieces) > RANGES_AT_ONCE:
-            self._put_off(Leaving(fate, [RangeMap.of(pieces, count)]))
+            self._put_off(Leaving(fate, [RangeMap.from_pieces(pieces, count)]))
         else:
             self._let_go(ranges_of(pieces), fate, now_ms)
         return count
@@ -735,7 +735,7 @@ class Queue:
         held: list[RangeMap[Range]] = []
         for consumer in consumers:
             count = len(consumer.unacked)
-            held.append(RangeMap.of(consumer.unacked.take_all(), count))
+            held.append(RangeMap.from_pieces(consumer.unacked.take_all(), count))
             self._check_in(consumer, count)
         if self.returning or sum(each.count_pieces for each in held) > most:
             self._put_off(Leaving(fate, held))
@@ -824,7 +824,7 @@ class Queue:
                 backlog.give_back(again)
         self.die(dead, DELIVERY_LIMIT, now_ms)
 
-    def note_empty(self) -> None:
+    def count_empty_get(self) -> None:
         """Count a get that found no message."""
         self.tally.get_empty += 1
         self.revision += 1
@@ -849,10 +849,10 @@ class Queue:
 
     def purge(self) -> int:
         """Drop all messages that no consumer holds, and return their number."""
-        purged = self.backlog.clear() + self.dying_count + self.coming_back
-        self.dying_first += self.dying_count
-        self.dying_count = self.dying_size = 0
-        self.dying.clear()
+        purged = self.backlog.clear() + self.dead_count + self.coming_back
+        self.first_dead += self.dead_count
+        self.dead_count = self.dead_size = 0
+        self.dead.clear()
         self.retry_ms = 0
         self._settle_what_leaves()
         if self.histories:
@@ -885,7 +885,7 @@ class Queue:
         self.holders.clear()
         self.rotation = self.candidates = Rotation()
         self.active = None
-        return [*held, *leaving, list(self.dying)]
+        return [*held, *leaving, list(self.dead)]
 
     def _check_out(self, consumer: Consumer, ranges: list[Range], available_ms: int) -> Deliver:
         """Record that the consumer holds these messages, too. Return the effect that delivers them."""
@@ -950,9 +950,9 @@ class Queue:
             self.used_ms,
             self.backlog.freeze(),
             self.histories.freeze(),
-            tuple(self.dying),
-            self.dying_first,
-            self.dying_count,
+            tuple(self.dead),
+            self.first_dead,
+            self.dead_count,
             self.retry_ms,
             tuple(self.rotation) if self.rotation else (),
             self.active,
@@ -963,13 +963,13 @@ class Queue:
         return FrozenBehind(self.number, self.came_back, leaving)
 
     def restore_messages(
-        self, backlog: Sequence[Any], histories: Sequence[Any], dying: Iterable[Dying]
+        self, backlog: Sequence[Any], histories: Sequence[Any], dead: Iterable[DeadMessages]
     ) -> None:
         """Restore the backlog, the histories, and the messages that await dead-lettering from a dump."""
         self.backlog.load(backlog)
         self.histories.load(histories)
-        self.dying.extend(dying)
-        self.dying_size = sum(dead.range.size for dead in self.dying)
+        self.dead.extend(dead)
+        self.dead_size = sum(dead.range.size for dead in self.dead)
 
     def restore_consumer(self, consumer: Consumer) -> None:
         """Restore a consumer with its held messages, without serving it."""
@@ -1027,9 +1027,9 @@ class FrozenQueue(NamedTuple):
     used_ms: int
     backlog: FrozenBacklog
     histories: FrozenHistories
-    dying: tuple[Dying, ...]
-    dying_first: int
-    dying_count: int
+    dead: tuple[DeadMessages, ...]
+    first_dead: int
+    dead_count: int
     retry_ms: int
     rotation: tuple[Consumer, ...]
     active: Consumer | None

@@ -198,7 +198,7 @@ class Runs:
             return self._chunks[0].expires_ms
         return self._tail[_EXPIRES] if self._tail else 0
 
-    def look(self, first: int, end: int, count: int) -> list[Range]:
+    def peek(self, first: int, end: int, count: int) -> list[Range]:
         """Return at most `count` messages with positions from `first` to before `end`, in order; they stay."""
         found: list[Range] = []
         for words in self._from(first):

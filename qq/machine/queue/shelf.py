@@ -157,7 +157,7 @@ class Shelf:
                 times.add(time_ms, key + count)
         return messages.part(0, count)
 
-    def look(self, first: int, end: int, count: int) -> list[tuple[int, Range]]:
+    def peek(self, first: int, end: int, count: int) -> list[tuple[int, Range]]:
         """Return at most `count` messages with keys from `first` to before `end`, without removing them.
 
         Each range comes with the key of its first message.
@@ -174,7 +174,7 @@ class Shelf:
 
     def cut(self, first: int, count: int) -> None:
         """Remove the messages with the `count` keys from `first` on, as far as they are here."""
-        for key, messages in self.look(first, first + count, count):
+        for key, messages in self.peek(first, first + count, count):
             self._cut(key, messages.count)
 
     def _cut(self, first: int, count: int) -> None:

@@ -1,15 +1,15 @@
 """The rows of a dump: the stored form of each object, and how the object is built from it.
 
 Some values are stored as they are, so that their fields are part of the format, too: `User`, `Permissions` and
-`TopicPermissions` (permissions.py), `Policy`, `Exchange` (vhost.py), `KnownPublisher` and `FrozenPublishers`, `Dying`
-(queue.py), `History` and `Death`, `Range`, and the results of effects.py.
+`TopicPermissions` (permissions.py), `Policy`, `Exchange` (vhost.py), `KnownPublisher` and `FrozenPublishers`,
+`DeadMessages` (queue.py), `History` and `Death`, `Range`, and the results of effects.py.
 
 A dump is written in the format of the agreed version of the state, so that programs of the previous release can read
 it, too. If you change a kind of row, record the change below its class: `CHANGES[QueueRow] = {9: Change(...)}`.
 
 Invariant: the bytes of a dump follow from these classes and `CHANGES`, and all replicas must write the same. A new
-field must be added at the end of its class, in `of` and in `build`, and recorded in `CHANGES`. A row inside of a
-different row is part of that row, and so is its change.
+field must be added at the end of its class, in `from_state` and in `build`, and recorded in `CHANGES`. A row inside of
+a different row is part of that row, and so is its change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from qq.machine.protocol.effects import (
 from qq.machine.queue.consumers import Budget
 from qq.machine.queue.leaving import Leaving
 from qq.machine.queue.moves import MoveState
-from qq.machine.queue.queue import Consumer, Dying, Queue
+from qq.machine.queue.queue import Consumer, DeadMessages, Queue
 from qq.ranges import Range, RangeMap
 from qq.routing.routers import Binding, Destination, DestinationKind
 
@@ -149,7 +149,7 @@ class AppliedRow(NamedTuple):
     operator: str | Policy | None
 
     @classmethod
-    def of(cls, known: Collection[int], applied: Applied) -> AppliedRow:
+    def from_state(cls, known: Collection[int], applied: Applied) -> AppliedRow:
         """Return the row of these policies.
 
         `known` has the `id` of each current policy of the virtual host.
@@ -178,9 +178,9 @@ class ExchangePoliciesRow(NamedTuple):
     applied: AppliedRow
 
     @classmethod
-    def of(cls, known: Collection[int], applied: tuple[str, Applied]) -> ExchangePoliciesRow:
+    def from_state(cls, known: Collection[int], applied: tuple[str, Applied]) -> ExchangePoliciesRow:
         exchange, policies = applied
-        return cls(exchange, AppliedRow.of(known, policies))
+        return cls(exchange, AppliedRow.from_state(known, policies))
 
 
 class BindingRow(NamedTuple):
@@ -192,7 +192,7 @@ class BindingRow(NamedTuple):
     arguments: bytes
 
     @classmethod
-    def of(cls, binding: Binding) -> BindingRow:
+    def from_state(cls, binding: Binding) -> BindingRow:
         source, (kind, name), routing_key, arguments = binding
         return _make(cls, (source, kind, name, routing_key, arguments))
 
@@ -209,7 +209,7 @@ class ParameterRow(NamedTuple):
     value: str
 
     @classmethod
-    def of(cls, parameter: tuple[tuple[str, str], str]) -> ParameterRow:
+    def from_state(cls, parameter: tuple[tuple[str, str], str]) -> ParameterRow:
         (component, name), value = parameter
         return cls(component, name, value)
 
@@ -233,7 +233,7 @@ class VhostRow(NamedTuple):
     parameters: Iterable[ParameterRow]
 
     @classmethod
-    def of(cls, vhost: VirtualHost) -> VhostRow:
+    def from_state(cls, vhost: VirtualHost) -> VhostRow:
         policies = vhost.policies.rows()
         return cls(
             vhost.name,
@@ -243,16 +243,16 @@ class VhostRow(NamedTuple):
             vhost.limits,
             Rows(policies),
             Rows(list(vhost.exchanges.values())),
-            Rows(list(vhost.bindings), BindingRow.of),
+            Rows(list(vhost.bindings), BindingRow.from_state),
             Rows(
                 list(vhost.exchange_policies.items()),
-                partial(ExchangePoliciesRow.of, frozenset(map(id, policies))),
+                partial(ExchangePoliciesRow.from_state, frozenset(map(id, policies))),
             ),
             Rows(vhost.unreviewed_queues.copy()),
             Rows(vhost.unreviewed_exchanges.copy()),
             vhost.publishers.freeze(),
             vhost.is_protected,
-            Rows(list(vhost.parameters.items()), ParameterRow.of),
+            Rows(list(vhost.parameters.items()), ParameterRow.from_state),
         )
 
     @classmethod
@@ -292,7 +292,7 @@ CHANGES[VhostRow] = {8: more_fields(False, ())}
 # Queues
 
 
-class DyingCounts(NamedTuple):
+class DeadCounts(NamedTuple):
     first: int
     """The number of the first message awaiting dead-lettering."""
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
@@ -315,15 +315,15 @@ class QueueRow(NamedTuple):
     policies: AppliedRow
     backlog: BacklogRow
     histories: HistoriesRow
-    dying: DyingCounts
+    dead: DeadCounts
     rotation: list[tuple[str, int]]
     """Node and id of the consumers in the rotation, in order."""
     active: tuple[str, int] | None
     """Node and id of the single active consumer, or None."""
 
     @classmethod
-    def of(cls, known: Collection[int], frozen: FrozenQueue) -> QueueRow:
-        """Return the row of a queue; `known` as in `AppliedRow.of`."""
+    def from_state(cls, known: Collection[int], frozen: FrozenQueue) -> QueueRow:
+        """Return the row of a queue; `known` as in `AppliedRow.from_state`."""
         queue, active = frozen.queue, frozen.active
         return cls(
             queue.vhost,
@@ -336,10 +336,10 @@ class QueueRow(NamedTuple):
             queue.number,
             frozen.had_consumer,
             frozen.used_ms,
-            AppliedRow.of(known, frozen.policies),
+            AppliedRow.from_state(known, frozen.policies),
             frozen.backlog.dump(),
             frozen.histories.dump(),
-            DyingCounts(frozen.dying_first, frozen.dying_count, frozen.retry_ms),
+            DeadCounts(frozen.first_dead, frozen.dead_count, frozen.retry_ms),
             [(consumer.node, consumer.id) for consumer in frozen.rotation],
             None if active is None else (active.node, active.id),
         )
@@ -350,12 +350,12 @@ class QueueRow(NamedTuple):
         return row._replace(
             owner=tuple(row.owner) if row.owner else None,
             policies=AppliedRow(*row.policies),
-            dying=DyingCounts(*row.dying),
+            dead=DeadCounts(*row.dead),
             rotation=[(node, number) for node, number in row.rotation],
             active=tuple(row.active) if row.active else None,
         )
 
-    def build(self, policies: Policies, dying: Iterable[Dying]) -> Queue:
+    def build(self, policies: Policies, dead: Iterable[DeadMessages]) -> Queue:
         """Build the queue; its consumers are added, and served, later."""
         applied = self.policies.build(policies)
         queue = Queue(
@@ -371,17 +371,17 @@ class QueueRow(NamedTuple):
             policies=applied,
             had_consumer=self.had_consumer,
             used_ms=self.used_ms,
-            dying_first=self.dying.first,
-            dying_count=self.dying.count,
-            retry_ms=self.dying.retry_ms,
+            first_dead=self.dead.first,
+            dead_count=self.dead.count,
+            retry_ms=self.dead.retry_ms,
         )
-        queue.restore_messages(self.backlog, self.histories, dying)
+        queue.restore_messages(self.backlog, self.histories, dead)
         return queue
 
 
-def read_dying(written: Sequence[Any]) -> Dying:
+def read_dead(written: Sequence[Any]) -> DeadMessages:
     messages, reason, time_ms = written
-    return Dying(Range(*messages), reason, time_ms)
+    return DeadMessages(Range(*messages), reason, time_ms)
 
 
 # Messages that consumers hold or have held
@@ -395,7 +395,7 @@ class HeldRow(NamedTuple):
     messages: Range
 
     @classmethod
-    def of(cls, piece: Piece[Range]) -> HeldRow:
+    def from_state(cls, piece: Piece[Range]) -> HeldRow:
         first, count, messages, offset = piece
         return _make(cls, (first, messages.part(offset, count)))
 
@@ -407,7 +407,7 @@ class HeldRow(NamedTuple):
 
 def held_rows(held: FrozenPieces[Range]) -> Rows:
     """Return the rows of all messages of a consumer."""
-    return Rows(pieces_of(held), HeldRow.of)
+    return Rows(pieces_of(held), HeldRow.from_state)
 
 
 def pieces_of(held: FrozenPieces[Range]) -> list[Piece[Range]]:
@@ -430,7 +430,7 @@ class LeavingRow(NamedTuple):
     """The messages of each of the consumers."""
 
     @classmethod
-    def of(cls, frozen: FrozenLeaving) -> LeavingRow:
+    def from_state(cls, frozen: FrozenLeaving) -> LeavingRow:
         return cls(frozen.fate, Rows(frozen.held, held_rows))
 
     @classmethod
@@ -451,8 +451,8 @@ class BehindRow(NamedTuple):
     leaving: Iterable[LeavingRow]
 
     @classmethod
-    def of(cls, frozen: FrozenBehind) -> BehindRow:
-        return cls(frozen.queue, frozen.came_back, Rows(frozen.leaving, LeavingRow.of))
+    def from_state(cls, frozen: FrozenBehind) -> BehindRow:
+        return cls(frozen.queue, frozen.came_back, Rows(frozen.leaving, LeavingRow.from_state))
 
     @classmethod
     def read(cls, written: Sequence[Any]) -> BehindRow:
@@ -492,7 +492,7 @@ class MoveRow(NamedTuple):
     ended_ms: int
 
     @classmethod
-    def of(cls, move: MoveState) -> MoveRow:
+    def from_state(cls, move: MoveState) -> MoveRow:
         return cls(*(getattr(move, field) for field in cls._fields))
 
     def build(self) -> MoveState:
@@ -510,7 +510,7 @@ class ConnectionRow(NamedTuple):
     closing: str
 
     @classmethod
-    def of(cls, connection: ConnectionState) -> ConnectionRow:
+    def from_state(cls, connection: ConnectionState) -> ConnectionRow:
         return cls(connection.node, connection.id, connection.vhost.ref, connection.user, connection.closing)
 
     def build(self, vhost: VirtualHost) -> ConnectionState:
@@ -534,7 +534,7 @@ class SessionRow(NamedTuple):
     """The stored parts of the large message that the session will publish, each a `Fragment`."""
 
     @classmethod
-    def of(cls, frozen: FrozenSession) -> SessionRow:
+    def from_state(cls, frozen: FrozenSession) -> SessionRow:
         return _make(cls, (*frozen[:-2], answer_row(frozen.answer), frozen.fragments))
 
     def build(self, vhost: VirtualHost) -> SessionState:
@@ -629,11 +629,11 @@ def build_answer(node: str, session: int, row: Sequence[Any] | None) -> Answer |
         return Failed(node, session, failed.code, failed.text, failed.opcode, number)
     result = _RESULTS[kind - 1]._make(fields)
     if isinstance(result, GetOk):
-        history = History.of(result.history) if result.history else None
+        history = History.from_row(result.history) if result.history else None
         result = result._replace(range=Range(*result.range), history=history)
     elif isinstance(result, Got):
         consumer, ranges, remaining, histories, contract = fields
-        known = {key: History.of(row) for key, row in histories}
+        known = {key: History.from_row(row) for key, row in histories}
         result = Got(consumer, [Range(*each) for each in ranges], remaining, known, contract)
     return Reply(node, session, result, number)
 
@@ -663,7 +663,7 @@ class ConsumerRow(NamedTuple):
     marks: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, frozen: FrozenConsumer) -> ConsumerRow:
+    def from_state(cls, frozen: FrozenConsumer) -> ConsumerRow:
         consumer = frozen.consumer
         return cls(
             consumer.node,

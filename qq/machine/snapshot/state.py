@@ -18,7 +18,7 @@ from qq.machine.protocol.codec import make_packer, unpack_list
 from qq.machine.protocol.effects import GetOk, Got, Reply
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue.live_messages import LiveMessages
-from qq.machine.queue.queue import Dying
+from qq.machine.queue.queue import DeadMessages
 from qq.machine.snapshot.rows import (
     CHANGES,
     BehindRow,
@@ -34,7 +34,7 @@ from qq.machine.snapshot.rows import (
     downgraded,
     more_fields,
     pieces_of,
-    read_dying,
+    read_dead,
     rows_as_of,
     upgraded,
 )
@@ -101,18 +101,23 @@ class FrozenMachine(NamedTuple):
             vhosts=rows_as_of(VhostRow, version, self.vhosts),
             queues_declared=self.queues_declared,
             queues=rows_as_of(
-                QueueRow, version, self.queues, lambda queue: QueueRow.of(known[queue.queue.vhost], queue)
+                QueueRow,
+                version,
+                self.queues,
+                lambda queue: QueueRow.from_state(known[queue.queue.vhost], queue),
             ),
-            dying=Rows(self.queues, lambda queue: rows_as_of(Dying, version, queue.dying)),
+            dead=Rows(self.queues, lambda queue: rows_as_of(DeadMessages, version, queue.dead)),
             connections=rows_as_of(ConnectionRow, version, self.connections),
-            sessions=rows_as_of(SessionRow, version, self.sessions, SessionRow.of),
-            consumers=rows_as_of(ConsumerRow, version, self.consumers, ConsumerRow.of),
+            sessions=rows_as_of(SessionRow, version, self.sessions, SessionRow.from_state),
+            consumers=rows_as_of(ConsumerRow, version, self.consumers, ConsumerRow.from_state),
             unacked=Rows(
                 self.consumers,
-                lambda consumer: rows_as_of(HeldRow, version, pieces_of(consumer.unacked), HeldRow.of),
+                lambda consumer: rows_as_of(
+                    HeldRow, version, pieces_of(consumer.unacked), HeldRow.from_state
+                ),
             ),
             dirty=Rows(self.dirty, _number),
-            behind=rows_as_of(BehindRow, version, self.behind, BehindRow.of),
+            behind=rows_as_of(BehindRow, version, self.behind, BehindRow.from_state),
             abandoned=Rows(self.abandoned, _number),
             lost=Rows(self.lost),
             global_parameters=Rows(self.global_parameters),
@@ -146,7 +151,7 @@ class FrozenMachine(NamedTuple):
         """Return the messages among these that the state refers to."""
         found: set[Place] = set()
 
-        def look(index: int, slot: int, count: int) -> None:
+        def add(index: int, slot: int, count: int) -> None:
             found.update((index, each) for each in slots[index] if slot <= each < slot + count)
 
         indexes = sorted(slots)
@@ -161,17 +166,17 @@ class FrozenMachine(NamedTuple):
             counts = [0] * (len(bounds) - 1)
             row.backlog.add_counts(bounds, counts)
             wanted = [index for cell, index in zip(cells, indexes, strict=True) if counts[cell]]
-            if len(wanted) * _RANGES_OF_A_LOOK > row.backlog.totals.count:
+            if len(wanted) * _RANGES_PER_SEARCH > row.backlog.totals.count:
                 parts = [(wanted[0], wanted[-1] + 1)] if wanted else []
             else:
                 parts = [(index, index + 1) for index in wanted]
             for part in parts:
                 for messages in row.backlog.ranges(*part):
                     if messages[0] in slots:
-                        look(*messages)
+                        add(*messages)
         for messages in self._single_ranges():
             if messages[0] in slots:
-                look(*messages)
+                add(*messages)
         return found
 
     def live(self, first: int, end: int) -> LiveMessages:
@@ -192,7 +197,7 @@ class FrozenMachine(NamedTuple):
     def _single_ranges(self) -> Iterator[tuple[int, int, int]]:
         """Yield index, slot and count of all references outside of the backlogs."""
         for row in self.queues:
-            for dead in row.dying:
+            for dead in row.dead:
                 yield dead.range[:3]
         leaving = [held for row in self.behind for each in row.leaving for held in each.held]
         for unacked in (*(row.unacked for row in self.consumers), *leaving):
@@ -225,7 +230,7 @@ class Dump(NamedTuple):
     vhosts: Iterable[VhostRow]
     queues_declared: int
     queues: Iterable[QueueRow]
-    dying: Iterable[Iterable[Dying]]
+    dead: Iterable[Iterable[DeadMessages]]
     """The messages that await dead-lettering, a list for each queue."""
     connections: Iterable[ConnectionRow]
     sessions: Iterable[SessionRow]
@@ -252,7 +257,7 @@ class Dump(NamedTuple):
 CHANGES[Dump] = {8: more_fields((), (), ()), 9: more_fields(0)}
 
 
-_RANGES_OF_A_LOOK = 1000
+_RANGES_PER_SEARCH = 1000
 """Ranges of a backlog (about) that can be read in the time that it takes to find those of a single entry."""
 _IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})
 """Types that are packed with a call for each of their parts, because a call blocks the node."""
@@ -336,7 +341,7 @@ def read_dump(data: bytes) -> Dump:
         ],
         vhosts=list(map(VhostRow.read, upgraded(VhostRow, version, read.vhosts))),
         queues=list(map(QueueRow.read, upgraded(QueueRow, version, read.queues))),
-        dying=[list(map(read_dying, upgraded(Dying, version, rows))) for rows in read.dying],
+        dead=[list(map(read_dead, upgraded(DeadMessages, version, rows))) for rows in read.dead],
         connections=[ConnectionRow(*row) for row in upgraded(ConnectionRow, version, read.connections)],
         sessions=[SessionRow(*row) for row in upgraded(SessionRow, version, read.sessions)],
         consumers=[ConsumerRow(*row) for row in upgraded(ConsumerRow, version, read.consumers)],
@@ -360,10 +365,10 @@ def freeze(core: Core) -> FrozenMachine:
         permissions=list(access.all_permissions.values()),
         topic_permissions=list(access.all_topic_permissions.values()),
         publishers_bounds=catalog.publishers_bounds,
-        vhosts=[VhostRow.of(vhost) for vhost in catalog.vhosts.values()],
+        vhosts=[VhostRow.from_state(vhost) for vhost in catalog.vhosts.values()],
         queues_declared=catalog.queues_declared,
         queues=[queue.freeze(is_served=queue not in core.dirty) for queue in catalog.queues()],
-        connections=[ConnectionRow.of(connection) for connection in catalog.connections.values()],
+        connections=[ConnectionRow.from_state(connection) for connection in catalog.connections.values()],
         sessions=[session.freeze(key) for key, session in core.sessions.items()],
         consumers=[consumer.freeze() for consumer in core.consumers.values()],
         dirty=list(core.dirty),
@@ -371,7 +376,7 @@ def freeze(core: Core) -> FrozenMachine:
         abandoned=list(core.abandoned),
         lost=list(core.lost),
         global_parameters=list(catalog.global_parameters.items()),
-        moves=list(map(MoveRow.of, catalog.moves.all.values())),
+        moves=list(map(MoveRow.from_state, catalog.moves.all.values())),
         fragments=core.fragments.freeze(),
         outage_ms=core.outage_ms,
     )
@@ -400,12 +405,12 @@ def restore(core: Core, dump: Dump) -> None:
         if vhost.is_unreviewed:
             core.reviewing[row.name] = vhost
     queues: dict[int, Queue] = {}
-    for row, dying in zip(dump.queues, dump.dying, strict=True):
+    for row, dead in zip(dump.queues, dump.dead, strict=True):
         vhost = catalog.vhosts[row.vhost]
-        queue = queues[row.number] = row.build(vhost.policies, dying)
+        queue = queues[row.number] = row.build(vhost.policies, dead)
         vhost.restore_queue(queue)
-        if queue.dying:
-            core.dying[queue] = None
+        if queue.dead:
+            core.queues_with_dead[queue] = None
     catalog.queues_declared = dump.queues_declared
     for row in dump.vhosts:
         for binding in row.bindings:

@@ -36,7 +36,7 @@ class Room:
         self._catalog = catalog
         self._new_limits = new_limits
         self._version = version
-        self._empty = catalog.gone_vhost("")
+        self._empty = catalog.deleted_vhost("")
         self._claimed: dict[tuple[str, str], int] = {}
         self._made: set[tuple[str, Destination]] = set()
         """(virtual host, queue or exchange) of all declarations so far."""

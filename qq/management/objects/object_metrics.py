@@ -55,7 +55,7 @@ def _consumers(queue: Queue) -> tuple[float, ...]:
 
 def _sizes(queue: Queue) -> tuple[float, ...]:
     ready, unacked = queue.backlog.size, queue.unacked_size
-    return queue.consumers, ready + unacked, ready, unacked, queue.backlog.delayed, queue.dying_count
+    return queue.consumers, ready + unacked, ready, unacked, queue.backlog.delayed, queue.dead_count
 
 
 def _ages(times: EntryTimes, now_ms: int, blocks: Iterable[list[Queue]]) -> Iterator[ObjectRows]:

@@ -191,12 +191,12 @@ def _delivery_limit(queue: Queue) -> int | str:
 
 def _messages(queue: Queue) -> int:
     backlog = queue.backlog
-    return backlog.count + queue.unacked + backlog.delayed + queue.dying_count
+    return backlog.count + queue.unacked + backlog.delayed + queue.dead_count
 
 
 def _message_bytes(queue: Queue) -> int:
     backlog = queue.backlog
-    return backlog.size + queue.unacked_size + backlog.delayed_size + queue.dying_size
+    return backlog.size + queue.unacked_size + backlog.delayed_size + queue.dead_size
 
 
 _FIELDS: dict[str, Callable[[Queue], Any]] = {
@@ -218,12 +218,12 @@ _FIELDS: dict[str, Callable[[Queue], Any]] = {
     "messages_ready": attrgetter("backlog.count"),
     "messages_unacknowledged": attrgetter("unacked"),
     "messages_delayed": attrgetter("backlog.delayed"),
-    "messages_dlx": attrgetter("dying_count"),
+    "messages_dlx": attrgetter("dead_count"),
     "message_bytes": _message_bytes,
     "message_bytes_ready": attrgetter("backlog.size"),
     "message_bytes_unacknowledged": attrgetter("unacked_size"),
     "message_bytes_delayed": attrgetter("backlog.delayed_size"),
-    "message_bytes_dlx": attrgetter("dying_size"),
+    "message_bytes_dlx": attrgetter("dead_size"),
     "messages_persistent": _messages,
     "message_bytes_persistent": _message_bytes,
     "messages_ram": lambda _: 0,

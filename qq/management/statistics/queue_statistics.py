@@ -193,7 +193,7 @@ def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> 
         ready=numbers.messages_ready,
         unacked=numbers.messages_unacknowledged,
         consumers=queue.consumers,
-        dying=queue.dying_count,
+        dying=queue.dead_count,
         acknowledged=numbers.ack,
         waited_ms=numbers.waited_ms,
         # A count decreases only when a state was loaded: then counting starts again.

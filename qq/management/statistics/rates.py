@@ -165,7 +165,7 @@ def numbers_of(queue: Queue, now_ms: int) -> QueueNumbers:
     return QueueNumbers(
         tally.published,
         *deliveries_of(tally),
-        ready + unacked + backlog.delayed + queue.dying_count,
+        ready + unacked + backlog.delayed + queue.dead_count,
         ready,
         unacked,
         tally.dead_lettered,

@@ -247,7 +247,7 @@ def test_dead_letter_without_content_waits_when_it_is_needed() -> None:
     driver.machine = QueueMachine(no_content)
     driver.apply(declare("q", x_message_ttl=0, x_dead_letter_exchange="x"), declare("dead"))
     driver.apply(c.DeclareExchange(1, "x", "fanout", False, True, False, False, {}), publish(1))
-    [dying] = driver.machine.dying(10)
+    [dying] = driver.machine.pending_dead_letters(10)
     assert not dying.needs_content
     [late] = driver.log.dead_letters(driver.machine)
     headers = {"x-match": "all", "a": 1}
@@ -257,11 +257,11 @@ def test_dead_letter_without_content_waits_when_it_is_needed() -> None:
         late,
     )
     assert driver.machine.vhosts["/"].queues["dead"].ready == 0
-    [dying] = driver.machine.dying(10)
+    [dying] = driver.machine.pending_dead_letters(10)
     assert dying.needs_content
     driver.apply(late._replace(has_content=True, headers={"a": 1}))
     assert driver.machine.vhosts["/"].queues["dead"].ready == 1
-    assert list(driver.machine.dying(10)) == []
+    assert list(driver.machine.pending_dead_letters(10)) == []
 
 
 def test_content_exchanges_are_found_behind_other_exchanges() -> None:
@@ -274,12 +274,12 @@ def test_content_exchanges_are_found_behind_other_exchanges() -> None:
     vhost = driver.machine.vhosts["/"]
 
     def lookers() -> str:
-        return "".join(name for name in "abcd" if vhost.looks_at_content(name))
+        return "".join(name for name in "abcd" if vhost.depends_on_content(name))
 
     assert lookers() == ""
-    assert not vhost.looks_at_content("none")
-    assert not vhost.looks_at_content("")
-    assert vhost.looks_at_content("amq.match")
+    assert not vhost.depends_on_content("none")
+    assert not vhost.depends_on_content("")
+    assert vhost.depends_on_content("amq.match")
     driver.apply(c.BindExchange(1, "amq.headers", "b", "", {}))
     assert lookers() == "ab"
     driver.apply(c.BindExchange(1, "amq.headers", "c", "", {}))

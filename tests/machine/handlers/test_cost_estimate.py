@@ -25,7 +25,7 @@ from qq.machine.protocol.commands import (
     PutVhost,
 )
 from qq.machine.protocol.effects import Failed
-from qq.machine.protocol.work_meter import CONTENT_STEPS, COPIES_MAX, WAYS_STEPS_MAX
+from qq.machine.protocol.work_meter import CONTENT_STEPS, COPIES_MAX, ROUTING_STEPS_MAX
 from qq.routing.exchanges import ROUTE_STEPS_MAX
 from qq.stored.content import content_of
 from tests.machine.machine_driver import Driver, batch, consume, declare, publish, reloaded
@@ -95,7 +95,7 @@ def refused_by(machine: QueueMachine, *commands: Command, messages: int) -> list
     """The sessions that an entry refuses because of the ways of its messages."""
     effects = machine.apply_batch("n1", 2, 0, 7, batch(commands, [b"x"] * messages))
     failed = [effect for effect in effects if isinstance(effect, Failed)]
-    text = f"the ways of messages in vhost '/' take more steps at once than the limit ({WAYS_STEPS_MAX})"
+    text = f"the ways of messages in vhost '/' take more steps at once than the limit ({ROUTING_STEPS_MAX})"
     assert all(effect.text.endswith(text) for effect in failed)
     return [effect.session for effect in failed]
 
@@ -120,7 +120,7 @@ def test_routes_that_became_expensive_are_refused_at_the_limit(remembered: bool)
         refused = refused_by(machine, BIND_TOPIC, *TO_TOPIC, ALL_ELSE, messages=KEYS + 1)
     assert 10 < len(refused) < KEYS - 5
     assert refused == [number for number, _ in enumerate(TO_TOPIC, 2)][-len(refused) :]
-    assert machine._core.work.ways["/"] < WAYS_STEPS_MAX + ROUTE_STEPS_MAX
+    assert machine._core.work.route_steps["/"] < ROUTING_STEPS_MAX + ROUTE_STEPS_MAX
     machine.end_entry(7)
     assert machine.vhosts["/"].queues["q"].ready == 1
     assert refused_by(machine, publish(1, dear_key(0), "amq.topic"), messages=1) == []  # another entry
@@ -149,7 +149,7 @@ def test_route_is_counted_again_after_bindings_changed() -> None:
 
 def test_content_routing_above_the_step_limit_is_refused() -> None:
     machine = dear()
-    count = WAYS_STEPS_MAX // CONTENT_STEPS + 1
+    count = ROUTING_STEPS_MAX // CONTENT_STEPS + 1
     run = publish(count, "", "f", session=2)
     late = publish(1, "", "f", session=3)
     assert refused_by(machine, BIND_HEADERS, run, late, ALL_ELSE, messages=count + 2) == [2, 3]
@@ -217,7 +217,7 @@ def test_entry_moves_dead_letters_to_a_bounded_number_of_queues() -> None:
     machine.end_entry(8)
     machines = machine, reloaded(machine)
     index, steps = 3, list[int]()
-    while queues := list(machine.dying(500)):
+    while queues := list(machine.pending_dead_letters(500)):
         [dying] = queues
         left = sum(part.count for part in dying.ranges)
         command = DeadLetter(
@@ -230,7 +230,7 @@ def test_entry_moves_dead_letters_to_a_bounded_number_of_queues() -> None:
         steps.append(machine.vhosts["/"].queues["q7"].ready)
     assert steps == [3, 6]
     assert machine.digest() == machines[1].digest()
-    assert machine.vhosts["/"].queues["source"].dying_count == 0
+    assert machine.vhosts["/"].queues["source"].dead_count == 0
 
 
 def test_route_cost_of_dead_letters_counts_in_leader_and_apply() -> None:
@@ -244,7 +244,7 @@ def test_route_cost_of_dead_letters_counts_in_leader_and_apply() -> None:
     driver.time_ms += 10
     driver.apply()
     machine = driver.machine
-    [dying] = machine.dying(500)
+    [dying] = machine.pending_dead_letters(500)
     commands = [
         DeadLetter(
             "/",
@@ -306,7 +306,7 @@ def test_death_history_of_a_dead_letter_counts_as_cost() -> None:
     for number in range(100):
         driver.time_ms += 1
         driver.apply()
-        [dying] = driver.machine.dying(500)
+        [dying] = driver.machine.pending_dead_letters(500)
         command = DeadLetter(
             "/", names[number], dying.number, dying.first, 1, "", "", [], [], "", 255, False, {}, {}
         )

@@ -166,7 +166,7 @@ def test_the_destination_takes_messages_in_by_its_own_rules(driver: Driver, kind
     driver.apply(step(0, (0, 1), then=(PLACE, 1), priority=5, ttl_ms=900))
     driver.apply(step(1, (1, 1), then=(PLACE, 2), priority=5, ttl_ms=80))
     driver.apply(publish(1, "own", priority=1))
-    expiries = [messages.expires_ms for _, messages in queue(driver, "own").look(place_of(5), 0, 99, 99)]
+    expiries = [messages.expires_ms for _, messages in queue(driver, "own").peek(place_of(5), 0, 99, 99)]
     assert expiries == [driver.time_ms + 700, driver.time_ms + 80]
 
 
@@ -250,7 +250,7 @@ def die(driver: Driver, name: str, count: int) -> None:
 
 def history(driver: Driver, name: str) -> History:
     source = queue(driver, name)
-    [(_, messages)] = source.look(PLACE, 0, 2**62, 1)
+    [(_, messages)] = source.peek(PLACE, 0, 2**62, 1)
     found = source.histories.get(messages.history)
     assert found is not None
     return found
@@ -476,7 +476,7 @@ def shovels(driver: Driver) -> list[str]:
 def test_a_move_for_a_shovel_needs_the_shovel(driver: Driver) -> None:
     assert refusal(driver, FOR_SHOVEL) == "no shovel 's' in vhost '/'"
     driver.apply(SHOVEL, FOR_SHOVEL)
-    assert driver.machine.moves.of_shovel("/", "s") is move(driver)
+    assert driver.machine.moves.running_for_shovel("/", "s") is move(driver)
 
 
 def test_finished_shovel_is_deleted_in_the_last_step_of_its_move(driver: Driver) -> None:

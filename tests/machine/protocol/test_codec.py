@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qq.amqp_server.methods import METHODS
-from qq.machine.handlers.publishing import Publishing
+from qq.machine.handlers.publishing import PublishHandlers
 from qq.machine.handlers.registry import HANDLERS, check_handlers, handles
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import (
@@ -332,7 +332,7 @@ def test_command_must_have_a_number_of_its_own() -> None:
 def test_command_has_a_single_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     check_handlers(Enqueue, Commit)
     with pytest.raises(TypeError, match="Publish has two handlers"):
-        handles(Publish, cost=1)(Publishing.publish)
+        handles(Publish, cost=1)(PublishHandlers.publish)
     monkeypatch.delitem(HANDLERS, Publish)
     with pytest.raises(TypeError, match="no handler of Publish"):
         check_handlers(Enqueue, Commit)

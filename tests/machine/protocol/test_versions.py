@@ -14,7 +14,7 @@ from qq.machine.protocol import codec
 from qq.machine.protocol.codec import InvalidCommand, MalformedBatch, check_command, pack, unpack
 from qq.machine.protocol.commands import OPCODES, SINCE
 from qq.machine.protocol.versions import VERSIONS
-from qq.machine.queue.queue import Dying
+from qq.machine.queue.queue import DeadMessages
 from qq.machine.snapshot.rows import (
     CHANGES,
     BehindRow,
@@ -164,7 +164,7 @@ ROWS = (
     TopicPermissions,
     VhostRow,
     QueueRow,
-    Dying,
+    DeadMessages,
     ConnectionRow,
     SessionRow,
     ConsumerRow,

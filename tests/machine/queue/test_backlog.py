@@ -213,9 +213,9 @@ class Tried:
         mine = self.oracle.returns if level < 0 else [m for m in self.oracle.levels if m.level == level]
         mine = mine if level < 0 else sorted(mine, key=lambda message: message.position)
         end = max(self.backlog.ends())
-        found = self.backlog.look(place, 0, end, 1000)
+        found = self.backlog.peek(place, 0, end, 1000)
         assert messages_of([messages for _, messages in found]) == mine
-        assert self.twin.look(place, 0, end, 1000) == found
+        assert self.twin.peek(place, 0, end, 1000) == found
         singles = [
             (key + at, messages.part(at, 1)) for key, messages in found for at in range(messages.count)
         ]
@@ -225,7 +225,7 @@ class Tried:
                 ([*keys, end, end, end, end])[min(first, len(keys))],
                 ([*keys, end])[min(until, len(keys))],
             )
-            part = self.backlog.look(place, low, high, most)
+            part = self.backlog.peek(place, low, high, most)
             assert messages_of([messages for _, messages in part]) == mine[first:until][:most]
         chosen = [single for at, single in enumerate(singles[skip:]) if at % (kept + gone) >= kept][:most]
         if not chosen:

@@ -28,15 +28,15 @@ from qq.machine.protocol.commands import (
 )
 from qq.machine.protocol.effects import Failed, QueueDeclared, Reply
 from qq.machine.protocol.work_meter import QUEUES_GONE_MAX
-from qq.machine.queue.deferred_free import Remains
+from qq.machine.queue.deferred_free import DeferredFree
 from qq.machine.queue.queue import Queue
 from qq.ranges import RangeMap
 from tests.machine.likeness import differences
 from tests.machine.machine_driver import Driver, assert_kept_is_current, consume, declare, publish, reloaded
 
-REMAINS_MAX = 200
+FREED_MAX = 200
 """A tenth of what it is, because everything is looked at after each portion."""
-QUEUES = 3 * REMAINS_MAX
+QUEUES = 3 * FREED_MAX
 
 
 def tenant(queues: int) -> Driver:
@@ -58,7 +58,7 @@ def in_memory() -> int:
 def test_deleted_virtual_host_frees_its_memory_in_portions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(core_module, "REMAINS_MAX", REMAINS_MAX)
+    monkeypatch.setattr(core_module, "FREED_MAX", FREED_MAX)
     gc.collect()
     gc.freeze()  # what other tests have left is not looked at
     driver = tenant(QUEUES)
@@ -75,7 +75,7 @@ def test_deleted_virtual_host_frees_its_memory_in_portions(
             there.append(in_memory())
     finally:
         gc.enable()
-    assert max(before - after for before, after in pairwise(there)) <= REMAINS_MAX
+    assert max(before - after for before, after in pairwise(there)) <= FREED_MAX
     # Nothing is left for the garbage collector: it would let go of all at once.
     assert there[-1] == 0
 
@@ -83,7 +83,7 @@ def test_deleted_virtual_host_frees_its_memory_in_portions(
 def test_replaced_state_frees_its_memory_in_portions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(core_module, "REMAINS_MAX", REMAINS_MAX)
+    monkeypatch.setattr(core_module, "FREED_MAX", FREED_MAX)
     gc.collect()
     gc.freeze()
     driver = tenant(QUEUES)
@@ -99,7 +99,7 @@ def test_replaced_state_frees_its_memory_in_portions(
             there.append(in_memory())
     finally:
         gc.enable()
-    assert max(before - after for before, after in pairwise(there)) <= REMAINS_MAX
+    assert max(before - after for before, after in pairwise(there)) <= FREED_MAX
     assert there[-1] == QUEUES, "those of the state that is there"
 
 
@@ -127,18 +127,18 @@ def test_deleted_queue_drops_its_unacked_messages() -> None:
     driver.apply(declare("q"), consume(1, "q", 10))
     driver.apply(publish(2))
     driver.apply(publish(2))
-    remains = driver.machine._core.remains
+    deferred_free = driver.machine._core.deferred_free
     driver.apply(DeleteQueue(1, 1, "q", False, False))
-    assert not remains
+    assert not deferred_free
 
 
 def test_remains_are_freed_in_portions() -> None:
-    remains = Remains()
+    deferred_free = DeferredFree()
     many, others = [1, 2, 3, 4], dict.fromkeys(range(4))
-    remains.add(many, others)
+    deferred_free.add(many, others)
     left: list[tuple[int, int]] = []
-    while remains:
-        remains.shrink(3)
+    while deferred_free:
+        deferred_free.free(3)
         left.append((len(many), len(others)))
     # Nothing at the end of the entry in which they were put aside: it has cost enough.
     assert left == [(4, 4), (4, 1), (2, 0), (0, 0)]

@@ -159,8 +159,8 @@ def test_dead_letters_keep_their_order(moved: list[int]) -> None:
     driver.apply(Discard(0, 0, MANY // 2), Discard(0, 0, MANY))
     for _ in ticks(driver, moved):
         pass
-    assert [dead.range.index for dead in queue.dying] == list(range(first, first + MANY))
-    assert queue.dying_count == MANY
+    assert [dead.range.index for dead in queue.dead] == list(range(first, first + MANY))
+    assert queue.dead_count == MANY
 
 
 def test_restarted_node_gets_no_messages_of_its_previous_process(moved: list[int]) -> None:

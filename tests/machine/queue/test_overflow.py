@@ -221,7 +221,7 @@ def test_limit_drops_no_more_while_many_dead_letters_wait(few_at_a_time: int) ->
     with mock.patch.object(queue_module, "DYING_MAX", 15):
         policy(driver, max_length=5, dead_letter_exchange="", dead_letter_routing_key="dead")
         assert lengths_of(driver) == [40]
-        assert driver.machine.vhosts["/"].queues["q"].dying_count == 20
+        assert driver.machine.vhosts["/"].queues["q"].dead_count == 20
         driver.lead()
     assert ready(driver, "q", "dead") == [5, 55]
     assert [index for index, *_ in ready_messages(driver.machine.vhosts["/"].queues["dead"])] == list(

@@ -109,10 +109,10 @@ def test_a_backlog_behaves_like_a_list_of_messages(
                 pieces.append((at + gap, number))
                 at += gap + number
             gone = [message for message in model if any(0 <= message[2] - f < n for f, n in pieces)]
-            found = [messages for f, n in pieces for messages in runs.look(f, f + n, 1000)]
+            found = [messages for f, n in pieces for messages in runs.peek(f, f + n, 1000)]
             assert messages_of(found) == gone
             assert (
-                messages_of(runs.look(pieces[0][0], 2**62, 5))
+                messages_of(runs.peek(pieces[0][0], 2**62, 5))
                 == [message for message in model if message[2] >= pieces[0][0]][:5]
             )
             held += sum(messages.size for messages in found)

@@ -148,7 +148,7 @@ def test_golden_state_fills_every_section(golden: bytes, version: int) -> None:
     queues = list(machine.queues())
     assert any(queue.active for queue in queues)
     assert any(queue.histories for queue in queues)
-    assert any(queue.dying and queue.retry_ms for queue in queues)
+    assert any(queue.dead and queue.retry_ms for queue in queues)
     moves = {move.id: (move.state, move.waits_for, move.moved) for move in dump.moves}
     assert version < 8 or moves == {
         "over": ("finished", "", 2),
@@ -180,8 +180,8 @@ def test_no_two_fields_of_a_row_are_alike_in_the_golden_state(golden: bytes) -> 
         [row for vhost in vhosts for row in vhost.bindings],
         [row for vhost in vhosts for row in vhost.parameters],
         [row for vhost in vhosts for row in vhost.publishers[2]],
-        [row.dying for row in dump.queues],
-        [dead for rows in dump.dying for dead in rows],
+        [row.dead for row in dump.queues],
+        [dead for rows in dump.dead for dead in rows],
         [held.messages for rows in dump.unacked for held in rows],
         [row.histories for row in dump.queues],
         backlogs,
