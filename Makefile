@@ -180,6 +180,7 @@ bench: venv java
 	$(BIN)/python tests/benchmarks/calls.py $(CALLS) || missed=1; \
 	$(BIN)/python tests/benchmarks/dearest.py $(DEAREST) || missed=1; \
 	$(BIN)/python tests/benchmarks/hurt.py $(HURT) || missed=1; \
+	$(BIN)/python tests/benchmarks/floods.py $(FLOODS) || missed=1; \
 	$(BIN)/python tests/benchmarks/connections.py $(CONNECTIONS) || missed=1; \
 	$(BIN)/python tests/benchmarks/watching.py $(WATCHING) || missed=1; \
 	$(BIN)/python tests/benchmarks/recovery.py $(RECOVERY) || missed=1; \

@@ -130,7 +130,7 @@ class _Siege:
         self._random = Random(f"{seed}-restarts")
         self._told: Counter[str] = Counter()
         self._publishers: list[HonestPublisher] = []
-        self._pulses: list[_Pulse] = []
+        self._pulses: list[Pulse] = []
         self._compared = 0
 
     def prepare(self) -> None:
@@ -145,7 +145,7 @@ class _Siege:
                 _ask(first, _put(f"permissions/{quote(vhost, safe='')}/{user}", permissions))
         for number, node in enumerate(self._nodes * 2):
             self._publishers.append(HonestPublisher(node.amqp_port, f"honest-{number}"))
-        self._pulses = [_Pulse(node) for node in self._nodes]
+        self._pulses = [Pulse(node) for node in self._nodes]
         for one in (*self._publishers, *self._pulses):
             one.start()
 
@@ -290,7 +290,7 @@ class _Background:
         raise NotImplementedError
 
 
-class _Pulse(_Background):
+class Pulse(_Background):
     """A task that requests a node's /livez again and again."""
 
     def __init__(self, node: ClusterNode) -> None:

@@ -21,7 +21,7 @@ class Space:
         """`limit_bytes`: the disk counts as full while fewer bytes than this are free."""
         self._disk = disk
         self._journal = journal
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._measure(now_s)
 
     def _measure(self, now_s: float) -> None:
@@ -37,4 +37,4 @@ class Space:
     def is_low(self, now_s: float) -> bool:
         if now_s - self._measured_s > CHECK_INTERVAL_S:
             self._measure(now_s)
-        return self._journal.full or self.free_bytes < self._limit_bytes
+        return self._journal.full or self.free_bytes < self.limit_bytes

@@ -39,6 +39,15 @@ class Alarms:
         """The free bytes of this node's disk."""
         return self._space.free_bytes
 
+    @property
+    def disk_free_limit_bytes(self) -> int:
+        """The free bytes below which the disk counts as full."""
+        return self._space.limit_bytes
+
+    @disk_free_limit_bytes.setter
+    def disk_free_limit_bytes(self, limit_bytes: int) -> None:
+        self._space.limit_bytes = limit_bytes
+
     def own(self, now_s: float) -> Alarm:
         """Return the resources that are low on this node itself."""
         disk = Alarm.DISK if self.lacks_space or self._space.is_low(now_s) else _NONE

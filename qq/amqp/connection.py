@@ -50,6 +50,8 @@ LOCALES = "en_US"
 CHANNEL_MAX_MIN = 1
 AHEAD_BYTES_MAX = 64 * 1024
 """Octets that a client may send before the shell has answered its login or its virtual host."""
+HANDSHAKE_FRAMES_MAX = 32
+"""Frames of the handshake that are read in a step."""
 INTRODUCTIONS_MAX = 64
 """Distinct tables of client properties in a cache, which stores equal tables only once: this saves 1 KB a
 connection."""
@@ -222,7 +224,10 @@ class ServerConnection:
     # --- bytes
 
     def receive(self, data: bytes) -> list[Event]:
-        """Process bytes from the socket, and return their events. Never raises on bad input."""
+        """Process bytes from the socket, and return their events. Never raises on bad input.
+
+        The work of a call is limited. While `has_more` is true, the shell must call again, with more bytes or none.
+        """
         if self.phase is Phase.OPEN:
             return self._frames(self._reader.feed(data))
         if self.phase is Phase.CLOSING:
@@ -230,6 +235,15 @@ class ServerConnection:
         if self.phase in (Phase.CLOSED, Phase.CLOSE_REQUESTED):
             return []
         return self._handshake(data)
+
+    def drop_input(self) -> None:
+        """Drop the received octets that `receive` has left."""
+        self._reader.drop_unread()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are received octets that `receive(b"")` can process now."""
+        return self._reader.has_more and self.phase in _READ_ON
 
     @property
     def held_bytes(self) -> int:
@@ -343,7 +357,9 @@ class ServerConnection:
             data = self._protocol_header(data)
         self._reader.hold(data)
         events: list[Event] = []
-        while self.phase in (Phase.START, Phase.TUNE, Phase.OPEN_VHOST) and not events:
+        for _ in range(HANDSHAKE_FRAMES_MAX):
+            if events or self.phase not in (Phase.START, Phase.TUNE, Phase.OPEN_VHOST):
+                break
             frames = self._reader.feed(b"")
             if not frames:
                 return events
@@ -555,6 +571,8 @@ class ServerConnection:
             raise ValueError(f"the connection is in phase {self.phase.name}, not {phase.name}")
 
 
+_READ_ON = frozenset((Phase.START, Phase.TUNE, Phase.OPEN_VHOST, Phase.OPEN, Phase.CLOSING))
+"""The phases in which received octets wait for no answer of the shell."""
 _STATE_NAMES = {
     Phase.START: "starting",
     Phase.TUNE: "tuning",

@@ -110,10 +110,14 @@ def get_ok(
     return method_frame(channel, 60, 71, arguments) + message
 
 
-def returned(channel: int, code: int, text: str, exchange: str, routing_key: str, message: bytes) -> bytes:
-    """Encode basic.return and the message."""
+def returned(
+    channel: int, code: int, text: str, exchange: str, routing_key: str, messages: Sequence[bytes]
+) -> list[bytes]:
+    """Encode basic.return and the message for each message."""
     arguments = _U16.pack(code) + _shortstr(text) + _shortstr(exchange) + _shortstr(routing_key)
-    return method_frame(channel, 60, 50, arguments) + message
+    frames = [method_frame(channel, 60, 50, arguments)] * (2 * len(messages))
+    frames[1::2] = messages
+    return frames
 
 
 def declare_ok(channel: int, queue: str, messages: int, consumers: int) -> bytes:

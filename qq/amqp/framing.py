@@ -47,6 +47,13 @@ UNFINISHED_BYTES_MIN = 1024 * 1024
 one."""
 LARGE_FRAME_BYTES = 256 * 1024
 """Octets of an incomplete frame above which it belongs to a large message, because no method is that long."""
+STEP_WORK = 64 * 1024
+"""Work of a step of the reader: the octets that it has parsed, and FRAME_WORK for each frame of the slow path."""
+FRAME_WORK = 2048
+"""Work of a frame of the slow path, besides its octets. Such a frame may be a method that takes 0.1 ms to carry out, so
+a step has at most 32 of them."""
+ACKS_OCTETS_MAX = 512 * 21
+"""Octets of consecutive basic.ack frames that are read at once."""
 PUBLISHES_REMEMBERED_MAX = 256
 """Distinct basic.publish payloads of a connection that are cached as valid."""
 
@@ -189,11 +196,13 @@ class _Content:
 class FrameReader:
     """Parses the byte stream of a connection into events.
 
-    `frame_max` may be changed between calls. With `stepwise`, `feed` returns after a single event and keeps the rest.
-    The handshake needs that, because an event can change how the next bytes are read.
+    `frame_max` may be changed between calls. `feed` takes a step of limited work, and keeps the rest of the octets for
+    the next call. With `stepwise`, a step ends after a single event. The handshake needs that, because an event can
+    change how the next bytes are read.
     """
 
     __slots__ = (
+        "_at",
         "_contents",
         "_message_bytes_max",
         "_mode",
@@ -202,6 +211,7 @@ class FrameReader:
         "_publishes",
         "_rest",
         "_unfinished_max",
+        "_unread",
         "collected_bytes",
         "stepwise",
     )
@@ -216,7 +226,12 @@ class FrameReader:
         self._message_bytes_max = message_bytes_max
         self._unfinished_max = max(message_bytes_max * UNFINISHED_MESSAGES_MAX, UNFINISHED_BYTES_MIN)
         self._mode = _Mode.RUNNING
+        self._unread = b""
+        """The octets of the last step if it has left frames to read; else empty."""
+        self._at = 0
+        """Position in `_unread` at which the next step begins."""
         self._rest = bytearray()
+        """The beginning of an incomplete frame or message."""
         self._need = 0
         """Octets needed, including those in `_rest`, before the next frame can be processed; 0 if unknown."""
         self._contents: dict[int, _Content | None] = {}
@@ -240,7 +255,12 @@ class FrameReader:
     @property
     def held_bytes(self) -> int:
         """Octets of memory that this reader holds for its peer."""
-        return len(self._rest) + self.collected_bytes
+        return len(self._rest) + len(self._unread) - self._at + self.collected_bytes
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the last step has left octets that `feed(b"")` can read."""
+        return bool(self._unread)
 
     @property
     def partial_bytes(self) -> int:
@@ -250,9 +270,15 @@ class FrameReader:
         return self.collected_bytes + (rest if is_large else 0)
 
     def feed(self, data: bytes) -> list[Event]:
-        """Parse the next bytes of the stream, and return the completed events. Never raises on bad input."""
-        rest = self._rest
-        if rest:
+        """Parse the next bytes of the stream, and return the completed events. Never raises on bad input.
+
+        If the work of a step is done before the octets are, `has_more` is true.
+        """
+        rest, at = self._rest, 0
+        if self._unread:
+            data, at = (b"".join((self._left(), data)), 0) if data else (self._unread, self._at)
+            self._unread, self._at = b"", 0
+        elif rest:
             if len(rest) + len(data) < self._need:
                 rest += data
                 return []
@@ -261,15 +287,23 @@ class FrameReader:
         self._need = 0
         events: list[Event] = []
         read = self._read if self._mode is _Mode.RUNNING else self._read_stopped
-        at = read(data, events)
+        at = read(data, at, events)
         if at < len(data) and self._mode is not _Mode.BROKEN:
-            rest += memoryview(data)[at:]
+            if self._need or len(data) - at < 7:
+                rest += memoryview(data)[at:]
+            else:
+                self._unread, self._at = data, at
         return events
 
     def hold(self, data: bytes) -> None:
         """Keep bytes for a later `feed`."""
-        self._rest += data
-        self._need = 0
+        if data:
+            self._unread = b"".join((self._rest, self._left(), data))
+            self._rest.clear()
+            self._at = self._need = 0
+
+    def _left(self) -> memoryview:
+        return memoryview(self._unread)[self._at :]
 
     def drop(self, channel: int) -> None:
         """Stop reading a channel. Of its frames, only channel.open, close and close-ok become events."""
@@ -281,6 +315,10 @@ class FrameReader:
         if self._contents.get(channel) is None:
             self._contents.pop(channel, None)
 
+    def drop_unread(self) -> None:
+        """Drop the octets that the last step has left."""
+        self._unread, self._at = b"", 0
+
     def stop(self) -> None:
         """Drop all input except connection.close and connection.close-ok from now on."""
         if self._mode is _Mode.RUNNING:
@@ -290,11 +328,13 @@ class FrameReader:
 
     # --- frames
 
-    def _read(self, data: bytes, events: list[Event]) -> int:
-        """Parse `data` into events. Return the position of the first incomplete frame."""
-        at, end = 0, len(data)
+    def _read(self, data: bytes, at: int, events: list[Event]) -> int:
+        """Parse `data` from `at` into events. Return the position of the first incomplete or unread frame."""
+        end = len(data)
         contents = self._contents
-        while end - at >= 7 and not (events and self.stepwise):
+        work_end = at + STEP_WORK
+        """Position at which the work of this step is done. Each frame of the slow path brings it nearer."""
+        while end - at >= 7 and at < work_end and not (events and self.stepwise):
             kind, channel, size = _FRAME.unpack_from(data, at)
             if size > self._payload_max or kind not in _KINDS:
                 self._bad_frame(events, kind, size)
@@ -309,16 +349,23 @@ class FrameReader:
             if kind == FRAME_METHOD and channel not in contents:
                 method = data[at + 7 : at + 11]
                 if method == _PUBLISH and channel:
-                    reached = self._read_publishes(data, at, stop, channel, events)
+                    reached = self._read_publishes(data, at, stop, channel, work_end, events)
                     taken, at = reached > at, reached
                     if self._need:
                         break
                     if taken:
+                        work_end -= FRAME_WORK
                         continue
-                elif method == _ACK and size == _ACK_SIZE and (acks := _ACKS.match(data, at)):
+                elif (
+                    method == _ACK
+                    and size == _ACK_SIZE
+                    and (acks := _ACKS.match(data, at, at + ACKS_OCTETS_MAX))
+                ):
                     at = acks.end()
                     _add_acks(events, channel, list(_ACK_FIELDS.iter_unpack(acks.group())))
+                    work_end -= FRAME_WORK
                     continue
+            work_end -= FRAME_WORK
             try:
                 self._read_frame(kind, channel, data, at, stop, events)
             except ConnectionFault as fault:
@@ -328,9 +375,10 @@ class FrameReader:
             at = stop
         return at
 
-    def _read_stopped(self, data: bytes, events: list[Event]) -> int:
-        at, end = 0, len(data)
-        while end - at >= 7 and self._mode is _Mode.STOPPED:
+    def _read_stopped(self, data: bytes, at: int, events: list[Event]) -> int:
+        end, work_end = len(data), at + STEP_WORK
+        while end - at >= 7 and at < work_end and self._mode is _Mode.STOPPED:
+            work_end -= FRAME_WORK
             kind, channel, size = _FRAME.unpack_from(data, at)
             stop = at + FRAME_OVERHEAD + size
             if size > self._payload_max or kind not in _KINDS:
@@ -351,9 +399,11 @@ class FrameReader:
     # --- the fast path of basic.publish
 
     def _read_publishes(
-        self, data: bytes, at: int, method_stop: int, channel: int, events: list[Event]
+        self, data: bytes, at: int, method_stop: int, channel: int, work_end: int, events: list[Event]
     ) -> int:
         """Read the complete messages published with the method frame at `at`, and with repetitions of that frame.
+
+        No message is read that begins at `work_end` or later.
 
         Return the position at which it stopped. `_need` is set if the fast path can read the message there after more
         octets have arrived. If it is not set and no message was read, the slow path must process the frame.
@@ -366,7 +416,8 @@ class FrameReader:
         flags = 0
         append, starts_with = messages.append, data.startswith
         payload_max, end, method_size = self._payload_max, len(data), method_stop - at
-        while True:
+        same_end = min(end, work_end)
+        while at < work_end:
             header = at + method_size
             if end - header < FRAME_OVERHEAD + _HEADER_PAYLOAD_MIN:
                 self._await(data, at, header, FRAME_HEADER, channel)
@@ -420,7 +471,7 @@ class FrameReader:
             size = stop - at
             at = stop
             stop += size
-            while stop <= end and data[stop - 1] == FRAME_END and starts_with(envelope, at):
+            while stop <= same_end and data[stop - 1] == FRAME_END and starts_with(envelope, at):
                 append(data[at + method_size : stop])
                 at = stop
                 stop += size

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from cluster.net.connection_slots import Slot
     from cluster.runtime.ports import Timer
     from qq.amqp.connection import Event
-    from qq.amqp_server.ports import NumberedChannel
+    from qq.amqp_server.ports import NumberedChannel, ReadyMethods
     from qq.amqp_server.server import AmqpServer
     from qq.client_sockets.shared import Peer
     from qq.errors import AmqpError
@@ -115,16 +115,24 @@ class ClientConnection(FlowControlledProtocol):
         "_held_bytes",
         "_holding_channels",
         "_in_process_user",
+        "_is_ended",
+        "_is_half_served",
+        "_is_left",
+        "_is_lost",
         "_is_publisher",
         "_partial_bytes",
+        "_place",
         "_proxy_host",
         "_publish_fields",
+        "_ready",
         "_refused",
         "_renews_secret",
         "_server",
         "_silent_checks",
         "_slot",
+        "_turns",
         "_uncommitted_bytes",
+        "_unread",
         "_unused_s",
         "_unused_turns",
         "id",
@@ -157,6 +165,17 @@ class ClientConnection(FlowControlledProtocol):
         self.peer_host, self.peer_port, self._proxy_host = peer
         self._slot = slot
         self.id = broker.new_id()
+        self._turns = server.sockets.turns
+        self._place = self._turns.stranger(self, self.peer_host)
+        """The place in the order of turns at the node's processor."""
+        self._unread = b""
+        """Received octets that wait for a turn."""
+        self._is_half_served = False
+        """Whether the last turn has left received octets."""
+        self._ready: dict[ReadyMethods, None] = {}
+        """The channels that have held back methods, and can carry them out now."""
+        self._is_left = self._is_lost = self._is_ended = False
+        """Whether the client has closed its side, the socket is closed, and all is cleaned up after that."""
         self.lane = Lane(self)
         """The lane in which this connection's requests to the log wait."""
         self.user = ""
@@ -264,12 +283,80 @@ class ClientConnection(FlowControlledProtocol):
                 self.pause_for(_HELD)
                 self._check_hang_up_later()
         self._count_read(len(data))
+        self._unread = self._unread + data if self._unread else data
+        self._turns.ask(self._place)
+        if (self._is_half_served or self._unread) and self._may_pause():
+            self.pause_for(_TURN)
+
+    # Turns at the processor
+
+    @property
+    def _has_work(self) -> bool:
+        return (
+            self._amqp.has_more
+            or bool(self._unread or self._ready)
+            or ((self._is_left or self._is_lost) and not self._is_ended)
+        )
+
+    def _may_pause(self) -> bool:
+        """Return whether no octets are lost if the socket is not read now."""
+        return not self._has_tls or len(self._unread) + self._amqp.held_bytes > HELD_BYTES_MAX
+
+    def take_turn(self, until_s: float) -> bool:
+        """Parse received octets, carry out methods, and write the answers, until this time of the processor."""
+        if self._is_half_served and not self._is_publisher and self._has_hung_up():
+            self._drop_input()
+            self._transport.abort()
+        left = self._take_step()
+        while left and self._turns.clock() < until_s:
+            left = self._take_step()
+        self._is_half_served = left and (self._amqp.has_more or bool(self._unread))
+        if self._reasons_to_pause and not self._is_half_served:
+            self.resume_for(_TURN)
+        if self._amqp.out:
+            self._flush()
+        return left
+
+    def _take_step(self) -> bool:
+        """Do a piece of the work. Return whether work is left."""
+        if self._ready:
+            methods = next(iter(self._ready))
+            del self._ready[methods]
+            methods.carry_out_some()
+        elif self._unread or self._amqp.has_more:
+            self._receive()
+        elif self._is_left or self._is_lost:
+            self._clean_up()
+        return self._has_work
+
+    def _receive(self) -> None:
+        data, self._unread = self._unread, b""
         self._process(self._amqp.receive, data)
         partial_bytes = self._amqp.partial_bytes
         if partial_bytes or self._partial_bytes:
             self._partial_bytes = partial_bytes
             self._server.sockets.partial_messages.record(self, partial_bytes, len(data))
             self.mark_publisher()  # so that a first message that never ends waits for memory, too
+
+    def _drop_input(self) -> None:
+        self._unread = b""
+        self._amqp.drop_input()
+
+    def _has_hung_up(self) -> bool:
+        client: socket.socket | None = self._transport.get_extra_info("socket")
+        return client is not None and (
+            client.fileno() < 0 or client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) in HUNG_UP
+        )
+
+    def continue_later(self, methods: ReadyMethods) -> None:
+        """Give a channel turns to carry out the methods that it has held back."""
+        self._ready[methods] = None
+        self._turns.ask(self._place)
+
+    def _continue_input(self) -> None:
+        """Process the octets that have waited for an answer of the node."""
+        if self._has_work:
+            self._turns.ask(self._place)
 
     def _process(self, take: Callable[..., list[Event]], *arguments: bytes) -> None:
         """Carry out the events that `take` returns for the received bytes, and write the output."""
@@ -297,9 +384,9 @@ class ClientConnection(FlowControlledProtocol):
 
     def eof_received(self) -> bool:
         self._release_output()  # the transport closes in a moment, and writes no more
-        self._end_channels()
-        self._broker.connection_left(self)
         self._close_later()
+        self._is_left = True
+        self._leave()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -311,12 +398,32 @@ class ClientConnection(FlowControlledProtocol):
         )
         if self._attempt is not None:
             self._attempt.cancel()
-        self._end_channels()
         self._stop_timers()
         if self._expiry_check is not None:
             self._expiry_check.cancel()
-        self._server.sockets.partial_messages.remove(self)
-        self._broker.connection_closed(self)
+        self._is_lost = True
+        self._is_ended = False
+        self._leave()
+
+    def _leave(self) -> None:
+        """Clean up in turns, after the messages that the client has published before."""
+        if not self._is_publisher:
+            self._drop_input()
+        self._turns.ask(self._place)
+
+    def _clean_up(self) -> None:
+        """End a channel or, after the last channel, what is left of the connection."""
+        if self._channels:
+            self._channels.popitem()[1].end()
+            return
+        self._is_ended = True
+        self._end_channels()
+        if self._is_lost:
+            self._server.sockets.partial_messages.remove(self)
+            self._broker.connection_closed(self)
+            self._turns.leave(self._place)
+        else:
+            self._broker.connection_left(self)
 
     # Events
 
@@ -374,6 +481,7 @@ class ClientConnection(FlowControlledProtocol):
                     self._apply_token(found)
                 self._slot.mark_authenticated()
                 self._process(self._amqp.accept_login)
+                self._continue_input()
             else:
                 self._refuse_login(user, mechanism)
 
@@ -504,7 +612,9 @@ class ClientConnection(FlowControlledProtocol):
         log.info(
             "connection %d: user %s from %s, virtual host %s", self.id, self.user, self.peer_host, self.vhost
         )
+        self._turns.move(self._place, self.vhost, self.user)
         self._process(self._amqp.accept_vhost)
+        self._continue_input()
 
     def not_admitted(self, failure: Failed) -> None:
         """Close the connection, because the log has refused to admit it to its virtual host."""
@@ -661,6 +771,7 @@ class ClientConnection(FlowControlledProtocol):
         for channel in channels.values():
             channel.end()
         self._pumping.clear()
+        self._ready.clear()
 
     def _close_later(self) -> None:
         self._stop_timers()
@@ -854,17 +965,16 @@ class ClientConnection(FlowControlledProtocol):
         self._hang_up_check = None
         if self._transport.is_closing() or _HELD not in self._reasons_to_pause:
             return
-        if self._broker.throttle.delays(self.id):
-            client: socket.socket = self._transport.get_extra_info("socket")
-            if client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) in HUNG_UP:
-                self._transport.abort()
-                return
+        if self._broker.throttle.delays(self.id) and self._has_hung_up():
+            self._transport.abort()
+            return
         self._check_hang_up_later()
 
 
 _TRY_AGAIN = "try again, here or at another node"
 _UNCOMMITTED = "the log has to take in what was asked for"
 _HELD = "channels hold back what was sent behind a method"
+_TURN = "received octets wait for the connection's turn"
 _ALARM = "publishers must wait"
 _MEMORY_SHORT = reason_of(Alarm.MEMORY)
 """The alarm that may be due to partly received messages."""

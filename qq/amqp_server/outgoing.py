@@ -462,7 +462,7 @@ class Outgoing:
         ]
         if effect.delay_ms:
             framed = with_headers(framed, additions={"x-delay": effect.delay_ms})
-        self._connection.write([returned(self._number, *names, message) for message in framed])
+        self._connection.write(returned(self._number, *names, framed))
         return True
 
     def _write_direct_reply(self, item: _DirectReply) -> bool:

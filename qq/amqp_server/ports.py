@@ -23,6 +23,14 @@ class NumberedChannel(Protocol):
     def number(self) -> int: ...
 
 
+class ReadyMethods(Protocol):
+    """A channel with held back methods that it can carry out now."""
+
+    def carry_out_some(self) -> None:
+        """Carry out a few of the methods, and ask for a further turn if some are left."""
+        ...
+
+
 class Carrier(Connection, Protocol):
     """An AMQP connection, as its channels see it."""
 
@@ -73,6 +81,10 @@ class Carrier(Connection, Protocol):
 
     def methods_released(self, channel: NumberedChannel, /) -> None:
         """Record that the channel has carried out all methods that it held back."""
+        ...
+
+    def continue_later(self, methods: ReadyMethods, /) -> None:
+        """Call `carry_out_some` of a channel in this connection's turn."""
         ...
 
     # Ends

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 import http.client
+import ssl
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Generator, Mapping
 
 
@@ -64,7 +64,7 @@ def send(
 def _connect(connection: http.client.HTTPConnection) -> None:
     try:
         connection.connect()
-    except TimeoutError:
+    except (TimeoutError, ssl.SSLError):
         raise
     except (OSError, UnicodeError) as error:  # UnicodeError: the name of the host is invalid
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)

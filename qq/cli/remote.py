@@ -7,21 +7,22 @@ is sent to a single node only, after this node is known to answer.
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from http import HTTPStatus
-from http.client import HTTPException, HTTPResponse, IncompleteRead
+from http.client import HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from qq.cli.api import ARCHIVE, DONE, JSON
 from qq.cli.http_client import ConnectError, send
 from qq.cli.progress import Wait
+from qq.cli.values import HTTP_PORT
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Collection, Generator, Mapping, Sequence
 
     from qq.cli.http_client import ClientLogin
@@ -43,6 +44,8 @@ _REQUEST_S = 0.5
 """Seconds that a node waits for a change before it answers with the reason; then the request is repeated."""
 _LAST_REQUEST_S = 10.0
 """Seconds that the node waits at most when the request may stop it, so that no further request could be answered."""
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING")
+"""OpenSSL's reasons when a port answers with something else than TLS."""
 _LOGIN_REFUSED = "login was refused"
 _FOREIGN = "the answer is not that of a qq node"
 _READ_BYTES = 64 * 1024
@@ -328,6 +331,22 @@ def _errors_explained(base: str, path: str, timeout_s: float) -> Generator[None]
     except TimeoutError:
         raise CommandError(
             f"{url}: no answer within {timeout_s:.2g} s; look at the node, or name another node with --url"
+        ) from None
+    except ssl.SSLCertVerificationError as error:
+        raise CommandError(
+            f"{url}: the certificate of the node is not accepted: {error.verify_message}"
+        ) from None
+    except ssl.SSLError as error:
+        hint = (
+            "does not speak TLS: use http:// in place of https://"
+            if error.reason in _NO_TLS
+            else error.reason
+        )
+        raise CommandError(f"{url}: the port {hint}") from None
+    except (RemoteDisconnected, ConnectionResetError) as error:
+        raise CommandError(
+            f"{url}: the connection was lost before the answer ({error}); is it the HTTP port of a node, by default "
+            f"{HTTP_PORT}? Ports for AMQP, for other nodes and for TLS end such a connection"
         ) from None
     except (OSError, IncompleteRead) as error:
         raise CommandError(f"{url}: the connection was lost before the answer ({error})") from None

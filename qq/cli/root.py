@@ -23,6 +23,7 @@ SECTIONS = {
         Entry("drain", "members", "move leadership and clients away from a node"),
         Entry("revive", "members", "end the maintenance that `qq drain` has begun"),
         Entry("check", "leadership", "check whether an action is safe; exit status 0 means yes"),
+        Entry("config", "config", "show settings of a node, or change some until its next start"),
         Entry("upgrade", "members", "switch to the next version of the state"),
     ),
     "What is in it": (
@@ -50,6 +51,7 @@ SECTIONS = {
         Entry("inspect", "inspect", "check the data of a stopped node, or a backup"),
     ),
     "This command": (
+        Entry("help", "help", "show the help of a command"),
         Entry("context", "context", "name clusters, and choose the cluster that commands use"),
         Entry("completion", "completion", "print the completion script of a shell"),
     ),

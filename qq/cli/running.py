@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import click
@@ -82,6 +83,9 @@ def _print_error(command: str, text: str) -> None:
 def _usage_text(error: click.UsageError) -> str:
     """Return the text of a usage error as a part of a line."""
     if isinstance(error, NoSuchOption) and error.ctx and isinstance(error.ctx.command, click.Group):
+        own = [name for option in error.ctx.command.get_params(error.ctx) for name in option.opts]
+        if likely := get_close_matches(error.option_name, own, 1):
+            return f"No such option '{error.option_name}'. Did you mean '{likely[0]}'?"
         return f"No such option '{error.option_name}' here: options stand behind the whole command"
     text = error.format_message()
     for given in ("No such command", "No such option"):

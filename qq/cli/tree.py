@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.exceptions import NoSuchCommand
 
+from qq.cli.rabbitmq_commands import OPTION_NAMES, counterpart
 from qq.cli.signals import exit_at_once
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 COMMAND = "qq.command"
 """Key in the click context for the full name of the running command; its errors begin with that name."""
+
+_LIKENESS = 0.7
+"""Least likeness (difflib) of a command that is offered in place of an unknown command."""
 
 
 class CommandGroup(click.Group):
@@ -31,10 +36,47 @@ class CommandGroup(click.Group):
         try:
             _, command, rest = super().resolve_command(ctx, args)
         except NoSuchCommand as error:
-            raise NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
+            raise self._no_such_command(error.command_name, ctx) from None
         if command is not None:
             ctx.meta[COMMAND] = f"{ctx.command_path} {command.name}"
+            rest = _with_options(command, rest)
         return command and command.name, command, rest
+
+    def _no_such_command(self, name: str, ctx: click.Context) -> click.UsageError:
+        """Return the error for an unknown command, with the command that the user most likely wants."""
+        known = counterpart(name) if ctx.parent is None else None
+        if known is not None:
+            return click.UsageError(known, ctx)
+        likely = get_close_matches(name.replace("_", "-"), self.list_commands(ctx), cutoff=_LIKENESS)
+        return NoSuchCommand(name, possibilities=likely, ctx=ctx)
+
+
+def _with_options(command: click.Command, arguments: list[str]) -> list[str]:
+    """Return the arguments with `--name value` in place of rabbitmqadmin's `name=value`."""
+    if isinstance(command, click.Group) or any(isinstance(each, click.Argument) for each in command.params):
+        return arguments
+    takes_value = {
+        name: not (isinstance(option, click.Option) and option.is_flag)
+        for option in command.params
+        for name in option.opts
+    }
+    found: list[str] = []
+    is_value = False
+    for argument in arguments:
+        name, separator, value = argument.partition("=")
+        option = _option_named(name, takes_value) if separator and not is_value else None
+        found += [argument] if option is None else [f"{option}={value}"]
+        is_value = not is_value and takes_value.get(argument, False)
+    return found
+
+
+def _option_named(name: str, options: Mapping[str, bool]) -> str | None:
+    """Return the option that takes the value of an argument of rabbitmqadmin, or `None`."""
+    for each in (OPTION_NAMES.get(name, name), name):
+        option = f"--{each.replace('_', '-')}"
+        if options.get(option):
+            return option
+    return None
 
 
 class Entry(NamedTuple):

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from qq.config import Seed
 
 
+HTTP_PORT = 15672
+
+
 class Value(click.ParamType[Any]):
     """A parameter type that converts a text with a function; its ValueError becomes a usage error."""
 
@@ -33,9 +36,18 @@ class Value(click.ParamType[Any]):
 
 
 def read_url(text: str) -> str:
-    """Make a URL from `HOST:PORT`; a URL stays unchanged. Raises ValueError."""
+    """Make a URL from `HOST:PORT`; a URL stays unchanged. Raises ValueError, whose text has no password."""
     is_whole = "://" in text
     url = text if is_whole else f"http://{text}"
+    if url.startswith(("amqp://", "amqps://")):
+        raise ValueError(
+            f"this is an address of AMQP; commands use HTTP, by default at port {HTTP_PORT}: http://HOST:{HTTP_PORT}"
+        )
+    if "@" in url:
+        raise ValueError(
+            "a URL must not contain a login, which other users could see: give --user and --password-file, or QQ_USER "
+            "and QQ_PASSWORD"
+        )
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or is_whole)

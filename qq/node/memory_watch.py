@@ -41,6 +41,7 @@ class MemoryWatch:
 
     def __init__(self, limits: NodeLimits, group: Group, runtime: Runtime) -> None:
         self.limit_bytes = limit_bytes(limits)
+        """The limit, which may change while the node runs."""
         self._group = group
         self._runtime = runtime
         self._garbage = garbage.Collector()

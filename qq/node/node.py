@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import sys
+import time
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ from qq.amqp_server.traced import TracedChannel
 from qq.client_sockets.listener import ClientPort, Tls
 from qq.client_sockets.partial_messages import SHARE, PartialMessages
 from qq.client_sockets.shared import ClientSockets, connection_log
+from qq.client_sockets.turns import Turns
 from qq.errors import StartError
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.management.logins.http_logins import HttpLogins
@@ -42,6 +44,7 @@ from qq.management.reports.catalog import Product
 from qq.node import parts
 from qq.node.failure import Failure, RemovedError
 from qq.node.http_port import HttpPort
+from qq.node.live_settings import LiveSettings
 from qq.node.memory_watch import MemoryWatch, limit_bytes
 from qq.node.node_info import NodeInfo
 from qq.node.node_machine import NodeMachine
@@ -246,19 +249,18 @@ async def start(
     )
     memory = MemoryWatch(config.limits, group, runtime)
     partial_messages = PartialMessages(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
-    sockets = ClientSockets(slots, throttled_log, partial_messages, config.limits)
+    turns = Turns(runtime, time.thread_time)
+    sockets = ClientSockets(slots, throttled_log, partial_messages, turns, config.limits)
     amqp_server = AmqpServer(broker, parts.amqp_settings(config), sockets, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)
     own = OwnNode(
         product=Product(config.product, config.version, config.cluster_name),
         data_dir=str(config.data_dir.absolute()),
         connections_max=shares.logged_in,
-        memory_limit_bytes=memory.limit_bytes,
-        disk_free_limit_bytes=config.limits.disk_free_limit_bytes,
+        live=LiveSettings(config, memory, group.alarms),
         write_times=disk.write_times,
         listeners=lambda: parts.open_ports(config, http.number, is_serving=readiness.is_serving),
         certificates=parts.certificates(config),
-        settings=config.shown(),
         common_settings=config.common(),
         cluster_secrets=files.cluster_secrets,
         peers=links,

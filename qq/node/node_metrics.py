@@ -65,10 +65,12 @@ class NodeMetrics:
             disk=DiskMetrics(
                 log_bytes=journal.disk_bytes,
                 free_bytes=own.disk_free_bytes or 0,
-                free_limit_bytes=self._config.limits.disk_free_limit_bytes,
+                free_limit_bytes=self._own.live.disk_free_limit_bytes,
                 alarm=Alarm.DISK in group.alarms.active,
             ),
-            memory=MemoryMetrics(self._own.memory_limit_bytes, alarm=Alarm.MEMORY in group.alarms.active),
+            memory=MemoryMetrics(
+                self._own.live.memory_limit_bytes, alarm=Alarm.MEMORY in group.alarms.active
+            ),
             delays=DelayMetrics(
                 group.apply_times,
                 group.beat_delays,

@@ -92,6 +92,15 @@ class Order(Generic[T]):
     def push(self, one: T) -> None:
         heappush(self._waiting, (one.time, next(self._arrivals), one))
 
+    def pass_by(self, one: T, cost: int) -> None:
+        """Charge a member that was served at once, because no member waited."""
+        time = one.time
+        if time > self._time:
+            self._time = time
+        elif time < self._time - AHEAD:
+            time = self._time - AHEAD
+        one.time = time + cost
+
     def clear(self) -> list[T]:
         """Take out and return all members."""
         left = [one for _, _, one in self._waiting]

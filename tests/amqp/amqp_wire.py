@@ -18,7 +18,7 @@ from qq.amqp.connection import (
     Settings,
     VhostRequested,
 )
-from qq.amqp.framing import Acks, ChannelFault, Fault, Method, Publishes
+from qq.amqp.framing import Acks, ChannelFault, Fault, FrameReader, Method, Publishes
 from qq.stored import layout
 
 if TYPE_CHECKING:
@@ -65,6 +65,14 @@ def pieces(stream: bytes, cuts: list[int]) -> Iterable[bytes]:
         size = cuts[turn % len(cuts)] if cuts else len(stream)
         yield stream[at : at + size]
         at, turn = at + size, turn + 1
+
+
+def read_all(reader: FrameReader, data: bytes) -> list[Any]:
+    """All events of these octets, over as many steps as they take."""
+    events: list[Any] = [*reader.feed(data)]
+    while reader.has_more:
+        events += reader.feed(b"")
+    return events
 
 
 def fields(value: base.Frame) -> tuple[Any, ...]:
@@ -137,6 +145,8 @@ class Client:
     def send(self, *data: bytes) -> list[base.Frame]:
         """Send and return the methods that the server answers with."""
         self._handle(self.server.receive(b"".join(data)))
+        while self.server.has_more:
+            self._handle(self.server.receive(b""))
         return self.received()
 
     def received(self) -> list[base.Frame]:

@@ -70,7 +70,7 @@ def test_get_ok_return_and_declare_ok_equal_those_of_pamqp(
     one = message(channel, b"body")
     got = get_ok(channel, tag, again, exchange, key, count, one)
     assert got == method(channel, Basic.GetOk(tag, again, exchange, key, count)) + one
-    back = returned(channel, 312, "NO_ROUTE", exchange, key, one)
+    back = b"".join(returned(channel, 312, "NO_ROUTE", exchange, key, [one]))
     assert back == method(channel, Basic.Return(312, "NO_ROUTE", exchange, key)) + one
     assert declare_ok(channel, key, count, 3) == method(channel, Queue.DeclareOk(key, count, 3))
 

@@ -31,6 +31,7 @@ from tests.amqp.amqp_wire import (
     pieces,
     publish,
     raw,
+    read_all,
 )
 
 
@@ -39,7 +40,7 @@ def publish_payload(key: str = "q") -> bytes:
 
 
 def fault_of(*data: bytes) -> tuple[int, str, int, int]:
-    events = [event for one in data for event in FrameReader().feed(one)]
+    events = [event for one in data for event in read_all(FrameReader(), one)]
     assert isinstance(events[-1], Fault)
     error = events[-1].error
     return error.code, error.text, error.class_id, error.method_id
@@ -174,7 +175,7 @@ def test_unfinished_messages_of_a_connection_have_a_limit() -> None:
         + raw(3, channel, bytes(100_000)) * 2
         for channel in range(1, 10)
     ]
-    events = [event for one in begin for event in reader.feed(one)]
+    events = [event for one in begin for event in read_all(reader, one)]
     assert [event.error.code for event in events] == [ReplyCode.RESOURCE_ERROR]
     assert reader.collected_bytes == 0
 
@@ -184,7 +185,9 @@ def test_message_in_too_many_tiny_frames_is_refused() -> None:
     reader = FrameReader(131_072, message_bytes_max=800_000)
     wire_max = stored_bytes_max(800_000, 131_072)
     begin = method(1, Basic.Publish()) + header_frame(1, 800_000)
-    (fault,) = (event for one in [begin, *body_frames(1, bytes(800_000), 4)] for event in reader.feed(one))
+    (fault,) = (
+        event for one in [begin, *body_frames(1, bytes(800_000), 4)] for event in read_all(reader, one)
+    )
     assert isinstance(fault, ChannelFault)
     text = f"PRECONDITION_FAILED - a message in frames so small that it takes more than {wire_max} bytes"
     assert (fault.error.code, fault.error.text) == (ReplyCode.PRECONDITION_FAILED, text)
@@ -195,7 +198,7 @@ def test_message_in_too_many_tiny_frames_is_refused() -> None:
             method(2, Basic.Publish()) + header_frame(2, 800_000),
             *body_frames(2, bytes(800_000), 32),
         ]
-        for event in reader.feed(one)
+        for event in read_all(reader, one)
     )
     assert isinstance(published, Publishes)
     assert 800_000 < len(published.messages[0]) < 810_000
@@ -208,7 +211,7 @@ def test_small_frames_of_a_large_message_are_joined(part: int) -> None:
     begin = method(1, Basic.Publish(routing_key="q")) + header_frame(1, len(data))
     reader = FrameReader(131_072)
     sent = [begin, *body_frames(1, data, part)]
-    (published,) = (event for one in pieces(b"".join(sent), [65_536]) for event in reader.feed(one))
+    (published,) = (event for one in pieces(b"".join(sent), [65_536]) for event in read_all(reader, one))
     assert isinstance(published, Publishes)
     (stored,) = published.messages
     assert content(stored).body == data
@@ -221,7 +224,7 @@ def test_few_or_large_body_frames_are_kept_unchanged() -> None:
     for count, part in ((FRAMES_AS_THEY_COME, 3), (2 * FRAMES_AS_THEY_COME, 32 * 1024)):
         stream = method(1, Basic.Publish(routing_key="q")) + message(1, bytes(count * part), part=part)
         reader = FrameReader(131_072, message_bytes_max=2 * len(stream))
-        (published,) = (event for one in pieces(stream, [100]) for event in reader.feed(one))
+        (published,) = (event for one in pieces(stream, [100]) for event in read_all(reader, one))
         assert published == Publishes(1, publish_payload(), [message(1, bytes(count * part), part=part)], 0)
 
 
@@ -407,7 +410,7 @@ def test_each_fault_has_its_code_and_text(name: str) -> None:
 def test_fault_after_publishes_is_the_same_byte_by_byte(name: str) -> None:
     stream, _ = FAULTS[name]
     reader = FrameReader()
-    events = [event for piece in pieces(publish() * 3 + stream, [1]) for event in reader.feed(piece)]
+    events = [event for piece in pieces(publish() * 3 + stream, [1]) for event in read_all(reader, piece)]
     assert [type(event) for event in events] == [Publishes] * 3 + [Fault]
     assert flat(FrameReader().feed(publish() * 3 + stream))[-1] == flat(events)[-1]
 

@@ -25,6 +25,7 @@ from tests.amqp.amqp_wire import (
     pieces,
     publish,
     raw,
+    read_all,
 )
 
 fuzz = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -127,13 +128,13 @@ cuts = st.lists(st.integers(1, 200), max_size=8)
 
 
 def read(reader: FrameReader, stream: bytes, sizes: list[int]) -> list[tuple[Any, ...]]:
-    return flat(event for piece in pieces(stream, sizes) for event in reader.feed(piece))
+    return flat(event for piece in pieces(stream, sizes) for event in read_all(reader, piece))
 
 
 class SlowReader(FrameReader):
     """Declines every fast path."""
 
-    def _read_publishes(self, data: bytes, at: int, method_stop: int, channel: int, events: list[Any]) -> int:
+    def _read_publishes(self, _data: bytes, at: int, *_: Any) -> int:
         return at
 
 
@@ -146,7 +147,7 @@ def test_reader_agrees_with_pamqp_for_any_cut_of_the_stream(stream: bytes, sizes
 @fuzz
 @given(streams())
 def test_properties_and_bodies_are_read_like_in_pamqp(stream: bytes) -> None:
-    for event in FrameReader().feed(stream):
+    for event in read_all(FrameReader(), stream):
         if isinstance(event, Publishes):
             for message in event.messages:
                 size, _, header = frame.unmarshal(message)
@@ -196,7 +197,7 @@ def test_garbage_causes_at_most_a_single_fault_and_is_not_kept(stream: bytes, si
     reader = FrameReader(message_bytes_max=1000)
     events: list[Any] = []
     for piece in pieces(stream, sizes):
-        events += reader.feed(piece)
+        events += read_all(reader, piece)
         assert reader.held_bytes <= FRAME_MAX_UNTUNED + len(stream)
         assert not (reader._mode is _Mode.BROKEN and reader.held_bytes)
     assert sum(isinstance(event, Fault) for event in events) <= 1

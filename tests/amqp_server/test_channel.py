@@ -59,6 +59,9 @@ class Socket:
 
     def methods_released(self, _: Any) -> None: ...
 
+    def continue_later(self, methods: Any) -> None:
+        methods.carry_out_some()
+
     def pause_for(self, reason: object) -> None:
         self.paused.add(reason)
 

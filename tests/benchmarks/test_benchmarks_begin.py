@@ -18,6 +18,7 @@ OPTIONS = [
     "CALLS",
     "DEAREST",
     "HURT",
+    "FLOODS",
     "CONNECTIONS",
     "WATCHING",
     "RECOVERY",

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ import pytest
 
 from qq.cli import progress
 from qq.cli.escaping import escaped
+from qq.cli.rabbitmq_commands import COMMANDS
 from qq.cli.root import SECTIONS, root
 
 if TYPE_CHECKING:
@@ -70,6 +72,21 @@ def test_every_command_has_help_for_all_its_options(called: Qq, name: str) -> No
         (["lst"], "qq", "No such command 'lst'. Did you mean 'list'?"),
         (["list", "queue"], "qq list", "No such command 'queue'. Did you mean 'queues'?"),
         (["xyz"], "qq", "No such command 'xyz'"),
+        (["--verison"], "qq", "No such option '--verison'. Did you mean '--version'?"),
+        (["list_queues"], "qq", "`list_queues` is `qq list queues` here"),
+        (["list-queues"], "qq", "`list_queues` is `qq list queues` here"),
+        (["users"], "qq", "`users` is `qq list users` here"),
+        (["reset"], "qq", "`reset`: stop the node and empty its data directory"),
+        (["help", "list", "queue"], "qq list", "No such command 'queue'. Did you mean 'queues'?"),
+        (["help", "status", "x"], "qq status", "`qq status` has no commands"),
+        (
+            ["status", "--url", "amqp://guest:s3cret@127.0.0.1"],
+            "qq status",
+            (
+                "Invalid value for '--url' / '--http': this is an address of AMQP; commands use HTTP, by default at "
+                "port 15672: http://HOST:15672"
+            ),
+        ),
         (
             ["--vhost", "v", "list", "users"],
             "qq",
@@ -347,3 +364,59 @@ def test_progress_bar_appears_for_slow_work_only(monkeypatch: pytest.MonkeyPatch
     assert "reading things" in shown(prints=True), "what it prints goes elsewhere"
     monkeypatch.setattr(sys, "stdout", Terminal())
     assert shown(prints=True) == ""
+
+
+@pytest.mark.parametrize("url", ["http://guest:s3cret@host", "guest:s3/cret@host:1", "amqps://a:s3cret@b/"])
+def test_password_in_a_url_is_refused_and_never_printed(
+    called: Qq, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    assert "s3" not in called("status", "--url", url).errors
+    monkeypatch.setenv("QQ_URL", url)
+    said = called("status")
+    assert said.status == 1
+    assert "s3" not in said.errors
+
+
+def test_https_at_a_port_without_tls_is_told(qq: Qq, real_node: ClusterNode) -> None:
+    said = qq("status", "--url", f"https://127.0.0.1:{real_node.http_port}")
+    assert (said.status, said.errors.count("\n")) == (1, 1)
+    assert "does not speak TLS: use http:// in place of https://" in said.errors
+
+
+def test_port_of_other_nodes_is_told_from_an_http_port(qq: Qq, real_node: ClusterNode) -> None:
+    peer_port = tomllib.loads(real_node.log.with_name("node.toml").read_text())["nodes"][0]["peer_port"]
+    said = qq("status", "--url", f"127.0.0.1:{peer_port}")
+    assert said.status == 1
+    assert "is it the HTTP port of a node, by default 15672?" in said.errors
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS.values())))
+def test_counterpart_of_a_rabbitmq_command_exists(command: str) -> None:
+    names, *options = command.removeprefix("qq ").split(" --")
+    found: click.Command = root
+    for name in names.split():
+        assert isinstance(found, click.Group), command
+        below = found.get_command(click.Context(found), name)
+        assert below is not None, command
+        found = below
+    known = {name for option in found.params for name in option.opts}
+    assert {f"--{option.split()[0]}" for option in options} <= known, command
+
+
+def test_rabbitmqadmin_arguments_become_options(qq: Qq) -> None:
+    made = qq("declare", "queue", "name=orders=x", "auto_delete=true", 'arguments={"x-max-length": 1}')
+    assert (made.status, made.output) == (0, "queue 'orders=x' in '/': made\n")
+    permitted = qq("declare", "permission", "vhost=/", "user=guest", "configure=.*", "write=.*", "read=.*")
+    assert permitted.output == "permission of user 'guest' in '/': is as wanted\n"
+    assert (
+        qq("declare", "policy", "--name", "name=x", "--pattern", "a=b", 'definition={"max-length": 1}').status
+        == 0
+    )
+    assert qq("delete", "policy", "--name", "name=x").status == 0
+    assert qq("delete", "queue", "name=orders=x").status == 0
+
+
+def test_help_of_a_command_is_that_of_its_option(called: Qq) -> None:
+    assert called("help").output == called("--help").output
+    for words in (("declare", "user"), ("change-tags",), ("list",)):
+        assert called("help", *words).output == called(*words, "--help").output

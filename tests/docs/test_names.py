@@ -23,6 +23,7 @@ from cluster.raft import messages
 from cluster.runtime.histogram import Histogram
 from qq import config
 from qq.cli import credentials
+from qq.cli.rabbitmq_commands import COMMANDS, NOT_NEEDED
 from qq.cli.root import root
 from qq.http import api
 from qq.machine.catalog import limits
@@ -654,9 +655,20 @@ def test_quoted_node_messages_exist_in_the_code(document: Path) -> None:
     tables = "\n".join(
         line.split("|")[1] for line in document.read_text().splitlines() if line.startswith("|")
     )
-    texts = [text for text in re.findall(r"`([^`]+)`", tables) if " " in text and not text.startswith("GET ")]
+    texts = [
+        text
+        for text in re.findall(r"`([^`]+)`", tables)
+        if " " in text and not text.startswith(("GET ", "qq "))
+    ]
     assert texts
     for text in texts:
         for part in (part.strip(" :,.()") for part in HERE.split(text)):
             is_said = len(part) < 5 or part in said()
             assert is_said, f"{name_of(document)}: {text}: {part}"
+
+
+def test_migration_page_has_the_counterparts_of_rabbitmq_commands() -> None:
+    text = (ROOT / "docs" / "how-to" / "migrate.md").read_text()
+    rows = [re.findall(r"`([^`]+)`", row) for row in text.splitlines() if row.startswith("| `")]
+    assert {name: row[-1] for row in rows for name in row[:-1] if name in COMMANDS} == COMMANDS
+    assert NOT_NEEDED.keys() <= {row[0] for row in rows}

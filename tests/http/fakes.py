@@ -182,9 +182,9 @@ class _Group:
         """The names of the nodes that listen."""
         self.listed: dict[str, PeerAddress] = {}
         """Where the node's file says that others listen, which counts more than the log."""
-        self.leadership = SimpleNamespace(ask_for_transfer=self._ask_for_transfer)
+        self.leadership = SimpleNamespace(request_transfer=self._ask_for_transfer)
         self.reconfiguration = SimpleNamespace(
-            ask=self._ask_for_change, why_no_majority=lambda _: self.no_majority
+            request=self._ask_for_change, why_no_majority=lambda _: self.no_majority
         )
         self.no_majority: str | None = None
         self.reasons: dict[str, str] = {}
@@ -323,6 +323,29 @@ class _Carrier:
         return True
 
 
+class FakeLiveSettings:
+    """Settings in force; `log_level` is the only setting that can be changed."""
+
+    memory_limit_bytes = 2**40
+    disk_free_limit_bytes = 5 * 10**7
+
+    def __init__(self) -> None:
+        self._shown = {"limits.cache_bytes": "7", "cluster_name": "qq"}
+
+    def shown(self) -> dict[str, str]:
+        return self._shown
+
+    def change(self, name: str, value: Any) -> None:
+        if name != "log_level":
+            raise ValueError(f"{name} cannot be changed")
+        self._shown[name] = str(value)
+
+    def reset(self, name: str) -> None:
+        if name != "log_level":
+            raise ValueError(f"{name} cannot be changed")
+        self._shown.pop(name, None)
+
+
 class FakeChanges(Changes):
     """Changes of a machine; they fail while the test takes the majority away."""
 
@@ -356,12 +379,10 @@ class MachineManagement(Management):
             product=product,
             data_dir="/nowhere",
             connections_max=3,
-            memory_limit_bytes=2**40,
-            disk_free_limit_bytes=5 * 10**7,
+            live=FakeLiveSettings(),
             write_times=Histogram(),
             listeners=lambda: self.listeners,
             certificates=self.certificate_files,
-            settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
             common_settings={"[limits] cache_bytes": "7"},
             cluster_secrets=lambda: self.secrets,
             peers=group,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 from chaos.sim.world.client_socket import ClientSocket
@@ -20,6 +21,7 @@ from qq.amqp.connection import Settings
 from qq.amqp_server.server import AmqpServer
 from qq.client_sockets.partial_messages import PartialMessages
 from qq.client_sockets.shared import ClientSockets, connection_log
+from qq.client_sockets.turns import Turns
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.sessions.broker import Broker, QueueReplica
 from qq.sessions.login import hash_password
@@ -38,6 +40,9 @@ USER, PASSWORD = "guest", "guest"
 SALT = b"salt"
 LARGE_BYTES = (64, 512, 2**21)
 """Size in octets from which a message is stored in fragments; drawn for each run."""
+CLOCK_STEP_S = 0.0004
+"""Seconds by which a node's processor time advances with each look at it. So a turn ends after a few steps of work, and
+some connections must wait for their turn."""
 FIRST_USER_S = 0.1
 """Seconds between a leader's attempts to create the first user."""
 
@@ -128,7 +133,8 @@ class Brokers(NodeEvents):
         broker.submissions.large_bytes = self._large_bytes
         partial_messages = PartialMessages(node.runtime, sys.maxsize, lambda: len(broker.connections))
         slots = ConnectionSlots(SlotLimits(100, 1000), clock=node.runtime.monotonic)
-        sockets = ClientSockets(slots, connection_log(), partial_messages, self._limits)
+        turns = Turns(node.runtime, partial(next, count(0.0, CLOCK_STEP_S)))
+        sockets = ClientSockets(slots, connection_log(), partial_messages, turns, self._limits)
         server = AmqpServer(broker, Settings(), sockets)
         self._shells[node.name] = NodeShell(node.life, broker, server)
         if self._have_users:

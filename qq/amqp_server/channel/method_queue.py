@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from qq.sessions.access import Access
     from qq.sessions.submissions import Submissions
 
+AT_ONCE = 16
+"""Held events that are carried out together. For more, the channel waits for its connection's next turn."""
 Event = Publishes | Acks | Method | ChannelFault | ChannelCloseRequested
 
 
@@ -74,7 +76,7 @@ class MethodQueue:
 
     def receive(self, event: Event) -> None:
         """Carry out an event, or hold it back while an earlier method waits."""
-        if self._answers or self._is_blocked:
+        if self._answers or self._is_blocked or self._held:
             if not self._held:
                 self._connection.methods_held(self)
             self._held.append(event)
@@ -153,10 +155,21 @@ class MethodQueue:
         return count
 
     def _carry_out_held(self) -> None:
-        while self._held and not (self._answers or self._is_blocked):
+        if len(self._held) > AT_ONCE:
+            self._connection.continue_later(self)
+        else:
+            self.carry_out_some()
+
+    def carry_out_some(self) -> None:
+        """Carry out held events. Ask for a further turn if more are left than may be carried out together."""
+        for _ in range(AT_ONCE):
+            if not self._held or self._answers or self._is_blocked:
+                break
             self._carry_out(self._held.popleft())
         if not self._held:
             self._connection.methods_released(self)
+        elif not (self._answers or self._is_blocked):
+            self._connection.continue_later(self)
 
     def end(self) -> None:
         """Discard all held events. Drop the reference to the channel, so that the channel is freed at once."""

@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     metavar="HOST:PORT",
     help="Join the cluster that has a node with this peer address; may be given several times.",
 )
-def serve_command(*, config: Path, join: tuple[Seed, ...]) -> int:
+@click.option(
+    "--check", is_flag=True, help="Only check the settings and the files that they name, and show them."
+)
+def serve_command(*, config: Path, join: tuple[Seed, ...], check: bool) -> int:
     """Run a node in the foreground until SIGTERM or SIGINT."""
     with garbage.none_expected(), signals.exit_at_once():
-        from qq.cli.serve import serve  # noqa: PLC0415
+        from qq.cli.serve import check_settings, serve  # noqa: PLC0415
 
-    return serve(config, join=join)
+    return check_settings(config, join) if check else serve(config, join=join)

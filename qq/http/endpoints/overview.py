@@ -18,7 +18,7 @@ from qq.http.base.error_responses import bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, MONITORS, only_own, require
 from qq.http.documents.lists import STEP, Listing, narrowed, write_listing
 from qq.http.documents.rendering import queue_document
-from qq.http.documents.requests import done, is_asked, sees, write_list
+from qq.http.documents.requests import done, is_asked, read_body, sees, write_list
 from qq.http.documents.samples import with_samples
 from qq.http.endpoints.nodes import RATES_MODE, context_documents, exchange_types, listener_document
 from qq.machine.protocol.versions import VERSIONS
@@ -70,6 +70,8 @@ class OverviewEndpoints:
             web.get("/api/deprecated-features", self.deprecated),
             web.get("/api/deprecated-features/used", self.deprecated_in_use),
             web.get("/api/config/effective", self.settings),
+            web.put("/api/config/effective/{name}", self.change_setting),
+            web.delete("/api/config/effective/{name}", self.reset_setting),
             web.get("/api/auth/hash_password/{password}", self.hash_password),
             web.get("/api/users/{user}/queues", self.queues_of_user),
             web.delete("/api/reset", self.reset),
@@ -184,8 +186,28 @@ class OverviewEndpoints:
 
     async def settings(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        settings = self._management.nodes.settings()
+        settings = self._management.nodes.settings.shown()
         return web.Response(text="".join(f"{name} = {value}\n" for name, value in sorted(settings.items())))
+
+    async def change_setting(self, request: web.Request) -> web.Response:
+        """Change a setting of this node until its next start."""
+        require(request, ADMINISTRATORS)
+        body = await read_body(request)
+        if "value" not in body:
+            raise bad_request("value_not_present")
+        try:
+            self._management.nodes.settings.change(request.match_info["name"], body["value"])
+        except ValueError as error:
+            raise bad_request(str(error)) from None
+        return done()
+
+    async def reset_setting(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        try:
+            self._management.nodes.settings.reset(request.match_info["name"])
+        except ValueError as error:
+            raise bad_request(str(error)) from None
+        return done()
 
     async def hash_password(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)

@@ -57,20 +57,44 @@ class PeerPorts(Protocol):
         ...
 
 
+class LiveSettings(Protocol):
+    """The settings of this node in force, of which some change while it runs. Implemented in qq/node."""
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """The bytes of memory above which publishers wait."""
+        ...
+
+    @property
+    def disk_free_limit_bytes(self) -> int:
+        """The free bytes of the disk below which publishers wait."""
+        ...
+
+    def shown(self) -> Mapping[str, str]:
+        """Return the settings in force, without secrets."""
+        ...
+
+    def change(self, name: str, value: Any) -> None:
+        """Change a setting until the node's next start. Raises ValueError."""
+        ...
+
+    def reset(self, name: str) -> None:
+        """Return to the value with which the node has started. Raises ValueError."""
+        ...
+
+
 class OwnNode(NamedTuple):
     """Facts about this node that neither its broker nor its group knows."""
 
     product: Product
     data_dir: str
     connections_max: int
-    memory_limit_bytes: int
-    disk_free_limit_bytes: int
+    live: LiveSettings
     write_times: Histogram
     """Times of all writes to the log, each with its sync."""
     listeners: Callable[[], Sequence[Listener]]
     """Returns the open ports."""
     certificates: Sequence[CertificateFiles]
-    settings: Mapping[str, str]
     common_settings: Mapping[str, str]
     """Settings that should be equal on all nodes."""
     cluster_secrets: Callable[[], Sequence[bytes]]
@@ -121,7 +145,7 @@ class NodeReports:
             context_switches=usage.ru_nvcsw + usage.ru_nivcsw,
             collections=sum(generation["collections"] for generation in gc.get_stats()),
             memory_bytes=memory.resident_bytes(),
-            memory_limit_bytes=own.memory_limit_bytes,
+            memory_limit_bytes=own.live.memory_limit_bytes,
             memory_alarm=Alarm.MEMORY in short_of,
             files=descriptors.in_use(),
             files_max=descriptors.allowed(),
@@ -132,7 +156,7 @@ class NodeReports:
             channels_opened=counters.channels_opened,
             channels_closed=counters.channels_closed,
             disk_free_bytes=alarms.free_bytes,
-            disk_free_limit_bytes=own.disk_free_limit_bytes,
+            disk_free_limit_bytes=own.live.disk_free_limit_bytes,
             disk_alarm=Alarm.DISK in short_of,
             log_bytes=self._group.journal.disk_bytes,
             writes=sum(own.write_times.counts),
@@ -170,9 +194,10 @@ class NodeReports:
             if status.alarm & alarm
         ]
 
-    def settings(self) -> Mapping[str, str]:
-        """Return the settings of this node, without secrets."""
-        return self._own.settings
+    @property
+    def settings(self) -> LiveSettings:
+        """The settings of this node."""
+        return self._own.live
 
     def certificates(self) -> Sequence[CertificateFiles]:
         """Return the certificates of this node's ports."""

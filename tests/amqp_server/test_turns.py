@@ -1,0 +1,193 @@
+"""Connections work in turns: no read holds up the loop, order is kept, and a client that has hung up is let go."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import pytest
+import uvloop
+from pamqp import commands
+
+from qq.amqp.encoding import HEARTBEAT
+from qq.amqp_server.connection import ClientConnection
+from tests.harness.lone_broker import LoneBroker, wait_until
+from tests.harness.raw_client import RawClient, marshal, publish
+
+Basic, Channel, Confirm, Exchange, Queue = (
+    commands.Basic,
+    commands.Channel,
+    commands.Confirm,
+    commands.Exchange,
+    commands.Queue,
+)
+READ_BYTES = 200 * 1024
+"""Octets that the node reads at once."""
+PASS_MAX_S = 0.03
+"""Seconds of processor time that a pass of the loop may take here."""
+PASSIVE = marshal(1, Queue.Declare(queue="q", passive=True))
+DECLARE = marshal(1, Exchange.Declare(exchange="late"))
+
+
+@pytest.fixture
+def broker() -> Generator[LoneBroker]:
+    with LoneBroker(new_loop=uvloop.new_event_loop) as broker:  # as a node
+        yield broker
+
+
+@pytest.fixture
+def client(broker: LoneBroker) -> Generator[RawClient]:
+    with RawClient(broker.amqp_port) as client:
+        client.open_channel(1)
+        client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+        yield client
+
+
+def many(frame: bytes) -> bytes:
+    return frame * (READ_BYTES // len(frame))
+
+
+@contextmanager
+def held_up(broker: LoneBroker) -> Iterator[None]:
+    """Let the loop stand still during the block, so that all octets of the block wait in the sockets."""
+    broker.call(lambda: asyncio.get_running_loop().call_soon(time.sleep, 0.3))
+    time.sleep(0.05)
+    yield
+
+
+class Passes:
+    """Measures the processor time of each pass of a broker's loop."""
+
+    def __init__(self, broker: LoneBroker) -> None:
+        self._broker = broker
+        self.longest_s = 0.0
+        self._ended = False
+        self._last_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._broker.call(self._begin)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        self._broker.call(int)
+
+    def _begin(self) -> None:
+        self._last_s = time.thread_time()
+        asyncio.get_running_loop().call_soon(self._count)
+
+    def _count(self) -> None:
+        now_s = time.thread_time()
+        self.longest_s = max(self.longest_s, now_s - self._last_s)
+        self._last_s = now_s
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._count)
+
+
+FLOODS = {
+    "heartbeats": many(HEARTBEAT),
+    "passive declares": PASSIVE * 2000,
+    "qos": many(marshal(1, Basic.Qos(prefetch_count=1))),
+    "methods held behind a declare": marshal(1, Queue.Declare(queue="q")) + PASSIVE * 2000,
+    "frames after an error": many(marshal(9, Basic.Qos())),
+    "channels": b"".join(marshal(number, Channel.Open()) for number in range(2, 2000)),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_large_read_does_not_hold_up_the_loop(broker: LoneBroker, client: RawClient, flood: str) -> None:
+    with Passes(broker) as passes:
+        client.write(FLOODS[flood])
+        wait_until(lambda: broker.call(lambda: is_idle(broker)), "the end of the flood")
+    assert passes.longest_s < PASS_MAX_S
+
+
+def is_idle(broker: LoneBroker) -> bool:
+    connections: Any = broker.broker.connections.values()
+    return not any(each._has_work or each._holding_channels for each in connections)
+
+
+def test_ends_of_many_channels_do_not_hold_up_the_loop(broker: LoneBroker) -> None:
+    with RawClient(broker.amqp_port) as client:
+        client.write(b"".join(marshal(number, Channel.Open()) for number in range(1, 2000)))
+        for number in range(1, 2000):
+            client.expect(Channel.OpenOk, number)
+        passes = Passes(broker).__enter__()
+    wait_until(lambda: not broker.broker.connections, "the end of the connection")
+    passes.__exit__()
+    assert passes.longest_s < PASS_MAX_S
+
+
+def test_octets_before_the_login_do_not_hold_up_the_loop(broker: LoneBroker) -> None:
+    with RawClient(broker.amqp_port, handshake=False) as stranger, Passes(broker) as passes:
+        stranger.write(b"AMQP\x00\x00\x09\x01" + many(HEARTBEAT))
+        stranger.expect(commands.Connection.Start)
+        wait_until(lambda: broker.call(lambda: is_idle(broker)), "the end of the flood")
+    assert passes.longest_s < PASS_MAX_S
+
+
+def test_answers_keep_the_order_of_the_requests(broker: LoneBroker, client: RawClient) -> None:
+    """Over many turns, some of them while other connections wait for theirs."""
+    with RawClient(broker.amqp_port) as other, held_up(broker):
+        other.write(many(HEARTBEAT))
+        requests = [
+            frame
+            for number in range(500)
+            for frame in (
+                marshal(1, Queue.Declare(queue=f"q{number}")),
+                marshal(1, Basic.Qos(prefetch_count=1)),
+                marshal(1, Queue.Declare(queue=f"q{number}", passive=True)),
+            )
+        ]
+        client.write(b"".join(requests))
+        for number in range(500):
+            assert client.expect(Queue.DeclareOk, 1).queue == f"q{number}"
+            client.expect(Basic.QosOk, 1)
+            assert client.expect(Queue.DeclareOk, 1).queue == f"q{number}"
+
+
+def test_client_is_not_read_while_its_octets_wait(
+    broker: LoneBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[bool] = []
+    receive = ClientConnection.data_received
+
+    def received(connection: Any, data: bytes) -> None:
+        waiting.append(connection._has_work)
+        receive(connection, data)
+
+    monkeypatch.setattr(ClientConnection, "data_received", received)
+    with RawClient(broker.amqp_port) as client:
+        client.write(many(HEARTBEAT) * 6)
+        client.open_channel(1)
+    assert len(waiting) >= 10
+    assert not any(waiting)
+
+
+def test_hung_up_client_loses_what_was_not_served(broker: LoneBroker, client: RawClient) -> None:
+    with held_up(broker):
+        client.write(many(PASSIVE) + DECLARE)
+        client.socket.close()
+    wait_until(lambda: not broker.broker.connections, "the end of the connection")
+    assert "late" not in broker.machine.vhosts["/"].exchanges
+
+
+def test_request_of_a_client_that_hangs_up_at_once_counts(broker: LoneBroker, client: RawClient) -> None:
+    with held_up(broker):
+        client.write(DECLARE)
+        client.socket.close()
+    wait_until(lambda: not broker.broker.connections, "the end of the connection")
+    assert "late" in broker.machine.vhosts["/"].exchanges
+
+
+def test_messages_of_a_publisher_that_hangs_up_are_kept(broker: LoneBroker, client: RawClient) -> None:
+    message = publish(1, "q", b"x") + publish(1, "nowhere", b"x")
+    count = READ_BYTES // len(message)
+    with held_up(broker):
+        client.write(message * count)
+        client.socket.close()
+    wait_until(lambda: not broker.broker.connections, "the end of the connection")
+    assert broker.call(lambda: broker.machine.vhosts["/"].queues["q"].backlog.count) == count
