@@ -46,8 +46,9 @@ def relay(database: sqlite3.Connection, urls: list[str]) -> None:
                 channel = connection.channel()
                 channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
                 channel.confirm_delivery()
-                while publish_some(database, channel):
-                    pass
+                while count := publish_some(database, channel):
+                    print(f"{count} messages published and confirmed", flush=True)
+                print("the outbox is empty: each order is published once", flush=True)
                 return
         except NackError:
             time.sleep(1)  # refused, for instance by a full queue: publish it again later

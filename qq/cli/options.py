@@ -21,7 +21,7 @@ FORMS = ("table", "json", "csv")
 DEFAULT_VHOST = "/"
 
 
-def _known_contexts(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+def known_contexts(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
     """Return the names of contexts that begin with `begun`, for a shell's completion."""
     from qq.cli import contexts  # noqa: PLC0415
 
@@ -41,7 +41,7 @@ _NODE_OPTIONS = (
     click.option(
         "--context",
         metavar="NAME",
-        shell_complete=_known_contexts,
+        shell_complete=known_contexts,
         help="Use the nodes of this context, see `qq context`.  [default: QQ_CONTEXT]",
     ),
     click.option("--user", metavar="USER", help="[default: QQ_USER, the user of the context, or guest]"),
@@ -138,7 +138,7 @@ def with_force(function: Command) -> Command:
 
 
 with_arguments = click.option(
-    "--arguments", type=OBJECT, default="{}", metavar="JSON", help="Arguments, as an object."
+    "--arguments", type=OBJECT, default="{}", metavar="JSON", help='Arguments, as {"x-max-length": 1000}.'
 )
 
 _BINDING_OPTIONS = (

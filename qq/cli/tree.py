@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.exceptions import NoSuchCommand
 
+from qq.cli.examples import EXAMPLES
 from qq.cli.rabbitmq_commands import OPTION_NAMES, counterpart
 from qq.cli.signals import exit_at_once
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 COMMAND = "qq.command"
 """Key in the click context for the full name of the running command; its errors begin with that name."""
 
+_OF_MANY = {"--url", "--context", "--user", "--password", "--password-file", "--output", "--json"}
+"""Options of the node, the login and the output."""
+_WHOLE = 1_000
+"""Length of a help text that is not cut, in characters."""
 _LIKENESS = 0.7
 """Least likeness (difflib) of a command that is offered in place of an unknown command."""
 
@@ -28,7 +33,15 @@ class CommandGroup(click.Group):
     """Commands by name. As in RabbitMQ's tools, names may have `_` instead of `-`."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, cmd_name.replace("_", "-"))
+        return _arranged(super().get_command(ctx, cmd_name.replace("_", "-")), ctx)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names of the commands, with whole help texts."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, command.get_short_help_str(_WHOLE)) for name, command in found if command is not None]
+            )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -79,6 +92,18 @@ def _option_named(name: str, options: Mapping[str, bool]) -> str | None:
     return None
 
 
+def _arranged(command: click.Command | None, ctx: click.Context) -> click.Command | None:
+    """Return the command with its own options before those of many commands, and with examples in its help."""
+    if command is None:
+        return None
+    if any("--context" in option.opts for option in command.params):
+        command.params.sort(key=lambda option: not _OF_MANY.isdisjoint(option.opts))
+    examples = EXAMPLES.get(f"{ctx.command_path} {command.name}")
+    if examples:
+        command.epilog = "\n".join(["\b", "Examples:" if len(examples) > 1 else "Example:", *examples])
+    return command
+
+
 class Entry(NamedTuple):
     """A command in the help of `qq`."""
 
@@ -101,13 +126,13 @@ class Root(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's signature
         return list(self._entries)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         entry = self._entries.get(cmd_name.replace("_", "-"))
         if entry is None:
             return None
         with exit_at_once():
             module = import_module(f"{self._package}.{entry.module}")
-        return getattr(module, f"{entry.name.replace('-', '_')}_command")
+        return _arranged(getattr(module, f"{entry.name.replace('-', '_')}_command"), ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         for title, entries in self._sections.items():

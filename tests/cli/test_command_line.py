@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 
 from qq.cli import progress
 from qq.cli.escaping import escaped
+from qq.cli.examples import EXAMPLES
 from qq.cli.rabbitmq_commands import COMMANDS
 from qq.cli.root import SECTIONS, root
 
@@ -198,6 +200,8 @@ def test_commands_options_and_contexts_are_completed(called: Qq) -> None:
     assert completed("list", "op") == ["operator-policies"]
     assert completed("list", "queues", "--reg") == ["--regex"]
     assert completed("status", "--context", "p") == ["production"]
+    for command in ("use", "remove", "show"):
+        assert completed("context", command, "p") == ["production"]
 
 
 def test_help_imports_no_large_modules() -> None:
@@ -420,3 +424,47 @@ def test_help_of_a_command_is_that_of_its_option(called: Qq) -> None:
     assert called("help").output == called("--help").output
     for words in (("declare", "user"), ("change-tags",), ("list",)):
         assert called("help", *words).output == called(*words, "--help").output
+
+
+def test_every_example_in_the_help_is_a_valid_command(called: Qq) -> None:
+    for command, lines in EXAMPLES.items():
+        shown = called(*command.removeprefix("qq ").split(), "--help").output
+        for line in lines:
+            assert line in shown, command
+            assert line.startswith(f"{command} "), line
+            words = shlex.split(line)
+            assert words[: len(command.split())] == command.split()
+            context = root.make_context("qq", words[1:], resilient_parsing=False)
+            found: click.Command = root
+            arguments = words[1:]
+            while isinstance(found, click.Group):
+                _, below, arguments = found.resolve_command(context, arguments)
+                assert below is not None
+                found = below
+            found.make_context(command, arguments, parent=context)  # raises UsageError
+
+
+def test_own_options_come_before_those_of_the_node(called: Qq) -> None:
+    for command in (("drain",), ("leader", "transfer"), ("member", "add"), ("list", "queues"), ("status",)):
+        shown = called(*command, "--help").output
+        own = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", shown, re.MULTILINE)
+        common = {
+            "--url",
+            "--context",
+            "--user",
+            "--password-file",
+            "--password",
+            "--output",
+            "--json",
+            "--help",
+        }
+        kinds = [option in common for option in own]
+        assert kinds == sorted(kinds), command
+
+
+def test_help_texts_of_subcommands_are_never_cut(called: Qq) -> None:
+    for name in NAMES:
+        group = root.get_command(click.Context(root), name)
+        shown = "".join(called(name, "--help").output.split())
+        for below in group.commands.values() if isinstance(group, click.Group) else ():
+            assert "".join(below.get_short_help_str(1000).split()) in shown, below.name

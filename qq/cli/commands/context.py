@@ -9,7 +9,7 @@ import click
 
 from qq.cli import contexts
 from qq.cli.escaping import quoted
-from qq.cli.options import with_output
+from qq.cli.options import known_contexts, with_output
 from qq.cli.output import print_document, print_rows
 from qq.cli.tree import CommandGroup
 from qq.cli.values import FILE, URL, Value
@@ -30,7 +30,7 @@ def _read_name(text: str) -> str:
     return text
 
 
-_name = click.argument("name", type=Value("NAME", _read_name), metavar="NAME")
+_name = click.argument("name", type=Value("NAME", _read_name), metavar="NAME", shell_complete=known_contexts)
 
 
 @click.group("context", cls=CommandGroup)
@@ -52,7 +52,13 @@ def list_contexts(*, form: str) -> int:
 
 
 @context_command.command("show", short_help="show the settings of a context")
-@click.argument("name", type=Value("NAME", _read_name), metavar="[NAME]", required=False)
+@click.argument(
+    "name",
+    type=Value("NAME", _read_name),
+    metavar="[NAME]",
+    required=False,
+    shell_complete=known_contexts,
+)
 @with_output
 def show_context(*, name: str | None, form: str) -> int:
     """Show the settings of a context, by default of the current context."""

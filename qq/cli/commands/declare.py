@@ -196,7 +196,11 @@ def _policy(name: str, *, operator: bool) -> click.Command:
         "--pattern", type=NAME, required=True, metavar="REGEX", help="Names of the queues and exchanges."
     )
     @click.option(
-        "--definition", type=OBJECT, required=True, metavar="JSON", help="Definition, as an object."
+        "--definition",
+        type=OBJECT,
+        required=True,
+        metavar="JSON",
+        help='Definition, as {"max-length": 1000}.',
     )
     @click.option(
         "--priority",
