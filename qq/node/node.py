@@ -295,7 +295,7 @@ async def start(
 def _opened(directory: Path, open_disk: OpenDisk) -> Generator[RealDisk]:
     """Open the disk for the block. Raises StartError if it is unavailable or holds an partial_messages restore."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         disk = open_disk(directory)
     except DirectoryInUse as error:
         raise StartError(str(error)) from None
