@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cluster.configuration.configuration import Member, Versions
     from cluster.configuration.history import Configurations
     from cluster.engine.engine import Engine
-    from cluster.engine.rejoin import Recovery
+    from cluster.engine.rejoin import Rejoin
     from cluster.log.housekeeping import Housekeeping
     from cluster.log.journal import SegmentedJournal
     from cluster.raft.cluster_clock import ClusterClock
@@ -54,7 +54,7 @@ class Replica:
     state: GroupState
     clock: ClusterClock
     engine: Engine
-    recovery: Recovery
+    rejoin: Rejoin
     housekeeping: Housekeeping
     fail_stop: FailStop
 

@@ -227,6 +227,15 @@ class NodeLimits:
 
     They may choose a different interval.
     """
+    client_keepalive_idle_s: int = 60
+    """Seconds of silence after which the kernel probes a client, of AMQP or HTTP: TCP keepalive. 0: never.
+
+    It finds clients whose host has vanished and that have no heartbeats.
+    """
+    client_keepalive_interval_s: int = 10
+    """Seconds between two probes."""
+    client_keepalive_probes: int = 6
+    """Probes without an answer, after which the connection is closed."""
     strangers_max: int = 0
     """Clients of a node without a login.
 
@@ -344,6 +353,7 @@ _MAY_BE_ZERO = (
     "http_request_max",
     "channel_max",
     "client_heartbeat_s",
+    "client_keepalive_idle_s",
     "memory_high_watermark_bytes",
     "retained_bytes",
     "consumer_timeout_ms",
@@ -372,6 +382,10 @@ _LEAST = {
 _MOST = {
     "channel_max": 65_535,  # the range of the fields of connection.tune
     "client_heartbeat_s": 65_535,
+    # The range of Linux.
+    "client_keepalive_idle_s": 32_767,
+    "client_keepalive_interval_s": 32_767,
+    "client_keepalive_probes": 127,
     "memory_high_watermark": 1,
     # A message or a transaction of these sizes, with the largest content header and in the smallest accepted frames, is
     # less than `cluster.log.entry.BATCH_BYTES_MAX` together with a full batch before it.

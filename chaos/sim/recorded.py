@@ -27,7 +27,7 @@ from chaos.workloads import catalog
 from chaos.workloads.moved import Moved
 from chaos.workloads.pika_transport import PikaTransport
 from chaos.workloads.transport import Endpoint
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from qq.config import NodeLimits
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _run(scene: Scene, brokers: Brokers, course: Course) -> None:
             node.start()
         for _ in range(int(CONVERGENCE_S / SLICE_S)):
             await asyncio.sleep(SLICE_S)
-            if cluster.leader() and all(node.standing is Standing.VOTER for node in cluster.nodes):
+            if cluster.leader() and all(node.voter_status is VoterStatus.VOTER for node in cluster.nodes):
                 return
         raise HealError(cluster.describe())
 

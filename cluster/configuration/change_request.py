@@ -3,7 +3,7 @@
 A node forwards a request to the leader, and repeats it until the change is visible in the configuration. Each request
 names a data directory. So a request that arrives after the change was made has no effect.
 
-Invariant: pure, except for the requests that `Questions` remembers.
+Invariant: pure, except for the requests that `PendingRequests` remembers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def not_before_upgrade(old: Sequence[str]) -> str:
     return f"the members cannot be changed before the upgrade to this release is finished: {first}`qq upgrade finish`"
 
 
-class Questions:
+class PendingRequests:
     """The requests to the leader that may still be refused."""
 
     def __init__(self) -> None:

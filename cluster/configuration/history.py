@@ -97,7 +97,7 @@ class Configurations:
         """Call `callback` whenever this node may know of a newly committed configuration."""
         self._callbacks.append(callback)
 
-    def note_cluster(self, cluster: bytes) -> None:
+    def set_cluster(self, cluster: bytes) -> None:
         """Set the cluster id from the data directory. The entry that proves it may have to be committed again."""
         self._cluster = cluster
 

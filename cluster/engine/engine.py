@@ -5,7 +5,7 @@ pysyncobj supplies the algorithm: elections, log matching, commit. The hazards h
 H1  acknowledgements leave only after the journal has synced the acknowledged entries
     (`OutgoingMessage.sync_point`); the leader's own tail counts only as far as it is synced (`reached_index`).
 H2  a repeated or overlapping append never deletes entries that match (`log_matching.without_known_prefix`).
-H3  the commit index never goes beyond the entries that the append shows to match (`log_matching.vouched_for`).
+H3  the commit index never goes beyond the entries that the append shows to match (`log_matching.limit_commit_index`).
 H4  an acknowledgement of a different term does not count; epochs end in `peer_connected` / `peer_lost`.
 H5  a start from a checkpoint sets the applied index and leaves the journal alone (`start_from`).
 H6, H7  entries never take the pickle path, views of the log are lazy (`cluster/log/lazy_entries.py`), and the size of
@@ -14,10 +14,10 @@ H9  a pre-vote round (`elections.py`) precedes every election; a leader without 
 H10 an exception in apply stops the node.
 H11 no data is ever unpickled: `pysyncobj.syncobj.pickle` is replaced (`pysyncobj_adapter.py`).
 H12 a committed entry is never deleted: a leader whose log contradicts a committed entry stops this node
-    (`log_matching.contradiction`).
+    (`log_matching.conflict_with_committed`).
 
 pysyncobj counts majorities by itself, over this leader and all other voters as equals. So the engine sets, for each of
-them, the value that a majority of the membership has reached (`_tell_majority`). The engine counts votes itself.
+them, the value that a majority of the membership has reached (`_report_majority`). The engine counts votes itself.
 
 Invariant: only this module and pysyncobj_adapter.py name attributes of SyncObj that begin with an underscore.
 """
@@ -32,14 +32,14 @@ from pysyncobj import SyncObj
 
 from cluster.engine.pysyncobj_adapter import StableNode, SyncObjAdapter
 from cluster.log.journal import SLICE_ENTRIES
-from cluster.raft.elections import Elections, LogEnd, Move, Role
+from cluster.raft.elections import Elections, ElectionStep, LogEnd, Role
 from cluster.raft.failure_detector import AwakeClock, FailureDetector
 from cluster.raft.learner_pace import Pace
 from cluster.raft.log_matching import (
     ForeignLog,
-    contradiction,
-    other_entry,
-    vouched_for,
+    conflict_with_committed,
+    conflicting_entry,
+    limit_commit_index,
     without_known_prefix,
 )
 from cluster.raft.messages import (
@@ -113,7 +113,7 @@ class Engine(SyncObjAdapter):
         self._notice_s = math.inf
         """Time by which all followers must get the commit index, if no append carries it before, on the monotonic
         clock."""
-        self._impatient: set[str] = set()
+        self._with_waiting_clients: set[str] = set()
         """Nodes with clients that wait for the commit index."""
         self._timing = timing
         self._configurations = configurations
@@ -126,13 +126,13 @@ class Engine(SyncObjAdapter):
         self._tracker = ProgressTracker(own.name, configurations)
         self.progress = self._tracker.peers
         """The progress of each peer, by name."""
-        self._stored_is_told = True
-        self._heard_told_s = 0.0
+        self._match_is_reported = True
+        self._reported_heard_s = 0.0
         """Time at which a majority was last heard, as pysyncobj was told, on the monotonic clock."""
         self._awake = AwakeClock(runtime.monotonic(), timing.heartbeat_s)
         """Time awake. It is read in each turn, at least once a heartbeat interval, so a late heartbeat counts as a
         stall, too."""
-        self._luck = 0.0
+        self._jitter = 0.0
         """Random number from 0 to 1, drawn anew for each leader and each vote request. It spreads the delays of equal
         nodes."""
         self._store_s = 0.0
@@ -147,7 +147,7 @@ class Engine(SyncObjAdapter):
         """Bytes proposed since entries were last sent."""
         self._leader_heard_s = 0.0
         """Time at which a leader was last heard, on the monotonic clock."""
-        self._end_told = (0, 0)
+        self._leader_end = (0, 0)
         """Term of the newest leader that sent appends, and the last index of its log by these appends."""
         self._name = own.name
         self._own = own
@@ -208,7 +208,7 @@ class Engine(SyncObjAdapter):
         """
         return self._tracker.reached_index(self._stored_index())
 
-    def is_waited_for(self) -> bool:
+    def delays_commit(self) -> bool:
         """Return whether the leader could commit more if its own disk were not so far behind."""
         return self._may_commit() < self.reached_index()
 
@@ -242,7 +242,7 @@ class Engine(SyncObjAdapter):
         # Connected non-members are never marked as connected.
         self._SyncObj__readonlyNodes = {node for peer, node in self._nodes.items() if peer not in voters}
         self._pace_learners()
-        self._stored_is_told = False
+        self._match_is_reported = False
 
     def _pace_learners(self) -> None:
         timing, slice_bytes, now_s = self._timing, self.journal.slice_bytes, self._runtime.monotonic()
@@ -259,7 +259,7 @@ class Engine(SyncObjAdapter):
         node = self._nodes.setdefault(peer, StableNode(peer))
         if self._tracker.know(peer, directory, self._awake_s, self.journal.last_index + 1):
             self._SyncObj__raftMatchIndex[node] = 0
-            self._SyncObj__lastResponseTime[node] = self._heard_told_s
+            self._SyncObj__lastResponseTime[node] = self._reported_heard_s
 
     def _forget_peer(self, peer: str) -> None:
         node = self._nodes.pop(peer)
@@ -280,7 +280,7 @@ class Engine(SyncObjAdapter):
         progress, node = self.progress[peer], self._nodes[peer]
         progress.probed = None
         if peer in self._configurations.membership.learners:
-            progress.lose(0)
+            progress.lower_to(0)
         self._SyncObj__connectedNodes.add(node)
         if self.is_leader:
             known_index = progress.acknowledged or self.journal.last_index
@@ -293,8 +293,8 @@ class Engine(SyncObjAdapter):
         Entries that were committed with such acknowledgements stay committed. The peer does not vote meanwhile
         (rejoin.py).
         """
-        if self.progress[peer].lose(last_index):
-            self._stored_is_told = False
+        if self.progress[peer].lower_to(last_index):
+            self._match_is_reported = False
 
     def non_member_connected(self) -> None:
         """Begin a new epoch with a connected non-member, which may lead by a later configuration."""
@@ -320,18 +320,18 @@ class Engine(SyncObjAdapter):
     def _hear_leader(self) -> None:
         """Postpone the next election until the leader would be suspected."""
         if self._elections.hear_leader(self.term, self._awake_s()):
-            self._throw()
+            self._draw_jitter()
         now_s = self._leader_heard_s = self._runtime.monotonic()
         if not self._SyncObj__transferInProgress:
-            jitter_s = self._timing.campaign_jitter_s * self._luck
+            jitter_s = self._timing.campaign_jitter_s * self._jitter
             deadline_s = now_s + self._elections.patience_s + jitter_s
             self._SyncObj__raftElectionDeadline = deadline_s
 
-    def _throw(self) -> None:
-        self._luck = self._runtime.random.random()
+    def _draw_jitter(self) -> None:
+        self._jitter = self._runtime.random.random()
 
     def _SyncObj__generateRaftTimeout(self) -> float:  # noqa: N802
-        return self._timing.result_s(self._luck, self._store_s)
+        return self._timing.result_s(self._jitter, self._store_s)
 
     def _adopt_term(self, term: int) -> None:
         if term > self.term:
@@ -360,7 +360,7 @@ class Engine(SyncObjAdapter):
 
     def synced(self) -> None:
         """Record that the journal has synced more. A leader counts itself up to there (hazard H1)."""
-        self._stored_is_told = False
+        self._match_is_reported = False
 
     def installed(self, index: int) -> None:
         """Continue from a snapshot: the log is a peer's, and the state is that of the committed entry `index`."""
@@ -411,11 +411,11 @@ class Engine(SyncObjAdapter):
         self._follow_log()
         self.behind = False
         if self.is_leader:
-            is_due = self._tell_majority()
+            is_due = self._report_majority()
         else:
             is_due = self._append_due = False
             self._rested_s = self._notice_s = math.inf
-            self._impatient.clear()
+            self._with_waiting_clients.clear()
             self._campaigns = self._hold_pre_vote()
         if is_due or self._tick_is_due():
             self._tick()
@@ -424,7 +424,7 @@ class Engine(SyncObjAdapter):
             now_s = self._runtime.monotonic()
             if self._append_due or self._sends_s <= now_s:
                 self._send_appends()
-            elif self._impatient:
+            elif self._with_waiting_clients:
                 self._send_notices()
 
     def _tick(self) -> None:
@@ -453,7 +453,7 @@ class Engine(SyncObjAdapter):
             case HigherTerm():
                 self._adopt_term(message.term)
             case VoteRequest() if self.may_vote:
-                self._throw()
+                self._draw_jitter()
                 self._deliver_vote_request(node, message)
             case Vote():
                 self._receive_vote(peer, message)
@@ -475,7 +475,7 @@ class Engine(SyncObjAdapter):
         """
         self._append_due = False
         self._notice_s = self._rested_s = math.inf
-        self._impatient.clear()
+        self._with_waiting_clients.clear()
         now_s = self._runtime.monotonic()
         # The next heartbeat sends again, unless entries were sent within half a heartbeat interval before it. So no
         # silence is longer than one and a half intervals.
@@ -531,18 +531,18 @@ class Engine(SyncObjAdapter):
         append = Append(self.term, self.commit_index, start - 1, journal.term_at(start - 1), entries)
         return append, sent_bytes + journal.slice_bytes * len(entries) // SLICE_ENTRIES
 
-    def tell_soon(self, names: Iterable[str]) -> None:
+    def notify_soon(self, names: Iterable[str]) -> None:
         """Send these nodes the commit index soon, because their clients wait for entries that were just applied."""
-        self._impatient.update(names)
+        self._with_waiting_clients.update(names)
 
     def _send_notices(self) -> None:
         """Send the commit index to peers with waiting clients, in appends without entries."""
         last_index = self.journal.last_index
-        for peer in filter(self._impatient.__contains__, self.progress):
+        for peer in filter(self._with_waiting_clients.__contains__, self.progress):
             has_been_sent_all = self.progress[peer].next_index == last_index + 1
             if has_been_sent_all and self._nodes[peer] in self._SyncObj__connectedNodes:
                 self._emit(peer, Append(self.term, self.commit_index, last_index, self.journal.last_term, []))
-        self._impatient.clear()
+        self._with_waiting_clients.clear()
 
     def _appended(self, next_index: int, *, success: bool, reset: bool) -> AppendResponse:
         return AppendResponse(
@@ -580,7 +580,7 @@ class Engine(SyncObjAdapter):
         if self.journal.unsynced_bytes > UNSYNCED_BYTES_MAX:
             # Later appends will not match this log. They are refused until the leader sends these entries again.
             message = message._replace(entries=[])
-        self._end_told = max(self._end_told, (message.term, message.prev_index + len(message.entries)))
+        self._leader_end = max(self._leader_end, (message.term, message.prev_index + len(message.entries)))
         self._match(node, message)
         self._hear_leader()
 
@@ -589,10 +589,10 @@ class Engine(SyncObjAdapter):
 
         Raises ForeignLog, before any change, if the append contradicts committed entries of this node (H12).
         """
-        what = contradiction(self.journal, self.commit_index, message)
+        what = conflict_with_committed(self.journal, self.commit_index, message)
         if what is not None:
             raise self._foreign_log(node.id, message.term, what)
-        message = without_known_prefix(self.journal, vouched_for(message))
+        message = without_known_prefix(self.journal, limit_commit_index(message))
         self.journal.keep_tail = not message.entries
         try:
             self._deliver_append(node, message)
@@ -606,14 +606,14 @@ class Engine(SyncObjAdapter):
         A leader's log only grows. So an end before entries that it has sent is old news, from a connection that was
         dialled before the current connection.
         """
-        told_term, end = self._end_told
+        told_term, end = self._leader_end
         is_old = term == told_term and last_index < end
         if term >= self.term and last_index < self.commit_index and not is_old:
             raise self._foreign_log(leader, term, f"ends with entry {last_index}")
 
     def check_snapshot(self, giver: str, index: int, term: int) -> None:
         """Raise ForeignLog if the snapshot's entry contradicts the committed entry at `index` of this node (H12)."""
-        what = other_entry(self.journal, self.commit_index, index, term)
+        what = conflicting_entry(self.journal, self.commit_index, index, term)
         if what is not None:
             raise self._foreign_log(giver, self.term, what)
 
@@ -630,11 +630,11 @@ class Engine(SyncObjAdapter):
         if not self._is_current_acknowledgement(message):
             return
         progress = self.progress[node.id]
-        if message.success and progress.matched():
+        if message.success and progress.record_match():
             self._append_due = True
         if message.success and progress.acknowledge(message.next_index - 1):
             progress.next_index = max(progress.next_index, message.next_index)
-            self._stored_is_told = False
+            self._match_is_reported = False
         elif message.reset and progress.refuse(message, self.journal.first_index):
             end = self.journal.last_index + 1
             progress.next_index = end if progress.lacks_from is not None else min(message.next_index, end)
@@ -647,21 +647,21 @@ class Engine(SyncObjAdapter):
             self._adopt_term(message.term)
         return self.is_leader and message.term == self.term
 
-    def _tell_majority(self) -> bool:
+    def _report_majority(self) -> bool:
         """Tell pysyncobj which index a majority has stored, and when a majority was last heard.
 
         pysyncobj commits by it.
 
         Return True if that may be news. H9: a leader that hears no majority for a while steps down (Raft thesis 6.2).
         """
-        is_new = not self._stored_is_told and self.commit_index < self.journal.last_index
+        is_new = not self._match_is_reported and self.commit_index < self.journal.last_index
         if is_new:
-            self._stored_is_told = True
+            self._match_is_reported = True
             self._SyncObj__raftMatchIndex = dict.fromkeys(self._nodes.values(), self._may_commit())
         now_s, awake_s = self._runtime.monotonic(), self._awake_s()
-        if now_s - self._heard_told_s > self._timing.heartbeat_s / 2:
-            self._heard_told_s = now_s - self._tracker.silent_s(awake_s)
-            self._SyncObj__lastResponseTime = dict.fromkeys(self._nodes.values(), self._heard_told_s)
+        if now_s - self._reported_heard_s > self._timing.heartbeat_s / 2:
+            self._reported_heard_s = now_s - self._tracker.silent_s(awake_s)
+            self._SyncObj__lastResponseTime = dict.fromkeys(self._nodes.values(), self._reported_heard_s)
             return True
         return is_new
 
@@ -687,15 +687,15 @@ class Engine(SyncObjAdapter):
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         self._tracker.reset_all(self._awake_s(), self.journal.last_index + 1)
         self._pace_learners()
-        self._stored_is_told = True
-        self._heard_told_s = self._runtime.monotonic()
+        self._match_is_reported = True
+        self._reported_heard_s = self._runtime.monotonic()
         SyncObj._SyncObj__onBecomeLeader(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
         """Record that appends are due. pysyncobj asks for them several times a tick, and `turn` sends them once."""
         self._append_due = True
 
-    # Applying
+    # Applier
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
         """Apply committed entries within the budget. Return False, so that pysyncobj sends the followers no notice."""
@@ -735,26 +735,26 @@ class Engine(SyncObjAdapter):
         now_s, awake_s = self._runtime.monotonic(), self._awake_s()
         if self._SyncObj__raftElectionDeadline >= now_s:
             return False
-        move = self._elections.move(
+        step = self._elections.next_step(
             awake_s,
             follows=self.leader is not None,
             may_campaign=self._may_campaign,
             stands=self.stands_for_leader and self._could_be_elected(),
             is_asked=self._SyncObj__transferInProgress,
         )
-        if move is Move.CAMPAIGN:
+        if step is ElectionStep.CAMPAIGN:
             return True
-        if move is Move.LISTEN:
+        if step is ElectionStep.READ:
             self._SyncObj__raftElectionDeadline = now_s + self._timing.campaign_jitter_s
             return False
         # A leader that is only suspected is followed until a new leader appears or its silence reaches the ceiling.
-        if self._elections.has_given_leader_up(awake_s):
+        if self._elections.leader_is_dead(awake_s):
             self._SyncObj__raftLeader = None
         # A candidate waits for voters that are storing their votes.
         self._SyncObj__raftElectionDeadline = now_s + self._retry_s(
             self._store_s if self._is_candidate else 0.0
         )
-        return move is Move.ASK and self._ask_for_pre_votes()
+        return step is ElectionStep.PRE_VOTE and self._ask_for_pre_votes()
 
     def _could_be_elected(self) -> bool:
         """Return whether this member has links with a majority of the voters.
@@ -766,7 +766,7 @@ class Engine(SyncObjAdapter):
 
     def _ask_for_pre_votes(self) -> bool:
         """Begin a round of pre-votes. Return True if this member alone is a majority and need not ask."""
-        number = self._elections.ask()
+        number = self._elections.begin_round()
         if number is None:
             self._SyncObj__raftElectionDeadline = -1.0
             return True
@@ -787,7 +787,7 @@ class Engine(SyncObjAdapter):
         self._SyncObj__raftElectionDeadline = self._runtime.monotonic() + self._retry_s(self._store_s)
 
     def _receive_pre_vote_request(self, node: Node, message: PreVoteRequest) -> None:
-        answer = self._elections.answer(
+        answer = self._elections.answer_pre_vote(
             node.id,
             LogEnd(message.last_term, message.last_index),
             self._log_end(),
@@ -820,10 +820,12 @@ class Engine(SyncObjAdapter):
     def _receive_pre_vote(self, node: Node, message: PreVote) -> None:
         if message.term > self.term:
             self._adopt_term(message.term)
-        elif message.granted and not self.is_leader and self._elections.count(node.id, message.round):
+        elif (
+            message.granted and not self.is_leader and self._elections.count_pre_vote(node.id, message.round)
+        ):
             self._SyncObj__raftElectionDeadline = -1.0
 
     def _receive_vote(self, peer: str, message: Vote) -> None:
         """Count a vote. This replaces pysyncobj's handling, which counts non-members and repeated votes."""
-        if self._is_candidate and message.term == self.term and self._elections.elects(peer):
+        if self._is_candidate and message.term == self.term and self._elections.count_vote(peer):
             self._SyncObj__onBecomeLeader()

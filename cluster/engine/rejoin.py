@@ -1,4 +1,4 @@
-"""Voter status (`Standing`) of a node that has lost memory, and its way back to a vote.
+"""Voter status (`VoterStatus`) of a node that has lost memory, and its way back to a vote.
 
 A vote and an acknowledgement are promises. A node that has forgotten a promise must not break it by a new promise. So a
 node has a status (cluster/log/hardstate.py):
@@ -31,7 +31,7 @@ import math
 from typing import TYPE_CHECKING
 
 from cluster.configuration.configuration import MEMBERS_MAX
-from cluster.log.hardstate import HardState, Standing
+from cluster.log.hardstate import HardState, VoterStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ HOPELESS_S = 2.0
 for example when a cluster begins."""
 
 
-class Recovery:
+class Rejoin:
     """The voter status of this node, and the rules by which it becomes a voter again."""
 
     def __init__(
@@ -79,9 +79,9 @@ class Recovery:
         return self._configurations.membership.others(self._name)
 
     @property
-    def standing(self) -> Standing:
+    def voter_status(self) -> VoterStatus:
         state = self._hard_state.state
-        return Standing.BLANK if state is None else state.standing
+        return VoterStatus.BLANK if state is None else state.voter_status
 
     def has_past(self, last_index: int) -> bool:
         """Return whether this node relies on its log, which ends with `last_index`.
@@ -89,26 +89,26 @@ class Recovery:
         A node that was told that it is a learner, and lost power before its log held an entry, is still new. The
         cluster may have lost its addition as well, and then no other node knows its directory.
         """
-        return self.standing is Standing.VOTER and (self._is_by_names or last_index > 1)
+        return self.voter_status is VoterStatus.VOTER and (self._is_by_names or last_index > 1)
 
-    def heard_leader(self, status: Status) -> None:
+    def record_leader_end(self, status: Status) -> None:
         """Record the end of a leader's log from its status."""
         self._goal = (status.term, status.last_index)
 
-    def told(self, configuration: Configuration, term: int, engine: Engine) -> None:
+    def admit(self, configuration: Configuration, term: int, engine: Engine) -> None:
         """Take in the members from a node at `term`.
 
         If they include this blank node as a learner, it becomes a member.
         """
         member = configuration.member(self._name)
-        if self.standing is not Standing.BLANK or member is None or member.is_voter:
+        if self.voter_status is not VoterStatus.BLANK or member is None or member.is_voter:
             return
         if member.id == self._member_id:
-            state = HardState(max(term, engine.journal.last_term), None, Standing.VOTER)
+            state = HardState(max(term, engine.journal.last_term), None, VoterStatus.VOTER)
             self._rise(state)
             engine.remember(state.term, state.voted_for)
 
-    def heard(self, peer: str, status: Status, awake_s: float) -> None:
+    def record_status(self, peer: str, status: Status, awake_s: float) -> None:
         """Take in a member's status. `awake_s` is the time awake of this node."""
         self._heard[peer], self._heard_s[peer] = status, awake_s
         self._away.discard(peer)
@@ -123,24 +123,24 @@ class Recovery:
         told_s = [self._heard_s[name] for name in lost if name != self._name]
         return min(told_s, default=awake_s) - self._hopeless_s >= HOPELESS_S
 
-    def left(self, peer: str) -> None:
+    def record_lost_link(self, peer: str) -> None:
         """Record that the link to a node is lost."""
         self._away.add(peer)
 
-    def heard_other(self, voter: str, status: Status, awake_s: float) -> None:
+    def record_foreign_status(self, voter: str, status: Status, awake_s: float) -> None:
         """Take in the status of a node with a voter's name and a new directory. The voter's directory may be lost."""
-        self.heard(voter, status._replace(standing=Standing.BLANK), awake_s)
+        self.record_status(voter, status._replace(voter_status=VoterStatus.BLANK), awake_s)
 
-    def turn(self, engine: Engine, journal: SegmentedJournal) -> bool:
+    def advance(self, engine: Engine, journal: SegmentedJournal) -> bool:
         """Raise the status of this node if the rules allow it now. Return True if it has changed."""
-        standing = self.standing
-        if standing is Standing.BLANK and self._is_by_names and not self._missing():
+        voter_status = self.voter_status
+        if voter_status is VoterStatus.BLANK and self._is_by_names and not self._missing():
             self._remember(engine)
-        elif standing is Standing.LEARNER and self._has_caught_up(engine, journal):
-            self._rise(HardState(engine.term, engine.voted_for, Standing.VOTER))
-        now = self.standing
-        engine.may_vote = now is Standing.VOTER
-        return now is not standing
+        elif voter_status is VoterStatus.LEARNER and self._has_caught_up(engine, journal):
+            self._rise(HardState(engine.term, engine.voted_for, VoterStatus.VOTER))
+        now = self.voter_status
+        engine.may_vote = now is VoterStatus.VOTER
+        return now is not voter_status
 
     def why_hopeless(self) -> str | None:
         """Return the text for a cluster without a majority of logs, or None if a majority may still have its logs."""
@@ -152,20 +152,20 @@ class Recovery:
         hopeless = self.why_hopeless()
         if hopeless is not None:
             return hopeless
-        match self.standing:
-            case Standing.BLANK if not self._is_by_names:
+        match self.voter_status:
+            case VoterStatus.BLANK if not self._is_by_names:
                 return self._why_no_member()
-            case Standing.BLANK:
+            case VoterStatus.BLANK:
                 missing = ", ".join(self._missing())
                 return f"waiting for {missing}: a node without a past must hear from every member once"
-            case Standing.LEARNER if self._is_told_to_be_none:
+            case VoterStatus.LEARNER if self._is_told_to_be_none:
                 return self._why_no_member()
-            case Standing.LEARNER:
+            case VoterStatus.LEARNER:
                 return "this node's log was damaged or lost; it is being repaired from the others"
-            case Standing.VOTER if self._is_told_to_be_none and not self._configurations.newest_index:
+            case VoterStatus.VOTER if self._is_told_to_be_none and not self._configurations.newest_index:
                 # The node was told that it is a learner, and the cluster lost that before it was in this node's log.
                 return self._why_no_member()
-            case Standing.VOTER:
+            case VoterStatus.VOTER:
                 return None
 
     def _why_no_member(self) -> str:
@@ -200,15 +200,16 @@ class Recovery:
     def _remember(self, engine: Engine) -> None:
         term = max(0, engine.journal.last_term, *(status.term for status in self._heard.values()))
         new = not self._peers or self._is_new_cluster(engine)
-        standing = Standing.VOTER if new else Standing.LEARNER
-        state = HardState(term, self._name if term else None, standing)
+        voter_status = VoterStatus.VOTER if new else VoterStatus.LEARNER
+        state = HardState(term, self._name if term else None, voter_status)
         self._rise(state)
         engine.remember(state.term, state.voted_for)
 
     def _is_new_cluster(self, engine: Engine) -> bool:
         """Return whether the cluster is new: no member is a learner or holds more than a log's first entry."""
         return engine.journal.last_index <= 1 and all(
-            status.standing != Standing.LEARNER and status.last_index <= 1 for status in self._heard.values()
+            status.voter_status != VoterStatus.LEARNER and status.last_index <= 1
+            for status in self._heard.values()
         )
 
     def _has_caught_up(self, engine: Engine, journal: SegmentedJournal) -> bool:
@@ -218,7 +219,9 @@ class Recovery:
     def _rise(self, state: HardState) -> None:
         self._hard_state.store(state)
         if self._peers:
-            log.info("node %s is a %s of term %d now", self._name, state.standing.name.lower(), state.term)
+            log.info(
+                "node %s is a %s of term %d now", self._name, state.voter_status.name.lower(), state.term
+            )
 
     def _lost(self) -> list[str]:
         """Return the voters that lack their logs, if the voters with logs are no majority; else an empty list."""
@@ -226,13 +229,15 @@ class Recovery:
         if self._name not in membership.voters:
             return []
         standings = {
-            peer: Standing(status.standing)
+            peer: VoterStatus(status.voter_status)
             for peer, status in self._heard.items()
             if peer in membership.voters and peer not in self._away
         }
-        standings[self._name] = self.standing
-        lost = sorted(name for name, standing in standings.items() if standing is not Standing.VOTER)
-        has_past = Standing.LEARNER in standings.values() or any(
+        standings[self._name] = self.voter_status
+        lost = sorted(
+            name for name, voter_status in standings.items() if voter_status is not VoterStatus.VOTER
+        )
+        has_past = VoterStatus.LEARNER in standings.values() or any(
             status.last_index > 1 for status in self._heard.values()
         )
         return lost if has_past and not membership.has_majority_without(lost) else []

@@ -18,7 +18,7 @@ from cluster.membership.parts import MembershipParts
 from cluster.raft import messages
 from cluster.snapshots.backup_source import BackupSource
 from cluster.snapshots.sender import SnapshotSender
-from cluster.state.apply import Applying
+from cluster.state.apply import Applier
 from cluster.transport.queries import Queries
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Assembly:
         """Build all parts. Raises as `Bootstrap` does."""
         own = Bootstrap(config, machine, ports, engine, hooks)
         replica = self.replica = own.replica
-        self.applying = Applying(replica.state, replica.pending)
+        self.applying = Applier(replica.state, replica.pending)
         self.queries = Queries(replica.outbox.is_new, replica.outbox.transmit)
         self.membership = MembershipParts(replica, machine.outages_since)
         first_id = replica.pending.incarnation << SNAPSHOT_ID_BITS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.configuration.configuration import MemberId, Versions
 from cluster.configuration.history import Configurations
-from cluster.engine.rejoin import Recovery
+from cluster.engine.rejoin import Rejoin
 from cluster.group.clock_log import ClockLog
 from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
@@ -84,7 +84,7 @@ class Bootstrap:
         )
         self._journal, checkpoint = self._open_log(claim)
         member_id, cluster, *_ = self._directory.id(claim.incarnation)
-        configurations.note_cluster(cluster)
+        configurations.set_cluster(cluster)
         if self._directory.lists_members:
             configurations.begin(config.listed_configuration(versions.low, lists_members=True))
         listed_members = configurations.known
@@ -104,7 +104,7 @@ class Bootstrap:
             self._engine.start_from(checkpoint.index)
         self._engine.may_lead = self._fail_stop.damage is None
         self._directory.make_durable(self._journal)
-        recovery = Recovery(config.name, member_id, configurations, self._directory.hard_state)
+        rejoin = Rejoin(config.name, member_id, configurations, self._directory.hard_state)
         self._housekeeping = self._begin_housekeeping(checkpoint, hooks.needed_from)
         pending = PendingProposals(config.name)
         pending.begin(claim.incarnation)
@@ -126,7 +126,7 @@ class Bootstrap:
             state=self._state,
             clock=clock,
             engine=self._engine,
-            recovery=recovery,
+            rejoin=rejoin,
             housekeeping=self._housekeeping,
             fail_stop=self._fail_stop,
             pending=pending,

@@ -104,7 +104,7 @@ class Group:
         # Parts that the broker queries
         self.configurations = replica.configurations
         """The configurations in the log. The newest counts."""
-        self.recovery = replica.recovery
+        self.rejoin = replica.rejoin
         self.fail_stop = replica.fail_stop
         self.members = membership.members
         self.alarms = membership.alarms
@@ -126,7 +126,7 @@ class Group:
         """Take part in the group. `events` receives committed effects and all other events for the broker."""
         self._events = events
         self._turns.is_on = True
-        self.recovery.turn(self.engine, self.journal)
+        self.rejoin.advance(self.engine, self.journal)
         self._discovery.introduce()
         self._links.register(self.config.group_id, self.inbox)
         self.propose([])  # reports the new incarnation, so the cluster releases all held by the last
@@ -150,7 +150,7 @@ class Group:
         entry.
         """
         sequence = self._pending.add(payload, weight)
-        self._turns.ask()
+        self._turns.request()
         return sequence
 
     # Reading entries
@@ -170,7 +170,7 @@ class Group:
         return self.journal.payload(index)
 
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
-        """Return a job that reads these entries from the disk (`SegmentedJournal.read_job`). Raises EntryGone."""
+        """Return a job that reads these entries from the disk (`SegmentedJournal.read_job`). Raises EntryNotFound."""
         return self.journal.read_job(indexes, bytes_max)
 
     def disk_failed(self, error: Exception) -> None:
@@ -238,19 +238,19 @@ class Group:
         if self._turns.is_on:
             now_s = self._runtime.monotonic()
             self.beat_delays.add(max(0.0, now_s - self._beat_due_s))
-            self._turns.ask()
+            self._turns.request()
             self._log_sync.awake_s()
             self.leadership.update_candidacy(is_fit=not self.journal.full and self.fail_stop.damage is None)
             self._low_space.check()
             self._outages.check()
-            self.fail_stop.leave_if_the_others_can_go_on()
+            self.fail_stop.stop_if_damaged()
             self._evictions.check()
             if self.engine.is_leader:
-                self.leadership.leave_if_late(self._turns.beat_s)
+                self.leadership.leave_if_late(self._turns.heartbeat_s)
                 self.leadership.leave_for_maintenance()
                 self.reconfiguration.take_due_step()
-            self._beat_due_s = now_s + self._turns.beat_s
-            self._runtime.call_later(self._turns.beat_s, self._beat)
+            self._beat_due_s = now_s + self._turns.heartbeat_s
+            self._runtime.call_later(self._turns.heartbeat_s, self._beat)
 
     def _turn(self) -> None:
         try:
@@ -268,7 +268,7 @@ class Group:
         if not alone_and_unsynced:
             self._check_leader()
             self._forward()
-            if self.recovery.turn(self.engine, self.journal):
+            if self.rejoin.advance(self.engine, self.journal):
                 self._discovery.introduce()
                 self._outbox.transmit_to_all(self.own_status.now())
             last_index = self.journal.last_index
@@ -287,9 +287,9 @@ class Group:
         if alone_and_unsynced:
             return
         if self.engine.behind:
-            self._turns.ask()
+            self._turns.request()
         else:
-            self._turns.ask_in(self.engine.resume_s - self._runtime.monotonic())
+            self._turns.request_in(self.engine.resume_s - self._runtime.monotonic())
 
     def _do_chores(self) -> None:
         self._chores_s = self._runtime.monotonic()
@@ -307,7 +307,7 @@ class Group:
             self._evictions.check()
         # Otherwise peers would believe for up to a second that this node still hears its old leader.
         self._outbox.transmit_to_all(self.own_status.now())
-        self._turns.ask()  # pending batches go to the new leader
+        self._turns.request()  # pending batches go to the new leader
         self._events.leader_changed(*leader_term)
 
     def _needed_from(self) -> int | None:
@@ -353,7 +353,7 @@ class Group:
             buffers = [buffer for batch in batches for buffer in batch.buffers]
             self._outbox.transmit(leader_term.leader, Forward(leader_term.term, buffers))
             if pending.has_unsent(leader_term):
-                self._turns.ask()
+                self._turns.request()
 
     def _compose(self) -> None:
         """Propose the waiting batches as an entry, unless `IN_FLIGHT_MAX` entries are uncommitted."""
@@ -394,9 +394,9 @@ class Group:
             self._wake_in(self._clock.wait_s(due_ms, self._runtime.monotonic()))
 
     def _wake_in(self, delay_s: float) -> None:
-        self._turns.ask_in(delay_s)
+        self._turns.request_in(delay_s)
 
-    # Applying
+    # Applier
 
     def _apply(self, index: int, _term: int, payload: bytes) -> None:
         changes_members = is_configuration(payload)
@@ -405,13 +405,13 @@ class Group:
         begun_s = self._runtime.monotonic()
         try:
             if changes_members:
-                outcome = self._applying.configuration(payload)
+                outcome = self._applying.apply_configuration(payload)
                 committed = self.configurations.applied(index)
                 self._log_version()
                 if committed.is_removed(self.members.id):
                     self.fail_stop.removed()
             else:
-                outcome = self._applying.entry(index, payload)
+                outcome = self._applying.apply_entry(index, payload)
             self._clock.advance_to(self._state.time_ms, begun_s)
             if self._outages.gap is not None:
                 self._outages.applied(index, self._state.time_ms)
@@ -423,9 +423,9 @@ class Group:
         self.apply_times.add(self._runtime.monotonic() - begun_s)
         effects, evicted_at, awaited_by = outcome
         if self.engine.is_leader:
-            self.engine.tell_soon(awaited_by)
+            self.engine.notify_soon(awaited_by)
             ours = (Confirmed, Evicted)
-            self.engine.tell_soon(
+            self.engine.notify_soon(
                 self.machine.concerned([each for each in effects if type(each) not in ours])
             )
         if evicted_at is not None:
@@ -439,7 +439,7 @@ class Group:
         """Continue from a snapshot of `index`, and report its effects to the broker."""
         self._log_version()
         self._resume(index)
-        self._turns.ask()
+        self._turns.request()
 
     def _resume(self, index: int) -> None:
         origin = self._state.origins.get(self.config.name)

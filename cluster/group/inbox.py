@@ -3,7 +3,7 @@
 Each connection with a peer is an *epoch*. Messages of an earlier epoch count as unsent if they may not have arrived.
 
 Invariant: only some messages of a connected non-member are accepted (`Members.accepts_from_non_member`). A node without
-memory (`Standing.BLANK`) accepts no message that would make it promise something.
+memory (`VoterStatus.BLANK`) accepts no message that would make it promise something.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cluster.log.entry import MalformedEntry
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.raft.elections import Role
 from cluster.raft.log_matching import ForeignLog
 from cluster.raft.messages import Append, AppendResponse, Forward, MalformedFrame, Message, Status, decode
@@ -47,7 +47,7 @@ class Inbox:
         self._linked = replica.linked
         self._engine = replica.engine
         self._clock = replica.clock
-        self._recovery = replica.recovery
+        self._rejoin = replica.rejoin
         self._pending = replica.pending
         self._proposals = replica.proposals
         self._outbox = replica.outbox
@@ -90,7 +90,7 @@ class Inbox:
         self._outbox.transmit_to_all(self._own_status.now())
         self._receiver.connected(peer)
         self._pending.mark_unsent(peer)
-        self._turns.ask()
+        self._turns.request()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
         if dead:
@@ -104,7 +104,7 @@ class Inbox:
         self._outbox.drop(peer)
         self._clock.forget(peer)
         self._joining.forget(peer)
-        self._recovery.left(peer)
+        self._rejoin.record_lost_link(peer)
         self._queries.fail_queries_to(peer)
         if peer in self._engine.progress:
             self._engine.peer_lost(peer)
@@ -116,8 +116,8 @@ class Inbox:
         # The leader counts the members that have lost the link, before it considers the process dead.
         self._outbox.transmit_to_all(self._own_status.now())
         if self._leadership.leader_term.leader == peer:
-            self._runtime.call_later(self._campaign_jitter_s, self._turns.ask)
-        self._turns.ask()
+            self._runtime.call_later(self._campaign_jitter_s, self._turns.request)
+        self._turns.request()
 
     def _peer_died(self, peer: str) -> None:
         """Record that the process of a peer without a link has ended, or did not run when this node started.
@@ -134,7 +134,7 @@ class Inbox:
         self._members.follow()
         if self._linked.is_member(peer):
             self._engine.peer_resumed(peer)
-            self._turns.ask()
+            self._turns.request()
 
     def part_received(self, peer: str) -> None:
         if not self._turns.is_on:
@@ -144,10 +144,10 @@ class Inbox:
         if is_member:
             self._peers.heard(peer, self._runtime.monotonic())
         self._receiver.part_received(peer)
-        if self._recovery.standing is not Standing.BLANK and (is_member or not self._engine.is_leader):
+        if self._rejoin.voter_status is not VoterStatus.BLANK and (is_member or not self._engine.is_leader):
             self._engine.part_received(peer)
             if self._engine.outbox:
-                self._turns.ask()
+                self._turns.request()
 
     def frame_received(self, peer: str, frame: bytes) -> None:
         if not self._turns.is_on:
@@ -169,7 +169,7 @@ class Inbox:
         except ForeignLog as error:
             self._fail_stop.foreign_log(error)
         if not isinstance(message, Append | AppendResponse) or self._engine.wants_turn:
-            self._turns.ask()
+            self._turns.request()
         elif isinstance(message, Append) and not message.entries and self._engine.outbox:
             self._log_sync.send()  # the answer waits for no sync, and may be the only work until the next heartbeat
 
@@ -179,7 +179,9 @@ class Inbox:
         take = self._handlers.get(type(message))
         if take is not None:
             take(peer, message)
-        elif self._recovery.standing is not Standing.BLANK:  # a blank node's lost promises may contradict it
+        elif (
+            self._rejoin.voter_status is not VoterStatus.BLANK
+        ):  # a blank node's lost promises may contradict it
             self._engine.receive(peer, message)
             self._members.follow()
             self._log_sync.begin()
@@ -196,17 +198,17 @@ class Inbox:
     def _told_status(self, peer: str, status: Status) -> None:
         if status.state == Role.LEADER:
             self._engine.check_end_of(peer, status.term, status.last_index)
-            self._recovery.heard_leader(status)
+            self._rejoin.record_leader_end(status)
         voters = self._members.configurations.membership.voters
         awake_s = self._log_sync.awake_s()  # after a stall, the status may be old
         if self._linked.is_member(peer):
             self._peers.record_status(peer, status)
-            if status.standing != Standing.VOTER:
+            if status.voter_status != VoterStatus.VOTER:
                 self._engine.peer_has_lost(peer, status.last_index)
             if peer in voters:
                 self._clock.add_peer_reading(peer, status.steady_ms, self._runtime.monotonic())
-            self._recovery.heard(peer, status, awake_s)
+            self._rejoin.record_status(peer, status, awake_s)
         elif peer in voters and self._linked.is_member_by_latest(peer):
-            self._recovery.heard(peer, status, awake_s)
+            self._rejoin.record_status(peer, status, awake_s)
         elif peer in voters:
-            self._recovery.heard_other(peer, status, awake_s)
+            self._rejoin.record_foreign_status(peer, status, awake_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.log.manifest import log_start
 from cluster.raft.log_matching import ForeignLog
 from cluster.snapshots.receiver import Installable, SnapshotReceiver
@@ -53,7 +53,7 @@ class SnapshotInstaller:
         self._clock = replica.clock
         self._members = members
         self._housekeeping = replica.housekeeping
-        self._recovery = replica.recovery
+        self._rejoin = replica.rejoin
         self._leadership = leadership
         self._runtime = replica.runtime
         self._installed = installed
@@ -101,6 +101,6 @@ class SnapshotInstaller:
         if self._installed_at and self._journal.synced >= self._installed_at:
             self._installed_at = 0
             self.receiver.remove_installed()
-        if not self._cleaned and self._recovery.standing is Standing.VOTER:
+        if not self._cleaned and self._rejoin.voter_status is VoterStatus.VOTER:
             self._cleaned = True
             self._directory.remove_set_aside()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 CHECK_INTERVAL_S = 0.5
 
 
-class Space:
+class FreeSpace:
     """Estimate the free space on the disk of the log."""
 
     def __init__(self, disk: Disk, journal: SegmentedJournal, limit_bytes: int, now_s: float) -> None:

@@ -1,6 +1,6 @@
 """Hard state of a member, in Raft's words its persistent state: its term, its vote in that term, and its voter status.
 
-    body of the register = term u64 | standing u8 | voted u8 | length u16 | vote
+    body of the register = term u64 | voter_status u8 | voted u8 | length u16 | vote
 
 Invariant: a lost or damaged hard state is never read as "term 0, no vote". It counts as missing, so the node is BLANK.
 """
@@ -24,7 +24,7 @@ _BODY = Struct("<QBBH")
 _VOTE_BYTES_MAX = BODY_BYTES_MAX - _BODY.size
 
 
-class Standing(IntEnum):
+class VoterStatus(IntEnum):
     """The voter status: how far a member may take part, depending on its memory; see engine/rejoin.py."""
 
     BLANK = 0
@@ -40,7 +40,7 @@ class Standing(IntEnum):
 class HardState(NamedTuple):
     term: int
     voted_for: str | None
-    standing: Standing
+    voter_status: VoterStatus
 
 
 class StoredState(NamedTuple):
@@ -95,14 +95,14 @@ class HardStateFile:
 
 
 def _unpack(body: bytes) -> HardState:
-    term, standing, voted, length = _BODY.unpack_from(body)
+    term, voter_status, voted, length = _BODY.unpack_from(body)
     vote = body[_BODY.size : _BODY.size + length].decode() if voted else None
-    return HardState(term, vote, Standing(standing))
+    return HardState(term, vote, VoterStatus(voter_status))
 
 
 def _pack(state: HardState) -> bytes:
-    term, voted_for, standing = state
+    term, voted_for, voter_status = state
     vote = (voted_for or "").encode()
     if len(vote) > _VOTE_BYTES_MAX:
         raise ValueError(f"the name of a member has {len(vote)} bytes, more than {_VOTE_BYTES_MAX}")
-    return _BODY.pack(term, standing, voted_for is not None, len(vote)) + vote
+    return _BODY.pack(term, voter_status, voted_for is not None, len(vote)) + vote

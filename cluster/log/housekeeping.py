@@ -417,7 +417,7 @@ class Housekeeping:
             return True
         return self._now() >= max(self._paced_s + PACE_S, self._rest_ends_s)
 
-    def _note_pace(self) -> None:
+    def _record_pace(self) -> None:
         self._paced_s = self._now()
         self._paced_bytes = self._journal.appended_bytes
 
@@ -463,7 +463,7 @@ class Housekeeping:
             self._journal.replace(run, None)
 
     def _measure(self, frozen: FrozenCopy, candidate: Candidate) -> None:
-        self._note_pace()
+        self._record_pace()
         segment, references = candidate.segment, candidate.references
         self._run(
             partial(_measure, self._source, segment, frozen, references, self._now()),
@@ -542,7 +542,7 @@ class Housekeeping:
 
         A segment waits until all its entries are applied, because until then a conflicting tail could reopen it.
         """
-        self._note_pace()
+        self._record_pace()
         present = {segment.name: segment for segment in self._journal.segments()}
         while self._unverified:
             segment = present.get(self._unverified[0])

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, overload
 from pysyncobj.journal import Journal
 
 from cluster.log.entry import ENTRY_BYTES_MAX, is_regular
-from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.log.hardstate import HardState, HardStateFile, VoterStatus
 from cluster.log.lazy_entries import Entry, EntrySlice, LazyEntry
 from cluster.log.manifest import log_start, row_of, segment_name
 from cluster.log.sealed_segment import footer_bytes
@@ -29,8 +29,8 @@ from cluster.log.segment import (
     RECORD_HEADER_BYTES,
     SEGMENT_BYTES_MAX,
     CorruptJournal,
-    EntryGone,
     EntryMoved,
+    EntryNotFound,
     Extent,
     Record,
     RecordIndex,
@@ -190,7 +190,7 @@ class SegmentedJournal(Journal):
         self._cache_bytes = 0
         self._cache_first = self.last_index + 1
         self._first = None
-        self._note_last()
+        self._update_last()
 
     def _log_start(self) -> int:
         """Return the first index of the gapless dense segments at the end."""
@@ -296,7 +296,7 @@ class SegmentedJournal(Journal):
         return entry[0] if entry else None
 
     def read(self, index: int) -> bytes:
-        """Return the payload of an entry, from memory or from the disk; raises EntryGone or CorruptJournal."""
+        """Return the payload of an entry, from memory or from the disk; raises EntryNotFound or CorruptJournal."""
         entry = self._cache.get(index)
         return entry[0] if entry else self.read_job((index,))()[0]
 
@@ -304,9 +304,9 @@ class SegmentedJournal(Journal):
         """Return a job that reads the payloads in the given order, on any thread, while writing goes on.
 
         After `bytes_max` bytes the job may leave out the rest, but it always reads the first entry. The indexes may be
-        below the log. Raises EntryGone for an index outside of all segments. The job raises CorruptJournal, EntryGone
-        for an entry that a sparse segment lacks, or EntryMoved if files were removed since this call; then a new job
-        may find the entry.
+        below the log. Raises EntryNotFound for an index outside of all segments. The job raises CorruptJournal,
+        EntryNotFound for an entry that a sparse segment lacks, or EntryMoved if files were removed since this call;
+        then a new job may find the entry.
         """
         parts: list[Part] = []
         for index in indexes:
@@ -346,15 +346,15 @@ class SegmentedJournal(Journal):
             raise
 
     def term_at(self, index: int) -> int:
-        """Return the term of the entry at this index; raises EntryGone if the index is outside of the log."""
+        """Return the term of the entry at this index; raises EntryNotFound if the index is outside of the log."""
         if not self.first_index <= index <= self.last_index:
-            raise EntryGone(f"no entry {index}: the log holds {self.first_index} to {self.last_index}")
+            raise EntryNotFound(f"no entry {index}: the log holds {self.first_index} to {self.last_index}")
         return self._terms.at(index)
 
     def _index_of(self, index: int) -> RecordIndex:
         """Return the record index of the segment that holds this entry.
 
-        Raises EntryGone, or the errors of reading a footer.
+        Raises EntryNotFound, or the errors of reading a footer.
         """
         if self._open is not None and index >= self._open.first:
             return self._open
@@ -362,10 +362,10 @@ class SegmentedJournal(Journal):
         return self._unsealed.get(segment) or self._indexes.get(segment)
 
     def _segment_of(self, index: int) -> Segment:
-        """Return the sealed segment whose range includes an index; raises EntryGone if there is no such segment."""
+        """Return the sealed segment whose range includes an index; raises EntryNotFound if there is no such segment."""
         position = bisect_right(self._sealed, index, key=_first_index) - 1
         if position < 0 or index >= self._sealed[position].end:
-            raise EntryGone(f"no entry {index}: the log holds {self.first_index} to {self.last_index}")
+            raise EntryNotFound(f"no entry {index}: the log holds {self.first_index} to {self.last_index}")
         return self._sealed[position]
 
     # Changing
@@ -466,7 +466,7 @@ class SegmentedJournal(Journal):
         self.synced_index = min(self.synced_index, index - 1)
         self._flight_index = min(self._flight_index, index - 1)
         self.last_index = index - 1
-        self._note_last()
+        self._update_last()
         if self._observer is not None:
             self._observer.cut_from(index)
 
@@ -559,7 +559,7 @@ class SegmentedJournal(Journal):
         self._batch = None
         self.written += 1
 
-    def _note_last(self) -> None:
+    def _update_last(self) -> None:
         self._last = self.entry(self.last_index)
         self.last_term = self._last[2]
 
@@ -687,9 +687,9 @@ class SegmentedJournal(Journal):
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
         """Store term and vote durably. Raises OSError."""
         known = self._hard_state.state
-        standing = Standing.BLANK if known is None else known.standing
+        voter_status = VoterStatus.BLANK if known is None else known.voter_status
         try:
-            self._hard_state.store(HardState(term, votedForNodeId, standing))
+            self._hard_state.store(HardState(term, votedForNodeId, voter_status))
         except OSError as error:
             self._fail(error)
             raise

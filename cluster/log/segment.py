@@ -84,11 +84,11 @@ class ForeignJournal(JournalError):
         self.path = path
 
 
-class EntryGone(LookupError):
+class EntryNotFound(LookupError):
     """The requested entry is not in the log, or no longer."""
 
 
-class EntryMoved(EntryGone):
+class EntryMoved(EntryNotFound):
     """The requested entry was moved to a different file, or removed, after the request."""
 
 
@@ -143,12 +143,12 @@ class RecordIndex:
         return self.first + len(self.offsets)
 
     def extent(self, index: int) -> tuple[int, int]:
-        """Return the start and end offset of a record; raises EntryGone if a sparse segment lacks it."""
+        """Return the start and end offset of a record; raises EntryNotFound if a sparse segment lacks it."""
         position = index - self.first
         if self.indexes is not None:
             wanted, position = position, bisect_left(self.indexes, position)
             if position == len(self.indexes) or self.indexes[position] != wanted:
-                raise EntryGone(f"no entry {index} in {self.name}")
+                raise EntryNotFound(f"no entry {index} in {self.name}")
         following = position + 1
         end = self.offsets[following] if following < len(self.offsets) else self.size
         return self.offsets[position], end

@@ -287,7 +287,7 @@ class Reader:
     def read(self, parts: Sequence[Part], bytes_max: int | None) -> list[bytes]:
         """Return the payloads in order. After `bytes_max` bytes no further part is read.
 
-        Raises CorruptJournal, or EntryGone for an entry that a sparse segment lacks.
+        Raises CorruptJournal, or EntryNotFound for an entry that a sparse segment lacks.
         """
         payloads: list[bytes] = []
         size = 0

@@ -11,7 +11,7 @@ from cluster.raft.messages import Alarm
 
 if TYPE_CHECKING:
     from cluster.configuration.history import Configurations
-    from cluster.log.free_space import Space
+    from cluster.log.free_space import FreeSpace
     from cluster.membership.peer_status import Peers
 
 _NONE = Alarm(0)
@@ -21,7 +21,7 @@ RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}
 class Alarms:
     """The resource alarms that block publishers, computed from this node's resources and the alarms of its peers."""
 
-    def __init__(self, configurations: Configurations, peers: Peers, space: Space) -> None:
+    def __init__(self, configurations: Configurations, peers: Peers, space: FreeSpace) -> None:
         self.active = Alarm(0)
         """Resources that blocked publishers at the last `update`; empty if publishers may publish."""
         self.low_on_memory = False

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from cluster.configuration.configuration import Versions
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.raft.messages import Introduction, MembersReport
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Discovery:
         self._versions = replica.versions
         self._unsettled = config.listed_configuration(replica.versions.low, lists_members=False)
         """The configuration that counts until the log or a peer has told the members."""
-        self._recovery = replica.recovery
+        self._rejoin = replica.rejoin
         self._joining = joining
         self._engine = replica.engine
         self._fail_stop = replica.fail_stop
@@ -80,7 +80,7 @@ class Discovery:
 
     @property
     def _has_past(self) -> bool:
-        return self._recovery.has_past(self._engine.journal.last_index)
+        return self._rejoin.has_past(self._engine.journal.last_index)
 
     def _own(self) -> Introduction:
         may_join = not self._has_past or bool(self._members.configurations.cluster)
@@ -108,7 +108,7 @@ class Discovery:
             self._members.follow()
         if held.told(told.index, told.configuration):
             self._members.configure_links()
-        self._recovery.told(told.configuration, told.term, self._engine)
+        self._rejoin.admit(told.configuration, told.term, self._engine)
 
     def forget_lost_cluster(self, now_s: float) -> None:
         """Forget the told configuration if this node has not yet joined and hears no member; called once a second.
@@ -116,7 +116,7 @@ class Discovery:
         The told cluster may be gone, and a new cluster may be in its place, which this node would refuse as foreign.
         This node has promised nothing, so it continues as after a restart.
         """
-        told = self._told_index > 0 and self._recovery.standing is Standing.BLANK
+        told = self._told_index > 0 and self._rejoin.voter_status is VoterStatus.BLANK
         if not told or self._members.linked.members:
             self._linked_s = now_s
         elif now_s - self._linked_s >= FORGOTTEN_AFTER_S:

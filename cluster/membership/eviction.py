@@ -86,7 +86,7 @@ class Evictions:
             is_gone = is_silent or self._is_dead(peer, now_s)
             if is_gone and self._proposals.evict(peer, origin.incarnation):
                 log.warning("node %s is gone: its consumers' messages return", peer)
-                self._turns.ask()
+                self._turns.request()
 
     def _is_undecided(self, peer: str, now_s: float) -> bool:
         lost_s, origin = self._peers.lost_s(peer, now_s), self._state.origins.get(peer)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.configuration.quorum import Membership
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.raft.messages import Alarm
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def flaw(name: str, known: Known) -> str | None:
     status = known.get(name)
     if status is None:
         return f"{name} does not answer (start it, or look at its network)"
-    if status.standing != Standing.VOTER:
+    if status.voter_status != VoterStatus.VOTER:
         return f"{name} is under repair (wait until it is a voter)"
     if _has_full_disk(status):
         return f"{name} has a full disk (make room on it)"
@@ -141,7 +141,7 @@ def why_not_all(name: str, membership: Membership, known: Known) -> str | None:
 def why_cannot_lead(name: str, known: Known) -> str | None:
     """Return why this member could not lead even as the last candidate."""
     status = known.get(name)
-    if status is None or status.standing != Standing.VOTER:
+    if status is None or status.voter_status != VoterStatus.VOTER:
         return flaw(name, known)
     if status.may_lead:
         return None
@@ -258,7 +258,7 @@ def why_no_majority(before: Membership, after: Membership, known: Known) -> str 
         name
         for name in relied_on
         if (status := known.get(name)) is not None
-        and (status.standing == Standing.VOTER or name not in before.voters)
+        and (status.voter_status == VoterStatus.VOTER or name not in before.voters)
     ]
     if after.is_majority(there):
         return None

@@ -112,15 +112,15 @@ class DiskLag:
     def is_too_much(self) -> bool:
         return self._late_s > LATE_MAX_S
 
-    def add(self, now_s: float, interval_s: float, *, is_waited_for: bool) -> None:
-        """Count the time since the last call as late if `is_waited_for`; called every `interval_s` seconds at least.
+    def add(self, now_s: float, interval_s: float, *, delays_commit: bool) -> None:
+        """Count the time since the last call as late if `delays_commit`; called every `interval_s` seconds at least.
 
         A call counts two intervals at most, because a node that was busy has not heard of its own disk either.
         """
         if self._counted_s is not None:
             since_s = now_s - self._counted_s
             self._late_s -= FORGOTTEN * since_s
-            if is_waited_for:
+            if delays_commit:
                 self._late_s += min(since_s, 2 * interval_s)
             self._late_s = min(max(0.0, self._late_s), MEMORY * LATE_MAX_S)
         self._counted_s = now_s
@@ -154,7 +154,7 @@ class Leadership:
         self._engine = replica.engine
         self._runtime = replica.runtime
         self._transmit = replica.outbox.transmit
-        self._ask_turn = replica.turns.ask
+        self._ask_turn = replica.turns.request
 
     def record_leader(self, leader_term: LeaderTerm) -> bool:
         """Record the present leader and its term, and return whether this node's own leadership ends or begins."""
@@ -263,7 +263,7 @@ class Leadership:
         Must be called every `interval_s` seconds at least while this node leads.
         """
         engine, now_s = self._engine, self._runtime.monotonic()
-        self._disk_lag.add(now_s, interval_s, is_waited_for=engine.is_waited_for())
+        self._disk_lag.add(now_s, interval_s, delays_commit=engine.delays_commit())
         if self._disk_lag.is_too_much:
             reached_index = engine.reached_index()
             fit = [

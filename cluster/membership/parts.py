@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.log.free_space import Space
+from cluster.log.free_space import FreeSpace
 from cluster.membership.alarms import Alarms
 from cluster.membership.discovery import Discovery
 from cluster.membership.eviction import Evictions
@@ -33,7 +33,7 @@ class MembershipParts:
         config, configurations, now_s = replica.config, replica.configurations, replica.runtime.monotonic()
         self._turns = replica.turns
         self.peers = Peers(configurations.directories(config.name), now_s)
-        space = Space(replica.disk, replica.journal, config.disk_free_limit_bytes, now_s)
+        space = FreeSpace(replica.disk, replica.journal, config.disk_free_limit_bytes, now_s)
         self.alarms = Alarms(configurations, self.peers, space)
         self.members = Members(replica, self.peers, self._members_changed)
         self.joining = Joining(
@@ -67,4 +67,4 @@ class MembershipParts:
 
     def _members_changed(self) -> None:
         self.discovery.send_members()
-        self._turns.ask()
+        self._turns.request()

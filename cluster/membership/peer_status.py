@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.raft.elections import Role
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class MemberStatus(NamedTuple):
     last_index: int | None
     commit_index: int | None
     applied_index: int | None
-    standing: str | None
+    voter_status: str | None
     """"voter", "learner" or "blank"."""
     first_index: int | None
     checkpoint_index: int | None
@@ -138,7 +138,7 @@ class Peers:
         return [name for name, status in self._statuses() if status.alarm & alarm]
 
     def voters(self) -> list[str]:
-        return [name for name, status in self._statuses() if status.standing == Standing.VOTER]
+        return [name for name, status in self._statuses() if status.voter_status == VoterStatus.VOTER]
 
     def _statuses(self) -> list[tuple[str, Status]]:
         return [(name, peer.status) for name, peer in self._peers.items() if peer.status is not None]
@@ -154,7 +154,7 @@ def member_status(name: str, status: Status | None, *, is_up: bool, leads: bool)
         state = "candidate" if status is not None and status.state == Role.CANDIDATE else "follower"
     if status is None:
         return MemberStatus(name, state, *[None] * 14)
-    standing = Standing(status.standing).name.lower()
+    voter_status = VoterStatus(status.voter_status).name.lower()
     offset_ms = status.wall_ms - status.time_ms if status.time_ms else None
     judged = bool(status.alarm), offset_ms, bool(status.disk_hangs), status.misses, bool(status.hears_leader)
-    return MemberStatus(name, state, *status[1:5], standing, *status[6:10], *judged)
+    return MemberStatus(name, state, *status[1:5], voter_status, *status[6:10], *judged)

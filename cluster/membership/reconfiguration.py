@@ -14,7 +14,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cluster.configuration.change_request import Questions, Verb, not_before_upgrade
+from cluster.configuration.change_request import PendingRequests, Verb, not_before_upgrade
 from cluster.configuration.configuration import ID_BYTES, MembershipRefused, make_configuration
 from cluster.membership.health import why_no_majority
 from cluster.raft.messages import ChangeRefused, ChangeRequest
@@ -58,7 +58,7 @@ class Reconfiguration:
         self._clock = replica.clock
         self._runtime = replica.runtime
         self._transmit = replica.outbox.transmit
-        self._asked = Questions()
+        self._asked = PendingRequests()
         self._logged_refusals: set[str] = set()
         """The refusals of the leader's own steps that were logged already."""
 

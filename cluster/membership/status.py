@@ -42,7 +42,7 @@ class OwnStatus:
 
     def __init__(self, replica: Replica, members: Members, alarms: Alarms) -> None:
         self._engine = replica.engine
-        self._recovery = replica.recovery
+        self._rejoin = replica.rejoin
         self._housekeeping = replica.housekeeping
         self._alarms = alarms
         self._clock = replica.clock
@@ -60,7 +60,7 @@ class OwnStatus:
             journal.last_index,
             engine.commit_index,
             engine.applied_index,
-            self._recovery.standing,
+            self._rejoin.voter_status,
             journal.first_index,
             self._housekeeping.newest_index,
             journal.disk_bytes,
@@ -80,7 +80,7 @@ class OwnStatus:
         damage = self._fail_stop.damage
         if damage is not None:
             return f"{damage}; this node will be repaired as soon as the others can go on without it"
-        return self._recovery.describe()
+        return self._rejoin.describe()
 
 
 class Statuses:

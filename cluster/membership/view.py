@@ -113,7 +113,7 @@ class Members:
             log.info("node %s is a member now", name)
         for name in before.keys() - self.known.keys() - {self.name}:
             log.info("node %s is no member any more", name)
-        self._directory.note_configuration(held, self._engine.journal)
+        self._directory.record_configuration(held, self._engine.journal)
         self._clock.members = held.newest.clocks(self.name, self.id)
         for name in (before.keys() | held.known.keys()) - held.membership.voters:
             self._clock.forget(name)  # the clocks of a majority of the voters decide the cluster's time

@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster.net.connection_slots import Slot
+    from cluster.net.keepalive import Keepalive
     from cluster.net.log_throttle import ThrottledLog
 
 PAUSE_S = 0.2
 """Seconds to wait after a failed accept, because the process or the system may have no file descriptors left."""
 
 
-async def listen_on(host: str, port: int, backlog: int) -> list[socket.socket]:
+async def listen_on(
+    host: str, port: int, backlog: int, keepalive: Keepalive | None = None
+) -> list[socket.socket]:
     """Listen on all addresses of the host name, and return the sockets. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -31,8 +34,11 @@ async def listen_on(host: str, port: int, backlog: int) -> list[socket.socket]:
             listener = socket.create_server(address, family=family, backlog=backlog)
             listeners.append(listener)
             listener.setblocking(False)
-            # Accepted sockets inherit it. Not every event loop sets it, and an answer in two parts would take 40 ms.
+            # Accepted sockets inherit all options. Not every event loop sets TCP_NODELAY, and an answer in two parts
+            # would take 40 ms.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if keepalive is not None:
+                keepalive.set_on(listener)
     except OSError:
         for listener in listeners:
             listener.close()

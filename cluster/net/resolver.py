@@ -5,7 +5,7 @@ lookups at a time, for all callers together, and would wait for them when the pr
 thread of its own, and all callers that ask for a name at the same time share its lookup.
 
 Invariant: no name waits for the lookup of a different name, and each name has at most one thread. An unknown name is
-looked up at most once a second, however often callers ask. Peers, shovels and logins each have their own `HostNames`,
+looked up at most once a second, however often callers ask. Peers, shovels and logins each have their own `Resolver`,
 so names given by clients cannot use up the lookups that peers need.
 """
 
@@ -41,7 +41,7 @@ class Addresses(NamedTuple):
     """Whether this is a new result. If False, it is the last known result, because the name cannot be looked up now."""
 
 
-class HostNames:
+class Resolver:
     """Looks names up, and remembers the results. All calls are on the same event loop."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class HostNames:
         self._unknown: dict[tuple[str, int], OSError] = {}
         """Errors of names that failed lately."""
 
-    async def look_up(self, host: str, port: int) -> Addresses:
+    async def resolve(self, host: str, port: int) -> Addresses:
         """Return the addresses of a host, or the last known addresses. Raises OSError if both are missing."""
         try:
             # A literal address needs no lookup.

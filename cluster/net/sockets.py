@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cluster.net.resolver import HostNames
+    from cluster.net.resolver import Resolver
 
 Address = tuple[str, int]
 
@@ -35,12 +35,12 @@ async def listen(bind: Address) -> socket.socket:
     return listener
 
 
-async def connect(names: HostNames, host: str, port: int, *, is_peer: bool = True) -> socket.socket:
+async def connect(names: Resolver, host: str, port: int, *, is_peer: bool = True) -> socket.socket:
     """Open a connection to the first address of the host that accepts it. `is_peer` sets the options for peers.
 
     Raises ConnectionRefusedError only if every current address of the host refuses, OSError otherwise.
     """
-    addresses = await names.look_up(host, port)
+    addresses = await names.resolve(host, port)
     problem = (
         ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
         if addresses.is_current

@@ -33,16 +33,16 @@ class LogEnd(NamedTuple):
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
 
 
-class Move(Enum):
+class ElectionStep(Enum):
     """The action of a member whose election deadline has passed."""
 
     CAMPAIGN = auto()
     """Raise the term and ask for votes."""
-    ASK = auto()
+    PRE_VOTE = auto()
     """Ask for pre-votes."""
-    LISTEN = auto()
+    READ = auto()
     """Read the waiting messages first, because this member was stalled and has heard a leader lately."""
-    REST = auto()
+    WAIT = auto()
     """Leave the election to other members."""
 
 
@@ -100,18 +100,18 @@ class Elections:
         """Return whether the last sign of life of a leader is recent enough to count it as alive."""
         return not self._detector.suspects(now_s)
 
-    def has_given_leader_up(self, now_s: float) -> bool:
+    def leader_is_dead(self, now_s: float) -> bool:
         """Return whether no leader was heard for so long that waiting is useless."""
-        return self._detector.gives_up(now_s)
+        return self._detector.presumes_dead(now_s)
 
     # Rounds
 
-    def move(
+    def next_step(
         self, awake_s: float, *, follows: bool, may_campaign: bool, stands: bool, is_asked: bool
-    ) -> Move:
+    ) -> ElectionStep:
         """Return the action of this member after its election deadline. CAMPAIGN uses up the round that was won.
 
-        REST ends the current round: this member could not win it, and while it asks, it would refuse members that could
+        WAIT ends the current round: this member could not win it, and while it asks, it would refuse members that could
         win.
 
         `follows`: this member knows a leader. `may_campaign`: this member is allowed to campaign at all. `stands`: it
@@ -119,15 +119,15 @@ class Elections:
         """
         if may_campaign and (is_asked or self.is_won):
             self.is_won = False
-            return Move.CAMPAIGN
+            return ElectionStep.CAMPAIGN
         if follows and self.has_heard_leader(awake_s):
-            return Move.LISTEN
+            return ElectionStep.READ
         if may_campaign and stands:
-            return Move.ASK
-        self.give_up()
-        return Move.REST
+            return ElectionStep.PRE_VOTE
+        self.end_round()
+        return ElectionStep.WAIT
 
-    def ask(self) -> int | None:
+    def begin_round(self) -> int | None:
         """Begin a round. Return its number, or None if this member alone is a majority and need not ask."""
         self._round += 1
         self._granted_by = {self._name}
@@ -136,23 +136,23 @@ class Elections:
         self._is_asking = True
         return self._round
 
-    def give_up(self) -> None:
+    def end_round(self) -> None:
         """End the current round, if any."""
         self._round += 1
         self._is_asking = False
 
-    def count(self, peer: str, number: int) -> bool:
+    def count_pre_vote(self, peer: str, number: int) -> bool:
         """Count a pre-vote that `peer` granted in round `number`. Return True if that wins the round."""
         if number != self._round:
             return False
         self._granted_by.add(peer)
         if not self._configurations.membership.is_majority(self._granted_by):
             return False
-        self.give_up()
+        self.end_round()
         self.is_won = True
         return True
 
-    def answer(
+    def answer_pre_vote(
         self,
         peer: str,
         theirs: LogEnd,
@@ -174,7 +174,7 @@ class Elections:
         is_empty = theirs.index <= 1 and bool(self._configurations.newest.cluster)
         granted = may_vote and is_better and is_later_term and not hears_leader and not is_empty
         if granted:
-            self.give_up()
+            self.end_round()
         return VoteAnswer(granted, stands_instead=not is_better and not hears_leader)
 
     # Campaigns
@@ -183,7 +183,7 @@ class Elections:
         """Begin a campaign. This member votes for itself."""
         self._votes = {self._name}
 
-    def elects(self, peer: str) -> bool:
+    def count_vote(self, peer: str) -> bool:
         """Count a peer's vote in the current campaign. Return True if a majority has voted for this member."""
         self._votes.add(peer)
         return self._configurations.membership.is_majority(self._votes)

@@ -68,6 +68,6 @@ class FailureDetector:
         """Return whether the node is silent for unusually long, or was never heard."""
         return self._heard_s is None or now_s - self._heard_s >= self.patience_s
 
-    def gives_up(self, now_s: float) -> bool:
+    def presumes_dead(self, now_s: float) -> bool:
         """Return whether the node is silent for at least the ceiling, whatever length is usual, or was never heard."""
         return self._heard_s is None or now_s - self._heard_s >= self._ceiling_s

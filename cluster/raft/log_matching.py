@@ -39,7 +39,7 @@ class ForeignLog(Exception):
         )
 
 
-def contradiction(log: TermsOfLog, commit_index: int, append: Append) -> str | None:
+def conflict_with_committed(log: TermsOfLog, commit_index: int, append: Append) -> str | None:
     """Return how the append contradicts committed entries, in words, or `None` if it does not (H12).
 
     pysyncobj would delete the differing entries, even applied ones.
@@ -50,19 +50,19 @@ def contradiction(log: TermsOfLog, commit_index: int, append: Append) -> str | N
     for _, index, term in (previous, *append.entries):
         if index > commit_index:
             break
-        if (found := other_entry(log, commit_index, index, term)) is not None:
+        if (found := conflicting_entry(log, commit_index, index, term)) is not None:
             return found
     return None
 
 
-def other_entry(log: TermsOfLog, commit_index: int, index: int, term: int) -> str | None:
+def conflicting_entry(log: TermsOfLog, commit_index: int, index: int, term: int) -> str | None:
     """Return how entry `index` of `term` differs from the committed entry, or None if it does not (H12)."""
     if not log.first_index <= index <= commit_index or log.term_at(index) == term:
         return None
     return f"has an entry {index} of term {term}, which is of term {log.term_at(index)} here"
 
 
-def vouched_for(append: Append) -> Append:
+def limit_commit_index(append: Append) -> Append:
     """Lower the append's commit index to the last entry that the append itself shows to match (H2, H3)."""
     vouched_index = append.prev_index + len(append.entries)
     return append if append.commit_index <= vouched_index else append._replace(commit_index=vouched_index)

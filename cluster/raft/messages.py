@@ -32,7 +32,7 @@ from cluster.configuration.configuration import (
     is_count,
 )
 from cluster.log.entry import ENTRY_BYTES_MAX
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.raft.elections import Role
 from cluster.runtime.ports import Buffer, pack
 
@@ -158,8 +158,8 @@ class Status(NamedTuple):
     last_index: int
     commit_index: int
     applied_index: int
-    standing: int
-    """The node's voter status, a `Standing` as a number."""
+    voter_status: int
+    """The node's voter status, a `VoterStatus` as a number."""
     first_index: int
     """Index of the first entry of the node's log."""
     checkpoint_index: int
@@ -382,7 +382,7 @@ FREE_BYTES_MAX = 2**64 - 1
 _HIGHEST = {
     "disk_free_bytes": FREE_BYTES_MAX,
     "state": max(Role),
-    "standing": max(Standing),
+    "voter_status": max(VoterStatus),
     "hears_leader": 1,
     "may_lead": 1,
     "disk_hangs": 1,

@@ -40,7 +40,7 @@ class Progress:
     pace: Pace | None = None
     """Rate limit of a learner; None for a voter, which gets missing entries at once."""
 
-    def matched(self) -> bool:
+    def record_match(self) -> bool:
         """Record that an append matched, which ends probing. Return True if the peer was being probed."""
         was_probing = self.probed is not None
         self.probed = self.lacks_from = None
@@ -53,7 +53,7 @@ class Progress:
         self.acknowledged = index
         return True
 
-    def lose(self, index: int) -> bool:
+    def lower_to(self, index: int) -> bool:
         """Record that the peer may lack entries after `index`. Return True if it had acknowledged such entries."""
         if index >= self.acknowledged:
             return False
@@ -73,13 +73,13 @@ class Progress:
         elif self.lacks_from is not None:
             if self.useless_end == log_end:
                 return False  # the leader has tried this log of the peer: it differs where both overlap
-            self.ask_again()  # the peer has installed a snapshot, so it has a new log
+            self.probe_again()  # the peer has installed a snapshot, so it has a new log
         if self.probed is not None and next_index >= self.probed:
             return False
         self.probed = next_index
         return True
 
-    def ask_again(self) -> None:
+    def probe_again(self) -> None:
         """Let a lacking peer report again which entry it needs: its log has changed, or it has not taken a snapshot."""
         if self.lacks_from is not None:
             self.probed = self.lacks_from = None

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 class TurnTimer:
     """Schedules the turns of a single group."""
 
-    def __init__(self, runtime: Runtime, take: Callable[[], None], beat_s: float) -> None:
+    def __init__(self, runtime: Runtime, take: Callable[[], None], heartbeat_s: float) -> None:
         """`take` is called for each turn.
 
-        The owner asks for a turn at least every `beat_s` seconds, the heartbeat interval.
+        The owner requests a turn at least every `heartbeat_s` seconds, the heartbeat interval.
         """
         self._runtime = runtime
         self._take = take
-        self.beat_s = beat_s
+        self.heartbeat_s = heartbeat_s
         self.is_on = False
         """Whether turns may be requested."""
-        self._is_asked = False
+        self._is_requested = False
         self._due_s = math.inf
         """Time at which the next turn is due, as the last turn requested it, in seconds of the monotonic clock."""
         self._timer: Timer | None = None
@@ -38,17 +38,17 @@ class TurnTimer:
         self.is_on = False
         self._runtime.fail(error)
 
-    def ask(self) -> None:
-        if self.is_on and not self._is_asked:
-            self._is_asked = True
+    def request(self) -> None:
+        if self.is_on and not self._is_requested:
+            self._is_requested = True
             self._runtime.call_soon(self._begin)
 
-    def ask_in(self, delay_s: float) -> None:
+    def request_in(self, delay_s: float) -> None:
         """Request a turn in `delay_s` seconds, unless the next heartbeat brings a turn sooner.
 
         An earlier turn cancels the request, because that turn requests again if work remains.
         """
-        if delay_s > self.beat_s:
+        if delay_s > self.heartbeat_s:
             return
         self._due_s = min(self._due_s, self._runtime.monotonic() + delay_s)
         if self._due_s < self._timer_s:
@@ -57,20 +57,20 @@ class TurnTimer:
     def _set_timer(self, delay_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._runtime.call_later(delay_s, self._go_off)
+        self._timer = self._runtime.call_later(delay_s, self._on_timer)
         self._timer_s = self._due_s
 
     def _begin(self) -> None:
-        self._is_asked = False
+        self._is_requested = False
         self._due_s = math.inf
         if self.is_on:
             self._take()
 
-    def _go_off(self) -> None:
-        """Ask for a turn, or set the timer anew. Under load, an earlier turn has usually done the work."""
+    def _on_timer(self) -> None:
+        """Request a turn, or set the timer anew. Under load, an earlier turn has usually done the work."""
         due_s, now_s = self._due_s, self._timer_s
         self._timer, self._timer_s = None, math.inf
         if due_s <= now_s:
-            self.ask()
+            self.request()
         elif due_s < math.inf:
             self._set_timer(due_s - now_s)

@@ -37,7 +37,7 @@ class BackupSource:
         self._engine = replica.engine
         self._configurations = replica.configurations
         self._state = replica.state
-        self._ask_for_turn = replica.turns.ask
+        self._ask_for_turn = replica.turns.request
 
     def take(self, least: int, data_dir: str) -> Contents | None:
         """Pin and describe the files of a backup with all entries up to `least`, which must be applied here.

@@ -307,7 +307,7 @@ class SnapshotReceiver:
         checkpoint = read_checkpoint(self._disk, self._path(0), directory.identity)
         # The checkpoint is moved before its segments. The file `moving` tells a start in between that the log has lost
         # no entry.
-        directory.note_moving(checkpoint.index)
+        directory.mark_moving(checkpoint.index)
         for number, name in enumerate([checkpoint_name(checkpoint.index), *transfer.names]):
             self._disk.rename(self._path(number), f"{directory.log}/{name}")
         self._disk.sync_directory(directory.log)

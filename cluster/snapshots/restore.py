@@ -32,14 +32,14 @@ from cluster.configuration.configuration import (
 from cluster.configuration.history import Configurations
 from cluster.log.checkpoints import CHECKPOINT_HEADER_BYTES, adopt_checkpoint, write_checkpoint
 from cluster.log.entry import is_regular
-from cluster.log.hardstate import HardState, Standing
+from cluster.log.hardstate import HardState, VoterStatus
 from cluster.log.journal import SegmentedJournal
 from cluster.log.mirrored_file import whole_of
 from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, adopt_header
 from cluster.raft.proposals import PendingProposals
 from cluster.snapshots.backup import CHUNK_BYTES
-from cluster.state.apply import Applying
+from cluster.state.apply import Applier
 from cluster.state.group_state import GroupState
 from cluster.storage.directory import INCARNATION_LEAP, GroupDirectory
 from cluster.storage.identity import load_copies, names_of
@@ -196,9 +196,9 @@ def _begin(
     term = max(hard.term if hard else 0, journal.last_term) + random.randint(1, TERM_LEAP)
     # A start asks the directory whether to look for configurations in the log, and a term is stored before entries of
     # that term. Both are harmless until the configuration entry is there.
-    directory.note_configuration(Configurations(configuration), journal)
-    standing = hard.standing if hard else Standing.LEARNER
-    directory.hard_state.store(HardState(term, owner.node, standing))
+    directory.record_configuration(Configurations(configuration), journal)
+    voter_status = hard.voter_status if hard else VoterStatus.LEARNER
+    directory.hard_state.store(HardState(term, owner.node, voter_status))
     _go_on_with(disk, directory, journal, state, configuration, term)
     _be_member(directory, owner.node)
     return NewCluster(configuration.cluster, member)
@@ -218,7 +218,7 @@ def _go_on_with(
     """
     index = journal.last_index + 2
     entry = make_configuration(state.time_ms, configuration)
-    Applying(state, PendingProposals("")).configuration(entry)
+    Applier(state, PendingProposals("")).apply_configuration(entry)
     disk.make_directory(directory.incoming)
     files = OwnedDirectory(disk, f"{directory.incoming}/log", directory.identity)
     new = SegmentedJournal(files, directory.hard_state, on_failure=_raise)
@@ -227,7 +227,7 @@ def _go_on_with(
     new.sync_now()
     journal.seal()
     journal.sync_now()
-    directory.note_moving(index)
+    directory.mark_moving(index)
     write_checkpoint(disk, directory.log, directory.identity, index, term, state.freeze().pieces())
     [segment] = new.segments()
     disk.rename(f"{directory.incoming}/log/{segment.name}", f"{directory.log}/{segment.name}")
@@ -243,25 +243,25 @@ def _apply(journal: SegmentedJournal, index: int, state: GroupState, name: str) 
 
     Raises CorruptJournal.
     """
-    applying = Applying(state, PendingProposals(name))
+    applying = Applier(state, PendingProposals(name))
     for later in range(index + 1, journal.last_index + 1):
         entry = journal.read(later)
         try:
             if is_configuration(entry):
-                applying.configuration(entry)
+                applying.apply_configuration(entry)
             elif is_regular(entry):
-                applying.entry(later, entry)
+                applying.apply_entry(later, entry)
         except ValueError as error:
             raise CorruptJournal(f"entry {later}", 0, f"it cannot be applied: {error}") from error
 
 
 def _be_member(directory: GroupDirectory, name: str) -> None:
     """Make the node a voter, because it has all entries of its cluster. Durable when this returns."""
-    directory.forget_removed()
+    directory.unmark_removed()
     hard_state = directory.hard_state
     known = hard_state.state
-    if known is not None and known.standing is not Standing.VOTER:
-        hard_state.store(HardState(known.term, name, Standing.VOTER))
+    if known is not None and known.voter_status is not VoterStatus.VOTER:
+        hard_state.store(HardState(known.term, name, VoterStatus.VOTER))
 
 
 def _open_journal(directory: GroupDirectory, *, writes_lost: bool) -> SegmentedJournal:

@@ -117,7 +117,7 @@ class SnapshotSender:
                 self._withdraw(peer)
             elif idle_s > IDLE_MAX_S or (engine.is_leader and progress.lacks_from is None):
                 self._withdraw(peer)
-                progress.ask_again()
+                progress.probe_again()
             elif idle_s > REPEAT_S:
                 self._send(peer, offered.offer)
         for peer in list(self._last_offers):

@@ -39,14 +39,14 @@ class Outcome(NamedTuple):
     """Nodes with clients that wait for the entry itself, whatever its effects. A node may appear several times."""
 
 
-class Applying:
+class Applier:
     """Applies entries to a state, and removes applied batches from this node's pending proposals."""
 
     def __init__(self, state: GroupState, pending: PendingProposals) -> None:
         self._state = state
         self._pending = pending
 
-    def entry(self, index: int, payload: bytes) -> Outcome:
+    def apply_entry(self, index: int, payload: bytes) -> Outcome:
         """Apply an entry with batches, and return its consequences."""
         state, view = self._state, memoryview(payload)
         origins: list[str] = []
@@ -65,7 +65,7 @@ class Applying:
         effects.extend(state.machine.end_entry(state.time_ms))
         return Outcome(effects, evicted_at, origins)
 
-    def configuration(self, payload: bytes) -> Outcome:
+    def apply_configuration(self, payload: bytes) -> Outcome:
         """Apply an entry with a configuration. Nodes that are no members any more are evicted.
 
         Such an entry cannot declare an outage, and may be the first of a leadership. So all the time since the previous

@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from cluster.log.checkpoints import Checkpoint, load_newest, remove_checkpoints
-from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.log.hardstate import HardState, HardStateFile, VoterStatus
 from cluster.log.journal import SegmentedJournal
 from cluster.log.manifest import MANIFEST_NAME
 from cluster.log.owned_directory import OwnedDirectory
@@ -40,12 +40,12 @@ from cluster.storage.identity import (
     Owner,
     claim_directory,
     directory_id,
-    forget_writes_lost,
     load_member_copies,
+    mark_writes_lost,
     names_of,
-    note_writes_lost,
     store_directory_id,
     store_identity,
+    unmark_writes_lost,
 )
 from cluster.storage.paths import REMOVED
 
@@ -112,7 +112,7 @@ class GroupDirectory:
         """
         return bool(self._names) and not self._id.cluster
 
-    def note_configuration(self, held: Configurations, journal: SegmentedJournal) -> None:
+    def record_configuration(self, held: Configurations, journal: SegmentedJournal) -> None:
         """Record the version, the member list and the cluster of the newest configuration for the next start.
 
         A program that cannot run a version must not read entries of it. So a higher version is stored before its first
@@ -166,7 +166,7 @@ class GroupDirectory:
             log.error("%s: this node is repaired from the others", damage)  # noqa: TRY400 - no bug, no traceback
             self._set_aside(claim, hard)
             journal, checkpoint = open_log(self.hard_state.state)
-        forget_writes_lost(self._disk, self.path, self.owner)
+        unmark_writes_lost(self._disk, self.path, self.owner)
         if hard is not None and hard.term < journal.last_term:
             # Raft stores a term before the term's first entry, so this file must be outdated.
             log.error("%s: term %d is below the log's, so it is not believed", self.path, hard.term)
@@ -182,7 +182,7 @@ class GroupDirectory:
             raise CorruptJournal(self.log, 0, f"found damaged while it was in use: {reason}")
         self._disk.make_directory(self.log)
         has_manifest = MANIFEST_NAME in self._disk.list_directory(self.log)
-        if hard is not None and hard.standing is Standing.VOTER and not has_manifest:
+        if hard is not None and hard.voter_status is VoterStatus.VOTER and not has_manifest:
             raise CorruptJournal(f"{self.log}/{MANIFEST_NAME}", 0, "the file is missing")
         journal = open_journal()
         if INCOMING in names:
@@ -242,7 +242,7 @@ class GroupDirectory:
     def _set_aside(self, claim: Claim, hard: HardState | None) -> None:
         """Keep the damaged log, in case the other members lose theirs, and go on without a log."""
         if hard is not None:
-            self.hard_state.store(hard._replace(standing=Standing.LEARNER))
+            self.hard_state.store(hard._replace(voter_status=VoterStatus.LEARNER))
         names = self._disk.list_directory(self.path)
         if "log" in names:
             if any(name.startswith(ASIDE_PREFIX) for name in names):
@@ -256,14 +256,14 @@ class GroupDirectory:
             self._disk.remove(f"{self.path}/{DAMAGE}")
             self._disk.sync_directory(self.path)
 
-    def give_up_log(self) -> None:
+    def discard_log(self) -> None:
         """Make the next start begin without this log; needs no space. Raises OSError.
 
         Its acknowledgements are forgotten with it. So this node becomes a learner first, before the log is renamed.
         """
         hard = self.hard_state.state
         if hard is not None:
-            self.hard_state.store(hard._replace(standing=Standing.LEARNER))
+            self.hard_state.store(hard._replace(voter_status=VoterStatus.LEARNER))
         self._disk.rename(self.log, f"{self.path}/{OBSOLETE}")
         self._disk.sync_directory(self.path)
 
@@ -273,21 +273,21 @@ class GroupDirectory:
             self._disk.remove_directory(f"{self.path}/{OBSOLETE}")
             self._disk.sync_directory(self.path)
 
-    def note_moving(self, index: int) -> None:
+    def mark_moving(self, index: int) -> None:
         """Record for a start that the checkpoint of this index belongs to a snapshot, unless the log includes it."""
         self._disk.replace_file(f"{self.incoming}/{MOVING}", str(index).encode())
 
-    def note_damage(self, error: Exception) -> None:
+    def mark_damaged(self, error: Exception) -> None:
         """Record for the next start that the log must not be used; errors are suppressed."""
         with suppress(OSError):
             self._disk.replace_file(f"{self.path}/{DAMAGE}", str(error).encode())
 
-    def note_removed(self) -> None:
+    def mark_removed(self) -> None:
         """Mark the directory as removed from its cluster, for programs that inspect it; errors are suppressed."""
         with suppress(OSError):
             self._disk.replace_file(f"{self.path}/{REMOVED}", b"")
 
-    def forget_removed(self) -> None:
+    def unmark_removed(self) -> None:
         """Clear the mark of removal, because the directory is a member of a new cluster. Raises OSError."""
         if REMOVED in self._disk.list_directory(self.path):
             self._disk.remove(f"{self.path}/{REMOVED}")
@@ -302,12 +302,12 @@ class GroupDirectory:
             journal.sync_now()
         except OSError:
             if not journal.full:
-                self.note_writes_lost()
+                self.mark_writes_lost()
             raise
 
-    def note_writes_lost(self) -> None:
+    def mark_writes_lost(self) -> None:
         """Record for the next start that unsynced writes may be lost; errors are suppressed."""
-        note_writes_lost(self._disk, self.path, self.owner)
+        mark_writes_lost(self._disk, self.path, self.owner)
 
     # Cleaning
 
@@ -350,7 +350,7 @@ class Incarnations:
 
 
 def moving_checkpoint(disk: Disk, incoming: str) -> int | None:
-    """Return the index that `note_moving` has stored, or `None` if the file is missing or damaged."""
+    """Return the index that `mark_moving` has stored, or `None` if the file is missing or damaged."""
     try:
         return int(disk.read_file(f"{incoming}/{MOVING}"))
     except (OSError, ValueError):

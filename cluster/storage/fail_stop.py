@@ -70,21 +70,21 @@ class FailStop:
         comes back as a learner.
         """
         if isinstance(error, CorruptJournal) and self._has_peers:
-            self._note_damage(error)
-            self.leave_if_the_others_can_go_on()
+            self._record_damage(error)
+            self.stop_if_damaged()
         else:
-            self._directory.note_writes_lost()
+            self._directory.mark_writes_lost()
             self.stop_for(error)
 
     def configuration_unreadable(self, error: CorruptJournal) -> None:
         """Record damage to an entry that may hold a configuration; a lone node finds the damage when it applies it."""
         if self._has_peers:
-            self._note_damage(error)
+            self._record_damage(error)
 
-    def leave_if_the_others_can_go_on(self) -> None:
+    def stop_if_damaged(self) -> None:
         """Stop because of known damage, if this node is a follower and the other voters are a majority without it."""
         if self.damage is not None and self._turns.is_on and self._give_way():
-            self._directory.note_damage(self.damage)
+            self._directory.mark_damaged(self.damage)
             self.stop_for(self.damage)
 
     def log_is_obsolete(self, error: ObsoleteLog) -> None:
@@ -93,7 +93,7 @@ class FailStop:
         The other voters must hold all committed entries, and must be a majority without this node.
         """
         try:
-            self._directory.give_up_log()
+            self._directory.discard_log()
         except OSError as failure:
             self.disk_failed(failure)
         else:
@@ -102,7 +102,7 @@ class FailStop:
     def removed(self) -> None:
         """Stop because this node was removed from the cluster."""
         self.is_removed = True
-        self._directory.note_removed()
+        self._directory.mark_removed()
         self.stop_for(RemovedFromCluster(self._directory.owner.node))
 
     def foreign_log(self, error: ForeignLog) -> None:
@@ -118,7 +118,7 @@ class FailStop:
     def _has_peers(self) -> bool:
         return bool(self._configurations.others(self._directory.owner.node))
 
-    def _note_damage(self, error: CorruptJournal) -> None:
+    def _record_damage(self, error: CorruptJournal) -> None:
         if self.damage is None:
             log.error("%s: this node will be repaired from the others", error)
             self.damage = error

@@ -224,13 +224,13 @@ def store_identity(disk: Disk, directory: str, identity: Identity) -> None:
     disk.replace_file(path_in(directory, FILE), pack_twice(_MAGIC, FORMAT_VERSION, _ANYBODY, body))
 
 
-def note_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
+def mark_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
     """Make the next claim report that writes may be lost, because a sync has failed; errors are suppressed."""
     with suppress(OSError):
         _note(disk, directory, owner, writes_lost=True)
 
 
-def forget_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
+def unmark_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
     """Clear the flag of lost writes, because the log was opened and made durable as it was. Raises OSError."""
     _note(disk, directory, owner, writes_lost=False)
 

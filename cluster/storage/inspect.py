@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.configuration.configuration import OtherVersion, Versions
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
-from cluster.log.hardstate import HardState, HardStateFile, Standing, StoredState
+from cluster.log.hardstate import HardState, HardStateFile, StoredState, VoterStatus
 from cluster.log.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name, log_start
 from cluster.log.manifest import load_copies as load_manifest_copies
 from cluster.log.owned_directory import OwnedDirectory
@@ -52,7 +52,7 @@ DescribeState = Callable[[bytes], str]
 """Function that returns a line about the state in a checkpoint's body; raises ValueError for an unknown version."""
 
 
-class Cure(IntEnum):
+class Remedy(IntEnum):
     """How a problem gets solved, mostly by the node's next start; the worst is last."""
 
     SPARE = 1
@@ -70,10 +70,10 @@ class Cure(IntEnum):
 
 class Problem(NamedTuple):
     what: str
-    cure: Cure
+    remedy: Remedy
 
 
-class Whose(NamedTuple):
+class OwnerFound(NamedTuple):
     """Findings about the owner of the directory."""
 
     identity: Identity | None
@@ -158,7 +158,7 @@ class Leftover(NamedTuple):
     problem: Problem | None = None
 
 
-class Trouble(NamedTuple):
+class OtherProblem(NamedTuple):
     """A problem outside of all other findings."""
 
     path: str
@@ -166,7 +166,7 @@ class Trouble(NamedTuple):
 
 
 Finding = (
-    Whose
+    OwnerFound
     | HardStateFound
     | ManifestFound
     | MarkFound
@@ -174,7 +174,7 @@ Finding = (
     | SegmentFound
     | CheckpointFound
     | Leftover
-    | Trouble
+    | OtherProblem
 )
 
 
@@ -191,7 +191,7 @@ def inspect(
     """Inspect everything in a group's directory, and yield each finding as soon as it is known.
 
     `versions` are the versions of the state that the program of the next start can run. If the owner of the directory
-    is unknown, `Whose` is the only finding, because the files of a directory cannot be checked without it. Raises
+    is unknown, `OwnerFound` is the only finding, because the files of a directory cannot be checked without it. Raises
     OSError.
     """
     inspection = _Inspection(disk, directory, describe_state, versions)
@@ -202,16 +202,16 @@ def inspect(
 
 def entries(
     disk: Disk, directory: str, first: int = 0, last: int = INDEX_MAX
-) -> Iterator[EntryFound | Trouble]:
+) -> Iterator[EntryFound | OtherProblem]:
     """Yield the readable entries of the directory from index `first` to `last`. Raises OSError."""
     inspection = _Inspection(disk, directory, lambda _: "", None)
     whose = inspection.whose
     if whose.identity is None:
-        yield Trouble(IDENTITY_NAME, whose.problem or _missing())
+        yield OtherProblem(IDENTITY_NAME, whose.problem or _missing())
         return
     found, manifest = inspection.find_manifest()
     if found.problem is not None:
-        yield Trouble(path_in(_LOG, MANIFEST_NAME), found.problem)
+        yield OtherProblem(path_in(_LOG, MANIFEST_NAME), found.problem)
     if manifest is not None:
         yield from inspection.entries(manifest, first, last)
 
@@ -242,7 +242,7 @@ class _Inspection:
             not found.present
             and found.problem is None
             and hard.state
-            and hard.state.standing is Standing.VOTER
+            and hard.state.voter_status is VoterStatus.VOTER
         ):
             found = found._replace(problem=_missing())
         yield found
@@ -262,51 +262,52 @@ class _Inspection:
             yield from self._find_term_lost(hard, manifest, scan)
         if hard.state is None and hard.problem is None and not empty:
             what = "both are missing: term and vote are unknown"
-            yield Trouble(" and ".join(HARD_STATE_NAMES), Problem(what, Cure.HEARING))
+            yield OtherProblem(" and ".join(HARD_STATE_NAMES), Problem(what, Remedy.HEARING))
         yield from self._find_checkpoints(first_index, last_index)
         yield from self._find_leftovers(manifest)
 
-    def _find_whose(self) -> Whose:
+    def _find_whose(self) -> OwnerFound:
         if IDENTITY_NAME not in self._names:
             what = "the file is missing, so whose the directory is cannot be told"
-            return Whose(None, None, Problem(what, Cure.SPARE))
+            return OwnerFound(None, None, Problem(what, Remedy.SPARE))
         try:
             copies = load_identity_copies(self._disk, self._directory)
         except UnknownFormat as error:
-            return Whose(None, None, _problem(error))
+            return OwnerFound(None, None, _problem(error))
         whole = [copy for copy in copies if copy is not None]
         if not whole:
             what = "both copies are damaged; if the directory is this node's, delete that file"
-            return Whose(None, None, Problem(what, Cure.OPERATOR))
+            return OwnerFound(None, None, Problem(what, Remedy.OPERATOR))
         try:
             start, bad = load_start(self._disk, self._directory, whole[0].owner)
         except (UnknownFormat, ForeignJournal) as error:
-            return Whose(whole[0], None, _problem(error))
+            return OwnerFound(whole[0], None, _problem(error))
         found, versions = whole[0].machine_version, self._versions
         if versions is not None and not versions.include(found):
             what = OtherVersion(self._directory, found, versions).what
-            return Whose(whole[0], start, Problem(what, Cure.OPERATOR))
+            return OwnerFound(whole[0], start, Problem(what, Remedy.OPERATOR))
         if bad:
             what = f"{' and '.join(bad)}: damaged or missing; written anew"
-            return Whose(whole[0], start, Problem(what, Cure.SPARE))
-        return Whose(whole[0], start, _half(len(whole)))
+            return OwnerFound(whole[0], start, Problem(what, Remedy.SPARE))
+        return OwnerFound(whole[0], start, _half(len(whole)))
 
-    def _find_member_trouble(self) -> Iterator[Trouble]:
+    def _find_member_trouble(self) -> Iterator[OtherProblem]:
         """Yield the problem with the member id, if any; a directory of release 0.1 has no member id yet."""
         if MEMBER_FILE not in self._names:
             return
         try:
             copies = load_member_copies(self._disk, self._directory, self._identity)
         except (UnknownFormat, ForeignJournal) as error:
-            yield Trouble(MEMBER_FILE, _problem(error))
+            yield OtherProblem(MEMBER_FILE, _problem(error))
             return
         whole = [copy for copy in copies if copy is not None]
         if not whole:
-            yield Trouble(
-                MEMBER_FILE, Problem("both copies are damaged: which member this is, is lost", Cure.OPERATOR)
+            yield OtherProblem(
+                MEMBER_FILE,
+                Problem("both copies are damaged: which member this is, is lost", Remedy.OPERATOR),
             )
         elif (problem := _half(len(whole))) is not None:
-            yield Trouble(MEMBER_FILE, problem)
+            yield OtherProblem(MEMBER_FILE, problem)
 
     def _find_hard_state(self) -> HardStateFound:
         try:
@@ -320,9 +321,9 @@ class _Inspection:
         if latest is not None:
             bad = [name for name, copy in zip(HARD_STATE_NAMES, copies, strict=True) if copy != "ok"]
             what = f"{' and '.join(bad)}: written anew from the other one"
-            return HardStateFound(latest.state, copies, Problem(what, Cure.SPARE) if bad else None)
+            return HardStateFound(latest.state, copies, Problem(what, Remedy.SPARE) if bad else None)
         if "damaged" in copies:
-            return HardStateFound(None, copies, Problem("term and vote are lost", Cure.HEARING))
+            return HardStateFound(None, copies, Problem("term and vote are lost", Remedy.HEARING))
         return HardStateFound(None, copies, None)
 
     def _copy_state(self, name: str, copy: StoredState | None, latest: StoredState | None) -> str:
@@ -343,7 +344,7 @@ class _Inspection:
             return ManifestFound(present=True, problem=_problem(error)), None
         whole = [copy for copy in copies if copy is not None]
         if not whole:
-            damaged = Problem("both copies are damaged", Cure.REPAIR)
+            damaged = Problem("both copies are damaged", Remedy.REPAIR)
             return ManifestFound(present=True, problem=damaged), None
         return ManifestFound(present=True, problem=_half(len(whole))), whole[0]
 
@@ -355,7 +356,7 @@ class _Inspection:
         if mark is not None:
             return MarkFound(mark, None)
         what = "damaged" if MARK_NAME in self._log_names else "missing"
-        return MarkFound(None, Problem(f"the file is {what}; made anew at the next start", Cure.SPARE))
+        return MarkFound(None, Problem(f"the file is {what}; made anew at the next start", Remedy.SPARE))
 
     def _find_sealed(self, row: Row) -> SegmentFound:
         segment = Segment.sealed_file(*row[:4], sparse=row.sparse)
@@ -374,7 +375,7 @@ class _Inspection:
         size = self._size(path)
         if row.name in self._log_names and size != row.file_bytes:
             what = f"the file has {size} bytes instead of {row.file_bytes}"
-            return found._replace(problem=Problem(what, Cure.REPAIR))
+            return found._replace(problem=Problem(what, Remedy.REPAIR))
         try:
             verify(self._disk, path, self._identity)
             index = load_index(self._disk, self._log, self._identity, segment)
@@ -410,18 +411,18 @@ class _Inspection:
 
     def _find_term_lost(
         self, hard: HardStateFound, manifest: Manifest, scan: Scan | None
-    ) -> Iterator[Trouble]:
+    ) -> Iterator[OtherProblem]:
         terms = TermRuns(manifest.runs)
         terms.extend(scan.runs if scan else ())
         if hard.state is not None and hard.state.term < terms.last:
             what = f"term {hard.state.term} is below that of the last entry, {terms.last}: the files are old ones"
-            yield Trouble(" and ".join(HARD_STATE_NAMES), Problem(what, Cure.HEARING))
+            yield OtherProblem(" and ".join(HARD_STATE_NAMES), Problem(what, Remedy.HEARING))
 
     # Checkpoints
 
     def _find_checkpoints(
         self, first_index: int, last_index: int | None
-    ) -> Iterator[CheckpointFound | Trouble]:
+    ) -> Iterator[CheckpointFound | OtherProblem]:
         indexes = list_checkpoints(self._disk, self._log) if self._log_names else []
         found = [(index, self._find_checkpoint(index)) for index in indexes]
         whole = [index for index, checkpoint in found if checkpoint.problem is None]
@@ -429,14 +430,14 @@ class _Inspection:
         enough = newest >= first_index or first_index <= 1
         for index, checkpoint in found:
             problem = checkpoint.problem
-            if problem is not None and problem.cure is Cure.SPARE and not enough:
-                problem = problem._replace(cure=Cure.REPAIR)
+            if problem is not None and problem.remedy is Remedy.SPARE and not enough:
+                problem = problem._replace(remedy=Remedy.REPAIR)
             elif self._is_too_new(index, newest, last_index):
-                problem = Problem(f"newer than the log, which ends with entry {last_index}", Cure.REPAIR)
+                problem = Problem(f"newer than the log, which ends with entry {last_index}", Remedy.REPAIR)
             yield checkpoint._replace(problem=problem)
         if not enough and not any(checkpoint.problem for _, checkpoint in found):
             what = f"no checkpoint is of entry {first_index} or later, where the log begins"
-            yield Trouble(_LOG, Problem(what, Cure.REPAIR))
+            yield OtherProblem(_LOG, Problem(what, Remedy.REPAIR))
 
     def _is_too_new(self, index: int, newest: int, last_index: int | None) -> bool:
         """Return whether this is the newest whole checkpoint and is newer than the log, which then has lost entries."""
@@ -453,17 +454,17 @@ class _Inspection:
         try:
             checkpoint = read_checkpoint(self._disk, path, self._identity)
         except CorruptJournal as error:
-            return found._replace(problem=Problem(_without_path(error, error.path), Cure.SPARE))
+            return found._replace(problem=Problem(_without_path(error, error.path), Remedy.SPARE))
         except (UnknownFormat, ForeignJournal) as error:
             return found._replace(problem=_problem(error))
         if checkpoint.index != index:
             what = f"the name says index {index}, the file says {checkpoint.index}"
-            return found._replace(problem=Problem(what, Cure.SPARE))
+            return found._replace(problem=Problem(what, Remedy.SPARE))
         try:
             state = self._describe_state(checkpoint.body)
         except ValueError as error:
             what = f"{error}; start the program version that wrote it"
-            return found._replace(term=checkpoint.term, problem=Problem(what, Cure.OPERATOR))
+            return found._replace(term=checkpoint.term, problem=Problem(what, Remedy.OPERATOR))
         return found._replace(term=checkpoint.term, state=state)
 
     # The rest
@@ -497,11 +498,11 @@ class _Inspection:
             )
         if name == REMOVED:
             what = "the directory was removed from its cluster, and can be no member again"
-            return Leftover(name, 0, what, Problem(what, Cure.OPERATOR))
+            return Leftover(name, 0, what, Problem(what, Remedy.OPERATOR))
         if name == DAMAGE:
             reason = self._disk.read_file(path).decode(errors="replace")
             what = f"the log was found damaged while it was in use: {reason}"
-            return Leftover(name, self._size(path), "", Problem(what, Cure.REPAIR))
+            return Leftover(name, self._size(path), "", Problem(what, Remedy.REPAIR))
         what = "of a crash; harmless" if name.endswith(TEMPORARY) else "not of this node; left alone"
         return Leftover(name, self._size(path), what)
 
@@ -522,7 +523,7 @@ class _Inspection:
 
     # Entries
 
-    def entries(self, manifest: Manifest, first: int, last: int) -> Iterator[EntryFound | Trouble]:
+    def entries(self, manifest: Manifest, first: int, last: int) -> Iterator[EntryFound | OtherProblem]:
         for row in manifest.sealed:
             if row.first > last or row.end <= first:
                 continue
@@ -535,11 +536,11 @@ class _Inspection:
                 manifest.open_name, (entry for entry in found if first <= entry.index <= last)
             )
 
-    def _reading(self, name: str, found: Iterator[EntryFound]) -> Iterator[EntryFound | Trouble]:
+    def _reading(self, name: str, found: Iterator[EntryFound]) -> Iterator[EntryFound | OtherProblem]:
         try:
             yield from found
         except JournalError as error:
-            yield Trouble(path_in(_LOG, name), _problem(error))
+            yield OtherProblem(path_in(_LOG, name), _problem(error))
 
     def _open_entries(self, manifest: Manifest, name: str) -> Iterator[EntryFound]:
         """Yield the entries of the open segment up to damage, if any; then raise JournalError for the damage."""
@@ -570,19 +571,19 @@ def _sequence(stored: StoredState) -> int:
 
 
 def _half(whole: int) -> Problem | None:
-    return None if whole > 1 else Problem("one of the two copies in it is damaged", Cure.SPARE)
+    return None if whole > 1 else Problem("one of the two copies in it is damaged", Remedy.SPARE)
 
 
 def _missing() -> Problem:
-    return Problem("the file is missing", Cure.REPAIR)
+    return Problem("the file is missing", Remedy.REPAIR)
 
 
 def _problem(error: JournalError) -> Problem:
     if isinstance(error, CorruptJournal):
-        return Problem(_without_path(error, error.path), Cure.REPAIR)
+        return Problem(_without_path(error, error.path), Remedy.REPAIR)
     if isinstance(error, UnknownFormat | ForeignJournal):
-        return Problem(_without_path(error, error.path), Cure.OPERATOR)
-    return Problem(str(error), Cure.OPERATOR)
+        return Problem(_without_path(error, error.path), Remedy.OPERATOR)
+    return Problem(str(error), Remedy.OPERATOR)
 
 
 def _without_path(error: JournalError, path: str) -> str:

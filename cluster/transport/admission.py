@@ -150,7 +150,7 @@ class PeerAdmission:
         """
         held = self._configurations
         if held and not self.terms.is_named and terms.is_named and terms.cluster == held.newest.cluster:
-            held.note_cluster(terms.cluster)
+            held.set_cluster(terms.cluster)
             self.terms = self.terms._replace(cluster=terms.cluster)
 
     @property

@@ -141,7 +141,7 @@ class LogSync:
             self.send()
             if self._turn_is_asked or self._engine.wants_turn:
                 self._turn_is_asked = False
-                self._turns.ask()
+                self._turns.request()
 
     def send(self) -> None:
         """Send the engine's messages; acknowledgements of unsynced entries wait in the outbox (hazard H1)."""

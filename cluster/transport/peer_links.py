@@ -31,7 +31,7 @@ from cluster.configuration.configuration import PeerAddress
 from cluster.net.acceptor import accept_all
 from cluster.net.connection_slots import QUICK_SHARE, ConnectionSlots, SlotLimits
 from cluster.net.log_throttle import ThrottledLog
-from cluster.net.resolver import HostNames
+from cluster.net.resolver import Resolver
 from cluster.net.sockets import connect, listen
 from cluster.transport.admission import Link, PeerAdmission
 from cluster.transport.connection import FrameTooLargeError, LinkLimits, PeerConnection
@@ -90,11 +90,11 @@ _REDIAL_MAX_S = 0.08
 _ABSENT_AFTER_S = 1.0
 
 # For so many peers the logged reasons are remembered; well-behaved peers are always fewer.
-_TOLD_MAX = 256
+_REASONS_MAX = 256
 
 # A second process under the name of a linked peer tries each second. After the loss of a host, the new process of the
 # peer is refused as well, but not for so long (`admission._GONE_AFTER_S`).
-_TWICE_AFTER_S = 5.0
+_SECOND_PROCESS_AFTER_S = 5.0
 
 # A link that ends so soon was not wanted by the other side.
 _BRIEF_S = 1.0
@@ -117,6 +117,23 @@ class PeerTls(NamedTuple):
     client: ssl.SSLContext
 
 
+class LinkConfig(NamedTuple):
+    """The settings of this node's links."""
+
+    node: str
+    cluster: str
+    bind: Address
+    """The address on which this node listens."""
+    versions: Versions
+    """The versions of the state that this node's program can run."""
+    listed: Mapping[str, PeerAddress] = MappingProxyType({})
+    """The addresses of nodes in this node's file."""
+    prefers_listed: bool = False
+    """Whether the nodes in `listed` are dialled only there."""
+    seeds: Sequence[Address] = ()
+    """Addresses of nodes of the cluster that this node must join."""
+
+
 class _HostAnswer(Enum):
     """The outcome of an attempt to connect to a host."""
 
@@ -134,7 +151,7 @@ class _Span(NamedTuple):
     last_s: float
 
     def goes_on(self, now_s: float) -> bool:
-        return now_s - self.last_s < _TWICE_AFTER_S
+        return now_s - self.last_s < _SECOND_PROCESS_AFTER_S
 
 
 class PeerLinks:
@@ -142,41 +159,31 @@ class PeerLinks:
 
     def __init__(
         self,
-        node: str,
-        cluster: str,
+        config: LinkConfig,
         cluster_secrets: Sequence[bytes],
-        bind: Address,
         *,
-        versions: Versions,
         tls: PeerTls | None = None,
         limits: LinkLimits | None = None,
-        listed: Mapping[str, PeerAddress] = MappingProxyType({}),
-        prefers_listed: bool = False,
-        seeds: Sequence[Address] = (),
     ) -> None:
         """Create the links of this node; `start` begins to listen and to dial.
 
-        - `bind`: the address on which this node listens.
-        - `versions`: the versions of the state that its program can run.
-        - `listed`: the addresses of nodes in this node's file. With `prefers_listed`, nodes in it are dialled only
-          there.
-        - `seeds`: addresses of nodes of the cluster that this node must join.
-
-        `configure` must tell the members before `start`.
+        `configure` must set the members before `start`.
         """
         process = secrets.token_bytes(PROCESS_BYTES)
-        self._known = PeerAdmission(node, versions, process, listed, prefers_listed=prefers_listed)
-        self._cluster = cluster
-        self._node = node
+        self._known = PeerAdmission(
+            config.node, config.versions, process, config.listed, prefers_listed=config.prefers_listed
+        )
+        self._cluster = config.cluster
+        self._node = config.node
         self._secrets = tuple(cluster_secrets)
-        self._bind = bind
+        self._bind = config.bind
         self._tls = tls
         self._limits = limits or LinkLimits()
         if self._limits.stranger_bytes_max < MESSAGE_BYTES_MAX:
             raise ValueError(
                 f"stranger_bytes_max is at least {MESSAGE_BYTES_MAX}, the longest handshake message"
             )
-        self._names = HostNames()
+        self._names = Resolver()
         self._groups: dict[int, LinkEvents] = {}
         self._links: dict[str, PeerConnection] = {}
         """The connection of the current epoch with each peer, by name."""
@@ -198,17 +205,17 @@ class PeerLinks:
         self._refused_since_s: dict[str, float] = {}
         """When each missing peer's host first refused a connection since it last accepted one."""
         self._has_started = False
-        self._seeds = tuple(seeds)
+        self._seeds = tuple(config.seeds)
         self._dialling: dict[str | Address, asyncio.Task[None]] = {}
         """The dialling tasks, by peer or by seed."""
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told: dict[str | Address, deque[str]] = {}
+        self._logged_reasons: dict[str | Address, deque[str]] = {}
         """The last logged reasons for a missing link with a peer or a seed, so that they are logged only once."""
-        self._brief: dict[str, int] = {}
+        self._brief_links: dict[str, int] = {}
         """The peers whose links end right after they begin, and how often in succession they did."""
-        self._twice: dict[str, _Span] = {}
+        self._second_processes: dict[str, _Span] = {}
         """When second processes were refused under the name of a linked peer, by peer."""
         self._refusals: dict[Address, str] = {}
         """Why the last attempt to join at each seed has failed."""
@@ -218,12 +225,12 @@ class PeerLinks:
         # First the listener: a dying process closes its files in the order of their numbers, so the listener refuses by
         # the time the peers see their connections break.
         listener = await listen(self._bind)
-        self._accepting = self._spawn(accept_all(listener, self._take, self._throttled_log, "peer"))
+        self._accepting = self._spawn(accept_all(listener, self._accept, self._throttled_log, "peer"))
         self._accepting.add_done_callback(lambda _: listener.close())
         self._has_started = True
         for peer in sorted(self._known.addresses):
-            self._look_for(peer)
-        self._seek()
+            self._start_dialling(peer)
+        self._dial_seeds()
 
     async def stop(self) -> None:
         """Close everything, after sending queued bytes if that is quick. No events follow."""
@@ -257,7 +264,7 @@ class PeerLinks:
         self._links.clear()
         return connections
 
-    def _look_for(self, peer: str) -> None:
+    def _start_dialling(self, peer: str) -> None:
         """Dial a peer as long as it is a member, and find out whether it is dead."""
         attempt = partial(self._try_peer, peer)
         work = self._keep_dialled(attempt, peer, self._known.patience_s(peer))
@@ -266,7 +273,7 @@ class PeerLinks:
             self._awaited.add(peer)
             self._probes[peer] = self._spawn(self._probe_absent(peer))
 
-    def _look_no_more(self, peer: str) -> None:
+    def _stop_dialling(self, peer: str) -> None:
         for tasks in (self._dialling, self._probes):
             task = tasks.pop(peer, None)
             if task is not None:
@@ -274,9 +281,9 @@ class PeerLinks:
         self._missing.discard(peer)
         self._awaited.discard(peer)
         self._refused_since_s.pop(peer, None)
-        self._told.pop(peer, None)
+        self._logged_reasons.pop(peer, None)
 
-    def _seek(self) -> None:
+    def _dial_seeds(self) -> None:
         """Dial the present seeds, and stop dialling addresses that are seeds no longer."""
         seeds = self._known.seeds(self._seeds)
         for whom in [whom for whom in self._dialling if not isinstance(whom, str) and whom not in seeds]:
@@ -301,14 +308,14 @@ class PeerLinks:
 
     def why_apart_from(self, peer: str) -> str | None:
         """Return why there is no link with this member, or None if its host refuses connections or the link exists."""
-        reasons = self._told.get(peer)
+        reasons = self._logged_reasons.get(peer)
         return reasons[-1] if reasons and peer not in self._links else None
 
     def is_twice(self, peer: str) -> bool:
         """Return whether a second process goes on using the name of this linked peer."""
-        span = self._twice.get(peer)
+        span = self._second_processes.get(peer)
         now_s = asyncio.get_running_loop().time()
-        return span is not None and span.goes_on(now_s) and now_s - span.first_s >= _TWICE_AFTER_S
+        return span is not None and span.goes_on(now_s) and now_s - span.first_s >= _SECOND_PROCESS_AFTER_S
 
     # The port.
 
@@ -326,11 +333,11 @@ class PeerLinks:
             self._links[peer].abort()
         now = self._known.addresses.keys()
         for peer in before - now:
-            self._look_no_more(peer)
+            self._stop_dialling(peer)
         if self._has_started:
             for peer in sorted(now - before):
-                self._look_for(peer)
-            self._seek()
+                self._start_dialling(peer)
+            self._dial_seeds()
 
     def register(self, group_id: int, events: LinkEvents) -> None:
         """Deliver frames of this group, and connection events from now on, to `events`."""
@@ -386,31 +393,31 @@ class PeerLinks:
         if (probe := self._probes.pop(peer, None)) is not None:
             probe.cancel()
         self._links[peer] = connection
-        if peer in self._brief:
-            asyncio.get_running_loop().call_later(_BRIEF_S, self._tell_connected, connection)
+        if peer in self._brief_links:
+            asyncio.get_running_loop().call_later(_BRIEF_S, self._log_connected, connection)
         else:
-            self._tell_connected(connection)
+            self._log_connected(connection)
         for events in list(self._groups.values()):
             events.peer_connected(peer)
 
-    def _tell_connected(self, connection: PeerConnection) -> None:
+    def _log_connected(self, connection: PeerConnection) -> None:
         """Log that a peer is connected, unless the connection has ended."""
         if self._links.get(connection.peer) is connection:
-            self._brief.pop(connection.peer, None)
-            self._told.pop(connection.peer, None)
+            self._brief_links.pop(connection.peer, None)
+            self._logged_reasons.pop(connection.peer, None)
             log.info("peer %s is connected", connection.peer)
 
-    def _tell_lost(self, connection: PeerConnection, error: Exception | None) -> None:
+    def _log_lost(self, connection: PeerConnection, error: Exception | None) -> None:
         """Log that a connection is lost, but log repeated brief connections only once."""
         peer = connection.peer
-        was_told = peer not in self._brief
+        was_logged = peer not in self._brief_links
         if asyncio.get_running_loop().time() - connection.made_s < _BRIEF_S:
-            times = self._brief[peer] = self._brief.get(peer, 0) + 1
+            times = self._brief_links[peer] = self._brief_links.get(peer, 0) + 1
             if times == _BRIEF_TIMES:
                 log.info("peer %s ends each connection as soon as it has begun: its log tells why", peer)
-            if len(self._brief) > _TOLD_MAX:
-                del self._brief[next(iter(self._brief))]
-        if was_told:
+            if len(self._brief_links) > _REASONS_MAX:
+                del self._brief_links[next(iter(self._brief_links))]
+        if was_logged:
             log.info("the connection to peer %s is lost: %s", peer, error or "closed")
 
     def end(self, connection: PeerConnection, error: Exception | None) -> None:
@@ -419,7 +426,7 @@ class PeerLinks:
         if self._links.get(peer) is not connection:
             return
         del self._links[peer]
-        self._tell_lost(connection, error)
+        self._log_lost(connection, error)
         if peer in self._known.addresses:
             self._missing.add(peer)
             self._probes[peer] = self._spawn(self._probe(peer))
@@ -458,7 +465,7 @@ class PeerLinks:
 
         That is not a fault of this node and may last for days, so it is logged once and not as a warning.
         """
-        self._told.pop(peer, None)
+        self._logged_reasons.pop(peer, None)
         if peer not in self._missing:
             return
         now_s = asyncio.get_running_loop().time()
@@ -544,7 +551,7 @@ class PeerLinks:
             else:
                 await connection.gone.wait()
                 retry_s = self._limits.retry_first_s
-                pause_s = redial_s(self._brief.get(peer, 0), patience_s)
+                pause_s = redial_s(self._brief_links.get(peer, 0), patience_s)
 
     async def _try_peer(self, peer: str) -> str:
         is_refused = True
@@ -565,7 +572,7 @@ class PeerLinks:
         except (OSError, HandshakeError) as error:
             if not self._may_be(peer, error):
                 reason = _reason(error)
-                self._tell(peer, reason, f"cannot connect to peer {peer} at {_shown(address)}: {reason}")
+                self._log_once(peer, reason, f"cannot connect to peer {peer} at {_shown(address)}: {reason}")
         return False
 
     async def _try_seed(self, seed: Address) -> str:
@@ -584,9 +591,9 @@ class PeerLinks:
                     "all members of its cluster run this release"
                 )
             self._refusals[seed] = reason
-            self._tell(seed, reason, f"cannot join the cluster at {_shown(seed)}: {reason}")
+            self._log_once(seed, reason, f"cannot join the cluster at {_shown(seed)}: {reason}")
             return ""
-        self._told.pop(seed, None)
+        self._logged_reasons.pop(seed, None)
         self._refusals.pop(seed, None)
         return connection.peer
 
@@ -659,7 +666,7 @@ class PeerLinks:
 
     # The accepting side.
 
-    def _take(self, sock: socket.socket, address: Any) -> None:
+    def _accept(self, sock: socket.socket, address: Any) -> None:
         slot = self._unauthenticated.take(address[0])
         if slot is None:
             sock.close()
@@ -694,7 +701,7 @@ class PeerLinks:
         except AlreadyLinkedError as error:
             log.debug("refused a connection from %s: %s", host, error)
         except DisagreementError as error:
-            self._tell(connection.peer, str(error), f"refused a connection from {host}: {error}")
+            self._log_once(connection.peer, str(error), f"refused a connection from {host}: {error}")
         except (OSError, HandshakeError) as error:
             self._throttled_log.warning(type(error), f"dropped a connection from {host}: {_reason(error)}")
         finally:
@@ -709,7 +716,7 @@ class PeerLinks:
         error = disagreement(self._known.terms, peer, terms)
         error = error or self._known.judge(peer, terms, self._link_of(peer), dialled_here=dialled_here)
         if isinstance(error, SecondProcessError):
-            self._note_second(peer)
+            self._record_second_process(peer)
         if error is not None or peer in self._links or peer in self._known.addresses:
             return error
         if len(self._links.keys() - self._known.addresses.keys()) < self._limits.non_members_max:
@@ -718,11 +725,13 @@ class PeerLinks:
             f"node {peer!r} is no member, and {self._limits.non_members_max} nodes are connected that are none, either"
         )
 
-    def _note_second(self, peer: str) -> None:
+    def _record_second_process(self, peer: str) -> None:
         now_s = asyncio.get_running_loop().time()
-        self._twice = {name: span for name, span in self._twice.items() if span.goes_on(now_s)}
-        before = self._twice.get(peer)
-        self._twice[peer] = _Span(before.first_s if before else now_s, now_s)
+        self._second_processes = {
+            name: span for name, span in self._second_processes.items() if span.goes_on(now_s)
+        }
+        before = self._second_processes.get(peer)
+        self._second_processes[peer] = _Span(before.first_s if before else now_s, now_s)
 
     def _link_of(self, peer: str) -> Link | None:
         connection = self._links.get(peer)
@@ -736,17 +745,17 @@ class PeerLinks:
         assert connection.terms is not None  # it is authenticated
         return connection.terms
 
-    def _tell(self, whom: str | Address, why: str, line: str) -> None:
+    def _log_once(self, whom: str | Address, why: str, line: str) -> None:
         """Log why there is no link, unless the same reason was logged before.
 
         The last two reasons are remembered: both sides dial, and each may meet a different reason.
         """
-        told = self._told.setdefault(whom, deque(maxlen=2))
-        if why not in told:
-            told.append(why)
+        logged = self._logged_reasons.setdefault(whom, deque(maxlen=2))
+        if why not in logged:
+            logged.append(why)
             log.warning("%s", line)
-        if len(self._told) > _TOLD_MAX:
-            del self._told[next(iter(self._told))]
+        if len(self._logged_reasons) > _REASONS_MAX:
+            del self._logged_reasons[next(iter(self._logged_reasons))]
 
     # Tasks.
 

@@ -30,7 +30,7 @@ from cluster.log.entry import (
     entry_time_ms,
     is_compacted,
 )
-from cluster.log.hardstate import HardState, Standing
+from cluster.log.hardstate import HardState, VoterStatus
 from cluster.runtime.asyncio_runtime import DirectoryInUse, ReadOnlyDisk, check_not_in_use
 from cluster.snapshots.backup import BadBackup, examine, read_contents
 from cluster.snapshots.restore import UNFINISHED
@@ -38,7 +38,6 @@ from cluster.state.group_state import GroupState
 from cluster.storage.inspect import (
     INDEX_MAX,
     CheckpointFound,
-    Cure,
     EntryFound,
     Finding,
     HardStateFound,
@@ -46,10 +45,11 @@ from cluster.storage.inspect import (
     LogFound,
     ManifestFound,
     MarkFound,
+    OtherProblem,
+    OwnerFound,
     Problem,
+    Remedy,
     SegmentFound,
-    Trouble,
-    Whose,
     entries,
 )
 from cluster.storage.inspect import inspect as find_all
@@ -83,9 +83,9 @@ _SEGMENT_COLUMNS = "{:37}  {:6}  {:>11}  {:>11}  {:>8}  {:>13}  {:>9}  {}"
 _BACKUP_COLUMNS = "{:37}  {:>13}  {}"
 _CHECKPOINT_COLUMNS = "{:37}  {:>6}  {:>13}  {}"
 _NEXT_START = {
-    Cure.SPARE: "puts right by itself what it has a second time or can make anew",
-    Cure.HEARING: "waits until it has heard from every other member, and then catches up",
-    Cure.REPAIR: "sets its log aside and is repaired from the others; without others it refuses to start",
+    Remedy.SPARE: "puts right by itself what it has a second time or can make anew",
+    Remedy.HEARING: "waits until it has heard from every other member, and then catches up",
+    Remedy.REPAIR: "sets its log aside and is repaired from the others; without others it refuses to start",
 }
 
 
@@ -106,7 +106,7 @@ def inspect(directory: Path) -> int:
                 last_title = title
             print(_line(finding))
             if isinstance(finding, HardStateFound) and finding.state is not None:
-                is_learner = finding.state.standing is Standing.LEARNER
+                is_learner = finding.state.voter_status is VoterStatus.LEARNER
             if not isinstance(finding, LogFound) and finding.problem is not None:
                 problems[_name(finding)] = finding.problem
                 status = 1
@@ -151,7 +151,7 @@ def dump(directory: Path, first: int, last: int | None) -> int:
     status = 0
     with _group_of(directory) as (_, disk):
         for found in entries(disk, "", first, INDEX_MAX if last is None else last):
-            if isinstance(found, Trouble):
+            if isinstance(found, OtherProblem):
                 status = 1
                 print(f"qq inspect: {found.path}: {found.problem.what}", file=sys.stderr)
             else:
@@ -225,7 +225,7 @@ def _title(finding: Finding) -> str:
             return _SEGMENT_COLUMNS.format(*head)
         case CheckpointFound():
             return _CHECKPOINT_COLUMNS.format("checkpoint", "term", "bytes", "state")
-        case Leftover() | Trouble():
+        case Leftover() | OtherProblem():
             return "also"
         case _:
             return ""
@@ -233,7 +233,7 @@ def _title(finding: Finding) -> str:
 
 def _line(finding: Finding) -> str:
     match finding:
-        case Whose():
+        case OwnerFound():
             return f"identity     {_describe_identity(finding)}{_problem_suffix(finding.problem)}"
         case HardStateFound(state=state, copies=copies):
             return f"hardstate    {_describe_hard_state(state)}; copies: {', '.join(copies)}"
@@ -253,11 +253,11 @@ def _line(finding: Finding) -> str:
         case Leftover():
             what = finding.problem.what if finding.problem else finding.what
             return f"{finding.path}  {finding.file_bytes:,} bytes, {what}"
-        case Trouble():
+        case OtherProblem():
             return f"{finding.path}  {finding.problem.what}"
 
 
-def _describe_identity(found: Whose) -> str:
+def _describe_identity(found: OwnerFound) -> str:
     if found.identity is None:
         return "unknown"
     owner, version, members, _ = found.identity
@@ -270,7 +270,7 @@ def _describe_identity(found: Whose) -> str:
 def _describe_hard_state(state: HardState | None) -> str:
     if state is None:
         return "nothing is known"
-    return f"{state.standing.name.lower()}, term {state.term}, vote for {state.voted_for or 'nobody'}"
+    return f"{state.voter_status.name.lower()}, term {state.term}, vote for {state.voted_for or 'nobody'}"
 
 
 def _describe_mark(mark: Mark | None) -> str:
@@ -316,7 +316,7 @@ def _problem_suffix(problem: Problem | None) -> str:
 
 def _name(finding: Finding) -> str:
     match finding:
-        case Whose():
+        case OwnerFound():
             return "identity"
         case HardStateFound():
             return "hardstate"
@@ -328,7 +328,7 @@ def _name(finding: Finding) -> str:
             return "log"
         case SegmentFound() | CheckpointFound():
             return f"log/{finding.name}"
-        case Leftover() | Trouble():
+        case Leftover() | OtherProblem():
             return finding.path
 
 
@@ -339,11 +339,11 @@ def _verdict(problems: dict[str, Problem], *, is_learner: bool) -> str:
             "; the node is a learner: it is being repaired from the others" if is_learner else ""
         )
     refused = [
-        f"{name}: {problem.what}" for name, problem in problems.items() if problem.cure is Cure.OPERATOR
+        f"{name}: {problem.what}" for name, problem in problems.items() if problem.remedy is Remedy.OPERATOR
     ]
     if refused:
         return f"the node refuses to start until this is put right: {'; '.join(refused)}"
-    cures = sorted({problem.cure for problem in problems.values()})
+    cures = sorted({problem.remedy for problem in problems.values()})
     future = ", and ".join(map(_NEXT_START.__getitem__, cures))
     return f"damaged or missing: {', '.join(problems)}. At its next start the node {future}"
 

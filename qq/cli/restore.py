@@ -20,7 +20,7 @@ from cluster.configuration.configuration import (
     read_configuration,
 )
 from cluster.log.entry import entry_time_ms, is_regular
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.log.segment import JournalError
 from cluster.runtime.asyncio_runtime import (
     DirectoryInUse,
@@ -35,13 +35,13 @@ from cluster.state.group_state import GroupState
 from cluster.storage.identity import ForeignDirectory, Identity, Owner
 from cluster.storage.inspect import (
     CheckpointFound,
-    Cure,
     EntryFound,
     HardStateFound,
     Leftover,
     LogFound,
+    OwnerFound,
     Problem,
-    Whose,
+    Remedy,
     entries,
 )
 from cluster.storage.inspect import inspect as find_all
@@ -161,7 +161,7 @@ class _Survivor(NamedTuple):
     """The facts of a survivor's data directory that show which entries may be missing."""
 
     identity: Identity
-    standing: Standing | None
+    standing: VoterStatus | None
     committed: _Known | None
     """Newest checkpoint of the survivor. All entries up to it are known to be committed."""
     last_index: int
@@ -214,13 +214,13 @@ def _read_survivor(group: Path) -> _Survivor:
             was_removed = True
             continue
         problem = None if isinstance(found, LogFound) else found.problem
-        if problem is not None and problem.cure >= Cure.REPAIR:
+        if problem is not None and problem.remedy >= Remedy.REPAIR:
             problems.append(problem)
         match found:
-            case Whose():
+            case OwnerFound():
                 identity = found.identity
             case HardStateFound(state=state):
-                standing = None if state is None else state.standing
+                standing = None if state is None else state.voter_status
             case LogFound():
                 last_index = found.last_index
             case CheckpointFound(name=name, term=term, state=time, problem=None):
@@ -311,7 +311,7 @@ def _lines(group: Path, survivor: _Survivor) -> Generator[str]:
         yield "                 and more: this node was removed from its cluster, which may have gone on without it"
     elif not survivor.had_vote:
         yield "                 and more: this node was new, had no vote, and was being given the log; a voter has more"
-    if survivor.standing is not Standing.VOTER:
+    if survivor.standing is not VoterStatus.VOTER:
         yield "                 and more: this node was itself being repaired; another survivor may have more"
 
 

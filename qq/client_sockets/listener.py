@@ -15,7 +15,7 @@ from cluster.net.acceptor import accept_all, begin, listen_on, readable
 from cluster.net.connection_slots import Stage
 from cluster.net.work_rate import WorkRate
 from qq.client_sockets.proxy import ProxyError, ProxyHeader, Source
-from qq.client_sockets.shared import Peer
+from qq.client_sockets.shared import Peer, keepalive_of
 
 if TYPE_CHECKING:
     import socket
@@ -71,7 +71,8 @@ class ClientPort:
 
     async def listen(self, host: str, port: int) -> None:
         """Bind the address. Raises OSError."""
-        self._listeners = await listen_on(host, port, BACKLOG)
+        keepalive = keepalive_of(self._sockets.limits)
+        self._listeners = await listen_on(host, port, BACKLOG, keepalive)
 
     @property
     def port(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
+from cluster.net.keepalive import Keepalive
 from cluster.net.log_throttle import ThrottledLog
 
 if TYPE_CHECKING:
@@ -23,6 +24,13 @@ LOG_LINES_PER_S = 10
 def connection_log() -> ThrottledLog:
     """Return a log for events of unauthenticated connections: at most LOG_LINES_PER_S lines a second of each kind."""
     return ThrottledLog(logging.getLogger(__name__), LOG_LINES_PER_S)
+
+
+def keepalive_of(limits: NodeLimits) -> Keepalive:
+    """Return the TCP keepalive of all client sockets, of AMQP and HTTP."""
+    return Keepalive(
+        limits.client_keepalive_idle_s, limits.client_keepalive_interval_s, limits.client_keepalive_probes
+    )
 
 
 class ClientSockets(NamedTuple):

@@ -63,7 +63,7 @@ class HttpPort:
         cls, host: str, port: int, limits: HttpLimits, failed: Callable[[BaseException], None]
     ) -> HttpPort:
         """Listen; raises StartError if the address cannot be used."""
-        return cls(await listen(host, port), limits, failed)
+        return cls(await listen(host, port, limits.keepalive), limits, failed)
 
     @property
     def number(self) -> int:

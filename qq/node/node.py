@@ -24,7 +24,7 @@ from cluster.runtime.asyncio_runtime import AsyncioRuntime, DirectoryInUse, Real
 from cluster.snapshots.restore import UNFINISHED
 from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
 from cluster.storage.identity import ForeignDirectory
-from cluster.transport.peer_links import PeerLinks
+from cluster.transport.peer_links import LinkConfig, PeerLinks
 from qq.amqp_server import in_process_clients
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.connection import ClientConnection
@@ -312,17 +312,17 @@ def _opened(directory: Path, open_disk: OpenDisk) -> Generator[RealDisk]:
 
 
 def _make_links(config: NodeConfig, files: RereadFiles, machine: NodeMachine) -> PeerLinks:
-    return PeerLinks(
+    link_config = LinkConfig(
         config.name,
         config.cluster_name,
-        files.cluster_secrets(),
-        (config.peer_host, config.address.peer_port),
+        bind=(config.peer_host, config.address.peer_port),
         versions=Versions(*machine.versions),
-        tls=files.peer_tls.current if files.peer_tls else None,
         listed=parts.addresses(config.nodes),
         prefers_listed=config.peer_addresses == "file",
         seeds=parts.seeds(config),
     )
+    tls = files.peer_tls.current if files.peer_tls else None
+    return PeerLinks(link_config, files.cluster_secrets(), tls=tls)
 
 
 async def _read(make_group: Callable[[], Group], closing: AsyncExitStack) -> Group:

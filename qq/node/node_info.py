@@ -70,7 +70,7 @@ def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:
     return NodeStatus(
         name=status.name,
         state=NodeState(status.state),
-        standing=status.standing,
+        standing=status.voter_status,
         role=member.role,
         term=status.term,
         first_index=status.first_index,

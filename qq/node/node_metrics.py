@@ -51,7 +51,7 @@ class NodeMetrics:
             raft=RaftMetrics(
                 term=engine.term,
                 is_leader=engine.is_leader,
-                standing=own.standing or "",
+                standing=own.voter_status or "",
                 first_index=journal.first_index,
                 last_index=journal.last_index,
                 synced_index=journal.synced_index,

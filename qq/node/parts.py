@@ -11,6 +11,7 @@ from cluster.config import GroupConfig
 from cluster.configuration.configuration import PeerAddress, host_problem
 from cluster.raft.timing import Timing
 from qq.amqp.connection import Settings
+from qq.client_sockets.shared import keepalive_of
 from qq.config import ConfigError
 from qq.errors import StartError
 from qq.http.base.listener import HttpLimits
@@ -79,6 +80,7 @@ def http_limits(limits: NodeLimits, connections: int) -> HttpLimits:
         header_timeout_s=limits.http_header_timeout_s,
         body_timeout_s=limits.http_body_timeout_s,
         idle_timeout_s=limits.http_idle_timeout_s,
+        keepalive=keepalive_of(limits),
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from cluster.net.resolver import HostNames
+from cluster.net.resolver import Resolver
 from qq.errors import StartError
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class _Resolver(AbstractResolver):
     """
 
     def __init__(self) -> None:
-        self._names = HostNames()
+        self._names = Resolver()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        addresses = await self._names.look_up(host, port)
+        addresses = await self._names.resolve(host, port)
         return [
             ResolveResult(
                 hostname=host,

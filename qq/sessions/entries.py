@@ -21,7 +21,7 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.log.entry import batches_of, compacted_parts, is_compacted, is_regular
-from cluster.log.segment import EntryGone, EntryMoved
+from cluster.log.segment import EntryMoved, EntryNotFound
 from qq.machine.protocol.codec import stored_pieces
 from qq.ranges import INDEX_BITS, INDEX_MASK, MESSAGE_BITS, MESSAGE_MASK, Range
 
@@ -417,7 +417,7 @@ class Entries:
         log = self._logs[wanted[0] >> INDEX_BITS]
         try:
             job = log.read_job([place & INDEX_MASK for place in wanted], READ_BYTES_MAX)
-        except EntryGone:
+        except EntryNotFound:
             job = None
 
         def read() -> list[bytes] | _Missing:
@@ -427,7 +427,7 @@ class Entries:
                 return job()
             except EntryMoved:
                 return _Missing.MOVED
-            except EntryGone:
+            except EntryNotFound:
                 return _Missing.GONE
 
         def read_again(needed: Sequence[int], unneeded: Sequence[int]) -> None:

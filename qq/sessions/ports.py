@@ -59,7 +59,7 @@ class MessageStore(Protocol):
         """Return a function that reads the entries at `indexes` on any thread.
 
         The function may stop after the entry with which it has read `bytes_max` octets. This method and the function
-        raise `cluster.log.segment.EntryGone` if an entry is not stored; the function may also raise EntryMoved.
+        raise `cluster.log.segment.EntryNotFound` if an entry is not stored; the function may also raise EntryMoved.
         """
         ...
 

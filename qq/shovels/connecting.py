@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.net import sockets
-from cluster.net.resolver import HostNames
+from cluster.net.resolver import Resolver
 from qq.shovels.client import Client, Closed
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Connector:
     message_bytes_max: int
     """The largest message body that a shovel accepts, in bytes."""
     random: Random
-    names: HostNames = field(default_factory=HostNames)
+    names: Resolver = field(default_factory=Resolver)
     """The resolver of host names."""
 
     async def connect(self, uris: Sequence[BrokerUri], name: str) -> Client:

@@ -31,7 +31,7 @@ from cluster.configuration.configuration import (
 )
 from cluster.log.checkpoints import write_checkpoint
 from cluster.log.entry import make_batch, make_entry
-from cluster.log.hardstate import HardState, Standing
+from cluster.log.hardstate import HardState, VoterStatus
 from cluster.log.manifest import row_of
 from cluster.runtime.asyncio_runtime import RealDisk
 from cluster.snapshots import restore
@@ -93,7 +93,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     low = QueueMachine.versions[0]
     disk = RealDisk(root / "data")
     group, journal, state = one_of_two(disk)
-    group.hard_state.store(HardState(4, "n2", Standing.VOTER))
+    group.hard_state.store(HardState(4, "n2", VoterStatus.VOTER))
     for index, entry in enumerate(ENTRIES, 1):
         journal.add(entry, index, 3)
     journal.sync_now()
@@ -620,7 +620,7 @@ def test_a_survivor_that_had_no_vote_is_said_to_be_that(said: Said, tmp_path: Pa
     low = QueueMachine.versions[0]
     disk = RealDisk(tmp_path)
     group, journal, _ = one_of_two(disk)
-    group.hard_state.store(HardState(4, "n2", Standing.VOTER))
+    group.hard_state.store(HardState(4, "n2", VoterStatus.VOTER))
     n1 = Member("n1", PeerAddress("h1", 1), bytes(16), is_voter=is_voter)
     n2 = Member("n2", PeerAddress("h2", 1), bytes([1]) * 16)
     before = make_configuration(TIME_MS, Configuration.of(low + 1, [n2], b"c" * 16))

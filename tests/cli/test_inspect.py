@@ -15,7 +15,7 @@ import pytest
 from cluster.configuration.configuration import Versions
 from cluster.log.checkpoints import checkpoint_name, write_checkpoint
 from cluster.log.entry import KIND_EVICTION, KIND_OUTAGE, make_batch, make_compacted, make_entry
-from cluster.log.hardstate import HardState, Standing
+from cluster.log.hardstate import HardState, VoterStatus
 from cluster.log.journal import SegmentedJournal
 from cluster.log.sealed_segment import write_sparse
 from cluster.log.segment import FILE_HEADER_BYTES, Segment
@@ -83,7 +83,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     disk = RealDisk(root)
     versions = Versions(*QueueMachine.versions)
     group, journal, state = new_log(disk, INCARNATION, versions, ["n1"], segment_entries=8)
-    group.hard_state.store(HardState(1, "n2", Standing.VOTER))
+    group.hard_state.store(HardState(1, "n2", VoterStatus.VOTER))
     for index, entry in enumerate(ENTRIES, 1):
         journal.add(entry, index, 1)
     journal.sync_now()
@@ -201,7 +201,7 @@ def test_a_learner_and_a_torn_tail_and_leftovers_are_no_damage(
     disk = RealDisk(data_dir)
     directory = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
     directory.hard_state.load()
-    directory.hard_state.store(HardState(1, "n2", Standing.LEARNER))
+    directory.hard_state.store(HardState(1, "n2", VoterStatus.LEARNER))
     disk.close()
     with (group / "log" / SECOND_SEGMENT).open("ab") as file:
         file.write(b"\x32")  # of a record's magic number

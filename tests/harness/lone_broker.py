@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 from unittest.mock import patch
 
 from cluster.log.entry import batches_of, make_batch, make_entry
-from cluster.log.segment import EntryGone
+from cluster.log.segment import EntryNotFound
 from cluster.net.connection_slots import ConnectionSlots, SlotLimits
 from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
@@ -129,7 +129,7 @@ class LoneGroup:
         return self.entries.get(index)
 
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
-        raise EntryGone(f"there is no entry {indexes[0]}")
+        raise EntryNotFound(f"there is no entry {indexes[0]}")
 
     def submit_read(self, job: Callable[[], Any], done: Callable[[Any, None], None]) -> None:
         self._loop.call_soon(lambda: done(job(), None))

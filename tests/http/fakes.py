@@ -21,7 +21,7 @@ from cluster.configuration.configuration import (
     Versions,
 )
 from cluster.log.entry import batches_of, make_batch, make_entry
-from cluster.log.segment import EntryGone
+from cluster.log.segment import EntryNotFound
 from cluster.membership.health import Verdict
 from cluster.raft.messages import Alarm
 from cluster.runtime.histogram import Histogram
@@ -273,7 +273,7 @@ class _Group:
         return self.entries.get(index)
 
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
-        raise EntryGone(f"there is no entry {indexes[0]}")
+        raise EntryNotFound(f"there is no entry {indexes[0]}")
 
 
 def _statuses() -> list[Any]:

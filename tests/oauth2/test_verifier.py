@@ -251,12 +251,12 @@ def test_old_keys_are_fetched_again(issuer: Issuer, monkeypatch: pytest.MonkeyPa
 def test_issuer_is_reached_while_40_name_lookups_hang(
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look_up, answers = socket.getaddrinfo, threading.Event()
+    resolve, answers = socket.getaddrinfo, threading.Event()
 
     def stalled(host: str, port: int, **how: Any) -> Any:
         if host.startswith("slow") and not how.get("flags", 0) & socket.AI_NUMERICHOST:
             answers.wait(20)
-        return look_up(host, port, **how)
+        return resolve(host, port, **how)
 
     async def story() -> None:
         # Where these names are asked for by others, as the program's libraries do it.

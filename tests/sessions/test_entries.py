@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from cluster.log.entry import batches_of, make_batch, make_compacted, make_entry
-from cluster.log.segment import CorruptJournal, EntryGone, EntryMoved
+from cluster.log.segment import CorruptJournal, EntryMoved, EntryNotFound
 from qq.machine.handlers.fragments import Fragment
 from qq.machine.protocol.codec import encode_batch, keep
 from qq.machine.protocol.commands import Enqueue, JoinFragments, StoreFragment
@@ -53,7 +53,7 @@ class FakeJournal:
 
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
         if any(index not in self.stored for index in indexes):
-            raise EntryGone("not here")
+            raise EntryNotFound("not here")
         self.asked.extend(indexes)
         payloads, replaced = [self.stored[index] for index in indexes], self._replaced
         sizes = accumulate(map(len, payloads), initial=0)
@@ -65,7 +65,7 @@ class FakeJournal:
             if self._replaced != replaced:
                 raise EntryMoved("the file went away")
             if missing := self.sparse.intersection(indexes):
-                raise EntryGone(f"not in its file: {missing}")
+                raise EntryNotFound(f"not in its file: {missing}")
             return payloads
 
         return job

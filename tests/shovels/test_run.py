@@ -447,12 +447,12 @@ def test_a_shovel_speaks_tls_and_logs_in_with_its_certificate(tmp_path: Path) ->
 def test_broker_is_reached_while_20_name_lookups_hang(
     broker: LoneBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look_up, answers = socket.getaddrinfo, threading.Event()
+    resolve, answers = socket.getaddrinfo, threading.Event()
 
     def stalled(host: str, port: int, **how: Any) -> Any:
         if host.startswith("slow") and not how.get("flags", 0) & socket.AI_NUMERICHOST:
             answers.wait(20)
-        return look_up("127.0.0.1" if host == "quick" else host, port, **how)
+        return resolve("127.0.0.1" if host == "quick" else host, port, **how)
 
     async def log_in(host: str) -> None:
         uri = parse_uri(f"amqp://guest:guest@{host}:{broker.amqp_port}")

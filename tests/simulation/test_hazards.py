@@ -240,7 +240,7 @@ class SendsEverythingAgain(Engine):
 
 
 def believe_the_commit_index(message: Append) -> Append:
-    """In place of `vouched_for` (H2, H3): commits entries that the message says nothing about."""
+    """In place of `limit_commit_index` (H2, H3): commits entries that the message says nothing about."""
     return message
 
 
@@ -802,7 +802,7 @@ HAZARDS = [
         LONG_LOGS,
         30,
         "has committed another entry",
-        ("cluster.engine.engine.vouched_for", believe_the_commit_index),
+        ("cluster.engine.engine.limit_commit_index", believe_the_commit_index),
         shown_by=28,
     ),
     Hazard(

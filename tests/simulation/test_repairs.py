@@ -17,7 +17,7 @@ from chaos.sim.run import Simulation
 from chaos.sim.workload.ledger import Ledger
 from chaos.sim.world.cluster import LOG, SimulatedNode, SimulationOptions
 from chaos.sim.world.disk import ProcessEnds
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
 from cluster.storage.directory import OBSOLETE
@@ -98,12 +98,12 @@ class Repair:
 def test_a_repaired_node_is_a_voter_once_its_new_log_is_durable() -> None:
     story = Repair()
     story.pass_some_time()
-    assert story.repaired.standing is Standing.LEARNER
+    assert story.repaired.voter_status is VoterStatus.LEARNER
     story.lose_power()
-    assert story.repaired.standing is Standing.LEARNER
+    assert story.repaired.voter_status is VoterStatus.LEARNER
     assert story.repaired.group.journal.last_index < story.last_index
     story.pass_some_time()
-    assert story.repaired.standing is Standing.VOTER
+    assert story.repaired.voter_status is VoterStatus.VOTER
     story.lose_power()
     assert story.repaired.group.journal.last_index >= story.last_index
 
@@ -116,7 +116,7 @@ def test_reliance_on_a_log_that_is_not_durable_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(SegmentedJournal, "synced_index", property(last, take_no_notice), raising=False)
     story = Repair()
     story.pass_some_time()
-    assert story.repaired.standing is Standing.VOTER
+    assert story.repaired.voter_status is VoterStatus.VOTER
     # It comes back as a voter without what it holds; or without its manifest, and gives a log up that was whole.
     with pytest.raises(
         ViolationError, match=r"is a voter without entry|has given its log up, and nothing was done"
@@ -177,7 +177,7 @@ def test_node_with_a_damaged_log_stays_up_while_it_is_needed() -> None:
     absent.start()
     world.run_until(60.0, stop=lambda: checks.repairs == 1)
     assert damaged.life > life
-    assert damaged.standing is Standing.VOTER
+    assert damaged.voter_status is VoterStatus.VOTER
     simulation.workload.stop()
     world.run_until(world.now_s + 10.0, stop=cluster.settled)
     assert cluster.settled(), cluster.describe()
@@ -196,7 +196,7 @@ def test_damaged_node_counts_as_damaged_until_its_log_is_durable() -> None:
     world.run_until(14.0)
     follower.start()
     world.run_until(30.0, stop=lambda: follower.group.snapshots_installed > 0)
-    assert follower.standing is Standing.VOTER
+    assert follower.voter_status is VoterStatus.VOTER
     assert leader.group.engine.acknowledged_index(follower.name)
     follower.disk.full = True
     follower.disk.remove(path)
@@ -257,7 +257,7 @@ def test_full_disk_of_obsolete_entries_is_reclaimed(restarts: bool) -> None:
         follower.start()
     capacity_bytes = follower.disk.used_bytes()
     world.run_until(world.now_s + 40.0, stop=lambda: checks.repairs == 1)
-    assert follower.standing is Standing.VOTER
+    assert follower.voter_status is VoterStatus.VOTER
     assert follower.disk.used_bytes() < capacity_bytes / 2
     assert not follower.group.journal.full
     simulation.workload.stop()
@@ -277,7 +277,7 @@ def test_full_log_is_kept_while_no_majority_is_left_without_it() -> None:
     other.end(power_loss=False)
     life = follower.life
     world.run_until(world.now_s + 30.0)
-    assert (follower.life, follower.standing) == (life, Standing.VOTER)
+    assert (follower.life, follower.voter_status) == (life, VoterStatus.VOTER)
     follower.disk.capacity_bytes = None
     other.start()
     simulation.workload.stop()
@@ -298,12 +298,12 @@ def test_log_is_discarded_as_a_whole_or_kept(end: tuple[int, bool]) -> None:
     checks.gave_log_up(follower)
     follower.disk.end_process_after(steps)
     with suppress(ProcessEnds):
-        directory.give_up_log()
+        directory.discard_log()
     follower.disk.spare_process()
     follower.end(power_loss=power_loss)
     follower.start()
     assert f"{directory.path}/{OBSOLETE}" not in follower.disk.directories
-    world.run_until(world.now_s + 20.0, stop=lambda: follower.standing is Standing.VOTER)
+    world.run_until(world.now_s + 20.0, stop=lambda: follower.voter_status is VoterStatus.VOTER)
     simulation.workload.stop()
     world.run_until(world.now_s + 10.0, stop=cluster.settled)
     assert cluster.settled(), cluster.describe()

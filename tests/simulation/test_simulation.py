@@ -22,8 +22,8 @@ from chaos.sim.world.cluster import SimulatedNode, SimulationOptions
 from chaos.sim.world.network import NetworkOptions
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.engine.engine import Engine
-from cluster.engine.rejoin import Recovery
-from cluster.log.hardstate import HardState, Standing
+from cluster.engine.rejoin import Rejoin
+from cluster.log.hardstate import HardState, VoterStatus
 from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.messages import Message, TimeoutNow, VoteRequest, encode
 from cluster.transport.connection import LinkLimits
@@ -310,7 +310,7 @@ def test_campaign_that_no_node_received_may_be_forgotten() -> None:
     story = ForgottenCampaign()
     assert story.loser.group.engine.voted_for == story.loser.name
     story.lose_everything()
-    assert story.loser.standing is Standing.VOTER
+    assert story.loser.voter_status is VoterStatus.VOTER
     assert story.loser.group.engine.term == story.term - 1
     story.elect_the_second_candidate()
     engine = story.loser.group.engine
@@ -321,7 +321,7 @@ def test_campaign_that_won_a_vote_is_remembered() -> None:
     story = ForgottenCampaign(heard=True)
     assert story.other.group.engine.voted_for == story.loser.name
     story.lose_everything()
-    assert story.loser.standing is Standing.VOTER
+    assert story.loser.voter_status is VoterStatus.VOTER
     assert story.loser.group.engine.term >= story.term
 
 
@@ -336,7 +336,7 @@ def test_forgetting_a_campaign_that_won_a_vote_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     story = ForgottenCampaign(heard=True)
-    monkeypatch.setattr(Recovery, "_remember", story.remember_an_earlier_term)
+    monkeypatch.setattr(Rejoin, "_remember", story.remember_an_earlier_term)
     with pytest.raises(ViolationError, match=rf"forgotten term {story.term}, in which \w+ voted for it"):
         story.lose_everything()
 
@@ -346,7 +346,7 @@ def test_forgetting_a_vote_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     story = ForgottenCampaign()
     story.lose_everything()
     story.elect_the_second_candidate()
-    monkeypatch.setattr(Recovery, "_remember", story.remember_an_earlier_term)
+    monkeypatch.setattr(Rejoin, "_remember", story.remember_an_earlier_term)
     with pytest.raises(ViolationError, match="has forgotten that it voted for"):
         story.lose_everything()
 
@@ -410,8 +410,8 @@ class ForgottenCampaign:
         self.world.run_until(self.world.now_s + 5.0)
 
     def remember_an_earlier_term(self, engine: Engine) -> None:
-        """In place of what `Recovery` does: the latest term that the others tell is not taken over."""
-        self.loser.group.recovery._rise(HardState(self.term - 1, None, Standing.LEARNER))
+        """In place of what `Rejoin` does: the latest term that the others tell is not taken over."""
+        self.loser.group.rejoin._rise(HardState(self.term - 1, None, VoterStatus.LEARNER))
         engine.remember(self.term - 1, None)
 
     def elect_the_second_candidate(self) -> None:

@@ -15,7 +15,7 @@ from chaos.sim.checks.campaigns import Campaigns
 from chaos.sim.world.watched import MACHINES, TAG, Applied, Program, WatchedMachine
 from chaos.sim.world.world import EPOCH_MS
 from cluster.configuration.configuration import Versions, is_configuration, read_configuration
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.log.segment import CorruptJournal
 from cluster.raft.cluster_clock import SLOWER
 from cluster.raft.elections import Role
@@ -87,7 +87,7 @@ class _Seen:
     led_since_s: float = 0.0
     term: int = 0
     vote: str | None = None
-    standing: Standing = Standing.BLANK
+    voter_status: VoterStatus = VoterStatus.BLANK
     installs: int = 0
     configured_at: int = 1
     """The index of the newest configuration in the node's log."""
@@ -200,7 +200,7 @@ class Checks:
         finds_damage = self.may_find_damage(node)
         self._campaigns.begin(node.name)
         self._begin_directory(node)
-        if node.standing is Standing.BLANK and self.may_find_damage(node):
+        if node.voter_status is VoterStatus.BLANK and self.may_find_damage(node):
             forgotten = self._terms.pop(node.name, 0)
             self._forgotten_terms[node.name] = max(forgotten, self._forgotten_terms.get(node.name, 0))
         if term < self._terms.get(node.name, 0):
@@ -210,19 +210,21 @@ class Checks:
             self.fail(f"{node.name} has forgotten that it voted for {vote} in term {term}")
         self._forget_campaigns(node)
         before = self._seen.get(node.name)
-        loses = before is not None and before.standing is Standing.VOTER is not node.standing
+        loses = before is not None and before.voter_status is VoterStatus.VOTER is not node.voter_status
         if loses and not finds_damage:
             self.fail(f"{node.name} has given its log up, and nothing was done to that")
         vouched_index = min(self._vouched.get(node.name, 0), len(self.committed) + 1)
-        if node.standing is Standing.VOTER and node.group.journal.last_index < vouched_index:
+        if node.voter_status is VoterStatus.VOTER and node.group.journal.last_index < vouched_index:
             self.fail(f"{node.name} is a voter without entry {vouched_index}, which was on its disk")
         damage = self._damage.get(node.name, Damage(0, 0))
-        unnoticed = damage.life + 1 == node.life and node.standing is Standing.VOTER
+        unnoticed = damage.life + 1 == node.life and node.voter_status is VoterStatus.VOTER
         if unnoticed and node.group.journal.last_index < damage.owed_index:
             self.fail(f"{node.name} is a voter without entry {damage.owed_index}, which it had acknowledged")
         self._check_version(node)
         self._terms[node.name] = term
-        self._seen[node.name] = _Seen(node.life, term=term, vote=engine.voted_for, standing=node.standing)
+        self._seen[node.name] = _Seen(
+            node.life, term=term, vote=engine.voted_for, voter_status=node.voter_status
+        )
         if engine.applied_index > 1:
             self._check_state(node, engine.applied_index)
         self.topology_changed()
@@ -281,7 +283,7 @@ class Checks:
             for other in self._cluster.nodes
             if other is not node
             and other.has_started
-            and other.standing is Standing.VOTER
+            and other.voter_status is VoterStatus.VOTER
             and other.group.journal.synced_index >= min(journal.synced_index, len(self.committed) + 1)
         ]
         names = [other.name for other in whole]
@@ -303,7 +305,7 @@ class Checks:
         whole = [
             other.name
             for other in self._cluster.nodes
-            if other is not node and other.standing is Standing.VOTER and not self._is_damaged(other)
+            if other is not node and other.voter_status is VoterStatus.VOTER and not self._is_damaged(other)
         ]
         return all(
             configuration.membership.is_majority(
@@ -357,7 +359,7 @@ class Checks:
         whole = (
             runs
             and node.life > damage.life
-            and node.standing is Standing.VOTER
+            and node.voter_status is VoterStatus.VOTER
             and not node.group.fail_stop.damage
         )
         # The synced index of an adopted log is known only when that log is durable and the damaged log is removed.
@@ -379,10 +381,10 @@ class Checks:
         is_new_term = engine.term != seen.term or engine.voted_for != seen.vote
         if is_new_term:
             self._new_term(node, seen)
-        standing = group.recovery.standing
-        if standing is not seen.standing:
-            self.repairs += seen.standing is Standing.LEARNER and standing is Standing.VOTER
-            seen.standing = standing
+        voter_status = group.rejoin.voter_status
+        if voter_status is not seen.voter_status:
+            self.repairs += seen.voter_status is VoterStatus.LEARNER and voter_status is VoterStatus.VOTER
+            seen.voter_status = voter_status
             self._forget_campaigns(node)
         # The journal reports 0 for a log that is being adopted, until it is durable: until then the old log counts.
         synced_index = group.journal.synced_index
@@ -404,7 +406,7 @@ class Checks:
         commit_index = engine.commit_index
         if leads and (commit_index > seen.commit_index or seen.steps % BELIEFS_EVERY == 0):
             self._check_beliefs(node)
-        if (hopeless := group.recovery.why_hopeless()) is not None:
+        if (hopeless := group.rejoin.why_hopeless()) is not None:
             self.fail(f"{node.name} says what is never so here: {hopeless}")
         if commit_index > seen.commit_index:
             if leads:
@@ -434,8 +436,8 @@ class Checks:
         role = Role.LEADER if leads else node.group.engine.role
         if role is Role.FOLLOWER:
             return
-        if seen.standing is not Standing.VOTER:
-            self.fail(f"{node.name} is a {seen.standing.name.lower()} and a {role.name.lower()}")
+        if seen.voter_status is not VoterStatus.VOTER:
+            self.fail(f"{node.name} is a {seen.voter_status.name.lower()} and a {role.name.lower()}")
         term = node.group.engine.term
         if leads and term != seen.led_term:
             seen.led_term = term
@@ -449,7 +451,7 @@ class Checks:
         seen.term, seen.vote = engine.term, engine.voted_for
         self._terms[node.name] = engine.term
         vote = engine.voted_for
-        if vote is None or (seen.standing is Standing.BLANK and engine.role is Role.FOLLOWER):
+        if vote is None or (seen.voter_status is VoterStatus.BLANK and engine.role is Role.FOLLOWER):
             return  # a node that rises from blank adopts a vote that it may have given
         self._cast.setdefault((vote, engine.term), {})[node.name] = None
         if self._votes.setdefault((node.name, engine.term), vote) != vote:
@@ -483,7 +485,7 @@ class Checks:
         reported that term (rejoin.py). `_new_term` checks that the node gets no vote in that term without a new
         campaign.
         """
-        if node.standing is Standing.BLANK:
+        if node.voter_status is VoterStatus.BLANK:
             return
         name, term = node.name, node.group.engine.term
         for later in range(term + 1, self._forgotten_terms.get(name, 0) + 1):
@@ -496,8 +498,8 @@ class Checks:
 
     def _check_may_vote(self, node: SimulatedNode, vote: str) -> None:
         """Check that only a voter votes, and only with every entry that it has acknowledged."""
-        if node.standing is not Standing.VOTER:
-            self.fail(f"{node.name} is a {node.standing.name.lower()} and votes for {vote}")
+        if node.voter_status is not VoterStatus.VOTER:
+            self.fail(f"{node.name} is a {node.voter_status.name.lower()} and votes for {vote}")
         damage = self._damage.get(node.name)
         if damage is not None and node.life > damage.life:
             journal = node.group.journal
@@ -539,7 +541,7 @@ class Checks:
                 continue
             if not index or not (node.up and node.has_started) or node.group.engine.term > engine.term:
                 continue
-            if node.name in self._damage and node.standing is not Standing.VOTER:
+            if node.name in self._damage and node.voter_status is not VoterStatus.VOTER:
                 continue
             there = node.group.journal
             synced_index = there.synced_index or self._log_ends.get(node.name, 0)

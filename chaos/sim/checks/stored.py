@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from chaos.sim.world.watched import TAG
 from cluster.log.entry import batches_of, compacted_parts, is_compacted, make_compacted
-from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
+from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryNotFound
 
 if TYPE_CHECKING:
     from chaos.sim.checks.checks import Checks
@@ -69,7 +69,7 @@ class StoredMessages:
         for index, batches in live.items():
             try:
                 entry = node.group.journal.read(index)
-            except EntryGone:
+            except EntryNotFound:
                 self._checks.fail(f"{node.name} has lost entry {index}, of which {batches} are live")
                 return
             except CorruptJournal as damage:

@@ -17,7 +17,7 @@ from chaos.sim.world.watched import Program
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import PeerAddress
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.log.manifest import MANIFEST_NAME, Manifest, load_manifest
 from cluster.log.sealed_segment import open_file
 from cluster.log.segment import FILE_HEADER_BYTES
@@ -232,7 +232,7 @@ class Nemesis:
         nodes = self._random.sample(self._cluster.nodes, self._random.randint(1, 2))
         if any(not node.up or node.misconfigured for node in nodes):
             return False
-        are_blank = any(node.standing is Standing.BLANK for node in nodes)
+        are_blank = any(node.voter_status is VoterStatus.BLANK for node in nodes)
         members = self._wrong_list([node.name for node in nodes], others_min=int(are_blank))
         for node in nodes:
             node.members = members

@@ -21,7 +21,7 @@ from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import NOBODY, OtherVersion, PeerAddress, Versions
 from cluster.engine.engine import Engine
 from cluster.group.group import Group
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.log.segment import JournalError
 from cluster.raft.timing import Timing
 from cluster.state.apply import Confirmed, Evicted
@@ -209,7 +209,7 @@ class SimulatedNode:
         """Whether its last process start knew the members from the log; then the list in the file has no effect."""
         self.has_started = False
         """Whether this process start is complete: the node has an engine, a log and a voter status."""
-        self._standing = Standing.BLANK
+        self._voter_status = VoterStatus.BLANK
         self._cluster = cluster
         self._world = cluster.world
         self.wall = WallClock(self._world, cluster.skew_ms())
@@ -227,7 +227,7 @@ class SimulatedNode:
         """Start the process, or retry later if the disk fails."""
         if self.up or self._is_taken_down or self not in self._cluster.nodes:
             return
-        self._standing = self.standing
+        self._voter_status = self.voter_status
         self.has_started = False
         self.life += 1
         watcher = self._cluster.watcher
@@ -261,7 +261,7 @@ class SimulatedNode:
             self.group = parts.group(config, self.machine, runtime, self.disk, links, engine=parts.engine)
             self.group.start(self)
         except OSError as error:
-            if error.errno == errno.ENOSPC and self._standing is Standing.VOTER:
+            if error.errno == errno.ENOSPC and self._voter_status is VoterStatus.VOTER:
                 watcher.found_no_space(self, error)
             self.end(power_loss=False)
             self._world.after(START_RETRY_S, self.start)
@@ -347,9 +347,9 @@ class SimulatedNode:
         self._world.after(START_RETRY_S, self.start)
 
     @property
-    def standing(self) -> Standing:
+    def voter_status(self) -> VoterStatus:
         """The voter status that the node itself knew last."""
-        return self.group.recovery.standing if self.has_started else self._standing
+        return self.group.rejoin.voter_status if self.has_started else self._voter_status
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, ProcessEnds):
@@ -534,7 +534,7 @@ class SimulatedCluster:
         waiting = [
             node
             for node in self.nodes
-            if node.up and node.has_started and node.group.recovery.describe() is not None
+            if node.up and node.has_started and node.group.rejoin.describe() is not None
         ]
         for node in waiting:
             if node.misconfigured or node.known.intersection(self.names):
@@ -578,7 +578,7 @@ class SimulatedCluster:
             is_voter = members.has_voter(node.name, node.group.members.id)
             if members.version != node.machine.versions[1]:
                 return False
-            if node.standing is not Standing.VOTER or not is_voter:
+            if node.voter_status is not VoterStatus.VOTER or not is_voter:
                 return False
             engine = node.group.engine
             leaders += engine.is_leader
@@ -622,9 +622,9 @@ def _describe(node: SimulatedNode) -> str:
         return f"{node.name} has not started"
     engine, journal = node.group.engine, node.group.journal
     asleep = " paused" if node.runtime.paused else ""
-    standing = "" if node.standing is Standing.VOTER else f" {node.standing.name.lower()}"
+    voter_status = "" if node.voter_status is VoterStatus.VOTER else f" {node.voter_status.name.lower()}"
     return (
-        f"{node.name}{asleep}{standing} {engine.role.name.lower()} of {engine.leader} term {engine.term} "
+        f"{node.name}{asleep}{voter_status} {engine.role.name.lower()} of {engine.leader} term {engine.term} "
         f"log {journal.first_index} to {journal.last_index} synced {journal.synced_index} commit {engine.commit_index} "
         f"applied {engine.applied_index} pending {node.group.pending_batches}"
     )

@@ -13,6 +13,8 @@ from qq.errors import StartError
 if TYPE_CHECKING:
     import socket
 
+    from cluster.net.keepalive import Keepalive
+
 BACKLOG = 1024
 
 
@@ -25,11 +27,13 @@ class HttpLimits(NamedTuple):
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 60.0
+    keepalive: Keepalive | None = None
+    """TCP keepalive of the connections."""
 
 
-async def listen(host: str, port: int) -> list[socket.socket]:
+async def listen(host: str, port: int, keepalive: Keepalive | None = None) -> list[socket.socket]:
     """Listen on an address; connections wait until a server accepts them. Raises StartError if it cannot be used."""
     try:
-        return await listen_on(host, port, BACKLOG)
+        return await listen_on(host, port, BACKLOG, keepalive)
     except OSError as error:
         raise StartError(f"HTTP cannot listen on {host}:{port}: {error.strerror}") from None

@@ -72,7 +72,7 @@ class MemberFindings:
                 name=member.name,
                 is_up=member.state not in (NodeState.DOWN, NodeState.UNKNOWN) and reported is not None,
                 role=member.role,
-                standing=None if status is None else status.standing,
+                standing=None if status is None else status.voter_status,
                 lag=member.lag,
                 clock_offset_ms=None if status is None else status.clock_offset_ms,
                 misses=() if reported is None else reported.misses,

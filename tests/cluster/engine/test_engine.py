@@ -366,7 +366,7 @@ def test_majority_does_not_wait_for_the_disk_of_the_leader() -> None:
     for peer in PEERS:
         node.engine.receive(peer, appended(node.engine.term, index + 1))
     assert node.engine.wants_turn
-    assert not node.engine.is_waited_for(), "all that is missing is the turn"
+    assert not node.engine.delays_commit(), "all that is missing is the turn"
     node.turn()
     assert node.engine.commit_index == index
     assert node.journal.synced_index < index
@@ -388,7 +388,7 @@ def test_unsynced_entries_of_a_leader_are_bounded(monkeypatch: pytest.MonkeyPatc
     assert node.engine.commit_index == first
     second = stored_by_others()
     assert node.engine.commit_index == first
-    assert node.engine.is_waited_for()
+    assert node.engine.delays_commit()
     assert not node.engine.wants_turn, "its own disk is too far behind"
     node.journal.sync_now()
     node.engine.synced()
@@ -1093,7 +1093,7 @@ def test_peer_without_the_snapshot_is_asked_again() -> None:
             node.engine.receive("b", refused(term, next_index, (60, 0)))
             node.turn()
         assert node.lacking() == {"b": first}
-        node.engine.progress["b"].ask_again()
+        node.engine.progress["b"].probe_again()
         assert not node.lacking()
         node.engine.outbox.clear()
         node.engine.receive("b", refused(term, 61, (60, 0)))
@@ -1435,7 +1435,7 @@ def test_origin_of_an_entry_learns_its_commit_before_its_peers() -> None:
     assert (told("b"), told("c")) == ([index], [index])
 
     index = commit()
-    node.engine.tell_soon(["b", "a"])
+    node.engine.notify_soon(["b", "a"])
     node.turn()
     assert (told("b"), told("c")) == ([index], [])
 

@@ -1,4 +1,4 @@
-"""Standing: who may vote after having lost a vote, a log or both."""
+"""VoterStatus: who may vote after having lost a vote, a log or both."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from chaos.sim.world.disk import SimulatedDisk
 from cluster.configuration.configuration import ID_BYTES, PeerAddress
-from cluster.engine.rejoin import HOPELESS_S, Recovery
-from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.engine.rejoin import HOPELESS_S, Rejoin
+from cluster.log.hardstate import HardState, HardStateFile, VoterStatus
 from cluster.log.owned_directory import OwnedDirectory
 from cluster.raft.messages import Status
 from tests.cluster.configurations import configuration_of, configurations_of, directory_of
@@ -22,7 +22,7 @@ IDENTITY = b"cluster/n1/0"
 
 
 class StandIn:
-    """What recovery reads of an engine and its journal, and what it writes."""
+    """What rejoin reads of an engine and its journal, and what it writes."""
 
     def __init__(self, *, term: int = 0, last_index: int = 1, last_term: int = 0) -> None:
         self.term = term
@@ -50,67 +50,67 @@ class Node:
         self.engine = engine
         self.now_s = 0.0
         self.configurations = configurations_of(["n1", *peers])
-        self.recovery = Recovery("n1", directory_of("n1"), self.configurations, self.file)
+        self.rejoin = Rejoin("n1", directory_of("n1"), self.configurations, self.file)
 
-    def turn(self) -> Standing:
-        self.recovery.turn(cast("Any", self.engine), cast("Any", self.engine.journal))
-        return self.recovery.standing
+    def turn(self) -> VoterStatus:
+        self.rejoin.advance(cast("Any", self.engine), cast("Any", self.engine.journal))
+        return self.rejoin.voter_status
 
-    def hears(self, peer: str, *, leads: bool = False, **fields: int) -> Standing:
-        usual = {"standing": Standing.VOTER, "last_index": 1, "first_index": 1}
+    def hears(self, peer: str, *, leads: bool = False, **fields: int) -> VoterStatus:
+        usual = {"voter_status": VoterStatus.VOTER, "last_index": 1, "first_index": 1}
         status = Status(*[0] * len(Status._fields))._replace(**(usual | fields))
         if leads:
-            self.recovery.heard_leader(status)
+            self.rejoin.record_leader_end(status)
         self.now_s += 1.0
-        self.recovery.heard(peer, status, self.now_s)
+        self.rejoin.record_status(peer, status, self.now_s)
         return self.turn()
 
 
 def test_a_voter_is_a_voter() -> None:
-    node = Node(HardState(3, "n2", Standing.VOTER), StandIn(term=3))
-    assert node.turn() is Standing.VOTER
+    node = Node(HardState(3, "n2", VoterStatus.VOTER), StandIn(term=3))
+    assert node.turn() is VoterStatus.VOTER
     assert node.engine.may_vote
-    assert node.recovery.describe() is None
+    assert node.rejoin.describe() is None
 
 
 def test_a_voter_of_those_in_its_file_relies_on_its_log() -> None:
-    assert Node(HardState(3, "n2", Standing.VOTER), StandIn(term=3)).recovery.has_past(1)
-    assert not Node(HardState(3, None, Standing.LEARNER), StandIn(term=3)).recovery.has_past(9)
+    assert Node(HardState(3, "n2", VoterStatus.VOTER), StandIn(term=3)).rejoin.has_past(1)
+    assert not Node(HardState(3, None, VoterStatus.LEARNER), StandIn(term=3)).rejoin.has_past(9)
 
 
 def test_new_node_relies_on_its_log_if_it_has_entries() -> None:
     """Else one whose addition was lost with the power of all would be refused as a directory of an earlier life."""
-    node = Node(HardState(1, None, Standing.VOTER), StandIn(term=1))
+    node = Node(HardState(1, None, VoterStatus.VOTER), StandIn(term=1))
     node.configurations.begin(configuration_of(["n2", "n3"]))
-    assert not node.recovery.has_past(1)
-    assert node.recovery.has_past(2)
+    assert not node.rejoin.has_past(1)
+    assert node.rejoin.has_past(2)
 
 
 def test_a_new_cluster_begins_when_all_its_members_have_met() -> None:
     node = Node(None, StandIn())
-    assert node.turn() is Standing.BLANK
+    assert node.turn() is VoterStatus.BLANK
     assert not node.engine.may_vote
-    assert node.recovery.describe() == (
+    assert node.rejoin.describe() == (
         "waiting for n2, n3: a node without a past must hear from every member once"
     )
-    assert node.hears("n2", standing=Standing.BLANK) is Standing.BLANK
-    assert node.hears("n3", standing=Standing.BLANK) is Standing.VOTER
-    assert node.file.state == HardState(0, None, Standing.VOTER)
+    assert node.hears("n2", voter_status=VoterStatus.BLANK) is VoterStatus.BLANK
+    assert node.hears("n3", voter_status=VoterStatus.BLANK) is VoterStatus.VOTER
+    assert node.file.state == HardState(0, None, VoterStatus.VOTER)
     assert node.engine.may_vote
 
 
 def test_new_cluster_begins_for_the_last_to_hear_its_peers() -> None:
     """The others have met already, and one of them even campaigns: nobody has anything yet."""
     node = Node(None, StandIn())
-    node.hears("n2", standing=Standing.VOTER, term=1)
-    assert node.hears("n3", standing=Standing.BLANK) is Standing.VOTER
+    node.hears("n2", voter_status=VoterStatus.VOTER, term=1)
+    assert node.hears("n3", voter_status=VoterStatus.BLANK) is VoterStatus.VOTER
 
 
 def test_emptied_node_takes_the_latest_term_as_voted() -> None:
     node = Node(None, StandIn())
     node.hears("n2", term=7, last_index=500)
-    assert node.hears("n3", term=9, last_index=400) is Standing.LEARNER
-    assert node.file.state == HardState(9, "n1", Standing.LEARNER)
+    assert node.hears("n3", term=9, last_index=400) is VoterStatus.LEARNER
+    assert node.file.state == HardState(9, "n1", VoterStatus.LEARNER)
     assert (node.engine.term, node.engine.voted_for) == (9, "n1")
     assert not node.engine.may_vote
 
@@ -119,13 +119,13 @@ def test_emptied_node_that_is_no_member_is_not_under_repair() -> None:
     """It has heard the others before they knew of which cluster they are; its earlier directory was removed."""
     node = Node(None, StandIn())
     node.hears("n2", last_index=500)
-    assert node.hears("n3", last_index=500) is Standing.LEARNER
-    flaw = node.recovery.describe()
+    assert node.hears("n3", last_index=500) is VoterStatus.LEARNER
+    flaw = node.rejoin.describe()
     assert flaw is not None
     assert "is being repaired" in flaw
     named = replace(configuration_of(["n1", "n2", "n3"]), cluster=b"c" * ID_BYTES)
     node.configurations.begin(named.without("n1", directory_of("n1")))
-    flaw = node.recovery.describe()
+    flaw = node.rejoin.describe()
     assert flaw is not None
     assert "n1 was removed: `qq member add n1 HOST:PORT`" in flaw
 
@@ -136,96 +136,96 @@ def test_node_with_a_lost_addition_reports_that_it_is_no_member() -> None:
     named = replace(configuration_of(["n1", "n2", "n3"]), cluster=b"c" * ID_BYTES)
     without = named.without("n1", directory_of("n1"))
     again = without.added("n1", PeerAddress("n1", 1), b"\2" * ID_BYTES)
-    node.recovery = Recovery("n1", b"\2" * ID_BYTES, node.configurations, node.file)
+    node.rejoin = Rejoin("n1", b"\2" * ID_BYTES, node.configurations, node.file)
     node.configurations.begin(again)
-    node.recovery.told(again, 3, cast("Any", node.engine))
-    assert node.turn() is Standing.VOTER
-    assert node.recovery.describe() is None
+    node.rejoin.admit(again, 3, cast("Any", node.engine))
+    assert node.turn() is VoterStatus.VOTER
+    assert node.rejoin.describe() is None
     node.configurations.begin(without)
-    flaw = node.recovery.describe()
+    flaw = node.rejoin.describe()
     assert flaw is not None
     assert "n1 was removed: `qq member add n1 HOST:PORT`" in flaw
 
 
 def test_cluster_with_a_member_that_lost_its_log_is_not_new() -> None:
     node = Node(None, StandIn())
-    node.hears("n2", standing=Standing.BLANK)
-    assert node.hears("n3", standing=Standing.LEARNER) is Standing.LEARNER
+    node.hears("n2", voter_status=VoterStatus.BLANK)
+    assert node.hears("n3", voter_status=VoterStatus.LEARNER) is VoterStatus.LEARNER
 
 
 def test_a_log_without_its_term_is_not_new() -> None:
     node = Node(None, StandIn(last_index=10, last_term=4))
-    node.hears("n2", standing=Standing.BLANK)
-    assert node.hears("n3", standing=Standing.BLANK) is Standing.LEARNER
-    assert node.file.state == HardState(4, "n1", Standing.LEARNER)
+    node.hears("n2", voter_status=VoterStatus.BLANK)
+    assert node.hears("n3", voter_status=VoterStatus.BLANK) is VoterStatus.LEARNER
+    assert node.file.state == HardState(4, "n1", VoterStatus.LEARNER)
 
 
 def test_sole_node_needs_to_hear_no_peer() -> None:
     node = Node(None, StandIn(last_index=10, last_term=4), peers=())
-    assert node.turn() is Standing.VOTER
-    assert node.file.state == HardState(4, "n1", Standing.VOTER)
+    assert node.turn() is VoterStatus.VOTER
+    assert node.file.state == HardState(4, "n1", VoterStatus.VOTER)
 
 
 def test_learner_is_a_voter_when_it_holds_the_log_of_a_leader() -> None:
-    node = Node(HardState(5, None, Standing.LEARNER), StandIn(term=5))
-    assert node.turn() is Standing.LEARNER
+    node = Node(HardState(5, None, VoterStatus.LEARNER), StandIn(term=5))
+    assert node.turn() is VoterStatus.LEARNER
     node.hears("n2", leads=True, term=5, last_index=100)
     journal = node.engine.journal
     journal.synced_index, node.engine.matched_index = 120, 99
-    assert node.turn() is Standing.LEARNER
+    assert node.turn() is VoterStatus.LEARNER
     journal.synced_index, node.engine.matched_index = 99, 120
-    assert node.turn() is Standing.LEARNER, "what is not durable does not count"
+    assert node.turn() is VoterStatus.LEARNER, "what is not durable does not count"
     journal.synced_index, node.engine.matched_index = 100, 100
-    assert node.turn() is Standing.VOTER
-    assert node.file.state == HardState(5, None, Standing.VOTER)
+    assert node.turn() is VoterStatus.VOTER
+    assert node.file.state == HardState(5, None, VoterStatus.VOTER)
 
 
 @pytest.mark.parametrize("term", [4, 6])
 def test_only_the_leader_of_the_own_term_counts(term: int) -> None:
-    node = Node(HardState(5, None, Standing.LEARNER), StandIn(term=5))
+    node = Node(HardState(5, None, VoterStatus.LEARNER), StandIn(term=5))
     node.hears("n2", leads=True, term=term, last_index=10)
     node.engine.journal.synced_index = node.engine.matched_index = 1000
-    assert node.turn() is Standing.LEARNER
-    assert node.hears("n2", term=5, last_index=10) is Standing.LEARNER, "it does not lead"
+    assert node.turn() is VoterStatus.LEARNER
+    assert node.hears("n2", term=5, last_index=10) is VoterStatus.LEARNER, "it does not lead"
 
 
 def test_a_majority_without_a_log_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    node = Node(HardState(5, None, Standing.LEARNER), StandIn(term=5))
+    node = Node(HardState(5, None, VoterStatus.LEARNER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
         for _ in range(1 + int(HOPELESS_S)):
-            node.hears("n2", standing=Standing.VOTER, last_index=70)
+            node.hears("n2", voter_status=VoterStatus.VOTER, last_index=70)
         assert not caplog.records
         for _ in range(1 + int(HOPELESS_S)):
-            node.hears("n3", standing=Standing.LEARNER)
+            node.hears("n3", voter_status=VoterStatus.LEARNER)
     [record] = caplog.records
     assert "the logs of n1, n3 are damaged or lost" in record.getMessage()
     assert "entries up to 70" in record.getMessage()
-    assert node.recovery.describe() == record.getMessage()
+    assert node.rejoin.describe() == record.getMessage()
 
 
 def test_hopelessness_ignores_the_log_of_an_absent_peer(caplog: pytest.LogCaptureFixture) -> None:
     """The other one may have given it everything since."""
-    node = Node(HardState(5, None, Standing.VOTER), StandIn(term=5))
+    node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
-        node.hears("n2", standing=Standing.LEARNER, last_index=70)
-        node.recovery.left("n2")
+        node.hears("n2", voter_status=VoterStatus.LEARNER, last_index=70)
+        node.rejoin.record_lost_link("n2")
         for _ in range(1 + int(HOPELESS_S)):
-            node.hears("n3", standing=Standing.LEARNER, last_index=70)
+            node.hears("n3", voter_status=VoterStatus.LEARNER, last_index=70)
         assert not caplog.records
         for peer in ("n2", "n3", "n2"):
-            node.hears(peer, standing=Standing.LEARNER, last_index=70)
+            node.hears(peer, voter_status=VoterStatus.LEARNER, last_index=70)
         assert not caplog.records
-        node.hears("n3", standing=Standing.LEARNER, last_index=70)
+        node.hears("n3", voter_status=VoterStatus.LEARNER, last_index=70)
     assert len(caplog.records) == 1
 
 
 def test_hopelessness_ignores_a_status_of_long_ago(caplog: pytest.LogCaptureFixture) -> None:
     """A cluster begins: one after the other becomes a voter, and is heard of late."""
-    node = Node(HardState(5, None, Standing.VOTER), StandIn(term=5))
+    node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
-        node.hears("n2", standing=Standing.BLANK)
+        node.hears("n2", voter_status=VoterStatus.BLANK)
         for _ in range(10):
-            node.hears("n3", standing=Standing.LEARNER, last_index=9)
+            node.hears("n3", voter_status=VoterStatus.LEARNER, last_index=9)
     assert not caplog.records
 
 
@@ -235,21 +235,21 @@ def test_hopelessness_ignores_statuses_before_a_new_cluster(
     """That the others have risen is heard in any order: seed 400464 of five nodes."""
     node = Node(None, StandIn(), peers=("n2", "n3", "n4"))
     with caplog.at_level(logging.ERROR):
-        node.hears("n2", standing=Standing.BLANK)
-        node.hears("n3", standing=Standing.BLANK)
-        node.hears("n4", standing=Standing.VOTER, last_index=28)
+        node.hears("n2", voter_status=VoterStatus.BLANK)
+        node.hears("n3", voter_status=VoterStatus.BLANK)
+        node.hears("n4", voter_status=VoterStatus.VOTER, last_index=28)
         assert (
-            node.recovery.describe()
+            node.rejoin.describe()
             == "this node's log was damaged or lost; it is being repaired from the others"
         )
         for peer in ("n2", "n3"):
-            node.hears(peer, standing=Standing.VOTER, last_index=28)
+            node.hears(peer, voter_status=VoterStatus.VOTER, last_index=28)
     assert not caplog.records
 
 
 def test_new_cluster_is_not_taken_for_a_lost_cluster(caplog: pytest.LogCaptureFixture) -> None:
     node = Node(None, StandIn())
     with caplog.at_level(logging.ERROR):
-        node.hears("n2", standing=Standing.BLANK)
-        node.hears("n3", standing=Standing.BLANK)
+        node.hears("n2", voter_status=VoterStatus.BLANK)
+        node.hears("n3", voter_status=VoterStatus.BLANK)
     assert not caplog.records

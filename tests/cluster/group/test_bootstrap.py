@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from cluster.configuration.change_request import MemberChange, Verb
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.log.mirrored_file import pack_twice, read_twice
 from cluster.runtime.ports import pack
 from cluster.storage.identity import MEMBER_FILE, load_copies, load_member_copies, store_identity
@@ -106,7 +106,7 @@ def test_node_with_a_corrected_list_begins_the_cluster(
         wrong.start()
         trio.listed = listed
     trio.pass_ms(3000)
-    assert {node.group.recovery.standing for node in trio.members} == {Standing.BLANK}
+    assert {node.group.rejoin.voter_status for node in trio.members} == {VoterStatus.BLANK}
     wrong.end()
     wrong.start()
     trio.until(lambda: all(node.is_settled for node in trio.members))
@@ -296,7 +296,7 @@ def test_first_node_of_a_cluster_is_repaired_from_later_members() -> None:
     first.disk.lose_file(next(path for path in first.disk.files() if path.endswith("log/manifest")))
     growing.pass_ms(3000)
     first.start()
-    growing.until(lambda: growing.agrees("abc") and first.group.recovery.standing is Standing.VOTER)
+    growing.until(lambda: growing.agrees("abc") and first.group.rejoin.voter_status is VoterStatus.VOTER)
 
 
 # What a node is told
@@ -316,7 +316,7 @@ def test_node_with_an_undone_joining_searches_the_cluster_again() -> None:
     for cut in cuts:
         growing.network.cut(*cut)
     growing.fourth.start(joins=True)
-    growing.until(lambda: growing.fourth.group.recovery.standing is Standing.VOTER)
+    growing.until(lambda: growing.fourth.group.rejoin.voter_status is VoterStatus.VOTER)
     growing.fourth.end()
     growing.pass_ms(4000)  # the others elect one of them, who knows nothing of it
     for cut in cuts:
@@ -333,7 +333,9 @@ def test_node_removed_before_it_had_the_log_learns_it() -> None:
     joining = growing.fourth
     joining.start(joins=True)
     growing.until(
-        lambda: joining.group.recovery.standing is Standing.VOTER and joining.group.journal.last_index <= 1
+        lambda: (
+            joining.group.rejoin.voter_status is VoterStatus.VOTER and joining.group.journal.last_index <= 1
+        )
     )
     joining.end()
     growing.pass_ms(2000)

@@ -1,4 +1,4 @@
-"""Term, vote and standing: what of them survives a crash at any moment."""
+"""Term, vote and voter_status: what of them survives a crash at any moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from chaos.sim.world.disk import ProcessEnds, SimulatedDisk
 from cluster.log import hardstate
-from cluster.log.hardstate import NAMES, HardState, HardStateFile, Standing
+from cluster.log.hardstate import NAMES, HardState, HardStateFile, VoterStatus
 from cluster.log.owned_directory import OwnedDirectory
 from cluster.log.segment import ForeignJournal, UnknownFormat
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 IDENTITY = b"cluster/a/0"
-OLD = HardState(3, "b", Standing.LEARNER)
-NEW = HardState(4, None, Standing.VOTER)
+OLD = HardState(3, "b", VoterStatus.LEARNER)
+NEW = HardState(4, None, VoterStatus.VOTER)
 
 
 def ignore(_delay_s: float, _callback: Callable[[], None]) -> None:
@@ -37,7 +37,7 @@ def hard_state(disk: SimulatedDisk, identity: bytes = IDENTITY) -> HardStateFile
     return HardStateFile(OwnedDirectory(disk, "group", identity))
 
 
-@pytest.mark.parametrize("state", [OLD, NEW, HardState(2**63, "n" * 300, Standing.BLANK)])
+@pytest.mark.parametrize("state", [OLD, NEW, HardState(2**63, "n" * 300, VoterStatus.BLANK)])
 def test_stored_state_is_loaded(state: HardState) -> None:
     disk = a_disk()
     file = hard_state(disk)
@@ -215,7 +215,7 @@ def test_a_state_that_cannot_be_stored_is_not_taken() -> None:
         file.store(NEW)
     assert file.state == OLD
     with pytest.raises(ValueError, match="500 bytes"):
-        file.store(HardState(9, "n" * 500, Standing.VOTER))
+        file.store(HardState(9, "n" * 500, VoterStatus.VOTER))
 
 
 def test_forgotten_state_is_absent_until_the_next_store() -> None:

@@ -20,7 +20,7 @@ from cluster.log.hardstate import HardStateFile
 from cluster.log.housekeeping import PACE_S, RETRY_S, Housekeeping, HousekeepingSettings
 from cluster.log.journal import JournalSizes, SegmentedJournal
 from cluster.log.owned_directory import OwnedDirectory
-from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
+from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryNotFound
 from cluster.runtime.ports import pack
 from tests.cluster.toy_queue import FrozenToy, Place, compact, entry_of, load_places, message_at
 from tests.harness.long_cases import cases
@@ -575,7 +575,7 @@ def test_entries_that_a_reader_needs_below_the_log_are_kept() -> None:
     for _ in range(10):
         publish(node)
         settle_all(node)
-    with pytest.raises(EntryGone):
+    with pytest.raises(EntryNotFound):
         node.journal.read(2)
 
 
@@ -590,7 +590,7 @@ def test_a_stuck_message_pins_no_more_than_itself() -> None:
     assert all(segment.sparse for segment in old)
     assert sum(segment.file_bytes for segment in old) < 1500
     for index in (2, 3, 20, 22):
-        with pytest.raises(EntryGone):
+        with pytest.raises(EntryNotFound):
             node.journal.read(index)
     node = restart(node)
     node.check_readable()

@@ -28,8 +28,8 @@ from cluster.log.segment import (
     FILE_HEADER_BYTES,
     RECORD_HEADER_BYTES,
     CorruptJournal,
-    EntryGone,
     EntryMoved,
+    EntryNotFound,
     ForeignJournal,
     Segment,
     UnknownFormat,
@@ -162,7 +162,7 @@ def held(journal: SegmentedJournal) -> dict[int, bytes]:
 
 def read_singly(journal: SegmentedJournal, indexes: range) -> Iterator[tuple[int, bytes]]:
     for index in indexes:
-        with suppress(EntryGone):
+        with suppress(EntryNotFound):
             yield index, journal.read(index)
 
 
@@ -175,7 +175,7 @@ def test_empty_log_takes_a_first_entry_of_any_index() -> None:
     with pytest.raises(IndexError):
         node.journal[-1]
     for index in (0, 1, 2):
-        with pytest.raises(EntryGone):
+        with pytest.raises(EntryNotFound):
             node.journal.read(index)
     node.journal.add(b"snapshot", 41, 3)
     assert (node.journal.first_index, node.journal.last_index, len(node.journal)) == (41, 41, 1)
@@ -461,7 +461,7 @@ def test_a_read_job_says_so_when_its_entry_was_deleted_meanwhile() -> None:
         with pytest.raises(EntryMoved):
             job()
     for index in (0, 1, 30, 31):
-        with pytest.raises(EntryGone):
+        with pytest.raises(EntryNotFound):
             node.journal.read_job([index])
 
 
@@ -477,7 +477,7 @@ def test_read_job_finds_its_entry_in_the_rewritten_segment() -> None:
         job()
     assert node.journal.read_job([2])() == [payload_of(2, 1)]
     gone = node.journal.read_job([3])
-    with pytest.raises(EntryGone, match="no entry 3 in") as raised:
+    with pytest.raises(EntryNotFound, match="no entry 3 in") as raised:
         gone()
     assert not isinstance(raised.value, EntryMoved)  # nobody need look again
 
@@ -698,7 +698,7 @@ def test_dead_entries_are_dropped_and_live_entries_stay_readable() -> None:
         assert list(held(journal)) == expected
         assert journal[0][1] == 73
         assert len(contents(journal)) == 28
-        with pytest.raises(EntryGone):
+        with pytest.raises(EntryNotFound):
             journal.term_at(72)
         node.open()
         node.journal.seal()

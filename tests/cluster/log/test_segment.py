@@ -13,7 +13,7 @@ from cluster.log.segment import (
     FILE_HEADER_BYTES,
     RECORD_HEADER_BYTES,
     CorruptJournal,
-    EntryGone,
+    EntryNotFound,
     Extent,
     FileHeader,
     ForeignJournal,
@@ -177,7 +177,7 @@ def test_a_sparse_segment_may_have_gaps_but_no_way_back() -> None:
         records.size - RECORD_HEADER_BYTES,
     )
     for index in (6, 18, 20):
-        with pytest.raises(EntryGone):
+        with pytest.raises(EntryNotFound):
             records.extent(index)
     for indexes in ((5, 5), (9, 5), (4, 5), (5, 20)):
         with pytest.raises(CorruptJournal, match="is not from"):

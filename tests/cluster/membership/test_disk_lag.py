@@ -30,7 +30,7 @@ def becomes_late(seconds: float, late_s: float, every_s: float) -> bool:
     was_late = False
     for beat in range(int(seconds / INTERVAL_S)):
         now_s = beat * INTERVAL_S
-        disk_lag.add(now_s, INTERVAL_S, is_waited_for=now_s % every_s < late_s)
+        disk_lag.add(now_s, INTERVAL_S, delays_commit=now_s % every_s < late_s)
         was_late = was_late or disk_lag.is_too_much
     return was_late
 
@@ -56,29 +56,29 @@ def test_disk_that_was_late_for_long_is_judged_anew_when_well() -> None:
     """It was late for an hour in which nobody else could lead; then it is quick, and stops once for half a second."""
     disk_lag = DiskLag()
     for beat in range(36_000):
-        disk_lag.add(beat * 0.1, 0.1, is_waited_for=True)
+        disk_lag.add(beat * 0.1, 0.1, delays_commit=True)
     assert disk_lag.is_too_much
     for beat in range(36_000, 36_300):
-        disk_lag.add(beat * 0.1, 0.1, is_waited_for=False)
+        disk_lag.add(beat * 0.1, 0.1, delays_commit=False)
     for step in range(5):
-        disk_lag.add(3630.0 + step * 0.1, 0.1, is_waited_for=True)
+        disk_lag.add(3630.0 + step * 0.1, 0.1, delays_commit=True)
         assert not disk_lag.is_too_much
 
 
 def test_a_node_that_was_stalled_itself_blames_no_disk() -> None:
     disk_lag = DiskLag()
     for now_s in (0.0, 0.05, 30.0, 30.05):
-        disk_lag.add(now_s, INTERVAL_S, is_waited_for=True)
+        disk_lag.add(now_s, INTERVAL_S, delays_commit=True)
     assert not disk_lag.is_too_much
 
 
 def test_new_term_begins_without_earlier_disk_lag() -> None:
     disk_lag = DiskLag()
     for beat in range(100):
-        disk_lag.add(beat * INTERVAL_S, INTERVAL_S, is_waited_for=True)
+        disk_lag.add(beat * INTERVAL_S, INTERVAL_S, delays_commit=True)
     assert disk_lag.is_too_much
     disk_lag.reset()
-    disk_lag.add(60.0, INTERVAL_S, is_waited_for=True)
+    disk_lag.add(60.0, INTERVAL_S, delays_commit=True)
     assert not disk_lag.is_too_much
 
 

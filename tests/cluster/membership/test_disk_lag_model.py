@@ -109,11 +109,11 @@ class Disks:
 
     def _beat(self) -> None:
         self._in(self._random.uniform(1.0, 1.05) * BEAT_S, self._beat)
-        is_waited_for = self._committed < self._reached
-        if is_waited_for:
+        delays_commit = self._committed < self._reached
+        if delays_commit:
             self.waited_s += self._now_s - self._looked_s
         self._looked_s = self._now_s
-        self._disk_lag.add(self._now_s, BEAT_S, is_waited_for=is_waited_for)
+        self._disk_lag.add(self._now_s, BEAT_S, delays_commit=delays_commit)
         fit = [node for node, told in enumerate(self._told) if told >= self._reached and node != self._leader]
         if self._disk_lag.is_too_much and fit:
             # Who has everything is asked at once, and of several the first one.

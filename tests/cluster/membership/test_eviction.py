@@ -52,7 +52,7 @@ class Leader:
             state=SimpleNamespace(origins=dict.fromkeys(others, self._origin)),
             engine=self,
             proposals=SimpleNamespace(evict=self._evict),
-            turns=SimpleNamespace(ask=lambda: None),
+            turns=SimpleNamespace(request=lambda: None),
             runtime=SimpleNamespace(monotonic=lambda: self.now_s, call_later=self._call_later),
         )
         self.evictions = Evictions(replica, members, self.peers)

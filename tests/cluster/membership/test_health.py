@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.configuration.quorum import Membership
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.membership.health import (
     FULL_BYTES,
     LAG_MAX,
@@ -26,9 +26,9 @@ from cluster.membership.health import (
 from cluster.raft.messages import Alarm, Status
 
 FIT = Status(*[0] * len(Status._fields))._replace(
-    last_index=10_000, standing=Standing.VOTER, hears_leader=1, may_lead=1, misses=()
+    last_index=10_000, voter_status=VoterStatus.VOTER, hears_leader=1, may_lead=1, misses=()
 )
-LEARNER = FIT._replace(standing=Standing.LEARNER)
+LEARNER = FIT._replace(voter_status=VoterStatus.LEARNER)
 DEAF = FIT._replace(hears_leader=0)
 LAGGING = FIT._replace(last_index=FIT.last_index - LAG_MAX - 1)
 LOW = FIT._replace(alarm=Alarm.DISK, disk_free_bytes=FULL_BYTES)

@@ -14,7 +14,7 @@ from cluster.configuration.configuration import (
     PeerAddress,
     Versions,
 )
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.membership.joining import Joining
 from cluster.raft.messages import (
     Introduction,
@@ -269,7 +269,7 @@ def test_an_introduction_is_carried() -> None:
 
 
 def test_node_of_release_0_1_is_sent_known_fields_only() -> None:
-    status = Status(*range(15))._replace(standing=Standing.VOTER, hears_leader=1)
+    status = Status(*range(15))._replace(voter_status=VoterStatus.VOTER, hears_leader=1)
     assert encode_for_release_0_1(told := introduction("n1")) == []
     assert encode_for_release_0_1(Transfer(5, "n1")) == []
     [kind, fields] = encode_for_release_0_1(status)

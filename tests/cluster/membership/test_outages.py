@@ -15,7 +15,7 @@ from cluster.log.entry import KIND_OUTAGE, batches_of, is_regular, make_batch, m
 from cluster.membership.outages import ALL_MS, GAP_S, Outages
 from cluster.raft.proposals import PendingProposals
 from cluster.raft.timing import Timing
-from cluster.state.apply import Applying
+from cluster.state.apply import Applier
 from cluster.state.group_state import GroupState
 from tests.cluster.harness import Alarms, Member, Trio, nothing
 
@@ -263,21 +263,21 @@ def test_the_first_entry_of_a_reign_declares_before_it_does_more(trio: Trio) -> 
 
 def test_a_declaration_counts_from_the_entry_before_at_most() -> None:
     machine = Alarms()
-    applying = Applying(GroupState(machine), PendingProposals("a"))
+    applying = Applier(GroupState(machine), PendingProposals("a"))
     outage = make_batch("a", 0, ALL_MS, [], KIND_OUTAGE)
-    applying.entry(1, make_entry(1_000, []))
-    applying.entry(2, make_entry(1_300, [outage, make_batch("a", 1, 1, [])]))
-    applying.entry(3, make_entry(1_300, [outage]))
+    applying.apply_entry(1, make_entry(1_000, []))
+    applying.apply_entry(2, make_entry(1_300, [outage, make_batch("a", 1, 1, [])]))
+    applying.apply_entry(3, make_entry(1_300, [outage]))
     assert machine.outage_ms == 300
 
 
 def test_a_configuration_counts_the_time_before_it_as_an_outage() -> None:
     machine = Alarms()
-    applying = Applying(GroupState(machine), PendingProposals("a"))
+    applying = Applier(GroupState(machine), PendingProposals("a"))
     members = [Member_("a", PeerAddress("host", 1), b"1" * 16, is_voter=True)]
-    applying.entry(1, make_entry(1_000, []))
-    applying.configuration(make_configuration(1_700, Configuration.of(2, members)))
-    applying.entry(2, make_entry(2_000, []))
+    applying.apply_entry(1, make_entry(1_000, []))
+    applying.apply_configuration(make_configuration(1_700, Configuration.of(2, members)))
+    applying.apply_entry(2, make_entry(2_000, []))
     assert machine.outage_ms == 700
 
 

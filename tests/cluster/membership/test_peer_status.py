@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from cluster.group.low_space import LowSpace
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.membership.alarms import Alarms
 from cluster.membership.peer_status import Peers, member_status
 from cluster.raft.messages import Alarm, Status
 from tests.cluster.configurations import configurations_of, directory_of
 
 STATUS = Status(*range(1, len(Status._fields) + 1))._replace(
-    standing=Standing.VOTER, alarm=Alarm(0), state=0, time_ms=1000, wall_ms=1700
+    voter_status=VoterStatus.VOTER, alarm=Alarm(0), state=0, time_ms=1000, wall_ms=1700
 )
 
 
@@ -23,7 +23,7 @@ DIRECTORIES: dict[str, bytes | None] = {name: directory_of(name) for name in "bc
 
 
 class Room:
-    """In place of `Space`."""
+    """In place of `FreeSpace`."""
 
     low = False
 
@@ -38,8 +38,8 @@ def peers() -> Peers:
 
 def test_silent_peer_is_neither_a_voter_nor_in_alarm(peers: Peers) -> None:
     peers.record_status("b", STATUS)
-    peers.record_status("c", STATUS._replace(standing=Standing.LEARNER, alarm=Alarm.DISK))
-    peers.record_status("d", STATUS._replace(standing=Standing.BLANK, alarm=Alarm.DISK | Alarm.MEMORY))
+    peers.record_status("c", STATUS._replace(voter_status=VoterStatus.LEARNER, alarm=Alarm.DISK))
+    peers.record_status("d", STATUS._replace(voter_status=VoterStatus.BLANK, alarm=Alarm.DISK | Alarm.MEMORY))
     assert peers.voters() == ["b"]
     assert [peers.alarmed(alarm) for alarm in (Alarm.DISK, Alarm.MEMORY)] == [["c", "d"], ["d"]]
 
@@ -81,7 +81,7 @@ def test_status_received_before_the_configuration_is_kept() -> None:
 
 def test_status_of_a_member_is_shown() -> None:
     told = member_status("b", STATUS, is_up=True, leads=False)
-    assert (told.name, told.state, told.standing, told.alarm, told.clock_offset_ms) == (
+    assert (told.name, told.state, told.voter_status, told.alarm, told.clock_offset_ms) == (
         "b",
         "follower",
         "voter",

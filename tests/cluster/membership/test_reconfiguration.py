@@ -17,7 +17,7 @@ from cluster.configuration.configuration import (
     MembershipRefused,
     PeerAddress,
 )
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.membership.reconfiguration import NotNow
 from cluster.raft.messages import Vote, encode
 from cluster.raft.timing import Timing
@@ -120,7 +120,7 @@ def test_voter_that_lost_its_log_counts_for_entries_given_again(growing: Growing
     for node in growing.members:
         growing.network.lag(node.name, lost.name, 0.2)
     lost.start()
-    assert lost.group.recovery.standing is Standing.LEARNER
+    assert lost.group.rejoin.voter_status is VoterStatus.LEARNER
     growing.until(lambda: leader.engine.acknowledged_index(lost.name) < held)
     growing.until(lambda: leader.engine.acknowledged_index(lost.name) >= held)
     assert lost.group.journal.last_index >= held
@@ -134,7 +134,7 @@ def test_node_restarted_before_it_knows_the_members_stays_blank(
         growing.network.cut("d", node.name)
     growing.fourth.start(joins=True)
     growing.pass_ms(5000)
-    assert growing.fourth.group.recovery.standing is Standing.BLANK
+    assert growing.fourth.group.rejoin.voter_status is VoterStatus.BLANK
     assert not growing.fourth.group.engine.is_leader
     growing.fourth.end()
     growing.fourth.start(joins=True)
@@ -250,7 +250,7 @@ def test_operator_replaces_a_lost_directory_if_not_automatic() -> None:
     lost.disk.lose_everything()
     lost.start(replaces_emptied=False)
     growing.pass_ms(5000)
-    assert lost.group.recovery.standing is Standing.BLANK
+    assert lost.group.rejoin.voter_status is VoterStatus.BLANK
     assert "`qq member replace" in str(lost.group.own_status.flaw())
     assert growing.asked(growing.leader(), change) == ""
     growing.until(lambda: growing.agrees("abc"))
@@ -506,7 +506,7 @@ def test_node_that_is_given_the_log_ignores_members_of_long_ago() -> None:
         node.start(**settings)
         for _ in range(150):
             growing.pass_ms(100)
-            said.add(node.group.recovery.describe())
+            said.add(node.group.rejoin.describe())
         assert growing.agrees("abc")
     assert not any("damaged or lost" in why for why in said if why)
 

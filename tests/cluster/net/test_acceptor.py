@@ -15,6 +15,7 @@ import uvloop
 
 from cluster.net.acceptor import accept_all, begin, listen_on, readable
 from cluster.net.connection_slots import ConnectionSlots, SlotLimits
+from cluster.net.keepalive import Keepalive
 from cluster.net.log_throttle import ThrottledLog
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -71,6 +72,24 @@ def test_accepted_socket_has_no_delay(run: Callable[..., None]) -> None:
             await readable(listener)
             with listener.accept()[0] as accepted:
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    run(story)
+
+
+def test_accepted_socket_has_the_keepalive_of_its_port(run: Callable[..., None]) -> None:
+    async def accepted_options(keepalive: Keepalive | None) -> list[int]:
+        [listener] = await listen_on("127.0.0.1", 0, 8, keepalive)
+        with listener, socket.create_connection(listener.getsockname()):
+            await readable(listener)
+            with listener.accept()[0] as accepted:
+                options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+                is_on = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                return [is_on, *(accepted.getsockopt(socket.IPPROTO_TCP, option) for option in options)]
+
+    async def story() -> None:
+        assert await accepted_options(Keepalive(61, 11, 7)) == [1, 61, 11, 7]
+        for without in (None, Keepalive(0, 11, 7)):
+            assert (await accepted_options(without))[0] == 0
 
     run(story)
 

@@ -13,12 +13,12 @@ import pytest
 
 from cluster.net import resolver as host_names
 from cluster.net import sockets
-from cluster.net.resolver import HostNames
+from cluster.net.resolver import Resolver
 
 PORT = 5672
 
 
-class Resolver:
+class SystemResolver:
     """Stands in for the system's: what it says of names, and for which it does not answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,15 +57,15 @@ class Resolver:
 
 
 @pytest.fixture
-def resolver(monkeypatch: pytest.MonkeyPatch) -> Generator[Resolver]:
-    resolver = Resolver(monkeypatch)
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Generator[SystemResolver]:
+    resolver = SystemResolver(monkeypatch)
     with resolver.waited_for(10.0):
         yield resolver
     resolver.answers.set()
 
 
 def test_name_is_resolved_again_once_threads_can_start(
-    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+    resolver: SystemResolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolver.addresses["a"] = "127.0.0.1"
 
@@ -73,119 +73,121 @@ def test_name_is_resolved_again_once_threads_can_start(
         raise RuntimeError("can't start new thread")
 
     async def story() -> None:
-        names = HostNames()
+        names = Resolver()
         with monkeypatch.context() as short:
             short.setattr(threading.Thread, "start", start)
             with pytest.raises(OSError, match="no thread can be started to look up the name a"):
-                await names.look_up("a", PORT)
-        assert (await names.look_up("a", PORT)).is_current
+                await names.resolve("a", PORT)
+        assert (await names.resolve("a", PORT)).is_current
         with monkeypatch.context() as short:
             short.setattr(threading.Thread, "start", start)
-            assert not (await names.look_up("a", PORT)).is_current
+            assert not (await names.resolve("a", PORT)).is_current
 
     asyncio.run(story())
 
 
-def test_addresses_are_looked_up_anew_each_time(resolver: Resolver) -> None:
+def test_addresses_are_looked_up_anew_each_time(resolver: SystemResolver) -> None:
     async def story() -> None:
-        names = HostNames()
+        names = Resolver()
         for address in ("10.0.0.1", "10.0.0.2"):
             resolver.addresses["n1"] = address
-            found = await names.look_up("n1", PORT)
+            found = await names.resolve("n1", PORT)
             assert found == ([(socket.AF_INET, (address, PORT))], True)
-        assert (await names.look_up("10.0.0.3", PORT)).found == [(socket.AF_INET, ("10.0.0.3", PORT))]
+        assert (await names.resolve("10.0.0.3", PORT)).found == [(socket.AF_INET, ("10.0.0.3", PORT))]
         assert resolver.asked == ["n1", "n1"]
 
     asyncio.run(story())
 
 
 def test_unknown_name_is_not_resolved_again_at_once(
-    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+    resolver: SystemResolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_names, "UNKNOWN_S", 0.05)
 
     async def story() -> None:
-        names = HostNames()
+        names = Resolver()
         for times in (1, 2):
             for _ in range(20):
                 with pytest.raises(socket.gaierror):
-                    await names.look_up("nobody", PORT)
+                    await names.resolve("nobody", PORT)
             assert resolver.asked == times * ["nobody"]
             await asyncio.sleep(0.1)
         resolver.addresses["nobody"] = "10.0.0.1"
-        assert (await names.look_up("nobody", PORT)).is_current
+        assert (await names.resolve("nobody", PORT)).is_current
 
     asyncio.run(story())
 
 
-def test_name_is_resolved_once_at_a_time_and_waits_for_no_name(resolver: Resolver) -> None:
+def test_name_is_resolved_once_at_a_time_and_waits_for_no_name(resolver: SystemResolver) -> None:
     async def story() -> None:
-        names = HostNames()
+        names = Resolver()
         resolver.addresses = {"n1": "10.0.0.1", "slow1": "10.0.0.9"}
         with resolver.silent():
             for number in range(16):
                 for _ in range(2):
                     with pytest.raises(TimeoutError, match=f"the name slow{number} is still being looked up"):
-                        await names.look_up(f"slow{number}", PORT)
+                        await names.resolve(f"slow{number}", PORT)
             with resolver.waited_for(10.0):
-                assert (await names.look_up("n1", PORT)).is_current
+                assert (await names.resolve("n1", PORT)).is_current
         assert len(resolver.asked) == 17
-        assert (await names.look_up("slow1", PORT)).found == [(socket.AF_INET, ("10.0.0.9", PORT))]
+        assert (await names.resolve("slow1", PORT)).found == [(socket.AF_INET, ("10.0.0.9", PORT))]
 
     asyncio.run(story())
 
 
 def test_pending_and_remembered_names_are_bounded(
-    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+    resolver: SystemResolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_names, "REMEMBERED_MAX", 2)
 
     async def story() -> None:
-        names = HostNames()
+        names = Resolver()
         for name in ("n1", "n2", "n3"):
             resolver.addresses[name] = "10.0.0.1"
-            await names.look_up(name, PORT)
+            await names.resolve(name, PORT)
         with resolver.silent():
-            asked = [names.look_up(f"slow{number}", PORT) for number in range(host_names.LOOKUPS_MAX)]
+            asked = [names.resolve(f"slow{number}", PORT) for number in range(host_names.LOOKUPS_MAX)]
             await asyncio.gather(*asked, return_exceptions=True)
             with pytest.raises(OSError, match="64 other names are still being looked up"):
-                await names.look_up("n1", PORT)
-            assert not (await names.look_up("n3", PORT)).is_current
+                await names.resolve("n1", PORT)
+            assert not (await names.resolve("n3", PORT)).is_current
         assert resolver.asked.count("n1") == 1
 
     asyncio.run(story())
 
 
 @pytest.mark.parametrize("failure", ["silence", "error"])
-def test_remembered_address_is_used_while_a_name_is_unresolvable(resolver: Resolver, failure: str) -> None:
+def test_remembered_address_is_used_while_a_name_is_unresolvable(
+    resolver: SystemResolver, failure: str
+) -> None:
     async def story() -> None:
-        names = HostNames()
+        names = Resolver()
         resolver.addresses["slow"] = "10.0.0.1"
-        found = (await names.look_up("slow", PORT)).found
+        found = (await names.resolve("slow", PORT)).found
         with resolver.silent():
             if failure == "error":
                 resolver.answers.set()
                 resolver.addresses.clear()
-            assert await names.look_up("slow", PORT) == (found, False)
+            assert await names.resolve("slow", PORT) == (found, False)
 
     asyncio.run(story())
 
 
-def test_a_name_that_is_unknown_or_impossible_is_an_error(resolver: Resolver) -> None:
+def test_a_name_that_is_unknown_or_impossible_is_an_error(resolver: SystemResolver) -> None:
     async def story() -> None:
         with pytest.raises(socket.gaierror):
-            await HostNames().look_up("nobody", PORT)
+            await Resolver().resolve("nobody", PORT)
         with pytest.raises(OSError, match="is no host name"):
-            await HostNames().look_up("a" * 64, PORT)
+            await Resolver().resolve("a" * 64, PORT)
 
     asyncio.run(story())
 
 
-def test_refusal_at_a_remembered_address_does_not_prove_death(resolver: Resolver) -> None:
+def test_refusal_at_a_remembered_address_does_not_prove_death(resolver: SystemResolver) -> None:
     """The name may stand for another address by now."""
 
     async def story() -> None:
-        names = HostNames()
+        names = Resolver()
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             resolver.addresses["slow"] = "127.0.0.1"
@@ -203,10 +205,10 @@ def test_a_lookup_does_not_keep_a_process_from_ending() -> None:
     program = """
 import asyncio, socket, sys, time, uvloop
 sys.path.insert(0, sys.argv[1])
-from cluster.net.resolver import HostNames
+from cluster.net.resolver import Resolver
 socket.getaddrinfo = lambda *_, type, flags=0: time.sleep(60) if not flags else exec("raise socket.gaierror()")
 async def main():
-    asyncio.get_running_loop().create_task(HostNames().look_up("slow", 1))
+    asyncio.get_running_loop().create_task(Resolver().resolve("slow", 1))
     await asyncio.sleep(0.05)
 uvloop.run(main())
 """

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.configuration.configuration import ID_BYTES, Configuration
 from cluster.configuration.history import Configurations
-from cluster.raft.elections import Elections, LogEnd, Move, VoteAnswer
+from cluster.raft.elections import Elections, ElectionStep, LogEnd, VoteAnswer
 from cluster.raft.failure_detector import FailureDetector
 from tests.cluster.configurations import configuration_of, configurations_of
 
@@ -19,44 +19,44 @@ def elections() -> Elections:
 
 
 def test_a_round_is_won_with_a_majority_of_different_voters(elections: Elections) -> None:
-    number = elections.ask()
+    number = elections.begin_round()
     assert number is not None
-    assert [elections.count(peer, number) for peer in "aaxa"] == [False] * 4
+    assert [elections.count_pre_vote(peer, number) for peer in "aaxa"] == [False] * 4
     assert not elections.is_won
-    assert elections.count("c", number)
+    assert elections.count_pre_vote("c", number)
     assert elections.is_won
 
 
 def test_sole_voter_needs_no_pre_votes() -> None:
-    assert Elections("a", configurations_of("a"), FailureDetector(FLOOR_S, CEILING_S)).ask() is None
+    assert Elections("a", configurations_of("a"), FailureDetector(FLOOR_S, CEILING_S)).begin_round() is None
 
 
 def test_answers_to_an_earlier_round_do_not_count(elections: Elections) -> None:
-    first = elections.ask()
+    first = elections.begin_round()
     assert first is not None
-    elections.count("a", first)
-    second = elections.ask()
+    elections.count_pre_vote("a", first)
+    second = elections.begin_round()
     assert second is not None
-    assert not elections.count("c", first)
-    assert not elections.count("c", second)  # what a granted was the round before
-    elections.give_up()
-    assert not elections.count("d", second)
+    assert not elections.count_pre_vote("c", first)
+    assert not elections.count_pre_vote("c", second)  # what a granted was the round before
+    elections.end_round()
+    assert not elections.count_pre_vote("d", second)
     assert not elections.is_won
 
 
 def test_won_pre_vote_is_lost_when_the_leader_speaks(elections: Elections) -> None:
-    number = elections.ask()
+    number = elections.begin_round()
     assert number is not None
-    assert [elections.count(peer, number) for peer in "ac"] == [False, True]
+    assert [elections.count_pre_vote(peer, number) for peer in "ac"] == [False, True]
     elections.hear_leader(1, 5.0)
     assert not elections.is_won
 
 
 def test_vote_counts_once_per_campaign(elections: Elections) -> None:
     elections.campaign()
-    assert [elections.elects(peer) for peer in "aaxbc"] == [False, False, False, False, True]
+    assert [elections.count_vote(peer) for peer in "aaxbc"] == [False, False, False, False, True]
     elections.campaign()
-    assert not elections.elects("d")
+    assert not elections.count_vote("d")
 
 
 def test_a_leader_leads_until_it_is_silent_or_its_link_breaks(elections: Elections) -> None:
@@ -64,12 +64,12 @@ def test_a_leader_leads_until_it_is_silent_or_its_link_breaks(elections: Electio
     elections.hear_leader(1, 5.0)
     assert elections.has_heard_leader(5.0 + FLOOR_S / 2)
     assert not elections.has_heard_leader(5.0 + FLOOR_S)
-    assert not elections.has_given_leader_up(5.0 + FLOOR_S)
-    assert elections.has_given_leader_up(5.0 + CEILING_S)
+    assert not elections.leader_is_dead(5.0 + FLOOR_S)
+    assert elections.leader_is_dead(5.0 + CEILING_S)
     elections.hear_leader(1, 7.0)
     elections.leader_is_lost()
     assert not elections.has_heard_leader(7.0)
-    assert elections.has_given_leader_up(7.0)
+    assert elections.leader_is_dead(7.0)
 
 
 def test_time_until_a_new_leader_is_not_learnt_as_silence(elections: Elections) -> None:
@@ -91,32 +91,32 @@ def test_the_more_complete_log_is_better(elections: Elections) -> None:
 def test_equal_candidate_with_the_smaller_name_goes_first(elections: Elections) -> None:
     end = LogEnd(2, 7)
     assert elections.is_better("c", end, end)
-    elections.ask()
+    elections.begin_round()
     assert not elections.is_better("c", end, end)
     assert elections.is_better("a", end, end)
-    elections.give_up()
+    elections.end_round()
     assert elections.is_better("c", end, end)
 
 
 def test_winner_or_requested_member_campaigns_once_if_it_may(elections: Elections) -> None:
     elections.is_won = True
-    assert move(elections, may_campaign=False) is Move.REST
-    assert move(elections) is Move.CAMPAIGN
-    assert move(elections) is Move.ASK
-    assert move(elections, is_asked=True) is Move.CAMPAIGN
-    assert move(elections, is_asked=True, may_campaign=False) is Move.REST
+    assert move(elections, may_campaign=False) is ElectionStep.WAIT
+    assert move(elections) is ElectionStep.CAMPAIGN
+    assert move(elections) is ElectionStep.PRE_VOTE
+    assert move(elections, is_asked=True) is ElectionStep.CAMPAIGN
+    assert move(elections, is_asked=True, may_campaign=False) is ElectionStep.WAIT
 
 
 def test_stalled_member_listens_before_it_asks_for_votes(elections: Elections) -> None:
     elections.hear_leader(1, 5.0)
-    assert move(elections, awake_s=5.0 + FLOOR_S / 2) is Move.LISTEN
-    assert move(elections, awake_s=5.0 + FLOOR_S / 2, follows=False) is Move.ASK
-    assert move(elections, awake_s=5.0 + FLOOR_S) is Move.ASK
+    assert move(elections, awake_s=5.0 + FLOOR_S / 2) is ElectionStep.READ
+    assert move(elections, awake_s=5.0 + FLOOR_S / 2, follows=False) is ElectionStep.PRE_VOTE
+    assert move(elections, awake_s=5.0 + FLOOR_S) is ElectionStep.PRE_VOTE
 
 
 def test_member_under_maintenance_campaigns_only_on_request(elections: Elections) -> None:
-    assert move(elections, stands=False) is Move.REST
-    assert move(elections, stands=False, is_asked=True) is Move.CAMPAIGN
+    assert move(elections, stands=False) is ElectionStep.WAIT
+    assert move(elections, stands=False, is_asked=True) is ElectionStep.CAMPAIGN
 
 
 def move(
@@ -127,8 +127,8 @@ def move(
     may_campaign: bool = True,
     stands: bool = True,
     is_asked: bool = False,
-) -> Move:
-    return elections.move(
+) -> ElectionStep:
+    return elections.next_step(
         awake_s, follows=follows, may_campaign=may_campaign, stands=stands, is_asked=is_asked
     )
 
@@ -155,7 +155,7 @@ def test_pre_vote_is_granted_to_a_better_candidate(
     hears_leader: bool,
     expected: VoteAnswer,
 ) -> None:
-    answer = elections.answer(
+    answer = elections.answer_pre_vote(
         "c", theirs, OURS, may_vote=may_vote, is_later_term=is_later_term, hears_leader=hears_leader
     )
     assert answer == expected
@@ -168,25 +168,25 @@ def test_member_with_an_empty_log_leads_no_cluster(last_index: int) -> None:
     told = Configurations(Configuration.of(8, members, b"c" * ID_BYTES))
     new = Elections("b", told, FailureDetector(FLOOR_S, CEILING_S))
     first = LogEnd(0, 1)
-    answer = new.answer(
+    answer = new.answer_pre_vote(
         "c", LogEnd(0, last_index), first, may_vote=True, is_later_term=True, hears_leader=False
     )
     assert answer == VoteAnswer(granted=last_index > 1, stands_instead=False)
 
 
 def test_member_that_grants_a_pre_vote_ends_its_own_round(elections: Elections) -> None:
-    number = elections.ask()
+    number = elections.begin_round()
     assert number is not None
-    elections.count("a", number)
-    elections.answer("c", BETTER, OURS, may_vote=True, is_later_term=True, hears_leader=False)
-    assert not elections.count("d", number)
+    elections.count_pre_vote("a", number)
+    elections.answer_pre_vote("c", BETTER, OURS, may_vote=True, is_later_term=True, hears_leader=False)
+    assert not elections.count_pre_vote("d", number)
     assert not elections.is_won
 
 
 def test_resting_member_does_not_take_precedence(elections: Elections) -> None:
     """It had asked, and lost its links: the one that still had links with a majority was refused for ever."""
     end = LogEnd(2, 7)
-    elections.ask()
+    elections.begin_round()
     assert not elections.is_better("c", end, end)
-    assert move(elections, stands=False) is Move.REST
+    assert move(elections, stands=False) is ElectionStep.WAIT
     assert elections.is_better("c", end, end)

@@ -30,9 +30,9 @@ def test_leader_is_suspected_between_the_floor_and_the_ceiling(gaps: list[float]
     detector, now_s = detector_after(gaps)
     assert not detector.suspects(now_s)
     assert not detector.suspects(now_s + 0.99 * FLOOR_S)
-    assert not detector.gives_up(now_s + 0.99 * CEILING_S)
+    assert not detector.presumes_dead(now_s + 0.99 * CEILING_S)
     assert detector.suspects(now_s + 1.01 * CEILING_S)
-    assert detector.gives_up(now_s + 1.01 * CEILING_S)
+    assert detector.presumes_dead(now_s + 1.01 * CEILING_S)
 
 
 @given(st.lists(st.floats(0.3, 0.9), min_size=5, max_size=50))
@@ -58,7 +58,7 @@ def test_forgotten_leader_is_suspected_until_it_is_heard(
     patience_s = detector.patience_s
     detector.forget()
     assert detector.suspects(now_s)
-    assert detector.gives_up(now_s)
+    assert detector.presumes_dead(now_s)
     detector.hear(now_s + 50.0)
     assert not detector.suspects(now_s + 50.0)
     assert detector.patience_s == patience_s

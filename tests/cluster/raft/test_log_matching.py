@@ -7,7 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.raft.log_matching import contradiction, other_entry, vouched_for, without_known_prefix
+from cluster.raft.log_matching import (
+    conflict_with_committed,
+    conflicting_entry,
+    limit_commit_index,
+    without_known_prefix,
+)
 from cluster.raft.messages import Append, LogEntry
 
 
@@ -41,21 +46,24 @@ def test_remaining_append_gives_the_same_log_and_begins_anew() -> None:
 
 @pytest.mark.parametrize(("told", "vouched"), [(0, 0), (4, 4), (5, 5), (50, 5)])
 def test_append_vouches_for_the_entries_that_it_shows(told: int, vouched: int) -> None:
-    assert vouched_for(append(3, 1, [1, 1], told)).commit_index == vouched
+    assert limit_commit_index(append(3, 1, [1, 1], told)).commit_index == vouched
 
 
 def test_committed_entries_are_contradicted_by_terms_only() -> None:
     journal = log_of(0, 1, 1, 2, 2)
-    assert contradiction(journal, 4, append(1, 0, [1, 1, 2, 9])) is None
-    assert contradiction(journal, 4, append(4, 9, [9])) is None
-    assert contradiction(journal, 4, append(3, 2, [])) == "has an entry 3 of term 2, which is of term 1 here"
-    found = contradiction(journal, 4, append(2, 1, [1, 3]))
+    assert conflict_with_committed(journal, 4, append(1, 0, [1, 1, 2, 9])) is None
+    assert conflict_with_committed(journal, 4, append(4, 9, [9])) is None
+    assert (
+        conflict_with_committed(journal, 4, append(3, 2, []))
+        == "has an entry 3 of term 2, which is of term 1 here"
+    )
+    found = conflict_with_committed(journal, 4, append(2, 1, [1, 3]))
     assert found == "has an entry 4 of term 3, which is of term 2 here"
 
 
 def test_uncommitted_or_missing_entry_is_not_contradicted() -> None:
     journal = log_of(0, 1, 1, 2)
-    assert other_entry(journal, 3, 4, 9) is None
-    assert other_entry(journal, 3, 7, 9) is None
-    assert other_entry(journal, 3, 3, 1) is None
-    assert other_entry(journal, 3, 3, 9) is not None
+    assert conflicting_entry(journal, 3, 4, 9) is None
+    assert conflicting_entry(journal, 3, 7, 9) is None
+    assert conflicting_entry(journal, 3, 3, 1) is None
+    assert conflicting_entry(journal, 3, 3, 9) is not None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import COUNT_MAX
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.raft.elections import Role
 from cluster.raft.log_matching import ForeignLog
 from cluster.raft.messages import (
@@ -53,7 +53,7 @@ from cluster.storage.fail_stop import RemovedFromCluster
 from tests.cluster.configurations import configuration_of
 from tests.cluster.harness import Growing
 
-STATUS = Status(Role.LEADER, 7, 9, 8, 8, Standing.VOTER, 1, 5, 10**6, 10**9, Alarm.DISK, 5, 6, 7)
+STATUS = Status(Role.LEADER, 7, 9, 8, 8, VoterStatus.VOTER, 1, 5, 10**6, 10**9, Alarm.DISK, 5, 6, 7)
 MESSAGES: list[Message] = [
     Append(7, 8, 9, 7, [LogEntry(b"\x01", 10, 7), LogEntry(b"", 11, 7)]),
     AppendResponse(7, 10, success=True, reset=False, last_index=9, last_term=7),
@@ -112,7 +112,7 @@ def test_a_name_travels_as_it_is(to: str) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        STATUS._replace(standing=3),
+        STATUS._replace(voter_status=3),
         STATUS._replace(state=3),
         STATUS._replace(term=COUNT_MAX + 1),
         STATUS._replace(hears_leader=2),

@@ -28,7 +28,7 @@ def test_acknowledgements_only_grow(progress: Progress) -> None:
 
 def test_lost_entries_are_unacknowledged_until_acknowledged(progress: Progress) -> None:
     progress.acknowledge(9)
-    assert [progress.lose(index) for index in (12, 9, 5, 5)] == [False, False, True, False]
+    assert [progress.lower_to(index) for index in (12, 9, 5, 5)] == [False, False, True, False]
     assert progress.acknowledged == 5
     assert progress.acknowledge(7)
 
@@ -37,9 +37,9 @@ def test_repeated_refusal_is_ignored_and_an_earlier_is_answered(progress: Progre
     tried = [progress.refuse(refusal(next_index), FIRST_INDEX) for next_index in (90, 90, 95, 80)]
     assert tried == [True, False, False, True]
     assert progress.probed is not None
-    assert progress.matched()
+    assert progress.record_match()
     assert progress.probed is None
-    assert not progress.matched()
+    assert not progress.record_match()
     assert progress.refuse(refusal(90), FIRST_INDEX)
 
 
@@ -53,16 +53,16 @@ def test_peer_lacks_entries_until_an_append_matches(progress: Progress) -> None:
     assert progress.lacks_from is None
     progress.refuse(refusal(FIRST_INDEX - 10), FIRST_INDEX)
     assert progress.lacks_from == FIRST_INDEX - 10
-    progress.matched()
+    progress.record_match()
     assert progress.lacks_from is None
 
 
 def test_same_refusal_counts_again_after_a_new_request(progress: Progress) -> None:
     progress.refuse(refusal(FIRST_INDEX), FIRST_INDEX)
-    progress.ask_again()
+    progress.probe_again()
     assert progress.lacks_from is None
     assert progress.refuse(refusal(61), FIRST_INDEX)
-    progress.ask_again()  # it lacks nothing
+    progress.probe_again()  # it lacks nothing
     assert progress.probed is not None
 
 

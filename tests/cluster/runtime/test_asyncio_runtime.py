@@ -344,6 +344,7 @@ WRITER = """
 import asyncio, sys
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import JournalSizes, SegmentedJournal
+from cluster.log.owned_directory import OwnedDirectory
 from cluster.runtime.asyncio_runtime import RealDisk
 
 async def write():

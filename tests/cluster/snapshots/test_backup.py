@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.configuration.configuration import ID_BYTES, OtherVersion, PeerAddress, Versions
-from cluster.log.hardstate import Standing
+from cluster.log.hardstate import VoterStatus
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.snapshots.backup import (
     CONTENTS,
@@ -421,7 +421,7 @@ def test_interrupted_recovery_is_completed_by_the_next(power_loss: bool) -> None
         alone_with(machine, survivor)
         assert machine.due == due
         assert survivor.group.configurations.newest.cluster == new.cluster_id
-        assert survivor.group.recovery.standing is Standing.VOTER
+        assert survivor.group.rejoin.voter_status is VoterStatus.VOTER
         steps += 1
     assert steps > 5
 

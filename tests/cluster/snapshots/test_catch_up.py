@@ -18,7 +18,7 @@ import pytest
 from chaos.sim.world.disk import SimulatedDisk
 from cluster.group.assembly import SNAPSHOT_ID_BITS
 from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
-from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.log.hardstate import HardState, HardStateFile, VoterStatus
 from cluster.log.housekeeping import CheckpointPosition
 from cluster.log.journal import JournalSizes, SegmentedJournal
 from cluster.log.owned_directory import OwnedDirectory
@@ -102,7 +102,7 @@ class Node:
         self.disk.make_directory(self.directory.log)
         hard_state = HardStateFile(OwnedDirectory(self.disk, "group", self.directory.identity))
         hard_state.load()
-        hard_state.store(HardState(1, None, Standing.VOTER))
+        hard_state.store(HardState(1, None, VoterStatus.VOTER))
         self.journal = SegmentedJournal(
             self.directory.log_files,
             hard_state,
@@ -683,7 +683,7 @@ def test_the_files_are_pinned_until_they_are_not_needed(transfer: Transfer) -> N
     assert transfer.pins.pinned == ["00000000000000000150.checkpoint", *names]
     transfer.world.run()
     assert transfer.pins.pinned
-    transfer.engine.progress["receiver"].matched()
+    transfer.engine.progress["receiver"].record_match()
     transfer.tick()
     assert not transfer.pins.pinned
 
@@ -725,7 +725,7 @@ def test_log_behind_a_snapshot_is_kept_until_the_peer_has_it(transfer: Transfer)
     transfer.here.add(ENTRIES + 1, 100)
     assert sender.needed_from(engine, ["receiver"]) == ENTRIES + 1
     transfer.world.run()
-    progress.matched()
+    progress.record_match()
     transfer.tick()
     assert not transfer.pins.pinned
     assert sender.needed_from(engine, ["receiver"]) == ENTRIES + 1
@@ -750,7 +750,7 @@ def test_peer_with_the_whole_log_has_no_entries_kept_for_it(
     sender._retained_bytes = 0
     transfer.begin()
     transfer.world.run()
-    progress.matched()
+    progress.record_match()
     progress.acknowledge(transfer.here.journal.last_index)
     transfer.tick()
     transfer.here.add(ENTRIES + 1, 50)

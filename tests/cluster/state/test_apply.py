@@ -17,7 +17,7 @@ from cluster.configuration.configuration import (
 )
 from cluster.log.entry import make_batch, make_entry
 from cluster.raft.proposals import PendingProposals
-from cluster.state.apply import Applying
+from cluster.state.apply import Applier
 from cluster.state.group_state import GroupState
 
 LOW, HIGH = Ledger.versions
@@ -67,11 +67,11 @@ def told(state: GroupState) -> Told:
 
 
 def test_version_applies_to_the_entries_behind_its_entry(state: GroupState) -> None:
-    applying = Applying(state, PendingProposals("n9"))
-    applying.entry(2, entry_of("n1", 1))
-    applying.entry(3, entry_of("n2", 1))
-    applying.configuration(configuration(HIGH))  # n2 is no member by it, and is given up
-    applying.entry(5, entry_of("n1", 2))
+    applying = Applier(state, PendingProposals("n9"))
+    applying.apply_entry(2, entry_of("n1", 1))
+    applying.apply_entry(3, entry_of("n2", 1))
+    applying.apply_configuration(configuration(HIGH))  # n2 is no member by it, and is given up
+    applying.apply_entry(5, entry_of("n1", 2))
     assert told(state).calls == [
         *[("batch", LOW), ("end", LOW)] * 2,
         *[("down", LOW), ("end", LOW)],
@@ -81,7 +81,7 @@ def test_version_applies_to_the_entries_behind_its_entry(state: GroupState) -> N
 
 def test_a_state_that_is_loaded_tells_the_version_that_it_is_at(state: GroupState) -> None:
     before = state.freeze().dump()
-    Applying(state, PendingProposals("n9")).configuration(configuration(HIGH))
+    Applier(state, PendingProposals("n9")).apply_configuration(configuration(HIGH))
     other = GroupState(Told())
     other.load(before)
     assert told(other).version == LOW
@@ -91,7 +91,7 @@ def test_a_state_that_is_loaded_tells_the_version_that_it_is_at(state: GroupStat
 
 def test_version_that_the_program_cannot_run_is_refused(state: GroupState) -> None:
     with pytest.raises(OtherVersion, match=f"at version {HIGH + 1} of the state, and this program can run"):
-        Applying(state, PendingProposals("n9")).configuration(configuration(HIGH + 1))
+        Applier(state, PendingProposals("n9")).apply_configuration(configuration(HIGH + 1))
     with pytest.raises(OtherVersion):
         GroupState(Told()).load(state.freeze().dump())
 
@@ -100,7 +100,7 @@ def test_entries_of_an_earlier_version_are_not_taken_for_ours(
     state: GroupState,
 ) -> None:
     """The first configuration tells what the log began with: nobody else can, if there is no checkpoint."""
-    applying = Applying(state, PendingProposals("n9"))
-    applying.entry(2, entry_of("n1", 1))
+    applying = Applier(state, PendingProposals("n9"))
+    applying.apply_entry(2, entry_of("n1", 1))
     with pytest.raises(OtherVersion, match=f"at version {LOW - 1} of the state, and this program can run"):
-        applying.configuration(configuration(LOW))
+        applying.apply_configuration(configuration(LOW))

@@ -25,10 +25,10 @@ from cluster.storage.identity import (
     Owner,
     claim_directory,
     directory_id,
-    forget_writes_lost,
+    mark_writes_lost,
     names_of,
-    note_writes_lost,
     store_identity,
+    unmark_writes_lost,
 )
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def test_writes_may_be_lost_until_the_log_was_opened() -> None:
     disk = a_disk()
     assert claim(disk).writes_lost  # nothing is known of this directory
     assert claim(disk).writes_lost
-    forget_writes_lost(disk, "group", OWNER)
+    unmark_writes_lost(disk, "group", OWNER)
     assert not claim(disk).writes_lost
     disk.crash(power_loss=False)
     assert not claim(disk).writes_lost
@@ -245,10 +245,10 @@ def test_writes_may_be_lost_until_the_log_was_opened() -> None:
     assert claim(disk).writes_lost
     disk.crash(power_loss=False)
     assert claim(disk).writes_lost
-    forget_writes_lost(disk, "group", OWNER)
-    forget_writes_lost(disk, "group", OWNER)
+    unmark_writes_lost(disk, "group", OWNER)
+    unmark_writes_lost(disk, "group", OWNER)
     assert not claim(disk).writes_lost
-    note_writes_lost(disk, "group", OWNER)
+    mark_writes_lost(disk, "group", OWNER)
     disk.crash(power_loss=False)
     assert claim(disk).writes_lost
 
@@ -257,9 +257,9 @@ def test_directory_claimed_before_is_claimed_without_space() -> None:
     disk = a_disk()
     claim(disk, 100)
     disk.full = True
-    forget_writes_lost(disk, "group", OWNER)
+    unmark_writes_lost(disk, "group", OWNER)
     assert claim(disk) == Claim(101, writes_lost=False)
-    note_writes_lost(disk, "group", OWNER)
+    mark_writes_lost(disk, "group", OWNER)
     assert claim(disk) == Claim(102, writes_lost=True)
 
 
@@ -275,7 +275,7 @@ def test_a_first_claim_that_found_no_space_is_made_later() -> None:
 def test_count_of_starts_survives_the_damage_of_a_single_file() -> None:
     disk = a_disk()
     claim(disk, 100)
-    forget_writes_lost(disk, "group", OWNER)
+    unmark_writes_lost(disk, "group", OWNER)
     for file in START_FILES:
         for bit in range(0, 512 * 8, 7):
             disk.flip_bit(f"group/{file}", bit)
@@ -288,9 +288,9 @@ def test_count_of_starts_survives_the_damage_of_a_single_file() -> None:
 def test_failed_sync_is_recorded_as_far_as_the_disk_allows() -> None:
     disk = a_disk()
     claim(disk)
-    forget_writes_lost(disk, "group", OWNER)
+    unmark_writes_lost(disk, "group", OWNER)
     disk.fail_next_sync()
-    note_writes_lost(disk, "group", OWNER)
+    mark_writes_lost(disk, "group", OWNER)
     claim(disk)
 
 
@@ -299,7 +299,7 @@ def test_a_crash_within_a_claim_forgets_no_loss() -> None:
         for steps in range(10):
             disk = a_disk(seed)
             incarnation = claim(disk, 100).incarnation
-            forget_writes_lost(disk, "group", OWNER)
+            unmark_writes_lost(disk, "group", OWNER)
             disk.crash(power_loss=True)
             disk.end_process_after(steps)
             with suppress(ProcessEnds):

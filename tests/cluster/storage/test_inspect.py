@@ -12,7 +12,7 @@ import pytest
 
 from cluster.configuration.configuration import OtherVersion, Versions
 from cluster.log.checkpoints import checkpoint_name, write_checkpoint
-from cluster.log.hardstate import HardState, Standing
+from cluster.log.hardstate import HardState, VoterStatus
 from cluster.log.journal import JournalSizes, SegmentedJournal
 from cluster.log.sealed_segment import verify, write_sparse
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, ForeignJournal, Segment, UnknownFormat
@@ -22,7 +22,6 @@ from cluster.storage.directory import MOVING, GroupDirectory
 from cluster.storage.identity import ForeignDirectory, Identity, Owner
 from cluster.storage.inspect import (
     CheckpointFound,
-    Cure,
     EntryFound,
     Finding,
     HardStateFound,
@@ -30,10 +29,11 @@ from cluster.storage.inspect import (
     LogFound,
     ManifestFound,
     MarkFound,
+    OtherProblem,
+    OwnerFound,
     Problem,
+    Remedy,
     SegmentFound,
-    Trouble,
-    Whose,
     entries,
     inspect,
 )
@@ -114,9 +114,9 @@ def raising(error: Exception) -> None:
 def make(root: Path) -> Path:
     """A directory with a sparse segment, two dense ones, an open one and two checkpoints; the group's."""
     world = World(root)
-    world.group.hard_state.store(HardState(2, "n3", Standing.BLANK))
+    world.group.hard_state.store(HardState(2, "n3", VoterStatus.BLANK))
     journal = world.start()
-    world.group.hard_state.store(HardState(2, "n3", Standing.VOTER))
+    world.group.hard_state.store(HardState(2, "n3", VoterStatus.VOTER))
     for index in range(1, 36):
         journal.add(payload(index), index, 1 if index < 15 else 2)
         journal.sync_now()
@@ -186,11 +186,11 @@ def flip_copies(file: Path) -> None:
 
 def test_whole_directory_is_described(group: Path) -> None:
     whose, hard, manifest, mark, log, *rest = found_in(group)
-    assert isinstance(whose, Whose)
+    assert isinstance(whose, OwnerFound)
     assert whose.identity == Identity(OWNER, MACHINE_VERSION, ("n1", "n2", "n3"))
     assert whose.start is not None
     assert (whose.start.incarnation, whose.problem) == (1000, None)
-    assert hard == HardStateFound(HardState(2, "n3", Standing.VOTER), ("ok", "ok"), None)
+    assert hard == HardStateFound(HardState(2, "n3", VoterStatus.VOTER), ("ok", "ok"), None)
     assert manifest == ManifestFound(present=True, problem=None)
     sizes = [(group / "log" / name).stat().st_size for name in (SPARSE, DENSE, SECOND_DENSE, OPEN)]
     assert mark == MarkFound(Mark(OPEN, sizes[-1]), None)
@@ -216,7 +216,7 @@ def test_empty_log_of_a_node_that_was_started_once_is_whole(tmp_path: Path) -> N
 class Damage(NamedTuple):
     do: Callable[[Path], None]
     finding: type[Finding]
-    cures: list[Cure]
+    cures: list[Remedy]
     what: str = ""
 
 
@@ -287,18 +287,22 @@ def of_another_machine(group: Path) -> None:
     disk.close()
 
 
-REPAIR, SPARE, HEARING, OPERATOR = [Cure.REPAIR], [Cure.SPARE], [Cure.HEARING], [Cure.OPERATOR]
+REPAIR, SPARE, HEARING, OPERATOR = [Remedy.REPAIR], [Remedy.SPARE], [Remedy.HEARING], [Remedy.OPERATOR]
 DAMAGES = {
-    "one copy of the identity": Damage(change("identity", lambda file: flip(file, 20)), Whose, SPARE),
-    "the identity": Damage(change("identity", flip_copies), Whose, OPERATOR, "delete that file"),
-    "the version of the machine": Damage(of_another_machine, Whose, OPERATOR, "version 6 of the state"),
-    "one count of starts": Damage(change("start-1", flip_in_middle), Whose, SPARE, "start-1: damaged"),
+    "one copy of the identity": Damage(change("identity", lambda file: flip(file, 20)), OwnerFound, SPARE),
+    "the identity": Damage(change("identity", flip_copies), OwnerFound, OPERATOR, "delete that file"),
+    "the version of the machine": Damage(of_another_machine, OwnerFound, OPERATOR, "version 6 of the state"),
+    "one count of starts": Damage(change("start-1", flip_in_middle), OwnerFound, SPARE, "start-1: damaged"),
     "both counts of starts are missing": Damage(
-        both(remove("start-0"), remove("start-1")), Whose, SPARE, "start-0 and start-1"
+        both(remove("start-0"), remove("start-1")), OwnerFound, SPARE, "start-0 and start-1"
     ),
-    "the version of a count of starts": Damage(change("start-0", of_version_9), Whose, OPERATOR, "version 9"),
-    "the identity is missing": Damage(remove("identity"), Whose, SPARE, "is missing"),
-    "the version of the identity": Damage(change("identity", of_version_9), Whose, OPERATOR, "version 9"),
+    "the version of a count of starts": Damage(
+        change("start-0", of_version_9), OwnerFound, OPERATOR, "version 9"
+    ),
+    "the identity is missing": Damage(remove("identity"), OwnerFound, SPARE, "is missing"),
+    "the version of the identity": Damage(
+        change("identity", of_version_9), OwnerFound, OPERATOR, "version 9"
+    ),
     "one hard state": Damage(change("hardstate-1", flip_in_middle), HardStateFound, SPARE, "hardstate-1"),
     "one hard state is missing": Damage(remove("hardstate-0"), HardStateFound, SPARE, "hardstate-0"),
     "both hard states": Damage(
@@ -307,7 +311,7 @@ DAMAGES = {
         HEARING,
     ),
     "both hard states are missing": Damage(
-        both(remove("hardstate-0"), remove("hardstate-1")), Trouble, HEARING, "missing"
+        both(remove("hardstate-0"), remove("hardstate-1")), OtherProblem, HEARING, "missing"
     ),
     "the version of a hard state": Damage(
         change("hardstate-0", of_version_9), HardStateFound, OPERATOR, "version 9"
@@ -342,10 +346,10 @@ DAMAGES = {
     "both checkpoints": Damage(
         both(change(f"log/{OLD}", flip_in_middle), change(f"log/{NEW}", flip_in_middle)),
         CheckpointFound,
-        [Cure.REPAIR, Cure.REPAIR],
+        [Remedy.REPAIR, Remedy.REPAIR],
     ),
     "both checkpoints are missing": Damage(
-        both(remove(f"log/{OLD}"), remove(f"log/{NEW}")), Trouble, REPAIR, "no checkpoint"
+        both(remove(f"log/{OLD}"), remove(f"log/{NEW}")), OtherProblem, REPAIR, "no checkpoint"
     ),
     "the version of a checkpoint": Damage(
         change(f"log/{NEW}", of_version_9), CheckpointFound, OPERATOR, "version 9"
@@ -365,7 +369,7 @@ def test_damage_is_found_where_it_is_and_nowhere_else(group: Path, name: str) ->
     ]
     assert {type(finding) for finding in found} == {damage.finding}
     problems = [finding.problem for finding in found]
-    assert [problem.cure for problem in problems] == damage.cures
+    assert [problem.remedy for problem in problems] == damage.cures
     assert all(damage.what in problem.what for problem in problems)
 
 
@@ -376,18 +380,18 @@ def test_start_does_as_inspection_has_reported(group: Path, name: str) -> None:
     world = World(group.parent.parent)
     try:
         match max(damage.cures):
-            case Cure.OPERATOR:
+            case Remedy.OPERATOR:
                 with pytest.raises((UnknownFormat, ForeignJournal, ForeignDirectory, OtherVersion)):
                     world.verify(world.start())
-            case Cure.REPAIR:
+            case Remedy.REPAIR:
                 with pytest.raises(CorruptJournal):
                     world.verify(world.start())
-            case Cure.HEARING:
+            case Remedy.HEARING:
                 world.verify(world.start())
                 assert world.group.hard_state.state is None
             case _:
                 world.verify(world.start())
-                assert world.group.hard_state.state == HardState(2, "n3", Standing.VOTER)
+                assert world.group.hard_state.state == HardState(2, "n3", VoterStatus.VOTER)
     finally:
         world.close()
 
@@ -405,10 +409,10 @@ def test_no_flipped_bit_is_overlooked(group: Path, name: str) -> None:
 def test_terms_that_are_older_than_the_log_are_not_believed(group: Path) -> None:
     world = World(group.parent.parent)
     world.group.hard_state.load()
-    world.group.hard_state.store(HardState(1, None, Standing.VOTER))
+    world.group.hard_state.store(HardState(1, None, VoterStatus.VOTER))
     world.close()
     [problem] = problems_in(group)
-    assert problem.cure is Cure.HEARING
+    assert problem.remedy is Remedy.HEARING
     assert "below that of the last entry, 2" in problem.what
 
 
@@ -416,10 +420,10 @@ def test_checkpoint_newer_than_the_log_shows_that_the_log_lost(group: Path) -> N
     world = World(group.parent.parent)
     write_checkpoint(world.disk, world.group.log, world.group.identity, 36, 2, [b"state of 36"])
     world.close()
-    assert [problem.cure for problem in problems_in(group)] == REPAIR
+    assert [problem.remedy for problem in problems_in(group)] == REPAIR
     (group / "incoming").mkdir()
     (group / "incoming" / MOVING).write_bytes(b"35")
-    assert [problem.cure for problem in problems_in(group)] == REPAIR
+    assert [problem.remedy for problem in problems_in(group)] == REPAIR
     # This one is of a snapshot, whose segments are not in the log yet.
     (group / "incoming" / MOVING).write_bytes(b"36")
     assert problems_in(group) == []
@@ -431,7 +435,7 @@ def test_state_of_an_unknown_version_needs_the_operator(group: Path) -> None:
     world.close()
     [problem] = problems_in(group)
     assert problem == Problem(
-        "not a state of version 2; start the program version that wrote it", Cure.OPERATOR
+        "not a state of version 2; start the program version that wrote it", Remedy.OPERATOR
     )
 
 
@@ -452,11 +456,11 @@ def test_records_that_are_missing_at_the_end_are_damage(group: Path) -> None:
         shortened.truncate(size - (size - FILE_HEADER_BYTES) // 5)
     [problem] = problems_in(group)
     assert problem.what.endswith(f"the whole records end here, and the first {size} bytes were synced")
-    assert problem.cure is Cure.REPAIR
+    assert problem.remedy is Remedy.REPAIR
     found = list(entries(reading(group), ""))
     assert isinstance(found[-2], EntryFound)
     assert found[-2].index == 34
-    assert isinstance(found[-1], Trouble)
+    assert isinstance(found[-1], OtherProblem)
 
 
 @pytest.mark.parametrize("state", ["missing", "damaged"])
@@ -465,7 +469,7 @@ def test_a_mark_that_is_lost_is_made_anew(group: Path, state: str) -> None:
     mark.unlink()
     if state == "damaged":
         mark.write_bytes(b"no mark")
-    assert problems_in(group) == [Problem(f"the file is {state}; made anew at the next start", Cure.SPARE)]
+    assert problems_in(group) == [Problem(f"the file is {state}; made anew at the next start", Remedy.SPARE)]
 
 
 def test_mark_of_an_unknown_version_needs_the_operator(group: Path) -> None:
@@ -473,7 +477,7 @@ def test_mark_of_an_unknown_version_needs_the_operator(group: Path) -> None:
     start = bytearray(mark.read_bytes()[:-4])
     start[4] += 1
     mark.write_bytes(start + crc32(start, crc32(OWNER.key())).to_bytes(4, "little"))
-    assert {problem.cure for problem in problems_in(group)} == {Cure.OPERATOR}
+    assert {problem.remedy for problem in problems_in(group)} == {Remedy.OPERATOR}
 
 
 def test_unexpected_files_are_listed(group: Path) -> None:
@@ -512,7 +516,7 @@ def test_entries_go_on_behind_a_damaged_segment(group: Path) -> None:
     flip_in_middle(group / "log" / DENSE)
     flip(group / "log" / OPEN, -1)
     found = list(entries(reading(group), ""))
-    troubles = [trouble.path for trouble in found if isinstance(trouble, Trouble)]
+    troubles = [trouble.path for trouble in found if isinstance(trouble, OtherProblem)]
     assert troubles == [f"log/{DENSE}", f"log/{OPEN}"]
     indexes = [entry.index for entry in found if isinstance(entry, EntryFound)]
     assert indexes == [3, 7, *range(11, 15), *range(21, 35)]  # a piece of one term is read at once
@@ -521,11 +525,11 @@ def test_entries_go_on_behind_a_damaged_segment(group: Path) -> None:
 def test_entries_without_manifest_or_identity_are_trouble(group: Path) -> None:
     (group / "log" / "manifest").unlink()
     assert list(entries(reading(group), "")) == [
-        Trouble("log/manifest", Problem("the file is missing", Cure.REPAIR))
+        OtherProblem("log/manifest", Problem("the file is missing", Remedy.REPAIR))
     ]
     (group / "identity").unlink()
     [trouble] = entries(reading(group), "")
-    assert isinstance(trouble, Trouble)
+    assert isinstance(trouble, OtherProblem)
     assert trouble.path == "identity"
 
 

@@ -54,7 +54,7 @@ def test_members_unknown_to_the_log_are_dialled_as_reported() -> None:
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), IN_FILE)
     before = Configuration.of(8, [Member(*place) for place in IN_LOG.items()], b"cluster")
     held = Configurations(before)
-    held.note_cluster(b"cluster")
+    held.set_cluster(b"cluster")
     members.configure(NO_ID, held, {})
     elsewhere = PeerAddress("seed", 1)
     assert members.seeds([elsewhere]) == ()
@@ -127,7 +127,7 @@ def test_earlier_links_end_when_a_node_reports_the_cluster(is_told: bool) -> Non
 def test_node_without_members_does_not_refuse_a_non_member() -> None:
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
-    held.note_cluster(b"c" * 16)
+    held.set_cluster(b"c" * 16)
     members.configure(b"1" * 16, held, {})
     terms = Terms.of(IN_LOG, 8, bytes(16), cluster=UNNAMED, member=b"2" * 16)
     refused = members.judge("n2", terms, None, dialled_here=True)
@@ -139,7 +139,7 @@ def test_node_without_known_members_searches_its_cluster() -> None:
     """It was told, restarted before it had any of the log, and was removed meanwhile."""
     members = PeerAdmission("n4", Versions(8, 8), bytes(16), {})
     held = Configurations(Configuration.of(8, [Member("n4", PeerAddress("n4", 1), is_voter=False)]))
-    held.note_cluster(b"cluster")
+    held.set_cluster(b"cluster")
     members.configure(b"n4", held, {})
     assert members.terms.is_named
     assert members.seeks_members

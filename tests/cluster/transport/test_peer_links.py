@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from cluster.configuration.configuration import Configuration, Member, PeerAddress, Versions
 from cluster.configuration.history import Configurations
-from cluster.net.resolver import HostNames
+from cluster.net.resolver import Resolver
 from cluster.transport import admission
 from cluster.transport import connection as connection_module
 from cluster.transport import peer_links as links_module
@@ -42,7 +42,7 @@ from cluster.transport.handshake import (
     TooManyNonMembersError,
     VersionMismatchError,
 )
-from cluster.transport.peer_links import PeerLinks, PeerTls
+from cluster.transport.peer_links import LinkConfig, PeerLinks, PeerTls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
@@ -145,11 +145,8 @@ def make_nodes(
     return {
         name: Node(
             PeerLinks(
-                name,
-                "c",
+                LinkConfig(name, "c", addresses[name], Versions(*[(versions or {}).get(name, 7)] * 2)),
                 secrets.get(name, (SECRET,)),
-                addresses[name],
-                versions=Versions(*[(versions or {}).get(name, 7)] * 2),
                 tls=tls,
                 limits=limits,
             ),
@@ -598,7 +595,7 @@ def test_a_host_that_is_gone_is_dead_if_it_refused_before(
     """So it is with a container that was killed: its address is taken away a moment later."""
     attempts: list[str] = []
 
-    async def connect(_names: HostNames, host: str, _port: int) -> socket.socket:
+    async def connect(_names: Resolver, host: str, _port: int) -> socket.socket:
         attempts.append(host)
         if is_refused_first and len(attempts) == 1:
             raise ConnectionRefusedError
@@ -906,7 +903,7 @@ def test_second_process_of_a_name_that_keeps_trying_is_known(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of a data directory that somebody has started would take the member's place as soon as that one ends."""
-    monkeypatch.setattr(links_module, "_TWICE_AFTER_S", 0.3)
+    monkeypatch.setattr(links_module, "_SECOND_PROCESS_AFTER_S", 0.3)
 
     async def story() -> None:
         node = make_nodes(2)["n2"]
@@ -973,7 +970,7 @@ def newcomer(
     """A node that knows nobody but itself and the seeds."""
     bind = bind or ("127.0.0.1", free_ports(1)[0])
     versions, limits = Versions(7, 7), LinkLimits(retry_first_s=0.005, retry_max_s=0.01)
-    links = PeerLinks(name, cluster, [secret], bind, versions=versions, limits=limits, seeds=seeds)
+    links = PeerLinks(LinkConfig(name, cluster, bind, versions, seeds=seeds), [secret], limits=limits)
     return Node(links, members({name: bind}), 7, name.encode() * 8)
 
 
@@ -1078,7 +1075,7 @@ def test_guests_are_few(run: Run, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_memory_of_refused_nodes_is_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "_TOLD_MAX", 3)
+    monkeypatch.setattr(links_module, "_REASONS_MAX", 3)
 
     async def story() -> None:
         node = make_nodes(2)["n2"]
@@ -1086,7 +1083,7 @@ def test_memory_of_refused_nodes_is_bounded(run: Run, monkeypatch: pytest.Monkey
             for number in range(6):
                 with pytest.raises(HandshakeError):
                     await impersonate(f"x{number}", node, members_digest=bytes(32))
-            assert list(node.links._told) == ["x3", "x4", "x5"]
+            assert list(node.links._logged_reasons) == ["x3", "x4", "x5"]
 
     run(story())
 
@@ -1250,7 +1247,7 @@ def test_a_dial_that_is_reset_at_once_closes_its_own_socket_only(
 ) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
-    async def connect_and_be_reset(_names: HostNames, host: str, port: int) -> socket.socket:
+    async def connect_and_be_reset(_names: Resolver, host: str, port: int) -> socket.socket:
         sock = socket.create_connection((host, port))
         sock.setblocking(False)
         accepted, _ = listener.accept()
@@ -1365,13 +1362,8 @@ def test_future_member_is_reached_at_its_listed_address(run: Run) -> None:
         new = newcomer("x1")
         listed = {"x1": PeerAddress(*address(new))}
         one = PeerLinks(
-            "n1",
-            "c",
+            LinkConfig("n1", "c", ("127.0.0.1", 0), Versions(7, 7), listed=listed, prefers_listed=True),
             (SECRET,),
-            ("127.0.0.1", 0),
-            versions=Versions(7, 7),
-            listed=listed,
-            prefers_listed=True,
         )
         nodes = {"n1": Node(one, members({"n1": ("127.0.0.1", 1)}), 7), "x1": new}
         nodes["n1"].configure(members({"n1": ("127.0.0.1", 1)}), CLUSTER)
@@ -1619,9 +1611,11 @@ def test_impossible_configurations_are_refused() -> None:
     here = ("127.0.0.1", 1)
     with pytest.raises(ValueError, match="at least 231"):
         PeerLinks(
-            "n1", "c", [SECRET], here, versions=Versions(7, 7), limits=LinkLimits(stranger_bytes_max=100)
+            LinkConfig("n1", "c", here, Versions(7, 7)),
+            [SECRET],
+            limits=LinkLimits(stranger_bytes_max=100),
         )
-    links = PeerLinks("n1", "c", [SECRET], here, versions=Versions(7, 7))
+    links = PeerLinks(LinkConfig("n1", "c", here, Versions(7, 7)), [SECRET])
     links.register(GROUP, Recorder())
     with pytest.raises(ValueError, match="group 7 is registered already"):
         links.register(GROUP, Recorder())
