@@ -218,7 +218,8 @@ FOREIGN = "the answer is not that of a qq node"
             b"",
             (
                 "the connection was lost before the answer (Remote end closed connection without response); is it the "
-                "HTTP port of a node, by default 15672? Ports for AMQP, for other nodes and for TLS end such a connection"
+                "HTTP port of a node, by default 15672? Ports for AMQP, for other nodes and for TLS end such a "
+                "connection"
             ),
         ),
     ],
