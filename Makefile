@@ -10,10 +10,10 @@
 #   make screenshots                     the pictures of it in the documentation
 #   make deploy-test                     docker-compose.yml with a real engine: it takes minutes, and Docker or Podman
 #   make sim SEEDS=100000                the simulation, for the night
-#   make fuzz SECONDS=30000 EXAMPLES=5000    damaged clients against a real node, hostile ones against a cluster, and
-#                                        what tests draw at random, for the night
+#   make fuzz SECONDS=30000 EXAMPLES=5000    damaged clients against a real node, hostile ones and floods against a cluster,
+#                                        and what tests draw at random, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
-#   make bench ARGS="--only drain" LATENCY="--repeat 1" ONE_AT_A_TIME="--only get" BUDGET="--follower" CALLS="--messages 50" DEAREST="--repeat 1" HURT="--only disk"
+#   make bench ARGS="--only drain" LATENCY="--repeat 1" ONE_AT_A_TIME="--only get" BUDGET="--follower" CALLS="--messages 50" DEAREST="--repeat 1" HURT="--only disk" FLOODS="--only qos"
 #              CONNECTIONS="--idle 1000" WATCHING="--queues 1000 --each" RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"
 #              FAILOVER="--repeat 1 --busy 0" CHECKER="--rows 1000000"
 #   make setup PYTHON=python3.13         another interpreter than python3
@@ -196,6 +196,7 @@ sim: venv
 fuzz: venv
 	$(BIN)/python -m chaos.fuzz --seconds $(SECONDS) $(ARGS)
 	$(BIN)/python -m chaos.fuzz --legal --seconds $(SECONDS) $(ARGS)
+	$(BIN)/python -m chaos.fuzz --floods --seconds $(SECONDS) $(ARGS)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout=0 -m "hypothesis or seeds" --examples $(EXAMPLES) $(DRAWING)
 
 chaos: java toxiproxy

@@ -19,10 +19,13 @@ if (
 
 
 _FIRST_PROCESS = 1
+_PRIVATE = 0o077
+"""The umask: files that a command writes, such as data, backups and logs, are for its user only."""
 
 
 def run() -> int:
     """Run the command of this process and return its exit status: 130 after Ctrl-C, as shells report it."""
+    os.umask(_PRIVATE)
     if os.getpid() == _FIRST_PROCESS:
         signal.signal(signal.SIGTERM, _end_at_once)
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -168,7 +168,7 @@ def kinds() -> dict[str, Flood]:
         "basic.nack": Flood(_on(Basic.Nack(0, True))),
         "basic.reject": Flood(_on(Basic.Reject(9)) + _REFUSED),
         "basic.recover": Flood(_on(Basic.Recover(requeue=True))),
-        "basic.recover-async": Flood(_on(Basic.RecoverAsync(requeue=True))),
+        "basic.recover-async": Flood([_raw(1, 1, bytes((0, 60, 0, 100, 1)))]),
         "tx.select": Flood(_on(Tx.Select())),
         "tx.commit": Flood([publish("", "nowhere"), *_on(Tx.Commit())], _on(Tx.Select())),
         "tx.rollback": Flood([publish("", "nowhere"), *_on(Tx.Rollback())], _on(Tx.Select())),

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import shutil
+import stat
 import threading
 import time
 from functools import partial
@@ -29,11 +31,14 @@ if TYPE_CHECKING:
 
     from cluster.runtime.ports import Buffer, T, Timer
 
+log = logging.getLogger(__name__)
+
 _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_NAME = "lock"
 _LOCK_BYTES = 32
 """Bytes of the lock file. It is always overwritten as a whole, so a start needs no free space for it."""
+_RIGHTS_OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 PART_BYTES = 4 * 2**20
 """Bytes of a large file that are removed at once. Syncs may wait 50 ms for the removal of a whole segment, and 2 ms for
 a part."""
@@ -107,6 +112,7 @@ class RealDisk:
         self._root = Path(root)
         make_directory(self._root)
         self._lock = _lock_directory(self._root)
+        _make_private(self._root)
         self._session = _session()
         self._writer = _Worker("disk-writer")
         self._reader = _Worker("disk-reader")
@@ -128,7 +134,7 @@ class RealDisk:
     def replace_file(self, path: str, data: bytes) -> None:
         target = self._root / path
         temporary = target.with_name(target.name + TEMPORARY)
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=_open_private) as file:  # Path.open has no opener
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -270,6 +276,33 @@ def make_directory(path: Path) -> None:
     make_directory(path.parent)
     path.mkdir(mode=0o700, exist_ok=True)
     _sync_directory(path.parent)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _make_private(root: Path) -> None:
+    """Withdraw the rights of other users from the directory and all files in it, as far as the files are ours."""
+    narrowed: list[Path] = []
+    for path in (root, *root.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if mode & _RIGHTS_OF_OTHERS and not stat.S_ISLNK(mode):
+                try:
+                    path.chmod(stat.S_IMODE(mode) & ~_RIGHTS_OF_OTHERS)
+                    narrowed.append(path)
+                except PermissionError:
+                    log.warning(
+                        "%s: other users may have access to it, and it belongs to a different user", path
+                    )
+    if narrowed:
+        log.warning(
+            "%s: other users had access to %d files and directories, such as %s; their rights are withdrawn",
+            root,
+            len(narrowed),
+            narrowed[0],
+        )
 
 
 def _sync_directory(path: Path) -> None:

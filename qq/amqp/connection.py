@@ -1,7 +1,7 @@
 """The server's side of an AMQP connection, without I/O: handshake, channel numbers, closing.
 
-The caller of this package, called shell here, owns the socket. It passes bytes to `receive`, and writes the bytes that
-`data_to_send` returns.
+The caller of this package, called shell here, owns the socket. It passes bytes to `receive`, and writes and clears
+the bytes in `out`.
 
 Invariant: a decision of the shell is requested by an event, and answered by the method that the event names. A channel
 number is in use from channel.open until the last close-ok.
@@ -213,7 +213,7 @@ class ServerConnection:
         self.heartbeat_s = 0
         """The negotiated heartbeat interval in seconds; 0 for no heartbeats."""
         self.out: list[bytes] = []
-        """Output in order. The hot paths append to it."""
+        """Output in order, which the shell writes and clears. The hot paths append to it."""
         self._settings = settings
         self._certificate_user = certificate_user
         self._reader = FrameReader(FRAME_MAX_UNTUNED, settings.message_bytes_max)
@@ -239,20 +239,6 @@ class ServerConnection:
     def drop_input(self) -> None:
         """Drop the received octets that `receive` has left."""
         self._reader.drop_unread()
-
-    def data_to_send(self) -> bytes:
-        """Return all output for the socket, and clear it."""
-        data = b"".join(self.out)
-        self.out.clear()
-        return data
-
-    def large_buffers(self, size: int) -> list[bytes]:
-        """Return and clear the output, as separate buffers, if any has `size` octets; else return an empty list."""
-        if max(map(len, self.out), default=0) < size:
-            return []
-        buffers = self.out.copy()
-        self.out.clear()
-        return buffers
 
     @property
     def has_more(self) -> bool:

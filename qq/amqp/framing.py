@@ -49,9 +49,9 @@ LARGE_FRAME_BYTES = 256 * 1024
 """Octets of an incomplete frame above which it belongs to a large message, because no method is that long."""
 STEP_WORK = 64 * 1024
 """Work of a step of the reader: the octets that it has parsed, and FRAME_WORK for each frame of the slow path."""
-FRAME_WORK = 2048
+FRAME_WORK = 4096
 """Work of a frame of the slow path, besides its octets. Such a frame may be a method that takes 0.1 ms to carry out, so
-a step has at most 32 of them."""
+a step has at most 16 of them."""
 ACKS_OCTETS_MAX = 512 * 21
 """Octets of consecutive basic.ack frames that are read at once."""
 PUBLISHES_REMEMBERED_MAX = 256

@@ -9,13 +9,9 @@ stays in the log.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
-import sys
-from fcntl import ioctl
 from functools import partial
-from termios import FIONREAD, TIOCOUTQ
 from typing import TYPE_CHECKING, Any
 
 from cluster.membership.alarms import reason_of
@@ -36,21 +32,22 @@ from qq.amqp.fields import decode_publish
 from qq.amqp.framing import Fault
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.methods import error_of
+from qq.client_sockets.flow_control import FlowControlledProtocol
 from qq.client_sockets.tls_facts import tls_facts
 from qq.errors import ConnectionFault, ReplyCode
 from qq.machine.protocol.commands import SINCE, ConnectVouched
 from qq.scopes import TokenUser
 from qq.sessions.fair_queue import Lane
 from qq.sessions.login import InvalidToken, Login, LoginsBusy
-from qq.sessions.session_info import ConnectionFacts, Traffic
+from qq.sessions.session_info import ConnectionFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from cluster.net.connection_slots import Slot
     from cluster.runtime.ports import Timer
     from qq.amqp.connection import Event
-    from qq.amqp_server.ports import NumberedChannel, Pumped, ReadyMethods
+    from qq.amqp_server.ports import NumberedChannel, ReadyMethods
     from qq.amqp_server.server import AmqpServer
     from qq.client_sockets.shared import Peer
     from qq.errors import AmqpError
@@ -72,12 +69,6 @@ OPEN_TO_CLOSE_S = 1.0
 """Seconds that a connection stays open that was opened only to tell its client why it is closed."""
 HELD_BYTES_MAX = 256 * 1024
 """Octets that a client may send while its channels hold back methods behind an unanswered method."""
-BULK_BYTES = 64 * 1024
-"""Octets of a read that is likely to be followed by more. The event loop would read up to 32 times in a row, 8 MiB in
-all, before it serves any other socket. So the connection is not read again until the other sockets were served. TLS is
-exempt: uvloop reads the socket even while paused, and drops what it has read if the client then hangs up."""
-UNJOINED_BYTES = 1024 * 1024
-"""Octets of a message above which it is written by itself, without a copy that joins it to its neighbours."""
 HEARTBEAT_CHECKS = 2
 """Checks per heartbeat interval for octets read and written."""
 FRESH_INTERVAL_FRACTION = 0.25
@@ -91,12 +82,6 @@ HANG_UP_CHECK_S = 1.0
 """Seconds between checks for a hang-up of a client that is not read while its publishes wait for a limit."""
 HUNG_UP = (b"\x07", b"\x08")
 """TCP socket states of Linux (tcp_states.h): closed, and CLOSE_WAIT, in which the peer has closed the connection."""
-UNREAD_BYTES_MAX = 16 * 1024
-"""Unread octets in the socket at which an unread client counts as alive: even heartbeats may find no more room
-there."""
-PORTION_BYTES = 128 * 1024
-"""Octets, about, written to a client in a pass of the event loop. Meanwhile other clients wait for their confirms. With
-1 MiB they waited twice as long beside six clients that consume a backlog at some 400 MB/s."""
 PUBLISH_CACHE_MAX = 1024
 """Distinct basic.publish methods (exchange, routing key, flags) cached in decoded form for each connection."""
 GUESSES = {
@@ -109,7 +94,7 @@ SHOWN_NAME_MAX = 64
 """Characters of an unauthenticated client's user name in a log line."""
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(FlowControlledProtocol):
     """An AMQP client's connection. It is the `Carrier` of its channels."""
 
     __slots__ = (
@@ -125,46 +110,31 @@ class ClientConnection(asyncio.Protocol):
         "_connected_ms",
         "_deadline",
         "_expiry_check",
-        "_flush_scheduled",
         "_hang_up_check",
-        "_has_read",
         "_heartbeat",
         "_held_bytes",
         "_holding_channels",
-        "_holds_output",
         "_in_process_user",
         "_is_ended",
         "_is_half_served",
         "_is_left",
         "_is_lost",
         "_is_publisher",
-        "_out_bytes",
         "_partial_bytes",
         "_place",
-        "_portion_bytes",
         "_proxy_host",
         "_publish_fields",
-        "_pumping",
-        "_read_bytes",
-        "_reads",
         "_ready",
-        "_reasons_to_pause",
         "_refused",
         "_renews_secret",
         "_server",
         "_silent_checks",
         "_slot",
-        "_stalled_at",
-        "_transport",
         "_turns",
         "_uncommitted_bytes",
         "_unread",
         "_unused_s",
         "_unused_turns",
-        "_writes",
-        "_writing_paused",
-        "_written_bytes",
-        "_written_s",
         "id",
         "in_log",
         "is_admitted",
@@ -191,9 +161,9 @@ class ClientConnection(asyncio.Protocol):
         """
         self._server = server
         self._broker = broker = server.broker
+        super().__init__(broker.runtime, broker.limits.write_buffer_bytes)
         self.peer_host, self.peer_port, self._proxy_host = peer
         self._slot = slot
-        self._portion_bytes = min(PORTION_BYTES, broker.limits.write_buffer_bytes)
         self.id = broker.new_id()
         self._turns = server.sockets.turns
         self._place = self._turns.stranger(self, self.peer_host)
@@ -227,15 +197,9 @@ class ClientConnection(asyncio.Protocol):
         self._channels: dict[int, Channel] = {}
         self._publish_fields: dict[bytes, tuple[str, str, bool]] = {}
         self._connected_ms = broker.runtime.wall_ms()
-        self._read_bytes = self._reads = self._written_bytes = self._writes = 0
-        self._out_bytes = 0
-        self._flush_scheduled = False
-        self._writing_paused = False
-        self._pumping: dict[Pumped, None] = {}
         self._uncommitted_bytes = 0
         self._holding_channels: dict[int, None] = {}
         self._held_bytes = 0
-        self._reasons_to_pause: dict[object, None] = {}
         self._is_publisher = False
         self._partial_bytes = 0
         """Octets of partly received messages, as of the last read."""
@@ -244,11 +208,7 @@ class ClientConnection(asyncio.Protocol):
         self._unused_s = 0.0
         """Monotonic time, in seconds, at which `_unused_turns` was last increased."""
         self._blocked = False
-        self._has_read = False
-        self._written_s = 0.0
         self._silent_checks = 0
-        self._stalled_at = 0, 0
-        """Octets not taken by the client, and octets not read from it, at the last check."""
         self._refused = False
         """Whether the login failed and the client does not understand a refusal. It must wait, so that guessing takes
         time."""
@@ -256,8 +216,6 @@ class ClientConnection(asyncio.Protocol):
         """Whether the client has sent connection.close while its earlier publishes still wait."""
         self._close_reason = ""
         """The reason to close a connection that was opened only to send it; empty for other connections."""
-        self._holds_output = False
-        """Whether all output waits until the end of the connection's claims is applied."""
         self._close_ok_sent = False
         """Whether the client has closed the connection properly, and so is expected to close the socket, too."""
         self._deadline: Timer | None = None
@@ -269,14 +227,13 @@ class ClientConnection(asyncio.Protocol):
     # Socket
 
     def connection_made(self, transport: Any) -> None:
-        self._transport: asyncio.Transport = transport
-        limits = self._broker.limits
-        transport.set_write_buffer_limits(high=limits.write_buffer_bytes, low=limits.write_buffer_bytes // 4)
+        super().connection_made(transport)
         certificate = transport.get_extra_info("peercert") if self._certificate_name is not None else None
         vouched_for = self._certificate_name(certificate) if self._certificate_name and certificate else None
         if self._in_process_user is not None:
             vouched_for = self._in_process_user.name
         self._amqp = ServerConnection(self._server.current_settings, vouched_for)
+        self._out = self._amqp.out
         self._broker.connection_opened(self)
         if not self._slot.is_taken:
             transport.abort()
@@ -285,7 +242,7 @@ class ClientConnection(asyncio.Protocol):
         if self._certificate_name is not None:
             self._slot.step(Stage.TLS)
         self._deadline = self._broker.runtime.call_later(
-            limits.handshake_timeout_s, self._handshake_timed_out
+            self._broker.limits.handshake_timeout_s, self._handshake_timed_out
         )
 
     @property
@@ -305,8 +262,7 @@ class ClientConnection(asyncio.Protocol):
         return host, port
 
     def facts(self) -> ConnectionFacts:
-        amqp, transport = self._amqp, self._transport
-        waiting = 0 if transport.is_closing() else transport.get_write_buffer_size()
+        amqp = self._amqp
         return ConnectionFacts(
             *self._address,
             self._connected_ms,
@@ -315,30 +271,22 @@ class ClientConnection(asyncio.Protocol):
             amqp.channel_max,
             amqp.heartbeat_s,
             self._blocked or self._server.sockets.partial_messages.waits(self),
-            Traffic(self._read_bytes, self._reads, self._written_bytes, self._writes, waiting),
-            tls_facts(transport.get_extra_info("ssl_object")),
+            self._traffic,
+            tls_facts(self._transport.get_extra_info("ssl_object")),
         )
 
     def data_received(self, data: bytes) -> None:
-        self._has_read = True
         self._unused_turns = 0
-        self._read_bytes += len(data)
-        self._reads += 1
         if self._holding_channels:
             self._held_bytes += len(data)
             if self._held_bytes > HELD_BYTES_MAX:
                 self.pause_for(_HELD)
                 self._check_hang_up_later()
-        if len(data) >= BULK_BYTES and self._transport.get_extra_info("ssl_object") is None:
-            self.pause_for(_OTHERS)
-            self._broker.runtime.call_soon(self._resume_after_others)
+        self._count_read(len(data))
         self._unread = self._unread + data if self._unread else data
         self._turns.ask(self._place)
         if (self._is_half_served or self._unread) and self._may_pause():
             self.pause_for(_TURN)
-
-    def _resume_after_others(self) -> None:
-        self.resume_for(_OTHERS)
 
     # Turns at the processor
 
@@ -352,8 +300,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _may_pause(self) -> bool:
         """Return whether no octets are lost if the socket is not read now."""
-        is_plain = self._transport.get_extra_info("ssl_object") is None
-        return is_plain or len(self._unread) + self._amqp.held_bytes > HELD_BYTES_MAX
+        return not self._has_tls or len(self._unread) + self._amqp.held_bytes > HELD_BYTES_MAX
 
     def take_turn(self, until_s: float) -> bool:
         """Parse received octets, carry out methods, and write the answers, until this time of the processor."""
@@ -436,7 +383,7 @@ class ClientConnection(asyncio.Protocol):
         self.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "an unexpected error in the broker"))
 
     def eof_received(self) -> bool:
-        self._claims_ended()  # the transport closes in a moment, and writes no more
+        self._release_output()  # the transport closes in a moment, and writes no more
         self._close_later()
         self._is_left = True
         self._leave()
@@ -477,14 +424,6 @@ class ClientConnection(asyncio.Protocol):
             self._turns.leave(self._place)
         else:
             self._broker.connection_left(self)
-
-    def pause_writing(self) -> None:
-        self._writing_paused = True
-
-    def resume_writing(self) -> None:
-        self._writing_paused = False
-        self._resume_pumps()
-        self.resume_for(_ANSWERS)
 
     # Events
 
@@ -782,21 +721,21 @@ class ClientConnection(asyncio.Protocol):
 
     def _close_if_idle(self) -> None:
         """Continue with the client's connection.close if all earlier methods have been carried out."""
-        is_busy = self._broker.throttle.holds(self.id) or any(
+        is_busy = self._broker.throttle.delays(self.id) or any(
             channel.methods.is_busy for channel in self._channels.values()
         )
         if self._close_pending and not is_busy:
             self._send_close_ok()
 
     def _limit_close_wait(self) -> None:
-        was_held = self._broker.throttle.holds(self.id)
+        was_held = self._broker.throttle.delays(self.id)
         self._deadline = self._broker.runtime.call_later(
             CLOSE_GRACE_S, partial(self._end_close_wait, was_held)
         )
 
     def _end_close_wait(self, was_held: bool) -> None:
         """Part, unless what waits because of a limit has not had the time for its answers since."""
-        if was_held or self._broker.throttle.holds(self.id):
+        if was_held or self._broker.throttle.delays(self.id):
             self._limit_close_wait()
         else:
             self._send_close_ok()
@@ -807,15 +746,10 @@ class ClientConnection(asyncio.Protocol):
         The client may connect to a different node as soon as the connection ends, and must find its queues unlocked
         there.
         """
-        withholds = self._broker.end_claims(self, self._claims_ended)
+        withholds = self._broker.end_claims(self, self._release_output)
         if withholds:
             self._flush()
         self._holds_output = withholds
-
-    def _claims_ended(self) -> None:
-        if self._holds_output:
-            self._holds_output = False
-            self._flush()
 
     def _send_close_ok(self) -> None:
         """Answer the client's connection.close. After that, only the socket is left."""
@@ -901,29 +835,6 @@ class ClientConnection(asyncio.Protocol):
         log.warning("connection %d of %s: missed heartbeats", self.id, self.user)
         self._transport.abort()
 
-    def _is_alive(self) -> bool:
-        """Return whether the client has shown a sign of life since the last check.
-
-        A client may be unread because it does not read itself. It is alive while it takes output, or while the system
-        receives more of its input, such as heartbeats. A client that is unread for any other reason is waiting, and not
-        blamed.
-        """
-        if self._has_read or not self._reasons_to_pause:
-            return self._has_read
-        client: socket.socket | None = self._transport.get_extra_info("socket")
-        if (
-            client is None
-            or self._reasons_to_pause.keys() != {_ANSWERS}
-            # uvloop reads TLS sockets even while paused
-            or self._transport.get_extra_info("ssl_object") is not None
-        ):
-            return True
-        # The system, too, buffers output, and takes more of it only after the client has taken much of that.
-        untaken = self._transport.get_write_buffer_size() + _queued_bytes(client, TIOCOUTQ)
-        unread = _queued_bytes(client, FIONREAD)
-        before, self._stalled_at = self._stalled_at, (untaken, unread)
-        return untaken < before[0] or unread > before[1] or unread >= UNREAD_BYTES_MAX
-
     def _check_heartbeat_later(self) -> None:
         self._has_read = False
         self._heartbeat = self._broker.runtime.call_later(
@@ -952,58 +863,6 @@ class ClientConnection(asyncio.Protocol):
     @property
     def frame_max(self) -> int:
         return self._amqp.frame_max
-
-    @property
-    def has_room(self) -> bool:
-        return not self._writing_paused and self._out_bytes < self._portion_bytes
-
-    def write(self, buffers: Sequence[bytes]) -> None:
-        """Queue bytes for the socket. They are written together at the end of this pass of the event loop."""
-        self._amqp.out += buffers
-        self._out_bytes += sum(map(len, buffers))
-        self._schedule_flush()
-
-    def _schedule_flush(self) -> None:
-        if not self._flush_scheduled and self._amqp.out:
-            self._flush_scheduled = True
-            self._broker.runtime.call_soon(self._flush)
-
-    def pump_later(self, waiting: Pumped) -> None:
-        """Call `pump` of the channel when the socket has room."""
-        self._pumping[waiting] = None
-
-    def _flush(self) -> None:
-        self._flush_scheduled = False
-        if self._holds_output:
-            return
-        large = self._out_bytes >= UNJOINED_BYTES and self._amqp.large_buffers(UNJOINED_BYTES)
-        data = b"" if large else self._amqp.data_to_send()
-        self._out_bytes = 0
-        if not (large or data) or self._transport.is_closing():
-            return
-        self._written_s = self._broker.runtime.monotonic()
-        self._writes += 1
-        if large:
-            self._written_bytes += sum(map(len, large))
-            self._transport.writelines(large)
-        else:
-            self._written_bytes += len(data)
-            self._transport.write(data)
-        if self._writing_paused:
-            if self._transport.get_write_buffer_size() > 4 * self._broker.limits.write_buffer_bytes:
-                self.pause_for(_ANSWERS)
-        else:
-            self._resume_pumps()
-
-    def _resume_pumps(self) -> None:
-        waiting, self._pumping = self._pumping, {}
-        for each in list(waiting):
-            if not self.has_room:
-                break
-            del waiting[each]
-            each.pump()
-        # Channels that had no turn go before those that have more to write.
-        self._pumping = waiting | self._pumping
 
     # In
 
@@ -1058,10 +917,6 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.resume_for(_ALARM)
 
-    @property
-    def is_read(self) -> bool:
-        return not self._reasons_to_pause
-
     def turn_unused(self) -> None:
         """Drop the connection if its client is dead.
 
@@ -1110,34 +965,15 @@ class ClientConnection(asyncio.Protocol):
         self._hang_up_check = None
         if self._transport.is_closing() or _HELD not in self._reasons_to_pause:
             return
-        if self._broker.throttle.holds(self.id) and self._has_hung_up():
+        if self._broker.throttle.delays(self.id) and self._has_hung_up():
             self._transport.abort()
             return
         self._check_hang_up_later()
-
-    def pause_for(self, reason: object) -> None:
-        """Stop reading from the client for this reason. Several reasons may hold at a time."""
-        if not self._reasons_to_pause and not self._transport.is_closing():
-            self._transport.pause_reading()
-        self._reasons_to_pause[reason] = None
-
-    def resume_for(self, reason: object) -> None:
-        if self._reasons_to_pause:
-            self._reasons_to_pause.pop(reason, None)
-            if not self._reasons_to_pause and not self._transport.is_closing():
-                self._transport.resume_reading()
-
-
-def _queued_bytes(client: socket.socket, request: int) -> int:
-    """Return the octets that the system holds unread (FIONREAD), or not yet taken by the client (TIOCOUTQ)."""
-    return int.from_bytes(ioctl(client.fileno(), request, bytes(4)), sys.byteorder)
 
 
 _TRY_AGAIN = "try again, here or at another node"
 _UNCOMMITTED = "the log has to take in what was asked for"
 _HELD = "channels hold back what was sent behind a method"
-_ANSWERS = "answers are not read"
-_OTHERS = "others have their turn after a large read"
 _TURN = "received octets wait for the connection's turn"
 _ALARM = "publishers must wait"
 _MEMORY_SHORT = reason_of(Alarm.MEMORY)

@@ -12,15 +12,8 @@ from qq.sessions.ports import Connection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from qq.client_sockets.flow_control import Pumped
     from qq.errors import AmqpError
-
-
-class Pumped(Protocol):
-    """A channel that waits for room in the socket."""
-
-    def pump(self) -> None:
-        """Continue writing to the socket."""
-        ...
 
 
 class NumberedChannel(Protocol):

@@ -85,7 +85,7 @@ def local_nodes(data_dir: Path, node_count: int, base_port: int) -> tuple[LocalN
 def locked(data_dir: Path) -> Generator[None]:
     """Hold the lock of the directory, which is made if missing. Raises CommandError if it is locked."""
     with _errors_explained(data_dir):
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (data_dir / "lock").open("w")
     with lock:
         try:
@@ -132,9 +132,11 @@ def prepare_joining(
 
 
 def _prepare_node(node: LocalNode, listed: Sequence[LocalNode], settings: Settings) -> None:
-    node.data_dir.mkdir(parents=True, exist_ok=True)
+    node.directory.mkdir(mode=0o700, exist_ok=True)
+    node.directory.chmod(0o700)  # an older release may have made it
+    node.data_dir.mkdir(mode=0o700, exist_ok=True)
     _replace(node.config, _configuration(node, listed, settings))
-    node.log.open("ab").close()
+    node.log.touch(mode=0o600)
 
 
 def write_cluster_file(data_dir: Path, nodes: Sequence[LocalNode], pids: Mapping[str, int]) -> None:

@@ -19,10 +19,7 @@ import uvloop
 from qq import __version__, node
 from qq.cli.escaping import escaped
 from qq.cli.launch import PARENT_VARIABLE, load_settings
-from qq.cli.output import print_rows
 from qq.errors import StartError
-from qq.node.parts import addresses, seeds
-from qq.node.reread import RereadFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -35,7 +32,6 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 30.0
 """Seconds after a stop signal until the process ends itself, because it waits for a hanging resource such as the disk.
 Service managers wait longer before they kill, and a killed process logs no reason."""
-_SHOWN = ("name", "value")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -76,17 +72,6 @@ def serve(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)  # later child processes would inherit the mask
     log.info("node %s was told to stop, and has stopped", settings.name)  # a killed node does not log it
-    return 0
-
-
-def check_settings(config_file: Path, join: Sequence[Seed] = ()) -> int:
-    """Check the settings of a node, and show them, without starting it. Raises OperatingError."""
-    settings = load_settings(config_file, join)
-    addresses(settings.nodes)
-    seeds(settings)
-    RereadFiles(settings)  # reads secrets, certificates and keys
-    print_rows("table", [{"name": name, "value": value} for name, value in settings.shown().items()], _SHOWN)
-    print(f"{config_file}: node {settings.name} can use these settings")
     return 0
 
 

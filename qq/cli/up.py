@@ -21,6 +21,7 @@ from qq.cli.launch import SERVE_COMMAND, node_environment
 from qq.cli.layout import HOST, PASSWORD, USER, LocalNode, local_nodes, locked, prepare, write_cluster_file
 from qq.cli.local_requests import reason_not_ready
 from qq.cli.screen import LogReader, Screen
+from qq.cli.values import HTTP_PORT
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
@@ -230,7 +231,11 @@ class _Cluster:
         )
         for node in self._nodes:
             amqp = f"amqp://{USER}:{PASSWORD}@{HOST}:{node.address.amqp_port}/"
-            self._screen.print_line(f"  {node.name}  {amqp}  http://{HOST}:{node.address.http_port}/")
+            http = f"http://{HOST}:{node.address.http_port}/"
+            self._screen.print_line(f"  {node.name}  {amqp}  {http}  pid {self._pids[node.name]}")
+        port = self._nodes[0].address.http_port
+        if port != HTTP_PORT:
+            self._screen.print_line(f"for commands: export QQ_URL=http://{HOST}:{port}")
         self._screen.print_line("cluster ready")
 
     async def _until_ready(self, node: LocalNode) -> None:

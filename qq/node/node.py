@@ -54,7 +54,7 @@ from qq.node.readiness import Readiness, catch_up
 from qq.node.reread import RereadFiles
 from qq.node.rescue import watch_requests
 from qq.process import descriptors, garbage
-from qq.sessions.broker import END_CLAIMS_S, Broker
+from qq.sessions.broker import END_CLAIMS_S, Broker, QueueReplica
 from qq.sessions.login import SALT_BYTES, hash_password
 from qq.shovels.carrier import ShovelCarrier
 from qq.shovels.connecting import READ_AHEAD_BYTES, Connector
@@ -230,7 +230,8 @@ async def start(
         group = await _read(
             partial(Group, parts.group_config(config), machine, runtime, disk, links), closing
         )
-        broker = Broker(config.name, machine, group, disk, runtime, config.loopback_users, config.limits)
+        replica = QueueReplica(config.name, machine, group, disk, runtime)
+        broker = Broker(replica, config.loopback_users, config.limits)
         broker.logins.verifier = tokens
         maintenance = ClientDrain(group, broker, config.limits.drain_grace_s)
         readiness = Readiness(config.name, group, links, maintenance)
@@ -294,7 +295,7 @@ async def start(
 def _opened(directory: Path, open_disk: OpenDisk) -> Generator[RealDisk]:
     """Open the disk for the block. Raises StartError if it is unavailable or holds an partial_messages restore."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         disk = open_disk(directory)
     except DirectoryInUse as error:
         raise StartError(str(error)) from None

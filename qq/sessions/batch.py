@@ -56,10 +56,10 @@ class PartOutcome(Enum):
     """The batch has no room for all of the part. Some of it may have been taken."""
     PUT_OFF = 2
     """The part's price is unknown, and this pass of the event loop searches no more routes."""
-    GOES_ON = 4
+    PARTLY_TAKEN = 4
     """Some of the part was taken, and there may be room for more."""
     REFUSED = 3
-    NOT_YET = 5
+    CHARGED = 5
     """The part's cost is charged to its lane now. The part is taken when the lane is next again."""
 
 
@@ -77,10 +77,10 @@ class Batch:
         self.bytes = 0
         self.confirms: dict[Unconfirmed, int] = {}
         """The last publish sequence number in the batch, for each publisher that waits for confirms."""
-        self.asked_s: list[float] = []
+        self.requested_s: list[float] = []
         """Monotonic times, in seconds, at which the message runs in this batch were requested: of each run, its first
         message."""
-        self.asked_bytes: dict[Payer, int] = {}
+        self.bytes_by_payer: dict[Payer, int] = {}
         """The batch's octets by the payer that requested them."""
         self.callbacks: list[Callable[[], None]] = []
         """Functions to call when the batch has been applied."""
@@ -126,7 +126,7 @@ class Batch:
     def _count(self, payer: Payer, steps: int, size: int) -> None:
         self.steps += steps
         self.bytes += size
-        self.asked_bytes[payer] = self.asked_bytes.get(payer, 0) + size
+        self.bytes_by_payer[payer] = self.bytes_by_payer.get(payer, 0) + size
 
     def payload(self) -> Sequence[Buffer]:
         """Return the batch in the encoding that is submitted to the log."""

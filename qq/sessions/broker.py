@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.state.apply import Confirmed, Evicted
 from qq.machine.protocol import commands
@@ -41,23 +41,27 @@ applied."""
 _IMPERSONATOR = "impersonator"
 
 
+class QueueReplica(NamedTuple):
+    """A node's replica of the queues: the state machine, and the log that it applies."""
+
+    node: str
+    """The name of the node."""
+    machine: QueueMachine
+    log: Log
+    disk: Disk
+    """The disk with the log's entries that are no longer in memory."""
+    runtime: Runtime
+
+
 class Broker:
     """The sessions of this node and their shared parts.
 
     Implements `GroupEvents` for the group whose log it receives.
     """
 
-    def __init__(
-        self,
-        name: str,
-        machine: QueueMachine,
-        group: Log,
-        disk: Disk,
-        runtime: Runtime,
-        loopback_users: Sequence[str],
-        limits: NodeLimits,
-    ) -> None:
-        """Create the parts. `disk` reads log entries of the group that are no longer in memory."""
+    def __init__(self, replica: QueueReplica, loopback_users: Sequence[str], limits: NodeLimits) -> None:
+        """Create the parts. `loopback_users` may log in from this machine only."""
+        name, machine, group, disk, runtime = replica
         self.name = name
         self.machine = machine
         self.limits = limits
@@ -310,7 +314,7 @@ class Broker:
         # Close the connections first: the log has forgotten their sessions, so they must submit no more commands.
         for connection in list(self.connections.values()):
             connection.drop()
-        self.submissions.give_up()
+        self.submissions.abandon()
 
     def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002
         self.no_quorum.leader_changed(leader)
@@ -318,9 +322,9 @@ class Broker:
             return
         is_failover, self._leader = self._leader is not None, leader
         self.elections += 1
-        self._dead_letters.lead(leader == self.name)
-        self._mover.lead(leader == self.name)
-        self._shovels.lead(leader == self.name)
+        self._dead_letters.set_leading(leader == self.name)
+        self._mover.set_leading(leader == self.name)
+        self._shovels.set_leading(leader == self.name)
         if is_failover:
             for session in list(self._dispatcher.sessions.values()):
                 if session.consumers is not None:

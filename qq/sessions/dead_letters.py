@@ -68,12 +68,12 @@ class DeadLetters:
         self._leads = False
         self._first = 0
         """Ordinal number of the queue that comes first in the next step."""
-        self._awaited = 0
+        self._outstanding = 0
         """Pending reads and submissions of the current step."""
         self._last_places: set[tuple[object, ...]] = set()
         """The messages of the last step: the first fields (_PLACE) of its commands."""
 
-    def lead(self, leads: bool) -> None:
+    def set_leading(self, leads: bool) -> None:
         """Start moving dead-lettered messages if this node is the leader now; otherwise stop."""
         self._leads = leads
         self._last_places = set()
@@ -81,17 +81,17 @@ class DeadLetters:
 
     def submit_step(self) -> None:
         """Submit the next step for all queues, unless a step is under way."""
-        if self._awaited or not self._leads:
+        if self._outstanding or not self._leads:
             return
         step, left, steps, start = list[DeadLetter](), MESSAGES_MAX, 0, self._first
         for pending in self._machine.pending_dead_letters(RANGES_MAX, self._first):
             for command in self._commands(pending, left):
                 step.append(command)
                 left -= command.count
-                steps += self._submissions.price(command)
+                steps += self._submissions.cost_of(command)
                 if steps >= STEPS_MAX:
                     break
-            if self._awaited:
+            if self._outstanding:
                 break  # the next messages must be read first
             self._first += 1
             if left <= 0:
@@ -103,7 +103,7 @@ class DeadLetters:
         last, self._last_places = self._last_places, places
         if not step:
             return
-        self._awaited += 1
+        self._outstanding += 1
         if last and last <= places:
             log.error(
                 "%d commands for dead letters have changed nothing, the first is %s",
@@ -111,14 +111,14 @@ class DeadLetters:
                 step[0][:_PLACE],
             )
             self._last_places = set()
-            self._runtime.call_later(RETRY_S, self._go_on)
+            self._runtime.call_later(RETRY_S, self._end_wait)
             return
         for command in step:
             self._submissions.add(command, self._lane)
-        self._submissions.read_barrier(self._go_on, self._lane)
+        self._submissions.read_barrier(self._end_wait, self._lane)
 
-    def _go_on(self) -> None:
-        self._awaited -= 1
+    def _end_wait(self) -> None:
+        self._outstanding -= 1
         self.submit_step()
 
     def _commands(self, pending: PendingDeadLetters, messages_max: int) -> Iterator[DeadLetter]:
@@ -134,7 +134,7 @@ class DeadLetters:
             if stored is None:
                 return
             unknown = DeadLetter(*place, 0, 0, "", "", [], [], "", NO_PRIORITY, True, {}, {})
-            alike = _alike(stored, place, needs_content=pending.needs_content)
+            alike = _group_equal(stored, place, needs_content=pending.needs_content)
             for published, count in alike if stored else [(unknown, messages.count)]:
                 command = published._replace(first=first, count=count)
                 yield command
@@ -152,13 +152,13 @@ class DeadLetters:
             log.exception("dead messages of entry %d cannot be read", messages.index)
             return []
         if stored is None:
-            self._awaited += 1
+            self._outstanding += 1
             ahead = dict.fromkeys(part.index for part in ranges[position:])
-            self._entries.load(list(ahead), self._go_on)
+            self._entries.load(list(ahead), self._end_wait)
         return stored
 
 
-def _alike(
+def _group_equal(
     stored: list[Messages], place: tuple[str, str, int], *, needs_content: bool
 ) -> Iterator[tuple[DeadLetter, int]]:
     """Yield a command with the properties of consecutive messages, and the number of messages that share them.

@@ -44,7 +44,7 @@ class Part(Protocol):
 class Growing(Part, Protocol):
     """Consecutive message ids of a consumer that are settled alike."""
 
-    def goes_on(self, first: int, last: int) -> bool:
+    def extend(self, first: int, last: int) -> bool:
         """Add these message ids if they follow directly. Return whether they do."""
         ...
 

@@ -2,12 +2,12 @@
 
 Three rules limit failures. A failed login is checked again when this node has applied all that the cluster has
 committed, because the user may just have been created through a different node. The answer to a failure is delayed,
-longer with each failure of the same user from the same address. An address, and a user, get `LOOKS_PER_S` failed checks
-a second, on however many connections and however soon those close. Above that rate, the next login is checked some
-moments later.
+longer with each failure of the same user from the same address. An address, and a user, get `CHECKS_PER_S` failed
+checks a second, on however many connections and however soon those close. Above that rate, the next login is checked
+some moments later.
 
 A right password is answered as soon as it is checked. It waits only during a flood of failures of its address or its
-user, and even then `LOOK_WAIT_MAX_S` at most. A login that would wait longer is refused at once, so that a later
+user, and even then `CHECK_WAIT_MAX_S` at most. A login that would wait longer is refused at once, so that a later
 attempt may find a shorter wait. A user who has logged in from an address before waits only for failures of that user
 from that address.
 
@@ -51,12 +51,12 @@ FAILURES_COUNTED_MAX = 16
 """Failures that lengthen the delay. Further failures do not."""
 FORGOTTEN_AFTER_S = 300.0
 """Seconds without a failure after which a user's earlier failures at an address no longer count."""
-LOOKS_PER_S = 100
+CHECKS_PER_S = 100
 """Checks of failed logins, per second, for each address and for each user."""
-LOOK_WAIT_MAX_S = 3.5
+CHECK_WAIT_MAX_S = 3.5
 """Seconds that a login waits for its check, at most; a login that would wait longer is refused. The value is below the
 time that a connection keeps its slot in any case (cluster/net/connection_slots.py)."""
-LOOKS_AT_ONCE = 100
+CHECKS_AT_ONCE = 100
 """Failed logins that are checked without a wait after a quiet time."""
 BARRIER_INTERVAL_S = 0.05
 """Seconds between two read barriers. Logins that fail meanwhile share the next barrier."""
@@ -162,7 +162,7 @@ class _Record:
 
     def __init__(self) -> None:
         self.paid_until_s = 0.0
-        """Monotonic time, in seconds, up to which failed checks have used up the rate: each adds 1 / `LOOKS_PER_S`
+        """Monotonic time, in seconds, up to which failed checks have used up the rate: each adds 1 / `CHECKS_PER_S`
         seconds."""
         self.failures = 0
         self.last_failure_s = 0.0
@@ -198,7 +198,7 @@ class Logins:
         """Logins that wait for their first check."""
         self._unsure: dict[Attempt, None] = {}
         """Logins that fail on this node's present state. The next read barrier decides about them."""
-        self._is_asking = False
+        self._is_rechecking = False
 
     def attempt(self, login: Login, answer: Callable[[Outcome], None]) -> Attempt | None:
         """Check a login and call `answer` with the outcome. Return None if `answer` has already been called.
@@ -207,16 +207,16 @@ class Logins:
         """
         key = _key_of(login)
         attempt = Attempt(self, login, self._budgets(key), answer)
-        wait_s = max(self._debt_s(budget) for budget in attempt.budgets) - LOOKS_AT_ONCE / LOOKS_PER_S
+        wait_s = max(self._debt_s(budget) for budget in attempt.budgets) - CHECKS_AT_ONCE / CHECKS_PER_S
         if wait_s <= 0:
-            self._look(attempt)
+            self._check(attempt)
             return attempt if attempt.answer is not None else None
-        if wait_s > LOOK_WAIT_MAX_S:
+        if wait_s > CHECK_WAIT_MAX_S:
             raise LoginsBusy(wait_s)
         self._charge(attempt)
         self._waiting[attempt] = None
         attempt.wait_s = wait_s
-        attempt.timer = self._runtime.call_later(wait_s, partial(self._look, attempt))
+        attempt.timer = self._runtime.call_later(wait_s, partial(self._check, attempt))
         return attempt
 
     def may_come_from(self, user: str, peer_host: str) -> bool:
@@ -233,7 +233,7 @@ class Logins:
             attempt.timer.cancel()
         if attempt in self._waiting:
             del self._waiting[attempt]
-            self._give_back(attempt)
+            self._refund(attempt)
         self._unsure.pop(attempt, None)
 
     def verify(self, token: bytes, answer: Callable[[TokenUser | InvalidToken], None]) -> None:
@@ -243,19 +243,19 @@ class Logins:
             answer(InvalidToken("this node takes no tokens"))
             return
 
-        outcome = _judged(verifier, token)
+        outcome = _verify(verifier, token)
         if isinstance(outcome, TokenUser) or not verifier.renew_keys(
-            token, lambda: answer(_judged(verifier, token))
+            token, lambda: answer(_verify(verifier, token))
         ):
             answer(outcome)
 
-    def _found(self, login: Login) -> Outcome:
+    def _outcome(self, login: Login) -> Outcome:
         """Return whether a login is valid, or the user that its token vouches for."""
         if not self._has_token(login):
             return self._admits(login)
         assert self.verifier is not None
         assert login.password is not None
-        found = _judged(self.verifier, login.password)
+        found = _verify(self.verifier, login.password)
         if isinstance(found, InvalidToken) or not self._may_come_from(found.name, is_local=login.is_local):
             return False
         return found
@@ -293,13 +293,13 @@ class Logins:
         now_s = self._runtime.monotonic()
         for key in attempt.budgets:
             record = self._record(key)
-            record.paid_until_s = max(record.paid_until_s, now_s) + 1 / LOOKS_PER_S
+            record.paid_until_s = max(record.paid_until_s, now_s) + 1 / CHECKS_PER_S
 
-    def _give_back(self, attempt: Attempt) -> None:
+    def _refund(self, attempt: Attempt) -> None:
         for key in attempt.budgets if attempt.is_charged else ():
             record = self._records.get(key)
             if record is not None:
-                record.paid_until_s -= 1 / LOOKS_PER_S
+                record.paid_until_s -= 1 / CHECKS_PER_S
         attempt.is_charged = False
 
     def _record(self, key: _Key) -> _Record:
@@ -310,28 +310,28 @@ class Logins:
 
     # The course of a login
 
-    def _look(self, attempt: Attempt) -> None:
+    def _check(self, attempt: Attempt) -> None:
         """Answer a valid login. Otherwise arrange a second check."""
         self._waiting.pop(attempt, None)
-        if found := self._found(attempt.login):
+        if found := self._outcome(attempt.login):
             self._admit(attempt, found)
             return
         if not attempt.is_charged:
             self._charge(attempt)
         if self._has_token(attempt.login):
-            self._look_with_new_keys(attempt)
+            self._check_with_new_keys(attempt)
             return
         self._unsure[attempt] = None
-        if not self._is_asking:
-            self._ask()
+        if not self._is_rechecking:
+            self._recheck_unsure()
 
-    def _look_with_new_keys(self, attempt: Attempt) -> None:
+    def _check_with_new_keys(self, attempt: Attempt) -> None:
         token = attempt.login.password
         assert self.verifier is not None
         assert token is not None
 
         def renewed() -> None:
-            if found := self._found(attempt.login):
+            if found := self._outcome(attempt.login):
                 self._admit(attempt, found)
             else:
                 self._refuse_token(attempt, token)
@@ -341,13 +341,13 @@ class Logins:
 
     def _refuse_token(self, attempt: Attempt, token: bytes) -> None:
         assert self.verifier is not None
-        outcome = _judged(self.verifier, token)
+        outcome = _verify(self.verifier, token)
         why = outcome if isinstance(outcome, InvalidToken) else "its user may not log in from there"
         self._throttled_log.warning("token", f"a token from {attempt.login.peer_host} is refused: {why}")
-        self._hold_back(attempt)
+        self._delay_refusal(attempt)
 
     def _admit(self, attempt: Attempt, found: Outcome) -> None:
-        self._give_back(attempt)
+        self._refund(attempt)
         self._record(_key_of(attempt.login)).is_known = True
         self._counters.logins_succeeded += 1
         self.outcomes[attempt.login.protocol, True] += 1
@@ -355,21 +355,21 @@ class Logins:
         if answer is not None:
             answer(found)
 
-    def _ask(self) -> None:
+    def _recheck_unsure(self) -> None:
         unsure, self._unsure = self._unsure, {}
-        self._is_asking = bool(unsure)
+        self._is_rechecking = bool(unsure)
         if unsure:
-            self._submissions.read_barrier(partial(self._heard, unsure), self._lane)
+            self._submissions.read_barrier(partial(self._rechecked, unsure), self._lane)
 
-    def _heard(self, unsure: Collection[Attempt]) -> None:
-        self._runtime.call_later(BARRIER_INTERVAL_S, self._ask)
+    def _rechecked(self, unsure: Collection[Attempt]) -> None:
+        self._runtime.call_later(BARRIER_INTERVAL_S, self._recheck_unsure)
         for attempt in unsure:
-            if found := self._found(attempt.login):
+            if found := self._outcome(attempt.login):
                 self._admit(attempt, found)
             else:
-                self._hold_back(attempt)
+                self._delay_refusal(attempt)
 
-    def _hold_back(self, attempt: Attempt) -> None:
+    def _delay_refusal(self, attempt: Attempt) -> None:
         record = self._record(_key_of(attempt.login))
         now_s = self._runtime.monotonic()
         if now_s - record.last_failure_s > FORGOTTEN_AFTER_S:
@@ -383,7 +383,7 @@ class Logins:
             attempt.timer = self._runtime.call_later(attempt.wait_s, partial(attempt.answer, False))
 
 
-def _judged(verifier: TokenVerifier, token: bytes) -> TokenUser | InvalidToken:
+def _verify(verifier: TokenVerifier, token: bytes) -> TokenUser | InvalidToken:
     try:
         return verifier.verify(token)
     except InvalidToken as invalid:

@@ -115,7 +115,7 @@ class Mover:
         self._last = ("", "")
         """The move that was served last."""
 
-    def lead(self, leads: bool) -> None:
+    def set_leading(self, leads: bool) -> None:
         """Start moving messages if this node is the leader now; otherwise stop."""
         self._leads = leads
         self._paces, self._waiting = {}, 0
@@ -131,7 +131,7 @@ class Mover:
         move = self._next(running)
         if move is not None:
             self._last = move.vhost, move.id
-            self._go_on(move)
+            self._run_step(move)
 
     # Scheduling
 
@@ -166,7 +166,7 @@ class Mover:
 
     # A step
 
-    def _go_on(self, move: MoveState) -> None:
+    def _run_step(self, move: MoveState) -> None:
         pace, now_s = self._pace(move), self._runtime.monotonic()
         try:
             _check(pace.access, move)
@@ -224,7 +224,7 @@ class Mover:
             found = source.peek(place, key, move.end_of(place), STEP_MESSAGES)
         if not found:
             return _Step([], 0, PLACES, 0)
-        return self._look_at(move, access, source, place, found, allowed)
+        return self._examine_found(move, access, source, place, found, allowed)
 
     def _queue(self, move: MoveState, name: str, number: int) -> Queue | None:
         """Return the queue of this name if it is still the queue that the move was begun with, or None."""
@@ -235,7 +235,7 @@ class Mover:
         ends = (move.source, move.source_number), (move.destination, move.destination_number)
         return all(self._queue(move, *end) is not None for end in ends)
 
-    def _look_at(
+    def _examine_found(
         self,
         move: MoveState,
         access: Access,
@@ -250,7 +250,7 @@ class Mover:
         for number, (first, messages) in enumerate(found):
             history = source.histories.get(messages.history)
             key = first
-            if not _is_for(move, access, history):
+            if not _applies_to(move, access, history):
                 examined += messages.count
                 key += messages.count
                 continue
@@ -263,8 +263,8 @@ class Mover:
                 self._load(move, list(ahead))
                 return None
             for message in stored:
-                if message is not None and _has(message, move.headers):
-                    _add(pieces, key, examined, *kept_when_moved(message))
+                if message is not None and _has_headers(message, move.headers):
+                    _add_message(pieces, key, examined, *kept_when_moved(message))
                     matched += 1
                 examined += 1
                 key += 1
@@ -294,7 +294,7 @@ class Mover:
         def loaded() -> None:
             self._is_busy = False
             if self._leads and move.is_running:
-                self._go_on(move)  # at once, while the entries that were read are in memory
+                self._run_step(move)  # at once, while the entries that were read are in memory
             else:
                 self.submit_step()
 
@@ -311,7 +311,7 @@ def _check(access: Access, move: MoveState) -> None:
         access.check("write", "queue", move.destination)
 
 
-def _is_for(move: MoveState, access: Access, history: History | None) -> bool:
+def _applies_to(move: MoveState, access: Access, history: History | None) -> bool:
     """Return whether a move may apply to messages with this history, judged by the history alone."""
     if history is None:
         return bool(move.destination) and not (move.reason or move.from_queue)
@@ -332,7 +332,7 @@ def _fitting(messages: Range, octets: int) -> int:
     return max(1, min(messages.count, octets * messages.count // max(messages.size, 1)))
 
 
-def _has(message: bytes, headers: Mapping[str, object]) -> bool:
+def _has_headers(message: bytes, headers: Mapping[str, object]) -> bool:
     """Return whether a message has these headers, with these values."""
     if not headers:
         return True
@@ -345,7 +345,7 @@ def _is_equal(found: object, wanted: object) -> bool:
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
-def _add(pieces: list[MovePiece], key: int, examined: int, priority: int, ttl_ms: int) -> None:
+def _add_message(pieces: list[MovePiece], key: int, examined: int, priority: int, ttl_ms: int) -> None:
     """Add a message to the pieces of a step."""
     last = pieces[-1] if pieces else None
     if (

@@ -41,7 +41,7 @@ MESSAGE_BYTES = 64
 """Octets counted for a message, besides its own."""
 
 
-class Asked:
+class PendingCommand:
     """A command that waits in a lane, with the octets that it counts as."""
 
     __slots__ = ("_command", "_node", "_steps", "size")
@@ -91,7 +91,7 @@ class OpenSettlement:
         self._last = last
         self._steps = SETTLED_STEPS[kind]
 
-    def goes_on(self, first: int, last: int) -> bool:
+    def extend(self, first: int, last: int) -> bool:
         """Add these message ids if they follow directly. Return whether they do."""
         if first != self._last + 1:
             return False
@@ -112,18 +112,18 @@ class OpenEnqueue:
     """A run: consecutive publishes of a publisher with the same exchange, routing key, flags and attributes."""
 
     __slots__ = (
-        "_beside",
         "_bytes",
+        "_overhead_bytes",
         "_price",
         "_priced",
         "_stored",
-        "asked_s",
         "attributes",
         "exchange",
         "first_sequence",
         "mandatory",
         "messages",
         "publisher",
+        "requested_s",
         "routing_key",
     )
 
@@ -146,11 +146,11 @@ class OpenEnqueue:
         """The attributes of the run's first message; None if its messages have no attributes."""
         self.messages: list[bytes] = []
         """The messages of the run that still wait. After all have been taken, no messages are added."""
-        self.asked_s = 0.0
+        self.requested_s = 0.0
         """Monotonic time, in seconds, at which the run was requested."""
-        self._beside = bytes_of_run(self)
+        self._overhead_bytes = bytes_of_run(self)
         """Octets counted for the run besides its messages; 0 after a batch has taken some of them."""
-        self._bytes = self._beside
+        self._bytes = self._overhead_bytes
         """Octets counted for the run, with its messages."""
         self._priced: list[int] = []
         """If routing parses each message: the prices in steps of the first messages, as far as they are known."""
@@ -169,7 +169,7 @@ class OpenEnqueue:
         """Octets counted for the run, with its messages."""
         return self._bytes
 
-    def takes(self, attributes: Attributes | None) -> bool:
+    def accepts(self, attributes: Attributes | None) -> bool:
         """Return whether messages with these attributes may join the run."""
         mine = self.attributes
         if mine is not None and mine.publisher:
@@ -194,9 +194,9 @@ class OpenEnqueue:
         messages = self.messages
         steps = price.steps(len(messages))
         if batch.fits(steps, self._bytes):
-            self._go(batch, lane, len(messages), steps, self._bytes)
+            self._move(batch, lane, len(messages), steps, self._bytes)
             return PartOutcome.TAKEN
-        count, size = 1, self._beside + MESSAGE_BYTES + len(messages[0])
+        count, size = 1, self._overhead_bytes + MESSAGE_BYTES + len(messages[0])
         if not batch.has_room(price.steps(1), size):
             return PartOutcome.NO_ROOM
         for message in islice(messages, 1, None):
@@ -204,7 +204,7 @@ class OpenEnqueue:
             if not batch.fits(price.steps(count + 1), next_size):
                 break
             count, size = count + 1, next_size
-        self._go(batch, lane, count, price.steps(count), size)
+        self._move(batch, lane, count, price.steps(count), size)
         return PartOutcome.NO_ROOM if self.messages else PartOutcome.TAKEN
 
     def _store_fragment(self, batch: Batch, lane: Lane) -> PartOutcome:
@@ -224,12 +224,12 @@ class OpenEnqueue:
         self._stored = end
         if end == len(message):
             self.messages[0] = message[: frame_stop(message, 0)]
-        return PartOutcome.GOES_ON
+        return PartOutcome.PARTLY_TAKEN
 
     def _take_one_by_one(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
         """Add messages with a price each to the batch, because messages of a run may be routed differently."""
         outcome, count, steps = PartOutcome.TAKEN, 0, 0
-        size = self._beside
+        size = self._overhead_bytes
         for message in self.messages:
             if count == len(self._priced) and not self._price_next(costs):
                 outcome = PartOutcome.PUT_OFF
@@ -240,20 +240,20 @@ class OpenEnqueue:
                 break
             count, steps, size = count + 1, next_steps, next_size
         if count:
-            self._go(batch, lane, count, steps, size)
+            self._move(batch, lane, count, steps, size)
         return outcome
 
-    def _go(self, batch: Batch, lane: Lane, count: int, steps: int, size: int) -> None:
+    def _move(self, batch: Batch, lane: Lane, count: int, steps: int, size: int) -> None:
         """Add the first `count` messages to the batch. The rest stays here and follows later."""
         going = self.messages[:count]
         if self._stored:
             batch.add(lane, JoinFragments(self.publisher.session), 0, 0)
             self._stored = 0
         batch.publish(lane, _sealed(self, count), going, steps, size)
-        batch.asked_s.append(self.asked_s)
+        batch.requested_s.append(self.requested_s)
         del self.messages[:count]  # a long run may be taken in very many pieces
         self._bytes -= size
-        self._beside = 0
+        self._overhead_bytes = 0
         self._price = None
         del self._priced[:count]
         if self.first_sequence:
@@ -284,7 +284,7 @@ class OpenEnqueue:
         """Add the whole run of a transaction to the batch, at the price that `price` has computed."""
         count = len(self.messages)
         steps = self._price.steps(count) if self._price is not None else sum(self._priced)
-        self._go(batch, lane, count, steps, self._bytes)
+        self._move(batch, lane, count, steps, self._bytes)
 
     def _depends_on_content(self, costs: Costs) -> bool:
         publisher = self.publisher
@@ -323,8 +323,8 @@ class OpenCommit:
 
     def __init__(
         self,
-        commit: Asked,
-        content: Sequence[OpenEnqueue | Asked],
+        commit: PendingCommand,
+        content: Sequence[OpenEnqueue | PendingCommand],
         refuse: Callable[[OpenCommit, int], None],
     ) -> None:
         """Create a transaction from its commit command and its content.
@@ -352,7 +352,7 @@ class OpenCommit:
         cost = self._steps + self.size // STEP_BYTES
         if cost > BATCH_STEPS_MAX and not lane.charged:
             lane.charged = cost
-            return PartOutcome.NOT_YET
+            return PartOutcome.CHARGED
         if not batch.has_room(self._steps, self.size):
             return PartOutcome.NO_ROOM
         for part in self._parts:

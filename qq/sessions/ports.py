@@ -224,7 +224,7 @@ class Publisher(Unconfirmed, Protocol):
 class PatientPublisher(Publisher, Protocol):
     """A publisher that can be delayed by limits of publishing."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Publish the delayed messages as far as they may pass now, and wait again with the rest."""
         ...
 

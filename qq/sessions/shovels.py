@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qq.sessions.submissions import Submissions
     from qq.shovels.definition import Definition
 
-LOOK_S = 0.5
+POLL_S = 0.5
 """Seconds between the leader's checks for shovels without a move."""
 BEGUN_MAX = 20
 """Moves to begin in a check, at most."""
@@ -46,31 +46,31 @@ class Shovels:
         self._runtime = runtime
         self._lane = Lane()
         self._leads = False
-        self._is_looking = False
+        self._is_polling = False
         """Whether a check is scheduled, or moves are being begun."""
 
-    def lead(self, leads: bool) -> None:
+    def set_leading(self, leads: bool) -> None:
         """Start serving shovels if this node is the leader now; otherwise stop."""
         self._leads = leads
-        if leads and not self._is_looking:
-            self._is_looking = True
-            self._look()
+        if leads and not self._is_polling:
+            self._is_polling = True
+            self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if not self._leads:
-            self._is_looking = False
+            self._is_polling = False
             return
         commands = list(self._commands())
         if not commands:
-            self._look_later()
+            self._poll_later()
             return
         for command in commands:
             self._submissions.add(command, self._lane)
         # Wait until these commands are applied, so that no move is begun twice.
-        self._submissions.read_barrier(self._look_later, self._lane)
+        self._submissions.read_barrier(self._poll_later, self._lane)
 
-    def _look_later(self) -> None:
-        self._runtime.call_later(LOOK_S, self._look)
+    def _poll_later(self) -> None:
+        self._runtime.call_later(POLL_S, self._poll)
 
     def _commands(self) -> Iterator[BeginMove]:
         """Yield the commands for shovels that have no move and may have a move now."""

@@ -22,11 +22,11 @@ from qq.sessions.batch import BATCH_BYTES_MAX, LARGE_BYTES, Batch, PartOutcome
 from qq.sessions.fair_queue import QUANTUM, Lane, Lanes
 from qq.sessions.pending_requests import (
     COMMAND_BYTES,
-    Asked,
     Callback,
     OpenCommit,
     OpenEnqueue,
     OpenSettlement,
+    PendingCommand,
     bytes_of_command,
 )
 
@@ -100,12 +100,12 @@ class Submissions:
         self.large_bytes = LARGE_BYTES
         """Octets of a message above which it is stored in fragments, see `Batch`."""
         self._watched: deque[_Watched] = deque()
-        self._flush_asked = False
+        self._flush_scheduled = False
         self._has_urgent = False
         """Whether the lanes hold a part that must not wait for company."""
         self._is_behind = False
         """Whether the last batch had no room for all the requests in the lanes."""
-        self._look_s = inf
+        self._retry_s = inf
         """Monotonic time, in seconds, of the next scheduled attempt to submit a batch; infinite if there is none."""
         self._under_way: deque[_UnderWay] = deque()
         self._cost_in_flight = 0
@@ -144,7 +144,7 @@ class Submissions:
 
     # Requests
 
-    def price(self, command: Command) -> int:
+    def cost_of(self, command: Command) -> int:
         """Return the estimated cost of a command for every node, in steps."""
         return self._machine.costs.steps(self._node, command)
 
@@ -154,10 +154,10 @@ class Submissions:
         Raises InvalidCommand; then the state of the lanes is unchanged.
         """
         check_command(command, self._machine.version)
-        asked = self._asked(command)
+        pending = self._pending_command(command)
         lane = lane or self._own
         lane.settlements.clear()
-        self._ask(lane, asked, asked.size)
+        self._enqueue(lane, pending, pending.size)
 
     def read_barrier(
         self, callback: Callable[[], None], lane: Lane | None = None, *, is_urgent: bool = True
@@ -167,7 +167,7 @@ class Submissions:
         By then this node has applied all that the cluster had committed before the call: a batch goes through the log
         for this, even if it is empty. `is_urgent` is explained at `settle`.
         """
-        self._ask(lane or self._own, Callback(callback), 0, wait_s=_wait_s(is_urgent=is_urgent))
+        self._enqueue(lane or self._own, Callback(callback), 0, wait_s=_company_wait_s(is_urgent=is_urgent))
 
     def commit(
         self,
@@ -180,23 +180,25 @@ class Submissions:
 
         If its cost is above TRANSACTION_STEPS_MAX, `refuse` is called later with the cost.
         """
-        parts: list[OpenEnqueue | Asked] = []
+        parts: list[OpenEnqueue | PendingCommand] = []
         for part in content:
             if isinstance(part, OpenEnqueue):
-                part.asked_s = self._runtime.monotonic()
+                part.requested_s = self._runtime.monotonic()
                 parts.append(part)
             else:
                 check_command(part, self._machine.version)
-                parts.append(self._asked(part))
-        commit = self._asked(Commit(session, len(content)))
+                parts.append(self._pending_command(part))
+        commit = self._pending_command(Commit(session, len(content)))
         lane.settlements.clear()
-        transaction = OpenCommit(commit, parts, partial(self._refuse, lane, refuse))
-        self._ask(lane, transaction, transaction.size)
+        transaction = OpenCommit(commit, parts, partial(self._refuse_commit, lane, refuse))
+        self._enqueue(lane, transaction, transaction.size)
 
-    def _asked(self, command: Command) -> Asked:
-        return Asked(self._node, command, bytes_of_command(command))
+    def _pending_command(self, command: Command) -> PendingCommand:
+        return PendingCommand(self._node, command, bytes_of_command(command))
 
-    def _refuse(self, lane: Lane, refuse: Callable[[int], None], transaction: OpenCommit, steps: int) -> None:
+    def _refuse_commit(
+        self, lane: Lane, refuse: Callable[[int], None], transaction: OpenCommit, steps: int
+    ) -> None:
         self._waiting_bytes -= transaction.size
         lane.count_uncommitted(-transaction.size)
         refuse(steps)
@@ -207,10 +209,10 @@ class Submissions:
         size = run.size if is_new else 0
         size += run.add(messages)
         if is_new:
-            run.asked_s = self._runtime.monotonic()
+            run.requested_s = self._runtime.monotonic()
             # Keep acknowledgements behind this message: the message may have been made from an acknowledged message.
             lane.settlements.clear()
-            self._ask(lane, run, size)
+            self._enqueue(lane, run, size)
         else:
             self._count(lane, size)
         if run.first_sequence and self._publish_timeout_s:
@@ -232,11 +234,11 @@ class Submissions:
         moment.
         """
         known = lane.settlements.get((kind, consumer))
-        if known is None or not known.goes_on(first, last):
+        if known is None or not known.extend(first, last):
             known = lane.settlements[kind, consumer] = OpenSettlement(kind, consumer, first, last)
-            self._ask(lane, known, COMMAND_BYTES, wait_s=_wait_s(is_urgent=is_urgent))
+            self._enqueue(lane, known, COMMAND_BYTES, wait_s=_company_wait_s(is_urgent=is_urgent))
         elif is_urgent:
-            self._ask_flush()
+            self._schedule_flush()
 
     def credit(self, consumer: int, count: int, lane: Lane, *, is_urgent: bool = True) -> None:
         """Give a consumer credit for `count` more messages. Credit that is not urgent waits for the next command.
@@ -244,10 +246,10 @@ class Submissions:
         That may take hours, so such credit counts no octets, and its connection does not count as waiting for the log.
         """
         size = COMMAND_BYTES if is_urgent else 0
-        credit = Asked(self._node, Credit(consumer, count), size)
-        self._ask(lane, credit, size, wait_s=0.0 if is_urgent else inf)
+        credit = PendingCommand(self._node, Credit(consumer, count), size)
+        self._enqueue(lane, credit, size, wait_s=0.0 if is_urgent else inf)
 
-    def _ask(self, lane: Lane, part: Part, size: int, *, wait_s: float = 0.0) -> None:
+    def _enqueue(self, lane: Lane, part: Part, size: int, *, wait_s: float = 0.0) -> None:
         """Put a part into its lane. It may wait up to `wait_s` seconds for company (inf: without limit)."""
         lane.parts.append(part)
         if not lane.is_waiting and self._lanes.enter(lane):
@@ -255,9 +257,9 @@ class Submissions:
         if size:
             self._count(lane, size)
         if not wait_s:
-            self._ask_flush()
-        elif wait_s < inf and not self._flush_asked:
-            self._look_again_in(wait_s)
+            self._schedule_flush()
+        elif wait_s < inf and not self._flush_scheduled:
+            self._retry_in(wait_s)
 
     def _count(self, lane: Lane, size: int) -> None:
         self._waiting_bytes += size
@@ -265,25 +267,25 @@ class Submissions:
 
     # Submitting
 
-    def _ask_flush(self) -> None:
+    def _schedule_flush(self) -> None:
         self._has_urgent = True
-        if not self._flush_asked:
-            self._flush_asked = True
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
             self._runtime.call_soon(self._flush)
 
-    def _look_again_in(self, wait_s: float) -> None:
+    def _retry_in(self, wait_s: float) -> None:
         at_s = self._runtime.monotonic() + wait_s
-        if at_s < self._look_s:
-            self._look_s = at_s
-            self._runtime.call_later(wait_s, self._look_again)
+        if at_s < self._retry_s:
+            self._retry_s = at_s
+            self._runtime.call_later(wait_s, self._retry)
 
-    def _look_again(self) -> None:
-        self._look_s = inf
+    def _retry(self) -> None:
+        self._retry_s = inf
         self._has_urgent = True
-        self._go_on()
+        self._submit_urgent()
 
-    def _go_on(self) -> None:
-        if self._has_urgent and self._lanes and not self._flush_asked:
+    def _submit_urgent(self) -> None:
+        if self._has_urgent and self._lanes and not self._flush_scheduled:
             self._flush()
 
     def _flush(self) -> None:
@@ -291,7 +293,7 @@ class Submissions:
 
         Lanes that were put off are served in the next pass of the event loop.
         """
-        self._flush_asked = False
+        self._flush_scheduled = False
         self._machine.costs.begin_pass()
         while self._lanes and self._may_submit():
             batch, put_off = self._gather()
@@ -300,7 +302,7 @@ class Submissions:
             for lane in put_off:
                 self._lanes.go_on(lane)
             if put_off and batch.is_empty:
-                self._ask_flush()
+                self._schedule_flush()
                 return
         if not self._lanes:
             self._has_urgent = False
@@ -326,7 +328,7 @@ class Submissions:
         """Return whether the last batch was submitted at least `seconds` ago; if not, schedule another attempt."""
         wait_s = self._submitted_s + seconds - self._runtime.monotonic()
         if wait_s > 0:
-            self._look_again_in(wait_s)
+            self._retry_in(wait_s)
         return wait_s <= 0
 
     def _gather(self) -> tuple[Batch, list[Lane]]:
@@ -352,9 +354,9 @@ class Submissions:
         parts, costs, until = lane.parts, self._machine.costs, batch.cost + QUANTUM
         while parts and batch.cost < until:
             outcome = parts[0].take(batch, lane, costs)
-            if outcome in (PartOutcome.NO_ROOM, PartOutcome.PUT_OFF, PartOutcome.NOT_YET):
+            if outcome in (PartOutcome.NO_ROOM, PartOutcome.PUT_OFF, PartOutcome.CHARGED):
                 return outcome
-            if outcome is not PartOutcome.GOES_ON:
+            if outcome is not PartOutcome.PARTLY_TAKEN:
                 parts.popleft()
         return PartOutcome.TAKEN
 
@@ -362,8 +364,8 @@ class Submissions:
         sequence = self._log.propose(batch.payload(), batch.steps // WEIGHT_STEPS)
         self._submitted_s = self._runtime.monotonic()
         self._under_way.append(_UnderWay(sequence, batch, self._submitted_s))
-        for asked_s in batch.asked_s:
-            self.queueing_times.add(self._submitted_s - asked_s)
+        for requested_s in batch.requested_s:
+            self.queueing_times.add(self._submitted_s - requested_s)
         self._cost_in_flight += batch.cost
         self._waiting_bytes -= batch.bytes
         self._bytes_in_flight += batch.bytes
@@ -390,11 +392,11 @@ class Submissions:
                     publisher.refuse_unconfirmed(published)
                 else:
                     publisher.confirm(published)
-            for payer, size in done.asked_bytes.items():
+            for payer, size in done.bytes_by_payer.items():
                 payer.count_uncommitted(-size)
             for callback in done.callbacks:
                 callback()
-        self._go_on()
+        self._submit_urgent()
 
     def entry_applied(self) -> None:
         """Submit more after an entry was applied.
@@ -402,9 +404,9 @@ class Submissions:
         Until then this node may have waited for the log to end the sessions of an earlier process start.
         """
         if not self._under_way:
-            self._go_on()
+            self._submit_urgent()
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Abandon all requests after the cluster has evicted this node.
 
         Outcomes are unknown, and no session is left.
@@ -439,6 +441,6 @@ class Submissions:
             self._runtime.call_later(wait_s, self._refuse_overdue)
 
 
-def _wait_s(*, is_urgent: bool) -> float:
+def _company_wait_s(*, is_urgent: bool) -> float:
     """Return the seconds that a settlement, or a barrier behind settlements, may wait for company."""
     return 0.0 if is_urgent else MOMENT_S

@@ -40,7 +40,7 @@ TURN_S = 0.01
 """Seconds' worth of a limit that a publisher uses before the next has its turn. A turn costs 0.1 ms."""
 TICK_S = 0.001
 """Seconds to wait, at least, so that other tasks of the event loop run."""
-LOOK_S = 0.1
+CHECK_S = 0.1
 """Seconds between checks, at most, of whether a limit with waiting publishers has changed and how much other nodes
 leave."""
 AHEAD_S = 2 * TURN_S
@@ -48,7 +48,7 @@ AHEAD_S = 2 * TURN_S
 ACTIVE_S = 10.0
 """Seconds for which a node without further publishes keeps its share, at least. It also keeps the share until its use
 of it has been paid off."""
-OWED_S = ACTIVE_S / 2
+DEBT_S = ACTIVE_S / 2
 """Seconds, at most, for which only the share passes because other nodes have exceeded the limit: nodes of release 0.1
 apply no limit. The share uses half of the limit at most, so this debt is paid off by the time the other nodes' shares
 end. A single message that uses up a limit for longer than that counts as a whole."""
@@ -65,7 +65,7 @@ class _Key(NamedTuple):
     """The name of the limit."""
 
 
-class Held(NamedTuple):
+class DelayingLimit(NamedTuple):
     """A limit with waiting publishers."""
 
     kind: str
@@ -128,7 +128,7 @@ class _Bucket:
         """The highest value of `used_s` so far."""
         self.is_watched = False
 
-    def look(self, published: Iterable[tuple[str, int, int]], now_s: float) -> None:
+    def update(self, published: Iterable[tuple[str, int, int]], now_s: float) -> None:
         """Charge the publishes of other nodes since the last update. Forget allowance that was unused for too long."""
         more_s = large_s = 0.0
         for node, messages, size in published:
@@ -140,17 +140,17 @@ class _Bucket:
                 cost_s = (new if self.name == MAX_PUBLISHES else size - before.size) / self.limit
                 more_s += cost_s
                 message_s = cost_s / new
-                if message_s > OWED_S:
+                if message_s > DEBT_S:
                     large_s += message_s
                 active_s = max(ACTIVE_S, message_s * (len(self.others) + 2))
                 self.others[node] = _Elsewhere(messages, size, now_s + active_s)
-        owed_s = min(self.paid_s + more_s, max(now_s + OWED_S, self.paid_s + large_s))
+        owed_s = min(self.paid_s + more_s, max(now_s + DEBT_S, self.paid_s + large_s))
         self.paid_s = max(self.paid_s, owed_s, now_s - BURST_S)
         self.share_paid_s = max(self.share_paid_s, now_s - SHARE_BURST_S)
 
     def begin(self, published: Iterable[tuple[str, int, int]], now_s: float) -> None:
         """Update for the first time. Earlier publishes of other nodes do not count."""
-        self.look(published, now_s)
+        self.update(published, now_s)
         self.paid_s = now_s - BURST_S
 
     def _nodes(self, now_s: float) -> int:
@@ -250,34 +250,34 @@ class Throttle:
         limit was used up. If the message had to wait until all limits have room at once, it might wait for ever."""
         self._swept_s = 0.0
 
-    def holds(self, connection: int) -> bool:
+    def delays(self, connection: int) -> bool:
         """Return whether messages of this connection wait because of a limit."""
         return connection in self._waiting_of
 
-    def held(self, most: int) -> list[Held]:
+    def delaying_limits(self, most: int) -> list[DelayingLimit]:
         """Return the limits with waiting publishers, those with most publishers first, at most `most` limits."""
         counts = Counter(self._waits_for.values())
         found = [
-            Held(key.kind, str(key.of), key.name, bucket.limit, counts[bucket])
+            DelayingLimit(key.kind, str(key.of), key.name, bucket.limit, counts[bucket])
             for key, bucket in self._buckets.items()
             if bucket.waiting
         ]
         return nlargest(most, found, key=attrgetter("publishers"))
 
-    def passing(self, publisher: PatientPublisher, messages: Sequence[bytes]) -> int:
+    def count_passing(self, publisher: PatientPublisher, messages: Sequence[bytes]) -> int:
         """Return how many of these messages, with their headers and frames, may be published now.
 
         The rest must `wait`.
         """
         count = len(messages)
-        if not self._may_limit(publisher.connection):
+        if not self._may_be_limited(publisher.connection):
             return count
         now_s = self._runtime.monotonic()
         is_its_turn = publisher.session == self._turn
         prepaid = self._prepaid.get(publisher.session, ())
         with_room: dict[_Key, _Bucket] = {}
         for limit in self._limits_of(publisher.connection):
-            bucket = self._bucket(limit, now_s)
+            bucket = self._updated_bucket(limit, now_s)
             if limit.key in prepaid:
                 count = min(count, 1)
                 continue
@@ -296,22 +296,22 @@ class Throttle:
     def charge(self, publisher: PatientPublisher, messages: Sequence[bytes], count: int) -> None:
         """Charge the first `count` of these messages, which were published."""
         connection = publisher.connection
-        if count and self._may_limit(connection):
+        if count and self._may_be_limited(connection):
             now_s = self._runtime.monotonic()
             prepaid = self._prepaid.pop(publisher.session, ())
             for limit in self._limits_of(connection):
                 first = 1 if limit.key in prepaid else 0
-                self._bucket(limit, now_s).charge(connection.id, messages[first:count], now_s)
+                self._updated_bucket(limit, now_s).charge(connection.id, messages[first:count], now_s)
 
     def wait(self, publisher: PatientPublisher) -> None:
         """Add a publisher to the waiting publishers of a limit.
 
-        It publishes no message until `go_on` is called at its turn.
+        It publishes no message until `resume` is called at its turn.
         """
         now_s = self._runtime.monotonic()
         prepaid = self._prepaid.get(publisher.session, ())
         limits = {
-            limit.key: self._bucket(limit, now_s)
+            limit.key: self._updated_bucket(limit, now_s)
             for limit in self._limits_of(publisher.connection)
             if limit.key not in prepaid
         }
@@ -332,7 +332,7 @@ class Throttle:
             if bucket is not None:
                 bucket.used_s.pop(connection.id, None)
 
-    def left(self, publisher: PatientPublisher) -> None:
+    def remove(self, publisher: PatientPublisher) -> None:
         """Remove a publisher, because it has ended, or the limit that it waits for was removed."""
         self._prepaid.pop(publisher.session, None)
         bucket = self._waits_for.get(publisher.session)
@@ -349,7 +349,7 @@ class Throttle:
 
     # The limits
 
-    def _may_limit(self, connection: Connection) -> bool:
+    def _may_be_limited(self, connection: Connection) -> bool:
         """Return whether a limit may apply to this connection. Called for every publish, so it must be quick."""
         vhost = self._machine.vhosts.get(connection.vhost)
         return bool(
@@ -367,13 +367,13 @@ class Throttle:
         if limits:
             yield from _limits("user", connection.user, limits, access.published[connection.user])
 
-    def _bucket(self, limit: _Limit, now_s: float) -> _Bucket:
+    def _updated_bucket(self, limit: _Limit, now_s: float) -> _Bucket:
         """Return the up-to-date bucket of a limit. If the limit has changed, its waiting publishers continue first."""
         key, value, published = limit
         elsewhere = () if published is None else published.elsewhere(self._node)
         bucket = self._buckets.get(key)
         if bucket is not None and (bucket.limit == value or bucket.waiting):
-            bucket.look(elsewhere, now_s)
+            bucket.update(elsewhere, now_s)
             return bucket
         self._sweep(now_s)
         bucket = self._buckets[key] = _Bucket(key.name, value)
@@ -393,9 +393,9 @@ class Throttle:
     def _watch(self, bucket: _Bucket, key: _Key) -> None:
         now_s = self._runtime.monotonic()
         wait_s = bucket.due_s(now_s) - now_s
-        self._runtime.call_later(min(max(wait_s, TICK_S), LOOK_S), partial(self._look, bucket, key))
+        self._runtime.call_later(min(max(wait_s, TICK_S), CHECK_S), partial(self._check, bucket, key))
 
-    def _look(self, bucket: _Bucket, key: _Key) -> None:
+    def _check(self, bucket: _Bucket, key: _Key) -> None:
         """Let the next waiting publisher of this limit continue if it is time, or all if the limit has changed."""
         bucket.is_watched = False
         if not bucket.waiting:
@@ -407,11 +407,11 @@ class Throttle:
             del self._buckets[key]
             for publisher in bucket.all_waiting:
                 if publisher.session in self._waits_for:  # an earlier turn may have ended it
-                    self.left(publisher)
+                    self.remove(publisher)
                     self._give_turn(publisher)
             return
         bucket.is_watched = True
-        if self._bucket(limit, now_s).is_due(now_s):
+        if self._updated_bucket(limit, now_s).is_due(now_s):
             publisher = bucket.take_next()
             self._forget(publisher)
             self._give_turn(publisher)
@@ -420,7 +420,7 @@ class Throttle:
     def _give_turn(self, publisher: PatientPublisher) -> None:
         self._turn = publisher.session
         try:
-            publisher.go_on()
+            publisher.resume()
         finally:
             self._turn = None
 

@@ -128,6 +128,13 @@ def dumb_read(stream: bytes) -> list[tuple[Any, ...]]:
     return items
 
 
+def data_to_send(server: ServerConnection) -> bytes:
+    """Return the output of a connection for the socket, and clear it."""
+    data = b"".join(server.out)
+    server.out.clear()
+    return data
+
+
 class Client:
     """Drives a `ServerConnection` and stands in for the shell: says yes to everything, fails what is at fault."""
 
@@ -143,7 +150,7 @@ class Client:
         return self.received()
 
     def received(self) -> list[base.Frame]:
-        data = self.server.data_to_send()
+        data = data_to_send(self.server)
         answers: list[base.Frame] = []
         while data:
             size, channel, value = frame.unmarshal(data)

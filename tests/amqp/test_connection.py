@@ -27,6 +27,7 @@ from tests.amqp.amqp_wire import (
     Queue,
     body_frames,
     connected,
+    data_to_send,
     header_frame,
     message,
     method,
@@ -62,7 +63,7 @@ def server_at(phase: Phase, capabilities: dict[str, Any] | None = None) -> Serve
     if phase is Phase.VHOST:
         server.accept_login()
         server.receive(tune_ok() + open_vhost())
-    server.data_to_send()
+    data_to_send(server)
     assert server.phase is phase
     return server
 
@@ -143,7 +144,7 @@ class TestHandshake:
     def test_unsupported_protocol_is_answered_with_the_amqp_header(self, data: bytes) -> None:
         server = ServerConnection(Settings())
         assert server.receive(data) == []
-        assert server.data_to_send() == PROTOCOL_HEADER
+        assert data_to_send(server) == PROTOCOL_HEADER
         assert server.phase is Phase.CLOSED
         assert server.receive(PROTOCOL_HEADER) == []
 
@@ -151,7 +152,7 @@ class TestHandshake:
         server = ServerConnection(Settings())
         for octet in PROTOCOL_HEADER[:-1]:
             server.receive(bytes([octet]))
-            assert server.data_to_send() == b""
+            assert data_to_send(server) == b""
 
     def test_amqplain_is_understood(self) -> None:
         table = encode.field_table({"LOGIN": "anna", "PASSWORD": "sécret"})[4:]
@@ -192,7 +193,7 @@ class TestHandshake:
         server.refuse_login()
         assert (
             b"ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. "
-            b"For details see the broker logfile." in server.data_to_send()
+            b"For details see the broker logfile." in data_to_send(server)
         )
         assert server.phase is Phase.CLOSING
         server.receive(method(0, Connection.CloseOk()))
@@ -201,7 +202,7 @@ class TestHandshake:
     def test_refused_login_sends_no_data_to_an_old_client(self) -> None:
         server = server_at(Phase.LOGIN)
         server.refuse_login()
-        assert server.data_to_send() == b""
+        assert data_to_send(server) == b""
         assert server.phase is Phase.CLOSED
 
     @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ class TestHandshake:
     def test_client_with_a_certificate_may_log_in_with_external(self) -> None:
         server = ServerConnection(Settings(), "CN=anna,O=orders")
         server.receive(PROTOCOL_HEADER)
-        assert b"AMQPLAIN PLAIN EXTERNAL" in server.data_to_send()
+        assert b"AMQPLAIN PLAIN EXTERNAL" in data_to_send(server)
         [attempt] = server.receive(method(0, Connection.StartOk({}, "EXTERNAL", "")))
         assert attempt == LoginAttempt("CN=anna,O=orders", None, "EXTERNAL")
         server.accept_login()
@@ -269,7 +270,7 @@ class TestHandshake:
     def test_a_vhost_can_be_refused(self) -> None:
         server = server_at(Phase.VHOST)
         server.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, "vhost x not found", 10, 40))
-        assert b"NOT_ALLOWED - vhost x not found" in server.data_to_send()
+        assert b"NOT_ALLOWED - vhost x not found" in data_to_send(server)
         assert server.phase is Phase.CLOSING
 
     def test_method_in_the_wrong_phase_is_refused(self) -> None:
@@ -398,11 +399,11 @@ class TestChannels:
         ]
         server.fail_channel(1, NOT_FOUND)
         close = Channel.Close(NOT_FOUND.code, NOT_FOUND.text, 50, 10)
-        sent = server.data_to_send()
+        sent = data_to_send(server)
         assert sent == method(1, close) + method(1, Channel.CloseOk())
         server.channel_closed(1)
         server.fail_channel(1, NOT_FOUND)
-        assert server.data_to_send() == b""
+        assert data_to_send(server) == b""
         assert server.channels == [1]
         server.receive(method(1, Channel.CloseOk()))
         assert server.channels == []
@@ -413,7 +414,7 @@ class TestChannels:
         server.channel_closed(1)
         server.channel_closed(1)
         server.fail_channel(1, NOT_FOUND)
-        assert server.data_to_send() == method(1, Channel.CloseOk())
+        assert data_to_send(server) == method(1, Channel.CloseOk())
         assert server.channels == []
 
     def test_a_message_that_is_too_large_closes_the_channel_only(self) -> None:
@@ -549,9 +550,9 @@ class TestClosing:
         ]
         assert server.receive(b"whatever") == []
         server.fail(NOT_FOUND)
-        assert server.data_to_send() == b""
+        assert data_to_send(server) == b""
         server.closed()
-        assert server.data_to_send() == method(0, Connection.CloseOk())
+        assert data_to_send(server) == method(0, Connection.CloseOk())
         assert server.phase is Phase.CLOSED
         assert server.receive(b"whatever") == []
 

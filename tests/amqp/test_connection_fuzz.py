@@ -32,6 +32,7 @@ from tests.amqp.amqp_wire import (
     Connection,
     Queue,
     body_frames,
+    data_to_send,
     header_frame,
     method,
     open_channel,
@@ -137,7 +138,7 @@ class Shell:
         phase = self.server.phase
         assert phase in reachable(self._was)
         self._was = phase
-        self._sent += self.server.data_to_send()
+        self._sent += data_to_send(self.server)
 
     def sent(self) -> list[tuple[int, Any]]:
         """All that has gone out, as frames."""

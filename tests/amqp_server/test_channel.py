@@ -128,7 +128,7 @@ def channel_and_its_ends() -> tuple[Channel, Socket, Log]:
         server_name=Broker.server_name,
         limits=NodeLimits(),
         may_impersonate=lambda _: False,
-        throttle=SimpleNamespace(left=lambda _: None),
+        throttle=SimpleNamespace(remove=lambda _: None),
     )
     connection: Any = socket
     return Channel(broker, connection, 1), socket, log

@@ -15,7 +15,8 @@ import uvloop
 from pamqp import commands
 
 from qq.amqp.encoding import HEARTBEAT
-from qq.amqp_server.connection import BULK_BYTES, PORTION_BYTES, UNJOINED_BYTES, ClientConnection
+from qq.amqp_server.connection import ClientConnection
+from qq.client_sockets.flow_control import BULK_BYTES, PORTION_BYTES, UNJOINED_BYTES
 from qq.ranges import Range
 from qq.sessions.batch import BATCH_BYTES_MAX, FRAGMENT_BYTES
 from tests.harness.lone_broker import LoneBroker, wait_until

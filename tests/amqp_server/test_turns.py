@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -14,6 +16,8 @@ from pamqp import commands
 
 from qq.amqp.encoding import HEARTBEAT
 from qq.amqp_server.connection import ClientConnection
+from qq.config import ClientTls
+from tests.harness.certificates import Authority
 from tests.harness.lone_broker import LoneBroker, wait_until
 from tests.harness.raw_client import RawClient, marshal, publish
 
@@ -189,5 +193,36 @@ def test_messages_of_a_publisher_that_hangs_up_are_kept(broker: LoneBroker, clie
     with held_up(broker):
         client.write(message * count)
         client.socket.close()
+    wait_until(lambda: not broker.broker.connections, "the end of the connection")
+    assert broker.call(lambda: broker.machine.vhosts["/"].queues["q"].backlog.count) == count
+
+
+@pytest.fixture
+def tls_broker(tmp_path: Path) -> Generator[tuple[LoneBroker, ssl.SSLContext]]:
+    authority = Authority(tmp_path / "ca")
+    tls = ClientTls(*authority.issue("server"))
+    with LoneBroker(tls=tls, new_loop=uvloop.new_event_loop) as broker:
+        yield broker, ssl.create_default_context(cafile=str(authority.file))
+
+
+def test_flood_over_tls_does_not_hold_up_the_loop(tls_broker: tuple[LoneBroker, ssl.SSLContext]) -> None:
+    broker, context = tls_broker
+    with RawClient(broker.amqps_port, tls=context) as client, Passes(broker) as passes:
+        client.write(many(HEARTBEAT))
+        client.open_channel(1)
+    assert passes.longest_s < PASS_MAX_S
+
+
+def test_messages_over_tls_are_kept_after_a_hang_up(tls_broker: tuple[LoneBroker, ssl.SSLContext]) -> None:
+    """The end of a TLS connection arrives while octets still wait for their turn."""
+    broker, context = tls_broker
+    message = publish(1, "q", b"x") + publish(1, "nowhere", b"x")
+    count = READ_BYTES // len(message)
+    with RawClient(broker.amqps_port, tls=context) as client:
+        client.open_channel(1)
+        client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+        with held_up(broker):
+            client.write(message * count)
+            client.socket.close()
     wait_until(lambda: not broker.broker.connections, "the end of the connection")
     assert broker.call(lambda: broker.machine.vhosts["/"].queues["q"].backlog.count) == count

@@ -216,7 +216,11 @@ FOREIGN = "the answer is not that of a qq node"
         (b"AMQP\x00\x00\x09\x01", FOREIGN),
         (
             b"",
-            "the connection was lost before the answer (Remote end closed connection without response)",
+            (
+                "the connection was lost before the answer (Remote end closed connection without response); is it the "
+                "HTTP port of a node, by default 15672? Ports for AMQP, for other nodes and for TLS end such a "
+                "connection"
+            ),
         ),
     ],
 )

@@ -56,7 +56,9 @@ def test_up_writes_cluster_json_before_the_cluster_is_ready(data_dir: Path, base
         cluster = json.loads((data_dir / "cluster.json").read_text())
         assert (cluster["user"], cluster["password"]) == ("guest", "guest")
         assert sorted(cluster) == ["nodes", "password", "user"]
+        assert f"for commands: export QQ_URL=http://127.0.0.1:{base_port + 10000}\n" in qq.output
         for number, node in enumerate(cluster["nodes"]):
+            assert f"/  pid {node['pid']}\n" in qq.output
             assert is_alive(node.pop("pid"))
             assert node == {
                 "name": f"n{number + 1}",

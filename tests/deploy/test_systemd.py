@@ -54,7 +54,7 @@ def test_the_unit_names_every_variable_that_a_node_needs() -> None:
 
 
 def test_unit_starts_and_restarts_a_node() -> None:
-    assert UNIT["ExecStart"] == ["/usr/local/qq/bin/qq serve --config /etc/qq/node.toml"]
+    assert UNIT["ExecStart"] == ["/usr/local/qq/bin/python -I -m qq serve --config /etc/qq/node.toml"]
     assert UNIT["Restart"] == ["on-failure"]
     assert int(UNIT["LimitNOFILE"][0]) >= 65536
 
@@ -73,6 +73,8 @@ def test_a_node_may_do_little() -> None:
     assert UNIT["NoNewPrivileges"] == ["yes"]
     assert UNIT["ProtectSystem"] == ["strict"]
     assert UNIT["CapabilityBoundingSet"] == [""]
+    assert UNIT["UMask"] == ["0077"]
+    assert UNIT["StateDirectoryMode"] == ["0700"]
 
 
 # What its first lines say is to be done
@@ -120,7 +122,7 @@ def test_files_of_the_unit_are_installed_at_its_paths() -> None:
 def here(tmp_path: Path) -> Path:
     """The unit with a program that is on this machine."""
     unit = tmp_path / FILE.name
-    unit.write_text(FILE.read_text().replace("/usr/local/qq/bin/qq", sys.executable))
+    unit.write_text(FILE.read_text().replace("/usr/local/qq/bin/python", sys.executable))
     return unit
 
 

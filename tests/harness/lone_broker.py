@@ -38,7 +38,7 @@ from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
 from qq.machine.protocol.versions import VERSIONS
 from qq.sessions import submissions
-from qq.sessions.broker import Broker
+from qq.sessions.broker import Broker, QueueReplica
 from qq.sessions.login import hash_password
 from qq.stored.content import content_of
 from qq.tls import contexts as tls
@@ -193,7 +193,8 @@ class LoneBroker:
         limits = SlotLimits(self._limits.strangers_max or 512, 1000)
         self.slots = ConnectionSlots(limits, throttled_log=the_log)
         disk: Any = self.group
-        self.broker = Broker(NAME, self.machine, self.group, disk, runtime, ["guest"], self._limits)
+        replica = QueueReplica(NAME, self.machine, self.group, disk, runtime)
+        self.broker = Broker(replica, ["guest"], self._limits)
         partial_messages = PartialMessages(runtime, self._partial_bytes, lambda: len(self.broker.connections))
         turns = Turns(runtime, time.thread_time)
         sockets = ClientSockets(self.slots, the_log, partial_messages, turns, self._limits)
@@ -295,7 +296,7 @@ class LoneBroker:
 
     def _has_put_off_nothing(self) -> bool:
         submissions = self.broker.submissions
-        return submissions._look_s == inf and not submissions._flush_asked
+        return submissions._retry_s == inf and not submissions._flush_scheduled
 
     def alarm(self, reason: str | None) -> None:
         self.call(self.broker.alarm_changed, reason)

@@ -47,7 +47,7 @@ from qq.management.reports.messages import Message
 from qq.management.reports.nodes import CertificateFiles, Listener
 from qq.management.reports.queues import ConsumerStatus, QueueStatus
 from qq.management.reports.rows import ThingRows
-from qq.sessions.broker import Broker
+from qq.sessions.broker import Broker, QueueReplica
 from qq.sessions.login import is_loopback
 from qq.shovels.report import Report
 
@@ -301,7 +301,8 @@ class _Runtime:
 def _broker() -> tuple[Broker, _Group]:
     machine, runtime = QueueMachine(), cast("Any", _Runtime())
     group = _Group(machine)
-    broker = Broker("n1", machine, group, cast("Any", group), runtime, ["guest"], NodeLimits())
+    replica = QueueReplica("n1", machine, group, cast("Any", group), runtime)
+    broker = Broker(replica, ["guest"], NodeLimits())
     group.broker = broker
     broker.submissions.applied(0)  # the group's own first batch
     return broker, group

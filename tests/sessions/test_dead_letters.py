@@ -46,7 +46,7 @@ class World:
         stored = self.stored[part.slot : part.slot + part.count]
         return [Messages("", "q", 1, stored)]
 
-    def price(self, _command: DeadLetter) -> int:
+    def cost_of(self, _command: DeadLetter) -> int:
         self.priced += 1
         return self.steps_each
 
@@ -81,7 +81,7 @@ def test_step_without_progress_is_repeated_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World([with_headers(a=1)], makes_progress=False)
-    world.dead_letters.lead(True)
+    world.dead_letters.set_leading(True)
     for seconds in range(1, 4):
         while world.apply():
             pass
@@ -97,7 +97,7 @@ def test_step_without_progress_is_repeated_and_logged(
 
 def test_dead_letter_step_is_bounded_in_bytes() -> None:
     world = World([with_headers(a=number, b="x" * 100_000) for number in range(50)], makes_progress=True)
-    world.dead_letters.lead(True)
+    world.dead_letters.set_leading(True)
     while world.apply():
         pass
     assert world.first == 50
@@ -110,7 +110,7 @@ def test_dead_letter_step_is_bounded_in_bytes() -> None:
 def test_dead_letter_step_is_bounded_in_cost(caplog: pytest.LogCaptureFixture) -> None:
     world = World([with_headers(a=number) for number in range(9)], makes_progress=True)
     world.steps_each = STEPS_MAX // 2
-    world.dead_letters.lead(True)
+    world.dead_letters.set_leading(True)
     while world.apply():
         pass
     assert [len(step) for step in world.steps] == [2, 2, 2, 2, 1]

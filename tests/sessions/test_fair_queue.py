@@ -205,7 +205,7 @@ class World:
             run is None
             or not run.messages
             or (run.exchange, run.routing_key) != (exchange, key)
-            or not run.takes(attributes)
+            or not run.accepts(attributes)
         )
         if run is None or is_new:
             run = OpenEnqueue(
@@ -760,7 +760,7 @@ def test_commands_wait_until_the_cluster_knows_the_new_process(monkeypatch: pyte
     machine, submissions = world.machine, world.submissions
     asked = [Checkout(1, 1, 1, number, "q", f"t{number}", 1, *[False] * 5, 0, {}) for number in range(10)]
     machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(asked, [])))
-    submissions.give_up()
+    submissions.abandon()
     world.publish(world.clients[0], "", "q", b"x")
     world.turn()
     submissions.entry_applied()

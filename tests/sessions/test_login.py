@@ -19,12 +19,12 @@ from qq.metrics.counters import Counters
 from qq.sessions import login as login_module
 from qq.sessions.login import (
     BARRIER_INTERVAL_S,
+    CHECK_WAIT_MAX_S,
+    CHECKS_AT_ONCE,
+    CHECKS_PER_S,
     DELAY_MAX_S,
     FIRST_DELAY_S,
     FORGOTTEN_AFTER_S,
-    LOOK_WAIT_MAX_S,
-    LOOKS_AT_ONCE,
-    LOOKS_PER_S,
     Login,
     Logins,
     LoginsBusy,
@@ -269,13 +269,13 @@ def test_valid_logins_from_a_failing_address_are_not_delayed(world: World) -> No
 @pytest.mark.parametrize("at", [HERE, ELSEWHERE])
 def test_valid_login_in_a_flood_waits_for_earlier_logins_only(world: World, at: str) -> None:
     """Of guesses at the same user, from the same address or another."""
-    world.flood(LOOKS_AT_ONCE)
+    world.flood(CHECKS_AT_ONCE)
     assert not world.logins._waiting
     waiting = world.flood(200)
     assert len(world.logins._waiting) > 190
     world.attempt(password="right", host=at)
     assert world.admitted == []
-    world.clock.go_on(200 / LOOKS_PER_S + 0.02)
+    world.clock.go_on(200 / CHECKS_PER_S + 0.02)
     assert world.admitted == ["anna"]
     assert all(attempt.answer is not None for attempt in waiting)
 
@@ -307,7 +307,7 @@ def test_logins_are_judged_at_a_limited_rate(world: World) -> None:
                 attempt.cancel()
             world.clock.go_on(0.001)
         looked_at = world.counters.logins_failed - before
-        assert looked_at <= LOOKS_AT_ONCE + (world.clock.now_s - began_s + 0.1) * LOOKS_PER_S
+        assert looked_at <= CHECKS_AT_ONCE + (world.clock.now_s - began_s + 0.1) * CHECKS_PER_S
         world.clock.go_on(100)
 
 
@@ -322,11 +322,11 @@ def test_cancelled_logins_are_not_waited_for(world: World) -> None:
 
 def test_logins_are_refused_when_the_wait_would_be_too_long(world: World) -> None:
     world.flood(1000)
-    at_once = LOOKS_AT_ONCE + round(LOOKS_PER_S * LOOK_WAIT_MAX_S) + 1
+    at_once = CHECKS_AT_ONCE + round(CHECKS_PER_S * CHECK_WAIT_MAX_S) + 1
     assert world.turned_away == 1000 - at_once
     world.clock.go_on(0.02)
     world.attempt(password="right")
-    world.clock.go_on(LOOK_WAIT_MAX_S)
+    world.clock.go_on(CHECK_WAIT_MAX_S)
     assert world.admitted == ["anna"]
 
 
@@ -503,7 +503,7 @@ def test_guesses_are_delayed_without_delaying_other_addresses(broker: LoneBroker
 
 def test_client_that_leaves_during_its_login_leaves_no_record(broker: LoneBroker) -> None:
     broker.group.holding = True
-    for _ in range(2 * LOOKS_AT_ONCE):
+    for _ in range(2 * CHECKS_AT_ONCE):
         with Client(broker) as client:
             client.log_in("wrong")
     broker.call(broker.group.release)

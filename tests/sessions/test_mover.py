@@ -376,7 +376,7 @@ def test_a_shovel_that_was_to_end_is_gone_when_it_has(
 def test_a_shovel_begins_again_when_its_queues_are_there_again(
     broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qq.sessions.shovels.LOOK_S", 0.02)
+    monkeypatch.setattr("qq.sessions.shovels.POLL_S", 0.02)
     broker.operate(c.PutParameter("/", "shovel", "s", VALUE), c.PutParameter("/", "shovel", "strange", "[]"))
     moves = broker.machine.moves
     wait_until(lambda: bool(moves.running), "a move")

@@ -22,7 +22,7 @@ from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import encode_batch
 from qq.management.changes.request_session import RequestSession
 from qq.management.reports.messages import NewMessage
-from qq.sessions.throttle import ACTIVE_S, BURST_S, LOOK_S, SWEEP_S, TURN_S, Throttle, _Key
+from qq.sessions.throttle import ACTIVE_S, BURST_S, CHECK_S, SWEEP_S, TURN_S, Throttle, _Key
 from qq.stored.content import content_of
 from tests.harness.lone_broker import LoneBroker, wait_until
 from tests.harness.raw_client import RawClient, publish
@@ -71,7 +71,7 @@ class Flood:
 
     def publish(self, messages: list[bytes]) -> None:
         me = self.as_publisher
-        passing = self.throttle.passing(me, messages)
+        passing = self.throttle.count_passing(me, messages)
         self.throttle.charge(me, messages, passing)
         self.passed += passing
         self.world.is_published(self, messages[:passing])
@@ -79,7 +79,7 @@ class Flood:
         if self.held:
             self.throttle.wait(me)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         assert self.waits, "nobody is told twice"
         self.publish(self.held)
         if not self.waits and not self.idle:
@@ -165,7 +165,7 @@ class World:
 
     def leave(self, flood: Flood) -> None:
         del self.connections[flood.session]
-        flood.throttle.left(flood.as_publisher)
+        flood.throttle.remove(flood.as_publisher)
         flood.throttle.connection_left(flood.as_publisher.connection)
         self.at(LAG_S, lambda: self.operate(c.ConnectionDown(flood.id), node=flood.node))
 
@@ -349,7 +349,7 @@ def test_waiting_publishers_continue_when_their_limit_is_lifted(limit: int | Non
     world.run(0.5)
     assert sum(each.passed for each in floods) <= 3
     world.operate(of_vhost(MAX_PUBLISHES, limit))
-    world.run(LOOK_S + 10 * TURN_S + READ * 10 / 10**6)
+    world.run(CHECK_S + 10 * TURN_S + READ * 10 / 10**6)
     assert all(each.passed > READ for each in floods)
 
 
@@ -360,7 +360,7 @@ def test_waiting_publishers_continue_when_their_vhost_is_deleted() -> None:
     world.run(1.0)
     assert flood.waits
     world.operate(c.DeleteVhost("a"))
-    world.run(LOOK_S + TURN_S)
+    world.run(CHECK_S + TURN_S)
     assert flood.passed > READ
 
 
@@ -438,7 +438,7 @@ def test_records_of_closed_connections_are_removed() -> None:
     world.operate(of_vhost(MAX_PUBLISHES, 10))
     floods = [world.connect() for _ in range(5)]
     world.run(0.1)
-    assert all(world.throttles["n1"].holds(each.id) for each in floods)
+    assert all(world.throttles["n1"].delays(each.id) for each in floods)
     for each in floods:
         world.leave(each)
     world.run(200.0)
@@ -477,7 +477,7 @@ def test_random_use_respects_limits_and_blocks_no_client_forever(
     for user in "ab":
         world.operate(c.SetUserLimits(user, {}))
     world.operate(c.SetVhostLimits("a", {MAX_PUBLISHES: 200}), c.SetVhostLimits("b", {}))
-    world.run(LOOK_S + 2.0)
+    world.run(CHECK_S + 2.0)
     here = [each for each in world.connections.values() if each.vhost == "a"]
     before = sum(each.passed for each in here)
     world.run(5.0)
@@ -486,7 +486,7 @@ def test_random_use_respects_limits_and_blocks_no_client_forever(
     if here:
         assert passed >= 200 * 5 * 0.98
     world.operate(c.SetVhostLimits("a", {}))
-    world.run(LOOK_S + 0.1)
+    world.run(CHECK_S + 0.1)
     counts = {each: each.passed for each in world.connections.values()}
     world.run(1.0)
     assert all(each.passed > passed for each, passed in counts.items())
@@ -529,7 +529,7 @@ def broker() -> Iterator[LoneBroker]:
 
 def waits(broker: LoneBroker) -> list[bool]:
     """Whether each connection waits: its state is "flow" then."""
-    return broker.call(lambda: [*map(broker.broker.throttle.holds, broker.broker.connections)])
+    return broker.call(lambda: [*map(broker.broker.throttle.delays, broker.broker.connections)])
 
 
 def flooding(broker: LoneBroker, *methods: Any, heartbeat: int = 0, count: int = FLOOD) -> RawClient:
@@ -545,7 +545,7 @@ def flooding(broker: LoneBroker, *methods: Any, heartbeat: int = 0, count: int =
 def held(broker: LoneBroker) -> list[int]:
     """The numbers of the connections that wait for a limit."""
     throttle = broker.broker.throttle
-    return broker.call(lambda: [number for number in broker.broker.connections if throttle.holds(number)])
+    return broker.call(lambda: [number for number in broker.broker.connections if throttle.delays(number)])
 
 
 def test_second_channel_continues_while_a_channel_is_throttled(broker: LoneBroker) -> None:

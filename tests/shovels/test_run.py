@@ -351,7 +351,7 @@ def test_a_shovel_that_fails_while_it_is_stopped_is_over(carried: Carried, chann
     assert former is not None
 
     def fail_and_stop() -> None:
-        former._over.set_exception(Closed("it fails"))
+        former._done.set_exception(Closed("it fails"))
         assert carried.carrier.restart("/", "s")
 
     carried.broker.call(fail_and_stop)

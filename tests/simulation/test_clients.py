@@ -124,7 +124,7 @@ def leaves_half_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_connections_when_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Broker, "_evicted", lambda self: self.submissions.give_up())
+    monkeypatch.setattr(Broker, "_evicted", lambda self: self.submissions.abandon())
 
 
 SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {

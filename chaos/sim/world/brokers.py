@@ -23,7 +23,7 @@ from qq.client_sockets.partial_messages import PartialMessages
 from qq.client_sockets.shared import ClientSockets, connection_log
 from qq.client_sockets.turns import Turns
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
-from qq.sessions.broker import Broker
+from qq.sessions.broker import Broker, QueueReplica
 from qq.sessions.login import hash_password
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Brokers(NodeEvents):
         self.nodes[node.name] = node
         machine = cast("QueueMachine", node.machine.inner)
         log = TaggedLog(node, partial(self._submit, node))
-        broker = Broker(node.name, machine, log, node.disk, node.runtime, (), self._limits)
+        broker = Broker(QueueReplica(node.name, machine, log, node.disk, node.runtime), (), self._limits)
         broker.submissions.large_bytes = self._large_bytes
         partial_messages = PartialMessages(node.runtime, sys.maxsize, lambda: len(broker.connections))
         slots = ConnectionSlots(SlotLimits(100, 1000), clock=node.runtime.monotonic)

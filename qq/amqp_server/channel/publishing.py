@@ -82,14 +82,14 @@ class PublishingMethods:
         """
         core, messages = self._core, event.messages
         throttle = core.broker.throttle
-        passing = throttle.passing(self, messages)
+        passing = throttle.count_passing(self, messages)
         if passing:
             self._publish(event, passing)
         if passing < len(messages):
             throttle.wait(self)
             core.methods.hold(event._replace(messages=messages[passing:]))
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Publish the messages that were held back by a limit of publishing, as far as it has room now."""
         self._core.methods.release()
 
@@ -134,7 +134,7 @@ class PublishingMethods:
             run is None
             or method != self._run_method
             or not run.messages  # a batch has taken all of them
-            or (attributes is not run.attributes and not run.takes(attributes))
+            or (attributes is not run.attributes and not run.accepts(attributes))
         )
         if run is None or is_new:
             exchange, routing_key, mandatory = core.connection.publish_fields(method)
@@ -172,7 +172,7 @@ class PublishingMethods:
     def end(self) -> None:
         """End publishing, because the channel ends."""
         self.end_run()
-        self._core.broker.throttle.left(self)
+        self._core.broker.throttle.remove(self)
         if self._is_publisher:
             self._is_publisher = False
             self._core.broker.counters.publishers -= 1

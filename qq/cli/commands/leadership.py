@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qq.cli.api import path_of
+from qq.cli.escaping import escaped
 from qq.cli.options import with_node, with_output
 from qq.cli.output import print_document, print_rows
 from qq.cli.tree import CommandGroup
@@ -115,7 +116,7 @@ def _print(form: str, field: str, answer: dict[str, Any]) -> None:
     """Print an answer in the given form; the table form prints only the field `field`."""
     match form:
         case "table":
-            print(answer[field])
+            print(escaped(answer[field]))
         case "json":
             print_document(answer)
         case _:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qq.cli.api import path_of
+from qq.cli.escaping import escaped
 from qq.cli.options import with_node, with_output_and_json, with_timeout
 from qq.cli.output import print_document, print_rows
 from qq.cli.tree import CommandGroup
@@ -50,7 +51,7 @@ def list_members(node: Remote, *, form: str) -> int:
         print_document(answer)
         return 0
     if form == "table":
-        print(summary)
+        print(escaped(summary))
     print_rows(form, rows, _COLUMNS)
     return 0
 

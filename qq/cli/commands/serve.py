@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 )
 def serve_command(*, config: Path, join: tuple[Seed, ...], check: bool) -> int:
     """Run a node in the foreground until SIGTERM or SIGINT."""
-    with garbage.none_expected(), signals.exit_at_once():
-        from qq.cli.serve import check_settings, serve  # noqa: PLC0415
+    if check:
+        from qq.cli.check_settings import check_settings  # noqa: PLC0415
 
-    return check_settings(config, join) if check else serve(config, join=join)
+        return check_settings(config, join)
+    with garbage.none_expected(), signals.exit_at_once():
+        from qq.cli.serve import serve  # noqa: PLC0415
+
+    return serve(config, join=join)

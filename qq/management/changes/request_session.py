@@ -197,9 +197,9 @@ class _OperatorSession:
     def refuse_unconfirmed(self, published: int) -> None:
         """Ignored: the fate of the message is unknown."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let the message pass if the publishing limits allow it, and charge it at once, or wait for the next call."""
-        if self._throttle.passing(self, self.to_pass):
+        if self._throttle.count_passing(self, self.to_pass):
             self._throttle.charge(self, self.to_pass, 1)
             self.has_passed.set()
         else:
@@ -234,7 +234,7 @@ class RequestSession:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._broker.throttle.left(self._session)
+        self._broker.throttle.remove(self._session)
         self._broker.session_ended(self._session)
         self._broker.connection_closed(self._connection)
 
@@ -287,7 +287,7 @@ class RequestSession:
         """Wait until the publishing limits let a message pass, which is then charged. Raises Unavailable."""
         session = self._session
         session.to_pass = messages
-        session.go_on()
+        session.resume()
         try:
             async with asyncio.timeout(CHANGE_TIMEOUT_S):
                 await session.has_passed.wait()

@@ -86,7 +86,7 @@ class NodeVitals:
 
     def _record_limits(self, now_s: float) -> None:
         kept = {key: seen for key, seen in self._held.items() if now_s - seen[0] < HELD_KEPT_S}
-        for held in self._broker.throttle.held(REPORTED_MAX):
+        for held in self._broker.throttle.delaying_limits(REPORTED_MAX):
             kept[held.kind, held.of, held.name] = now_s, HeldLimit(*held)
         self._held = kept
 

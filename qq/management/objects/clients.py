@@ -201,7 +201,7 @@ class ClientReports:
         for connection in list(connections.values()):
             facts, now_ms = connection.facts(), self._group.time_ms()
             self._rates.sample(connection.id, _octets(facts.traffic), now_ms)
-            is_held = self._broker.throttle.holds(connection.id)
+            is_held = self._broker.throttle.delays(connection.id)
             watch.check(connection, facts, is_held=is_held, now_ms=now_ms)
             await slices.give_way()
         watch.end_pass()
@@ -233,7 +233,7 @@ class ClientReports:
         facts, properties = connection.facts(), json_value(connection.client_properties)
         octets = _octets(facts.traffic)
         rates = self._rates.per_second(connection.id, octets, self._group.time_ms())
-        is_held = facts.is_blocked or self._broker.throttle.holds(row.id)
+        is_held = facts.is_blocked or self._broker.throttle.delays(row.id)
         return _logged_row(row) | {
             "state": "closing" if row.closing else "flow" if is_held else "running",
             "name": connection.name,
@@ -270,7 +270,7 @@ class ClientReports:
         connection = session.connection
         numbers = channel_numbers(facts.counts)
         rates = self._rates.per_second(session.session, numbers, self._group.time_ms())
-        is_held = connection.facts().is_blocked or self._broker.throttle.holds(connection.id)
+        is_held = connection.facts().is_blocked or self._broker.throttle.delays(connection.id)
         return {
             "id": session.session,
             "name": _channel_name(connection.name, facts.number),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -123,6 +124,41 @@ def test_directories_and_small_files(disk: RealDisk) -> None:
         disk.read_file("groups/0/name")
     with pytest.raises(FileNotFoundError):
         disk.open("groups/0/name")
+
+
+def rights_of_others(root: Path) -> set[Path]:
+    """The paths to which other users have some access."""
+    return {path for path in (root, *root.rglob("*")) if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)}
+
+
+def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        disk = RealDisk(tmp_path / "data")
+        disk.make_directory("log")
+        disk.replace_file("log/small", b"x")
+        disk.open("log/large", create=True).close()
+        disk.close()
+    finally:
+        os.umask(before)
+    assert rights_of_others(tmp_path / "data") == set()
+
+
+def test_existing_files_are_made_private(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    (root / "log").mkdir(parents=True)
+    for file in (root / "log" / "file", elsewhere):
+        file.touch()
+        file.chmod(0o644)
+    for directory in (root / "log", root):
+        directory.chmod(0o2755)
+    (root / "link").symlink_to(elsewhere)
+    for _ in range(2):
+        RealDisk(root).close()
+    assert rights_of_others(root) == {root / "link"}  # whose target is no part of the directory
+    assert (root / "log").stat().st_mode & stat.S_ISGID
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"{root}: other users had access to 3 files")
 
 
 def test_a_file_is_overwritten_in_place_by_as_many_bytes(disk: RealDisk) -> None:

@@ -20,7 +20,7 @@ from qq.machine.protocol.commands import DeclareQueue
 from qq.management.nodes.diagnosis import _decode
 from qq.management.reports.nodes import CertificateFiles
 from qq.sessions.session_info import ConnectionFacts, Traffic
-from qq.sessions.throttle import Held
+from qq.sessions.throttle import DelayingLimit
 from qq.shovels.report import STARTING, Report
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import Node
@@ -301,8 +301,8 @@ def test_slow_and_blocked_clients_are_reported(node: Any) -> None:
 
 
 def test_reached_limit_is_reported_for_a_minute(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = [Held("vhost", "/", MAX_PUBLISHES, 5, publishers=2)]
-    monkeypatch.setattr(node.management.broker.throttle, "held", lambda _: held)
+    held = [DelayingLimit("vhost", "/", MAX_PUBLISHES, 5, publishers=2)]
+    monkeypatch.setattr(node.management.broker.throttle, "delaying_limits", lambda _: held)
     sample(node)
     held.clear()
     sample(node, MINUTE - 2)

@@ -488,7 +488,7 @@ def test_node_that_was_away_keeps_sessions_that_it_cannot_judge(node: Machine) -
         broker.live = True
         asking = asyncio.ensure_future(node.management.sessions.find(session.token, "::1"))
         await asyncio.sleep(0)
-        broker.submissions.give_up()
+        broker.submissions.abandon()
         with pytest.raises(Unavailable):
             await asking
         broker.submissions.applied(0)

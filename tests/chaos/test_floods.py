@@ -1,0 +1,88 @@
+"""The floods cover the protocol, and a flooder writes what its plan says."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from random import Random
+
+from pamqp import commands
+
+from chaos.fuzz.conversations import PROTOCOL_HEADER
+from chaos.fuzz.flooder import Plan
+from chaos.fuzz.floods import Flood, kinds, mixed, plan
+from chaos.fuzz.legal import opening
+
+SENT_BY_SERVERS = {
+    "Basic.ConsumeOk",
+    "Basic.Deliver",
+    "Basic.GetEmpty",
+    "Basic.GetOk",
+    "Basic.Return",
+    "Connection.Secure",
+    "Connection.Start",
+    "Connection.Tune",
+}
+
+
+def methods_of(octets: bytes) -> set[str]:
+    """The names of the methods in these frames."""
+    found = set[str]()
+    octets = octets.removeprefix(PROTOCOL_HEADER)
+    while len(octets) >= 11:
+        size = 8 + int.from_bytes(octets[3:7], "big")
+        method = commands.INDEX_MAPPING.get(int.from_bytes(octets[7:11], "big"))
+        if octets[0] == 1 and method is not None:
+            found.add(method.name)
+        octets = octets[size:]
+    return found
+
+
+def test_floods_contain_every_method_that_clients_send() -> None:
+    found = set[str]()
+    for flood in kinds().values():
+        for frame in (*flood.before, *flood.again):
+            found |= methods_of(frame)
+    wanted = {
+        method.name
+        for method in commands.INDEX_MAPPING.values()
+        if not method.name.endswith("Ok") and method.name not in SENT_BY_SERVERS
+    }
+    wanted |= {f"Connection.{name}" for name in ("StartOk", "SecureOk", "TuneOk", "CloseOk")}
+    wanted -= {"Connection.Unblocked"}  # like blocked
+    assert wanted - found == set()
+
+
+def test_plan_repeats_whole_frames() -> None:
+    made = plan(Flood([b"abc", b"de"]), 7)
+    assert len(made.again) % 5 == 0
+    assert made.again.startswith(b"abcdeabcde")
+    assert made.opening.startswith(opening("heavy", "heavy")[0])
+    assert Plan.load(made.dump()) == made
+
+
+def test_mixed_floods_are_a_function_of_the_seed() -> None:
+    assert mixed(Random(5)) == mixed(Random(5))
+    assert mixed(Random(5)) != mixed(Random(6))
+
+
+def test_flooder_waits_for_the_answer_before_it_repeats() -> None:
+    plan = Plan(b"opening", b"go", b"again", 1)
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        command = [sys.executable, "-m", "chaos.fuzz.flooder", str(listener.getsockname()[1])]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        try:
+            assert process.stdin is not None
+            process.stdin.write(plan.dump())
+            process.stdin.close()
+            client, _ = listener.accept()
+            with client:
+                assert client.recv(100) == b"opening"
+                client.sendall(b"--g")
+                client.sendall(b"o--")
+                assert client.recv(7, socket.MSG_WAITALL) == b"againag"
+        finally:
+            process.kill()
+            process.wait()
