@@ -188,8 +188,9 @@ class ConnectionSlots:
         if self._throttled_log is not None:
             idle_s = self.clock() - slot.since_s
             text = f"no progress for {idle_s:.1f} s since {_SINCE[slot.stage]}, and another connection needs its place"
+            port = "" if slot.port is None else f", port {slot.port},"
             self._throttled_log.warning(
-                "evicted", f"{self._label} from {slot.source} dropped before its login: {text}"
+                "evicted", f"{self._label} from {slot.source}{port} dropped before its login: {text}"
             )
         evict()
 
@@ -288,12 +289,14 @@ class _Unauthenticated:
 class Slot:
     """The slot of a single connection, counted by `ConnectionSlots`."""
 
-    __slots__ = ("_is_authenticated", "_is_taken", "_slots", "evict", "since_s", "source", "stage")
+    __slots__ = ("_is_authenticated", "_is_taken", "_slots", "evict", "port", "since_s", "source", "stage")
 
     def __init__(self, slots: ConnectionSlots, source: str) -> None:
         self.evict: Callable[[], object] = _do_nothing
         """Called when the connection is evicted."""
         self.source = source
+        self.port: int | None = None
+        """The client's port for log lines, as far as it is known."""
         self.stage = Stage.ARRIVAL
         self.since_s = 0.0
         """Time of the connection's last step, by `ConnectionSlots.clock`."""

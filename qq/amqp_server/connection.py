@@ -91,7 +91,12 @@ GUESSES = {
 }
 """First bytes of other protocols, and the addition to the log line about them."""
 SHOWN_NAME_MAX = 64
-"""Characters of an unauthenticated client's user name in a log line."""
+"""Characters of a name that a client chose (connection name, user name of a refused login) in a log line."""
+
+
+def shown_name(name: str) -> str:
+    """Return a client's name for a log line: bounded, escaped, and in quotation marks."""
+    return repr(name if len(name) <= SHOWN_NAME_MAX else name[:SHOWN_NAME_MAX] + "...")
 
 
 class ClientConnection(FlowControlledProtocol):
@@ -256,6 +261,13 @@ class ClientConnection(FlowControlledProtocol):
         return f"{self.peer_host}:{self.peer_port} -> {host}:{port}"
 
     @property
+    def _described(self) -> str:
+        """The connection in a log line: its number, the client's address with port, and the client's name for it."""
+        name = self.client_properties.get("connection_name")
+        suffix = f" {shown_name(name)}" if isinstance(name, str) and name else ""
+        return f"connection {self.id} ({self.peer_host}:{self.peer_port}{suffix})"
+
+    @property
     def _address(self) -> tuple[str, int]:
         """The node's address that the client has connected to."""
         host, port, *_ = self._transport.get_extra_info("sockname") or ("", 0)
@@ -379,7 +391,7 @@ class ClientConnection(FlowControlledProtocol):
 
         The node must survive. A client whose input could stop a node would go on and stop the next node.
         """
-        log.error("connection %d of %s: unexpected", self.id, self.user or "nobody", exc_info=error)
+        log.error("%s of %s: unexpected", self._described, self.user or "nobody", exc_info=error)
         self.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "an unexpected error in the broker"))
 
     def eof_received(self) -> bool:
@@ -393,9 +405,7 @@ class ClientConnection(FlowControlledProtocol):
         self._slot.release()
         # clients without a login may connect as often as they like
         level = logging.INFO if self.user else logging.DEBUG
-        log.log(
-            level, "connection %d of %s closed%s", self.id, self.user or "nobody", f": {exc}" if exc else ""
-        )
+        log.log(level, "%s of %s closed%s", self._described, self.user or "nobody", f": {exc}" if exc else "")
         if self._attempt is not None:
             self._attempt.cancel()
         self._stop_timers()
@@ -493,7 +503,7 @@ class ClientConnection(FlowControlledProtocol):
             self._attempt = self._broker.logins.attempt(login, decided)
         except LoginsBusy as busy:
             self._server.sockets.throttled_log.warning(
-                "logins", f"connection {self.id} from {self.peer_host}: {busy}"
+                "logins", f"{self._described} from {self.peer_host}: {busy}"
             )
             self._end_login(str(busy))
 
@@ -570,8 +580,9 @@ class ClientConnection(FlowControlledProtocol):
         return None
 
     def _refuse_login(self, user: str, mechanism: str) -> None:
-        shown = user if len(user) <= SHOWN_NAME_MAX else user[:SHOWN_NAME_MAX] + "..."
-        text = f"connection {self.id}: login of user {shown!r} from {self.peer_host} ({mechanism}) refused"
+        text = (
+            f"{self._described}: login of user {shown_name(user)} from {self.peer_host} ({mechanism}) refused"
+        )
         self._server.sockets.throttled_log.warning("login", text)
         self._amqp.refuse_login()
         self._refused = self._amqp.phase is Phase.CLOSED
@@ -610,7 +621,7 @@ class ClientConnection(FlowControlledProtocol):
         if self._amqp.heartbeat_s:
             self._check_heartbeat_later()  # not now: the client must get the answer to connection.open first
         log.info(
-            "connection %d: user %s from %s, virtual host %s", self.id, self.user, self.peer_host, self.vhost
+            "%s: user %s from %s, virtual host %s", self._described, self.user, self.peer_host, self.vhost
         )
         self._turns.move(self._place, self.vhost, self.user)
         self._process(self._amqp.accept_vhost)
@@ -644,9 +655,10 @@ class ClientConnection(FlowControlledProtocol):
             self._send_close_ok()  # the client is closing the connection anyway
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             if self.user:
-                log.warning("connection %d of %s: %s", self.id, self.user, error)
+                text = f"{self._described} of {self.user}: {error}"
+                self._server.sockets.throttled_log.warning("connection error", text)
             else:
-                text = f"connection {self.id} from {self.peer_host}, which has not logged in: {error}"
+                text = f"{self._described} from {self.peer_host}, which has not logged in: {error}"
                 self._server.sockets.throttled_log.warning("stranger", text)
             self._end_channels()
             self._end_claims()
@@ -674,7 +686,8 @@ class ClientConnection(FlowControlledProtocol):
         self._flush()
 
     def fail_channel(self, channel: NumberedChannel, error: AmqpError) -> None:
-        log.warning("connection %d, channel %d: %s", self.id, channel.number, error)
+        text = f"{self._described} of {self.user}, channel {channel.number}: {error}"
+        self._server.sockets.throttled_log.warning("channel error", text)
         self._remove_channel(channel.number)
         self._amqp.fail_channel(channel.number, error)
         if (partial_bytes := self._amqp.partial_bytes) < self._partial_bytes:
@@ -704,7 +717,7 @@ class ClientConnection(FlowControlledProtocol):
             return
         if header := self._amqp.foreign_header:
             guess = next((guess for begin, guess in GUESSES.items() if header.startswith(begin)), "")
-            text = f"connection {self.id} from {self.peer_host}: not AMQP 0-9-1{guess}: {header!r}"
+            text = f"{self._described} from {self.peer_host}: not AMQP 0-9-1{guess}: {header!r}"
             self._server.sockets.throttled_log.warning("header", text)
         self._flush()
         self._close_socket()
@@ -778,7 +791,7 @@ class ClientConnection(FlowControlledProtocol):
         self._deadline = self._broker.runtime.call_later(CLOSE_GRACE_S, self._transport.abort)
 
     def _handshake_timed_out(self) -> None:
-        text = f"connection {self.id} from {self.peer_host}: no handshake in time"
+        text = f"{self._described} from {self.peer_host}: no handshake in time"
         self._server.sockets.throttled_log.warning("handshake", text)
         why = self._broker.why_undecided() or "the cluster has not answered in time"
         if self._amqp.phase is Phase.VHOST:
@@ -832,7 +845,7 @@ class ClientConnection(FlowControlledProtocol):
         self._check_heartbeat_later()
 
     def _missed_heartbeats(self) -> None:
-        log.warning("connection %d of %s: missed heartbeats", self.id, self.user)
+        log.warning("%s of %s: missed heartbeats", self._described, self.user)
         self._transport.abort()
 
     def _check_heartbeat_later(self) -> None:
@@ -899,6 +912,8 @@ class ClientConnection(FlowControlledProtocol):
             self._blocked = blocked
             if reason is not None:
                 self._amqp.block(reason)
+                text = f"{self._described} of {self.user} publishes, and waits: {reason}"
+                self._server.sockets.throttled_log.warning("blocked", text)
             else:
                 self._amqp.unblock()
             self._schedule_flush()

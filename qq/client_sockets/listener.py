@@ -98,6 +98,7 @@ class ClientPort:
         if slot is None:
             sock.close()
             return
+        slot.port = source.port
         begin(beginnings.create_task(self._begin(sock, source, slot)), sock, slot)
 
     async def _begin(self, sock: socket.socket, source: Source, slot: Slot) -> None:
@@ -125,6 +126,7 @@ class ClientPort:
         try:
             if self._is_proxy(source.host):
                 peer = await self._proxied(sock, source)
+                slot.port = peer.port
                 if not slot.move_to(peer.host):
                     return None
             if self._tls:
@@ -136,7 +138,7 @@ class ClientPort:
                 slot.step(Stage.TLS_BEGUN)
         except ProxyError as error:
             self._sockets.throttled_log.warning(
-                "proxy", f"a connection from {source.host} is dropped: {error}"
+                "proxy", f"a connection from {source.host}:{source.port} is dropped: {error}"
             )
             return None
         except TimeoutError:
@@ -146,7 +148,7 @@ class ClientPort:
 
     def _log_failure(self, peer: Peer, why: str) -> None:
         what = "TLS handshake" if self._tls else "connection"
-        self._sockets.throttled_log.warning("begin", f"the {what} with {peer.host} failed: {why}")
+        self._sockets.throttled_log.warning("begin", f"the {what} with {peer.host}:{peer.port} failed: {why}")
 
     def _is_proxy(self, host: str) -> bool:
         if not self._proxies:
