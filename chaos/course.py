@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chaos.workloads.clients import Consumer, asking
+from chaos.workloads.clients import ConsumePlan, Consumer, asking
 from chaos.workloads.transport import LostError
 from chaos.workloads.world import Clients, World
 from qq.errors import OperatingError
@@ -307,8 +307,7 @@ class Course:
                 self._world(workload, 0.0),
                 f"drain-{plan.name}",
                 number % len(self._endpoints),
-                queue=plan.name,
-                known_as=plan.known_as,
+                ConsumePlan(plan.name, known_as=plan.known_as),
             )
             for number, (workload, plan) in enumerate(drained)
         ]
@@ -322,7 +321,7 @@ class Course:
             if silent_s < self.plan.quiet_s:
                 continue
             left = await self._left_in(names)
-            consumed = {consumer.queue for consumer in consumers if consumer.is_consuming}
+            consumed = {consumer.plan.queue for consumer in consumers if consumer.is_consuming}
             self._drained = consumed - left.keys()
             if len(self._drained) == len(names) or silent_s > DRAIN_PATIENCE_S:
                 break

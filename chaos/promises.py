@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 PROMISES = {
-    "lost": "every message that was confirmed arrives, if its queue was emptied and nobody removed it",
-    "phantom": "only what was published arrives",
-    "resurrected": "what was purged or deleted does not come back",
-    "unmarked_duplicate": "what arrives again is marked redelivered",
-    "dedup_duplicate": "what is published with a publisher id arrives once, however often it is published",
+    "lost": "every confirmed message arrives, if its queue was emptied and no client removed the message",
+    "phantom": "only published messages arrive",
+    "resurrected": "purged and deleted messages do not come back",
+    "unmarked_duplicate": "a message that arrives again is marked redelivered",
+    "dedup_duplicate": "a message with a publisher id arrives once, however often it is published",
     "order": "the messages of a publisher are delivered in the order in which they were published",
     "delivery_limit": "no message comes back more often than its queue allows",
-    "priority_ratio": "while both wait, two messages of high priority are delivered for each normal one",
+    "priority_ratio": "while both wait, two messages of high priority are delivered for each of normal priority",
     "single_active": "a queue with a single active consumer serves one consumer at a time",
-    "tx_atomic": "of a transaction that was committed everything happens, of any other nothing",
+    "tx_atomic": "all operations of a committed transaction happen, and no operation of any other transaction",
     "dead_letter": "a dead letter arrives exactly once",
 }
 """Each promise in a sentence."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.workloads.clients import Publisher
+from chaos.workloads.clients import Publisher, PublishPlan
 from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
 QUEUE = "backlog"
@@ -18,4 +18,6 @@ class Backlog(Workload):
 
     def clients(self, world: World) -> Clients:
         home = 2 % len(world.endpoints)
-        return Clients([Publisher(world, "backlog-pub", home, queue=QUEUE, rate=world.rate, window=WINDOW)])
+        return Clients(
+            [Publisher(world, "backlog-pub", home, PublishPlan(QUEUE, rate=world.rate, window=WINDOW))]
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -171,24 +172,27 @@ class ConnectingClient(Client):
         return arrival
 
 
+@dataclass(frozen=True)
+class PublishPlan:
+    """The work of a publisher."""
+
+    queue: str
+    rate: float
+    """Messages per second."""
+    window: int
+    """Unconfirmed messages at most."""
+
+
 class Publisher(ConnectingClient):
-    """Publishes to a single queue, with up to `window` messages unconfirmed."""
+    """Publishes to a single queue."""
 
     def __init__(
-        self,
-        world: World,
-        name: str,
-        home: int,
-        *,
-        queue: str,
-        rate: float,
-        window: int,
-        pinned: bool = False,
+        self, world: World, name: str, home: int, plan: PublishPlan, *, pinned: bool = False
     ) -> None:
         super().__init__(world, name, home, pinned=pinned)
-        self.queue = queue
-        self.window = window
-        self.pace = Pace(rate)
+        self.queue = plan.queue
+        self.window = plan.window
+        self.pace = Pace(plan.rate)
         self.messages: Iterator[Outgoing] = messages_of(name, self.random)
 
     async def work(self, link: Link) -> None:
@@ -224,41 +228,38 @@ class Publisher(ConnectingClient):
         """Handle a message with an unknown outcome."""
 
 
-class Consumer(ConnectingClient):
-    """Consumes a single queue, and settles each message by `settling` after `delay_s`.
+@dataclass(frozen=True)
+class ConsumePlan:
+    """The work of a consumer."""
 
-    With `period_s`, it cancels itself after a time between these two, and consumes again. The history calls the queue
-    `known_as` if its messages were moved from a different queue (`QueuePlan.moved_from`).
-    """
+    queue: str
+    known_as: str | None = None
+    """Name of the queue in the history, if its messages were moved from a different queue (`QueuePlan.moved_from`)."""
+    prefetch: int = PREFETCH
+    settling: Callable[[Arrived], Settling] = lambda _: "ack"
+    """Decides how a message is settled."""
+    delay_s: float = 0.0
+    """Seconds until a message is settled."""
+    period_s: tuple[float, float] | None = None
+    """Least and most seconds until the consumer cancels itself and consumes again; None if it does not."""
+
+
+class Consumer(ConnectingClient):
+    """Consumes a single queue, and settles its messages."""
 
     def __init__(
-        self,
-        world: World,
-        name: str,
-        home: int,
-        *,
-        queue: str,
-        known_as: str | None = None,
-        prefetch: int = PREFETCH,
-        settling: Callable[[Arrived], Settling] = lambda _: "ack",
-        delay_s: float = 0.0,
-        period_s: tuple[float, float] | None = None,
-        pinned: bool = False,
+        self, world: World, name: str, home: int, plan: ConsumePlan, *, pinned: bool = False
     ) -> None:
         super().__init__(world, name, home, pinned=pinned)
-        self.queue = queue
-        self._known_as = known_as or queue
+        self.plan = plan
+        self._known_as = plan.known_as or plan.queue
         self.delivered_s = asyncio.get_running_loop().time()
         """When the last message came; before the first message, when this consumer was created."""
         self.is_consuming = False
-        self._prefetch = prefetch
-        self._settling = settling
-        self._delay_s = delay_s
-        self._period_s = period_s
         self._settlements: dict[asyncio.Task[None], None] = {}
 
     async def work(self, link: Link) -> None:
-        channel = await link.open_channel(prefetch=self._prefetch)
+        channel = await link.open_channel(prefetch=self.plan.prefetch)
         for number in count(1):
             await self._consume(link, channel, f"{link.where['connection']}.{number}")
             if self.stopping or link.broken:
@@ -275,9 +276,9 @@ class Consumer(ConnectingClient):
 
         async with asking(self.process.invoke("consume", **link.where, queue=self._known_as, consumer=tag)):
             receive = partial(self._receive, link, channel, tag)
-            await channel.consume(self.queue, tag, receive, cancelled)
+            await channel.consume(self.plan.queue, tag, receive, cancelled)
         self.is_consuming = True
-        seconds = None if self._period_s is None else self.random.uniform(*self._period_s)
+        seconds = None if self.plan.period_s is None else self.random.uniform(*self.plan.period_s)
         await self.until(lambda: self.stopping or link.broken or ended, seconds)
         self.is_consuming = False
         if not (link.broken or ended):
@@ -296,11 +297,11 @@ class Consumer(ConnectingClient):
     async def _settle(
         self, link: Link, channel: Channel, tag: str, delivery_tag: int, arrival: Arrived
     ) -> None:
-        if self._delay_s:
-            await asyncio.sleep(self._delay_s)
+        if self.plan.delay_s:
+            await asyncio.sleep(self.plan.delay_s)
         if link.broken:
             return
-        settling = self._settling(arrival)
+        settling = self.plan.settling(arrival)
         call = self.process.invoke(
             settling, **link.where, queue=self._known_as, consumer=tag, id=arrival["id"]
         )

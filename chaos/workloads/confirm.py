@@ -6,7 +6,7 @@ second pair connects to other nodes when it must.
 
 from __future__ import annotations
 
-from chaos.workloads.clients import Consumer, Publisher
+from chaos.workloads.clients import ConsumePlan, Consumer, Publisher, PublishPlan
 from chaos.workloads.world import CLASSIC, QUORUM, Clients, QueuePlan, Workload, World
 
 QUEUES = ("confirm-1", "confirm-2", "confirm-classic")
@@ -31,15 +31,17 @@ class Confirm(Workload):
                     world,
                     f"confirm-pub-{number + 1}",
                     home,
-                    queue=_queue(number + lap),
-                    rate=world.rate / (2 * nodes),
-                    window=WINDOW,
+                    PublishPlan(_queue(number + lap), rate=world.rate / (2 * nodes), window=WINDOW),
                     pinned=pinned,
                 )
             )
             consumers.append(
                 Consumer(
-                    world, f"confirm-con-{number + 1}", home, queue=_queue(number + lap + 1), pinned=pinned
+                    world,
+                    f"confirm-con-{number + 1}",
+                    home,
+                    ConsumePlan(_queue(number + lap + 1)),
+                    pinned=pinned,
                 )
             )
         return Clients(publishers, consumers)

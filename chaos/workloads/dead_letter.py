@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chaos.workloads.clients import Consumer, Publisher
+from chaos.workloads.clients import ConsumePlan, Consumer, Publisher, PublishPlan
 from chaos.workloads.transport import Settling
 from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
@@ -67,16 +67,14 @@ class DeadLetter(Workload):
                     world,
                     f"dead-letter-pub-{number + 1}",
                     number,
-                    queue=FIRST,
-                    rate=world.rate / 2,
-                    window=WINDOW,
+                    PublishPlan(FIRST, rate=world.rate / 2, window=WINDOW),
                 )
                 for number in range(2)
             ],
             consumers=[
-                Consumer(world, "dead-letter-con-1", 0, queue=FIRST, settling=settle_first),
-                Consumer(world, "dead-letter-con-2", 1 % nodes, queue=FIRST, settling=settle_first),
-                Consumer(world, "dead-letter-con-3", 2 % nodes, queue=SECOND, settling=settle_second),
-                Consumer(world, "dead-letter-con-4", 1 % nodes, queue=LAST),
+                Consumer(world, "dead-letter-con-1", 0, ConsumePlan(FIRST, settling=settle_first)),
+                Consumer(world, "dead-letter-con-2", 1 % nodes, ConsumePlan(FIRST, settling=settle_first)),
+                Consumer(world, "dead-letter-con-3", 2 % nodes, ConsumePlan(SECOND, settling=settle_second)),
+                Consumer(world, "dead-letter-con-4", 1 % nodes, ConsumePlan(LAST)),
             ],
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from chaos.workloads.clients import Consumer, Link, Publisher
+from chaos.workloads.clients import ConsumePlan, Consumer, Link, Publisher, PublishPlan
 from chaos.workloads.messages import Outgoing
 from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
@@ -25,7 +25,7 @@ class Insistent(Publisher):
     """A publisher that finishes when all its messages are confirmed."""
 
     def __init__(self, world: World, name: str, home: int, *, rate: float) -> None:
-        super().__init__(world, name, home, queue=QUEUE, rate=rate, window=WINDOW)
+        super().__init__(world, name, home, PublishPlan(QUEUE, rate, WINDOW))
         self._unknown: dict[int, Outgoing] = {}
 
     @property
@@ -66,5 +66,5 @@ class Dedup(Workload):
                 Insistent(world, f"dedup-pub-{number + 1}", number % nodes, rate=world.rate / PUBLISHERS)
                 for number in range(PUBLISHERS)
             ],
-            consumers=[Consumer(world, "dedup-con", 2 % nodes, queue=QUEUE)],
+            consumers=[Consumer(world, "dedup-con", 2 % nodes, ConsumePlan(QUEUE))],
         )

@@ -6,7 +6,7 @@ They are published to the source and consumed from the destination, and from bot
 
 from __future__ import annotations
 
-from chaos.workloads.clients import Consumer, Publisher
+from chaos.workloads.clients import ConsumePlan, Consumer, Publisher, PublishPlan
 from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
 SOURCE, DESTINATION = "moved-from", "moved-to"
@@ -23,9 +23,13 @@ class Moved(Workload):
     def clients(self, world: World) -> Clients:
         nodes = len(world.endpoints)
         return Clients(
-            publishers=[Publisher(world, "moved-pub", 0, queue=SOURCE, rate=world.rate, window=WINDOW)],
+            publishers=[
+                Publisher(world, "moved-pub", 0, PublishPlan(SOURCE, rate=world.rate, window=WINDOW))
+            ],
             consumers=[
-                Consumer(world, f"moved-con-{number}", number % nodes, queue=DESTINATION, known_as=SOURCE)
+                Consumer(
+                    world, f"moved-con-{number}", number % nodes, ConsumePlan(DESTINATION, known_as=SOURCE)
+                )
                 for number in (1, 2)
             ],
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chaos.workloads.clients import Consumer, Link, Publisher
+from chaos.workloads.clients import ConsumePlan, Consumer, Link, Publisher, PublishPlan
 from chaos.workloads.messages import Outgoing
 from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
@@ -47,6 +47,8 @@ class Priority(Workload):
 
     def clients(self, world: World) -> Clients:
         return Clients(
-            publishers=[Bursts(world, "priority-pub", 0, queue=QUEUE, rate=world.rate, window=WINDOW)],
-            consumers=[Consumer(world, "priority-con", 1, queue=QUEUE, prefetch=PREFETCH, delay_s=DELAY_S)],
+            publishers=[Bursts(world, "priority-pub", 0, PublishPlan(QUEUE, rate=world.rate, window=WINDOW))],
+            consumers=[
+                Consumer(world, "priority-con", 1, ConsumePlan(QUEUE, prefetch=PREFETCH, delay_s=DELAY_S))
+            ],
         )

@@ -5,7 +5,7 @@ Each consumer cancels itself now and then, so the active consumer changes withou
 
 from __future__ import annotations
 
-from chaos.workloads.clients import Consumer, Publisher
+from chaos.workloads.clients import ConsumePlan, Consumer, Publisher, PublishPlan
 from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
 QUEUE = "single-active"
@@ -30,14 +30,14 @@ class SingleActive(Workload):
                     world,
                     f"single-active-pub-{number + 1}",
                     number % nodes,
-                    queue=QUEUE,
-                    rate=world.rate / PUBLISHERS,
-                    window=1,
+                    PublishPlan(QUEUE, rate=world.rate / PUBLISHERS, window=1),
                 )
                 for number in range(PUBLISHERS)
             ],
             consumers=[
-                Consumer(world, f"single-active-con-{number + 1}", number, queue=QUEUE, period_s=PERIOD_S)
+                Consumer(
+                    world, f"single-active-con-{number + 1}", number, ConsumePlan(QUEUE, period_s=PERIOD_S)
+                )
                 for number in range(nodes)
             ],
         )

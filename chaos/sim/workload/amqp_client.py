@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import pamqp.frame
 from pamqp import commands, header
@@ -91,6 +91,17 @@ class ClientChannel:
     body: bytes = b""
 
 
+class ClientHooks(NamedTuple):
+    """Calls of a client to the workload."""
+
+    confirmed: Callable[[str], None]
+    """Called for each confirmed message."""
+    failed: Callable[[str], None]
+    """Called for an answer that breaks a promise."""
+    connect: Callable[[AmqpClient], ClientSocket | None]
+    """Connects to a node; None if no node takes the connection."""
+
+
 class AmqpClient:
     """An application that lives for the whole run: it reconnects when it has lost its connection."""
 
@@ -99,20 +110,15 @@ class AmqpClient:
         name: str,
         world: SimulatedWorld,
         process: Process,
-        confirmed: Callable[[str], None],
-        fail: Callable[[str], None],
-        connect: Callable[[AmqpClient], ClientSocket | None],
+        hooks: ClientHooks,
         interval_s: float,
     ) -> None:
-        """`confirmed` is called for each confirmed message, and `fail` for an answer that breaks a promise."""
         self.name = name
         self._world = world
         self._random: Random = world.random(f"client {name}")
         self._gets_random: Random = world.random(f"gets of {name}")
         self._process = process
-        self._tell_confirmed = confirmed
-        self._tell_failure = fail
-        self._connect = connect
+        self._hooks = hooks
         self._interval_s = interval_s
         self._socket: ClientSocket | None = None
         self._generation = 0
@@ -176,7 +182,7 @@ class AmqpClient:
         if self._socket is None:
             self._generation += 1
             self._reset()
-            self._socket = self._connect(self)
+            self._socket = self._hooks.connect(self)
             if self._socket is None:
                 self._later(self._random.uniform(0.05, AWAY_MAX_S), self._connect_again)
                 return
@@ -215,7 +221,7 @@ class AmqpClient:
         self._later(delay_s, still)
 
     def _fail(self, what: str) -> None:
-        self._tell_failure(f"client {self.name} {what}")
+        self._hooks.failed(f"client {self.name} {what}")
 
     # Operations
 
@@ -354,7 +360,7 @@ class AmqpClient:
         def committed(_: Any) -> None:
             commit.ok()
             for ident in idents:
-                self._tell_confirmed(ident)
+                self._hooks.confirmed(ident)
 
         self._call(TRANSACTING, Tx.Commit(), Tx.CommitOk, committed)
 
@@ -644,7 +650,7 @@ class AmqpClient:
             if isinstance(frame, Basic.Nack):
                 continue
             if published.calls:
-                self._tell_confirmed(published.ident)
+                self._hooks.confirmed(published.ident)
             elif published.ident not in self._returned:
                 self._fail(f"is confirmed {published.ident}, which no queue got, before it is returned")
             for call in published.calls:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from chaos.history import KeptRows, Process
 from chaos.judge import violations
 from chaos.sim.checks.queue_checks import QueueOracle
-from chaos.sim.workload.amqp_client import AmqpClient
+from chaos.sim.workload.amqp_client import AmqpClient, ClientHooks
 from chaos.sim.workload.workload import Submitters
 from chaos.sim.world.brokers import Brokers
 from chaos.sim.world.world import WorldClock
@@ -91,14 +91,13 @@ class ClientWorkload(Submitters):
         limits = NodeLimits(write_buffer_bytes=16_384, publish_timeout_ms=timeout_ms, consumer_timeout_ms=0)
         self.brokers = Brokers(world, self.submit, limits)
         self.history = KeptRows(WorldClock(world))
+        hooks = ClientHooks(logged.check, checks.fail, self._connect)
         self._amqp_clients = [
             AmqpClient(
                 name,
                 world,
                 Process(self.history, name),
-                logged.check,
-                checks.fail,
-                self._connect,
+                hooks,
                 options.submit_interval_s,
             )
             for name in (f"a{number}" for number in range(CLIENTS))

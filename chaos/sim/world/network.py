@@ -166,15 +166,13 @@ class SimulatedLinks:
         network: Network,
         name: str,
         runtime: SimulatedRuntime,
-        versions: Versions,
-        process: bytes,
-        listed: Mapping[str, PeerAddress],
+        admission: PeerAdmission,
         seeds: Sequence[PeerAddress],
         protocol: int,
     ) -> None:
         self.name = name
         self.speaks = protocol
-        self.known = PeerAdmission(name, versions, process, listed)
+        self.known = admission
         self.runtime = runtime
         self.seeds = seeds
         self.current: dict[str, LinkEpoch] = {}
@@ -264,7 +262,7 @@ class Network:
         self._lives += 1
         process = self._lives.to_bytes(PROCESS_BYTES, "big")
         links = self._links[name] = SimulatedLinks(
-            self, name, runtime, versions, process, listed, seeds, protocol
+            self, name, runtime, PeerAdmission(name, versions, process, listed), seeds, protocol
         )
         for address in addresses or (address_of(name),):
             self._places[address] = Place(name, Host.UP)
