@@ -14,7 +14,7 @@ from cluster.net.log_throttle import ThrottledLog
 if TYPE_CHECKING:
     from cluster.net.connection_slots import ConnectionSlots
     from qq.client_sockets.partial_messages import PartialMessages
-    from qq.client_sockets.turns import Turns
+    from qq.client_sockets.turns import ProcessorTurns
     from qq.config import NodeLimits
 
 LOG_LINES_PER_S = 10
@@ -42,7 +42,7 @@ class ClientSockets(NamedTuple):
     """The rate-limited log for events of clients that have not authenticated."""
     partial_messages: PartialMessages
     """Gives connections their turn while partly received messages take too much memory."""
-    turns: Turns
+    turns: ProcessorTurns
     """Gives connections their turn at the node's processor."""
     limits: NodeLimits
 

@@ -59,7 +59,7 @@ _NO_MEMBERS: Order[Place] = Order()
 """The members of every connection's place."""
 
 
-class Turns:
+class ProcessorTurns:
     """The connections with work, and the turns of a node."""
 
     def __init__(self, runtime: Runtime, clock: Callable[[], float]) -> None:

@@ -21,7 +21,7 @@ from cluster.net.log_throttle import ThrottledLog
 from qq.http.base.login import has_login, login_of
 from qq.http.base.user_quota import UserShares
 from qq.http.page.event_stream import STREAM_PATH
-from qq.http.turns import TURN_S, Turns
+from qq.http.turns import TURN_S, RequestTurns
 
 if TYPE_CHECKING:
     import socket
@@ -73,7 +73,7 @@ class HttpServer:
             throttled_log=self.throttled_log,
             label="HTTP connection",
         )
-        self.turns = Turns()
+        self.turns = RequestTurns()
         self.read_buffer = bytearray(READ_BYTES)
         """The buffer that all connections read into. Each copies its data at once."""
         # Data that is not HTTP would fill the log, so aiohttp's log lines about it are dropped.

@@ -25,7 +25,7 @@ REQUEST_S = 0.0005
 """Seconds of processor time that the start of a request is expected to take."""
 
 
-class Turns:
+class RequestTurns:
     """The HTTP connections that wait for a turn, by address."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ NAMES = (_LOG_LEVEL, *_LIMITS)
 
 
 class LiveSettings:
-    """Implements `qq.management.nodes.node_reports.LiveSettings`."""
+    """Implements `qq.management.nodes.node_reports.SettingsInForce`."""
 
     def __init__(self, config: NodeConfig, memory: MemoryWatch, alarms: Alarms) -> None:
         self._config = config

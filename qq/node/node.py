@@ -33,7 +33,7 @@ from qq.amqp_server.traced import TracedChannel
 from qq.client_sockets.listener import ClientPort, Tls
 from qq.client_sockets.partial_messages import SHARE, PartialMessages
 from qq.client_sockets.shared import ClientSockets, connection_log
-from qq.client_sockets.turns import Turns
+from qq.client_sockets.turns import ProcessorTurns
 from qq.errors import StartError
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.management.logins.http_logins import HttpLogins
@@ -249,7 +249,7 @@ async def start(
     )
     memory = MemoryWatch(config.limits, group, runtime)
     partial_messages = PartialMessages(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
-    turns = Turns(runtime, time.thread_time)
+    turns = ProcessorTurns(runtime, time.thread_time)
     sockets = ClientSockets(slots, throttled_log, partial_messages, turns, config.limits)
     amqp_server = AmqpServer(broker, parts.amqp_settings(config), sockets, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)
@@ -293,7 +293,7 @@ async def start(
 
 @contextmanager
 def _opened(directory: Path, open_disk: OpenDisk) -> Generator[RealDisk]:
-    """Open the disk for the block. Raises StartError if it is unavailable or holds an partial_messages restore."""
+    """Open the disk for the block. Raises StartError if it is unavailable or holds an unfinished restore."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         disk = open_disk(directory)

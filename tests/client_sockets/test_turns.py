@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from qq.client_sockets.turns import PASS_S, TURN_S, Place, Turns
+from qq.client_sockets.turns import PASS_S, TURN_S, Place, ProcessorTurns
 
 MS = 0.001
 
@@ -18,7 +18,7 @@ class Loop:
         self.now_s = 0.0
         self.soon: list[Callable[[], None]] = []
         runtime: Any = self
-        self.turns = Turns(runtime, lambda: self.now_s)
+        self.turns = ProcessorTurns(runtime, lambda: self.now_s)
         self.served: list[str] = []
 
     def call_soon(self, callback: Callable[[], None]) -> None:

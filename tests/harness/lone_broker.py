@@ -31,7 +31,7 @@ from qq.amqp_server.server import AmqpServer
 from qq.client_sockets.listener import ClientPort, Tls
 from qq.client_sockets.partial_messages import PartialMessages
 from qq.client_sockets.shared import ClientSockets, connection_log
-from qq.client_sockets.turns import Turns
+from qq.client_sockets.turns import ProcessorTurns
 from qq.config import ClientTls, NodeLimits
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
@@ -196,7 +196,7 @@ class LoneBroker:
         replica = QueueReplica(NAME, self.machine, self.group, disk, runtime)
         self.broker = Broker(replica, ["guest"], self._limits)
         partial_messages = PartialMessages(runtime, self._partial_bytes, lambda: len(self.broker.connections))
-        turns = Turns(runtime, time.thread_time)
+        turns = ProcessorTurns(runtime, time.thread_time)
         sockets = ClientSockets(self.slots, the_log, partial_messages, turns, self._limits)
         self.server = AmqpServer(self.broker, self._settings, sockets, self._make_channel)
         self.group.start(self.broker)

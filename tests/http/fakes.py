@@ -278,9 +278,9 @@ class _Group:
 
 def _statuses() -> list[Any]:
     return [
-        SimpleNamespace(name="n1", state="leader", last_index=20, standing="voter", clock_offset_ms=0),
-        SimpleNamespace(name="n2", state="follower", last_index=13, standing="voter", clock_offset_ms=-7),
-        SimpleNamespace(name="n3", state="down", last_index=5, standing=None, clock_offset_ms=None),
+        SimpleNamespace(name="n1", state="leader", last_index=20, voter_status="voter", clock_offset_ms=0),
+        SimpleNamespace(name="n2", state="follower", last_index=13, voter_status="voter", clock_offset_ms=-7),
+        SimpleNamespace(name="n3", state="down", last_index=5, voter_status=None, clock_offset_ms=None),
     ]
 
 

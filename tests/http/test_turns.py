@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from qq.http.turns import PASS_S, Turns
+from qq.http.turns import PASS_S, RequestTurns
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def passes(count: int) -> None:
 
 def test_turn_is_taken_at_once_when_no_connection_waits(done: list[str]) -> None:
     async def story() -> None:
-        Turns().ask("a", work(done, "a"))
+        RequestTurns().ask("a", work(done, "a"))
         assert done == ["a"]
 
     asyncio.run(story())
@@ -39,7 +39,7 @@ def test_turn_is_taken_at_once_when_no_connection_waits(done: list[str]) -> None
 
 def test_address_with_many_turns_delays_another_by_one_turn(done: list[str]) -> None:
     async def story() -> None:
-        turns = Turns()
+        turns = RequestTurns()
         for number in range(50):
             turns.ask("a", work(done, f"a{number}"))
         turns.ask("b", work(done, "b"))
@@ -52,7 +52,7 @@ def test_address_with_many_turns_delays_another_by_one_turn(done: list[str]) -> 
 
 def test_pass_takes_its_time_and_rests_for_as_long(done: list[str]) -> None:
     async def story() -> None:
-        turns = Turns()
+        turns = RequestTurns()
         for number in range(200):
             turns.ask("a", work(done, f"a{number}", PASS_S / 2))
         assert len(done) == 2
@@ -66,7 +66,7 @@ def test_pass_takes_its_time_and_rests_for_as_long(done: list[str]) -> None:
 
 def test_request_of_a_cancelled_task_costs_no_turn(done: list[str]) -> None:
     async def story() -> None:
-        turns = Turns()
+        turns = RequestTurns()
         turns.ask("a", work(done, "a"))
         waiting = asyncio.create_task(turns.wait("a"))
         await asyncio.sleep(0)

@@ -45,13 +45,13 @@ def test_everything_is_looked_through_when_there_is_a_reason(monkeypatch: pytest
     collector.begin()
     assert not collected, "clients wait for the node"
     assert gc.get_freeze_count() > 0
-    assert not collector.look(is_short=False, now_s=1_000.0)
-    assert collector.look(is_short=True, now_s=1_000.0)
-    assert not collector.look(is_short=True, now_s=1_000.0 + REST_S / 2), "it was just done"
+    assert not collector.check(is_short=False, now_s=1_000.0)
+    assert collector.check(is_short=True, now_s=1_000.0)
+    assert not collector.check(is_short=True, now_s=1_000.0 + REST_S / 2), "it was just done"
     takes_s = 0.01
-    assert collector.look(is_short=True, now_s=1_000.0 + REST_S)
-    assert not collector.look(is_short=True, now_s=1_000.0 + REST_S + 5.0)
-    assert collector.look(is_short=True, now_s=1_000.0 + REST_S + 7.0), "nobody waits long for it"
+    assert collector.check(is_short=True, now_s=1_000.0 + REST_S)
+    assert not collector.check(is_short=True, now_s=1_000.0 + REST_S + 5.0)
+    assert collector.check(is_short=True, now_s=1_000.0 + REST_S + 7.0), "nobody waits long for it"
     assert collected == [0] * 3, "what was frozen is looked through, too"
 
 
@@ -69,7 +69,7 @@ def test_garbage_from_before_serving_is_collected() -> None:
     there = weakref.ref(ring)
     del ring
     assert there() is not None
-    assert collector.look(is_short=True, now_s=0.0)
+    assert collector.check(is_short=True, now_s=0.0)
     assert there() is None
 
 
@@ -82,5 +82,5 @@ def test_imports_are_looked_through_when_there_is_a_reason() -> None:
     del ring
     gc.collect()
     assert there() is not None
-    assert Collector().look(is_short=True, now_s=0.0)
+    assert Collector().check(is_short=True, now_s=0.0)
     assert there() is None

@@ -53,7 +53,7 @@ _CHECK = re.compile(rb"(GET|HEAD) /(livez|healthz)(?:\?\S*)? HTTP/1\.[01]\r\n")
 _END = b"\r\n\r\n"
 
 
-class Health:
+class HealthAnswers:
     """The state of the node as the event loop last reported it."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Door:
     """The thread, and the connections that it has accepted for the event loop."""
 
     def __init__(self, listeners: Sequence[socket.socket], loop: asyncio.AbstractEventLoop) -> None:
-        self.health = Health()
+        self.health = HealthAnswers()
         self._loop = loop
         self._listeners = listeners
         self._throttled_log = ThrottledLog(logging.getLogger(__name__))

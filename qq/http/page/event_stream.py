@@ -92,7 +92,7 @@ class Spent(Generator[Any, Any, bytes]):
             self.seconds += monotonic() - began_s
 
 
-class Turns:
+class ViewTurns:
     """Limits the views that are made at a time, and computes the rest of each view.
 
     Several may be made at a time, because some wait for other nodes, and a view must not wait for a node that is down.
@@ -115,7 +115,7 @@ class Turns:
 class Feed:
     """A view, made once for all its viewers."""
 
-    def __init__(self, make: Callable[[], Awaitable[bytes]], turns: Turns, who: Hashable) -> None:
+    def __init__(self, make: Callable[[], Awaitable[bytes]], turns: ViewTurns, who: Hashable) -> None:
         """`who` is the user whose share of rendering time this feed uses."""
         self._make = make
         self._turns = turns
@@ -192,7 +192,7 @@ class LiveEndpoint:
         self._views = views
         self._may_see = may_see
         self._streams = UserShares(streams_max, "streams", "half of http_request_max")
-        self._turns = Turns()
+        self._turns = ViewTurns()
         self._feeds: dict[Hashable, Feed] = {}
 
     def routes(self) -> list[web.RouteDef]:

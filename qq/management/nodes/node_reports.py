@@ -57,7 +57,7 @@ class PeerPorts(Protocol):
         ...
 
 
-class LiveSettings(Protocol):
+class SettingsInForce(Protocol):
     """The settings of this node in force, of which some change while it runs. Implemented in qq/node."""
 
     @property
@@ -89,7 +89,7 @@ class OwnNode(NamedTuple):
     product: Product
     data_dir: str
     connections_max: int
-    live: LiveSettings
+    live: SettingsInForce
     write_times: Histogram
     """Times of all writes to the log, each with its sync."""
     listeners: Callable[[], Sequence[Listener]]
@@ -195,7 +195,7 @@ class NodeReports:
         ]
 
     @property
-    def settings(self) -> LiveSettings:
+    def settings(self) -> SettingsInForce:
         """The settings of this node."""
         return self._own.live
 

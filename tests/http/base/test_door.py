@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from qq.http.base import door as door_module
-from qq.http.base.door import FULL_S, HANG_S, PLACES, READING, STATE_AGE_MAX_S, Door, Health
+from qq.http.base.door import FULL_S, HANG_S, PLACES, READING, STATE_AGE_MAX_S, Door, HealthAnswers
 from qq.http.base.listener import listen
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -133,7 +133,7 @@ def test_connection_that_ends_without_a_request_is_closed() -> None:
 
 
 def test_hung_event_loop_is_reported_after_its_time() -> None:
-    health = Health()
+    health = HealthAnswers()
     health.update(None)
     health.grow_older(1)
     for path, most_s in ((b"healthz", STATE_AGE_MAX_S), (b"livez", HANG_S)):
@@ -147,7 +147,7 @@ def test_hung_event_loop_is_reported_after_its_time() -> None:
 
 
 def test_time_in_which_the_whole_process_stood_counts_little() -> None:
-    health = Health()
+    health = HealthAnswers()
     health.update(None)
     health.grow_older(1)
     health.grow_older(HANG_S * 10)

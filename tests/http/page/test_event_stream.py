@@ -17,7 +17,7 @@ from qq.http.app import build_app
 from qq.http.base.listener import HttpLimits
 from qq.http.base.login import Operator
 from qq.http.page import event_stream
-from qq.http.page.event_stream import Feed, Spent, Turns
+from qq.http.page.event_stream import Feed, Spent, ViewTurns
 from qq.machine.protocol.commands import DeclareQueue, DeleteQueue
 from qq.management.errors import Unavailable
 from qq.management.reports.logins import LoggedIn
@@ -365,7 +365,7 @@ def test_rendering_takes_a_limited_share_of_time() -> None:
         return str(busy_s).encode()
 
     async def story() -> float:
-        turns = Turns()
+        turns = ViewTurns()
         feeds = [Feed(make, turns, "ann") for _ in range(20)]
         for feed in feeds:
             await feed.first()
@@ -389,7 +389,7 @@ def test_expensive_views_of_a_user_do_not_delay_a_second_user() -> None:
         return str(monotonic()).encode()
 
     async def story() -> int:
-        turns = Turns()
+        turns = ViewTurns()
         many, one = [Feed(dear, turns, "eve") for _ in range(20)], Feed(cheap, turns, "ann")
         for feed in many:
             await feed.first()
@@ -410,7 +410,7 @@ def test_view_that_waits_for_a_peer_does_not_delay_a_fast_view() -> None:
         return str(monotonic()).encode()
 
     async def story() -> int:
-        turns = Turns()
+        turns = ViewTurns()
         slow, fast = [Feed(wait, turns, "ann") for _ in range(3)], Feed(quick, turns, "ann")
         for feed in slow:
             feed._task = asyncio.create_task(feed._go_on(event_stream.Told(0, b"")))
