@@ -21,7 +21,7 @@ from qq.amqp.connection import Settings
 from qq.amqp_server.server import AmqpServer
 from qq.client_sockets.partial_messages import PartialMessages
 from qq.client_sockets.shared import ClientSockets, connection_log
-from qq.client_sockets.turns import Turns
+from qq.client_sockets.turns import ProcessorTurns
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.sessions.broker import Broker, QueueReplica
 from qq.sessions.login import hash_password
@@ -133,7 +133,7 @@ class Brokers(NodeEvents):
         broker.submissions.large_bytes = self._large_bytes
         partial_messages = PartialMessages(node.runtime, sys.maxsize, lambda: len(broker.connections))
         slots = ConnectionSlots(SlotLimits(100, 1000), clock=node.runtime.monotonic)
-        turns = Turns(node.runtime, partial(next, count(0.0, CLOCK_STEP_S)))
+        turns = ProcessorTurns(node.runtime, partial(next, count(0.0, CLOCK_STEP_S)))
         sockets = ClientSockets(slots, connection_log(), partial_messages, turns, self._limits)
         server = AmqpServer(broker, Settings(), sockets)
         self._shells[node.name] = NodeShell(node.life, broker, server)
