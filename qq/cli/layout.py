@@ -137,6 +137,7 @@ def _prepare_node(node: LocalNode, listed: Sequence[LocalNode], settings: Settin
     node.data_dir.mkdir(mode=0o700, exist_ok=True)
     _replace(node.config, _configuration(node, listed, settings))
     node.log.touch(mode=0o600)
+    node.log.open("ab").close()  # reports a log that cannot be written before any node starts
 
 
 def write_cluster_file(data_dir: Path, nodes: Sequence[LocalNode], pids: Mapping[str, int]) -> None:

@@ -68,11 +68,11 @@ def test_early_http_request_is_answered_once_the_node_serves(monkeypatch: pytest
     monkeypatch.setattr(http_port, "PATIENCE_S", LONG_S)
 
     async def story(port: HttpPort, _: asyncio.Future[BaseException]) -> None:
-        asked = asyncio.create_task(status(port, "/livez"))
+        asked = asyncio.create_task(status(port, "/early"))
         await asyncio.sleep(0.1)
         assert not asked.done()
         port.begin()
-        assert await asked == HTTPStatus.OK
+        assert await asked == HTTPStatus.SERVICE_UNAVAILABLE
 
     run(story)
 
@@ -100,7 +100,7 @@ def test_failed_import_of_the_http_port_is_reported_to_the_node() -> None:
 @pytest.mark.usefixtures("to_import")
 def test_port_closed_before_its_answer_reports_no_failure() -> None:
     async def story(port: HttpPort, failed: asyncio.Future[BaseException]) -> None:
-        asked = asyncio.create_task(status(port, "/livez"))
+        asked = asyncio.create_task(status(port, "/early"))
         await asyncio.sleep(0.05)
         await port.close()
         with pytest.raises(aiohttp.ClientError):

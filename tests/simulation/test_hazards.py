@@ -1005,7 +1005,7 @@ HAZARDS = [
         20,
         "though consumers wait",
         ("qq.machine.queue.queue.Queue.wanted", refuse_despite_waiting_consumers),
-        shown_by=28,
+        shown_by=84,
     ),
     Hazard(
         Parts(),

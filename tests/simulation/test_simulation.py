@@ -293,7 +293,7 @@ def test_batch_submitted_before_an_eviction_is_of_the_old_node(
         client.act()
         group = leader.group
         group._forward()
-        group._proposals.evict(leader.name, group._submissions.incarnation)
+        group._proposals.evict(leader.name, group._pending.incarnation)
         client.act()  # this one nobody takes any more
 
     monkeypatch.setattr(workload, "confirmed", confirmed_and_acts)

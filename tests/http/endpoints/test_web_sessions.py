@@ -34,6 +34,8 @@ Machine = Node[MachineManagement]
 FORM = {"username": "guest", "password": PASSWORD}
 HOST = {"Host": "node:15672"}
 PAGE = {"X-Requested-With": "qq-page"}
+SECOND_ADMINISTRATOR = PutUser("second", b"salt", b"hash", ["administrator"])
+"""Without a second administrator, the last administrator would keep its tag and its user."""
 
 
 @pytest.fixture
@@ -251,6 +253,7 @@ def test_a_session_ends_in_time(node: Machine) -> None:
 def test_a_session_ends_with_its_password_and_its_user(node: Machine, commands: list[Any]) -> None:
     async def story(browser: Browser) -> None:
         await browser.log_in()
+        node.management.make(SECOND_ADMINISTRATOR)
         node.management.make(*commands)
         before = node.management.group._sequence
         assert [await browser.status() for _ in range(3)] == [401] * 3
@@ -265,6 +268,7 @@ def test_session_uses_the_current_tags_of_its_user(node: Machine) -> None:
     async def story(browser: Browser) -> None:
         await browser.log_in()
         user = node.management.machine.users["guest"]
+        node.management.make(SECOND_ADMINISTRATOR)
         node.management.make(PutUser("guest", user.salt, user.hash, ["monitoring"]))
         assert (await browser.ask("/api/session")).json["tags"] == ["monitoring"]
         assert (await browser.ask("/api/vhosts/v", "PUT", headers=browser.csrf)).status == 401

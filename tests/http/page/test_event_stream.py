@@ -413,7 +413,7 @@ def test_view_that_waits_for_a_peer_does_not_delay_a_fast_view() -> None:
         turns = ViewTurns()
         slow, fast = [Feed(wait, turns, "ann") for _ in range(3)], Feed(quick, turns, "ann")
         for feed in slow:
-            feed._task = asyncio.create_task(feed._go_on(event_stream.Told(0, b"")))
+            feed._task = asyncio.create_task(feed._go_on(event_stream.NumberedEvent(0, b"")))
         seen = await changes_within(0.4, fast)
         for feed in (*slow, fast):
             await feed.close()
