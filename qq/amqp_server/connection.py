@@ -311,8 +311,15 @@ class ClientConnection(FlowControlledProtocol):
         )
 
     def _may_pause(self) -> bool:
-        """Return whether no octets are lost if the socket is not read now."""
-        return not self._has_tls or len(self._unread) + self._amqp.held_bytes > HELD_BYTES_MAX
+        """Return whether the socket may stay unread now.
+
+        Over TLS, uvloop drops octets that it has read if the client hangs up meanwhile. So a publisher is read as far
+        as its requests may wait for the log.
+        """
+        if not self._has_tls:
+            return True
+        held_bytes_max = self._broker.uncommitted_bytes_max if self._is_publisher else HELD_BYTES_MAX
+        return len(self._unread) + self._amqp.held_bytes > held_bytes_max
 
     def take_turn(self, until_s: float) -> bool:
         """Parse received octets, carry out methods, and write the answers, until this time of the processor."""
@@ -323,7 +330,7 @@ class ClientConnection(FlowControlledProtocol):
         while left and self._turns.clock() < until_s:
             left = self._take_step()
         self._is_half_served = left and (self._amqp.has_more or bool(self._unread))
-        if self._reasons_to_pause and not self._is_half_served:
+        if self._reasons_to_pause and not (self._is_half_served and self._may_pause()):
             self.resume_for(_TURN)
         if self._amqp.out:
             self._flush()
@@ -416,8 +423,11 @@ class ClientConnection(FlowControlledProtocol):
         self._leave()
 
     def _leave(self) -> None:
-        """Clean up in turns, after the messages that the client has published before."""
-        if not self._is_publisher:
+        """Clean up in turns, after the messages that the client has published before.
+
+        Its first turn shows whether the client publishes. After that, a client that does not loses its waiting octets.
+        """
+        if self._is_half_served and not self._is_publisher:
             self._drop_input()
         self._turns.ask(self._place)
 
@@ -709,6 +719,7 @@ class ClientConnection(FlowControlledProtocol):
     def drop(self) -> None:
         """Drop the socket at once. Methods that channels hold back are not carried out."""
         self._end_channels()
+        self._drop_input()
         self._transport.abort()
 
     def _hang_up(self) -> None:

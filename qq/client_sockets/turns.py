@@ -89,6 +89,7 @@ class ProcessorTurns:
         if owner is None:
             owner = self._vhosts[vhost] = Place(self._root)
         place.owner = self._user(vhost, user, owner)
+        place.time = 0  # times of different owners cannot be compared
 
     def leave(self, place: Place) -> None:
         """Give no more turns to a connection that is closed and has no work left."""
