@@ -409,4 +409,5 @@ def test_arguments_that_are_too_large_are_refused_before_the_log(
         _, error = client.receive()
         assert (error.reply_code, error.class_id, error.method_id) == (406, class_id, method_id)
         assert f"the limit is {ARGUMENTS_BYTES_MAX}" in error.reply_text
+        wait_until(lambda: bool(found), "the end of the channel in the log")
         assert max(octets for octets, _, _ in found) < 100  # no more than that the channel is gone

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -145,7 +146,10 @@ def test_node_of_an_unsupported_version_does_not_count(tmp_path: Path) -> None:
         until_said([third], what.format("n2", *ours, *theirs))
         publish(second, BODIES)
         assert said([first, second], what.format("n3", *theirs, *ours)) == 2  # once each
-        assert reason_not_ready(third).startswith("waiting for n1, n2: ")
+        deadline_s = time.monotonic() + 10
+        while not (reason := reason_not_ready(third)).startswith("waiting for n1, n2: "):
+            assert time.monotonic() < deadline_s, reason
+            time.sleep(0.05)
         third.kill()
         empty(third)
         third.start()
