@@ -132,6 +132,7 @@ def test_node_of_an_unsupported_version_does_not_count(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster:
         first, second, third = cluster.nodes
         publish(first, BODIES)
+        until_said([third], f"the cluster is at version {HIGH} of the state now")
         third.kill()
         with of_an_older_version(tmp_path):
             assert (
