@@ -116,7 +116,7 @@ NOT_NEEDED = {
     "stop": "send SIGTERM to `qq serve`, or `systemctl stop qq`; `qq drain` first moves the clients away",
     "stop_app": "`qq drain` moves the clients away from a node that goes on running",
 }
-"""Command of RabbitMQ that qq has no command for -> the reason, or what to do instead."""
+"""Commands of RabbitMQ without a counterpart in qq -> the reason, or the way of qq."""
 
 OPTION_NAMES = {"apply_to": "apply-to", "queue_type": "type", "user": "for-user"}
 """Name of an argument of rabbitmqadmin -> the option of qq, if that has another name."""

@@ -11,7 +11,8 @@ from typing import Any
 import pika
 import pytest
 
-from qq.management.objects.browse import STEP_MESSAGES, Browsed, browse, stored_messages
+from qq.management.objects.browse import STEP_MESSAGES, browse, stored_messages
+from qq.management.reports.messages import Message
 from qq.ranges import Range
 from tests.harness.lone_broker import LoneBroker
 
@@ -39,13 +40,13 @@ def publish(channel: Any, *bodies: bytes, **properties: Any) -> None:
         channel.basic_publish("", "q", body, pika.BasicProperties(**properties))
 
 
-def page(broker: LoneBroker, offset: int = 0, count: int = 1000, bytes_max: int = 2**30) -> list[Browsed]:
+def page(broker: LoneBroker, offset: int = 0, count: int = 1000, bytes_max: int = 2**30) -> list[Message]:
     queue = broker.machine.vhosts["/"].queues["q"]
     reading = browse(queue, broker.broker.entries, offset, count, bytes_max)
     return asyncio.run_coroutine_threadsafe(reading, broker._loop).result(10)
 
 
-def bodies(messages: list[Browsed]) -> list[bytes]:
+def bodies(messages: list[Message]) -> list[bytes]:
     return [message.body for message in messages]
 
 

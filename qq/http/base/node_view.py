@@ -1,4 +1,4 @@
-"""Interface between the HTTP port and its node, and the issuer of tokens whose login page the management page uses."""
+"""Interfaces of the HTTP port to its node and to the issuer of tokens that logs users in to the management page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LoginRound(NamedTuple):
     """A login at the issuer's page, from its beginning until the browser returns."""
 
     redirect_uri: str
-    """URL to which the issuer sends the browser back."""
+    """URL of this node; the issuer sends the browser back there."""
     state: str
     nonce: str
     verifier: str
@@ -61,7 +61,7 @@ class NodeView(Protocol):
         ...
 
     async def authenticate(self, user: str, password: str, peer_host: str) -> LoggedIn | None:
-        """Return the user if the password or token is valid; None if not.
+        """Return the user, or None if the password or token is invalid.
 
         It may take seconds, to slow down guessing. Raises LoginThrottled, Unavailable.
         """
@@ -74,5 +74,5 @@ class NodeView(Protocol):
 
     @property
     def login_provider(self) -> LoginProvider | None:
-        """Return the issuer whose page also logs in to the management page, or None."""
+        """Return the issuer of tokens that logs users in to the management page, or None without such an issuer."""
         ...

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from qq.management.reports.messages import Message
 from qq.sessions.entries import MessagesGone
 from qq.sessions.headers import delivered, published_to
 from qq.stored.editing import content
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
-
-    from pamqp.commands import Basic
 
     from qq.machine.protocol.death_history import FrozenHistories, History
     from qq.machine.protocol.effects import CountContract
@@ -33,25 +32,13 @@ READ_AHEAD_RANGES = 64
 """Ranges ahead of the current range whose entries are read from the disk together with it."""
 
 
-class Browsed(NamedTuple):
-    """A ready message in the form that a consumer would get now."""
-
-    offset: int
-    """Number of ready messages before it in the queue."""
-    exchange: str
-    routing_key: str
-    redelivered: bool
-    properties: Basic.Properties
-    body: bytes
-
-
-async def browse(queue: Queue, entries: Entries, offset: int, count: int, bytes_max: int) -> list[Browsed]:
+async def browse(queue: Queue, entries: Entries, offset: int, count: int, bytes_max: int) -> list[Message]:
     """Read up to `count` ready messages in delivery order, from position `offset` on.
 
     Their bodies have at most `bytes_max` octets in all, but at least a single message is read. The list is empty only
     if the queue has no more ready messages. The next page begins after the offset of the last message.
     """
-    page: list[Browsed] = []
+    page: list[Message] = []
     while count > 0 and not page:
         histories, frozen = queue.histories.freeze(), queue.backlog.freeze()
         # A thread, because skipping many messages takes long.
@@ -75,7 +62,7 @@ async def _messages(
     histories: FrozenHistories,
     count_contract: CountContract | None,
     offset: int,
-) -> AsyncGenerator[Browsed]:
+) -> AsyncGenerator[Message]:
     for number, messages in enumerate(ranges):
         ahead = ranges[number : number + READ_AHEAD_RANGES]
         history = histories.get(messages.history) if messages.history else None
@@ -152,8 +139,8 @@ class _Reading:
 
 def _browsed(
     stored: Messages, part: Range, history: History | None, count_contract: CountContract | None, offset: int
-) -> Iterator[Browsed]:
+) -> Iterator[Message]:
     exchange, routing_key = published_to(stored, history)
     framed = delivered(stored.messages, part, history, count_contract=count_contract)
     for number, message in enumerate(framed, offset):
-        yield Browsed(number, exchange, routing_key, part.deliveries > 0, *content(message))
+        yield Message(number, exchange, routing_key, part.deliveries > 0, *content(message))

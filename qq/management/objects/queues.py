@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from qq.machine.policy.policies import effective_definition
 from qq.management.objects.browse import browse
-from qq.management.reports.messages import Message
 from qq.management.reports.queues import QueueStatus
 from qq.management.reports.rows import ThingRows
 from qq.management.statistics.rates import HIDDEN, LENGTHS, QueueNumbers, numbers_of, with_rates
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
     from qq.machine.queue.queue import Queue
     from qq.management.objects.sorted_objects import SortedObjects
+    from qq.management.reports.messages import Message
     from qq.management.statistics.queue_statistics import QueueStatistics
     from qq.sessions.broker import Broker
 
@@ -86,8 +86,7 @@ class QueueReports:
         known = self._queue(vhost, queue)
         if known is None:
             return None
-        page = await browse(known, self._broker.entries, offset, count, bytes_max)
-        return [Message(*browsed) for browsed in page]
+        return await browse(known, self._broker.entries, offset, count, bytes_max)
 
     def _queue(self, vhost: str, name: str) -> Queue | None:
         known = self._machine.vhosts.get(vhost)
