@@ -110,12 +110,15 @@ class Door:
         """Connections without first bytes, by file descriptor. The oldest come first."""
         self._is_ending = False
         self._selector = selectors.DefaultSelector()
+        self._end, self._wake = socket.socketpair()
+        """`close` closes `_wake`, which the thread notices at `_end` at once."""
         self._thread = threading.Thread(target=self._run, name="http door", daemon=True)
 
     def open(self) -> None:
         """Accept connections from now on; those for the event loop wait until `begin`."""
         for listener in self._listeners:
             self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._end, selectors.EVENT_READ)
         self._thread.start()
 
     # On the event loop
@@ -129,7 +132,9 @@ class Door:
         """End the thread, and close the connections that wait."""
         self._is_ending = True
         self._take = None
+        self._wake.close()
         self._thread.join()
+        self._end.close()
         for accepted in self._silent.values():
             accepted.sock.close()
         for sock, _ in self._waiting:
@@ -151,15 +156,14 @@ class Door:
     def _run(self) -> None:
         last_s = time.monotonic()
         while not self._is_ending:
-            ready = self._selector.select(FIRST_BYTES_S / 4)
+            ready = self._selector.select(FIRST_BYTES_S / 4 if self._silent else HEARTBEAT_S)
             began_s, now_s = time.thread_time(), time.monotonic()
             self.health.grow_older(now_s - last_s)
             last_s = now_s
             for key, _ in ready:
-                accepted = self._silent.get(key.fd)
-                if accepted is None:
+                if key.fileobj in self._listeners:
                     self._accept(key.fileobj, now_s)
-                else:
+                elif (accepted := self._silent.get(key.fd)) is not None:  # else an accept has handed it over
                     self._look_at(accepted)
             for accepted in [each for each in self._silent.values() if each.until_s <= now_s]:
                 self._hand_over(accepted)

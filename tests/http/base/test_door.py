@@ -6,8 +6,9 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,3 +153,32 @@ def test_time_in_which_the_whole_process_stood_counts_little() -> None:
     health.grow_older(1)
     health.grow_older(HANG_S * 10)
     assert health._age_s == door_module._STEP_MAX_S
+
+
+def test_connection_handed_over_in_a_pass_is_not_touched_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An accept hands over the oldest silent connection, whose first bytes the same pass has found."""
+
+    async def main() -> None:
+        [listener, *_] = await listen(HERE, 0)
+        door = Door([listener], asyncio.get_running_loop())
+        with closing(listener), ExitStack() as clients:
+            for _ in range(PLACES + 1):
+                clients.enter_context(socket.create_connection(listener.getsockname()[:2], 10))
+            for _ in range(PLACES):
+                door._accept(listener, time.monotonic())
+            oldest = next(iter(door._silent.values())).sock
+
+            def both_ready(_timeout_s: float) -> list[tuple[SimpleNamespace, int]]:
+                door._is_ending = True
+                return [(SimpleNamespace(fileobj=each, fd=each.fileno()), 0) for each in (listener, oldest)]
+
+            monkeypatch.setattr(door._selector, "select", both_ready)
+            door._run()
+            assert [sock for sock, _ in door._waiting] == [oldest]
+            door._thread.start()  # ends at once
+            door.close()
+
+    asyncio.run(main())
+    assert not caplog.records
