@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -187,6 +187,17 @@ class ClusterTotals:
     messages_unacked: int
 
 
+class CertificateEnd(NamedTuple):
+    """When the first certificate in a file ends."""
+
+    protocol: str
+    """The protocol of the port that uses the file, as in `Listener`."""
+    file: str
+    """"cert", or "ca" for the authorities that verify the other side."""
+    ends_s: float
+    """Seconds since 1970."""
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """All values of a single scrape."""
@@ -216,6 +227,8 @@ class MetricsSnapshot:
     """The id of the cluster, in hexadecimal; empty until it has an id."""
     spans: SpanCounts | None = None
     """None if messages are not traced."""
+    certificates: Sequence[CertificateEnd] = ()
+    """The certificates of this node's ports."""
 
 
 def infos(snapshot: MetricsSnapshot, endpoint: str) -> dict[str, tuple[str, dict[str, str]]]:

@@ -16,11 +16,12 @@ from prometheus_client.utils import floatToGoString
 from qq.metrics.counters import infos
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from prometheus_client import Metric
 
     from qq.metrics.counters import (
+        CertificateEnd,
         ClusterTotals,
         Counters,
         DelayMetrics,
@@ -88,6 +89,8 @@ class _NodeCollector(Collector):
         yield from _dead_letters(snapshot.counters)
         if snapshot.spans is not None:
             yield _spans(snapshot.spans)
+        if snapshot.certificates:
+            yield _certificates(snapshot.certificates)
 
 
 def _gauge(name: str, text: str, value: float, labels: dict[str, str] = _NO_LABELS) -> Metric:
@@ -296,3 +299,11 @@ def _dead_letters(counters: Counters) -> Iterator[Metric]:
     yield _counter(
         "global_messages_dead_lettered_confirmed", "Dead-lettered and in a queue", confirmed, labels
     )
+
+
+def _certificates(ends: Sequence[CertificateEnd]) -> Metric:
+    text = "When the first certificate in a file of this node ends, in seconds since unix epoch"
+    family = GaugeMetricFamily("rabbitmq_certificate_not_after_seconds", text, labels=["protocol", "file"])
+    for protocol, file, ends_s in ends:
+        family.add_metric([protocol, file], ends_s)
+    return family

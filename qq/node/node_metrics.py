@@ -88,5 +88,6 @@ class NodeMetrics:
             dropped=self._broker.dropped,
             totals=self._management.statistics.totals if engine.is_leader else None,
             cluster_id=group.configurations.newest.cluster.hex(),
+            certificates=list(self._management.doctor.certificate_ends()),
             spans=None if self._tracer is None else self._tracer.counts,
         )

@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 from qq.metrics.counters import (
+    CertificateEnd,
     ClusterTotals,
     Counters,
     DelayMetrics,
@@ -64,7 +65,22 @@ def scrape(
     )
     registry = node_registry(
         lambda: MetricsSnapshot(
-            "n1", "qq", "0.1", counters, raft, disk, memory, delays, clock_offset_s, 60.0, 4, 2, 40, 2, totals
+            "n1",
+            "qq",
+            "0.1",
+            counters,
+            raft,
+            disk,
+            memory,
+            delays,
+            clock_offset_s,
+            60.0,
+            4,
+            2,
+            40,
+            2,
+            totals,
+            certificates=[CertificateEnd("https", "cert", 1.7e9)],
         )
     )
     lines = generate_latest(registry).decode().splitlines()
@@ -127,6 +143,7 @@ def test_gauges_have_the_names_of_rabbitmq() -> None:
         "rabbitmq_alarms_memory_used_watermark": 1,
         "rabbitmq_resident_memory_limit_bytes": 7000,
         "rabbitmq_clock_offset_seconds": -1.5,
+        'rabbitmq_certificate_not_after_seconds{file="cert",protocol="https"}': 1.7e9,
     }
     assert expected.items() <= shown.items()
     assert shown["rabbitmq_process_resident_memory_bytes"] > 0
