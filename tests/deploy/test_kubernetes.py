@@ -228,7 +228,7 @@ def test_a_node_answers_the_probes_without_a_login(probe: str, node: ClusterNode
         assert answer.status == 200
 
 
-def test_only_the_readiness_probe_asks_for_service() -> None:
+def test_only_the_readiness_probe_depends_on_a_majority() -> None:
     """A node that is repaired from the others, or has no majority, is not helped by being killed."""
     paths = {
         probe: CONTAINER[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")

@@ -310,9 +310,7 @@ def test_messages_that_are_not_in_memory_are_read(
     assert bodies(channel, "to") == [b"%d" % number for number in range(20)]
 
 
-def test_a_step_looks_at_few_octets(
-    broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_examines_few_octets(broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "STEP_BYTES", 1_000)
     publish(channel, *[b"x" * 700] * 5)
     steps: list[Any] = []
@@ -363,7 +361,7 @@ def test_shovel_moves_messages_returned_to_its_source(broker: LoneBroker, channe
 
 
 @pytest.mark.parametrize(("after", "left"), [('"queue-length"', 0), ("2", 1)])
-def test_a_shovel_that_was_to_end_is_gone_when_it_has(
+def test_finished_shovel_deletes_its_parameter(
     broker: LoneBroker, channel: Any, after: str, left: int
 ) -> None:
     publish(channel, b"a", b"b", b"c")

@@ -531,7 +531,7 @@ def test_dead_segments_go_when_both_checkpoints_are_newer() -> None:
     assert list(node.segment_files()) == [f"log/{name}" for name in node.names()]
 
 
-def test_as_much_of_the_log_is_retained_as_was_asked_for() -> None:
+def test_log_retains_the_configured_bytes() -> None:
     settings = HousekeepingSettings(10, retained_bytes=20_000, segment_bytes=SEGMENT_BYTES)
     node = make_node(settings)
     for _ in range(100):

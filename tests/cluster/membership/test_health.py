@@ -194,7 +194,7 @@ def test_leadership_goes_to_serving_then_fit_then_able_members(
     assert successors("a", Membership.of_voters(known), drained, known) == list(names)
 
 
-def test_it_is_said_why_a_member_cannot_lead() -> None:
+def test_reason_why_a_member_cannot_lead_is_reported() -> None:
     known = trio(a=None, b=FULL, c=DAMAGED)
     assert why_cannot_lead("a", known) == "a does not answer (start it, or look at its network)"
     assert why_cannot_lead("b", known) == "b has a full disk (make room on it)"

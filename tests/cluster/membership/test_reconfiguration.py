@@ -335,7 +335,7 @@ def test_each_refusal_is_logged_once_however_many_there_are(caplog: pytest.LogCa
     assert len(caplog.records) == 2
 
 
-def test_returned_node_hears_a_leader_that_it_does_not_know() -> None:
+def test_returned_node_follows_a_leader_it_does_not_know() -> None:
     growing = Growing("abcde")
     growing.start()
     away = growing.followers()[0]
@@ -511,7 +511,7 @@ def test_node_that_is_given_the_log_ignores_members_of_long_ago() -> None:
     assert not any("damaged or lost" in why for why in said if why)
 
 
-def test_node_finds_a_new_cluster_when_the_reported_is_gone(growing: Growing) -> None:
+def test_node_finds_a_new_cluster_after_the_known_is_lost(growing: Growing) -> None:
     """It had to be restarted: it went on refusing everybody who is not of the cluster that it had been told first."""
     lost = growing.followers()[0]
     assert growing.asked(growing.leader(), remove(lost)) == ""

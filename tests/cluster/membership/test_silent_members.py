@@ -28,7 +28,7 @@ def test_a_frozen_member_is_shown_as_down_and_missed(growing: Growing) -> None:
     assert not [each for each in leader.group.statuses.all() if each.state == "down" or each.misses]
 
 
-def test_member_without_a_leader_names_a_member_that_hears_it(growing: Growing) -> None:
+def test_member_cut_off_from_the_leader_names_a_connected_one(growing: Growing) -> None:
     leader, apart, third = growing.leader(), *growing.followers()
     growing.network.cut(leader.name, apart.name)
     growing.network.cut(apart.name, leader.name)

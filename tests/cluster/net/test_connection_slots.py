@@ -41,7 +41,7 @@ def take(slots: ConnectionSlots, host: str, gone: list[Slot] | None = None) -> S
     return slot
 
 
-def test_a_stranger_keeps_its_place_for_the_fair_time(clock: Clock) -> None:
+def test_unauthenticated_connection_keeps_its_slot_for_a_time(clock: Clock) -> None:
     slots, gone = ConnectionSlots(SlotLimits(2), clock=clock), list[Slot]()
     first = take(slots, HERE, gone)
     clock.now_s = 1.0
@@ -72,7 +72,7 @@ def test_a_step_of_the_handshake_begins_the_fair_time_again(clock: Clock) -> Non
     assert not slot.is_taken
 
 
-def test_the_stranger_that_has_come_least_far_makes_room(clock: Clock) -> None:
+def test_connection_at_the_earliest_stage_is_evicted_first(clock: Clock) -> None:
     slots, gone = ConnectionSlots(SlotLimits(3), clock=clock), list[Slot]()
     further, silent, late = [take(slots, f"192.0.2.{number}", gone) for number in range(3)]
     further.step(Stage.HEADER)
@@ -94,7 +94,7 @@ def test_address_leaves_slots_to_different_addresses(clock: Clock) -> None:
     assert all(slot.is_taken for slot in taken)
 
 
-def test_an_address_with_its_share_pushes_out_its_own_strangers(clock: Clock) -> None:
+def test_address_at_its_share_evicts_its_own_connections(clock: Clock) -> None:
     slots, gone = ConnectionSlots(SlotLimits(100), clock=clock), list[Slot]()
     lone = take(slots, ELSEWHERE, gone)
     many = [take(slots, HERE, gone) for _ in range(75)]
@@ -141,7 +141,7 @@ def test_all_authenticated_clients_may_have_the_same_address() -> None:
     assert slots.authenticated == 1000
 
 
-def test_the_address_that_a_proxy_tells_counts(clock: Clock) -> None:
+def test_address_from_the_proxy_header_counts(clock: Clock) -> None:
     slots = ConnectionSlots(SlotLimits(100), clock=clock)
     proxied: list[Slot] = []
     for _ in range(80):
@@ -155,7 +155,7 @@ def test_the_address_that_a_proxy_tells_counts(clock: Clock) -> None:
     assert all(slot.is_taken for slot in proxied)
 
 
-def test_a_stranger_again_has_the_fair_time_once_more(clock: Clock) -> None:
+def test_connection_that_logs_out_has_the_fair_time_again(clock: Clock) -> None:
     slots, gone = ConnectionSlots(SlotLimits(2), clock=clock), list[Slot]()
     first, second = take(slots, HERE, gone), take(slots, HERE, gone)
     first.mark_authenticated()

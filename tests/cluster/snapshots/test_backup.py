@@ -427,7 +427,7 @@ def test_interrupted_recovery_is_completed_by_the_next(power_loss: bool) -> None
 
 
 @pytest.mark.parametrize("machine", [Old, Named], ids=["without an id", "with an id"])
-def test_directories_of_the_old_life_are_not_let_in(machine: type[Alarms]) -> None:
+def test_directories_from_before_the_recovery_are_refused(machine: type[Alarms]) -> None:
     """They live on by themselves, as the majority that they are; neither hears the other."""
     trio = Trio()
     for member in trio.members:

@@ -368,7 +368,7 @@ def test_lost_offer_is_repeated(transfer: Transfer) -> None:
     transfer.check_installed()
 
 
-def test_a_chunk_that_arrives_damaged_is_asked_for_again(transfer: Transfer) -> None:
+def test_damaged_chunk_is_requested_again(transfer: Transfer) -> None:
     spoilt: list[Message] = []
 
     def spoil(message: Message) -> Message:

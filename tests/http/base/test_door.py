@@ -147,7 +147,7 @@ def test_hung_event_loop_is_reported_after_its_time() -> None:
     assert health.answer(b"livez")[0] == health.answer(b"healthz")[0] == "200 OK"
 
 
-def test_time_in_which_the_whole_process_stood_counts_little() -> None:
+def test_pause_of_the_whole_process_counts_little() -> None:
     health = HealthAnswers()
     health.update(None)
     health.grow_older(1)

@@ -160,7 +160,7 @@ def test_a_learner_is_waited_for(node: Node[FakeManagement]) -> None:
     assert node.api(f"{MEMBERS}/n1/promote", "POST").status == 200
 
 
-def test_promotion_waits_until_a_leader_hears_the_voter(node: Node[FakeManagement]) -> None:
+def test_promotion_needs_a_leader_and_a_connected_member(node: Node[FakeManagement]) -> None:
     group = node.management.group
     assert node.api(f"{MEMBERS}/n2/promote", "POST").status == 200
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == (503, "n3 does not answer")

@@ -75,7 +75,7 @@ def test_report_of_a_node_is_read_as_it_was_packed(node: Machine) -> None:
         assert decode_report(nothing) is None
 
 
-def test_peers_are_asked_for_their_figures(node: Machine) -> None:
+def test_figures_of_peers_are_queried(node: Machine) -> None:
     mine = node.management.nodes.own_report()
     theirs = mine._replace(
         name="n2", pid=7, memory_bytes=2**20, listeners=[Listener("amqp", "10.0.0.2", 5672)]
