@@ -130,7 +130,7 @@ def test_requirement_file_has_all_dependencies_of_the_package(name: str) -> None
     assert pinned.keys() >= _pinned(ROOT / "requirements" / "run.txt").keys()
 
 
-def test_no_lock_file_that_records_download_addresses_is_here() -> None:
+def test_no_lock_file_with_download_addresses_exists() -> None:
     assert [name for name in LOCK_FILES if (ROOT / name).exists()] == []
 
 

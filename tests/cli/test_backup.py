@@ -543,7 +543,7 @@ def test_restore_refuses_an_unsupported_state_version(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_no_damage_of_an_archive_restores_anything_else(
+def test_damaged_archive_restores_the_original_or_fails(
     original: Path, node: Path, said: Said, data: st.DataObject
 ) -> None:
     """What is between the files of a tar archive says nothing, so a flip there does no harm."""

@@ -444,7 +444,7 @@ def test_every_example_in_the_help_is_a_valid_command(called: Qq) -> None:
             found.make_context(command, arguments, parent=context)  # raises UsageError
 
 
-def test_own_options_come_before_those_of_the_node(called: Qq) -> None:
+def test_help_lists_own_options_before_node_options(called: Qq) -> None:
     for command in (("drain",), ("leader", "transfer"), ("member", "add"), ("list", "queues"), ("status",)):
         shown = called(*command, "--help").output
         own = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", shown, re.MULTILINE)

@@ -129,7 +129,7 @@ def test_connections_are_closed_with_a_reason(qq: Qq, real_node: ClusterNode) ->
     assert qq("close", "connection", "--name", "none").status == 1
 
 
-def test_messages_are_moved_and_those_that_are_not_wanted_stay(tasks: Qq) -> None:
+def test_only_selected_messages_are_moved(tasks: Qq) -> None:
     other = f"{QUEUE} other"
     assert tasks("declare", "queue", "--name", other).status == 0
     for tenant in ("acme", "other", "acme"):

@@ -53,7 +53,7 @@ def test_the_file_is_valid() -> None:
     assert mistakes(FILE.read_text()) == []
 
 
-def test_the_schema_would_find_a_mistake() -> None:
+def test_schema_finds_an_invalid_field() -> None:
     (mistake, *_) = mistakes(FILE.read_text().replace("stop_grace_period", "stop_grace"))
     assert "stop_grace" in mistake
 

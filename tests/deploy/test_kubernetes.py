@@ -79,7 +79,7 @@ def test_a_manifest_is_valid(manifest: dict[str, Any]) -> None:
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_the_validator_would_find_a_mistake() -> None:
+def test_validator_finds_an_invalid_field() -> None:
     wrong = copy.deepcopy(SET)
     wrong["spec"]["podManagmentPolicy"] = wrong["spec"].pop("podManagementPolicy")
     with pytest.raises(kubernetes_validate.ValidationError):

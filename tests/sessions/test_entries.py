@@ -153,7 +153,7 @@ def test_an_entry_that_is_not_applied_is_not_read_ahead(setup: Setup) -> None:
     assert setup.bodies(8, 0, 1) == [b"a"]
 
 
-def test_messages_in_memory_are_there_at_once(setup: Setup) -> None:
+def test_messages_in_memory_are_returned_at_once(setup: Setup) -> None:
     setup.journal.cached[7] = WHOLE
     assert setup.entries.messages(Range(7, SECOND | 2, 2, 0)) == [Messages("y", "l", 2, [b"2", b"3"])]
 
@@ -336,7 +336,7 @@ def large(*fragments: bytes, at: int = 50) -> tuple[bytes, dict[int, bytes], lis
     return joined, stored, [Fragment(index, 0, 1) for index in stored]
 
 
-def test_a_large_message_in_memory_is_there_at_once(setup: Setup) -> None:
+def test_large_message_in_memory_is_returned_at_once(setup: Setup) -> None:
     joined, stored, fragments = large(b"goes-on-", b"ends")
     setup.journal.cached = {90: joined, **stored}
     setup.fragments = {90: {1: fragments}}

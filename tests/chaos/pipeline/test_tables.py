@@ -99,7 +99,7 @@ def test_figures_are_of_the_whole_run(judged: Judged) -> None:
     assert figures["confirmed"] == len(confirmed) + 4
 
 
-def test_verdict_counts_rows_and_how_operations_ended(judged: Judged) -> None:
+def test_verdict_counts_rows_and_outcomes_of_operations(judged: Judged) -> None:
     rows = rows_of(judged)
     ends = Counter((row["op"], row["type"]) for row in rows)
     assert judged.verdict.rows == judged.rows == len(rows)

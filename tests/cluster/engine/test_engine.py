@@ -434,7 +434,7 @@ def test_h2_a_conflicting_tail_goes() -> None:
     assert node.journal.last_index == 4
 
 
-def test_h2_the_commit_index_ends_where_the_message_ends() -> None:
+def test_h2_commit_index_stays_within_the_message() -> None:
     node = OurNode(0, 1, 1, 1)
     node.append(2, [1], commit_index=50)
     assert node.engine.commit_index == 3

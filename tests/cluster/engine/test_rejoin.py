@@ -73,7 +73,7 @@ def test_a_voter_is_a_voter() -> None:
     assert node.rejoin.describe() is None
 
 
-def test_a_voter_of_those_in_its_file_relies_on_its_log() -> None:
+def test_voter_relies_on_its_log_after_a_restart() -> None:
     assert Node(HardState(3, "n2", VoterStatus.VOTER), StandIn(term=3)).rejoin.has_past(1)
     assert not Node(HardState(3, None, VoterStatus.LEARNER), StandIn(term=3)).rejoin.has_past(9)
 

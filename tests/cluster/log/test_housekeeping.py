@@ -1034,7 +1034,7 @@ def test_space_that_is_missing_has_the_right_error() -> None:
     assert failure.value.errno == errno.ENOSPC
 
 
-def test_the_log_says_once_why_no_space_is_given_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_reason_why_no_space_is_freed_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """What is applied before it is on the disk is in no checkpoint before it is there, too."""
     node = make_node()
     node.publish([[b"a"]])

@@ -447,7 +447,7 @@ def test_sync_now_makes_entries_durable_and_raises_disk_errors() -> None:
 # Reading while writing
 
 
-def test_a_read_job_says_so_when_its_entry_was_deleted_meanwhile() -> None:
+def test_read_job_reports_an_entry_deleted_since() -> None:
     node = Node(cache_bytes=0)
     node.add(30)
     node.sync()
@@ -801,7 +801,7 @@ def test_the_names_of_files_are_never_used_again() -> None:
 # Opening
 
 
-def test_an_empty_log_is_there_from_the_first_start() -> None:
+def test_first_start_creates_an_empty_log() -> None:
     node = Node()
     assert node.disk.list_directory("log") == [MANIFEST_NAME, MARK_NAME]
     node.disk.crash(power_loss=True)

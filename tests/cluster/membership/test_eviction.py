@@ -166,7 +166,7 @@ def test_a_status_of_a_silent_member_does_not_count(leader: Leader) -> None:
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_a_leader_that_finds_it_dead_alone_waits_longer(leader: Leader, *, tells: bool) -> None:
+def test_leader_waits_longer_when_no_follower_confirms_death(leader: Leader, *, tells: bool) -> None:
     if tells:
         leader.lose("c")
         leader.of_release_0_1.append("b")  # whose statuses say nothing of links

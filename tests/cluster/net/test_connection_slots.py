@@ -168,7 +168,7 @@ def test_connection_that_logs_out_has_the_fair_time_again(clock: Clock) -> None:
     assert third.is_taken
 
 
-def test_the_log_says_why_a_connection_has_no_place(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_reason_for_refusing_a_connection_is_logged(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     throttled_log = ThrottledLog(logging.getLogger("test"), lines=3)
     slots = ConnectionSlots(
         SlotLimits(4, total_max=4), clock=clock, throttled_log=throttled_log, label="HTTP connection"
@@ -198,7 +198,7 @@ def test_the_log_says_why_a_connection_has_no_place(clock: Clock, caplog: pytest
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7), st.integers(0, 3))))
-def test_the_counts_are_those_of_the_connections(steps: list[tuple[int, int, int]]) -> None:
+def test_counts_equal_the_open_connections(steps: list[tuple[int, int, int]]) -> None:
     clock = Clock()
     slots = ConnectionSlots(SlotLimits(6, total_max=6), clock=clock)
     known, strangers = set[Slot](), set[Slot]()
@@ -377,7 +377,7 @@ class Flood:
     attackers=st.sampled_from([None, 1, 7, 250]),
     honest_hosts=st.sampled_from([1, 3, HONEST]),
 )
-def test_clients_that_go_on_get_in_beside_any_attack(
+def test_clients_that_proceed_log_in_during_any_attack(
     attack: Attack, seed: int, attackers: int | None, honest_hosts: int
 ) -> None:
     Flood(Random(seed), attack, attackers, honest_hosts).run()

@@ -168,7 +168,7 @@ def test_backup_without_a_majority_excludes_unapplied_entries(trio: Trio) -> Non
     assert contents == [None] * 3
 
 
-def test_the_files_stay_until_they_are_given_back(trio: Trio) -> None:
+def test_files_are_pinned_until_they_are_given_back(trio: Trio) -> None:
     leader = trio.leader()
     pinned = leader.group.housekeeping.pinned
     contents, again = taken(leader), taken(leader)
@@ -181,7 +181,7 @@ def test_the_files_stay_until_they_are_given_back(trio: Trio) -> None:
 # What is not whole
 
 
-def test_the_contents_are_read_as_they_were_written(backup: Path) -> None:
+def test_contents_file_round_trips(backup: Path) -> None:
     data = (backup / CONTENTS).read_bytes()
     assert pack_contents(unpack_contents(data)) == data
 

@@ -138,7 +138,7 @@ def test_logins_are_counted_and_reset(node: Machine) -> None:
     assert node.api("reset", "DELETE", user="eve").status == 401
 
 
-def test_a_virtual_host_is_started_wherever_its_node_is(node: Machine) -> None:
+def test_virtual_host_can_be_started_at_each_node(node: Machine) -> None:
     assert node.api("vhosts/%2F/start/n2", "POST").status == 204
     answer = node.api("vhosts/%2F/start/n9", "POST")
     assert (answer.status, answer.json["reason"]) == (400, "Unknown node: n9")
