@@ -1561,7 +1561,12 @@ def test_a_peer_that_never_reads_is_dropped_at_the_limit(run: Run, caplog: pytes
 # Start, stop, configuration.
 
 
-def test_stopped_node_sends_queued_frames_and_reports_no_loss(run: Run) -> None:
+def test_stopped_node_sends_queued_frames_and_reports_no_loss(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 60 MiB take more than a second on a busy machine.
+    monkeypatch.setattr(links_module, "_FLUSH_ON_STOP_S", 30.0)
+
     async def story() -> None:
         async with cluster(2) as nodes:
             one, two = nodes["n1"], nodes["n2"]

@@ -29,7 +29,7 @@ from cluster.raft.messages import Message, TimeoutNow, VoteRequest, encode
 from cluster.transport.connection import LinkLimits
 from tests.harness.long_cases import cases
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 # fmt: off
 SEEDS = (
     2, 10, 12, 22, 23, 25, 29, 31, 33, 34, 36, 37, 42, 48, 51, 52, 55, 64, 65, 67, 79, 82, 86, 95, 99,

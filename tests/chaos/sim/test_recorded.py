@@ -17,7 +17,7 @@ from chaos.sim.world.world import SimulatedWorld
 from chaos.workloads.catalog import WORKLOADS
 from chaos.workloads.moved import Moved
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 RECORD = """
 import sys
 from dataclasses import replace

@@ -23,9 +23,9 @@ from qq.sessions import dispatch
 from qq.sessions.broker import Broker
 from qq.sessions.resume import resume
 from qq.sessions.submissions import Submissions
+from tests.chaos.sim import absences
+from tests.chaos.sim.absences import AWAY_S, CUTS_S
 from tests.harness.long_cases import cases
-from tests.simulation import absences
-from tests.simulation.absences import AWAY_S, CUTS_S
 
 SEEDS_MAX = 60
 """The rarest of what is put back shows in one of twenty runs."""
