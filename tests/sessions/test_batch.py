@@ -12,7 +12,7 @@ from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import decode_commands, encode_batch
 from qq.machine.protocol.commands import BindQueue, Command, DeclareQueue, DeleteQueue, Enqueue
-from qq.sessions.fair_queue import Lane
+from qq.sessions.lanes import Lane
 from qq.sessions.pending_requests import OpenEnqueue
 from qq.sessions.submissions import BATCHES_IN_FLIGHT_MAX, Submissions
 from qq.stored.content import content_of
