@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 
-def test_doctor_prints_the_verdict_first_and_exits_by_it(qq: Any) -> None:
+def test_doctor_prints_its_verdict_first_and_as_status(qq: Any) -> None:
     def told() -> dict[str, Any]:
         return json.loads(qq("doctor", "-o", "json").output)
 
