@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from cluster.configuration.quorum import is_majority
-from qq.cli.escaping import escaped
 from qq.cli.options import with_node, with_output_and_json
-from qq.cli.output import cell, duration, print_answer, print_cells
-from qq.cli.progress import Wait
+from qq.cli.terminal.escaping import escaped
+from qq.cli.terminal.output import cell, duration, print_answer, print_cells
+from qq.cli.terminal.progress import Wait
 from qq.diagnosis.member_rules import unlinked
 from qq.diagnosis.words import size
 from qq.errors import CommandError
@@ -19,7 +19,7 @@ from qq.errors import CommandError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 _SUFFIX = re.compile("_(index|bytes|ms)$")
 _COLUMNS = ("name", "state", "lag", "disk_free_bytes", "alarm", "clients", "uptime_ms", "release")
