@@ -210,8 +210,7 @@ _REJECTIONS: dict[int, tuple[type[HandshakeError], str]] = {
     ),
     OtherDirectoryError.reason: (
         OtherDirectoryError,
-        "the member with this node's name is connected to it, and has another data directory; stop this process, or "
-        "give it another name",
+        "the member with this name is connected to it, and has another data directory; stop this process or rename it",
     ),
     OtherClusterError.reason: (OtherClusterError, "it belongs to another cluster of the same name"),
     AlreadyLinkedError.reason: (AlreadyLinkedError, "it has a connection with this node already"),

@@ -145,7 +145,7 @@ def test_a_cluster_is_judged_in_a_line(answer: dict[str, Any], is_well: bool, te
 # --- what the doctor says
 
 
-def test_doctor_prints_the_verdict_first_and_exits_by_it(qq: Any) -> None:
+def test_doctor_prints_its_verdict_first_and_as_status(qq: Any) -> None:
     def told() -> dict[str, Any]:
         return json.loads(qq("doctor", "-o", "json").output)
 

@@ -1,4 +1,4 @@
-"""The fuzzer: a short run of it, and what it would notice."""
+"""A short run of the fuzzer, and faults of a node that it must find."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import socket
 import struct
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgpack
 import pytest
@@ -26,12 +29,17 @@ from cluster.storage.identity import Owner
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import PutVhost
-from qq.testing import ClusterNode
+from qq.testing import ClusterNode, LocalCluster
 from tests.harness.raw_client import HEADER, RawClient, marshal
 
 CLIENTS = 200
 SECONDS = 10.0
 ACTS, ACTS_FACTOR = 48, 0.02
+
+
+@pytest.fixture(scope="module")
+def node(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> ClusterNode:
+    return until_left("node", LocalCluster(nodes=1)).nodes[0]
 
 
 def test_undamaged_conversations_are_served_to_their_end(node: ClusterNode) -> None:

@@ -29,7 +29,7 @@ from cluster.raft.messages import Message, TimeoutNow, VoteRequest, encode
 from cluster.transport.connection import LinkLimits
 from tests.harness.long_cases import cases
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 # fmt: off
 SEEDS = (
     2, 10, 12, 22, 23, 25, 29, 31, 33, 34, 36, 37, 42, 48, 51, 52, 55, 64, 65, 67, 79, 82, 86, 95, 99,
@@ -456,7 +456,7 @@ def test_seeds_include_upgrades_and_early_suspicion() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_alone_is_survived(fault: str) -> None:
+def test_cluster_survives_each_single_fault(fault: str) -> None:
     options = SimulationOptions(duration_s=6.0, fault_interval_s=0.4, faults={fault: 1.0}, queues=True)
     simulation = Simulation(7, options)
     simulation.run()

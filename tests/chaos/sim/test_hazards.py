@@ -59,8 +59,8 @@ from qq.machine.queue.queue import DeadMessages, Queue
 from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
 from qq.tables import TABLE_DEPTH_MAX, Table
+from tests.chaos.sim import absences
 from tests.harness.long_cases import cases
-from tests.simulation import absences
 
 POWER_LOSSES = SimulationOptions(
     duration_s=12.0,

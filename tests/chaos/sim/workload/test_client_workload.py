@@ -23,9 +23,9 @@ from qq.sessions import dispatch
 from qq.sessions.broker import Broker
 from qq.sessions.resume import resume
 from qq.sessions.submissions import Submissions
+from tests.chaos.sim import absences
+from tests.chaos.sim.absences import AWAY_S, CUTS_S
 from tests.harness.long_cases import cases
-from tests.simulation import absences
-from tests.simulation.absences import AWAY_S, CUTS_S
 
 SEEDS_MAX = 60
 """The rarest of what is put back shows in one of twenty runs."""
@@ -59,7 +59,7 @@ def submit_just_before_nodes_are_cut_off(simulation: Simulation) -> None:
 
 
 @pytest.mark.parametrize("evicts", cases([True, False], bool))
-def test_sessions_tell_clients_the_truth_under_faults(evicts: bool) -> None:
+def test_sessions_give_clients_true_answers_under_faults(evicts: bool) -> None:
     told = outcome(int(evicts), evicts=evicts)
     assert not told.violation
     assert told.installs, "a node was away for so long that it needs a snapshot"
