@@ -237,7 +237,7 @@ def test_inspect_refuses_a_directory_in_use(data_dir: Path, capsys: pytest.Captu
     assert error.startswith(f"qq inspect: {data_dir}: in use by another process (pid ")
 
 
-def test_inspect_reports_a_directory_taken_into_use_meanwhile(
+def test_inspect_reports_a_directory_that_a_node_opens(
     data_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disks: list[RealDisk] = []

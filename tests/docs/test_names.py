@@ -667,7 +667,7 @@ def test_quoted_node_messages_exist_in_the_code(document: Path) -> None:
             assert is_said, f"{name_of(document)}: {text}: {part}"
 
 
-def test_migration_page_has_the_counterparts_of_rabbitmq_commands() -> None:
+def test_migration_page_has_the_counterpart_of_each_command() -> None:
     text = (ROOT / "docs" / "how-to" / "migrate.md").read_text()
     rows = [re.findall(r"`([^`]+)`", row) for row in text.splitlines() if row.startswith("| `")]
     assert {name: row[-1] for row in rows for name in row[:-1] if name in COMMANDS} == COMMANDS

@@ -217,7 +217,7 @@ def until_safe_to_stop(node: ClusterNode) -> None:
     )
 
 
-def test_survivor_serves_alone_after_qq_recover(tmp_path: Path) -> None:
+def test_survivor_serves_without_peers_after_qq_recover(tmp_path: Path) -> None:
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
         first, second, _ = cluster.nodes
         declare(first)

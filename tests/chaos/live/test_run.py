@@ -259,7 +259,7 @@ def test_drain_of_a_foreign_cluster_waits_for_silent_nodes() -> None:
     assert plan_of(Options(endpoints=(HERE,), quiet_s=0.5)).quiet_s == 0.5
 
 
-def test_course_connects_to_the_next_node_when_members_are_gone(
+def test_course_connects_to_the_next_node_without_members(
     recorder: history.Recorder,
 ) -> None:
     asked: list[str] = []

@@ -83,7 +83,7 @@ def test_task_still_waiting_at_the_end_of_the_world_is_cancelled() -> None:
     assert ended == ["main"]
 
 
-def test_a_mistake_of_a_client_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_a_client_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chaos.workloads.clients.messages_of", lambda *_: iter(()))
     with pytest.raises(RuntimeError, match="StopIteration"):
         record(1, tmp_path, workloads=["confirm"])

@@ -456,7 +456,7 @@ def test_seeds_include_upgrades_and_early_suspicion() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_alone_is_survived(fault: str) -> None:
+def test_cluster_survives_each_single_fault(fault: str) -> None:
     options = SimulationOptions(duration_s=6.0, fault_interval_s=0.4, faults={fault: 1.0}, queues=True)
     simulation = Simulation(7, options)
     simulation.run()

@@ -228,7 +228,7 @@ def test_get_is_recorded_with_its_delivery(peaceful: Recorded, workload: str) ->
         assert [row["queue"] for row in gots] == [row["queue"] for row in came] != []
 
 
-def test_the_backlog_is_consumed_in_the_drain_alone(peaceful: Recorded) -> None:
+def test_backlog_is_consumed_in_the_drain_phase_only(peaceful: Recorded) -> None:
     assert {row["process"] for row in peaceful.deliveries("backlog")} == {"drain-backlog"}
 
 

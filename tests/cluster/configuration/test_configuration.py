@@ -181,7 +181,7 @@ def test_invalid_host_is_no_address(host: str) -> None:
 
 
 @given(HOSTS)
-def test_a_host_is_refused_or_can_be_looked_up(host: str) -> None:
+def test_accepted_host_can_be_resolved(host: str) -> None:
     if host_problem(host) is None:
         with suppress(socket.gaierror):
             socket.getaddrinfo(host, 1, flags=socket.AI_NUMERICHOST)
@@ -309,7 +309,7 @@ def test_node_emptied_repeatedly_evicts_no_removed_member() -> None:
 # Entries
 
 
-def test_entry_tells_its_kind_and_time() -> None:
+def test_configuration_entry_has_its_kind_and_time() -> None:
     entry = make_configuration(12345, TRIO)
     assert is_configuration(entry)
     assert entry[0] == CONFIGURATION

@@ -120,7 +120,7 @@ def test_a_ladder_of_retries_waits_without_consumers(node: Any) -> None:
     assert sorted(told) == ["queue 'dead' in vhost '/'", "queue 'ladder' in vhost '/'"]
 
 
-def test_rejected_messages_are_reported_after_they_are_gone(node: Any) -> None:
+def test_rejected_messages_are_reported_after_a_purge(node: Any) -> None:
     assert node.api("queues/%2F/q", "PUT").status == 201
     sample(node)
     assert node.api("exchanges/%2F/amq.default/publish", "POST", json=MESSAGE).status == 200

@@ -59,7 +59,7 @@ def submit_just_before_nodes_are_cut_off(simulation: Simulation) -> None:
 
 
 @pytest.mark.parametrize("evicts", cases([True, False], bool))
-def test_sessions_tell_clients_the_truth_under_faults(evicts: bool) -> None:
+def test_sessions_give_clients_true_answers_under_faults(evicts: bool) -> None:
     told = outcome(int(evicts), evicts=evicts)
     assert not told.violation
     assert told.installs, "a node was away for so long that it needs a snapshot"

@@ -208,7 +208,7 @@ def test_simultaneous_dials_do_not_displace_connections_forever(
 
 
 @pytest.mark.parametrize("unheard", [0, 1])
-def test_node_that_alone_knows_the_address_dials(unheard: int) -> None:
+def test_only_node_with_the_right_address_dials(unheard: int) -> None:
     net = Net("ab")
     known, unknown = net.nodes[1 - unheard], net.nodes[unheard]
     elsewhere = [(unknown.name, PeerAddress("nowhere", 1))]

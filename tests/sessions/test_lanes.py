@@ -34,7 +34,7 @@ from qq.machine.protocol.commands import (
 )
 from qq.machine.protocol.effects import Failed
 from qq.sessions.batch import BATCH_BYTES_MAX, STEP_BYTES
-from qq.sessions.fair_queue import AHEAD, QUANTUM, Lane
+from qq.sessions.lanes import AHEAD, QUANTUM, Lane
 from qq.sessions.pending_requests import OpenEnqueue
 from qq.sessions.submissions import (
     BATCHES_IN_FLIGHT_MAX,

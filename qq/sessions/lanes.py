@@ -1,9 +1,8 @@
-"""Start-time fair queueing of requests when clients request more than the log takes in at once.
+"""The lanes in which requests wait when clients request more than the log takes in at once.
 
-Two orders decide which lane is served next. The first is among tenants: a tenant is a virtual host, or the node itself.
-The second is among the tenant's lanes, so a client gains no larger share by opening many connections. Both use
-start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): the time of a lane, and of its tenant, advances by the
-cost of its served requests and of finding out that cost. The lane with the lowest time is next. A lane that was idle
+Two fair queues (`cluster.runtime.fair_queue`) decide which lane is served next. The first is among tenants: a tenant is
+a virtual host, or the node itself. The second is among the tenant's lanes, so a client gains no larger share by opening
+many connections. The cost of a service is the cost of the requests and of finding out that cost. A lane that was idle
 for a while is put `AHEAD` of the lanes served meanwhile, so its first command waits for none of their commands.
 
 The cost of a transaction larger than a batch is added to the time of its lane before the transaction is served.
@@ -17,10 +16,10 @@ Within a lane, requests keep their order.
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappop, heappush
-from itertools import count
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
+
+from cluster.runtime.fair_queue import FairQueue
 
 if TYPE_CHECKING:
     from qq.machine.handlers.cost_estimate import Costs
@@ -49,76 +48,15 @@ class Growing(Part, Protocol):
         ...
 
 
-class Turned(Protocol):
-    """A member of an order: a tenant or a lane."""
-
-    is_waiting: bool
-    """Whether it has its place in the order of service, or is being served."""
-    time: int
-
-
-T = TypeVar("T", bound=Turned)
-
-
-class Order(Generic[T]):
-    """The members with requests, in the order of service."""
-
-    __slots__ = ("_arrivals", "_time", "_waiting")
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[int, int, T]] = []
-        self._time = 0
-        """The highest time that a member had when it was taken out to be served."""
-        self._arrivals = count()
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def enter(self, one: T) -> bool:
-        """Add a member that had no requests until now. Return whether it asks for little compared with the rest."""
-        first = self._time - AHEAD
-        asks_little = one.time <= first
-        one.is_waiting = True
-        one.time = max(one.time, first)
-        self.push(one)
-        return asks_little
-
-    def next(self) -> T:
-        """Take out the next member. It is outside the order until it is pushed again."""
-        one = heappop(self._waiting)[2]
-        self._time = max(self._time, one.time)
-        return one
-
-    def push(self, one: T) -> None:
-        heappush(self._waiting, (one.time, next(self._arrivals), one))
-
-    def pass_by(self, one: T, cost: int) -> None:
-        """Charge a member that was served at once, because no member waited."""
-        time = one.time
-        if time > self._time:
-            self._time = time
-        elif time < self._time - AHEAD:
-            time = self._time - AHEAD
-        one.time = time + cost
-
-    def clear(self) -> list[T]:
-        """Take out and return all members."""
-        left = [one for _, _, one in self._waiting]
-        for one in left:
-            one.is_waiting = False
-        self._waiting.clear()
-        return left
-
-
 class Tenant:
     """Lanes that share a place in the order of tenants: those of a virtual host's connections, or the node's own."""
 
     __slots__ = ("__weakref__", "is_waiting", "lanes", "time")
 
     def __init__(self) -> None:
-        self.lanes: Order[Lane] = Order()
+        self.lanes: FairQueue[Lane] = FairQueue(AHEAD)
         self.is_waiting = False
-        self.time = 0
+        self.time: float = 0
 
 
 class Lane:
@@ -135,7 +73,7 @@ class Lane:
         """The settlements, keyed by kind and consumer, that may still be extended by message ids that follow
         directly."""
         self.is_waiting = False
-        self.time = 0
+        self.time: float = 0
         self.charged = 0
         """Cost of the first part, in steps, if it is already included in the lane's time before it is served; else
         0."""
@@ -150,13 +88,13 @@ class Lanes:
     """The lanes with requests, in the order of service."""
 
     def __init__(self) -> None:
-        self._order: Order[Tenant] = Order()
+        self._queue: FairQueue[Tenant] = FairQueue(AHEAD)
         self._node = Tenant()
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
         """The tenants that have a lane, by virtual host."""
 
     def __bool__(self) -> bool:
-        return bool(self._order)
+        return bool(self._queue)
 
     def tenant(self, vhost: str) -> Tenant:
         """Return the tenant of a virtual host's connections. It is made if it does not exist."""
@@ -166,16 +104,16 @@ class Lanes:
         return tenant
 
     def enter(self, lane: Lane) -> bool:
-        """Add a lane that had no requests until now. Return whether it asks for little compared with the rest."""
+        """Add a lane that had no requests until now. Return whether it was served little compared with the rest."""
         tenant = self._tenant_of(lane)
-        asks_little = tenant.lanes.enter(lane)
+        is_light = tenant.lanes.enter(lane)
         if tenant.is_waiting:
-            return asks_little
-        return self._order.enter(tenant) or asks_little
+            return is_light
+        return self._queue.enter(tenant) or is_light
 
     def next(self) -> Lane:
         """Take out the next lane. It and its tenant are outside the order until `served` or `put_off` is called."""
-        return self._order.next().lanes.next()
+        return self._queue.next().lanes.next()
 
     def served(self, lane: Lane, cost: int) -> None:
         """Put a lane back into the order, if it has more requests, after a service that cost `cost` steps."""
@@ -197,11 +135,11 @@ class Lanes:
         tenant.lanes.push(lane)
         if not tenant.is_waiting:
             tenant.is_waiting = True
-            self._order.push(tenant)
+            self._queue.push(tenant)
 
     def clear(self) -> list[Lane]:
         """Discard all orders. Return the lanes that had requests, with their requests."""
-        return [lane for tenant in self._order.clear() for lane in tenant.lanes.clear()]
+        return [lane for tenant in self._queue.clear() for lane in tenant.lanes.clear()]
 
     def _tenant_of(self, lane: Lane) -> Tenant:
         return lane.tenant or self._node
@@ -210,6 +148,6 @@ class Lanes:
         tenant = self._tenant_of(lane)
         tenant.time += cost
         if tenant.lanes:
-            self._order.push(tenant)
+            self._queue.push(tenant)
         else:
             tenant.is_waiting = False
