@@ -76,7 +76,7 @@ KINDS: Mapping[str, KindOfFinding] = {
         "If it is not of an older release, check whether it is overloaded or stopped.",
         "{} nodes sent no findings",
     ),
-    "name-twice": _warning("Stop the second process: a copy of a data directory must never be started."),
+    "name-twice": _warning("Stop the second process; if its data directory is a copy, never start it again."),
     "node-behind": _warning(
         "Check its disk, its processor and the network to it.", "{} nodes lack entries of the log"
     ),

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli.escaping import escaped
 from qq.cli.options import with_node, with_output_and_json
-from qq.cli.output import cell, duration, print_answer, print_cells
-from qq.cli.progress import Wait
+from qq.cli.terminal.escaping import escaped
+from qq.cli.terminal.output import cell, duration, print_answer, print_cells
+from qq.cli.terminal.progress import Wait
 from qq.diagnosis.words import size
 from qq.errors import CommandError
 from qq.management.nodes.verdict import judge
@@ -18,7 +18,7 @@ from qq.management.nodes.verdict import judge
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 _SUFFIX = re.compile("_(index|bytes|ms)$")
 _COLUMNS = ("name", "state", "lag", "disk_free_bytes", "alarm", "clients", "uptime_ms", "release")
