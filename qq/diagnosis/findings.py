@@ -5,12 +5,11 @@ Invariant: a code keeps its meaning for ever, because scripts search for codes. 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.diagnosis.words import number
+from qq.diagnosis.words import number, utc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -71,6 +70,9 @@ KINDS: Mapping[str, KindOfFinding] = {
     "node-behind": _warning("Check its disk, its processor and the network to it."),
     "node-under-repair": _warning(
         "Wait until it has received the log from the other nodes; do not stop another node."
+    ),
+    "data-lost": _warning(
+        "Check why its data directory was empty: its disk may not be mounted, or may not be kept."
     ),
     "link-missing": _warning("Check the network between them, and their secrets."),
     "members-few": _info("Add members (`qq member add`): three voters tolerate the failure of one."),
@@ -260,7 +262,7 @@ def document_of(diagnosis: Diagnosis) -> dict[str, Any]:
                 "subject": each.subject,
                 "text": each.text,
                 "advice": each.advice,
-                "since": None if each.since_ms is None else _time(each.since_ms),
+                "since": None if each.since_ms is None else utc(each.since_ms),
             }
             for each in diagnosis.findings
         ],
@@ -282,11 +284,6 @@ def lines_of(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-
-
-def _time(since_ms: int) -> str:
-    """Return a time in RFC 3339 format, in UTC, to the second."""
-    return f"{datetime.fromtimestamp(since_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def decode_finding(row: Any) -> Finding | None:
