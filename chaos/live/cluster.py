@@ -46,7 +46,7 @@ from chaos.live import releases
 from chaos.live.faulty_disk import lose_power
 from chaos.live.faulty_node import DISK_DIRECTORY, Faults
 from chaos.live.toxiproxy import Route, Stream, Toxiproxy
-from qq.cli.launch import PARENT_VARIABLE, node_environment
+from qq.cli.local.launch import PARENT_VARIABLE, node_environment
 from qq.config import NodeAddress
 from qq.errors import OperatingError
 from qq.machine.machine import QueueMachine

@@ -20,7 +20,7 @@ from chaos.live import nemesis
 from chaos.live.run import Options, run
 from chaos.workloads import catalog
 from chaos.workloads.transport import Endpoint
-from qq.cli.credentials import client_login
+from qq.cli.client.credentials import client_login
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Self
 from chaos.live.faulty_disk import FaultyDisk
 from cluster.runtime.asyncio_runtime import AsyncioRuntime
 from qq import node
-from qq.cli.serve import serve
+from qq.cli.local.serve import serve
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:

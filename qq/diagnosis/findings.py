@@ -67,7 +67,7 @@ KINDS: Mapping[str, KindOfFinding] = {
     "node-tells-nothing": _info(
         "If it is not of an older release, check whether it is overloaded or stopped."
     ),
-    "name-twice": _warning("Stop the second process: a copy of a data directory must never be started."),
+    "name-twice": _warning("Stop the second process; if its data directory is a copy, never start it again."),
     "node-behind": _warning("Check its disk, its processor and the network to it."),
     "node-under-repair": _warning(
         "Wait until it has received the log from the other nodes; do not stop another node."

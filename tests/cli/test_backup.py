@@ -36,9 +36,9 @@ from cluster.log.manifest import row_of
 from cluster.runtime.asyncio_runtime import RealDisk
 from cluster.snapshots import restore
 from cluster.snapshots.backup import CONTENTS, SUMS, BackupSegment, Contents, pack_contents, sum_line
-from qq.cli import backup as backup_command
 from qq.cli import main
-from qq.cli import restore as restore_command
+from qq.cli.local import backup as backup_command
+from qq.cli.local import restore as restore_command
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import DeclareQueue

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from qq.cli import progress
-from qq.cli.escaping import escaped
-from qq.cli.examples import EXAMPLES
-from qq.cli.rabbitmq_commands import COMMANDS
+from qq.cli.command_line.examples import EXAMPLES
+from qq.cli.command_line.rabbitmq_commands import COMMANDS
 from qq.cli.root import SECTIONS, root
+from qq.cli.terminal import progress
+from qq.cli.terminal.escaping import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -247,7 +247,7 @@ def test_inspect_reports_a_directory_that_a_node_opens(
         (data_dir / "groups" / "0" / "log" / FIRST_SEGMENT).unlink()
         raise FileNotFoundError(2, "No such file or directory", FIRST_SEGMENT)
 
-    monkeypatch.setattr(import_module("qq.cli.inspect"), "find_all", starts)
+    monkeypatch.setattr(import_module("qq.cli.local.inspect"), "find_all", starts)
     status, _, [error] = printed(capsys, data_dir)
     for disk in disks:
         disk.close()

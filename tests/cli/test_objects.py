@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qq.cli import listing
-from qq.cli.remote import Remote
+from qq.cli.client.remote import Remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 
-from qq.cli import output
+from qq.cli.terminal import output
 
 if TYPE_CHECKING:
     from collections.abc import Callable

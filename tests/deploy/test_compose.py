@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 from chaos.live import toxiproxy
 from chaos.live.command import _parser, parse_duration, parse_endpoints
-from qq.cli import credentials
+from qq.cli.client import credentials
 from qq.config import ConfigError, NodeConfig, load
 from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
 from tests.deploy.deployment import DEPLOY, NODES, ROOT, document, interpolated, published

@@ -14,8 +14,8 @@ import click
 import kubernetes_validate
 import pytest
 
+from qq.cli.client.target import DEFAULT_URL
 from qq.cli.root import root
-from qq.cli.target import DEFAULT_URL
 from qq.config import ConfigError, NodeConfig, load
 from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
 from qq.testing import ClusterNode

@@ -22,8 +22,8 @@ from aiohttp import web
 from cluster.raft import messages
 from cluster.runtime.histogram import Histogram
 from qq import config
-from qq.cli import credentials
-from qq.cli.rabbitmq_commands import COMMANDS, NOT_NEEDED
+from qq.cli.client import credentials
+from qq.cli.command_line.rabbitmq_commands import COMMANDS, NOT_NEEDED
 from qq.cli.root import root
 from qq.http import api
 from qq.machine.catalog import limits

@@ -136,7 +136,7 @@ def test_waiting_time_of_publishes_is_measured() -> None:
     world.now_s = 0.004
     world.turn()
     assert sum(times.counts) == 2  # two runs, and not six messages
-    assert times.total_s == pytest.approx(0.004 + 0.001)
+    assert times.total == pytest.approx(0.004 + 0.001)
 
 
 def test_message_above_a_batch_limit_weighs_its_cost() -> None:

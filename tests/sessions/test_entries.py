@@ -14,7 +14,7 @@ from cluster.log.segment import CorruptJournal, EntryMoved, EntryNotFound
 from qq.machine.handlers.fragments import Fragment
 from qq.machine.protocol.codec import encode_batch, keep
 from qq.machine.protocol.commands import Enqueue, JoinFragments, StoreFragment
-from qq.ranges import INDEX_BITS, MESSAGE_BITS, Range
+from qq.ranges import MESSAGE_BITS, Range
 from qq.sessions import entries as entries_module
 from qq.sessions.entries import (
     READ_AHEAD_MAX,
@@ -106,7 +106,7 @@ class Setup:
         log.disk_failed = self.failures.append
         self.fragments: dict[int, dict[int, list[Fragment]]] = {}
         """The fragments of large messages, by index and slot."""
-        self.entries = Entries([log], cast("Any", self.disk), lambda index: self.fragments.get(index, {}))
+        self.entries = Entries(log, cast("Any", self.disk), lambda index: self.fragments.get(index, {}))
         self.loaded: list[str] = []
 
     def load(self, *indexes: int, name: str = "", ahead: ReadAhead | None = None) -> None:
@@ -561,23 +561,3 @@ def test_views_are_limited_by_their_bytes(setup: Setup, monkeypatch: pytest.Monk
     setup.journal.cached.clear()
     assert setup.bodies(1, 0, 1) is None
     assert setup.bodies(2, 0, 1) == setup.bodies(3, 0, 1) == [b"0"]
-
-
-def test_a_reference_names_the_log_that_has_the_entry() -> None:
-    """Entries of several logs, of which each counts from 1: they are read and kept apart."""
-    journals = [FakeJournal(), FakeJournal()]
-    first, second = make_entry(0, [make_batch("n", 1, 1, [payload(b"0", b"1", b"a")])]), WHOLE
-    journals[0].stored, journals[1].stored = {7: first}, {7: second}
-    disk: Any = FakeDisk()
-    logs: Any = journals
-    entries = Entries(logs, disk, lambda _: {})
-    loaded: list[str] = []
-    elsewhere = 1 << INDEX_BITS | 7
-    entries.load([7, elsewhere], lambda: loaded.append("first"))
-    entries.load([elsewhere], lambda: loaded.append("second"))
-    disk.read()
-    assert loaded == ["first", "second"]
-    for place, expected in ((7, b"a"), (elsewhere, b"2")):
-        found = entries.messages(Range(place, 2, 1))
-        assert found is not None
-        assert found[0].messages == [expected]

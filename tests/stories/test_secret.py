@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qq.cli.local_requests import reason_not_ready
+from qq.cli.local.local_requests import reason_not_ready
 from qq.testing import LocalCluster
 from tests.stories.commands import run_command
 from tests.stories.disk import lines_since

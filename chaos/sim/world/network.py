@@ -596,7 +596,8 @@ class Network:
         if connection is None:
             return None
         silent_s = self._world.now_s - connection.received_s[links.name]
-        return Link(connection.terms[peer].process, silent_s)
+        terms = connection.terms[peer]
+        return Link(terms.process, terms.member, silent_s)
 
     def _close_end(self, connection: LinkEpoch, name: str) -> None:
         """Let an end learn that the connection is over."""

@@ -37,6 +37,7 @@ from cluster.transport.handshake import (
     AlreadyLinkedError,
     DiallerHandshake,
     HandshakeError,
+    OtherDirectoryError,
     RejectedError,
     SecondProcessError,
     TooManyNonMembersError,
@@ -1005,6 +1006,89 @@ def test_node_of_the_same_cluster_is_admitted_under_any_name(
             await until(lambda: node.recorder.events()[-1] == ("lost", "x1", False))
             assert "x1" not in node.links._probes, "nobody knows where to ask whether it is dead"
             emptied.writer.close()
+
+    run(story())
+
+
+def test_member_replaces_a_process_with_its_name_at_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """A process with an empty directory had kept the member out, as "another process with this node's name"."""
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        node = nodes["n2"]
+        known = [replace(member, id=member.name.encode() * 8) for member in all_members(*nodes.values())]
+        node.configure(known, CLUSTER)
+        async with started({"n2": node}):
+            false_terms = {"process": b"false process n1", "cluster": NO_ID, "member": b"another director"}
+            false = await impersonate("n1", node, **false_terms)
+            await until(lambda: node.links.connected("n1"))
+            false.send(framed(b"I am n1"))
+            real = await impersonate("n1", node, b"true process, n1", cluster=CLUSTER, member=b"n1" * 8)
+            await until(lambda: node.links.peer_id("n1") == b"n1" * 8)
+            assert await false.left_alone() == b""
+            events = [what for what in node.recorder.events() if what[1] == "n1"]
+            assert events == [("connected", "n1"), ("lost", "n1", False), ("connected", "n1")]
+            real.send(framed(b"truth"))
+            with pytest.raises(
+                RejectedError, match="has another data directory; stop this process"
+            ) as caught:
+                await impersonate("n1", node, **false_terms)
+            assert caught.value.cause is OtherDirectoryError
+            real.send(framed(b"truth"))
+            await until(lambda: node.recorder.frames("n1")[-2:] == [b"truth"] * 2)
+            real.writer.close()
+
+    run(story())
+    why = (
+        "a process with another data directory calls itself node 'n1', which is connected; stop that process"
+    )
+    replaced, refused = warnings_in(caplog)
+    assert replaced.startswith("node n1 has connected with the data directory of the member: ")
+    assert refused == f"refused a connection from 127.0.0.1: {why}"
+
+
+def test_member_is_dialled_while_a_process_with_its_name_is_linked(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Perhaps only this side can dial; and the clients of a dead member must be released."""
+    monkeypatch.setattr(admission, "_PATIENCE_S", 100.0)
+    monkeypatch.setattr(links_module, "_FALSE_S", 0.05)
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        one, two = nodes["n1"], nodes["n2"]
+        known = [replace(member, id=member.name.encode() * 8) for member in all_members(one, two)]
+        two.member_id = b"n2" * 8
+        for node in (one, two):
+            node.configure(known, CLUSTER)
+        async with started({"n1": one}):
+            false = await impersonate("n2", one, cluster=NO_ID, member=b"another director")
+            await until(lambda: one.links.connected("n2"))
+            await until(lambda: ("lost", "n2", True) in one.recorder.events())
+            assert one.links.peer_id("n2") == b"another director"
+            async with started({"n2": two}):
+                await until(lambda: one.links.peer_id("n2") == b"n2" * 8)
+                assert await false.left_alone() == b""
+                await talk(nodes, b"here")
+
+    run(story())
+
+
+def test_process_that_was_dialled_with_a_false_name_keeps_its_link(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An emptied member waits at its address until the cluster takes it in."""
+    monkeypatch.setattr(links_module, "_FALSE_S", 0.02)
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        one, two = nodes["n1"], nodes["n2"]
+        known = [replace(member, id=member.name.encode() * 8) for member in all_members(one, two)]
+        one.configure(known, CLUSTER)
+        async with started({"n1": one, "n2": two}):
+            await until(lambda: one.links.connected("n2"))
+            await asyncio.sleep(0.3)
+            assert [event for event in one.recorder.events() if event[0] != "frame"] == [("connected", "n2")]
 
     run(story())
 
