@@ -25,7 +25,7 @@ class Health(NamedTuple):
     """Whether the cluster is well, and a line that says so or lists the problems."""
 
     severity: Severity
-    """CRITICAL if clients wait or the loss of a member may stop them; INFO if nothing is wrong."""
+    """CRITICAL if clients wait or a member is down; INFO if the cluster is well."""
     text: str
     is_well: bool = False
 
