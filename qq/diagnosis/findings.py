@@ -371,7 +371,7 @@ def _group(findings: Sequence[Finding], places: Sequence[int]) -> dict[str, Any]
         "code": first.code,
         "title": first.subject if is_single else KINDS[first.code].plural.format(f"{count:,}"),
         "advice": first.advice,
-        "since": _time(min(since)) if since else None,
+        "since": utc(min(since)) if since else None,
         "count": count,
         "findings": [place for place in places if is_single or findings[place].objects == 1],
     }
