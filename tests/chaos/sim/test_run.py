@@ -268,7 +268,7 @@ def test_operator_adds_a_removed_node_without_directory_again() -> None:
     lost.start()
     world.run_until(10.0)
     assert leader.group.configurations.committed.was_removed(lost.name)
-    cluster.look_after_members()
+    cluster.operate_members()
     simulation.workload.stop()
     world.run_until(20.0)
     assert cluster.settled(), cluster.describe()
