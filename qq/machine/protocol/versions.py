@@ -24,7 +24,7 @@ the flag `exclusive` has no effect at a quorum queue. Arguments of stream consum
 
 10: the last administrator with a password stays, unless a command of its own takes the tag away.
 
-11: the log says when a member's data directory was lost or replaced."""
+11: the log says when a member's data directory was lost or replaced. A move may be for messages with a text."""
 
 
 def known() -> str:
