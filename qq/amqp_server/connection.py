@@ -37,7 +37,7 @@ from qq.client_sockets.tls_facts import tls_facts
 from qq.errors import ConnectionFault, ReplyCode
 from qq.machine.protocol.commands import SINCE, ConnectVouched
 from qq.scopes import TokenUser
-from qq.sessions.fair_queue import Lane
+from qq.sessions.lanes import Lane
 from qq.sessions.login import InvalidToken, Login, LoginsBusy
 from qq.sessions.session_info import ConnectionFacts
 

@@ -4,7 +4,7 @@ A connection does the work that its client causes in turns: it parses received o
 answers, and cleans up when the client is gone. The cost of a turn is the processor time that it takes, so frames that
 leave no entry in the log (heartbeats, passive declares, refused methods) cost their sender as much as any other.
 
-Three orders of start-time fair queueing decide which connection is next (`qq.sessions.fair_queue`): among virtual
+Three orders of start-time fair queueing decide which connection is next (`cluster.runtime.fair_queue`): among virtual
 hosts, among the users of a virtual host, and among the connections of a user. Connections before their login belong to
 a tenant of their own, divided by the clients' addresses.
 
@@ -17,7 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
-from qq.sessions.fair_queue import Order
+from cluster.runtime.fair_queue import FairQueue
+from qq.sessions.lanes import AHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,12 +51,12 @@ class Place:
         """The place in whose order this place is; None at the root."""
         self.worker = worker
         """The connection, if this is a connection's place."""
-        self.members: Order[Place] = Order() if worker is None else _NO_MEMBERS
+        self.members: FairQueue[Place] = FairQueue(AHEAD) if worker is None else _NO_MEMBERS
         self.is_waiting = False
-        self.time = 0
+        self.time: float = 0
 
 
-_NO_MEMBERS: Order[Place] = Order()
+_NO_MEMBERS: FairQueue[Place] = FairQueue()
 """The members of every connection's place."""
 
 
@@ -111,7 +112,7 @@ class ProcessorTurns:
         left, cost = self._serve(place)
         member = place
         while (owner := member.owner) is not None:
-            owner.members.pass_by(member, cost)
+            owner.members.charge_unqueued(member, cost)
             member = owner
         if left:
             self._enter(place)

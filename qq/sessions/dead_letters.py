@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.commands import DeadLetter
 from qq.sessions.entries import MessagesGone
-from qq.sessions.fair_queue import Lane
+from qq.sessions.lanes import Lane
 from qq.sessions.stuck_dead_letters import StuckDeadLetters
 from qq.stored.content import content_of
 from qq.stored.layout import FLAGS_AT, frame_stop

@@ -22,7 +22,7 @@ from qq.machine.queue.backlog import PLACES, RETURNED
 from qq.machine.queue.moves import MovePiece
 from qq.sessions.access import Access, AccessRefused
 from qq.sessions.entries import MessagesGone
-from qq.sessions.fair_queue import Lane
+from qq.sessions.lanes import Lane
 from qq.stored.content import content_of
 from qq.stored.properties import kept_when_moved
 

@@ -1,9 +1,9 @@
 """The choice of stuck dead letters that the leader tries again, because a target may take them now.
 
-With at-least-once, a dead letter that no queue takes waits in a line of the queue in which it died: one line for each
-full target, and one for dead letters without a target (`Queue.stuck`). A line costs nothing while its target is full. A
-target with room is tried with so many of the first messages of its line as it may take. A change of queues, exchanges,
-bindings or settings can concern any of the stuck messages, so that a *pass* looks at each of them once.
+With at-least-once, a stuck dead letter waits in a line of the queue in which it died: there is a line for each full
+target, and a line for dead letters without a target (`Queue.stuck`). A line has no cost while its target is full. When
+the target has room, the leader tries as many messages of the line as fit. A change of queues, exchanges, bindings or
+settings can concern each stuck message, so a *pass* examines all of them.
 
 Invariant: a look at the lines is bounded, however many messages are stuck in however many queues.
 """
@@ -102,7 +102,7 @@ class StuckDeadLetters:
                 if under_way.next_number == first:
                     return  # their entry is being read
             if self._left <= 0:
-                self._passes[queue] = self._passes.pop(queue)  # the others come first in the next look
+                self._passes[queue] = self._passes.pop(queue)  # the next look begins with the other queues
                 return
 
 
@@ -113,10 +113,10 @@ class _Pass:
         self._revision = revision
         self._settings = settings
         self.targets = targets
-        """The targets of the lines that are still to be examined, the next one last."""
+        """The targets of the lines that are still to be examined, the next target last."""
         self.next_number = 0
-        """The number from which on the messages of the next line are still to be examined."""
+        """The lowest number of the next line's messages that are still to be examined."""
 
     def is_of(self, revision: int, settings: QueueSettings) -> bool:
-        """Return whether nothing has changed since the pass began."""
+        """Return whether routes and settings are as they were when the pass began."""
         return self._revision == revision and self._settings is settings

@@ -69,14 +69,14 @@ def ask_at(node: ClusterNode) -> Attempt:
 
 
 @pytest.mark.parametrize(("clients", "attempt_at"), [(300, log_in_at), (500, ask_at)], ids=["AMQP", "HTTP"])
-def test_a_herd_gets_in_over_a_slow_link(
+def test_many_clients_connect_at_once_over_a_slow_link(
     node: ClusterNode, clients: int, attempt_at: Callable[[ClusterNode], Attempt]
 ) -> None:
     _, failures = asyncio.run(herd(clients, attempt_at(node), WITHIN_S))
     assert failures > 0  # there was not a place for each client at once
 
 
-def test_a_herd_gets_in_over_a_slow_link_with_tls(authority: Authority) -> None:
+def test_many_clients_connect_at_once_over_slow_tls(authority: Authority) -> None:
     broker, context = tls_broker(authority, PLACES)
     with broker:
         attempt = partial(log_in, broker.amqps_port, ROUND_TRIP_S, context=context)
@@ -111,7 +111,7 @@ def test_a_thousand_tls_clients_get_in_over_a_slow_link(authority: Authority) ->
         pytest.param(HEADER + start_ok("guest", "wrong"), id="wrong login"),
     ],
 )
-def test_clients_get_in_beside_unauthenticated_floods(node: ClusterNode, first: bytes) -> None:
+def test_clients_log_in_during_unauthenticated_floods(node: ClusterNode, first: bytes) -> None:
     async def story() -> int:
         async with strangers(FLOOD, node.amqp_port, HERE, first, pause_s=1.0):
             _, failures = await herd(CLIENTS, partial(log_in, node.amqp_port, 0.1, ELSEWHERE), WITHIN_S)
@@ -123,7 +123,7 @@ def test_clients_get_in_beside_unauthenticated_floods(node: ClusterNode, first: 
     assert "connection from 127.0.0.1 refused: its address has 75 without a login" in log
 
 
-def test_http_clients_get_in_beside_unauthenticated_floods(node: ClusterNode) -> None:
+def test_http_clients_log_in_during_unauthenticated_floods(node: ClusterNode) -> None:
     async def story() -> int:
         async with strangers(FLOOD, node.http_port, HERE, b"GET /livez HTTP/1.1\r\n", pause_s=1.0):
             _, failures = await herd(CLIENTS, partial(ask, node.http_port, 0.1, ELSEWHERE), WITHIN_S)

@@ -171,7 +171,7 @@ def test_client_is_not_read_while_its_octets_wait(
     assert not any(waiting)
 
 
-def test_hung_up_client_loses_what_was_not_served(broker: LoneBroker, client: RawClient) -> None:
+def test_client_that_hangs_up_loses_its_unserved_methods(broker: LoneBroker, client: RawClient) -> None:
     with held_up(broker):
         client.write(many(PASSIVE) + DECLARE)
         client.socket.close()

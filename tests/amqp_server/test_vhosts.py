@@ -188,7 +188,7 @@ def test_queues_of_the_same_name_in_two_vhosts_are_distinct(broker: LoneBroker) 
         assert elsewhere.call(1, Queue.Declare(queue="q"), Queue.DeclareOk).message_count == 1
 
 
-def test_permissions_are_those_of_the_clients_virtual_host(broker: LoneBroker) -> None:
+def test_permissions_of_the_clients_virtual_host_apply(broker: LoneBroker) -> None:
     broker.operate(
         SetPermissions("anna", "orders", "", "", ""), SetPermissions("anna", "/", ".*", ".*", ".*")
     )

@@ -33,7 +33,7 @@ import pika
 import pika.exceptions
 
 import qq.testing
-from qq.cli.launch import SERVE_COMMAND
+from qq.cli.local.launch import SERVE_COMMAND
 from qq.testing import ClusterNode, LocalCluster
 from tests.benchmarks.bench import load, resident_bytes
 

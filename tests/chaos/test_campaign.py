@@ -96,7 +96,7 @@ def test_seed_of_a_fault_does_not_depend_on_the_selection(runs: Runs, tmp_path: 
     }
 
 
-def test_the_mix_alone(runs: Runs, tmp_path: Path) -> None:
+def test_campaign_of_a_mix_is_a_run_of_all_faults(runs: Runs, tmp_path: Path) -> None:
     carried_out(tmp_path, "--nodes", "5", "--nemesis", "none", "--mix", "1h")
     assert [(asked["--nemesis"], asked["--for"]) for asked in runs.asked] == [("all", "1h")]
 

@@ -36,9 +36,9 @@ from cluster.log.manifest import row_of
 from cluster.runtime.asyncio_runtime import RealDisk
 from cluster.snapshots import restore
 from cluster.snapshots.backup import CONTENTS, SUMS, BackupSegment, Contents, pack_contents, sum_line
-from qq.cli import backup as backup_command
 from qq.cli import main
-from qq.cli import restore as restore_command
+from qq.cli.local import backup as backup_command
+from qq.cli.local import restore as restore_command
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import DeclareQueue
@@ -543,7 +543,7 @@ def test_restore_refuses_an_unsupported_state_version(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_no_damage_of_an_archive_restores_anything_else(
+def test_damaged_archive_restores_the_original_or_fails(
     original: Path, node: Path, said: Said, data: st.DataObject
 ) -> None:
     """What is between the files of a tar archive says nothing, so a flip there does no harm."""
@@ -603,7 +603,7 @@ def test_a_survivor_is_recovered_once(survivor: Path, said: Said) -> None:
     assert lines[1].startswith("identity     node n1 of cluster qq (members as in the log), ")
 
 
-def test_a_directory_that_was_removed_is_said_to_be_that(survivor: Path, said: Said) -> None:
+def test_directory_of_a_removed_node_is_reported(survivor: Path, said: Said) -> None:
     (survivor / GROUP / "removed").touch()
     status, lines, _ = said("inspect", survivor)
     assert status == 1
@@ -615,7 +615,7 @@ def test_a_directory_that_was_removed_is_said_to_be_that(survivor: Path, said: S
 
 
 @pytest.mark.parametrize("is_voter", [True, False])
-def test_a_survivor_that_had_no_vote_is_said_to_be_that(said: Said, tmp_path: Path, is_voter: bool) -> None:
+def test_survivor_without_a_vote_is_reported(said: Said, tmp_path: Path, is_voter: bool) -> None:
     """A new node need not have anything of what was confirmed, however long its log is."""
     low = QueueMachine.versions[0]
     disk = RealDisk(tmp_path)

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from qq.cli import progress
-from qq.cli.escaping import escaped
-from qq.cli.examples import EXAMPLES
-from qq.cli.rabbitmq_commands import COMMANDS
+from qq.cli.command_line.examples import EXAMPLES
+from qq.cli.command_line.rabbitmq_commands import COMMANDS
 from qq.cli.root import SECTIONS, root
+from qq.cli.terminal import progress
+from qq.cli.terminal.escaping import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -381,13 +381,13 @@ def test_password_in_a_url_is_refused_and_never_printed(
     assert "s3" not in said.errors
 
 
-def test_https_at_a_port_without_tls_is_told(qq: Qq, real_node: ClusterNode) -> None:
+def test_https_at_a_port_without_tls_is_explained(qq: Qq, real_node: ClusterNode) -> None:
     said = qq("status", "--url", f"https://127.0.0.1:{real_node.http_port}")
     assert (said.status, said.errors.count("\n")) == (1, 1)
     assert "does not speak TLS: use http:// in place of https://" in said.errors
 
 
-def test_port_of_other_nodes_is_told_from_an_http_port(qq: Qq, real_node: ClusterNode) -> None:
+def test_request_to_a_peer_port_is_explained(qq: Qq, real_node: ClusterNode) -> None:
     peer_port = tomllib.loads(real_node.log.with_name("node.toml").read_text())["nodes"][0]["peer_port"]
     said = qq("status", "--url", f"127.0.0.1:{peer_port}")
     assert said.status == 1
@@ -444,7 +444,7 @@ def test_every_example_in_the_help_is_a_valid_command(called: Qq) -> None:
             found.make_context(command, arguments, parent=context)  # raises UsageError
 
 
-def test_own_options_come_before_those_of_the_node(called: Qq) -> None:
+def test_help_lists_own_options_before_node_options(called: Qq) -> None:
     for command in (("drain",), ("leader", "transfer"), ("member", "add"), ("list", "queues"), ("status",)):
         shown = called(*command, "--help").output
         own = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", shown, re.MULTILINE)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qq.cli import contexts, target
+from qq.cli.client import contexts, target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,7 +139,7 @@ def test_certificates_of_a_context_are_read(called: Qq, tmp_path: Path) -> None:
 def test_command_uses_the_first_node_that_answers(
     called: Qq, real_node: ClusterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qq.cli.remote._PROBE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("qq.cli.client.remote._PROBE_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         silent = f"127.0.0.1:{frozen.getsockname()[1]}"
         good = f"127.0.0.1:{real_node.http_port}"

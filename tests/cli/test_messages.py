@@ -103,7 +103,7 @@ def test_a_message_that_no_queue_has_got_is_a_no(tasks: Qq) -> None:
 
 
 @pytest.mark.parametrize("verb", ["get", "peek"])
-def test_a_queue_that_is_not_there_is_told(qq: Qq, verb: str) -> None:
+def test_missing_queue_is_reported(qq: Qq, verb: str) -> None:
     status, output, errors = qq(verb, "messages", "--queue", "none/..")
     assert (status, output, errors.count("\n")) == (1, "", 1)
     assert "there is no queue 'none/..' in '/'" in errors
@@ -129,7 +129,7 @@ def test_connections_are_closed_with_a_reason(qq: Qq, real_node: ClusterNode) ->
     assert qq("close", "connection", "--name", "none").status == 1
 
 
-def test_messages_are_moved_and_those_that_are_not_wanted_stay(tasks: Qq) -> None:
+def test_only_selected_messages_are_moved(tasks: Qq) -> None:
     other = f"{QUEUE} other"
     assert tasks("declare", "queue", "--name", other).status == 0
     for tenant in ("acme", "other", "acme"):

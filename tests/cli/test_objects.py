@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qq.cli import listing
-from qq.cli.remote import Remote
+from qq.cli.client.remote import Remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -86,7 +86,7 @@ def test_conflicting_declare_prints_a_single_error_line(qq: Qq, vhost: str) -> N
     assert "component federation not found" in errors
 
 
-def test_bindings_are_named_by_all_that_they_are(qq: Qq, vhost: str) -> None:
+def test_bindings_are_selected_by_key_and_arguments(qq: Qq, vhost: str) -> None:
     here = "--vhost", vhost
     assert qq("declare", "exchange", "--name", "e/1", *here, "--type", "headers").status == 0
     assert qq("declare", "queue", "--name", "..", *here).status == 0
@@ -241,7 +241,7 @@ def test_unknown_column_is_refused(qq: Qq) -> None:
     assert qq("list", "vhosts", "--columns", "name,message_stats.publish").status == 0
 
 
-def test_an_order_by_a_column_that_is_not_there_is_refused(qq: Qq) -> None:
+def test_sort_by_an_unknown_column_is_refused(qq: Qq) -> None:
     status, output, errors = qq("list", "users", "--sort", "nmae")
     assert (status, output) == (1, "")
     assert errors.startswith("qq list users: there is no column 'nmae'; there are ")
@@ -375,6 +375,6 @@ def test_last_administrator_is_neither_deleted_nor_demoted(qq: Qq, tmp_path: Pat
     assert qq("list", "users").status == 0
 
 
-def test_close_connections_says_how_many(qq: Qq) -> None:
+def test_close_connections_prints_the_count(qq: Qq) -> None:
     said = qq("close", "connections", "--for-user", "nosuch")
     assert (said.status, said.output) == (0, "connections of user 'nosuch': 0 closed\n")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qq.cli import main, progress
+from qq.cli import main
 from qq.cli.layout import local_nodes, prepare
+from qq.cli.terminal import progress
 from tests.cli.processes import Qq, started
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def test_refused_change_is_not_retried(said: Said) -> None:
     assert said("drain", "n6") == (1, "", refused)
 
 
-def test_removing_the_asked_node_without_an_answer_is_explained(said: Said) -> None:
+def test_removal_of_the_requested_node_itself_is_explained(said: Said) -> None:
     status, _, errors = said("member", "remove", "n1")
     assert status == 1
     assert "it is the node that was asked, and stops then: ask another node whether it is removed" in errors

@@ -62,13 +62,13 @@ def test_rescue_without_a_running_node_leaves_the_request(called: Qq, tmp_path: 
 
 
 @pytest.mark.parametrize("content", ["", "[]", '["a", "", "00"]', '["a", "x", "00"]', '{"a": 1}'])
-def test_rescue_request_of_another_form_is_refused(content: str) -> None:
+def test_malformed_rescue_request_is_refused(content: str) -> None:
     with pytest.raises(ValueError):
         rescue.RescueRequest.decode(content.encode())
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])
-def test_rescue_request_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_rescue_request_writable_by_other_users_is_refused(tmp_path: Path, mode: int) -> None:
     request = tmp_path / "request"
     request.write_bytes(rescue.RescueRequest("a", b"s", b"h").encode())
     request.chmod(mode)

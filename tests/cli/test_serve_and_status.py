@@ -18,9 +18,9 @@ from unittest.mock import patch
 import pytest
 
 from qq import __version__
-from qq.cli.launch import node_environment
 from qq.cli.layout import local_nodes, prepare
-from qq.cli.serve import LineFormatter
+from qq.cli.local.launch import node_environment
+from qq.cli.local.serve import LineFormatter
 from tests.cli.processes import started
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ def answering(answer: bytes) -> Generator[str]:
 
 
 def started_with(config: Path) -> str:
-    """The line of a node that starts, but for the time."""
-    return f"INFO qq.cli.serve: node n1 of qq {__version__}, configured by {config}, data in {config.parent / 'data'}\n"
+    """Return the line that a node logs when it starts, without the time."""
+    data = config.parent / "data"
+    return f"INFO qq.cli.local.serve: node n1 of qq {__version__}, configured by {config}, data in {data}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -68,7 +69,7 @@ def test_serve_stops_with_status_0(tmp_path: Path, config: Path, number: signal.
         assert qq.exit_status() == 0
         first, last = qq.errors.splitlines()
         assert f"{first}\n".endswith(started_with(config))
-        assert last.endswith("INFO qq.cli.serve: node n1 was told to stop, and has stopped")
+        assert last.endswith("INFO qq.cli.local.serve: node n1 was told to stop, and has stopped")
 
 
 @pytest.mark.parametrize("how", ["STUB_HANGS", "STUB_STUBBORN"])
@@ -77,7 +78,7 @@ def test_serve_ends_at_its_deadline_although_a_task_hangs(tmp_path: Path, config
         qq.until_line("n1 serves")
         qq.process.send_signal(signal.SIGTERM)
         assert qq.exit_status() == 1
-        assert "CRITICAL qq.cli.serve: not stopped 2 s after a signal: something hangs" in qq.errors
+        assert "CRITICAL qq.cli.local.serve: not stopped 2 s after a signal: something hangs" in qq.errors
 
 
 def test_serve_reports_on_a_single_line_why_a_node_cannot_start(tmp_path: Path, config: Path) -> None:

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 from chaos.live import toxiproxy
 from chaos.live.command import _parser, parse_duration, parse_endpoints
-from qq.cli import credentials
+from qq.cli.client import credentials
 from qq.config import ConfigError, NodeConfig, load
 from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
 from tests.deploy.deployment import DEPLOY, NODES, ROOT, document, interpolated, published
@@ -53,7 +53,7 @@ def test_the_file_is_valid() -> None:
     assert mistakes(FILE.read_text()) == []
 
 
-def test_the_schema_would_find_a_mistake() -> None:
+def test_schema_finds_an_invalid_field() -> None:
     (mistake, *_) = mistakes(FILE.read_text().replace("stop_grace_period", "stop_grace"))
     assert "stop_grace" in mistake
 
@@ -131,7 +131,7 @@ def test_built_images_have_distinct_tags() -> None:
     assert len(set(tags)) == len(tags)
 
 
-def test_proxies_stand_before_each_node() -> None:
+def test_each_node_has_a_proxy() -> None:
     listening = {int(proxy["listen"].removeprefix("0.0.0.0:")) for proxy in PROXIES}
     assert {proxy["name"] for proxy in PROXIES} == set(NODES)
     for proxy in PROXIES:

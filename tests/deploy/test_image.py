@@ -116,7 +116,7 @@ def test_installed_packages_are_pinned_with_hashes() -> None:
 # The steps
 
 
-def test_wheel_is_built_like_in_its_tests() -> None:
+def test_wheel_is_built_with_the_tested_command() -> None:
     """tests/deploy/test_wheel.py says what is in it, and that it works."""
     step = next(step.text for step in instructions("build", "RUN") if "--no-deps" in step.text)
     assert f"pip wheel {' '.join(WHEEL_OPTIONS)} --wheel-dir wheels ." in step

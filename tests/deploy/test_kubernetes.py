@@ -14,8 +14,8 @@ import click
 import kubernetes_validate
 import pytest
 
+from qq.cli.client.target import DEFAULT_URL
 from qq.cli.root import root
-from qq.cli.target import DEFAULT_URL
 from qq.config import ConfigError, NodeConfig, load
 from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
 from qq.testing import ClusterNode
@@ -79,7 +79,7 @@ def test_a_manifest_is_valid(manifest: dict[str, Any]) -> None:
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_the_validator_would_find_a_mistake() -> None:
+def test_validator_finds_an_invalid_field() -> None:
     wrong = copy.deepcopy(SET)
     wrong["spec"]["podManagmentPolicy"] = wrong["spec"].pop("podManagementPolicy")
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -228,7 +228,7 @@ def test_a_node_answers_the_probes_without_a_login(probe: str, node: ClusterNode
         assert answer.status == 200
 
 
-def test_only_the_readiness_probe_asks_for_service() -> None:
+def test_only_the_readiness_probe_depends_on_a_majority() -> None:
     """A node that is repaired from the others, or has no majority, is not helped by being killed."""
     paths = {
         probe: CONTAINER[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")

@@ -139,6 +139,6 @@ def test_systemd_takes_the_unit(here: Path) -> None:
     assert complaints(here) == ""
 
 
-def test_systemd_would_find_a_mistake(here: Path) -> None:
+def test_systemd_finds_an_invalid_setting(here: Path) -> None:
     here.write_text(here.read_text().replace("ProtectHome", "ProtectHomes"))
     assert "ProtectHomes" in complaints(here)

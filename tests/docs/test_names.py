@@ -22,8 +22,8 @@ from aiohttp import web
 from cluster.raft import messages
 from cluster.runtime.histogram import Histogram
 from qq import config
-from qq.cli import credentials
-from qq.cli.rabbitmq_commands import COMMANDS, NOT_NEEDED
+from qq.cli.client import credentials
+from qq.cli.command_line.rabbitmq_commands import COMMANDS, NOT_NEEDED
 from qq.cli.root import root
 from qq.http import api
 from qq.machine.catalog import limits
@@ -667,7 +667,7 @@ def test_quoted_node_messages_exist_in_the_code(document: Path) -> None:
             assert is_said, f"{name_of(document)}: {text}: {part}"
 
 
-def test_migration_page_has_the_counterparts_of_rabbitmq_commands() -> None:
+def test_migration_page_has_the_counterpart_of_each_command() -> None:
     text = (ROOT / "docs" / "how-to" / "migrate.md").read_text()
     rows = [re.findall(r"`([^`]+)`", row) for row in text.splitlines() if row.startswith("| `")]
     assert {name: row[-1] for row in rows for name in row[:-1] if name in COMMANDS} == COMMANDS

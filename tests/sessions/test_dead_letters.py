@@ -17,7 +17,7 @@ from qq.machine.queue.queue import Queue
 from qq.ranges import Range
 from qq.sessions.dead_letters import BYTES_MAX, RETRY_S, STEPS_MAX, DeadLetters
 from qq.sessions.entries import Messages
-from qq.sessions.fair_queue import Lane
+from qq.sessions.lanes import Lane
 
 
 class World:

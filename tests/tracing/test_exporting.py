@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from collections.abc import Callable, Generator
@@ -26,9 +27,18 @@ OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
+def read_request(client: socket.socket) -> None:
+    """Read a request to its end: closing a socket with unread octets resets the connection, and the answer is lost."""
+    head, _, body = client.recv(1 << 20).partition(b"\r\n\r\n")
+    length = re.search(rb"Content-Length: (\d+)", head, re.IGNORECASE)
+    missing = int(length[1]) - len(body) if length else 0
+    while missing > 0 and (octets := client.recv(missing)):
+        missing -= len(octets)
+
+
 @contextmanager
 def answering(answer: Answer, tls: ssl.SSLContext | None = None) -> Generator[str]:
-    """A server that reads some of each request and answers it; its address."""
+    """Serve HTTP with `answer` after each request, and yield the URL."""
 
     def serve() -> None:
         while True:
@@ -38,7 +48,7 @@ def answering(answer: Answer, tls: ssl.SSLContext | None = None) -> Generator[st
                 return
             with client, suppress(OSError):
                 spoken = client if tls is None else tls.wrap_socket(client, server_side=True)
-                spoken.recv(1 << 20)
+                read_request(spoken)
                 answer(spoken)
                 spoken.close()
 

@@ -24,7 +24,8 @@ the flag `exclusive` has no effect at a quorum queue. Arguments of stream consum
 
 10: the last administrator with a password stays, unless a command of its own takes the tag away.
 
-11: with at-least-once, dead letters that their targets cannot take do not hold up those behind them."""
+11: with at-least-once, dead letters that their targets cannot take do not hold up those behind them. The log says when
+a member's data directory was lost or replaced."""
 
 
 def known() -> str:

@@ -74,7 +74,9 @@ class DeadMessages(NamedTuple):
     def part(self, offset: int, count: int) -> DeadMessages:
         """Return `count` messages from the `offset`-th on."""
         messages, reason, time_ms = self
-        return self if count == messages.count else DeadMessages(messages.part(offset, count), reason, time_ms)
+        return (
+            self if count == messages.count else DeadMessages(messages.part(offset, count), reason, time_ms)
+        )
 
 
 @dataclass(slots=True)

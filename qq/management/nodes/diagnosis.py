@@ -81,6 +81,7 @@ class MemberFindings:
                 disk_hangs=bool(reported is not None and reported.disk_hangs),
                 hears_leader=bool(reported is not None and reported.hears_leader),
                 why_apart=self._peers.why_apart_from(member.name),
+                lost_ms=member.lost_ms,
             )
 
 

@@ -99,7 +99,7 @@ def test_figures_are_of_the_whole_run(judged: Judged) -> None:
     assert figures["confirmed"] == len(confirmed) + 4
 
 
-def test_verdict_counts_rows_and_how_operations_ended(judged: Judged) -> None:
+def test_verdict_counts_rows_and_outcomes_of_operations(judged: Judged) -> None:
     rows = rows_of(judged)
     ends = Counter((row["op"], row["type"]) for row in rows)
     assert judged.verdict.rows == judged.rows == len(rows)
@@ -109,7 +109,7 @@ def test_verdict_counts_rows_and_how_operations_ended(judged: Judged) -> None:
     assert judged.verdict.operations["tx_commit"] == {"ok": 4, "fail": 1, "unknown": 8}
 
 
-def test_verdict_file_equals_the_verdict_and_stands_alone(judged: Judged) -> None:
+def test_verdict_file_equals_the_verdict(judged: Judged) -> None:
     document = json.loads((judged.directory / "verdict.json").read_text())
     assert document["format"] == 1
     assert document["valid"] is judged.verdict.valid is False

@@ -126,7 +126,7 @@ def test_stream_reports_a_deleted_and_recreated_queue(node: Node[MachineManageme
     assert asyncio.run(story()) == ["view", "gone", "view"]
 
 
-def test_unavailable_view_is_not_reported_as_gone(
+def test_unavailable_view_is_not_reported_as_missing(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(node, "a")

@@ -99,7 +99,7 @@ def test_an_exchange_routes_to_subscribers(kind: ExchangeType) -> None:
     run(subscribe, story)
 
 
-def test_a_channel_limits_how_many_are_handled_at_once() -> None:
+def test_prefetch_limits_the_tasks_handled_at_once() -> None:
     queue, running, most = quorum_queue(), 0, 0
     ended: asyncio.Queue[int] = asyncio.Queue()
 
