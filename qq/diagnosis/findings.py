@@ -5,12 +5,11 @@ Invariant: a code keeps its meaning for ever, because scripts search for codes. 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.diagnosis.words import number
+from qq.diagnosis.words import number, utc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,6 +85,10 @@ KINDS: Mapping[str, KindOfFinding] = {
     ),
     "link-missing": _warning(
         "Check the network between them, and their secrets.", "{} pairs of nodes have no link"
+    ),
+    "data-lost": _warning(
+        "Check why its data directory was empty: its disk may not be mounted, or may not be kept.",
+        "{} nodes lost their data",
     ),
     "members-few": _info("Add members (`qq member add`): three voters tolerate the failure of one."),
     "members-even": _info(
@@ -331,7 +334,7 @@ def document_of(diagnosis: Diagnosis) -> dict[str, Any]:
                 "subject": each.subject,
                 "text": each.text,
                 "advice": each.advice,
-                "since": None if each.since_ms is None else _time(each.since_ms),
+                "since": None if each.since_ms is None else utc(each.since_ms),
                 "object": _object(each),
             }
             for each in diagnosis.findings
@@ -368,7 +371,7 @@ def _group(findings: Sequence[Finding], places: Sequence[int]) -> dict[str, Any]
         "code": first.code,
         "title": first.subject if is_single else KINDS[first.code].plural.format(f"{count:,}"),
         "advice": first.advice,
-        "since": _time(min(since)) if since else None,
+        "since": utc(min(since)) if since else None,
         "count": count,
         "findings": [place for place in places if is_single or findings[place].objects == 1],
     }
@@ -407,11 +410,6 @@ def _name(finding: Mapping[str, Any]) -> str:
 
 def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-
-
-def _time(since_ms: int) -> str:
-    """Return a time in RFC 3339 format, in UTC, to the second."""
-    return f"{datetime.fromtimestamp(since_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def decode_finding(row: Any) -> Finding | None:
