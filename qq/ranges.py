@@ -17,14 +17,6 @@ MESSAGE_MASK = (1 << MESSAGE_BITS) - 1
 MESSAGES_MAX = MESSAGE_MASK
 """The most messages in a batch: a greater ordinal would run into the next batch's slots."""
 
-
-INDEX_BITS = 48
-"""An entry's place is (number of the group whose log has it) << INDEX_BITS | (Raft index).
-
-A node has a single log, that of group 0, so at present the place of an entry is its index.
-"""
-INDEX_MASK = (1 << INDEX_BITS) - 1
-
 LEVELS = 32
 """The number of priority levels of a queue; 0 is the lowest (RabbitMQ 4.3)."""
 NORMAL = 4

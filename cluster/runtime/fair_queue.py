@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
 
-class Member(Protocol):
+class QueueMember(Protocol):
     """A member of a fair queue."""
 
     is_waiting: bool
@@ -20,7 +20,7 @@ class Member(Protocol):
     """The virtual time, which the user of the queue advances by the cost of each service."""
 
 
-T = TypeVar("T", bound=Member)
+T = TypeVar("T", bound=QueueMember)
 
 
 class FairQueue(Generic[T]):

@@ -126,9 +126,9 @@ def test_ends_of_many_channels_do_not_hold_up_the_loop(broker: LoneBroker) -> No
 
 
 def test_octets_before_the_login_do_not_hold_up_the_loop(broker: LoneBroker) -> None:
-    with RawClient(broker.amqp_port, handshake=False) as stranger, Passes(broker) as passes:
-        stranger.write(b"AMQP\x00\x00\x09\x01" + many(HEARTBEAT))
-        stranger.expect(commands.Connection.Start)
+    with RawClient(broker.amqp_port, handshake=False) as unauthenticated, Passes(broker) as passes:
+        unauthenticated.write(b"AMQP\x00\x00\x09\x01" + many(HEARTBEAT))
+        unauthenticated.expect(commands.Connection.Start)
         wait_until(lambda: broker.call(lambda: is_idle(broker)), "the end of the flood")
     assert passes.longest_s < PASS_MAX_S
 
@@ -171,7 +171,7 @@ def test_client_is_not_read_while_its_octets_wait(
     assert not any(waiting)
 
 
-def test_hung_up_client_loses_what_was_not_served(broker: LoneBroker, client: RawClient) -> None:
+def test_client_that_hangs_up_loses_its_unserved_methods(broker: LoneBroker, client: RawClient) -> None:
     with held_up(broker):
         client.write(many(PASSIVE) + DECLARE)
         client.socket.close()

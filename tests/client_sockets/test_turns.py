@@ -64,7 +64,7 @@ def test_work_is_done_at_once_while_no_connection_waits() -> None:
     assert loop.soon == []
 
 
-def test_turn_is_told_when_it_should_end() -> None:
+def test_turn_gets_the_time_at_which_it_should_end() -> None:
     loop = Loop()
     ends: list[float] = []
 
@@ -182,7 +182,7 @@ def test_waiting_connection_may_move_to_its_user() -> None:
     assert loop.served.count("x") == 5
 
 
-def test_connection_that_asks_in_its_own_turn_waits_for_its_end() -> None:
+def test_turn_requested_in_the_own_turn_comes_after_it() -> None:
     loop = Loop()
 
     class Nested(Connection):
@@ -201,7 +201,7 @@ def test_connection_that_asks_in_its_own_turn_waits_for_its_end() -> None:
     assert loop.served == ["a"] * 3
 
 
-def test_connection_asked_for_in_another_turn_waits() -> None:
+def test_turn_requested_during_a_turn_comes_after_it() -> None:
     """Its work may be the consequence of the turn that is going on, and must not be done within it."""
     loop = Loop()
     other = Connection(loop, "b")

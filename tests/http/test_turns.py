@@ -37,7 +37,7 @@ def test_turn_is_taken_at_once_when_no_connection_waits(done: list[str]) -> None
     asyncio.run(story())
 
 
-def test_address_with_many_turns_delays_another_by_one_turn(done: list[str]) -> None:
+def test_busy_address_delays_a_second_address_by_a_turn(done: list[str]) -> None:
     async def story() -> None:
         turns = RequestTurns()
         for number in range(50):

@@ -813,16 +813,14 @@ class Chance(Random):
 @pytest.mark.slow
 @pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(settings.default.max_examples // 10))
-def test_long_life_with_absurd_commands_does_not_raise(seed: int) -> None:
+def test_long_run_of_absurd_commands_does_not_raise(seed: int) -> None:
     absurd_life(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(100, 100 + settings.default.max_examples // 10))
-def test_long_life_in_the_smallest_portions_does_not_raise(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_long_run_in_the_smallest_portions_does_not_raise(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(queue_module, "RANGES_AT_ONCE", 0)
     least = {
         "LOST_MAX": 1,
@@ -840,7 +838,7 @@ def test_long_life_in_the_smallest_portions_does_not_raise(
 @pytest.mark.slow
 @pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(200, 200 + settings.default.max_examples // 10))
-def test_long_life_with_raised_versions_does_not_raise(seed: int) -> None:
+def test_long_run_with_raised_versions_does_not_raise(seed: int) -> None:
     chance = Random(seed)
     first, *later = sorted(chance.sample(range(VERSIONS[0], VERSIONS[1] + 1), chance.choice([2, 3])))
     raises = zip(sorted(chance.sample(range(5, 55), len(later))), later, strict=True)

@@ -85,7 +85,7 @@ def test_requested_rows_are_returned_once_and_in_order(size: int) -> None:
     assert asyncio.run(two.asking.rows_with_keys("b", "unheard of", [1])) == []
 
 
-def test_a_client_is_asked_for_its_name_once() -> None:
+def test_name_of_a_client_is_queried_once() -> None:
     """And again if another one has its number; those of a node that tells nothing have none."""
     two = Two()
     asked: list[int] = []

@@ -57,7 +57,9 @@ async def status(port: HttpPort, path: str) -> int:
 
 def test_serve_command_does_not_import_the_http_library() -> None:
     """It is half of all that a node imports, and clients of AMQP would wait for it."""
-    told = "import sys, qq.cli.serve; print(sorted({'aiohttp', 'prometheus_client'} & set(sys.modules)))"
+    told = (
+        "import sys, qq.cli.local.serve; print(sorted({'aiohttp', 'prometheus_client'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

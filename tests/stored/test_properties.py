@@ -102,7 +102,7 @@ def test_an_expiration_is_a_decimal_number(text: bytes, ttl_ms: int) -> None:
         (b"315360000001", "{value_too_large,315360000001}"),
     ],
 )
-def test_invalid_expiration_is_refused_in_rabbitmqs_words(text: bytes, fault: str) -> None:
+def test_invalid_expiration_is_refused_with_rabbitmqs_text(text: bytes, fault: str) -> None:
     for _ in range(2):
         with refusal(f"invalid expiration '{text.decode()}': {fault}"):
             attributes(stored_message(expiration=text))
@@ -139,7 +139,7 @@ def test_keys_that_are_not_strings_are_skipped_as_in_rabbitmq() -> None:
         (b"x\0\0\0\0", "binary"),
     ],
 )
-def test_keys_that_are_no_array_are_refused_in_rabbitmqs_words(name: str, value: bytes, kind: str) -> None:
+def test_keys_that_are_no_array_are_refused_with_its_text(name: str, value: bytes, kind: str) -> None:
     with refusal(f'invalid message: {{unacceptable_type_in_header,"{name}",{kind}}}'):
         attributes(with_header(name, value))
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from qq.cli.options import with_node, with_output_and_json
-from qq.cli.output import print_answer
+from qq.cli.terminal.output import print_answer
 from qq.diagnosis.findings import Severity, lines_of
 
 if TYPE_CHECKING:
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 _COLUMNS = ("severity", "code", "subject", "text", "advice", "since")
 _INFO = Severity.INFO.value

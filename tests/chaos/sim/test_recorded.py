@@ -49,11 +49,11 @@ def test_the_same_seed_is_the_same_history_in_every_process(tmp_path: Path) -> N
 
 def test_simulated_loop_sleeps_in_simulated_time() -> None:
     world = SimulatedWorld(1)
-    heard: list[tuple[float, str]] = []
+    recorded: list[tuple[float, str]] = []
 
     async def wait(name: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        heard.append((world.now_s, name))
+        recorded.append((world.now_s, name))
 
     async def main() -> str:
         async with asyncio.TaskGroup() as tasks:
@@ -65,7 +65,7 @@ def test_simulated_loop_sleeps_in_simulated_time() -> None:
         return "done"
 
     assert SimulatedLoop(world).run(main(), until_s=10.0) == "done"
-    assert heard == [(1.0, "early"), (3.0, "late")]
+    assert recorded == [(1.0, "early"), (3.0, "late")]
     assert world.now_s == 5.0
 
 
@@ -83,7 +83,7 @@ def test_task_still_waiting_at_the_end_of_the_world_is_cancelled() -> None:
     assert ended == ["main"]
 
 
-def test_a_mistake_of_a_client_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_a_client_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chaos.workloads.clients.messages_of", lambda *_: iter(()))
     with pytest.raises(RuntimeError, match="StopIteration"):
         record(1, tmp_path, workloads=["confirm"])

@@ -73,7 +73,7 @@ def test_a_voter_is_a_voter() -> None:
     assert node.rejoin.describe() is None
 
 
-def test_a_voter_of_those_in_its_file_relies_on_its_log() -> None:
+def test_voter_relies_on_its_log_after_a_restart() -> None:
     assert Node(HardState(3, "n2", VoterStatus.VOTER), StandIn(term=3)).rejoin.has_past(1)
     assert not Node(HardState(3, None, VoterStatus.LEARNER), StandIn(term=3)).rejoin.has_past(9)
 
@@ -189,7 +189,7 @@ def test_only_the_leader_of_the_own_term_counts(term: int) -> None:
     assert node.hears("n2", term=5, last_index=10) is VoterStatus.LEARNER, "it does not lead"
 
 
-def test_a_majority_without_a_log_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_majority_without_a_log_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     node = Node(HardState(5, None, VoterStatus.LEARNER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
         for _ in range(1 + int(HOPELESS_S)):

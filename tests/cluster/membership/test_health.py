@@ -149,7 +149,7 @@ def test_node_may_not_stop_if_only_drained_members_stay() -> None:
     assert not fail_stop("a", trio(a=None), drained="bc").is_safe, "whether it is up or not"
 
 
-def test_a_lone_node_is_all_there_is() -> None:
+def test_stop_of_a_single_node_is_unsafe() -> None:
     assert not fail_stop("a", {"a": FIT}).is_safe
 
 
@@ -194,7 +194,7 @@ def test_leadership_goes_to_serving_then_fit_then_able_members(
     assert successors("a", Membership.of_voters(known), drained, known) == list(names)
 
 
-def test_it_is_said_why_a_member_cannot_lead() -> None:
+def test_reason_why_a_member_cannot_lead_is_reported() -> None:
     known = trio(a=None, b=FULL, c=DAMAGED)
     assert why_cannot_lead("a", known) == "a does not answer (start it, or look at its network)"
     assert why_cannot_lead("b", known) == "b has a full disk (make room on it)"
@@ -220,7 +220,7 @@ def test_it_is_said_why_a_member_cannot_lead() -> None:
         ("x", trio(), Verdict(True, "x does not vote, so all goes on without it")),
     ],
 )
-def test_a_member_may_go_if_those_that_are_left_can_go_on(name: str, known: Known, verdict: Verdict) -> None:
+def test_member_may_leave_if_the_rest_keeps_a_majority(name: str, known: Known, verdict: Verdict) -> None:
     assert may_leave(name, Membership.of_voters(known), "", known) == verdict
 
 
@@ -318,7 +318,7 @@ def test_silent_members_are_named_when_there_is_no_leader(heard: str, why: str) 
     assert why_no_leader(Membership.of_voters("abc"), known) == why
 
 
-def test_members_that_hear_a_leader_are_named_if_this_does_not() -> None:
+def test_members_with_a_leader_are_named_by_a_node_without() -> None:
     known = trio(a=FIT._replace(hears_leader=0), c=None)
     why = "no leader: this node hears none, and b hears one; c cannot be heard (look at the network between the nodes)"
     assert why_no_leader(Membership.of_voters("abc"), known) == why

@@ -80,7 +80,7 @@ def test_dead_letters_are_sent_back_to_their_origin(node: Machine) -> None:
     assert (answer.json["destination"], answer.json["to_origin"]) == (None, True)
 
 
-def test_move_shows_why_it_waits_or_failed(node: Machine) -> None:
+def test_move_shows_the_reason_of_a_wait_or_failure(node: Machine) -> None:
     shown = begun(node)
     move = node.management.machine.moves.all["/", shown["id"]]
     move.waits_for = "to"

@@ -59,9 +59,7 @@ def test_browsing_does_not_change_the_queue(broker: LoneBroker, channel: Any) ->
 
 
 @pytest.mark.parametrize(("offset", "count"), [(0, 1), (0, 2), (1, 1), (2, 5), (3, 1), (0, 0), (10**18, 1)])
-def test_a_page_is_the_range_that_was_asked_for(
-    broker: LoneBroker, channel: Any, offset: int, count: int
-) -> None:
+def test_page_is_the_requested_range(broker: LoneBroker, channel: Any, offset: int, count: int) -> None:
     publish(channel, b"a", b"b", b"c")
     found = page(broker, offset, count)
     assert bodies(found) == [b"a", b"b", b"c"][offset : offset + count]

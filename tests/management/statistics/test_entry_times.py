@@ -5,7 +5,7 @@ from __future__ import annotations
 from qq.management.statistics.entry_times import LEVEL_RECORDS, EntryTimes
 
 
-def test_an_entry_is_as_old_as_the_first_note_that_has_it() -> None:
+def test_entry_is_as_old_as_the_first_record_that_has_it() -> None:
     times = EntryTimes()
     assert times.age_ms(7, 1000) == 0  # nothing is known
     times.record(10, 1000)
@@ -17,7 +17,7 @@ def test_an_entry_is_as_old_as_the_first_note_that_has_it() -> None:
     assert times.age_ms(10, 0) == 0  # a time that is behind that of the note
 
 
-def test_notes_are_bounded_and_ages_exact_to_a_hundredth() -> None:
+def test_records_are_bounded_and_ages_exact_to_a_hundredth() -> None:
     times, count = EntryTimes(), 200_000  # eleven days
     for number in range(count):
         times.record(number, 5000 * number)

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 
-from qq.cli.http_client import ClientLogin, ConnectError, send
+from qq.cli.client.http_client import ClientLogin, ConnectError, send
 from qq.cli.layout import HOST, PASSWORD, USER
 
 ANSWER_TIMEOUT_S = 1.0

@@ -16,16 +16,16 @@ from http.client import HTTPException, HTTPResponse, IncompleteRead, RemoteDisco
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
-from qq.cli.api import ARCHIVE, DONE, JSON
-from qq.cli.http_client import ConnectError, send
-from qq.cli.progress import Wait
-from qq.cli.values import HTTP_PORT
+from qq.cli.client.api import ARCHIVE, DONE, JSON
+from qq.cli.client.http_client import ConnectError, send
+from qq.cli.command_line.values import HTTP_PORT
+from qq.cli.terminal.progress import Wait
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence
 
-    from qq.cli.http_client import ClientLogin
+    from qq.cli.client.http_client import ClientLogin
 
 _ANSWER_TIMEOUT_S = 15.0
 """Seconds to wait for an answer: longer than a node takes for any usual request."""

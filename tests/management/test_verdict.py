@@ -1,14 +1,13 @@
-"""The first line of `qq status`, and its exit status, for clusters in any state."""
+"""The verdict on clusters in any state: its line, and its severity."""
 
 from __future__ import annotations
 
-import json
-import time
 from typing import Any
 
 import pytest
 
-from qq.cli.commands.status import judge
+from qq.diagnosis.findings import Severity
+from qq.management.nodes.verdict import judge
 
 
 def node(name: str, **facts: Any) -> dict[str, Any]:
@@ -34,6 +33,16 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             cluster(node("n1"), node("n2", drained=True), node("n3")),
             True,
             "all well: 3 of 3 members, n1 leads; under maintenance: n2",
+        ),
+        (
+            cluster(node("n1"), node("n2"), node("n3", lost_ms=1_764_435_600_000)),
+            True,
+            "all well: 3 of 3 members, n1 leads; n3 lost its data at 2025-11-29T17:00:00Z",
+        ),
+        (
+            cluster(node("n1"), node("n2"), node("n3", role="learner", lost_ms=1_764_435_600_000)),
+            False,
+            "not well: is being given the log: n3; n1 leads; n3 lost its data at 2025-11-29T17:00:00Z",
         ),
         (
             # The leader reaches one of those that this node does not hear.
@@ -139,25 +148,20 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
     ],
 )  # fmt: skip
 def test_a_cluster_is_judged_in_a_line(answer: dict[str, Any], is_well: bool, text: str) -> None:
-    assert judge(answer) == (is_well, text)
+    health = judge(answer)
+    assert (health.is_well, health.text) == (is_well, text)
 
 
-# --- what the doctor says
-
-
-def test_doctor_prints_the_verdict_first_and_exits_by_it(qq: Any) -> None:
-    def told() -> dict[str, Any]:
-        return json.loads(qq("doctor", "-o", "json").output)
-
-    while (document := told()) != told():  # a node that has just started finds this and that
-        time.sleep(0.2)
-    said = qq("doctor")
-    assert said.lines[0] == document["verdict"]
-    grave = [each for each in document["findings"] if each["severity"] != "info"]
-    assert said.status == bool(grave)
-    codes = [each["code"] for each in document["findings"]]
-    assert "members-few" in codes
-    assert qq("doctor", "-o", "csv").lines[0] == "severity,code,subject,text,advice,since"
-    assert [
-        line.split()[1] for line in said.lines if line.startswith(("CRITICAL ", "INFO ", "WARNING "))
-    ] == [f"{code}:" for code in codes]
+@pytest.mark.parametrize(
+    ("answer", "severity"),
+    [
+        (cluster(node("n1"), node("n2"), node("n3")), Severity.INFO),
+        (cluster(node("n1"), node("n2", drained=True), node("n3")), Severity.WARNING),
+        (cluster(node("n1"), node("n2"), node("n3"), node("n4", role="learner")), Severity.WARNING),
+        (cluster(node("n1"), node("n2"), node("n3", **DOWN)), Severity.CRITICAL),
+        (cluster(node("n1"), node("n2", alarm=True), node("n3")), Severity.CRITICAL),
+        (cluster(node("n1"), node("n2"), node("n3"), leader=None), Severity.CRITICAL),
+    ],
+)
+def test_verdict_is_critical_if_a_member_is_down(answer: dict[str, Any], severity: Severity) -> None:
+    assert judge(answer).severity is severity

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.cli.launch import load_settings
-from qq.cli.output import print_rows
+from qq.cli.local.launch import load_settings
+from qq.cli.terminal.output import print_rows
 from qq.node.parts import addresses, seeds
 from qq.node.reread import RereadFiles
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.snapshots.backup import CONTENTS
-from qq.cli.streams import STANDARD_STREAM
+from qq.cli.terminal.streams import STANDARD_STREAM
 from qq.errors import CommandError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qq.cli.credentials import VARIABLES
+from qq.cli.client.credentials import VARIABLES
 from qq.config import ENVIRONMENT_PREFIX, SECTIONS, NodeConfig, load, variable_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qq.cli.values import read_url
+from qq.cli.command_line.values import read_url
 from qq.errors import CommandError
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from qq.cli.escaping import quoted
-from qq.cli.launch import load_settings
-from qq.cli.progress import Wait
+from qq.cli.local.launch import load_settings
+from qq.cli.terminal.escaping import quoted
+from qq.cli.terminal.progress import Wait
 from qq.errors import CommandError
 from qq.node.rescue import REQUEST_FILE, RescueRequest
 from qq.sessions.login import SALT_BYTES, hash_password

@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from qq.cli.escaping import escaped
+from qq.cli.terminal.escaping import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Generator

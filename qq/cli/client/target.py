@@ -13,11 +13,11 @@ import os
 import ssl
 from typing import TYPE_CHECKING
 
-from qq.cli import contexts
-from qq.cli.credentials import CONTEXT, URL, client_login
+from qq.cli.client import contexts
+from qq.cli.client.credentials import CONTEXT, URL, client_login
+from qq.cli.client.remote import Remote
+from qq.cli.command_line.values import read_url
 from qq.cli.layout import USER
-from qq.cli.remote import Remote
-from qq.cli.values import read_url
 from qq.errors import CommandError
 
 if TYPE_CHECKING:

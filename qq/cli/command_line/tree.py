@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.exceptions import NoSuchCommand
 
-from qq.cli.examples import EXAMPLES
-from qq.cli.rabbitmq_commands import OPTION_NAMES, counterpart
-from qq.cli.signals import exit_at_once
+from qq.cli.command_line.examples import EXAMPLES
+from qq.cli.command_line.rabbitmq_commands import OPTION_NAMES, counterpart
+from qq.cli.terminal.signals import exit_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -46,10 +46,10 @@ from cluster.storage.inspect import (
 )
 from cluster.storage.inspect import inspect as find_all
 from cluster.storage.paths import GROUPS, REMOVED, group_path
-from qq.cli.archive import is_backup, opened
-from qq.cli.backup import describe
-from qq.cli.inspect import describe_state, describe_time, find_group
-from qq.cli.launch import load_settings
+from qq.cli.local.archive import is_backup, opened
+from qq.cli.local.backup import describe
+from qq.cli.local.inspect import describe_state, describe_time, find_group
+from qq.cli.local.launch import load_settings
 from qq.errors import CommandError
 from qq.machine.machine import QueueMachine
 from qq.stored.content import content_of

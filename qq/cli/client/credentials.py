@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qq.cli.http_client import ClientLogin
+from qq.cli.client.http_client import ClientLogin
 from qq.cli.layout import PASSWORD, USER
 from qq.config import ConfigError, read_hidden
 from qq.errors import CommandError

@@ -54,7 +54,7 @@ from cluster.storage.inspect import (
 )
 from cluster.storage.inspect import inspect as find_all
 from cluster.storage.paths import group_path
-from qq.cli.archive import is_backup, opened
+from qq.cli.local.archive import is_backup, opened
 from qq.diagnosis.words import number
 from qq.errors import CommandError
 from qq.machine.machine import QueueMachine

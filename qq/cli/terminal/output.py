@@ -15,7 +15,7 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from qq.cli.escaping import escaped
+from qq.cli.terminal.escaping import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

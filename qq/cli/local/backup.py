@@ -32,9 +32,9 @@ from cluster.snapshots.backup import (
     sum_line,
     unpack_contents,
 )
-from qq.cli.inspect import describe_state, describe_time
-from qq.cli.progress import progress_bar
-from qq.cli.streams import STANDARD_STREAM
+from qq.cli.local.inspect import describe_state, describe_time
+from qq.cli.terminal.progress import progress_bar
+from qq.cli.terminal.streams import STANDARD_STREAM
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from cluster.runtime.ports import Disk
     from cluster.snapshots.backup import Contents
-    from qq.cli.progress import ProgressBar
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
+    from qq.cli.terminal.progress import ProgressBar
 
 _PATH = "/api/cluster/backup"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from qq.cli.streams import STANDARD_STREAM
+from qq.cli.terminal.streams import STANDARD_STREAM
 from qq.errors import CommandError
 
 with_new_password = click.option(
@@ -27,7 +27,7 @@ def prompt_or_read(file: str | None) -> str:
     if file == STANDARD_STREAM:
         return _read_line()
     if file is not None:
-        from qq.cli.credentials import read_password  # noqa: PLC0415 -- large
+        from qq.cli.client.credentials import read_password  # noqa: PLC0415 -- large
 
         return read_password(Path(file))
     if not sys.stdin.isatty():

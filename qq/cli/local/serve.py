@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from qq import __version__, node
-from qq.cli.escaping import escaped
-from qq.cli.launch import PARENT_VARIABLE, load_settings
+from qq.cli.local.launch import PARENT_VARIABLE, load_settings
+from qq.cli.terminal.escaping import escaped
 from qq.errors import StartError
 
 if TYPE_CHECKING:
