@@ -43,6 +43,8 @@ class MemberFacts(NamedTuple):
     """Whether the member leads or hears the leader, as it reports itself."""
     why_apart: str | None = None
     """Reason why the reporting node has no link with the member; None if unknown."""
+    lost_ms: int | None = None
+    """When the member's data directory was lost or replaced within the last day, in milliseconds since 1970."""
 
 
 class ClusterFacts(NamedTuple):
@@ -122,6 +124,9 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
         yield Finding("member-learns", node, "it receives the log, and does not vote yet")
     elif member.lag is not None and member.lag > LAG_MAX:
         yield Finding("node-behind", node, f"it lacks {member.lag:,} entries of the log")
+    if member.lost_ms is not None:
+        text = "it lost its data: a new data directory has taken the place of the last one"
+        yield Finding("data-lost", node, text, member.lost_ms)
     if member.is_up and member.clock_offset_ms is not None and abs(member.clock_offset_ms) > CLOCK_OFF_MS:
         way = "ahead of" if member.clock_offset_ms > 0 else "behind"
         text = f"its clock is {abs(member.clock_offset_ms) / 1000:.1f} s {way} the cluster's time"

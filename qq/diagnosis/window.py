@@ -43,6 +43,10 @@ class TimesWindow:
         self._times = times
         self._samples: deque[_TimesSample] = deque(maxlen=SAMPLES_KEPT + 1)
 
+    def restart(self) -> None:
+        """Forget all samples."""
+        self._samples.clear()
+
     def sample(self, now_s: float) -> None:
         self._samples.append(_TimesSample(now_s, tuple(self._times.counts), self._times.total))
 

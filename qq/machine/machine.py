@@ -67,6 +67,7 @@ class QueueMachine:
 
     versions = VERSIONS
     outages_since = 9
+    losses_since = 11
 
     def __init__(self, content_of: ContentOf = no_content) -> None:
         """`content_of` returns the properties of a message, for exchanges that look into messages.

@@ -86,4 +86,5 @@ def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:
         disk_hangs=status.disk_hangs,
         misses=status.misses,
         hears_leader=status.hears_leader,
+        lost_ms=member.lost_ms,
     )

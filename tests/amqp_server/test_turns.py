@@ -127,9 +127,9 @@ def test_ends_of_many_channels_do_not_hold_up_the_loop(broker: LoneBroker) -> No
 
 
 def test_octets_before_the_login_do_not_hold_up_the_loop(broker: LoneBroker) -> None:
-    with RawClient(broker.amqp_port, handshake=False) as stranger, Passes(broker) as passes:
-        stranger.write(b"AMQP\x00\x00\x09\x01" + many(HEARTBEAT))
-        stranger.expect(commands.Connection.Start)
+    with RawClient(broker.amqp_port, handshake=False) as unauthenticated, Passes(broker) as passes:
+        unauthenticated.write(b"AMQP\x00\x00\x09\x01" + many(HEARTBEAT))
+        unauthenticated.expect(commands.Connection.Start)
         wait_until(lambda: broker.call(lambda: is_idle(broker)), "the end of the flood")
     assert passes.longest_s < PASS_MAX_S
 

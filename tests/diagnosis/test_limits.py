@@ -72,6 +72,7 @@ def test_a_tenant_that_has_most_of_the_traffic() -> None:
             "tenant-heavy",
             "user 'a' in vhost 'v'",
             "it has 67% of all clients' traffic, 4.0 MB a second, over 4 connections",
+            about=("user", "a"),
         )
     ]
     assert found(there) == []  # it is the only one

@@ -35,6 +35,16 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             "all well: 3 of 3 members, n1 leads; under maintenance: n2",
         ),
         (
+            cluster(node("n1"), node("n2"), node("n3", lost_ms=1_764_435_600_000)),
+            True,
+            "all well: 3 of 3 members, n1 leads; n3 lost its data at 2025-11-29T17:00:00Z",
+        ),
+        (
+            cluster(node("n1"), node("n2"), node("n3", role="learner", lost_ms=1_764_435_600_000)),
+            False,
+            "not well: is being given the log: n3; n1 leads; n3 lost its data at 2025-11-29T17:00:00Z",
+        ),
+        (
             # The leader reaches one of those that this node does not hear.
             cluster(*map(node, ("n1", "n2")), *(node(name, **DOWN) for name in ("n3", "n4", "n5")), leader="n2"),
             False,

@@ -68,12 +68,12 @@ class QueueModel:
     """Number of ready and delayed messages."""
     held: int = 0
     """Number of unsettled messages at consumers."""
-    dying: deque[Message] = field(default_factory=deque)
+    dead: deque[Message] = field(default_factory=deque)
     """Messages to be dead-lettered, in the machine's order."""
     died: list[Message] = field(default_factory=list)
     """Messages that died after these; their order has not been read from the machine yet."""
     first_dead: int = 0
-    """Number of the first message in `dying`, counted since the queue was declared."""
+    """Number of the first message in `dead`, counted since the queue was declared."""
     expiries: list[tuple[int, int, Message]] = field(default_factory=list)
     """A heap of messages by expiry time; some of them are not ready any more."""
     delays: list[tuple[int, int, Message]] = field(default_factory=list)
@@ -99,7 +99,7 @@ class QueueModel:
     least_limit: int | None = None
     """The smallest maximum length that applied in this entry."""
 
-    def note_settings(self, settings: QueueSettings) -> None:
+    def set_settings(self, settings: QueueSettings) -> None:
         """Apply settings that may change in the middle of an entry; expiry and limits may act before or after."""
         self.settings = settings
         self.trims |= is_trimmed(settings)
@@ -114,12 +114,12 @@ class QueueModel:
         self.peak = self.count
         self.trims = self.drops_head = self.keeps_dead = self.drops_dead = False
         self.least_limit = None
-        self.note_settings(self.settings)
+        self.set_settings(self.settings)
 
     @property
     def messages(self) -> int:
         """Number of all messages except held messages."""
-        return self.count + len(self.dying) + len(self.died)
+        return self.count + len(self.dead) + len(self.died)
 
 
 class Holder:

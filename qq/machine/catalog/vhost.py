@@ -37,7 +37,7 @@ from qq.routing.exchanges import (
 from qq.routing.routers import Binding, Destination, DestinationKind, InvalidBinding, InvalidExchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from qq.machine.catalog.reply_names import Requester
     from qq.machine.policy.policies import Applied, Policy
@@ -506,6 +506,10 @@ class VirtualHost:
         """Return the number of bindings from an exchange and to it."""
         to = self.count_bindings_of(Destination(DestinationKind.EXCHANGE, exchange))
         return len(self._bindings_from.get(exchange, ())) + to
+
+    def bindings_of(self, destination: Destination) -> Collection[Binding]:
+        """Return the bindings to a queue or an exchange, without the default exchange's."""
+        return self._bindings_of.get(destination, {}).keys()
 
     def count_bindings_of(self, destination: Destination) -> int:
         """Return the number of bindings to a queue or an exchange."""

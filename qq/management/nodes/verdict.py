@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cluster.configuration.quorum import is_majority
 from qq.diagnosis.findings import Severity
 from qq.diagnosis.member_rules import unlinked
+from qq.diagnosis.words import utc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ class Health(NamedTuple):
     """Whether the cluster is well, and a line that says so or lists the problems."""
 
     severity: Severity
-    """CRITICAL if clients wait or the loss of a member may stop them; INFO if nothing is wrong."""
+    """CRITICAL if clients wait or a member is down; INFO if the cluster is well."""
     text: str
     is_well: bool = False
 
@@ -63,12 +64,17 @@ def judge(answer: Mapping[str, Any]) -> Health:
         why = [*troubles, f"under maintenance: {_names(drained)} (`qq revive` ends that)"]
         return Health(Severity.CRITICAL, f"nobody serves clients: {'; '.join(why)}")
     note = f"; under maintenance: {_names(drained)}" if drained else ""
+    # Nodes of earlier releases do not report lost directories.
+    lost = [
+        f"{each['name']} lost its data at {utc(each['lost_ms'])}" for each in nodes if each.get("lost_ms")
+    ]
+    note = "; ".join([note, *lost])
     if troubles:
         is_grave = silent or any(each["alarm"] for each in nodes)
         severity = Severity.CRITICAL if is_grave else Severity.WARNING
         return Health(severity, f"not well: {'; '.join(troubles)}; {leader} leads{note}")
     text = f"all well: {len(nodes)} of {len(nodes)} members, {leader} leads{note}"
-    return Health(Severity.WARNING if drained else Severity.INFO, text, is_well=True)
+    return Health(Severity.WARNING if drained or lost else Severity.INFO, text, is_well=True)
 
 
 def _troubles(nodes: Sequence[Mapping[str, Any]], silent: Sequence[str]) -> list[str]:

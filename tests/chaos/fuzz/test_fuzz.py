@@ -20,7 +20,7 @@ from pamqp.heartbeat import Heartbeat
 from chaos.fuzz.conversations import conversations
 from chaos.fuzz.legal import KINDS, USER, Act, draw_act, publish
 from chaos.fuzz.mutations import mutate
-from chaos.fuzz.run import TROUBLE, HarmError, _Frames, _note, run_seed, served
+from chaos.fuzz.run import TROUBLE, HarmError, _count_close, _Frames, run_seed, served
 from chaos.fuzz.siege import WAIT_MAX_S, HonestPublisher, compare_states, hostile_client, run_siege
 from cluster.log.checkpoints import write_checkpoint
 from cluster.runtime.asyncio_runtime import RealDisk
@@ -51,7 +51,7 @@ def test_damaged_conversations_cause_no_harm() -> None:
     assert outcome.violation == ""
     assert outcome.clients == CLIENTS
     assert {"channel 404", "channel 406", "connection 501", "connection 503", "connection 505"} <= set(
-        outcome.told
+        outcome.closes
     )
 
 
@@ -70,7 +70,7 @@ def test_legal_conversations_cause_no_harm() -> None:
     assert outcome.violation == ""
     assert outcome.acts == ACTS
     assert outcome.confirmed > 0
-    assert {"channel 403", "channel 406", "HTTP 201"} <= set(outcome.told)
+    assert {"channel 403", "channel 406", "HTTP 201"} <= set(outcome.answers)
 
 
 def test_legal_acts_are_a_function_of_the_seed() -> None:
@@ -113,21 +113,21 @@ def test_an_honest_publisher_that_waits_too_long_is_noticed(node: ClusterNode) -
 
 
 @pytest.mark.parametrize(
-    ("said", "complaint"),
+    ("sent", "problem"),
     [
         (b"", "hung up on without a word"),
         (marshal(0, commands.Connection.Close(541, "INTERNAL_ERROR - what", 0, 0)), "INTERNAL_ERROR - what"),
         (b"nonsense and more of it", "has sent"),
     ],
 )
-def test_unexpected_end_of_a_hostile_client_is_noticed(said: bytes, complaint: str) -> None:
+def test_unexpected_end_of_a_hostile_client_is_noticed(sent: bytes, problem: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.listen()
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as node:
-            node.sendall(said)
+            node.sendall(sent)
             node.shutdown(socket.SHUT_WR)
-            with pytest.raises(HarmError, match=complaint):
+            with pytest.raises(HarmError, match=problem):
                 hostile_client(client, Act("", USER, "/"), [], Counter())
 
 
@@ -165,8 +165,8 @@ def frames(data: bytes) -> list[object]:
 
 
 def test_an_answer_that_is_no_frame_is_noticed() -> None:
-    beat, close = Heartbeat().marshal(), marshal(1, commands.Channel.CloseOk())
-    assert [type(frame) for frame in frames(beat + close + close[:-1])] == [
+    heartbeat, close = Heartbeat().marshal(), marshal(1, commands.Channel.CloseOk())
+    assert [type(frame) for frame in frames(heartbeat + close + close[:-1])] == [
         Heartbeat,
         commands.Channel.CloseOk,
     ]
@@ -177,15 +177,15 @@ def test_an_answer_that_is_no_frame_is_noticed() -> None:
 
 
 def test_forbidden_answer_is_noticed() -> None:
-    told: Counter[str] = Counter()
-    _note(commands.Connection.CloseOk(), told, closed=True)
-    _note(commands.Channel.Close(404, "NOT_FOUND - no queue", 50, 10), told, closed=False)
-    assert told == {"channel 404": 1}
+    closes: Counter[str] = Counter()
+    _count_close(commands.Connection.CloseOk(), closes, closed=True)
+    _count_close(commands.Channel.Close(404, "NOT_FOUND - no queue", 50, 10), closes, closed=False)
+    assert closes == {"channel 404": 1}
     with pytest.raises(HarmError, match="behind its connection"):
-        _note(commands.Channel.OpenOk(), told, closed=True)
+        _count_close(commands.Channel.OpenOk(), closes, closed=True)
     with pytest.raises(HarmError, match="INTERNAL_ERROR"):
-        _note(
-            commands.Connection.Close(541, "INTERNAL_ERROR - an unexpected error", 0, 0), told, closed=False
+        _count_close(
+            commands.Connection.Close(541, "INTERNAL_ERROR - an unexpected error", 0, 0), closes, closed=False
         )
 
 

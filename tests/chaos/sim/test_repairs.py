@@ -167,16 +167,16 @@ def test_node_with_a_damaged_log_stays_up_while_it_is_needed() -> None:
     _, damaged, absent = leader_first(simulation)
     absent.end(power_loss=False)
     world.run_until(10.0)
-    life, confirms = damaged.life, checks.confirms
+    incarnation, confirms = damaged.incarnation, checks.confirms
     checks.damaged(damaged)
     find_damage(damaged)
     world.run_until(16.0)
-    assert (damaged.up, damaged.life) == (True, life)
+    assert (damaged.up, damaged.incarnation) == (True, incarnation)
     assert not damaged.group.engine.may_lead
     assert checks.confirms > confirms + 20
     absent.start()
     world.run_until(60.0, stop=lambda: checks.repairs == 1)
-    assert damaged.life > life
+    assert damaged.incarnation > incarnation
     assert damaged.voter_status is VoterStatus.VOTER
     simulation.workload.stop()
     world.run_until(world.now_s + 10.0, stop=cluster.settled)
@@ -275,9 +275,9 @@ def test_full_log_is_kept_while_no_majority_is_left_without_it() -> None:
     fill(simulation, follower)
     world.run_until(world.now_s + 2.0)
     other.end(power_loss=False)
-    life = follower.life
+    incarnation = follower.incarnation
     world.run_until(world.now_s + 30.0)
-    assert (follower.life, follower.voter_status) == (life, VoterStatus.VOTER)
+    assert (follower.incarnation, follower.voter_status) == (incarnation, VoterStatus.VOTER)
     follower.disk.capacity_bytes = None
     other.start()
     simulation.workload.stop()
