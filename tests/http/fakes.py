@@ -77,6 +77,7 @@ class FakeView:
     def __init__(self) -> None:
         self.reason: str | None = None
         self.broken = False
+        self.peer = NodeStatus("n2", NodeState.DOWN)
         self.tags = {"guest": ["administrator"]}
 
     def cluster_status(self) -> ClusterStatus:
@@ -101,7 +102,7 @@ class FakeView:
             misses=["n2"],
             hears_leader=True,
         )
-        return ClusterStatus("qq", "n1", "n1", [leader, NodeStatus("n2", NodeState.DOWN)], 8)
+        return ClusterStatus("qq", "n1", "n1", [leader, self.peer], 8)
 
     def ready(self) -> str | None:
         return self.reason
