@@ -8,18 +8,20 @@ from typing import Any
 
 
 def test_doctor_prints_its_verdict_first_and_as_status(qq: Any) -> None:
-    def told() -> dict[str, Any]:
+    def current_document() -> dict[str, Any]:
         return json.loads(qq("doctor", "-o", "json").output)
 
-    while (document := told()) != told():  # a node that has just started finds this and that
+    while (
+        document := current_document()
+    ) != current_document():  # a node that has just started finds this and that
         time.sleep(0.2)
-    said = qq("doctor")
-    assert said.lines[0] == document["verdict"]
+    result = qq("doctor")
+    assert result.lines[0] == document["verdict"]
     grave = [each for each in document["findings"] if each["severity"] != "info"]
-    assert said.status == bool(grave)
+    assert result.status == bool(grave)
     codes = [each["code"] for each in document["findings"]]
     assert "members-few" in codes
     assert qq("doctor", "-o", "csv").lines[0] == "severity,code,subject,text,advice,since"
     assert [
-        line.split()[1] for line in said.lines if line.startswith(("CRITICAL ", "INFO ", "WARNING "))
+        line.split()[1] for line in result.lines if line.startswith(("CRITICAL ", "INFO ", "WARNING "))
     ] == [f"{code}:" for code in codes]
