@@ -58,10 +58,10 @@ def main(argv: Sequence[str]) -> int:
     except OperatingError as error:
         parser.error(str(error))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for number, what in enumerate(rounds, start=1):
-        print(f"{number} of {len(rounds)}: {what.name}, {what.duration}, seed {what.seed}", flush=True)
-        print(f"  {_carried_out(what, arguments.out / what.name, arguments.rate)}", flush=True)
-    judged = {what.name: _documents(arguments.out / what.name) for what in rounds}
+    for number, round_ in enumerate(rounds, start=1):
+        print(f"{number} of {len(rounds)}: {round_.name}, {round_.duration}, seed {round_.seed}", flush=True)
+        print(f"  {_carried_out(round_, arguments.out / round_.name, arguments.rate)}", flush=True)
+    judged = {round_.name: _documents(arguments.out / round_.name) for round_ in rounds}
     print("\n".join(_table(judged)))
     return 0 if all(map(_passed, judged.values())) else 1
 
@@ -110,16 +110,16 @@ def _counts(text: str) -> tuple[int, ...]:
     return counts
 
 
-def _carried_out(what: Round, directory: Path, rate: float) -> str:
+def _carried_out(round_: Round, directory: Path, rate: float) -> str:
     """Carry out a run, unless it was judged already; return the last line that it printed."""
     log = directory.with_suffix(".log")
     if not (directory / "verdict.json").exists():
         shutil.rmtree(directory, ignore_errors=True)
         options = {
-            "--nodes": what.nodes,
-            "--nemesis": what.nemesis,
-            "--for": what.duration,
-            "--seed": what.seed,
+            "--nodes": round_.nodes,
+            "--nemesis": round_.nemesis,
+            "--for": round_.duration,
+            "--seed": round_.seed,
             "--rate": f"{rate:g}",
             "--out": directory,
         }
@@ -127,7 +127,7 @@ def _carried_out(what: Round, directory: Path, rate: float) -> str:
         with log.open("w", encoding="utf-8") as output:
             subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return next((line for line in reversed(lines) if not line.startswith("report:")), "it left no word")
+    return next((line for line in reversed(lines) if not line.startswith("report:")), "it printed nothing")
 
 
 def _documents(directory: Path) -> _Documents | None:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chaos.workloads.clients import ConsumePlan, Consumer, asking
+from chaos.workloads.clients import ConsumePlan, Consumer, request_of
 from chaos.workloads.transport import LostError
 from chaos.workloads.world import Clients, World
 from qq.errors import OperatingError
@@ -141,7 +141,7 @@ class Course:
         """Yield a channel of a new connection, to the first node that accepts it. Raises LostError."""
         connection = await self._connect()
         try:
-            async with asking():
+            async with request_of():
                 channel = await connection.open_channel()
             yield channel
         finally:
@@ -152,9 +152,9 @@ class Course:
         *others, last = self._endpoints
         for endpoint in others:
             with suppress(LostError):  # it may not be a member any more
-                async with asking():
+                async with request_of():
                     return await transport.connect(endpoint, log.debug)
-        async with asking():
+        async with request_of():
             return await transport.connect(last, log.debug)
 
     async def _declare(self) -> None:
@@ -166,10 +166,10 @@ class Course:
                     "queue": plan.name,
                     "workload": workload,
                 }
-                async with asking(self._harness.invoke("delete", **fields)):
+                async with request_of(self._harness.invoke("delete", **fields)):
                     await channel.delete(plan.name)
                 if plan.drained:
-                    async with asking(self._harness.invoke("declare", **fields)):
+                    async with request_of(self._harness.invoke("declare", **fields)):
                         await channel.declare(plan.name, plan.arguments)
 
     async def _left_in(self, queues: Sequence[str]) -> dict[str, int]:
@@ -178,7 +178,7 @@ class Course:
         try:
             async with self._channel() as channel:
                 for name in queues:
-                    async with asking():
+                    async with request_of():
                         counts[name] = await channel.count(name)
         except LostError as error:
             log.warning("while draining: %s", error)
@@ -191,7 +191,7 @@ class Course:
             return
         async with self._channel() as channel:
             for name in self.plans:
-                async with asking():
+                async with request_of():
                     await channel.delete(name)
 
     # The clients

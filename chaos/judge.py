@@ -47,7 +47,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Life:
+class Fate:
     """The facts of a message in a queue."""
 
     invokes: int = 0
@@ -74,10 +74,10 @@ class Life:
         """The only first delivery."""
         return next(seen for seen in self.seen if seen.is_first)
 
-    def note(self, row: Row, connected_ns: int) -> None:
+    def record(self, row: Row, connected_ns: int) -> None:
         match row["op"]:
             case "publish":
-                self._note_publish(row)
+                self._record_publish(row)
             case "deliver":
                 is_dead = bool(row.get("deaths"))
                 is_first = not (row.get("redelivered") or is_dead)
@@ -95,7 +95,7 @@ class Life:
             case _:
                 pass
 
-    def _note_publish(self, row: Row) -> None:
+    def _record_publish(self, row: Row) -> None:
         match row["type"]:
             case "invoke":
                 self.invoked_ns = self.invoked_ns if self.invokes else row["time_ns"]
@@ -127,7 +127,7 @@ class Transaction:
 def violations(rows: Sequence[Row]) -> set[Violation]:
     """Return all violations in the history, whose rows must be in the order of time."""
     history = _History(rows)
-    found = {Violation(promise, *name) for name in history.lives for promise in history.broken(name)}
+    found = {Violation(promise, *name) for name in history.fates for promise in history.broken(name)}
     found.update(Violation("order", *name) for name in history.overtaken())
     found.update(Violation("tx_atomic", *name) for name in history.torn())
     return found
@@ -143,25 +143,27 @@ class _History:
             if (row["op"], row["type"]) == ("connect", "invoke")
         }
         self._transactions = _transactions(rows)
-        self._asked_ns = _asked(rows, connected_ns)
+        self._requested_ns = _requested(rows, connected_ns)
         self._silent = _silent(rows)
-        self.lives: dict[Name, Life] = defaultdict(Life)
+        self.fates: dict[Name, Fate] = defaultdict(Fate)
         for row in _with_ends(rows, self._transactions):
             if "id" in row and row["op"] in ("publish", "deliver", *ANSWERS):
-                self.lives[_name(row)].note(row, connected_ns.get(row.get("connection", ""), NEVER_NS))
+                self.fates[_name(row)].record(row, connected_ns.get(row.get("connection", ""), NEVER_NS))
 
     def broken(self, name: Name) -> Iterator[str]:
         """Yield the promises that a message breaks by itself."""
-        life = self.lives[name]
-        if promises.is_owed(life) and promises.is_gone(life, self._must_be_settled(name), is_limited=False):
+        fate = self.fates[name]
+        if promises.is_owed(fate) and promises.has_disappeared(
+            fate, self._must_be_settled(name), is_limited=False
+        ):
             yield "lost"
-        if promises.is_phantom(life):
+        if promises.is_phantom(fate):
             yield "phantom"
-        is_late = promises.may_prove_late(life) and any(
-            promises.was_sent_before(seen, life.first) for seen in life.seen
+        is_late = promises.may_prove_late(fate) and any(
+            promises.was_sent_before(seen, fate.first) for seen in fate.seen
         )
-        if promises.is_new_too_often(life) or is_late:
-            yield "dedup_duplicate" if life.dedup else "unmarked_duplicate"
+        if promises.is_new_too_often(fate) or is_late:
+            yield "dedup_duplicate" if fate.dedup else "unmarked_duplicate"
 
     def _must_be_settled(self, name: Name) -> bool:
         return name[0] not in self._silent
@@ -170,22 +172,22 @@ class _History:
 
     def overtaken(self) -> Iterator[Name]:
         """Yield messages sent after a message of the same publisher and priority that must be behind them."""
-        streams: dict[tuple[str, str, int], list[tuple[Name, Life]]] = defaultdict(list)
-        for name, life in self.lives.items():
-            if promises.is_comparable(life):
-                streams[name[0], life.publisher, life.priority].append((name, life))
+        streams: dict[tuple[str, str, int], list[tuple[Name, Fate]]] = defaultdict(list)
+        for name, fate in self.fates.items():
+            if promises.is_comparable(fate):
+                streams[name[0], fate.publisher, fate.priority].append((name, fate))
         for stream in streams.values():
             stream.sort(key=lambda item: (item[1].first.time_ns, item[1].first.call))
             yield from _overtaken_at_a_consumer(stream)
             yield from self._overtaken_at_another(stream)
 
-    def _overtaken_at_another(self, stream: Sequence[tuple[Name, Life]]) -> Iterator[Name]:
+    def _overtaken_at_another(self, stream: Sequence[tuple[Name, Fate]]) -> Iterator[Name]:
         """Yield messages whose consumer was requested after a message published after their confirm had been seen."""
-        times = [life.first.time_ns for _, life in stream]
-        latest_ns = [NEVER_NS, *accumulate((life.invoked_ns for _, life in stream), max)]
-        for name, life in stream:
-            seen_before = bisect_left(times, self._asked_ns[life.first.consumer])
-            if latest_ns[seen_before] > life.confirmed_ns:
+        times = [fate.first.time_ns for _, fate in stream]
+        latest_ns = [NEVER_NS, *accumulate((fate.invoked_ns for _, fate in stream), max)]
+        for name, fate in stream:
+            seen_before = bisect_left(times, self._requested_ns[fate.first.consumer])
+            if latest_ns[seen_before] > fate.confirmed_ns:
                 yield name
 
     # Transactions
@@ -196,9 +198,9 @@ class _History:
         void: Counter[Name] = Counter()
         for transaction in self._transactions.values():
             # A message that was published more than once, or in several transactions, is no proof.
-            published = [name for name in transaction.published if self.lives[name].invokes == 1]
-            seen = [name for name in published if self.lives[name].seen]
-            missing = [name for name in published if not self.lives[name].seen]
+            published = [name for name in transaction.published if self.fates[name].invokes == 1]
+            seen = [name for name in published if self.fates[name].seen]
+            missing = [name for name in published if not self.fates[name].seen]
             if transaction.outcome == "fail":
                 yield from seen
                 continue
@@ -208,35 +210,35 @@ class _History:
                     void.update(transaction.acked)
                 if not seen:
                     continue
-                happened_ns = min(self.lives[name].seen[0].time_ns for name in seen)
+                happened_ns = min(self.fates[name].seen[0].time_ns for name in seen)
             yield from missing
             for name in transaction.acked:
                 settled_ns[name] = min(settled_ns.get(name, happened_ns), happened_ns)
-        yield from (name for name, at_ns in settled_ns.items() if self._is_back(self.lives[name], at_ns))
+        yield from (name for name, at_ns in settled_ns.items() if self._is_back(self.fates[name], at_ns))
         yield from (name for name, times in void.items() if self._is_taken(name, times))
 
-    def _is_back(self, life: Life, settled_ns: int) -> bool:
+    def _is_back(self, fate: Fate, settled_ns: int) -> bool:
         """Return whether the message came to a consumer requested after a commit had acknowledged it."""
-        is_one = life.invokes > 0 and promises.copies(life) == 1
-        return is_one and any(self._asked_ns[seen.consumer] > settled_ns for seen in life.seen)
+        is_one = fate.invokes > 0 and promises.copies(fate) == 1
+        return is_one and any(self._requested_ns[seen.consumer] > settled_ns for seen in fate.seen)
 
     def _is_taken(self, name: Name, void_acks: int) -> bool:
         """Return whether the message disappeared, though only commits without effect acknowledged it."""
-        life = self.lives[name]
-        is_alone = life.acks == void_acks and not life.rejects and promises.copies(life) <= 1
-        return is_alone and promises.is_owed(life) and self._must_be_settled(name)
+        fate = self.fates[name]
+        is_alone = fate.acks == void_acks and not fate.rejects and promises.copies(fate) <= 1
+        return is_alone and promises.is_owed(fate) and self._must_be_settled(name)
 
 
-def _overtaken_at_a_consumer(stream: Iterable[tuple[Name, Life]]) -> Iterator[Name]:
+def _overtaken_at_a_consumer(stream: Iterable[tuple[Name, Fate]]) -> Iterator[Name]:
     sequences: dict[tuple[Consumer, tuple[str, int]], int] = {}
     invoked_ns: dict[Consumer, int] = {}
-    for name, life in stream:
-        consumer = life.first.consumer
-        before, before_ns = sequences.get((consumer, life.channel), 0), invoked_ns.get(consumer, NEVER_NS)
-        if promises.is_overtaken(life, before, before_ns):
+    for name, fate in stream:
+        consumer = fate.first.consumer
+        before, before_ns = sequences.get((consumer, fate.channel), 0), invoked_ns.get(consumer, NEVER_NS)
+        if promises.is_overtaken(fate, before, before_ns):
             yield name
-        sequences[consumer, life.channel] = max(before, life.sequence)
-        invoked_ns[consumer] = max(before_ns, life.invoked_ns)
+        sequences[consumer, fate.channel] = max(before, fate.sequence)
+        invoked_ns[consumer] = max(before_ns, fate.invoked_ns)
 
 
 def _name(row: Row) -> Name:
@@ -283,17 +285,17 @@ def _with_ends(rows: Iterable[Row], transactions: Mapping[str, Transaction]) -> 
                 yield {**row, "type": transaction.outcome, "time_ns": time_ns}
 
 
-def _asked(rows: Iterable[Row], connected_ns: Mapping[str, int]) -> dict[Consumer, int]:
+def _requested(rows: Iterable[Row], connected_ns: Mapping[str, int]) -> dict[Consumer, int]:
     """Return when each consumer or its connection was requested: deliveries to it came later."""
-    asked_ns: dict[Consumer, int] = {}
+    requested_ns: dict[Consumer, int] = {}
     for row in rows:
         is_consume = (row["op"], row["type"]) == ("consume", "invoke")
         if row["op"] == "deliver" or is_consume:
             # A consumer with an earlier delivery existed before: the request in the history was a later request.
             consumed_ns = row["time_ns"] if is_consume else NEVER_NS
             of_connection_ns = connected_ns.get(row.get("connection", ""), NEVER_NS)
-            asked_ns.setdefault(_consumer(row), max(of_connection_ns, consumed_ns))
-    return asked_ns
+            requested_ns.setdefault(_consumer(row), max(of_connection_ns, consumed_ns))
+    return requested_ns
 
 
 def _silent(rows: Iterable[Row]) -> set[str]:

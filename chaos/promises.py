@@ -72,7 +72,7 @@ def is_owed(message: Facts) -> Fact:
     return (message.oks > 0) | (message.dead_arrivals > 0)
 
 
-def is_gone(message: Facts, must_be_settled: Fact, is_limited: Fact) -> Fact:
+def has_disappeared(message: Facts, must_be_settled: Fact, is_limited: Fact) -> Fact:
     """Return whether a message disappeared from a drained queue: never seen, or seen and never settled.
 
     The second case counts where consumers acknowledge (`must_be_settled`) and a returning message never dies

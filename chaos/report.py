@@ -169,15 +169,15 @@ def _verdict(run: _Run) -> _Html:
     verdict = run.verdict
     broken = [promise["name"] for promise in verdict["promises"] if not promise["holds"]]
     if broken:
-        look, word, text = "broken", "BROKEN", f"promises that did not hold: {', '.join(broken)}"
+        style, label, text = "broken", "BROKEN", f"promises that did not hold: {', '.join(broken)}"
     elif verdict["valid"] and not _problems(run):
         checked = sum(promise["checked"] > 0 for promise in verdict["promises"])
-        look, word, text = "holds", "VALID", f"all {checked} promises that could be checked held"
+        style, label, text = "holds", "VALID", f"all {checked} promises that could be checked held"
     else:
-        look, word, text = "unknown", "INVALID", "nothing is proved"
+        style, label, text = "unknown", "INVALID", "nothing is proved"
     error = f"<p>{_text(verdict['error'])}</p>" if verdict["error"] else ""
     return _Html(
-        f'<header class="{look}"><h1>{word}</h1><p>{escape(text)}</p>{error}'
+        f'<header class="{style}"><h1>{label}</h1><p>{escape(text)}</p>{error}'
         f"<p>seed {run.meta['seed']:d} · {_text(run.meta['nodes'])} nodes · "
         f"{_text(run.meta['seconds'])} s · {_text(verdict['rows'])} rows of history</p></header>"
     )
@@ -228,8 +228,8 @@ def _promises(run: _Run) -> _Html:
 def _figures(run: _Run) -> _Html:
     rows = []
     for name, value in run.verdict["figures"].items():
-        words, _, unit = name.rpartition("_")
-        label = words if unit in UNITS else name
+        title, _, unit = name.rpartition("_")
+        label = title if unit in UNITS else name
         rows.append((label.replace("_", " "), value, UNITS.get(unit, "")))
     return _table(("figure", "value", "unit"), rows)
 

@@ -222,8 +222,8 @@ def _lay_out(drawn: go.Figure, plot_px: int, rows: int) -> None:
     drawn.update_yaxes(row=1, col=1, rangemode="tozero")
     drawn.update_yaxes(row=2, col=1, type="log", dtick=1)
     drawn.update_xaxes(title_text="seconds since the run began", row=rows, col=1)
-    for note in drawn.layout.annotations[:rows]:
-        note.update(x=0, xanchor="left", font={"size": 13})
+    for annotation in drawn.layout.annotations[:rows]:
+        annotation.update(x=0, xanchor="left", font={"size": 13})
 
 
 def _every_second(known: Mapping[int, Any]) -> list[int]:

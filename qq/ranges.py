@@ -17,14 +17,6 @@ MESSAGE_MASK = (1 << MESSAGE_BITS) - 1
 MESSAGES_MAX = MESSAGE_MASK
 """The most messages in a batch: a greater ordinal would run into the next batch's slots."""
 
-
-INDEX_BITS = 48
-"""An entry's place is (number of the group whose log has it) << INDEX_BITS | (Raft index).
-
-A node has a single log, that of group 0, so at present the place of an entry is its index.
-"""
-INDEX_MASK = (1 << INDEX_BITS) - 1
-
 LEVELS = 32
 """The number of priority levels of a queue; 0 is the lowest (RabbitMQ 4.3)."""
 NORMAL = 4
@@ -121,6 +113,20 @@ class RangeMap(Generic[V]):
         pieces.append(Piece(first, count, value, 0))
         self._len += count
 
+    def insert(self, first: int, count: int, value: V) -> None:
+        """Like `append`, with ids that may come before ids that are there. None of them may be there itself."""
+        position = self._find(first)
+        if position == len(self._pieces):
+            self.append(first, count, value)
+            return
+        if self._pieces[position].first < first + count:
+            raise ValueError(f"ids {first}..{first + count - 1} are there already, at least in part")
+        if self._shared:
+            position -= self._head
+            self._unshare()
+        self._pieces.insert(position, Piece(first, count, value, 0))
+        self._len += count
+
     def take(self, first: int, last: int) -> list[Piece[V]]:
         """Remove the ids `first` to `last`, both included, and return them in order; unknown ids are ignored."""
         pieces, head = self._pieces, self._head
@@ -171,6 +177,11 @@ class RangeMap(Generic[V]):
     def pieces(self) -> list[Piece[V]]:
         """Return the pieces, in order, as a copy."""
         return self._pieces[self._head :]
+
+    def pieces_from(self, first: int, most: int) -> list[Piece[V]]:
+        """Return the pieces that end at the id `first` or behind it, `most` at most."""
+        position = self._find(first)
+        return self._pieces[position : position + most]
 
     def freeze(self) -> FrozenPieces[V]:
         """Return the present pieces, for any thread, without a copy; the next `take` copies them."""

@@ -48,6 +48,8 @@ QUICK = [
     for name in (
         "amqp",
         "amqp_server/test_channel.py",
+        "chaos/sim/checks/test_queue_model.py",
+        "chaos/sim/world/test_disk.py",
         "cluster",
         "http/test_app.py",
         "machine",
@@ -57,8 +59,6 @@ QUICK = [
         "sessions/test_batch.py",
         "sessions/test_entries.py",
         "sessions/test_resume.py",
-        "simulation/test_oracle.py",
-        "simulation/test_simulated_disk.py",
         "stored",
         "test_config.py",
         "test_ranges.py",
@@ -185,4 +185,4 @@ def _is_quick(path: Path) -> bool:
 
 @cache
 def _is_simulation(path: Path) -> bool:
-    return path.is_relative_to(TESTS / "simulation")
+    return path.is_relative_to(TESTS / "chaos" / "sim")

@@ -322,7 +322,7 @@ BOTH = (SECRET.encode(), OTHER_SECRET.encode())
 
 
 @pytest.mark.parametrize("between", ["\n", "\r\n", "\n\n", " \n  "])
-def test_there_may_be_two_secrets_with_a_line_each(file: Path, between: str) -> None:
+def test_two_secrets_are_accepted_on_two_lines(file: Path, between: str) -> None:
     text = SECRET + between + OTHER_SECRET
     secret_file = file.parent / "secret"
     secret_file.write_text(text + between)

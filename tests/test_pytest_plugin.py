@@ -30,14 +30,14 @@ def declare(vhost):
         assert connection.channel().queue_declare("orders", durable=True).method.message_count == 0
     seen.append(vhost)
 
-def test_one(qq_vhost):
+def test_first(qq_vhost):
     declare(qq_vhost)
 
 def test_a_node_that_is_killed(qq_vhost):
     declare(qq_vhost)
     qq_vhost.cluster.nodes[0].kill()
 
-def test_two(qq_vhost, qq_shared_cluster):
+def test_after_the_kill(qq_vhost, qq_shared_cluster):
     declare(qq_vhost)
     assert {vhost.cluster for vhost in seen} == {qq_shared_cluster}
     assert len({vhost.name for vhost in seen}) == 3

@@ -35,7 +35,7 @@ from qq.scopes import Scopes, Wildcard
         (".", "x", False),
     ],
 )
-def test_a_star_stands_for_any_characters(pattern: str, name: str, matches: bool) -> None:
+def test_star_matches_any_characters(pattern: str, name: str, matches: bool) -> None:
     assert Wildcard(pattern).matches(name) is matches
 
 

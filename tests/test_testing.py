@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pika
 import pytest
 
-from qq.cli.local_requests import request_change
+from qq.cli.local.local_requests import request_change
 from qq.errors import CommandError
 from qq.testing import ClusterError, LocalCluster
 

@@ -120,7 +120,7 @@ def test_all_requirement_files_pin_the_same_versions() -> None:
 
 
 @pytest.mark.parametrize("name", ["run", "oauth2", "tracing", "chaos", "docs", "dev"])
-def test_a_requirement_file_has_all_that_the_package_asks_for(name: str) -> None:
+def test_requirement_file_has_all_dependencies_of_the_package(name: str) -> None:
     """An image is built with nothing else: where one was not made anew, it cannot be built."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = project["dependencies"] + project["optional-dependencies"].get(name, [])
@@ -130,7 +130,7 @@ def test_a_requirement_file_has_all_that_the_package_asks_for(name: str) -> None
     assert pinned.keys() >= _pinned(ROOT / "requirements" / "run.txt").keys()
 
 
-def test_no_lock_file_that_records_download_addresses_is_here() -> None:
+def test_no_lock_file_with_download_addresses_exists() -> None:
     assert [name for name in LOCK_FILES if (ROOT / name).exists()] == []
 
 

@@ -67,7 +67,7 @@ def main() -> int:
 def _damaged(seed: int, until_s: float) -> str:
     outcome = run_seed(seed, CLIENTS, until_s)
     print(
-        f"seed {seed}: {outcome.clients} clients, {outcome.growth_mib:+} MiB; told {_listed(outcome.told)}",
+        f"seed {seed}: {outcome.clients} clients, {outcome.growth_mib:+} MiB; closed {_listed(outcome.closes)}",
         flush=True,
     )
     return outcome.violation
@@ -78,7 +78,7 @@ def _legal(seed: int, nodes: int, only: str, until_s: float) -> str:
     print(
         f"seed {seed}: {outcome.acts} acts, {outcome.confirmed} honest confirms, the longest after "
         f"{outcome.longest_confirm_s:.2f} s; /livez after {outcome.longest_livez_s:.2f} s at most; "
-        f"{outcome.compared} states compared; told {_listed(outcome.told)}",
+        f"{outcome.compared} states compared; answered {_listed(outcome.answers)}",
         flush=True,
     )
     return outcome.violation
@@ -96,8 +96,8 @@ def _floods(seed: int, until_s: float) -> str:
     return outcome.violation
 
 
-def _listed(told: Counter[str]) -> str:
-    return ", ".join(f"{what}: {times}" for what, times in sorted(told.items()))
+def _listed(closes: Counter[str]) -> str:
+    return ", ".join(f"{what}: {times}" for what, times in sorted(closes.items()))
 
 
 if __name__ == "__main__":

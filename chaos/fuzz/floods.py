@@ -292,16 +292,16 @@ def prepare(node: ClusterNode) -> None:
 
 def clear(node: ClusterNode) -> None:
     """Delete the virtual host of the flooding user, and create it again."""
-    _ask(node, "DELETE", f"vhosts/{HEAVY}", None)
+    _request(node, "DELETE", f"vhosts/{HEAVY}", None)
     _put(node, f"vhosts/{HEAVY}", {})
     _put(node, f"permissions/{HEAVY}/{HEAVY}", dict.fromkeys(("configure", "write", "read"), ".*"))
 
 
 def _put(node: ClusterNode, path: str, document: Any) -> None:
-    _ask(node, "PUT", path, document)
+    _request(node, "PUT", path, document)
 
 
-def _ask(node: ClusterNode, verb: str, path: str, document: Any) -> None:
+def _request(node: ClusterNode, verb: str, path: str, document: Any) -> None:
     connection = http.client.HTTPConnection(HOST, node.http_port, timeout=PATIENCE_S)
     try:
         login = b64encode(f"{ADMINISTRATOR}:{PASSWORD}".encode()).decode()

@@ -28,7 +28,7 @@ Basic, Channel, Connection = commands.Basic, commands.Channel, commands.Connecti
 Exchange, Queue, Tx = commands.Exchange, commands.Queue, commands.Tx
 
 VHOSTS = ("hostile", "hostile/2")
-USER, STRANGER = "hostile", "stranger"
+USER, UNPRIVILEGED = "hostile", "unprivileged"
 """USER has all permissions in these virtual hosts; STRANGER may only open them."""
 NAME_BYTES_MAX = 255
 OFTEN = 0.25
@@ -188,7 +188,7 @@ def _name(random: Random, prefix: str) -> str:
 def _tables(scale: Scale, name: str, vhost: str) -> Act:
     """Put tables wherever a method or message has a table, even where the node must refuse it."""
     random = scale.random
-    user = random.choice((USER, STRANGER))
+    user = random.choice((USER, UNPRIVILEGED))
     passive = random.random() < 0.5
     kind = random.choice(("queue", "exchange", "bind", "consume", "message"))
     table = _table(scale)
@@ -276,11 +276,11 @@ def _many_keys(scale: Scale, name: str, vhost: str) -> Act:
 def _topics(scale: Scale, name: str, vhost: str) -> Act:
     """Bind topic patterns that match in many ways."""
     random = scale.random
-    words = random.choice((3, 20, 60))
+    count = random.choice((3, 20, 60))
     pieces = [
-        ".".join(random.choice(("#", "*", "a", "b")) for _ in range(words)) for _ in range(scale.most(500))
+        ".".join(random.choice(("#", "*", "a", "b")) for _ in range(count)) for _ in range(scale.most(500))
     ]
-    pieces.append(".".join(("#", "a") * (words // 2)))
+    pieces.append(".".join(("#", "a") * (count // 2)))
     exchange = f"{name}-x"
     binds = (_bind(name, exchange, piece[:NAME_BYTES_MAX].rstrip(".")) for piece in pieces)
     keys = [".".join(random.choices("aab", k=127)) for _ in range(min(scale.most(200), KEYS_BYTES // 260))]
@@ -420,10 +420,12 @@ def _requests(scale: Scale, name: str, vhost: str) -> Act:
     """Use direct reply-to, with replies to the client itself and to an unknown address."""
     requests = "amq.rabbitmq.reply-to"
     consume = method(Basic.Consume, queue=requests, no_ack=True)
-    asked = publish("", name, reply_to=requests, correlation_id="c" * scale.random.randint(0, NAME_BYTES_MAX))
+    request = publish(
+        "", name, reply_to=requests, correlation_id="c" * scale.random.randint(0, NAME_BYTES_MAX)
+    )
     answered = publish("", f"{requests}.{'a' * 200}")
     return Act(
-        name, USER, vhost, chain([_queue(name)], _on(consume), repeat(asked + answered, scale.most(2_000)))
+        name, USER, vhost, chain([_queue(name)], _on(consume), repeat(request + answered, scale.most(2_000)))
     )
 
 

@@ -65,38 +65,38 @@ class FuzzOutcome(NamedTuple):
     seed: int
     clients: int
     growth_mib: int
-    told: Counter[str]
+    closes: Counter[str]
     """Number of closes by the node, by reply code and by connection or channel."""
     violation: str
 
 
 def run_seed(seed: int, clients: int, until_s: float) -> FuzzOutcome:
     """Send `clients` damaged conversations, or fewer after `until_s` on the monotonic clock; return the result."""
-    told: Counter[str] = Counter()
+    closes: Counter[str] = Counter()
     sent = growth_mib = 0
     violation = ""
     with LocalCluster(nodes=1) as cluster, _Watch(cluster.nodes[0]) as watch:
         try:
             while sent < clients and (time.monotonic() < until_s or not sent):
                 numbers = range(sent + 1, min(sent + CHECK_EVERY, clients) + 1)
-                told += watch.send_all(seed, numbers)
+                closes += watch.send_all(seed, numbers)
                 sent = numbers[-1]
                 growth_mib = watch.check()
             watch.hang_up()
             watch.check_sockets()
         except (HarmError, OSError) as error:
             violation = f"up to client {sent + CHECK_EVERY}: {error or type(error).__name__}"
-    return FuzzOutcome(seed, sent, growth_mib, told, violation)
+    return FuzzOutcome(seed, sent, growth_mib, closes, violation)
 
 
 def served(port: int) -> Counter[str]:
     """Send every conversation undamaged, wait until it is served, and return the closes by the node."""
-    told: Counter[str] = Counter()
+    closes: Counter[str] = Counter()
     for conversation in conversations():
         with _connect(port, 1) as client:
             client.sendall(b"".join(conversation.frames))
-            _read_to_end(client, told, quiet_s=0.3)
-    return told
+            _read_to_end(client, closes, quiet_s=0.3)
+    return closes
 
 
 class _Watch:
@@ -123,22 +123,22 @@ class _Watch:
 
     def send_all(self, seed: int, numbers: range) -> Counter[str]:
         """Send many damaged conversations, some at a time; return the closes by the node."""
-        told: Counter[str] = Counter()
+        closes: Counter[str] = Counter()
         for one, stays in self._pool.map(partial(self._send, seed), numbers):
-            told += one
+            closes += one
             if stays is not None:
                 self._left_open.append(stays)
         for client in self._left_open[:-LEFT_OPEN_MAX]:
             client.close()
         del self._left_open[:-LEFT_OPEN_MAX]
-        return told
+        return closes
 
     def _send(self, seed: int, number: int) -> tuple[Counter[str], socket.socket | None]:
         """Send a damaged conversation; return the closes by the node, and the socket if it stays open."""
         random = Random(f"{seed}-{number}")
         data = mutate(random, self._conversations)
         end = random.choice(("half-close", "listen", "listen", "reset", "stay"))
-        told: Counter[str] = Counter()
+        closes: Counter[str] = Counter()
         with (
             contextlib.ExitStack() as stack,
             contextlib.suppress(ConnectionError),
@@ -147,19 +147,19 @@ class _Watch:
             _write(random, client, data)
             if end == "stay":
                 stack.pop_all()
-                return told, client
-            self._end(client, end, told)
-        return told, None
+                return closes, client
+            self._end(client, end, closes)
+        return closes, None
 
     @staticmethod
-    def _end(client: socket.socket, end: str, told: Counter[str]) -> None:
+    def _end(client: socket.socket, end: str, closes: Counter[str]) -> None:
         if end == "reset":
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return
-        if end == "listen" and _read_to_end(client, told, QUIET_S):
+        if end == "listen" and _read_to_end(client, closes, QUIET_S):
             return
         client.shutdown(socket.SHUT_WR)
-        if not _read_to_end(client, told, WAIT_S):
+        if not _read_to_end(client, closes, WAIT_S):
             raise HarmError(f"the node does not hang up in {WAIT_S:g} s")
 
     def hang_up(self) -> None:
@@ -299,7 +299,7 @@ def _write(random: Random, client: socket.socket, data: bytes) -> None:
         client.sendall(data[at : at + size])
 
 
-def _read_to_end(client: socket.socket, told: Counter[str], quiet_s: float) -> bool:
+def _read_to_end(client: socket.socket, closes: Counter[str], quiet_s: float) -> bool:
     """Read until the node hangs up or is silent for `quiet_s`; return whether it has hung up."""
     frames = _Frames()
     client.settimeout(quiet_s)
@@ -308,7 +308,7 @@ def _read_to_end(client: socket.socket, told: Counter[str], quiet_s: float) -> b
         while data := client.recv(65536):
             frames.add(data)
             while (frame := frames.next()) is not None:
-                _note(frame, told, closed=ended)
+                _count_close(frame, closes, closed=ended)
                 ended = ended or isinstance(frame, commands.Connection.Close)
     except TimeoutError:
         return False
@@ -319,11 +319,11 @@ def _read_to_end(client: socket.socket, told: Counter[str], quiet_s: float) -> b
     return True
 
 
-def _note(frame: FrameTypes, told: Counter[str], *, closed: bool) -> None:
+def _count_close(frame: FrameTypes, closes: Counter[str], *, closed: bool) -> None:
     if closed and not isinstance(frame, commands.Connection.CloseOk):
         raise HarmError(f"behind its connection.close the node has sent {frame!r}")
     if isinstance(frame, commands.Connection.Close | commands.Channel.Close):
-        told[f"{frame.name.split('.')[0].lower()} {frame.reply_code}"] += 1
+        closes[f"{frame.name.split('.')[0].lower()} {frame.reply_code}"] += 1
         if frame.reply_code == INTERNAL_ERROR:
             raise HarmError(f"a client was told {frame.reply_text}")
 

@@ -33,7 +33,7 @@ from pamqp.body import ContentBody
 from pamqp.common import FieldTable
 
 from chaos.fuzz.conversations import marshal
-from chaos.fuzz.legal import STRANGER, USER, VHOSTS, Act, Request, draw_act, opening, publish
+from chaos.fuzz.legal import UNPRIVILEGED, USER, VHOSTS, Act, Request, draw_act, opening, publish
 from chaos.fuzz.run import INTERNAL_ERROR, QUIET_S, TROUBLE, HarmError
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
@@ -78,7 +78,7 @@ class SiegeOutcome(NamedTuple):
     longest_livez_s: float
     compared: int
     """States of the same index that were found on more than a single node."""
-    told: Counter[str]
+    answers: Counter[str]
     """Number of answers to hostile clients, by closed object and reply code, or by HTTP status."""
     violation: str
 
@@ -128,7 +128,7 @@ class _Siege:
         self._nodes = cluster.nodes[: max(1, len(cluster.nodes) - 1)]
         self._seed, self._factor, self._only = seed, factor, only
         self._random = Random(f"{seed}-restarts")
-        self._told: Counter[str] = Counter()
+        self._answers: Counter[str] = Counter()
         self._publishers: list[HonestPublisher] = []
         self._pulses: list[Pulse] = []
         self._compared = 0
@@ -136,13 +136,13 @@ class _Siege:
     def prepare(self) -> None:
         """Create the objects of the hostile clients, and start the honest publishers."""
         first = self._nodes[0]
-        for user in (USER, STRANGER):
-            _ask(first, _put(f"users/{user}", {"password": user, "tags": ""}))
+        for user in (USER, UNPRIVILEGED):
+            _request(first, _put(f"users/{user}", {"password": user, "tags": ""}))
         for vhost in VHOSTS:
-            _ask(first, _put(f"vhosts/{quote(vhost, safe='')}", {}))
-            for user, pattern in ((USER, ".*"), (STRANGER, "^$")):
+            _request(first, _put(f"vhosts/{quote(vhost, safe='')}", {}))
+            for user, pattern in ((USER, ".*"), (UNPRIVILEGED, "^$")):
                 permissions = dict.fromkeys(("configure", "write", "read"), pattern)
-                _ask(first, _put(f"permissions/{quote(vhost, safe='')}/{user}", permissions))
+                _request(first, _put(f"permissions/{quote(vhost, safe='')}/{user}", permissions))
         for number, node in enumerate(self._nodes * 2):
             self._publishers.append(HonestPublisher(node.amqp_port, f"honest-{number}"))
         self._pulses = [Pulse(node) for node in self._nodes]
@@ -155,8 +155,8 @@ class _Siege:
             restarting = None
             while self.done < acts and (time.monotonic() < until_s or not self.done):
                 numbers = range(self.done + 1, min(self.done + AT_A_TIME, acts) + 1)
-                for told in pool.map(self._act, numbers):
-                    self._told += told
+                for answers in pool.map(self._act, numbers):
+                    self._answers += answers
                 self.done = numbers[-1]
                 self.check()
                 if restarts and time.monotonic() > restart_s and (restarting is None or restarting.done()):
@@ -178,17 +178,17 @@ class _Siege:
         random = Random(f"{self._seed}-{number}")
         act = draw_act(random, number, self._factor, self._only)
         self._under_way[number] = act.name
-        told: Counter[str] = Counter()
+        answers: Counter[str] = Counter()
         node = random.choice(self._nodes)
         with ExitStack() as stack:
             frames = list(act.frames) if act.connections > 1 else act.frames
             for _ in range(act.connections):
                 client = stack.enter_context(socket.create_connection((HOST, node.amqp_port), PATIENCE_S))
-                hostile_client(client, act, frames, told)
+                hostile_client(client, act, frames, answers)
             for request in act.requests:
-                told[f"HTTP {_ask(node, request)}"] += 1
+                answers[f"HTTP {_request(node, request)}"] += 1
         del self._under_way[number]
-        return told
+        return answers
 
     def check(self) -> None:
         """Check that the nodes and the honest clients are well. Raises HarmError."""
@@ -204,7 +204,7 @@ class _Siege:
         """Check that every confirmed message is in its queue, after the hostile clients have disconnected."""
         for publisher in self._publishers:
             publisher.finish()
-        lost = [complaint for publisher in self._publishers if (complaint := publisher.collect())]
+        lost = [problem for publisher in self._publishers if (problem := publisher.collect())]
         if lost:
             raise HarmError("; ".join(lost))
         self.check()
@@ -219,10 +219,12 @@ class _Siege:
 
     def where(self) -> str:
         """Return the running acts and the errors in the nodes' logs."""
-        said = [f"{node.name} logs {trouble}" for node in self._cluster.nodes if (trouble := _trouble(node))]
-        gone = [f"{node.name} is gone" for node in self._nodes if not node.running]
+        logged = [
+            f"{node.name} logs {trouble}" for node in self._cluster.nodes if (trouble := _trouble(node))
+        ]
+        ended = [f"{node.name} is gone" for node in self._nodes if not node.running]
         acts = ", ".join(f"{number} {name}" for number, name in sorted(self._under_way.items()))
-        return "; ".join([f"behind act {self.done}, under way: {acts or 'none'}", *gone, *said])
+        return "; ".join([f"behind act {self.done}, under way: {acts or 'none'}", *ended, *logged])
 
     def stop(self) -> None:
         for one in (*self._publishers, *self._pulses):
@@ -236,7 +238,7 @@ class _Siege:
             max((publisher.longest_s for publisher in self._publishers), default=0.0),
             max((pulse.longest_s for pulse in self._pulses), default=0.0),
             self._compared,
-            self._told,
+            self._answers,
             violation,
         )
 
@@ -411,22 +413,22 @@ class _Client:
         return pamqp.frame.unmarshal(taken)[2]
 
 
-def hostile_client(client: socket.socket, act: Act, frames: Iterable[bytes], told: Counter[str]) -> None:
+def hostile_client(client: socket.socket, act: Act, frames: Iterable[bytes], answers: Counter[str]) -> None:
     """Send all frames of an act and read the answers. The socket stays open.
 
     An act with a single connection ends with the closing handshake. Raises HarmError for an illegal answer of the node.
     """
-    _HostileClient(client, told).run(act, frames)
+    _HostileClient(client, answers).run(act, frames)
 
 
 class _HostileClient:
     """A connection of a hostile client."""
 
-    def __init__(self, client: socket.socket, told: Counter[str]) -> None:
+    def __init__(self, client: socket.socket, answers: Counter[str]) -> None:
         self._socket = client
-        self._told = told
+        self._answers = answers
         self._rest = bytearray()
-        self._heard: set[bytes] = set()
+        self._received: set[bytes] = set()
         """The methods that the node has sent, by their class and method numbers."""
         self._closed: set[int] = set()
         """The channels that are closed, by either side."""
@@ -435,7 +437,7 @@ class _HostileClient:
 
     def run(self, act: Act, frames: Iterable[bytes]) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # earlier answers are lost with the connection
-            self._pump([b"".join(opening(act.user, act.vhost))], lambda: _OPEN_OK in self._heard)
+            self._pump([b"".join(opening(act.user, act.vhost))], lambda: _OPEN_OK in self._received)
             self._pump(_pieces([marshal(1, commands.Channel.Open())], frames), lambda: True)
             if act.connections == 1:
                 channels = set(range(1, act.channels + 1))
@@ -444,7 +446,9 @@ class _HostileClient:
                     marshal(channel, commands.Channel.Close(*_BYE)) for channel in channels - self._closed
                 ]
                 self._pump(closes, lambda: channels <= self._closed)
-                self._pump([marshal(0, commands.Connection.Close(*_BYE))], lambda: _CLOSE_OK in self._heard)
+                self._pump(
+                    [marshal(0, commands.Connection.Close(*_BYE))], lambda: _CLOSE_OK in self._received
+                )
 
     def _pump(self, pieces: Iterable[bytes], done: Callable[[], bool]) -> None:
         """Write as much as the node accepts and read its answers, until all is written and `done` returns true.
@@ -475,13 +479,13 @@ class _HostileClient:
                 self._take_method(frame[_FRAME_START_BYTES : _FRAME_START_BYTES + 4], frame)
 
     def _take_method(self, kind: bytes, frame: bytes) -> None:
-        self._heard.add(kind)
+        self._received.add(kind)
         if kind in (_CHANNEL_CLOSE, _CHANNEL_CLOSE_OK):
             self._closed.add(int.from_bytes(frame[1:3], "big"))
         if kind in (_CHANNEL_CLOSE, _CLOSE):
             close: Any = pamqp.frame.unmarshal(frame)[2]
             self._ended = self._ended or kind == _CLOSE
-            self._told[f"{'connection' if kind == _CLOSE else 'channel'} {close.reply_code}"] += 1
+            self._answers[f"{'connection' if kind == _CLOSE else 'channel'} {close.reply_code}"] += 1
             if close.reply_code == INTERNAL_ERROR:
                 raise HarmError(f"a hostile client was told {close.reply_text}")
 
@@ -518,7 +522,7 @@ def _put(path: str, body: Any) -> Request:
     return Request("PUT", f"/api/{path}", json.dumps(body).encode())
 
 
-def _ask(node: ClusterNode, request: Request) -> int:
+def _request(node: ClusterNode, request: Request) -> int:
     """Send a request and return its status. Raises HarmError for an internal error of the node."""
     credentials = base64.b64encode(f"{ADMINISTRATOR}:{PASSWORD}".encode()).decode()
     headers = {"Authorization": f"Basic {credentials}", "Content-Type": "application/json"}

@@ -46,7 +46,7 @@ from chaos.live import releases
 from chaos.live.faulty_disk import lose_power
 from chaos.live.faulty_node import DISK_DIRECTORY, Faults
 from chaos.live.toxiproxy import Route, Stream, Toxiproxy
-from qq.cli.launch import PARENT_VARIABLE, node_environment
+from qq.cli.local.launch import PARENT_VARIABLE, node_environment
 from qq.config import NodeAddress
 from qq.errors import OperatingError
 from qq.machine.machine import QueueMachine
@@ -133,7 +133,7 @@ class LiveCluster:
         self._processes: dict[str, Popen[bytes] | ForkedProcess] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._frozen: set[str] = set()
-        self._told_to_end: set[str] = set()
+        self._expected_to_end: set[str] = set()
         self._held: dict[str, list[socket.socket]] = {}
         """Sockets that reserve the ports of nodes that are not members."""
         self._secret = secrets.token_hex(32)
@@ -185,7 +185,7 @@ class LiveCluster:
             raise LiveClusterError(f"{name} is running already")
         if name in self._watchers:
             await self._watchers.pop(name)
-        self._told_to_end.discard(name)
+        self._expected_to_end.discard(name)
         self._processes[name] = self._spawn(name)
         self._watchers[name] = asyncio.create_task(self._watch(name))
         await self._on_routes_to(name, self.toxiproxy.enable)
@@ -215,7 +215,7 @@ class LiveCluster:
     async def kill(self, name: str) -> None:
         """Kill the process with SIGKILL, and wait until it has ended."""
         self._signal(name, signal.SIGKILL, last=True)
-        await self._gone(name)
+        await self._wait_ended(name)
 
     async def stop(self, name: str) -> None:
         """Stop the process gracefully, and wait until it has ended. Raises LiveClusterError."""
@@ -224,7 +224,7 @@ class LiveCluster:
         self._signal(name, signal.SIGTERM, last=True)
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await self._gone(name)
+                await self._wait_ended(name)
         except TimeoutError:
             await self._kill_stuck(name)
             raise self._error(name, f"did not stop in {_STOP_TIMEOUT_S:g} s") from None
@@ -246,18 +246,18 @@ class LiveCluster:
         if not self.running(name):
             raise LiveClusterError(f"{name} is not running")
         if last:
-            self._told_to_end.add(name)
+            self._expected_to_end.add(name)
         with suppress(ProcessLookupError):
             self._processes[name].send_signal(number)
 
-    async def _gone(self, name: str) -> None:
+    async def _wait_ended(self, name: str) -> None:
         await asyncio.shield(self._watchers[name])
 
     async def _watch(self, name: str) -> None:
         """Wait for the end of the node's process, and then let its addresses refuse connections."""
         status = await _status_of(self._processes[name])
         self._frozen.discard(name)
-        if name not in self._told_to_end:
+        if name not in self._expected_to_end:
             self.crashes.append(f"{name} ended by itself with status {status}{self._log_tail(name)}")
         await self._on_routes_to(name, self.toxiproxy.disable)
 
@@ -286,7 +286,7 @@ class LiveCluster:
     async def remove(self, name: str) -> bool:
         """Remove a member, up or down, by the operator's command; return whether it ended by itself because of that."""
         member_id = await self._member_id(name)
-        self._told_to_end.add(name)
+        self._expected_to_end.add(name)
         await self._until_changed(name, "DELETE", f"?id={member_id}")
         self._members.discard(name)
         has_ended = await self._has_ended(name)
@@ -302,7 +302,7 @@ class LiveCluster:
             return False
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await self._gone(name)
+                await self._wait_ended(name)
         except TimeoutError:
             await self._kill_stuck(name)
         return self._processes[name].poll() == os.EX_CONFIG
@@ -368,14 +368,14 @@ class LiveCluster:
         found: list[str] = []
 
         async def reason() -> str | None:
-            asked = self._other(name)
-            shown = await self._shown_members(asked)
+            peer = self._other(name)
+            shown = await self._shown_members(peer)
             if shown is None:
-                return f"may be a member, but {asked} does not tell"
+                return f"may be a member, but {peer} does not tell"
             found[:] = [
                 member["id"] for member in shown["members"] if member["name"] == name and member["id"]
             ]
-            return None if found else f"is no member of which {asked} knows the directory"
+            return None if found else f"is no member of which {peer} knows the directory"
 
         await _until(reason, PATIENCE_S, lambda why: LiveClusterError(f"{name} {why}"))
         return found[0]
@@ -391,25 +391,25 @@ class LiveCluster:
         """Ask a peer for a change of a member, as the commands do, until it is made. Raises LiveClusterError."""
 
         async def reason() -> str | None:
-            asked = self._other(name)
+            peer = self._other(name)
             timeout = aiohttp.ClientTimeout(total=_CHANGE_TIMEOUT_S)
-            url = f"{self.http[asked]}/api/cluster/members/{name}{path}"
+            url = f"{self.http[peer]}/api/cluster/members/{name}{path}"
             try:
                 async with self._http.request(method, url, json=body, timeout=timeout) as answer:
                     return None if answer.status == HTTPStatus.OK else await answer.text()
             except (aiohttp.ClientError, TimeoutError) as error:
-                return f"{asked} does not answer: {error!r}"
+                return f"{peer} does not answer: {error!r}"
 
-        what = f"is not changed by {method} {path or name}"
-        await _until(reason, PATIENCE_S, lambda why: self._error(name, f"{what}: {why}"))
+        problem = f"is not changed by {method} {path or name}"
+        await _until(reason, PATIENCE_S, lambda why: self._error(name, f"{problem}: {why}"))
 
     async def move(self, source: str, destination: str) -> bool:
         """Declare a shovel between two queues, which is a move in the log; return whether it is declared."""
         value = {"src-uri": "amqp://", "src-queue": source, "dest-uri": "amqp://", "dest-queue": destination}
-        asked = next(iter(self.serving()), None)
-        if asked is None:
+        peer = next(iter(self.serving()), None)
+        if peer is None:
             return False
-        url = f"{self.http[asked]}/api/parameters/shovel/%2F/{source}"
+        url = f"{self.http[peer]}/api/parameters/shovel/%2F/{source}"
         try:
             async with self._http.put(URL(url, encoded=True), json={"value": value}) as answer:
                 return answer.status in (HTTPStatus.CREATED, HTTPStatus.NO_CONTENT)
@@ -426,9 +426,9 @@ class LiveCluster:
         """Change the secret of the nodes in two rounds; a round ends when all running nodes have read their files."""
         old, self._secret = self._secret, secrets.token_hex(32)
         for known in ([old, self._secret], [self._secret]):
-            await asyncio.gather(*(self._tell_secrets(name, known) for name in names))
+            await asyncio.gather(*(self._rotate_secrets(name, known) for name in names))
 
-    async def _tell_secrets(self, name: str, known: Sequence[str]) -> None:
+    async def _rotate_secrets(self, name: str, known: Sequence[str]) -> None:
         end = self.log(name).stat().st_size
         self.write_secrets(name, known)
 
@@ -630,9 +630,9 @@ class LiveCluster:
         known = {node["name"] for node in status["nodes"]}
         if known != self._members:
             return f"takes {', '.join(sorted(known))} for the members"
-        for what in (view["standing"], view.get("role", "voter")):  # release 0.1 has no roles
-            if what != "voter":
-                return f"is a {what}"
+        for problem in (view["standing"], view.get("role", "voter")):  # release 0.1 has no roles
+            if problem != "voter":
+                return f"is a {problem}"
         applied = view["applied_index"] or 0
         return None if applied >= goal else f"has applied {applied} of {goal} entries"
 
@@ -645,8 +645,8 @@ class LiveCluster:
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return None
 
-    def _error(self, name: str, what: str) -> LiveClusterError:
-        return LiveClusterError(f"{name} {what}{self._log_tail(name)}")
+    def _error(self, name: str, problem: str) -> LiveClusterError:
+        return LiveClusterError(f"{name} {problem}{self._log_tail(name)}")
 
     def _log_tail(self, name: str) -> str:
         lines = self.log(name).read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:]
@@ -714,10 +714,10 @@ async def _status_of(process: Popen[bytes] | ForkedProcess) -> int:
     """Wait until a process has ended, and return its exit status."""
     with suppress(ProcessLookupError):  # it has ended, and its status is known
         handle = os.pidfd_open(process.pid)
-        loop, gone = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(handle, gone.set)  # readable when the process has ended
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(handle, ended.set)  # readable when the process has ended
         try:
-            await gone.wait()
+            await ended.wait()
         finally:
             loop.remove_reader(handle)
             os.close(handle)
@@ -725,14 +725,14 @@ async def _status_of(process: Popen[bytes] | ForkedProcess) -> int:
 
 
 async def _until(
-    reason_against: Callable[[], Any], patience_s: float, complaint: Callable[[str], LiveClusterError]
+    reason_against: Callable[[], Any], patience_s: float, error_of: Callable[[str], LiveClusterError]
 ) -> None:
-    """Wait until `reason_against` returns None. Raises the error of `complaint` after `patience_s`."""
+    """Wait until `reason_against` returns None. Raises the error of `error_of` after `patience_s`."""
     clock = asyncio.get_running_loop().time
     deadline_s = clock() + patience_s
     while (reason := await reason_against()) is not None:
         if clock() > deadline_s:
-            raise complaint(reason)
+            raise error_of(reason)
         await asyncio.sleep(_POLL_S)
 
 

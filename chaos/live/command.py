@@ -20,7 +20,7 @@ from chaos.live import nemesis
 from chaos.live.run import Options, run
 from chaos.workloads import catalog
 from chaos.workloads.transport import Endpoint
-from qq.cli.credentials import client_login
+from qq.cli.client.credentials import client_login
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ def main(argv: Sequence[str]) -> int:
 def without_password(argv: Sequence[str]) -> list[str]:
     """Return the command line without passwords, because it is shown in the report."""
     shown: list[str] = []
-    for before, word in pairwise(("", *argv)):
-        name, equals, _ = word.partition("=")
+    for before, argument in pairwise(("", *argv)):
+        name, equals, _ = argument.partition("=")
         if before == PASSWORD:
             shown.append(HIDDEN)
         else:
-            shown.append(f"{name}={HIDDEN}" if name == PASSWORD and equals else word)
+            shown.append(f"{name}={HIDDEN}" if name == PASSWORD and equals else argument)
     return shown
 
 

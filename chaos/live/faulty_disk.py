@@ -64,7 +64,7 @@ class FaultyDisk(RealDisk):
 
     def make_directory(self, path: str) -> None:
         with self._lock_changes:
-            self._history.note("mkdir", path)
+            self._history.record("mkdir", path)
             super().make_directory(path)
 
     def replace_file(self, path: str, data: bytes) -> None:
@@ -74,9 +74,9 @@ class FaultyDisk(RealDisk):
         self.delay_sync()
         with self._lock_changes:
             number = self._history.number(path)
-            self.note_overwrite(number, self.read_file(path))
+            self.record_overwrite(number, self.read_file(path))
             super().overwrite_file(path, data)
-            self._history.note("sync", number, len(data))
+            self._history.record("sync", number, len(data))
 
     def open(self, path: str, *, create: bool = False) -> FaultyFile:
         with self._lock_changes:
@@ -89,13 +89,13 @@ class FaultyDisk(RealDisk):
     def rename(self, source: str, target: str) -> None:
         with self._lock_changes:
             self._must_exist(source)
-            self._history.note("rename", source, target)
+            self._history.record("rename", source, target)
             super().rename(source, target)
 
     def remove(self, path: str) -> None:
         with self._lock_changes:
             self._must_exist(path)
-            self._history.note("remove", path)
+            self._history.record("remove", path)
             super().remove(path)
 
     def remove_in_parts(self, path: str) -> None:
@@ -114,14 +114,14 @@ class FaultyDisk(RealDisk):
             else:
                 self.remove(inside)
         with self._lock_changes:
-            self._history.note("rmdir", path)
+            self._history.record("rmdir", path)
             (self._root_path / path).rmdir()
 
     def sync_directory(self, path: str) -> None:
         self.delay_sync()
         with self._lock_changes:  # a concurrent change would be taken for durable
             super().sync_directory(path)
-            self._history.note("syncdir", path)
+            self._history.record("syncdir", path)
 
     def free_bytes(self) -> int:
         return 0 if self.full else super().free_bytes()
@@ -135,14 +135,14 @@ class FaultyDisk(RealDisk):
 
     # Called by its files
 
-    def note(self, change: str, *details: int | str) -> None:
+    def record(self, change: str, *details: int | str) -> None:
         with self._lock_changes:
-            self._history.note(change, *details)
+            self._history.record(change, *details)
 
-    def note_overwrite(self, number: int, content: bytes) -> None:
+    def record_overwrite(self, number: int, content: bytes) -> None:
         with self._lock_changes:
             if not self._history.is_overwritten(number):
-                self._history.note("overwrite", number, _text(content))
+                self._history.record("overwrite", number, _text(content))
 
     def check_space(self) -> None:
         if self.full:
@@ -173,19 +173,19 @@ class FaultyFile(RealFile):
         super().append(buffers)
 
     def overwrite(self, data: Buffer) -> None:
-        self._disk.note_overwrite(self._number, self.pread(0, self.size))
+        self._disk.record_overwrite(self._number, self.pread(0, self.size))
         super().overwrite(data)
 
     def truncate(self, size: int) -> None:
         if size < self.size:
-            self._disk.note("truncate", self._number, size, _text(self.pread(size, self.size - size)))
+            self._disk.record("truncate", self._number, size, _text(self.pread(size, self.size - size)))
         super().truncate(size)
 
     def sync(self) -> None:
         self._disk.delay_sync()
         size = self.size
         super().sync()
-        self._disk.note("sync", self._number, size)
+        self._disk.record("sync", self._number, size)
 
 
 @dataclass(slots=True)
@@ -222,7 +222,7 @@ class History:
         self._next = 1
         self.losses = 0
         if not self._journal.exists():
-            self._write([["begin", 0], *self._changes_to_what_is_there()])
+            self._write([["begin", 0], *self._changes_to_existing_files()])
         self._resume()
         self._descriptor = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
@@ -231,7 +231,7 @@ class History:
 
     # While the node runs
 
-    def note(self, change: str, *details: int | str) -> None:
+    def record(self, change: str, *details: int | str) -> None:
         """Record a change that is about to be made, or a finished sync."""
         os.write(self._descriptor, _line([change, *details]))
         self._apply(change, *details)
@@ -242,7 +242,7 @@ class History:
         if target.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         number = self._next
-        self.note("create", number, path)
+        self.record("create", number, path)
         second = self._files / str(number)
         second.unlink(missing_ok=True)  # of a process that died here
         second.touch(0o600)
@@ -262,7 +262,7 @@ class History:
 
     # Start and end
 
-    def _changes_to_what_is_there(self) -> list[list[Any]]:
+    def _changes_to_existing_files(self) -> list[list[Any]]:
         """Give every file a second name, and return changes that record everything as durable."""
         changes: list[list[Any]] = []
         directories = [""]
@@ -377,7 +377,7 @@ class History:
         shutil.rmtree(self._files)
         self._files.mkdir()
         self.losses += 1
-        self._write([["begin", self.losses], *self._changes_to_what_is_there()])
+        self._write([["begin", self.losses], *self._changes_to_existing_files()])
         return at_risk
 
     def _fill(self, inode: Any, number: int) -> bool:

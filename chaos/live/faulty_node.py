@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Self
 from chaos.live.faulty_disk import FaultyDisk
 from cluster.runtime.asyncio_runtime import AsyncioRuntime
 from qq import node
-from qq.cli.serve import serve
+from qq.cli.local.serve import serve
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class _World:
             self._runtime.offset_ms = self._faults.clock_offset_ms
 
 
-def _tell_what_it_does(*_: object) -> None:
+def _print_stacks(*_: object) -> None:
     faulthandler.dump_traceback()
     for task in asyncio.all_tasks():
         task.print_stack()
@@ -136,7 +136,7 @@ def run() -> int:
     options = parser.parse_args()
     options.side.mkdir(parents=True, exist_ok=True)
     world = _World(options.side)
-    signal.signal(signal.SIGUSR1, _tell_what_it_does)
+    signal.signal(signal.SIGUSR1, _print_stacks)
     try:
         return serve(options.config, world.run)
     except OperatingError as error:

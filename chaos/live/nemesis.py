@@ -363,14 +363,14 @@ async def slicer(cluster: LiveCluster, chance: Random) -> Harm:
 def _slow(cluster: LiveCluster, chance: Random, kind: str, **attributes: int) -> Harm:
     """Hurt the links of a single node or of all nodes: with peers, with clients, or both."""
     names: Sequence[str] = chance.choice([[chance.choice(cluster.names)], cluster.names])
-    whom = chance.choice(([NODES], [CLIENTS], [NODES, CLIENTS]))
+    traffic = chance.choice(([NODES], [CLIENTS], [NODES, CLIENTS]))
     links: list[ProxyStream] = []
-    if NODES in whom:
+    if NODES in traffic:
         pairs = [pair for pair in permutations(cluster.names, 2) if not set(pair).isdisjoint(names)]
         links += [link for pair in pairs for link in cluster.links(*pair)]
-    if CLIENTS in whom:
+    if CLIENTS in traffic:
         links += [link for name in names for link in cluster.clients_of(name)]
-    return _hurt(cluster, names, {kind: attributes, "with": whom}, links, kind, **attributes)
+    return _hurt(cluster, names, {kind: attributes, "with": traffic}, links, kind, **attributes)
 
 
 def _hurt(

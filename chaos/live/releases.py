@@ -34,10 +34,10 @@ def unpack(release: str, directory: Path) -> None:
             f"release {release} is in the history of the repository, and there is no git"
         ) from None
     except subprocess.CalledProcessError as error:
-        said = " ".join(error.stderr.decode().split())
+        error_text = " ".join(error.stderr.decode().split())
         raise ReleaseError(
             f"commit {commit}, release {release}, is not in this clone: fetch the whole history, as with "
-            f"`git fetch --unshallow` (git says: {said})"
+            f"`git fetch --unshallow` (git says: {error_text})"
         ) from None
     with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
         archive.extractall(directory, filter="data")

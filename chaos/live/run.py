@@ -99,8 +99,8 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
     directory = options.out or ROOT / f"{time.strftime('%Y%m%d-%H%M%S')}-{options.seed}"
     if (directory / "history").exists():
         raise RunError(f"{directory} has a run already")
-    told = await _reach_all(options)
-    made_with = versions.of_cluster(told) if options.endpoints else versions.of_own_cluster()
+    introductions = await _reach_all(options)
+    made_with = versions.of_cluster(introductions) if options.endpoints else versions.of_own_cluster()
     release = None
     if nemesis.UPGRADE in faults:
         release = directory / "release"
@@ -115,7 +115,7 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
         async with AsyncExitStack() as cleanup:
             cluster = None
             if not options.endpoints:
-                _say(f"starting {options.nodes} nodes, logs in {directory / 'logs'}")
+                _print(f"starting {options.nodes} nodes, logs in {directory / 'logs'}")
                 cluster = await cleanup.enter_async_context(
                     LiveCluster(directory, options.nodes, limits=LIMITS, release=release)
                 )
@@ -172,7 +172,7 @@ async def _hurt(course: Course, cluster: LiveCluster | None, faults: Sequence[st
     def record(type_: str, fault: str, nodes: Sequence[str], detail: str) -> None:
         course.record_fault(type_, fault, nodes, detail)
         if type_ == "invoke":
-            _say(f"{course.elapsed_s():6.1f} s  {fault} {','.join(nodes)} {detail}")
+            _print(f"{course.elapsed_s():6.1f} s  {fault} {','.join(nodes)} {detail}")
 
     await nemesis.run(cluster, faults, options.seed, options.seconds, record)
 
@@ -203,18 +203,18 @@ async def _reach_all(options: Options) -> list[str]:
     Raises RunError with the unreachable endpoints.
     """
     transport = AioTransport(options.user, options.password)
-    told: list[str] = []
-    complaints: list[str] = []
+    introductions: list[str] = []
+    problems: list[str] = []
     for endpoint in options.endpoints:
         try:
             connection = await transport.connect(endpoint, log.warning)
-            told.append(versions.introduction(await connection.introduction()))
+            introductions.append(versions.introduction(await connection.introduction()))
             await connection.close()
         except LostError as error:
-            complaints.append(f"{endpoint.node} at {endpoint.host}:{endpoint.port}: {error}")
-    if complaints:
-        raise RunError("unreachable: " + "; ".join(complaints))
-    return told
+            problems.append(f"{endpoint.node} at {endpoint.host}:{endpoint.port}: {error}")
+    if problems:
+        raise RunError("unreachable: " + "; ".join(problems))
+    return introductions
 
 
 @contextmanager
@@ -235,7 +235,7 @@ def _logging_to(file: Path) -> Generator[None]:
         handler.close()
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 
@@ -247,7 +247,7 @@ async def _show_progress(course: Course, recorder: Recorder) -> None:
         counts = [recorder.counts[key] for key in shown]
         rates = [(now - then) / PROGRESS_S for now, then in zip(counts, before, strict=True)]
         before = counts
-        _say(
+        _print(
             f"{course.elapsed_s():6.1f} s  a second: {rates[0]:.0f} published, {rates[1]:.0f} confirmed, "
             f"{rates[2]:.0f} unknown, {rates[3]:.0f} delivered"
         )

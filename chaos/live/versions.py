@@ -28,9 +28,9 @@ def of_own_cluster() -> dict[str, str]:
     return _known({"qq": __version__, "commit": commit(), "toxiproxy": _toxiproxy()})
 
 
-def of_cluster(told: Iterable[str]) -> dict[str, str]:
-    """Return the versions of an existing cluster, from its nodes' introductions `told`, and of the harness."""
-    return _known({"cluster": "; ".join(sorted(set(told))), "harness": commit() or __version__})
+def of_cluster(introductions: Iterable[str]) -> dict[str, str]:
+    """Return the versions of an existing cluster, from the introductions of its nodes, and of the harness."""
+    return _known({"cluster": "; ".join(sorted(set(introductions))), "harness": commit() or __version__})
 
 
 def of_harness() -> dict[str, str]:
@@ -40,8 +40,8 @@ def of_harness() -> dict[str, str]:
 
 def introduction(server_properties: Mapping[str, object]) -> str:
     """Return product, version and owner as a node introduces itself to its clients: qq calls itself RabbitMQ."""
-    said = (server_properties.get(name, "?") for name in ("product", "version", "copyright"))
-    product, number, owner = (one.decode() if isinstance(one, bytes) else one for one in said)
+    properties = (server_properties.get(name, "?") for name in ("product", "version", "copyright"))
+    product, number, owner = (one.decode() if isinstance(one, bytes) else one for one in properties)
     return f"{product} {number} ({owner})"
 
 
@@ -50,7 +50,7 @@ def commit(checkout: Path = _CHECKOUT) -> str | None:
     if not (checkout / ".git").exists():
         return None
     described = ("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-    return (_said(described) or "").strip() or None
+    return (_output_of(described) or "").strip() or None
 
 
 def _package(name: str) -> str | None:
@@ -69,7 +69,7 @@ def _toxiproxy() -> str | None:
     with suppress(OSError):
         if built := _GO_MODULE.search(server.read_bytes()):
             return built[1].decode()
-    return (_said((str(server), "-version")) or "").rpartition(" ")[2].strip() or None
+    return (_output_of((str(server), "-version")) or "").rpartition(" ")[2].strip() or None
 
 
 def _java() -> str | None:
@@ -77,14 +77,14 @@ def _java() -> str | None:
         home = java.find()
     except java.JavaError:
         return None
-    found = re.search(r'version "([^"]+)"', _said((str(home / "bin" / "java"), "-version")) or "")
+    found = re.search(r'version "([^"]+)"', _output_of((str(home / "bin" / "java"), "-version")) or "")
     return found[1] if found else None
 
 
-def _said(command: Sequence[str]) -> str | None:
+def _output_of(command: Sequence[str]) -> str | None:
     """Run a program and return its output, from both streams; `None` if it is missing or fails."""
     try:
-        told = subprocess.run(
+        printed = subprocess.run(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -94,7 +94,7 @@ def _said(command: Sequence[str]) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout
+    return printed.stdout
 
 
 def _known(versions: Mapping[str, str | None]) -> dict[str, str]:

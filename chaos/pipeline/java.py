@@ -73,7 +73,7 @@ def _candidates() -> Iterator[Path]:
 def _version(home: Path) -> int | None:
     """Return the major version of the Java in `home`, or None if it is missing or does not run."""
     try:
-        told = subprocess.run(
+        printed = subprocess.run(
             [home / "bin" / "java", "-version"],
             capture_output=True,
             text=True,
@@ -83,7 +83,7 @@ def _version(home: Path) -> int | None:
     except (OSError, subprocess.SubprocessError):
         return None
     # Java 8 calls itself 1.8.
-    version = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
+    version = re.search(r'version "(?:1\.)?(\d+)', printed.stderr)
     return int(version[1]) if version else None
 
 

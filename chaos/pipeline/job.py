@@ -44,7 +44,7 @@ from chaos.pipeline.transforms import timeline
 from chaos.pipeline.transforms.arrival import lost, owed, phantom
 from chaos.pipeline.transforms.duplicates import duplicates
 from chaos.pipeline.transforms.limits import dead_letter, delivery_limit, limited
-from chaos.pipeline.transforms.messages import asked, fates, messages, traceable
+from chaos.pipeline.transforms.messages import fates, messages, requested, traceable
 from chaos.pipeline.transforms.order import comparable, order
 from chaos.pipeline.transforms.priority import both_waiting, enough, priority_ratio
 from chaos.pipeline.transforms.removal import removed, resurrected
@@ -132,7 +132,7 @@ class Run:
 class Evidence(NamedTuple):
     """The rows that were checked for a promise, and the violations among them."""
 
-    looked_at: DataFrame
+    examined: DataFrame
     violations: DataFrame
 
 
@@ -295,7 +295,7 @@ class _Check:
         queues, reach, run = self._queues, self._reach, self._run
         due = self._kept("due", traceable(about, self._kept("fates", fates(rows, queues, reach))))
         delivered = about.filter("deliveries > 0")
-        who = self._kept("asked", asked(rows))
+        consumers = self._kept("requested", requested(rows))
         again = self._kept("duplicates", duplicates(about, rows))
         evidence = {
             "lost": Evidence(owed(due), lost(about, due, reach)),
@@ -303,15 +303,15 @@ class _Check:
             "unmarked_duplicate": Evidence(
                 delivered.filter("dedup = 0"), again.filter("promise = 'unmarked_duplicate'")
             ),
-            "order": Evidence(comparable(about), order(about, who)),
+            "order": Evidence(comparable(about), order(about, consumers)),
         }
         if operations.keys() & {"purge", "delete"}:
-            gone = self._kept("removed", removed(about, rows))
-            evidence["resurrected"] = Evidence(gone, resurrected(gone, rows, who))
+            removals = self._kept("removed", removed(about, rows))
+            evidence["resurrected"] = Evidence(removals, resurrected(removals, rows, consumers))
         if operations.keys() & {"tx_commit", "tx_rollback"}:
             published = self._kept("parts", parts(about, due, rows, reach))
             evidence["tx_atomic"] = Evidence(
-                transactions(rows), tx_atomic(published, about, due, rows, reach, who)
+                transactions(rows), tx_atomic(published, about, due, rows, reach, consumers)
             )
         if run.any_queue("dedup"):
             evidence["dedup_duplicate"] = Evidence(
@@ -332,11 +332,11 @@ class _Check:
         return evidence
 
     def _promises(self, evidence: Mapping[str, Evidence], rows: DataFrame) -> list[Promise]:
-        looked_at = [
-            found.looked_at.agg(F.lit(name).alias("promise"), F.count("*").alias("count"))
+        examined = [
+            found.examined.agg(F.lit(name).alias("promise"), F.count("*").alias("count"))
             for name, found in evidence.items()
         ]
-        checked = _by_promise(reduce(DataFrame.unionByName, looked_at))
+        checked = _by_promise(reduce(DataFrame.unionByName, examined))
         violations = self._kept(
             "violations", reduce(DataFrame.unionByName, (found.violations for found in evidence.values()))
         )

@@ -260,12 +260,12 @@ class Scene:
             self.upgrade.begin()
         for node in self.cluster.nodes:
             self.world.after(random.uniform(0.0, 1.0), node.start)
-        self.cluster.look_after_members()
-        self._look_at_files()
+        self.cluster.operate_members()
+        self._check_files()
 
-    def _look_at_files(self) -> None:
+    def _check_files(self) -> None:
         self.stored.check_changed()
-        self.world.after(FILES_INTERVAL_S, self._look_at_files)
+        self.world.after(FILES_INTERVAL_S, self._check_files)
 
     def compare_queues(self) -> None:
         for node in self.cluster.nodes:
@@ -273,14 +273,14 @@ class Scene:
             if isinstance(machine, QueueMachine):
                 self.oracle.check_machine(node.name, machine)
 
-    def converge(self, within_s: float, complaint: str) -> None:
+    def converge(self, within_s: float, problem: str) -> None:
         within_s *= 1 + self.options.disk_slowness / SLOW_DISK
         deadline_s = self.world.now_s + within_s
         while self.world.now_s < deadline_s:
             self.world.run_until(self.world.now_s + SLICE_S)
             if self.cluster.settled():
                 return
-        self.checks.fail(f"the cluster {complaint} {within_s:.0f} s after the faults ended")
+        self.checks.fail(f"the cluster {problem} {within_s:.0f} s after the faults ended")
 
 
 class Simulation(Scene):
@@ -333,21 +333,21 @@ class Simulation(Scene):
 
     def _check_clients(self, workload: ClientWorkload) -> None:
         """Check that clients get every answer, and that exactly the confirmed messages can be consumed."""
-        self._until(lambda: not workload.complaint, SERVICE_S, lambda: workload.complaint)
+        self._until(lambda: not workload.problem, SERVICE_S, lambda: workload.problem)
         workload.settle()
         # Some clients consume the remaining messages one at a time.
-        self._until(lambda: not workload.complaint, DRAIN_S, lambda: workload.complaint)
+        self._until(lambda: not workload.problem, DRAIN_S, lambda: workload.problem)
         workload.drain()
         self._until(lambda: not workload.left(), DRAIN_S, lambda: f"{workload.left()} messages are left")
         workload.judge()
         self.compare_queues()
 
-    def _until(self, done: Callable[[], bool], within_s: float, complaint: Callable[[], str]) -> None:
+    def _until(self, done: Callable[[], bool], within_s: float, problem: Callable[[], str]) -> None:
         deadline_s = self.world.now_s + within_s * (1 + self.options.disk_slowness / SLOW_DISK)
         while not (done() and self.cluster.settled()):
             self.world.run_until(self.world.now_s + SLICE_S)
             if self.world.now_s > deadline_s:
-                self.checks.fail(f"{within_s:.0f} s after the faults ended: {complaint() or 'no rest'}")
+                self.checks.fail(f"{within_s:.0f} s after the faults ended: {problem() or 'no rest'}")
 
     def _check_timers(self) -> None:
         """Check that the leader runs due timers soon after their time has really passed, without any new submission."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chaos.workloads.clients import ConnectingClient, Link, asking
+from chaos.workloads.clients import ConnectingClient, Link, request_of
 from chaos.workloads.messages import Outgoing, messages_of
 from chaos.workloads.world import CLASSIC, QUORUM, Clients, Pace, QueuePlan, Workload, World
 
@@ -46,7 +46,7 @@ class Churner(ConnectingClient):
 
     async def _live(self, link: Link, channel: Channel, plan: QueuePlan) -> None:
         queue = plan.name
-        async with asking(self.process.invoke("declare", **link.where, queue=queue)):
+        async with request_of(self.process.invoke("declare", **link.where, queue=queue)):
             await channel.declare(queue, plan.arguments)
             await channel.bind(queue, EXCHANGE)
         for _ in range(PUBLISHED):
@@ -56,9 +56,9 @@ class Churner(ConnectingClient):
             if got is None:
                 break
             tag, arrival = got
-            async with asking(self.process.invoke("ack", **link.where, queue=queue, id=arrival["id"])):
+            async with request_of(self.process.invoke("ack", **link.where, queue=queue, id=arrival["id"])):
                 await channel.settle(tag, "ack")
-        async with asking(self.process.invoke("delete", **link.where, queue=queue)):
+        async with request_of(self.process.invoke("delete", **link.where, queue=queue)):
             await channel.delete(queue)
 
 

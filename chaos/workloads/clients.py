@@ -28,7 +28,7 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 @asynccontextmanager
-async def asking(call: Call | None = None) -> AsyncGenerator[None]:
+async def request_of(call: Call | None = None) -> AsyncGenerator[None]:
     """End a request's call with its outcome and bound its waiting time. Raises LostError."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -68,7 +68,7 @@ class Link:
 
     async def open_channel(self, mode: Mode = "plain", prefetch: int = 0) -> Channel:
         """Open the only channel of this connection."""
-        async with asking():
+        async with request_of():
             channel = await self.connection.open_channel(mode, prefetch)
         self.where["channel"] = channel.number
         return channel
@@ -116,7 +116,7 @@ class ConnectingClient(Client):
         link = Link(f"{self.name}#{next(self._connections)}", endpoint.node, self.changed)
         call = self.process.invoke("connect", **link.where)
         try:
-            async with asking():
+            async with request_of():
                 link.connection = await self.world.transport.connect(endpoint, link.breaks)
         except LostError as error:
             call.fail(str(error))
@@ -145,7 +145,7 @@ class ConnectingClient(Client):
     ) -> bool:
         """Publish in confirm mode, wait for the outcome, and return whether it is known. Raises LostError."""
         call = self.process.invoke("publish", **link.where, queue=queue, **message.fields())
-        async with asking(call):
+        async with request_of(call):
             outcome = await channel.publish(message, queue, exchange)
             if outcome == "returned":
                 call.fail("returned")
@@ -159,7 +159,7 @@ class ConnectingClient(Client):
         The delivered message gets a row of its own, like that of a consumer's delivery.
         """
         call = self.process.invoke("get", **link.where, queue=queue)
-        async with asking(call):
+        async with request_of(call):
             delivery = await channel.get(queue)
             if delivery is None:
                 call.ok(detail="empty")
@@ -274,7 +274,9 @@ class Consumer(ConnectingClient):
             self.process.event("cancelled", **link.where, queue=self._known_as, consumer=tag)
             self.changed.set()
 
-        async with asking(self.process.invoke("consume", **link.where, queue=self._known_as, consumer=tag)):
+        async with request_of(
+            self.process.invoke("consume", **link.where, queue=self._known_as, consumer=tag)
+        ):
             receive = partial(self._receive, link, channel, tag)
             await channel.consume(self.plan.queue, tag, receive, cancelled)
         self.is_consuming = True
@@ -282,7 +284,7 @@ class Consumer(ConnectingClient):
         await self.until(lambda: self.stopping or link.broken or ended, seconds)
         self.is_consuming = False
         if not (link.broken or ended):
-            async with asking(
+            async with request_of(
                 self.process.invoke("cancel", **link.where, queue=self._known_as, consumer=tag)
             ):
                 await channel.cancel(tag)
@@ -306,5 +308,5 @@ class Consumer(ConnectingClient):
             settling, **link.where, queue=self._known_as, consumer=tag, id=arrival["id"]
         )
         with suppress(LostError):
-            async with asking(call):
+            async with request_of(call):
                 await channel.settle(delivery_tag, settling)

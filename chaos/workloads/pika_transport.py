@@ -23,7 +23,7 @@ from chaos.workloads.transport import (
     CONNECT_TIMEOUT_S,
     HEARTBEAT_S,
     LostError,
-    Questions,
+    PendingRequests,
     RefusedError,
 )
 
@@ -67,33 +67,33 @@ class PikaConnection:
     _connection: Connection
 
     def __init__(self, lost: Callable[[str], None]) -> None:
-        self._questions = Questions()
+        self._requests = PendingRequests()
         self._lost = lost
         self._closed = asyncio.Event()
         self._channels: list[PikaChannel] = []
 
     async def open(self, connecting: Callable[..., Connection]) -> None:
         """Open the connection. Raises LostError."""
-        self._connection = await self._questions.ask(
-            lambda hear: connecting(
-                on_open_callback=hear,
+        self._connection = await self._requests.request(
+            lambda answered: connecting(
+                on_open_callback=answered,
                 on_open_error_callback=self._not_opened,
                 on_close_callback=self._ended,
             )
         )
 
     def _not_opened(self, _: object, error: BaseException | str) -> None:
-        self._questions.fail(LostError(repr(error)))
+        self._requests.fail(LostError(repr(error)))
 
     def _ended(self, _: object, error: BaseException) -> None:
         self._closed.set()
-        self.gone(repr(error))
+        self.lost(repr(error))
 
-    def gone(self, why: str) -> None:
+    def lost(self, reason: str) -> None:
         """Fail all requests because the connection, or a channel of it, is closed."""
         for channel in self._channels:
-            channel.fail(LostError(why))
-        self._lost(why)
+            channel.fail(LostError(reason))
+        self._lost(reason)
 
     async def open_channel(self, mode: Mode = "plain", prefetch: int = 0) -> PikaChannel:
         channel = PikaChannel(self, mode)
@@ -117,8 +117,8 @@ class PikaChannel:
         self.number = 0
         self._connection = connection
         self._mode: Mode = mode
-        self._questions = Questions()
-        self._publishes = Questions()
+        self._requests = PendingRequests()
+        self._publishes = PendingRequests()
         self._tags = count(1)
         self._published: dict[int, Callable[[Outcome], None]] = {}
         """Callback for the confirm of each message, by delivery tag."""
@@ -127,29 +127,33 @@ class PikaChannel:
         self._cancelled: dict[str, Callable[[], None]] = {}
 
     async def open(self, connection: Connection, prefetch: int) -> None:
-        self._channel = await self._ask(lambda hear: connection.channel(on_open_callback=hear))
+        self._channel = await self._request(lambda answered: connection.channel(on_open_callback=answered))
         self.number = self._channel.channel_number
         self._channel.add_on_close_callback(self._on_closed)
         self._channel.add_on_cancel_callback(self._on_cancelled)
         self._channel.add_on_return_callback(self._on_returned)
         self._channel.add_callback(self._on_empty, [spec.Basic.GetEmpty], one_shot=False)
         if prefetch:
-            await self._ask(lambda hear: self._channel.basic_qos(prefetch_count=prefetch, callback=hear))
+            await self._request(
+                lambda answered: self._channel.basic_qos(prefetch_count=prefetch, callback=answered)
+            )
         if self._mode == "confirms":
-            await self._ask(lambda hear: self._channel.confirm_delivery(self._on_confirmed, callback=hear))
+            await self._request(
+                lambda answered: self._channel.confirm_delivery(self._on_confirmed, callback=answered)
+            )
         if self._mode == "transactions":
-            await self._ask(lambda hear: self._channel.tx_select(callback=hear))
+            await self._request(lambda answered: self._channel.tx_select(callback=answered))
 
-    async def _ask(self, request: Callable[[Callable[[Any], None]], object]) -> Any:
+    async def _request(self, request: Callable[[Callable[[Any], None]], object]) -> Any:
         """Send a request through the library and return its answer. Raises LostError or RefusedError."""
         try:
-            return await self._questions.ask(request)
+            return await self._requests.request(request)
         except pika.exceptions.AMQPError as error:
             raise LostError(repr(error)) from error
 
     def fail(self, failure: LostError) -> None:
         """Fail all pending requests; the outcome of pending publishes is unknown."""
-        self._questions.fail(failure)
+        self._requests.fail(failure)
         self._publishes.fail(LostError(str(failure)))
 
     # Callbacks of the library
@@ -157,7 +161,7 @@ class PikaChannel:
     def _on_closed(self, _: object, reason: BaseException) -> None:
         if isinstance(reason, pika.exceptions.ChannelClosedByBroker):
             self.fail(RefusedError(repr(reason)))
-            self._connection.gone(repr(reason))
+            self._connection.lost(repr(reason))
 
     def _on_cancelled(self, notice: frame.Method[spec.Basic.Cancel]) -> None:
         self._cancelled[notice.method.consumer_tag]()
@@ -176,25 +180,27 @@ class PikaChannel:
 
     def _on_empty(self, _: object) -> None:
         """Answer the only pending request."""
-        self._questions.answer(None)
+        self._requests.answer(None)
 
     # Requests of clients
 
     async def declare(self, queue: str, arguments: Mapping[str, Any]) -> None:
         declared = partial(self._channel.queue_declare, queue, durable=True, arguments=dict(arguments))
-        await self._ask(lambda hear: declared(callback=hear))
+        await self._request(lambda answered: declared(callback=answered))
 
     async def count(self, queue: str) -> int:
-        declared = await self._ask(
-            lambda hear: self._channel.queue_declare(queue, passive=True, callback=hear)
+        declared = await self._request(
+            lambda answered: self._channel.queue_declare(queue, passive=True, callback=answered)
         )
         return declared.method.message_count
 
     async def bind(self, queue: str, exchange: str) -> None:
-        await self._ask(lambda hear: self._channel.queue_bind(queue, exchange, queue, callback=hear))
+        await self._request(
+            lambda answered: self._channel.queue_bind(queue, exchange, queue, callback=answered)
+        )
 
     async def delete(self, queue: str) -> None:
-        await self._ask(lambda hear: self._channel.queue_delete(queue, callback=hear))
+        await self._request(lambda answered: self._channel.queue_delete(queue, callback=answered))
 
     async def publish(self, message: Outgoing, key: str, exchange: str = "") -> Outcome:
         properties = pika.BasicProperties(
@@ -210,7 +216,7 @@ class PikaChannel:
         if self._mode != "confirms":
             return "sent"
         tag = next(self._tags)
-        outcome = await self._publishes.ask(partial(self._published.__setitem__, tag))
+        outcome = await self._publishes.request(partial(self._published.__setitem__, tag))
         was_returned = message.id in self._returned
         self._returned.pop(message.id, None)
         return "returned" if was_returned else outcome
@@ -224,23 +230,25 @@ class PikaChannel:
             receive(_delivery(method, properties, body))
 
         self._cancelled[tag] = cancelled
-        await self._ask(
-            lambda hear: self._channel.basic_consume(queue, on_message, consumer_tag=tag, callback=hear)
+        await self._request(
+            lambda answered: self._channel.basic_consume(
+                queue, on_message, consumer_tag=tag, callback=answered
+            )
         )
 
     async def cancel(self, tag: str) -> None:
-        await self._ask(lambda hear: self._channel.basic_cancel(tag, callback=hear))
+        await self._request(lambda answered: self._channel.basic_cancel(tag, callback=answered))
 
     async def get(self, queue: str) -> Delivery | None:
-        def ask(hear: Callable[[Delivery], None]) -> None:
+        def request(answered: Callable[[Delivery], None]) -> None:
             def got(
                 _: object, method: spec.Basic.GetOk, properties: pika.BasicProperties, body: bytes
             ) -> None:
-                hear(_delivery(method, properties, body))
+                answered(_delivery(method, properties, body))
 
             self._channel.basic_get(queue, got)
 
-        return await self._ask(ask)
+        return await self._request(request)
 
     async def settle(self, tag: int, settling: Settling) -> None:
         try:
@@ -255,10 +263,10 @@ class PikaChannel:
             raise LostError(repr(error)) from error
 
     async def commit(self) -> None:
-        await self._ask(lambda hear: self._channel.tx_commit(callback=hear))
+        await self._request(lambda answered: self._channel.tx_commit(callback=answered))
 
     async def rollback(self) -> None:
-        await self._ask(lambda hear: self._channel.tx_rollback(callback=hear))
+        await self._request(lambda answered: self._channel.tx_rollback(callback=answered))
 
 
 def _delivery(

@@ -104,32 +104,32 @@ class Transport(Protocol):
         ...
 
 
-class Questions:
+class PendingRequests:
     """The pending requests of a connection or channel whose library answers by callbacks."""
 
     def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[Any], None] = {}
+        self._pending: dict[asyncio.Future[Any], None] = {}
 
-    async def ask(self, request: Callable[[Callable[[T], None]], object]) -> T:
+    async def request(self, send: Callable[[Callable[[T], None]], object]) -> T:
         """Begin a request with a callback for its answer, and return that answer. Raises the error given to `fail`."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting[answer] = None
+        self._pending[answer] = None
         try:
-            request(partial(_resolve, answer))
+            send(partial(_resolve, answer))
             return await answer
         finally:
-            del self._waiting[answer]
+            del self._pending[answer]
 
     def answer(self, result: object) -> None:
         """Answer all pending requests."""
-        for waiting in self._waiting:
-            _resolve(waiting, result)
+        for pending in self._pending:
+            _resolve(pending, result)
 
     def fail(self, failure: LostError) -> None:
         """End all pending requests with this error."""
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_exception(failure)
+        for pending in self._pending:
+            if not pending.done():
+                pending.set_exception(failure)
 
 
 def _resolve(answer: asyncio.Future[T], result: T) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
-from chaos.workloads.clients import ConnectingClient, Link, asking
+from chaos.workloads.clients import ConnectingClient, Link, request_of
 from chaos.workloads.messages import Outgoing, messages_of
 from chaos.workloads.transport import LostError, RefusedError
 from chaos.workloads.world import QUORUM, Clients, Pace, QueuePlan, Workload, World
@@ -55,14 +55,14 @@ class Transactions(ConnectingClient):
                 message = next(self._messages[queue])
                 call = self.process.invoke("publish", **link.where, queue=queue, tx=tx, **message.fields())
                 parts.append(call)
-                async with asking():
+                async with request_of():
                     await channel.publish(message, queue)
                 if (got := await self.get(link, channel, queue)) is not None:
                     tag, arrival = got
                     held[tag] = (queue, arrival["id"])
             for tag, (queue, message_id) in held.items():
                 parts.append(self.process.invoke("ack", **link.where, queue=queue, id=message_id, tx=tx))
-                async with asking():
+                async with request_of():
                     await channel.settle(tag, "ack")
         except LostError as error:
             # It was never committed, even if the broker received parts of it.
@@ -70,7 +70,7 @@ class Transactions(ConnectingClient):
             raise
         if number % ROLLED_BACK == 0:
             try:
-                async with asking(self.process.invoke("tx_rollback", **link.where, tx=tx)):
+                async with request_of(self.process.invoke("tx_rollback", **link.where, tx=tx)):
                     await channel.rollback()
             finally:
                 self._fail(parts, "rolled back")
@@ -80,7 +80,7 @@ class Transactions(ConnectingClient):
 
     async def _commit(self, link: Link, channel: Channel, tx: str, parts: list[Call]) -> None:
         try:
-            async with asking(self.process.invoke("tx_commit", **link.where, tx=tx)):
+            async with request_of(self.process.invoke("tx_commit", **link.where, tx=tx)):
                 await channel.commit()
         except RefusedError as error:
             self._fail(parts, str(error))

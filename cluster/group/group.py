@@ -295,7 +295,7 @@ class Group:
         self._chores_s = self._runtime.monotonic()
         self._check_incarnation()
         self._sender.turn(self.engine)
-        self.housekeeping.turn(*self.engine.last_applied(), self.apply_times.total_s)
+        self.housekeeping.turn(*self.engine.last_applied(), self.apply_times.total)
 
     def _check_leader(self) -> None:
         engine, known = self.engine, self.leadership.leader_term

@@ -23,6 +23,7 @@ from cluster.log.entry import (
     make_batch,
     read_batches,
 )
+from cluster.runtime.fair_queue import FairQueue
 
 if TYPE_CHECKING:
     from cluster.runtime.ports import Buffer
@@ -119,34 +120,42 @@ class PendingProposals:
         return batches
 
 
+class _Submitter:
+    """The batches of a node that the leader has accepted and not yet proposed, in order."""
+
+    __slots__ = ("batches", "is_waiting", "time")
+
+    def __init__(self) -> None:
+        self.batches: deque[ProposedBatch] = deque()
+        self.is_waiting = False
+        self.time: float = 0
+        """Entries proposed for this node, counted by bytes or by weight, whichever fills more of an entry."""
+
+
 class ProposalQueue:
     """The batches that a leader has accepted and not yet proposed."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[ProposedBatch]] = {}
-        """The waiting batches of each node, in order. Nodes without batches are absent."""
-        self._times: dict[str, float] = {}
-        """Entries proposed for each node so far, counted by bytes or by weight, whichever fills more of an entry."""
-        self._time = 0.0
-        """Virtual time of fair queueing: the highest value in `_times` of a node at the moment it was served."""
+        self._submitters: dict[str, _Submitter] = {}
+        self._queue: FairQueue[_Submitter] = FairQueue()
+        """The nodes with waiting batches."""
         self._accepted: dict[str, tuple[int, int]] = {}
         self._evicted: set[tuple[str, int]] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._queue)
 
     def clear(self) -> None:
         """Drop all batches, because a leadership begins or ends. The submitting nodes send them to the next leader."""
-        self._waiting.clear()
-        self._times.clear()
-        self._time = 0.0
+        self._submitters.clear()
+        self._queue = FairQueue()
         self._accepted.clear()
         self._evicted.clear()
 
     def extend(self, leader: str, batches: Sequence[ProposedBatch]) -> None:
         """Accept batches that the leader itself has submitted."""
         for batch in batches:
-            self._of(leader).append(batch)
+            self._add(leader, batch)
 
     def accept(self, peer: str, data: bytes) -> None:
         """Accept batches that `peer` forwarded, without repeats. Raises `MalformedEntry`, and then accepts no batch."""
@@ -157,44 +166,41 @@ class ProposalQueue:
             is_new = view.incarnation != incarnation or view.sequence > sequence
             if view.kind == KIND_PROPOSED and view.origin == peer and is_new:
                 self._accepted[view.origin] = (view.incarnation, view.sequence)
-                self._of(view.origin).append(batch_at(data, view))
+                self._add(view.origin, batch_at(data, view))
 
     def evict(self, origin: str, incarnation: int) -> bool:
         """Propose to evict this incarnation of a node. Return False if that is proposed already."""
         if (origin, incarnation) in self._evicted:
             return False
         self._evicted.add((origin, incarnation))
-        self._of(origin).append(make_batch(origin, incarnation, 0, [], KIND_EVICTION))
+        self._add(origin, make_batch(origin, incarnation, 0, [], KIND_EVICTION))
         return True
 
     def next_entry(self, bytes_max: int, weight_max: int = WEIGHT_MAX) -> list[ProposedBatch]:
         """Remove and return the batches of the next entry: at least one, and more while both limits hold."""
         batches: list[ProposedBatch] = []
+        queue = self._queue
         size = weight = 0
-        while self._waiting and len(batches) < _PROPOSED_MAX:
-            origin = min(self._waiting, key=self._times.__getitem__)
-            batch = self._waiting[origin][0]
+        while queue and len(batches) < _PROPOSED_MAX:
+            waiting = queue.peek().batches
+            batch = waiting[0]
             size += batch.size
             weight += batch.weight
             if batches and (size > bytes_max or weight > weight_max):
                 break
             batches.append(batch)
-            self._propose(origin, max(batch.size / bytes_max, batch.weight / weight_max))
+            waiting.popleft()
+            submitter = queue.next()
+            submitter.time += max(batch.size / bytes_max, batch.weight / weight_max)
+            submitter.is_waiting = bool(waiting)
+            if waiting:
+                queue.push(submitter)
         return batches
 
-    def _of(self, origin: str) -> deque[ProposedBatch]:
-        """Return the waiting batches of a node, to which the caller adds a batch."""
-        waiting = self._waiting.get(origin)
-        if waiting is None:
-            waiting = self._waiting[origin] = deque()
-            self._times[origin] = max(self._times.get(origin, 0.0), self._time)
-        return waiting
-
-    def _propose(self, origin: str, share: float) -> None:
-        """Remove the first batch of a node. `share` is the part of an entry that it fills."""
-        self._time = max(self._time, self._times[origin])
-        self._times[origin] += share
-        waiting = self._waiting.pop(origin)
-        waiting.popleft()
-        if waiting:
-            self._waiting[origin] = waiting  # behind nodes with equal time
+    def _add(self, origin: str, batch: ProposedBatch) -> None:
+        submitter = self._submitters.get(origin)
+        if submitter is None:
+            submitter = self._submitters[origin] = _Submitter()
+        submitter.batches.append(batch)
+        if not submitter.is_waiting:
+            self._queue.enter(submitter)

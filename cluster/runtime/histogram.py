@@ -1,4 +1,4 @@
-"""Count durations in buckets."""
+"""Count values in buckets."""
 
 from __future__ import annotations
 
@@ -15,17 +15,31 @@ LONG_BOUNDS_S = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 
 
 
 class Histogram:
-    """A histogram of durations in seconds. Each duration counts in the bucket with the least bound not below it."""
+    """A histogram of durations in seconds, or of other values.
 
-    def __init__(self, bounds_s: Sequence[float] = BOUNDS_S) -> None:
-        self.bounds_s = bounds_s
-        """Upper bounds of the buckets in seconds, inclusive. `counts` has a further bucket for longer durations."""
-        self.counts = [0] * (len(bounds_s) + 1)
-        self.total_s = 0.0
-        self.last_s = 0.0
-        """The last added duration in seconds."""
+    Each value counts in the bucket with the least bound that is not below it.
+    """
 
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(self.bounds_s, seconds)] += 1
-        self.total_s += seconds
-        self.last_s = seconds
+    def __init__(self, bounds: Sequence[float] = BOUNDS_S) -> None:
+        self.bounds = bounds
+        """Upper bounds of the buckets, inclusive. `counts` has a further bucket for higher values."""
+        self.counts = [0] * (len(bounds) + 1)
+        self.total: float = 0
+        self.last: float = 0
+        """The value that was added last."""
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+        self.last = value
+
+    def add_all(self, values: Sequence[float]) -> None:
+        """Add at least one value. This is quick for values that are equal or nearly so."""
+        self.total += sum(values)
+        self.last = values[-1]
+        highest = bisect_left(self.bounds, max(values))
+        if bisect_left(self.bounds, min(values)) == highest:
+            self.counts[highest] += len(values)
+        else:
+            for value in values:
+                self.counts[bisect_left(self.bounds, value)] += 1

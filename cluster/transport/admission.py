@@ -18,6 +18,7 @@ from cluster.transport.handshake import (
     AlreadyLinkedError,
     HandshakeError,
     OtherClusterError,
+    OtherDirectoryError,
     SecondProcessError,
     Terms,
     UnknownNodeError,
@@ -48,6 +49,8 @@ class Link(NamedTuple):
 
     process: bytes
     """The random name of the process at the other end."""
+    member: bytes
+    """The id of its data directory."""
     silent_s: float
     """Seconds since the node last sent anything."""
 
@@ -208,13 +211,38 @@ class PeerAdmission:
         if link is None:
             return None
         if link.process != terms.process:
-            if dialled_here or link.silent_s >= _GONE_AFTER_S:
-                return None
-            return SecondProcessError(
-                f"another process calls itself node {peer!r}, which is connected; stop one of the two"
-            )
+            return self._judge_second(peer, terms, link, dialled_here=dialled_here)
         # The node that dials first may replace a connection that its peer dialled, but not the reverse: otherwise two
         # nodes that dial at the same time would end each other's connection repeatedly.
         if self.dials_first(peer) != dialled_here and link.works:
             return AlreadyLinkedError(f"node {peer!r} is connected already")
         return None
+
+    def is_another_directory(self, peer: str, member_id: bytes) -> bool:
+        """Return whether the member of this name has a different data directory, by the latest known configuration."""
+        configurations = self._configurations
+        member = None if configurations is None else configurations.latest.member(peer)
+        return member is not None and member.id not in (None, member_id)
+
+    def _judge_second(
+        self, peer: str, terms: Terms, link: Link, *, dialled_here: bool
+    ) -> HandshakeError | None:
+        """Return the reason to reject a process whose name a second process has linked already, or None.
+
+        The process with the member's data directory replaces any other process at once.
+        """
+        is_false, linked_is_false = (
+            self.is_another_directory(peer, each) for each in (terms.member, link.member)
+        )
+        if link.silent_s >= _GONE_AFTER_S or (linked_is_false and not is_false):
+            return None
+        if is_false and not linked_is_false:
+            return OtherDirectoryError(
+                f"a process with another data directory calls itself node {peer!r}, which is connected; stop that "
+                "process"
+            )
+        if dialled_here:
+            return None
+        return SecondProcessError(
+            f"another process calls itself node {peer!r}, which is connected; stop one of the two"
+        )

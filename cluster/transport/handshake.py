@@ -170,6 +170,12 @@ class SecondProcessError(DisagreementError):
     reason: ClassVar[int] = 7
 
 
+class OtherDirectoryError(SecondProcessError):
+    """A process with the member's data directory is connected, and the peer has a different directory."""
+
+    reason: ClassVar[int] = 13
+
+
 class OtherClusterError(DisagreementError):
     """The peer is a member of a different cluster, which has the same name and secret."""
 
@@ -201,6 +207,10 @@ _REJECTIONS: dict[int, tuple[type[HandshakeError], str]] = {
     SecondProcessError.reason: (
         SecondProcessError,
         "another process with this node's name is connected to it; stop one of the two",
+    ),
+    OtherDirectoryError.reason: (
+        OtherDirectoryError,
+        "the member with this name is connected to it, and has another data directory; stop this process or rename it",
     ),
     OtherClusterError.reason: (OtherClusterError, "it belongs to another cluster of the same name"),
     AlreadyLinkedError.reason: (AlreadyLinkedError, "it has a connection with this node already"),

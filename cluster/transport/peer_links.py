@@ -96,6 +96,9 @@ _REASONS_MAX = 256
 # peer is refused as well, but not for so long (`admission._GONE_AFTER_S`).
 _SECOND_PROCESS_AFTER_S = 5.0
 
+# While a process with a member's name and another data directory is linked, the member is dialled at this interval.
+_FALSE_S = 1.0
+
 # A link that ends so soon was not wanted by the other side.
 _BRIEF_S = 1.0
 _BRIEF_TIMES = 3
@@ -384,14 +387,15 @@ class PeerLinks:
         peer = connection.peer
         old = self._links.pop(peer, None)
         if old is not None:
-            log.info("peer %s has connected again: its old connection is dropped", peer)
+            self._log_replaced(old, connection)
             old.abort()
             self._report_lost(peer, dead=False)
-        self._missing.discard(peer)
-        self._awaited.discard(peer)
-        self._refused_since_s.pop(peer, None)
-        if (probe := self._probes.pop(peer, None)) is not None:
-            probe.cancel()
+        if not self._is_false(connection):
+            self._missing.discard(peer)
+            self._awaited.discard(peer)
+            self._refused_since_s.pop(peer, None)
+            if (probe := self._probes.pop(peer, None)) is not None:
+                probe.cancel()
         self._links[peer] = connection
         if peer in self._brief_links:
             asyncio.get_running_loop().call_later(_BRIEF_S, self._log_connected, connection)
@@ -399,6 +403,18 @@ class PeerLinks:
             self._log_connected(connection)
         for events in list(self._groups.values()):
             events.peer_connected(peer)
+
+    def _log_replaced(self, old: PeerConnection, new: PeerConnection) -> None:
+        peer = new.peer
+        if self._is_false(old) and not self._is_false(new):
+            log.warning(
+                "node %s has connected with the data directory of the member: the process with another directory that "
+                "called itself %s is disconnected",
+                peer,
+                peer,
+            )
+        else:
+            log.info("peer %s has connected again: its old connection is dropped", peer)
 
     def _log_connected(self, connection: PeerConnection) -> None:
         """Log that a peer is connected, unless the connection has ended."""
@@ -429,6 +445,8 @@ class PeerLinks:
         self._log_lost(connection, error)
         if peer in self._known.addresses:
             self._missing.add(peer)
+            if (probe := self._probes.get(peer)) is not None:
+                probe.cancel()
             self._probes[peer] = self._spawn(self._probe(peer))
         self._report_lost(peer, dead=False)
 
@@ -548,16 +566,32 @@ class PeerLinks:
             if connection is None:
                 pause_s = retry_s
                 retry_s = min(2 * retry_s, self._limits.retry_max_s)
-            else:
-                await connection.gone.wait()
+            elif await self._goes_within(connection):
                 retry_s = self._limits.retry_first_s
                 pause_s = redial_s(self._brief_links.get(peer, 0), patience_s)
+            else:
+                await self._try_peer(peer)
+                pause_s = 0.0
+
+    async def _goes_within(self, connection: PeerConnection) -> bool:
+        """Wait for the end of a connection, but not longer than `_FALSE_S` if another process is the member.
+
+        Return whether the connection has ended.
+        """
+        is_false = connection.peer in self._known.addresses and self._is_false(connection)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FALSE_S if is_false else None):
+                await connection.gone.wait()
+        return connection.gone.is_set()
 
     async def _try_peer(self, peer: str) -> str:
-        is_refused = True
+        linked, is_refused = self._links.get(peer), True
         for address in self._known.places(peer):
+            if linked is not None and linked.dialled == address:
+                is_refused = False
+                continue
             is_refused &= await self._is_refused(peer, address)
-            if peer in self._links:
+            if self._links.get(peer) not in (None, linked):
                 return peer
         if is_refused:
             self._refused(peer)
@@ -738,7 +772,12 @@ class PeerLinks:
         if connection is None:
             return None
         silent_s = asyncio.get_running_loop().time() - connection.heard_s
-        return Link(self._terms_of(connection).process, silent_s)
+        terms = self._terms_of(connection)
+        return Link(terms.process, terms.member, silent_s)
+
+    def _is_false(self, connection: PeerConnection) -> bool:
+        """Return whether this process has a member's name and not its data directory."""
+        return self._known.is_another_directory(connection.peer, self._terms_of(connection).member)
 
     @staticmethod
     def _terms_of(connection: PeerConnection) -> Terms:

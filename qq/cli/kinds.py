@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.cli.output import duration
+from qq.cli.terminal.output import duration
 from qq.diagnosis.words import size
 
 if TYPE_CHECKING:

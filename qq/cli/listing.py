@@ -13,16 +13,16 @@ import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from qq.cli.api import JSON, path_of
-from qq.cli.output import print_rows, value_in
-from qq.cli.progress import ProgressBar, progress_bar
+from qq.cli.client.api import JSON, path_of
+from qq.cli.terminal.output import print_rows, value_in
+from qq.cli.terminal.progress import ProgressBar, progress_bar
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from qq.cli.client.remote import Remote
     from qq.cli.kinds import Kind
-    from qq.cli.remote import Remote
 
 FIRST = 500
 """Number of first objects that are searched for a column."""

@@ -10,15 +10,15 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.cli.api import DONE, path_of
-from qq.cli.escaping import quoted
+from qq.cli.client.api import DONE, path_of
 from qq.cli.listing import list_objects
+from qq.cli.terminal.escaping import quoted
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 _MADE, _AS_WANTED = "made", "is as wanted"
 _NO_STATISTICS = {"disable_stats": "true"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli.values import FILE, NAME, OBJECT, REQUIRED, SECONDS, URL
+from qq.cli.command_line.values import FILE, NAME, OBJECT, REQUIRED, SECONDS, URL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ DEFAULT_VHOST = "/"
 
 def known_contexts(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
     """Return the names of contexts that begin with `begun`, for a shell's completion."""
-    from qq.cli import contexts  # noqa: PLC0415
+    from qq.cli.client import contexts  # noqa: PLC0415
 
     return [name for name in contexts.load(contexts.file_of(os.environ)).by_name if name.startswith(begun)]
 
@@ -82,7 +82,7 @@ def with_node(function: Command) -> Command:
             raise click.UsageError("give either --password or --password-file")
         if urls and context is not None:
             raise click.UsageError("give either --url or --context")
-        from qq.cli.target import remote  # noqa: PLC0415
+        from qq.cli.client.target import remote  # noqa: PLC0415
 
         node = remote(urls, context, user, password, password_file, ca_file=ca_file, timeout_s=timeout)
         return function(node, **options)

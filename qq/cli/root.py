@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from qq import __version__
-from qq.cli.tree import Entry, Root
+from qq.cli.command_line.tree import Entry, Root
 
 NAME = "qq"
 COMPLETION_VARIABLE = "_QQ_COMPLETE"

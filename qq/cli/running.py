@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import click
 from click.exceptions import Exit, NoArgsIsHelpError, NoSuchOption
 
-from qq.cli.escaping import escaped
+from qq.cli.command_line.tree import COMMAND
 from qq.cli.root import COMPLETION_VARIABLE, NAME, root
-from qq.cli.tree import COMMAND
+from qq.cli.terminal.escaping import escaped
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:

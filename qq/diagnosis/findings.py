@@ -5,12 +5,11 @@ Invariant: a code keeps its meaning for ever, because scripts search for codes. 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.diagnosis.words import number
+from qq.diagnosis.words import number, utc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,10 @@ TIME_MIN_MS = 86_400_000
 """
 KEPT_MS = 60_000
 """Milliseconds that a finding is remembered. If it is found again within this time, it keeps its first time."""
+
+
+ABSENCES = frozenset({"no-leader", "majority-lost", "leader-unheard", "nobody-serves", "node-down"})
+"""Codes of findings that begin anew when a node or a leader is missing again, however soon."""
 
 
 class Severity(StrEnum):
@@ -40,48 +43,76 @@ class KindOfFinding(NamedTuple):
 
     severity: Severity
     advice: str
+    plural: str = ""
+    """Title of several findings of this kind, with `{}` for their number. Findings without a title stay separate."""
 
 
-def _critical(advice: str) -> KindOfFinding:
-    return KindOfFinding(Severity.CRITICAL, advice)
+def _critical(advice: str, plural: str = "") -> KindOfFinding:
+    return KindOfFinding(Severity.CRITICAL, advice, plural)
 
 
-def _warning(advice: str) -> KindOfFinding:
-    return KindOfFinding(Severity.WARNING, advice)
+def _warning(advice: str, plural: str = "") -> KindOfFinding:
+    return KindOfFinding(Severity.WARNING, advice, plural)
 
 
-def _info(advice: str) -> KindOfFinding:
-    return KindOfFinding(Severity.INFO, advice)
+def _info(advice: str, plural: str = "") -> KindOfFinding:
+    return KindOfFinding(Severity.INFO, advice, plural)
 
 
 KINDS: Mapping[str, KindOfFinding] = {
     # The cluster and its members
     "no-leader": _critical(
-        "Start nodes, or mend their links, until a majority is up; nothing has been lost."
+        "Start nodes, or mend their links, until a majority is up. If their data is gone for good: `qq recover`."
+    ),
+    "majority-lost": _critical(
+        "Put the data directories back. `qq recover` is the last way out, and may lose confirmed messages."
     ),
     "leader-unheard": _critical(
         "Check the network between this node and the leader, and have its clients connect to another node."
     ),
     "nobody-serves": _critical("`qq revive` a node under maintenance, or start one that is down."),
-    "node-down": _warning("Start it, or check its network and the last lines of its log."),
+    "node-down": _warning(
+        "Start it, or check its network and the last lines of its log.", "{} nodes do not answer"
+    ),
+    "directory-differs": _warning(
+        "If the member's directory is lost, `qq member replace`; else stop that process, and start the member.",
+        "{} nodes are up with other data directories",
+    ),
     "node-tells-nothing": _info(
-        "If it is not of an older release, check whether it is overloaded or stopped."
+        "If it is not of an older release, check whether it is overloaded or stopped.",
+        "{} nodes sent no findings",
     ),
-    "name-twice": _warning("Stop the second process: a copy of a data directory must never be started."),
-    "node-behind": _warning("Check its disk, its processor and the network to it."),
+    "name-twice": _warning("Stop the second process; if its data directory is a copy, never start it again."),
+    "node-behind": _warning(
+        "Check its disk, its processor and the network to it.", "{} nodes lack entries of the log"
+    ),
     "node-under-repair": _warning(
-        "Wait until it has received the log from the other nodes; do not stop another node."
+        "The leader sends it the log: wait, and stop no other node. Without a leader, mend that first.",
+        "{} nodes are under repair",
     ),
-    "link-missing": _warning("Check the network between them, and their secrets."),
+    "link-missing": _warning(
+        "Check the network between them, and their secrets.", "{} pairs of nodes have no link"
+    ),
+    "data-lost": _warning(
+        "Check why its data directory was empty: its disk may not be mounted, or may not be kept.",
+        "{} nodes lost their data",
+    ),
     "members-few": _info("Add members (`qq member add`): three voters tolerate the failure of one."),
     "members-even": _info(
         "Use an odd number of members (3, 5 or 7): an even number tolerates no more failures."
     ),
-    "member-awaited": _info("Start it with `qq serve --join`, or remove it (`qq member remove`)."),
-    "member-learns": _info("Wait until it has the log; if it does not vote then, `qq member promote`."),
-    "node-drained": _info("When the maintenance is over, `qq revive`."),
+    "member-awaited": _info(
+        "Start it with `qq serve --join`, or remove it (`qq member remove`).",
+        "{} members have not connected yet",
+    ),
+    "member-learns": _info(
+        "Wait until it has the log; if it does not vote then, `qq member promote`.",
+        "{} members do not vote yet",
+    ),
+    "node-drained": _info("When the maintenance is over, `qq revive`.", "{} nodes are under maintenance"),
     "drain-forgotten": _warning(
-        "If the maintenance is over, `qq revive`: until then one node less serves clients."
+        "If the maintenance is over, `qq revive`: until then one node less serves clients.",
+        "{} nodes have been under maintenance for long",
     ),
     "leader-changes": _warning("Check the network between the nodes, and their disks."),
     "releases-differ": _info("Upgrade the other nodes, one after the other."),
@@ -94,51 +125,93 @@ KINDS: Mapping[str, KindOfFinding] = {
     "clock-off": _warning("Check the time server of the node."),
     # Waiting of clients
     "disk-alarm": _critical(
-        "Make room on the disk: publishers wait until more space is free than its limit."
+        "Make room on the disk: publishers wait until more space is free than its limit.",
+        "{} nodes are low on disk",
     ),
     "memory-alarm": _critical(
-        "Have consumers acknowledge, or close connections, or give the node more memory (`memory_high_watermark`)."
+        "Have consumers acknowledge, or close connections, or give the node more memory (`memory_high_watermark`).",
+        "{} nodes are short of memory",
     ),
     "disk-slow": _warning(
-        "Confirms wait for it unless a majority has faster disks: check what else uses it, and whether it fails."
+        "Confirms wait for it unless a majority has faster disks: check what else uses it, and whether it fails.",
+        "{} nodes have slow disks",
     ),
     "loop-busy": _warning(
-        "Check message rates, messages to very many queues, and other processes; spread clients over the nodes."
+        "Check message rates, messages to very many queues, and other processes; spread clients over the nodes.",
+        "{} nodes are busy",
     ),
     "network-slow": _warning("Check the network between the nodes, and nodes that are busy."),
     "limited-by": _info("If commits are too slow, make the part faster that takes most of the time."),
-    "publishers-held": _info("Raise the limit if publishers should publish more."),
-    "client-reads-slowly": _warning("Check the client: it is stuck, overloaded, or behind a slow network."),
+    "publishers-held": _info(
+        "Raise the limit if publishers should publish more.", "{} limits hold publishers up"
+    ),
+    "client-reads-slowly": _warning(
+        "Check the client: it is stuck, overloaded, or behind a slow network.", "{} clients read slowly"
+    ),
     "logins-fail": _warning(
-        "An application has a wrong password, or passwords are being guessed: the node's log names the users."
+        "An application has a wrong password, or passwords are being guessed: the node's log names the users.",
+        "logins fail at {} nodes",
     ),
     "shovel-idle": _warning(
-        "Mend the reason, and restart the shovel if it does not try again by itself; or delete it."
+        "Mend the reason, and restart the shovel if it does not try again by itself; or delete it.",
+        "{} shovels move no messages",
     ),
     "tenant-heavy": _info("If other users suffer, set limits for this user (docs: limits)."),
     # Resources that are nearly used up
-    "disk-full-soon": _warning("Make room, or have consumers take queued messages."),
-    "memory-short-soon": _warning("Soon publishers wait: check unacknowledged messages and connections."),
+    "disk-full-soon": _warning(
+        "Make room, or have consumers take queued messages.", "{} disks are nearly full"
+    ),
+    "memory-short-soon": _warning(
+        "Soon publishers wait: check unacknowledged messages and connections.",
+        "{} nodes are nearly short of memory",
+    ),
     "descriptors-short": _warning("Raise the limit of open files of the service, or close connections."),
     "connections-short": _warning("Soon clients are refused: close connections, or raise the limit."),
-    "certificate-ends": _warning("Renew it; the node reads the file again by itself."),
-    "certificate-ended": _critical("Renew it now: clients or nodes that verify it refuse to connect."),
+    "certificate-ends": _warning(
+        "Renew it; the node reads the file again by itself.", "{} certificates end soon"
+    ),
+    "certificate-ended": _critical(
+        "Renew it now: clients or nodes that verify it refuse to connect.", "{} certificates have ended"
+    ),
     "certificate-unreadable": _warning(
-        "Mend the file; the node uses the certificate that it has read before."
+        "Mend the file; the node uses the certificate that it has read before.",
+        "{} certificates cannot be read",
     ),
     # Queues
-    "no-consumers": _warning("Start its consumers, or delete the queue if it is not needed."),
-    "queue-grows": _warning("Add consumers, or make them faster; set `max-length` if old messages may go."),
+    "no-consumers": _warning(
+        "Start its consumers, or delete the queue if it is not needed.", "{} queues have no consumers"
+    ),
+    "dead-letters-wait": _info(
+        "Read them (`qq peek messages`); then send them back (`qq move messages --to-origin`), or purge the queue.",
+        "dead letters wait in {} queues",
+    ),
+    "queue-grows": _warning(
+        "Add consumers, or make them faster; set a max-length if old messages may go.", "{} queues grow"
+    ),
     "consumers-slow": _warning(
-        "Add consumers, or make them faster: they hold as many messages as their prefetch allows."
+        "Add consumers, or make them faster: they hold as many messages as their prefetch allows.",
+        "{} queues have slow consumers",
     ),
-    "prefetch-small": _info("Raise the prefetch: consumers mostly wait for the next message to travel."),
-    "unacked-long": _warning("Check the consumer: it is stuck, or does not acknowledge."),
-    "dead-letters": _warning("Check why consumers reject messages or fail, and check the dead-letter queue."),
+    "prefetch-small": _info(
+        "Raise the prefetch: consumers mostly wait for the next message to travel.",
+        "{} queues have consumers with a small prefetch",
+    ),
+    "unacked-long": _warning(
+        "Check the consumer: it is stuck, or does not acknowledge.",
+        "{} consumers have held a message for long",
+    ),
+    "dead-letters": _warning(
+        "Check why consumers reject messages or fail, and check the dead-letter queue.",
+        "{} queues reject messages or deliver them too often",
+    ),
     "dead-letters-stuck": _warning(
-        "No queue takes them: bind a queue to the dead-letter exchange, or make room in the full queue."
+        "No queue takes them: bind a queue to the dead-letter exchange, or make room in the full queue.",
+        "dead letters of {} queues fit in no queue",
     ),
-    "publishes-refused": _warning("The queue is full (`reject-publish`): add consumers, or raise its limit."),
+    "publishes-refused": _warning(
+        "The queue is full (`reject-publish`): add consumers, or raise its limit.",
+        "{} full queues refuse messages",
+    ),
 }
 """Severity and advice of each code."""
 
@@ -153,6 +226,10 @@ class Finding(NamedTuple):
     """The finding as a sentence without its full stop."""
     since_ms: int | None = None
     """When the finding began, in milliseconds since 1970; None if unknown."""
+    about: Sequence[str] = ()
+    """The object that the subject names: its kind and its name, with the virtual host between them for a queue."""
+    objects: int = 1
+    """Number of objects; more than 1 if this finding counts the objects that are not listed."""
 
     @property
     def severity(self) -> Severity:
@@ -174,12 +251,14 @@ class Since:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[int, int]] = {}
         """(code, subject) -> (first time, last time) of the finding, in milliseconds since 1970."""
+        self._dated_ms = 0
+        """Time of the last call of `date`, in milliseconds since 1970."""
 
     def date(self, findings: Iterable[Finding], now_ms: int) -> list[Finding]:
         """Return the findings, each with the time at which it was first found.
 
-        A finding that is missing for `KEPT_MS` is forgotten. Before a node knows the cluster's time, its own starts at
-        0; then the findings are returned unchanged.
+        A finding that is missing for `KEPT_MS` is forgotten, and one of `ABSENCES` at once. Before a node knows the
+        cluster's time, its own starts at 0; then the findings are returned unchanged.
         """
         if now_ms < TIME_MIN_MS:
             return list(findings)
@@ -187,11 +266,13 @@ class Since:
         for finding in findings:
             key = finding.code, finding.subject
             since_ms, last_ms = self._known.get(key, (now_ms, now_ms))
-            if now_ms - last_ms > KEPT_MS:  # the cluster's time jumps after all nodes were down
+            missing_ms = now_ms - last_ms  # the cluster's time jumps after all nodes were down
+            if missing_ms > KEPT_MS or (finding.code in ABSENCES and last_ms < self._dated_ms):
                 since_ms = now_ms
             self._known[key] = since_ms, now_ms
             dated.append(finding if finding.since_ms is not None else finding._replace(since_ms=since_ms))
         self._known = {key: times for key, times in self._known.items() if now_ms - times[1] <= KEPT_MS}
+        self._dated_ms = now_ms
         return dated
 
     def first_ms(self, code: str, subject: str) -> int | None:
@@ -260,39 +341,88 @@ def document_of(diagnosis: Diagnosis) -> dict[str, Any]:
                 "subject": each.subject,
                 "text": each.text,
                 "advice": each.advice,
-                "since": None if each.since_ms is None else _time(each.since_ms),
+                "since": None if each.since_ms is None else utc(each.since_ms),
+                "object": _object(each),
             }
             for each in diagnosis.findings
         ],
+        "groups": [_group(diagnosis.findings, places) for places in _places_by_kind(diagnosis.findings)],
+    }
+
+
+def _object(finding: Finding) -> dict[str, str] | None:
+    """Return kind, name and virtual host of a finding's object, or None if the finding has no single object."""
+    match finding.about or finding.subject.partition(" ")[::2]:
+        case [kind, vhost, name]:
+            return {"kind": kind, "vhost": vhost, "name": name}
+        case [("node" | "connection" | "user") as kind, name]:
+            return {"kind": kind, "name": name}
+        case _:
+            return None
+
+
+def _places_by_kind(findings: Sequence[Finding]) -> list[list[int]]:
+    """Return the places of the findings of each group: of the same code, if its kind has a plural."""
+    groups: dict[str, list[int]] = {}
+    for place, each in enumerate(findings):
+        groups.setdefault(each.code if KINDS[each.code].plural else str(place), []).append(place)
+    return list(groups.values())
+
+
+def _group(findings: Sequence[Finding], places: Sequence[int]) -> dict[str, Any]:
+    first, count = findings[places[0]], sum(findings[place].objects for place in places)
+    since = [since_ms for place in places if (since_ms := findings[place].since_ms) is not None]
+    is_single = len(places) == 1
+    return {
+        "severity": first.severity.value,
+        "code": first.code,
+        "title": first.subject if is_single else KINDS[first.code].plural.format(f"{count:,}"),
+        "advice": first.advice,
+        "since": utc(min(since)) if since else None,
+        "count": count,
+        "findings": [place for place in places if is_single or findings[place].objects == 1],
     }
 
 
 def lines_of(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that a terminal shows for the JSON document: the verdict, and three lines per finding.
+    """Yield the lines that a terminal shows for the JSON document: the verdict, and three lines per group.
 
-    Unprintable characters are shown as escapes, because the names in findings may contain any character.
+    The names in findings may contain any character, so the caller must escape each line for the terminal.
     """
-    yield _printable(document["verdict"])
-    for each in document["findings"]:
-        since = f", since {each['since']}" if each["since"] else ""
-        yield _printable(f"{each['severity'].upper()} {each['code']}: {each['subject']}{since}")
-        yield _printable(f"    {each['text']}")
-        yield _printable(f"    -> {each['advice']}")
+    yield document["verdict"]
+    findings = document["findings"]
+    # A node of an earlier release sends no groups.
+    alone = [{**each, "title": each["subject"], "findings": [at]} for at, each in enumerate(findings)]
+    for group in document.get("groups", alone):
+        since = f", since {group['since']}" if group["since"] else ""
+        members = [findings[place] for place in group["findings"]]
+        yield f"{group['severity'].upper()} {group['code']}: {group['title']}{since}"
+        yield f"    {members[0]['text'] if len(members) == 1 else _names(group, members)}"
+        yield f"    -> {group['advice']}"
 
 
-def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+def _names(group: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> str:
+    more = group["count"] - len(members)
+    return ", ".join(map(_name, members)) + (f" and {more:,} more" if more else "")
 
 
-def _time(since_ms: int) -> str:
-    """Return a time in RFC 3339 format, in UTC, to the second."""
-    return f"{datetime.fromtimestamp(since_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+def _name(finding: Mapping[str, Any]) -> str:
+    """Return the name of the object that a finding is about, or its subject if that says more."""
+    about, subject = finding["object"], finding["subject"]
+    if about is None or not subject.startswith(about["kind"]):
+        return subject
+    vhost = about.get("vhost", "/")
+    return about["name"] if vhost == "/" else f"{about['name']} (vhost {vhost})"
 
 
 def decode_finding(row: Any) -> Finding | None:
     """Decode a finding that a node sent; return None if it is malformed or its code is unknown here."""
     match row:
-        case [str(code), str(subject), str(text), int() | None as since_ms, *_] if code in KINDS:
-            return Finding(code, subject, text, since_ms)
+        case [str(code), str(subject), str(text), int() | None as since_ms, *more] if code in KINDS:
+            match more:
+                case [[*about], *_] if all(isinstance(each, str) for each in about):
+                    return Finding(code, subject, text, since_ms, tuple(about))
+                case _:
+                    return Finding(code, subject, text, since_ms)
         case _:
             return None

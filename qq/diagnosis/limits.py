@@ -144,4 +144,4 @@ def _tenants(vitals: Sequence[Vitals]) -> Iterator[Finding]:
         if octets >= HEAVY_SHARE * whole:
             traffic = f"{octets / whole:.0%} of all clients' traffic, {octets / 1e6:.1f} MB a second"
             text = f"it has {traffic}, over {connections:,} connections"
-            yield Finding("tenant-heavy", f"user '{user}' in vhost '{vhost}'", text)
+            yield Finding("tenant-heavy", f"user '{user}' in vhost '{vhost}'", text, about=("user", user))

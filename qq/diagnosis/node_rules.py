@@ -207,7 +207,8 @@ def _clients(facts: NodeFacts, node: str) -> Iterator[Finding]:
         yield Finding("client-reads-slowly", f"connection {each.name}", text, each.since_ms)
     for each in facts.idle_shovels[:REPORTED_MAX]:
         subject = f"shovel '{each.name}' in vhost '{each.vhost}'"
-        yield Finding("shovel-idle", subject, f"it moves no messages: {each.reason}")
+        about = ("shovel", each.vhost, each.name)
+        yield Finding("shovel-idle", subject, f"it moves no messages: {each.reason}", about=about)
     if facts.logins_failed_per_s > LOGINS_FAILED_PER_S:
         yield Finding("logins-fail", node, f"{facts.logins_failed_per_s:.1f} logins fail each second")
 

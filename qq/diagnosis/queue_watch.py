@@ -64,6 +64,8 @@ class QueueFacts(NamedTuple):
     """Number of messages delivered or fetched, as far as this node has seen."""
     expires_to_exchange: bool
     """Whether messages in the queue expire and then go to a dead-letter exchange."""
+    keeps_dead_letters: bool = False
+    """Whether the queue has no consumers, and other queues dead-letter messages to it for operators."""
 
     @property
     def messages(self) -> int:
@@ -107,7 +109,7 @@ class HeldWatch:
         others = self._count - len(self._oldest)
         if others:
             text = f"the same holds for {others:,} more"
-            self.findings.append(Finding("unacked-long", "other consumers", text))
+            self.findings.append(Finding("unacked-long", "other consumers", text, objects=others))
         self._oldest, self._count = [], 0
 
 
@@ -118,7 +120,7 @@ def _held(facts: HeldFacts) -> Finding:
         f"at node {facts.node} it has {held}, the oldest for more than half of the {left} after which its channel is "
         "closed"
     )
-    return Finding("unacked-long", subject, text, facts.since_ms)
+    return Finding("unacked-long", subject, text, facts.since_ms, ("queue", facts.vhost, facts.queue))
 
 
 class _History:
@@ -185,7 +187,8 @@ class QueueWatch:
         if seen is None:
             seen = _History(facts, now_ms)
         for code, since_ms, text in _found(seen, facts, now_ms, self.commit_s):
-            self._add(facts, Finding(code, queue_subject(facts.vhost, facts.name), text, since_ms))
+            subject = queue_subject(facts.vhost, facts.name)
+            self._add(facts, Finding(code, subject, text, since_ms, ("queue", facts.vhost, facts.name)))
         if facts.messages or seen.matters:
             self._seen_now[facts.number] = seen
 
@@ -200,7 +203,8 @@ class QueueWatch:
             found += [finding for _, _, finding in sorted(worst, reverse=True)]
             others = self._counts[code] - len(worst)
             if others:
-                found.append(Finding(code, "other queues", f"the same holds for {others:,} more"))
+                text = f"the same holds for {others:,} more"
+                found.append(Finding(code, "other queues", text, objects=others))
         self.findings = found
         self._worst, self._counts = {}, {}
 
@@ -217,8 +221,14 @@ class QueueWatch:
 
 def _found(seen: _History, facts: QueueFacts, now_ms: int, commit_s: float) -> Iterator[tuple[str, int, str]]:
     """Update the state of a queue; yield (code, begin in ms, text) of each finding."""
-    yield from _growth(seen, facts, now_ms)
-    yield from _consumers(seen, facts, now_ms, commit_s)
+    growth = _growth(seen, facts, now_ms)
+    explains_growth = facts.keeps_dead_letters
+    for code, since_ms, text in _consumers(seen, facts, now_ms, commit_s):
+        explains_growth |= code != "prefetch-small"
+        yield code, since_ms, f"{text}; {growth}" if growth else text
+    if growth and not explains_growth:
+        held = f", {facts.unacked:,} of them unacknowledged" if facts.unacked else ""
+        yield "queue-grows", seen.grows_since, f"it has {number(facts.messages, 'message')}{held}; {growth}"
     yield from _losses(seen, facts, now_ms)
     seen.checked_ms = now_ms
     seen.acknowledged = facts.acknowledged
@@ -226,7 +236,8 @@ def _found(seen: _History, facts: QueueFacts, now_ms: int, commit_s: float) -> I
     seen.waited_ms = facts.waited_ms
 
 
-def _growth(seen: _History, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
+def _growth(seen: _History, facts: QueueFacts, now_ms: int) -> str | None:
+    """Return by how much the queue has grown; None if it does not grow."""
     messages = facts.messages
     if messages > seen.peak:
         seen.peak, seen.peak_ms = messages, now_ms
@@ -237,10 +248,8 @@ def _growth(seen: _History, facts: QueueFacts, now_ms: int) -> Iterator[tuple[st
         seen.grows_since = seen.peak_ms = now_ms
     grown = messages - seen.grows_from
     lasts_ms = now_ms - seen.grows_since
-    if grown >= GROWN_MIN and grown >= GROWN_SHARE * seen.grows_from and lasts_ms >= LASTS_MS:
-        held = f", {facts.unacked:,} of them unacknowledged" if facts.unacked else ""
-        more = f"{grown:,} more than {hours(lasts_ms / 1000)} ago"
-        yield "queue-grows", seen.grows_since, f"it has {number(messages, 'message')}{held}; {more}"
+    is_growing = grown >= GROWN_MIN and grown >= GROWN_SHARE * seen.grows_from and lasts_ms >= LASTS_MS
+    return f"{grown:,} more than {hours(lasts_ms / 1000)} ago" if is_growing else None
 
 
 def _consumers(
@@ -248,7 +257,13 @@ def _consumers(
 ) -> Iterator[tuple[str, int, str]]:
     is_lone = facts.ready > 0 and not facts.consumers and facts.taken == seen.taken and not _delays(facts)
     seen.lone_since = _since(seen.lone_since, now_ms, is_so=is_lone)
-    if _lasts(seen.lone_since, now_ms):
+    if _lasts(seen.lone_since, now_ms) and facts.keeps_dead_letters:
+        yield (
+            "dead-letters-wait",
+            seen.lone_since,
+            f"{waiting(facts.ready)} in it, and other queues dead-letter to it",
+        )
+    elif _lasts(seen.lone_since, now_ms):
         yield "no-consumers", seen.lone_since, f"{waiting(facts.ready)} in it, and it has no consumers"
     elapsed_ms = now_ms - seen.checked_ms
     waited_ms = facts.waited_ms - seen.waited_ms

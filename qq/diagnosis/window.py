@@ -21,13 +21,13 @@ class Times(Protocol):
     """A histogram of durations whose counts only grow, such as `cluster.runtime.histogram.Histogram`."""
 
     @property
-    def bounds_s(self) -> Sequence[float]: ...
+    def bounds(self) -> Sequence[float]: ...
 
     @property
     def counts(self) -> Sequence[int]: ...
 
     @property
-    def total_s(self) -> float: ...
+    def total(self) -> float: ...
 
 
 class _TimesSample(NamedTuple):
@@ -43,8 +43,12 @@ class TimesWindow:
         self._times = times
         self._samples: deque[_TimesSample] = deque(maxlen=SAMPLES_KEPT + 1)
 
+    def restart(self) -> None:
+        """Forget all samples."""
+        self._samples.clear()
+
     def sample(self, now_s: float) -> None:
-        self._samples.append(_TimesSample(now_s, tuple(self._times.counts), self._times.total_s))
+        self._samples.append(_TimesSample(now_s, tuple(self._times.counts), self._times.total))
 
     @property
     def _counts(self) -> list[int]:
@@ -93,7 +97,7 @@ class TimesWindow:
         wanted = min(share * sum(counts), sum(counts) - spared)
         if wanted <= 0:
             return 0.0
-        bounds = [*self._times.bounds_s, inf]
+        bounds = [*self._times.bounds, inf]
         return next(
             bound for bound, so_far in zip(bounds, accumulate(counts), strict=True) if so_far >= wanted
         )

@@ -5,36 +5,18 @@ Invariant: the hot path adds to plain integers without Prometheus, whose library
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from cluster.runtime.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-class SizeHistogram:
-    """A histogram of message sizes, with RabbitMQ's bounds."""
-
-    bounds = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000)
-    """Upper bounds of the classes in bytes, inclusive."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.total = 0
-        """Bytes of all counted messages together."""
-
-    def add(self, messages: Sequence[bytes]) -> None:
-        """Count messages that arrived together, which mostly have the same size or nearly so."""
-        sizes = list(map(len, messages))
-        self.total += sum(sizes)
-        largest = bisect_left(self.bounds, max(sizes))
-        if bisect_left(self.bounds, min(sizes)) == largest:
-            self.counts[largest] += len(sizes)
-        else:
-            for size in sizes:
-                self.counts[bisect_left(self.bounds, size)] += 1
+MESSAGE_SIZE_BOUNDS = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000)
+"""RabbitMQ's upper bounds of message sizes, in bytes."""
 
 
 @dataclass(slots=True)
@@ -52,7 +34,7 @@ class Counters:
     publishers: int = 0
     """Open channels that have published a message."""
     messages_received: int = 0
-    message_sizes: SizeHistogram = field(default_factory=SizeHistogram)
+    message_sizes: Histogram = field(default_factory=partial(Histogram, MESSAGE_SIZE_BOUNDS))
     """Sizes of the received messages in bytes, with their headers and frames."""
     messages_received_confirm: int = 0
     """Messages among `messages_received` that came on a channel in confirm mode."""
@@ -128,47 +110,23 @@ class MemoryMetrics:
     """Whether publishers wait because this node, or too many peers, use more memory than their limit."""
 
 
-class TimesCounted(Protocol):
-    """A histogram of durations."""
-
-    @property
-    def bounds_s(self) -> Sequence[float]:
-        """The upper bounds of the classes in seconds, inclusive."""
-        ...
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """The number of durations in each class, and at last the number above all bounds."""
-        ...
-
-    @property
-    def total_s(self) -> float:
-        """The sum of all durations, in seconds."""
-        ...
-
-    @property
-    def last_s(self) -> float:
-        """The last counted duration, in seconds."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class DelayMetrics:
     """Histograms of the delays that messages meet at this node."""
 
-    apply: TimesCounted
+    apply: Histogram
     """Durations of applying an entry of the log to the state."""
-    loop: TimesCounted
+    loop: Histogram
     """Delays of timers of the event loop, which delay all other work of that moment as much."""
-    log_write: TimesCounted
+    log_write: Histogram
     """Durations of writing to the log, with the sync."""
-    commit: TimesCounted
+    commit: Histogram
     """Times from the submission of a batch of commands until this node has applied it, and so confirmed it."""
-    queueing: TimesCounted
+    queueing: Histogram
     """Times that publishes waited for their submission: the first message of each run."""
-    checkpoint: TimesCounted
+    checkpoint: Histogram
     """Durations of checkpoints until they were on the disk."""
-    catch_up: TimesCounted
+    catch_up: Histogram
     """Durations of catching up by a snapshot, from its offer until it was installed."""
 
 

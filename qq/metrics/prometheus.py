@@ -16,10 +16,11 @@ from prometheus_client.utils import floatToGoString
 from qq.metrics.counters import infos
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prometheus_client import Metric
 
+    from cluster.runtime.histogram import Histogram
     from qq.metrics.counters import (
         CertificateEnd,
         ClusterTotals,
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
         MemoryMetrics,
         MetricsSnapshot,
         RaftMetrics,
-        SizeHistogram,
         SpanCounts,
-        TimesCounted,
     )
 
 STANDINGS = ("voter", "learner", "blank")
@@ -186,36 +185,31 @@ def _clock(offset_s: float) -> Metric:
 
 
 def _delays(delays: DelayMetrics) -> Iterator[Metric]:
-    yield _histogram("loop_delay", "How late this node's event loop does what is due", delays.loop)
-    yield _histogram("raft_log_write", "Each write to this node's log, with its sync", delays.log_write)
-    yield _histogram("raft_apply", "Each entry's application to this node's state", delays.apply)
+    yield _durations("loop_delay", "How late this node's event loop does what is due", delays.loop)
+    yield _durations("raft_log_write", "Each write to this node's log, with its sync", delays.log_write)
+    yield _durations("raft_apply", "Each entry's application to this node's state", delays.apply)
     queueing = "From a client's publish until it was submitted, the first of each run of messages"
-    yield _histogram("publish_queueing", queueing, delays.queueing)
-    yield _histogram(
+    yield _durations("publish_queueing", queueing, delays.queueing)
+    yield _durations(
         "raft_checkpoint", "Each checkpoint of this node, until it was on the disk", delays.checkpoint
     )
     catch_up = "Each snapshot of another node that this one was given, until it was installed"
-    yield _histogram("raft_catch_up", catch_up, delays.catch_up)
+    yield _durations("raft_catch_up", catch_up, delays.catch_up)
     commit = "From the submission of a batch of commands until this node has applied it"
-    yield _histogram("raft_commit", commit, delays.commit)
+    yield _durations("raft_commit", commit, delays.commit)
     latest = "The same of the newest batch"
-    yield _gauge("raft_commit_latency_seconds", latest, delays.commit.last_s)
+    yield _gauge("raft_commit_latency_seconds", latest, delays.commit.last)
 
 
-def _histogram(name: str, text: str, times: TimesCounted) -> Metric:
-    bounds = [*map(str, times.bounds_s), "+Inf"]
-    buckets = list(zip(bounds, accumulate(times.counts), strict=True))
-    family = HistogramMetricFamily(f"rabbitmq_{name}_seconds", text)
-    family.add_metric([], buckets, times.total_s)
-    return family
+def _durations(name: str, text: str, durations: Histogram) -> Metric:
+    return _histogram(f"{name}_seconds", text, durations, _NO_LABELS)
 
 
-def _sizes(sizes: SizeHistogram) -> Metric:
-    bounds = [*map(floatToGoString, sizes.bounds), "+Inf"]
-    text = "Sizes of the messages received from publishers, with their properties and frames"
-    family = HistogramMetricFamily("rabbitmq_message_size_bytes", text, labels=list(_PROTOCOL))
-    buckets = list(zip(bounds, accumulate(sizes.counts), strict=True))
-    family.add_metric(list(_PROTOCOL.values()), buckets, sizes.total)
+def _histogram(name: str, text: str, values: Histogram, labels: Mapping[str, str]) -> Metric:
+    bounds = [*map(floatToGoString, values.bounds), "+Inf"]
+    family = HistogramMetricFamily(f"rabbitmq_{name}", text, labels=list(labels))
+    buckets = list(zip(bounds, accumulate(values.counts), strict=True))
+    family.add_metric(list(labels.values()), buckets, values.total)
     return family
 
 
@@ -240,7 +234,8 @@ def _messages(snapshot: MetricsSnapshot) -> Iterator[Metric]:
         return _counter(f"global_messages_{name}", text, value, _QUEUE_TYPE)
 
     yield published("received", "Received from publishers", counters.messages_received)
-    yield _sizes(counters.message_sizes)
+    sizes = "Sizes of the messages received from publishers, with their properties and frames"
+    yield _histogram("message_size_bytes", sizes, counters.message_sizes, _PROTOCOL)
     yield published("received_confirm", "Received in confirm mode", counters.messages_received_confirm)
     yield published("confirmed", "Confirmed to publishers", counters.messages_confirmed)
     yield published("routed", "Went into queues, each as often as there were queues for it", snapshot.routed)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _PACKAGES = str(Path(__file__).parents[2])
 PROGRAM = "qq.__main__"
 """The module of the command `qq`."""
-_PRELOADED = ("qq.cli.serve", "qq.http.app", "qq.metrics.prometheus")
+_PRELOADED = ("qq.cli.local.serve", "qq.http.app", "qq.metrics.prometheus")
 # Variables that are read before a program runs: they cannot be changed for a forked process.
 _OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "GLIBC_")
 _servers: dict[tuple[str | tuple[str, str], ...], ForkServer] = {}

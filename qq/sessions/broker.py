@@ -75,7 +75,7 @@ class Broker:
         """Whether the first batch of this process start is applied: then the node has caught up and may serve
         clients."""
         self.submissions = Submissions(name, group, machine, runtime, limits.publish_timeout_ms / 1000)
-        self.entries = Entries([group], disk, machine.fragments_of)
+        self.entries = Entries(group, disk, machine.fragments_of)
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
         self._claim_waits = ClaimWaits(name, machine, group.undecided, runtime)
         self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.log.entry import batches_of, compacted_parts, is_compacted, is_regular
 from cluster.log.segment import EntryMoved, EntryNotFound
 from qq.machine.protocol.codec import stored_pieces
-from qq.ranges import INDEX_BITS, INDEX_MASK, MESSAGE_BITS, MESSAGE_MASK, Range
+from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -186,33 +186,27 @@ class _Gathering(NamedTuple):
 
 
 class Entries:
-    """Reads messages from the node's logs.
-
-    An `index` in this class is a place: group number and log index (qq/ranges.py).
-    """
+    """Reads messages from the node's log."""
 
     def __init__(
         self,
-        logs: Sequence[Log],
+        log: Log,
         disk: Disk,
         fragments_of: Callable[[int], Mapping[int, Sequence[Fragment]]],
     ) -> None:
-        """Create a reader with no entry decoded yet.
-
-        `logs` holds each group's log at the group's number. `fragments_of` is the machine's method.
-        """
-        self._logs = logs
+        """Create a reader with no entry decoded yet. `fragments_of` is the machine's method."""
+        self._log = log
         self._disk = disk
         self._fragments_of = fragments_of
         self._views: OrderedDict[int, _View] = OrderedDict()
         self._views_bytes = 0
         self._loading: dict[int, list[Callable[[], None]]] = {}
         self._lacking: dict[int, _Lacking] = {}
-        """Requested large messages that need fragments still to be read, by place."""
+        """Requested large messages that need fragments still to be read, by index."""
         self._gathering: dict[int, _Gathering] = {}
-        """The reads of fragments that are under way, by the place of the large messages."""
+        """The reads of fragments that are under way, by the index of the large messages."""
         self._gathered: dict[tuple[int, int], list[bytes] | None] = {}
-        """Fragments that have just been read, by place and slot, while the callbacks run; None if a fragment is
+        """Fragments that have just been read, by index and slot, while the callbacks run; None if a fragment is
         gone."""
 
     def messages(self, part: Range, *, only_beginnings: bool = False) -> list[Messages] | None:
@@ -222,7 +216,7 @@ class Entries:
         """
         view = self._views.get(part.index)
         if view is None:
-            payload = self._logs[part.index >> INDEX_BITS].payload(part.index & INDEX_MASK)
+            payload = self._log.payload(part.index)
             if payload is None:
                 return None
             view = self._keep(part.index, _view(payload))
@@ -291,7 +285,7 @@ class Entries:
         return found
 
     def _is_in_memory(self, index: int) -> bool:
-        return index in self._views or self._logs[index >> INDEX_BITS].payload(index & INDEX_MASK) is not None
+        return index in self._views or self._log.payload(index) is not None
 
     def _fragment(self, fragment: Fragment) -> bytes | None:
         """Return the octets of a fragment, or None if its entry must be read first. Raises MessagesGone."""
@@ -359,10 +353,7 @@ class Entries:
             self._loading[indexes[0]].append(done)
             return
         most = self._read_ahead_max()
-        group = indexes[0] >> INDEX_BITS
-        named = [
-            index for index in indexes[:most] if not self._is_here(index) and index >> INDEX_BITS == group
-        ]
+        named = [index for index in indexes[:most] if not self._is_here(index)]
         self._loading.update((index, []) for index in named)
         self._loading[named[0]].append(done)
         following: list[int] = []
@@ -406,17 +397,15 @@ class Entries:
 
         An entry that is not applied does not count, because another leader may overwrite it.
         """
-        log, index = self._logs[index >> INDEX_BITS], index & INDEX_MASK
-        return index <= log.applied_index and log.payload(index) is None
+        return index <= self._log.applied_index and self._log.payload(index) is None
 
     def _read(
         self, named: Sequence[int], following: Sequence[int] = (), ahead: ReadAhead | None = None
     ) -> None:
-        """Read needed entries of a log, and with them the entries that `ahead` will need."""
+        """Read needed entries of the log, and with them the entries that `ahead` will need."""
         wanted = [*named, *following]
-        log = self._logs[wanted[0] >> INDEX_BITS]
         try:
-            job = log.read_job([place & INDEX_MASK for place in wanted], READ_BYTES_MAX)
+            job = self._log.read_job(wanted, READ_BYTES_MAX)
         except EntryNotFound:
             job = None
 
@@ -438,7 +427,7 @@ class Entries:
 
         def loaded(found: list[bytes] | _Missing | None, error: Exception | None) -> None:
             if found is None:
-                log.disk_failed(error or RuntimeError("a read of the log failed without an error"))
+                self._log.disk_failed(error or RuntimeError("a read of the log failed without an error"))
             elif found is _Missing.GONE and len(wanted) == 1:
                 self._arrived(wanted[0], _CompactedView({}))
                 # Keep no record of a missing entry, because a lost log is copied again from other nodes.

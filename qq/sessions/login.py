@@ -30,7 +30,7 @@ from cluster.net.connection_slots import source_of
 from cluster.net.log_throttle import ThrottledLog
 from qq.machine.catalog.permissions import SHA256, User
 from qq.scopes import TokenUser
-from qq.sessions.fair_queue import Lane
+from qq.sessions.lanes import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from qq.machine.handlers.cost_estimate import Costs
     from qq.machine.protocol.commands import Command, Settlement
     from qq.sessions.batch import Batch
-    from qq.sessions.fair_queue import Lane
+    from qq.sessions.lanes import Lane
     from qq.sessions.ports import Publisher
     from qq.stored.properties import Attributes
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         Returned,
     )
     from qq.scopes import Scopes
-    from qq.sessions.fair_queue import Lane
+    from qq.sessions.lanes import Lane
     from qq.sessions.session_info import ConnectionFacts, SessionFacts
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from qq.machine.protocol.commands import BeginMove
 from qq.machine.protocol.refusals import Refused
 from qq.machine.queue.moves import ID_BYTES
-from qq.sessions.fair_queue import Lane
+from qq.sessions.lanes import Lane
 from qq.shovels.definition import WHEN_EMPTY, shovels_of
 
 if TYPE_CHECKING:

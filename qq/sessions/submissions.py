@@ -2,7 +2,7 @@
 
 Invariant: work is done per batch. A batch takes all requests of a pass of the event loop, and all that arrive while
 earlier batches are under way, as far as it has room. The rest waits; lanes with large requests wait behind lanes with
-small ones (fair_queue.py). A session's commands keep their order. A command that the log cannot hold is refused to its
+small ones (lanes.py). A session's commands keep their order. A command that the log cannot hold is refused to its
 caller when it is added, so it never spoils a batch. All requests are counted, not only bodies: for the size of a batch,
 which bounds the time that every node spends on it, and for the octets that a connection may request ahead of the log.
 """
@@ -19,7 +19,7 @@ from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.commands import Commit, Credit
 from qq.sessions.batch import BATCH_BYTES_MAX, LARGE_BYTES, Batch, PartOutcome
-from qq.sessions.fair_queue import QUANTUM, Lane, Lanes
+from qq.sessions.lanes import QUANTUM, Lane, Lanes
 from qq.sessions.pending_requests import (
     COMMAND_BYTES,
     Callback,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Runtime
     from qq.machine.machine import QueueMachine
     from qq.machine.protocol.commands import Command, Settlement
-    from qq.sessions.fair_queue import Part, Tenant
+    from qq.sessions.lanes import Part, Tenant
     from qq.sessions.ports import Log, Publisher
 
 BATCHES_IN_FLIGHT_MAX = 2

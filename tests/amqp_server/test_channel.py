@@ -19,7 +19,7 @@ from qq.metrics.counters import Counters
 from qq.ranges import Range
 from qq.sessions.broker import Broker
 from qq.sessions.entries import Messages
-from qq.sessions.fair_queue import Lane
+from qq.sessions.lanes import Lane
 
 LARGE_NUMBER = 10_000
 

@@ -154,7 +154,7 @@ def test_both_sides_may_close_a_channel_at_once(raw: RawClient) -> None:
     raw.open_channel(1)
 
 
-def test_a_close_that_is_sent_with_a_mistake_is_answered(raw: RawClient) -> None:
+def test_close_sent_with_an_invalid_ack_is_answered(raw: RawClient) -> None:
     raw.send(1, Basic.Ack(99), Chan.Close(200, "bye", 0, 0))
     raw.expect_close(406, "PRECONDITION_FAILED - unknown delivery tag 99", channel=1)
     raw.expect(Chan.CloseOk)

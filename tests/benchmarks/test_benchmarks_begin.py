@@ -40,7 +40,7 @@ def test_make_bench_starts_every_benchmark() -> None:
     assert {name for name in benchmarks if f"usage: {name}" in done.stdout} == benchmarks
 
 
-def test_a_node_that_notes_its_steps_begins() -> None:
+def test_node_with_recorded_steps_starts() -> None:
     """What it watches is there, under the names by which it looks for it."""
     command = [sys.executable, HERE / "nodes" / "noting.py", ROOT, "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from qq.cli import main, progress
+from qq.cli import main
+from qq.cli.terminal import progress
 from qq.testing import ClusterNode, LocalCluster, _reserve_ports
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ STOP_TIMEOUT_S = 1.0
 
 
 async def run(config: NodeConfig) -> None:
-    from qq.cli import serve  # noqa: PLC0415
+    from qq.cli.local import serve  # noqa: PLC0415
     from tests.cli import stub_node  # noqa: PLC0415 -- most commands are none that serve
 
     serve.STOP_TIMEOUT_S = STOP_TIMEOUT_S * 2
@@ -32,7 +32,7 @@ def main() -> int:
     node = types.ModuleType("qq.node")
     node.run = run  # pyright: ignore[reportAttributeAccessIssue]
     sys.modules["qq.node"] = node
-    commands = importlib.import_module("qq.cli.up")
+    commands = importlib.import_module("qq.cli.local.up")
     commands._STOP_TIMEOUT_S = STOP_TIMEOUT_S
     commands.up = partial(commands.up, serve_command=(sys.executable, __file__, "serve"))
     from qq.__main__ import run as run_command  # noqa: PLC0415 -- only now, with the stub in place

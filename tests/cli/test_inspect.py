@@ -237,7 +237,7 @@ def test_inspect_refuses_a_directory_in_use(data_dir: Path, capsys: pytest.Captu
     assert error.startswith(f"qq inspect: {data_dir}: in use by another process (pid ")
 
 
-def test_inspect_reports_a_directory_taken_into_use_meanwhile(
+def test_inspect_reports_a_directory_that_a_node_opens(
     data_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disks: list[RealDisk] = []
@@ -247,7 +247,7 @@ def test_inspect_reports_a_directory_taken_into_use_meanwhile(
         (data_dir / "groups" / "0" / "log" / FIRST_SEGMENT).unlink()
         raise FileNotFoundError(2, "No such file or directory", FIRST_SEGMENT)
 
-    monkeypatch.setattr(import_module("qq.cli.inspect"), "find_all", starts)
+    monkeypatch.setattr(import_module("qq.cli.local.inspect"), "find_all", starts)
     status, _, [error] = printed(capsys, data_dir)
     for disk in disks:
         disk.close()

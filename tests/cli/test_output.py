@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 
-from qq.cli import output
+from qq.cli.terminal import output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,7 @@ def test_csv_on_a_terminal_escapes_control_characters(printed: Printed) -> None:
     assert all(line.isprintable() for line in lines)
 
 
-def test_csv_in_a_file_has_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_in_a_file_has_unescaped_names(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_rows("csv", [{"name": HOSTILE}], ["name"])
     assert HOSTILE in capsys.readouterr().out
 
@@ -102,7 +102,7 @@ def test_status_shows_clients_uptime_and_release(qq: Qq) -> None:
     assert "checkpoint" in qq("status", "--wide").lines[2]
 
 
-def test_clients_are_listed_with_the_names_they_chose(qq: Qq, real_node: ClusterNode) -> None:
+def test_clients_are_listed_with_their_connection_names(qq: Qq, real_node: ClusterNode) -> None:
     parameters = pika.URLParameters(f"{real_node.url}?heartbeat=0")
     parameters.client_properties = {"connection_name": "worker 7"}
     connection = pika.BlockingConnection(parameters)
@@ -143,6 +143,6 @@ def test_shovels_are_listed(qq: Qq) -> None:
 
 def test_ready_check_needs_no_login_and_waits(qq: Qq) -> None:
     assert qq("check", "ready", "--user", "nosuch", "--password", "x")[:2] == (0, "it serves clients\n")
-    status, said, _ = qq("check", "ready", "--wait", "0.2", "--url", "127.0.0.1:1")
+    status, printed, _ = qq("check", "ready", "--wait", "0.2", "--url", "127.0.0.1:1")
     assert status == 1
-    assert "cannot connect" in said
+    assert "cannot connect" in printed

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qq.cli import main, progress, remote
+from qq.cli import main
+from qq.cli.client import remote
+from qq.cli.terminal import progress
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -143,7 +145,9 @@ sys.exit(run())
     assert (ended.returncode, ended.stderr) == (130, "")
 
 
-@pytest.mark.parametrize("module", ["qq.process.garbage", "qq.cli", "click", "qq.cli.values", "uvloop"])
+@pytest.mark.parametrize(
+    "module", ["qq.process.garbage", "qq.cli", "click", "qq.cli.command_line.values", "uvloop"]
+)
 def test_ctrl_c_in_the_middle_of_an_import_is_not_lost(module: str) -> None:
     """Python only tells of an exception that comes in a finalizer: of ten nodes that were interrupted, one went on."""
     program = f"""

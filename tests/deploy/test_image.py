@@ -116,7 +116,7 @@ def test_installed_packages_are_pinned_with_hashes() -> None:
 # The steps
 
 
-def test_wheel_is_built_like_in_its_tests() -> None:
+def test_wheel_is_built_with_the_tested_command() -> None:
     """tests/deploy/test_wheel.py says what is in it, and that it works."""
     step = next(step.text for step in instructions("build", "RUN") if "--no-deps" in step.text)
     assert f"pip wheel {' '.join(WHEEL_OPTIONS)} --wheel-dir wheels ." in step
@@ -128,7 +128,7 @@ def test_chaos_image_runs_from_its_sources(context: Path, wheel: Path, tmp_path:
     (tmp_path / "src").mkdir()
     for name in ("chaos", "cluster"):
         (tmp_path / "src" / name).symlink_to(context / name)
-    asked = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-P", "-m", "chaos", "run", "--help"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{tmp_path / 'site'}"},
         cwd=tmp_path,
@@ -137,7 +137,7 @@ def test_chaos_image_runs_from_its_sources(context: Path, wheel: Path, tmp_path:
         check=True,
         timeout=60,
     )
-    assert "--endpoints" in asked.stdout
+    assert "--endpoints" in shown.stdout
 
 
 # The health check

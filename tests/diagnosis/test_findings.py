@@ -92,6 +92,7 @@ def test_findings_have_a_json_and_a_text_form() -> None:
         "text": "it does not answer",
         "advice": KINDS["node-down"].advice,
         "since": "2027-01-15T08:00:00Z",
+        "object": {"kind": "node", "name": "n2"},
     }
     assert (document["findings"][1]["since"], document["omitted"]) == (None, 3)
     assert list(lines_of(document)) == [
@@ -105,17 +106,49 @@ def test_findings_have_a_json_and_a_text_form() -> None:
     ]
 
 
-def test_control_characters_in_names_are_escaped() -> None:
-    finding = Finding("no-consumers", "queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'", "x")
-    lines = list(lines_of(document_of(Diagnosis([finding]))))
-    assert lines[1] == r"WARNING no-consumers: queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'"
-    assert all(line.isprintable() for line in lines)
+def queue(code: str, name: str, since_ms: int | None = None, vhost: str = "/") -> Finding:
+    return Finding(code, f"queue '{name}' in vhost '{vhost}'", "x", since_ms, ("queue", vhost, name))
+
+
+def test_findings_of_a_kind_are_grouped_with_their_names() -> None:
+    found = [
+        queue("no-consumers", "a", 1_800_000_000_999),
+        queue("no-consumers", "b' in vhost '/", 1_800_000_000_000, vhost="shop"),
+        Finding("no-consumers", "other queues", "the same holds for 990 more", objects=990),
+        queue("dead-letters", "c"),
+        Finding("members-few", "cluster", "y"),
+    ]
+    document = json.loads(json.dumps(document_of(diagnosis_of(found))))
+    assert [(each["title"], each["count"], each["findings"]) for each in document["groups"]] == [
+        ("992 queues have no consumers", 992, [0, 1]),
+        ("queue 'c' in vhost '/'", 1, [3]),
+        ("cluster", 1, [4]),
+    ]
+    assert document["groups"][0]["since"] == "2027-01-15T08:00:00Z"
+    assert document["findings"][0]["object"] == {"kind": "queue", "vhost": "shop", "name": "b' in vhost '/"}
+    assert list(lines_of(document))[1:4] == [
+        "WARNING no-consumers: 992 queues have no consumers, since 2027-01-15T08:00:00Z",
+        "    b' in vhost '/ (vhost shop), a and 990 more",
+        f"    -> {KINDS['no-consumers'].advice}",
+    ]
+
+
+def test_findings_of_an_earlier_release_are_shown_one_by_one() -> None:
+    document = document_of(diagnosis_of([queue("no-consumers", "a"), queue("no-consumers", "b")]))
+    del document["groups"]
+    for finding in document["findings"]:
+        del finding["object"]
+    assert [line for line in lines_of(document) if line.startswith("WARNING")] == [
+        "WARNING no-consumers: queue 'a' in vhost '/'",
+        "WARNING no-consumers: queue 'b' in vhost '/'",
+    ]
 
 
 @pytest.mark.parametrize("since_ms", [None, 5])
 def test_finding_is_read_as_it_was_packed(since_ms: int | None) -> None:
-    finding = Finding("disk-slow", "node n2", "x", since_ms)
+    finding = Finding("disk-slow", "node n2", "x", since_ms, ("node", "n2"))
     assert decode_finding(msgpack.unpackb(pack(finding))) == finding
+    assert decode_finding(list(finding[:4])) == finding._replace(about=())  # of release 0.2
     assert decode_finding([*finding, "of a later program"]) == finding
     for nothing in (None, [], ["disk-slow"], ["of-a-later-program", "s", "t", 5], ["disk-slow", 1, "t", 5]):
         assert decode_finding(nothing) is None
@@ -134,6 +167,14 @@ def test_finding_keeps_its_start_while_it_recurs() -> None:
     assert since.date([one], NOW_MS + 200_000) == [one._replace(since_ms=NOW_MS + 200_000)]
     known = one._replace(since_ms=3)
     assert since.date([known], NOW_MS + 300_000) == [known]
+
+
+def test_absence_of_a_node_begins_anew_after_its_return() -> None:
+    since, found = Since(), Finding("node-down", "node n3", "it does not answer")
+    since.date([found], NOW_MS)
+    since.date([], NOW_MS + 5000)
+    assert since.date([found], NOW_MS + 9000) == [found._replace(since_ms=NOW_MS + 9000)]
+    assert since.date([found], NOW_MS + 14_000) == [found._replace(since_ms=NOW_MS + 9000)]
 
 
 def test_finding_after_a_total_outage_starts_anew() -> None:

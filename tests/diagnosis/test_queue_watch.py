@@ -110,6 +110,38 @@ def test_queue_without_consumers_is_reported_after_a_minute() -> None:
     assert queue.be(20, ready=0, consumers=0) == []
 
 
+def test_growing_queue_without_consumers_is_reported_once() -> None:
+    queue = Watched()
+    for number in range(14):
+        codes = queue.check(FACTS._replace(ready=500 * (number + 1), consumers=0))
+    assert codes == ["no-consumers"]
+    assert queue.texts == [
+        "7,000 messages wait in it, and it has no consumers; 6,500 more than 1.1 minutes ago"
+    ]
+
+
+def test_growing_queue_with_slow_consumers_is_reported_once() -> None:
+    queue = Watched()
+    for number in range(15):
+        state = FACTS._replace(ready=500 * (number + 1), acknowledged=50 * number, unacked=100, prefetch=100)
+        codes = queue.check(state._replace(waited_ms=PASS_MS * number))
+    assert codes == ["consumers-slow"]
+    assert queue.texts[0].endswith("; 7,000 more than 1.2 minutes ago")
+
+
+def test_queue_that_keeps_dead_letters_needs_no_consumers() -> None:
+    queue, kept = Watched(), {"consumers": 0, "keeps_dead_letters": 1}
+    assert queue.be(12, ready=3, **kept) == []
+    assert queue.be(1, ready=3, **kept) == ["dead-letters-wait"]
+    assert queue.texts == ["3 messages wait in it, and other queues dead-letter to it"]
+    for number in range(20):
+        codes = queue.check(
+            FACTS._replace(ready=1000 * number + 1, taken=number, consumers=0, keeps_dead_letters=True)
+        )
+    assert codes == []  # an operator reads them, and their growth is no fault of consumers
+    assert queue.be(14, ready=20_000, taken=20, **kept) == ["dead-letters-wait"]
+
+
 def test_queue_polled_with_get_needs_no_consumers() -> None:
     queue = Watched()
     for number in range(20):

@@ -65,6 +65,8 @@ def test_cluster_status_shows_unknown_values_as_null(node: Node[FakeManagement])
                 "disk_hangs": False,
                 "misses": ["n2"],
                 "hears_leader": True,
+                "lost_ms": None,
+                "other_directory": False,
             },
             {
                 "name": "n2",
@@ -85,16 +87,19 @@ def test_cluster_status_shows_unknown_values_as_null(node: Node[FakeManagement])
                 "disk_hangs": None,
                 "misses": None,
                 "hears_leader": None,
+                "lost_ms": None,
+                "other_directory": False,
             },
         ],
         "version": 8,
+        "majority_lost": None,
     }
 
 
 @pytest.mark.parametrize(
     ("address", "status"), [("127.0.0.1", 200), ("::1", 200), ("192.0.2.7", 401), (None, 401)]
 )
-def test_guest_may_log_in_from_this_machine_only(
+def test_guest_user_may_log_in_from_loopback_only(
     node: Node[FakeManagement], monkeypatch: pytest.MonkeyPatch, address: str | None, status: int
 ) -> None:
     monkeypatch.setattr(web.BaseRequest, "remote", address)

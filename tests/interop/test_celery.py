@@ -67,7 +67,7 @@ def test_a_task_is_retried(tasks: Tasks) -> None:
     assert tasks.task("succeed_at_last").delay().get(WAIT_S) == 2
 
 
-def test_tasks_with_a_countdown_run_after_it(tasks: Tasks) -> None:
+def test_task_with_a_countdown_runs_after_the_delay(tasks: Tasks) -> None:
     published = time.time()
     results = {delay: tasks.task("now").apply_async(countdown=delay) for delay in (2, 1)}
     for delay, result in results.items():
@@ -124,7 +124,7 @@ def test_events_of_worker_and_tasks_arrive(tasks: Tasks) -> None:
 
 
 @pytest.mark.long
-def test_restarted_worker_does_the_tasks_sent_meanwhile(tasks: Tasks) -> None:
+def test_restarted_worker_does_the_tasks_sent_in_between(tasks: Tasks) -> None:
     tasks.worker.stop()
     results = [tasks.task("add", number, 1).delay() for number in range(10)]
     tasks.worker.start()
@@ -137,10 +137,10 @@ def test_every_task_is_done_although_the_leader_is_killed(tmp_path: Path) -> Non
     done = tmp_path / "done"
     done.mkdir()
     with LocalCluster(3) as cluster:
-        leader, *others = [cluster.leader(), *cluster.followers()]
+        leader, *followers = [cluster.leader(), *cluster.followers()]
         # The worker is connected to the leader; who publishes, to a follower.
-        app, environment = application([node.url for node in (leader, *others)], "quorum", tmp_path)
-        publisher, _ = application([node.url for node in others], "quorum", tmp_path)
+        app, environment = application([node.url for node in (leader, *followers)], "quorum", tmp_path)
+        publisher, _ = application([node.url for node in followers], "quorum", tmp_path)
         with app, publisher, working(app, environment, tmp_path / "worker.log"):
             for number in range(TASKS):
                 publisher.send_task("write_down", (str(done), number), ignore_result=True)

@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 from qq.metrics.counters import (
+    MESSAGE_SIZE_BOUNDS,
     CertificateEnd,
     ClusterTotals,
     Counters,
@@ -19,7 +20,6 @@ from qq.metrics.counters import (
     MemoryMetrics,
     MetricsSnapshot,
     RaftMetrics,
-    SizeHistogram,
 )
 from qq.metrics.prometheus import node_registry
 
@@ -168,8 +168,8 @@ def test_cluster_wide_metrics_are_shown_only_by_the_leader() -> None:
 
 @pytest.mark.parametrize("sizes", [[10], [100, 99], [100, 101, 5000], [10**6] * 3 + [1]])
 def test_sizes_are_counted_in_the_smallest_fitting_class(sizes: list[int]) -> None:
-    counted = SizeHistogram()
-    counted.add([bytes(size) for size in sizes])
+    counted = Histogram(MESSAGE_SIZE_BOUNDS)
+    counted.add_all(sizes)
     shown = scrape(Counters(message_sizes=counted))
     for bound, name in ((100, "100.0"), (1000, "1000.0"), (10**6, "1e+06"), (10**8, "1e+08")):
         below = sum(size <= bound for size in sizes)
@@ -193,8 +193,8 @@ def test_every_counter_is_shown() -> None:
         if counter.name == "dead_lettered":
             value = Counter({("expired", "at-most-once"): 12345})
         elif counter.name == "message_sizes":
-            value = SizeHistogram()
-            value.add([b"x"])
+            value = Histogram(MESSAGE_SIZE_BOUNDS)
+            value.add(1)
         assert scrape(Counters(**{counter.name: value})) != scrape(Counters()), counter.name
 
 

@@ -306,7 +306,7 @@ def log_directory(directory: Path, member: ClusterNode) -> Path:
     return directory / member.name / "data" / "groups" / "0" / "log"
 
 
-def test_a_stop_in_good_order_leaves_a_checkpoint_of_everything(tmp_path: Path) -> None:
+def test_clean_stop_leaves_a_checkpoint_of_all_entries(tmp_path: Path) -> None:
     with LocalCluster(nodes=1, directory=tmp_path) as cluster:
         [member] = cluster.nodes
         channel = channel_to(member)

@@ -29,7 +29,7 @@ def shared(root: Path) -> list[Path]:
 
 
 @pytest.mark.usefixtures("_open_umask")
-def test_backup_and_cluster_are_private_whatever_the_umask(tmp_path: Path) -> None:
+def test_backup_and_cluster_files_are_private(tmp_path: Path) -> None:
     backup, export = tmp_path / "backup", tmp_path / "definitions.json"
     with LocalCluster(nodes=1) as cluster:
         node = cluster.nodes[0]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qq import __version__
-from qq.cli.launch import PARENT_VARIABLE
+from qq.cli.local.launch import PARENT_VARIABLE
 from qq.process.fork_server import ForkedProcess, ForkServer, fork_server
 from qq.testing import LocalCluster
 

@@ -30,7 +30,7 @@ def test_no_collection_that_comes_by_itself_walks_many_objects() -> None:
     assert max(walked) < len(kept) / 10
 
 
-def test_everything_is_looked_through_when_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_objects_are_collected_when_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     collected: list[Any] = []
     clock_s, takes_s = 5_000.0, 2.0
 
@@ -73,7 +73,7 @@ def test_garbage_from_before_serving_is_collected() -> None:
     assert there() is None
 
 
-def test_imports_are_looked_through_when_there_is_a_reason() -> None:
+def test_imports_are_collected_when_there_is_a_reason() -> None:
     with garbage.none_expected():
         assert not gc.isenabled()
         ring = _Ring()

@@ -48,7 +48,7 @@ def test_it_may_take_more_than_it_has() -> None:
         ("0::/\n", {}, []),
     ],
 )
-def test_a_control_group_limits_it(
+def test_memory_limit_is_that_of_the_control_group(
     tmp_path: Path, own_groups: str, files: dict[str, str], limits: list[int]
 ) -> None:
     (tmp_path / "own").write_text(own_groups)

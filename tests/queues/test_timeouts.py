@@ -85,7 +85,7 @@ def test_timeout_returns_all_messages_of_only_that_channel(world: World, queue: 
 
 
 @pytest.mark.usefixtures("_soon")
-def test_a_consumer_that_keeps_acknowledging_is_left_alone(world: World, queue: str) -> None:
+def test_consumer_that_keeps_acknowledging_stays(world: World, queue: str) -> None:
     publisher, channel = world.channel(1), world.channel(2)
     declare(publisher, queue, {"x-consumer-timeout": 800})
     channel.basic_qos(prefetch_count=1)

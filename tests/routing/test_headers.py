@@ -208,7 +208,7 @@ TYPE = "Invalid x-match field type {} (value {}); expected longstr"
         ({"k": "v"}, TYPE.format("table", '[{<<"k">>,longstr,<<"v">>}]')),
     ],
 )
-def test_how_to_match_is_checked_when_binding(how: object, text: str) -> None:
+def test_binding_with_invalid_x_match_is_refused(how: object, text: str) -> None:
     with pytest.raises(InvalidBinding) as caught:
         Headers({}).check("", {"x-match": how})
     assert str(caught.value) == text

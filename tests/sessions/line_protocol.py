@@ -23,8 +23,8 @@ from qq.machine.protocol import commands, effects
 from qq.ranges import Range
 from qq.sessions.access import Access, AccessRefused
 from qq.sessions.entries import MessagesGone
-from qq.sessions.fair_queue import Lane
 from qq.sessions.headers import delivered
+from qq.sessions.lanes import Lane
 from qq.sessions.login import Login
 from qq.sessions.pending_requests import OpenEnqueue
 from qq.sessions.ports import Connection, Publisher, Session

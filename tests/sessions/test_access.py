@@ -502,7 +502,7 @@ def published(client: Client, broker: LoneBroker) -> int:
     return broker.broker.counters.messages_received
 
 
-def test_variables_stand_for_the_names_as_they_are(broker: LoneBroker) -> None:
+def test_variables_are_replaced_by_literal_names(broker: LoneBroker) -> None:
     user = "a.b{vhost}|"
     broker.operate(
         PutUser(user, SALT, hash_password(SALT, user.encode()), []),

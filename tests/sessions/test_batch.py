@@ -12,7 +12,7 @@ from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import decode_commands, encode_batch
 from qq.machine.protocol.commands import BindQueue, Command, DeclareQueue, DeleteQueue, Enqueue
-from qq.sessions.fair_queue import Lane
+from qq.sessions.lanes import Lane
 from qq.sessions.pending_requests import OpenEnqueue
 from qq.sessions.submissions import BATCHES_IN_FLIGHT_MAX, Submissions
 from qq.stored.content import content_of
@@ -127,7 +127,7 @@ def test_messages_for_many_queues_are_split_into_batches() -> None:
     assert [(each.index, each.slot) for each in ready] == sorted((each.index, each.slot) for each in ready)
 
 
-def test_it_is_counted_how_long_publishes_wait_for_their_batch() -> None:
+def test_waiting_time_of_publishes_is_measured() -> None:
     world = World(1)
     times = world.submissions.queueing_times
     world.publish("", "q0", [b"x"] * 5)
@@ -136,7 +136,7 @@ def test_it_is_counted_how_long_publishes_wait_for_their_batch() -> None:
     world.now_s = 0.004
     world.turn()
     assert sum(times.counts) == 2  # two runs, and not six messages
-    assert times.total_s == pytest.approx(0.004 + 0.001)
+    assert times.total == pytest.approx(0.004 + 0.001)
 
 
 def test_message_above_a_batch_limit_weighs_its_cost() -> None:

@@ -56,7 +56,7 @@ def turn_out_to_live(broker: LoneBroker) -> None:
     broker.group.lost = ()  # type: ignore[attr-defined]
 
 
-def test_a_command_waits_until_the_node_is_given_up(broker: LoneBroker, client: RawClient) -> None:
+def test_command_waits_until_the_owner_node_is_evicted(broker: LoneBroker, client: RawClient) -> None:
     client.send(1, MINE, Queue.Bind(queue="mine", exchange="amq.fanout"), Basic.Consume(queue="mine"))
     expect_nothing(client)
     give_up(broker)
@@ -208,9 +208,7 @@ def test_no_command_waits_for_ever() -> None:
     assert all(WAIT_MAX_S <= submitted_s < WAIT_MAX_S + 0.1 for submitted_s in submitted)
 
 
-def test_command_waits_though_the_node_hears_later_of_the_death(
-    broker: LoneBroker, client: RawClient
-) -> None:
+def test_command_waits_when_the_loss_is_noticed_later(broker: LoneBroker, client: RawClient) -> None:
     broker.group.lost = ()  # type: ignore[attr-defined]
     client.send(1, MINE)
     broker.pass_some_time()

@@ -14,7 +14,7 @@ from cluster.log.segment import CorruptJournal, EntryMoved, EntryNotFound
 from qq.machine.handlers.fragments import Fragment
 from qq.machine.protocol.codec import encode_batch, keep
 from qq.machine.protocol.commands import Enqueue, JoinFragments, StoreFragment
-from qq.ranges import INDEX_BITS, MESSAGE_BITS, Range
+from qq.ranges import MESSAGE_BITS, Range
 from qq.sessions import entries as entries_module
 from qq.sessions.entries import (
     READ_AHEAD_MAX,
@@ -106,7 +106,7 @@ class Setup:
         log.disk_failed = self.failures.append
         self.fragments: dict[int, dict[int, list[Fragment]]] = {}
         """The fragments of large messages, by index and slot."""
-        self.entries = Entries([log], cast("Any", self.disk), lambda index: self.fragments.get(index, {}))
+        self.entries = Entries(log, cast("Any", self.disk), lambda index: self.fragments.get(index, {}))
         self.loaded: list[str] = []
 
     def load(self, *indexes: int, name: str = "", ahead: ReadAhead | None = None) -> None:
@@ -153,7 +153,7 @@ def test_an_entry_that_is_not_applied_is_not_read_ahead(setup: Setup) -> None:
     assert setup.bodies(8, 0, 1) == [b"a"]
 
 
-def test_messages_in_memory_are_there_at_once(setup: Setup) -> None:
+def test_messages_in_memory_are_returned_at_once(setup: Setup) -> None:
     setup.journal.cached[7] = WHOLE
     assert setup.entries.messages(Range(7, SECOND | 2, 2, 0)) == [Messages("y", "l", 2, [b"2", b"3"])]
 
@@ -336,7 +336,7 @@ def large(*fragments: bytes, at: int = 50) -> tuple[bytes, dict[int, bytes], lis
     return joined, stored, [Fragment(index, 0, 1) for index in stored]
 
 
-def test_a_large_message_in_memory_is_there_at_once(setup: Setup) -> None:
+def test_large_message_in_memory_is_returned_at_once(setup: Setup) -> None:
     joined, stored, fragments = large(b"goes-on-", b"ends")
     setup.journal.cached = {90: joined, **stored}
     setup.fragments = {90: {1: fragments}}
@@ -443,7 +443,7 @@ def test_beginning_of_a_large_message_is_read_without_fragments(setup: Setup) ->
 
 
 @pytest.mark.parametrize("how", ["no reference", "compacted"])
-def test_large_message_with_missing_fragments_raises_gone(setup: Setup, how: str) -> None:
+def test_large_message_with_missing_fragments_raises(setup: Setup, how: str) -> None:
     joined, stored, fragments = large(b"goes-on-", b"ends")
     setup.journal.stored = {90: joined, **stored}
     if how == "compacted":
@@ -464,7 +464,7 @@ def test_large_message_with_missing_fragments_raises_gone(setup: Setup, how: str
     assert setup.failures == []
 
 
-def test_large_message_of_a_queue_deleted_meanwhile_raises_gone(setup: Setup) -> None:
+def test_large_message_of_a_deleted_queue_raises(setup: Setup) -> None:
     joined, stored, fragments = large(b"goes-on-", b"ends")
     setup.journal.stored = {90: joined, **stored}
     setup.fragments = {90: {1: fragments}}
@@ -489,7 +489,7 @@ def test_messages_of_a_compacted_entry(setup: Setup) -> None:
 @pytest.mark.parametrize(
     ("slot", "count"), [(SECOND, 1), (SECOND | 3, 2), (SECOND | 4, 1), (0, 1), (2 << MESSAGE_BITS, 1)]
 )
-def test_messages_that_were_not_kept_are_gone(setup: Setup, slot: int, count: int) -> None:
+def test_messages_dropped_by_compaction_raise(setup: Setup, slot: int, count: int) -> None:
     setup.journal.stored = {7: KEPT}
     setup.load(7)
     setup.disk.read()
@@ -514,7 +514,7 @@ def test_a_file_that_was_replaced_while_it_was_read(setup: Setup) -> None:
     assert setup.failures == []
 
 
-def test_missing_entry_raises_gone_after_it_was_requested(setup: Setup) -> None:
+def test_missing_entry_raises_after_it_was_requested(setup: Setup) -> None:
     gone: list[int] = []
 
     def used() -> None:
@@ -561,23 +561,3 @@ def test_views_are_limited_by_their_bytes(setup: Setup, monkeypatch: pytest.Monk
     setup.journal.cached.clear()
     assert setup.bodies(1, 0, 1) is None
     assert setup.bodies(2, 0, 1) == setup.bodies(3, 0, 1) == [b"0"]
-
-
-def test_a_reference_names_the_log_that_has_the_entry() -> None:
-    """Entries of several logs, of which each counts from 1: they are read and kept apart."""
-    journals = [FakeJournal(), FakeJournal()]
-    first, second = make_entry(0, [make_batch("n", 1, 1, [payload(b"0", b"1", b"a")])]), WHOLE
-    journals[0].stored, journals[1].stored = {7: first}, {7: second}
-    disk: Any = FakeDisk()
-    logs: Any = journals
-    entries = Entries(logs, disk, lambda _: {})
-    loaded: list[str] = []
-    elsewhere = 1 << INDEX_BITS | 7
-    entries.load([7, elsewhere], lambda: loaded.append("first"))
-    entries.load([elsewhere], lambda: loaded.append("second"))
-    disk.read()
-    assert loaded == ["first", "second"]
-    for place, expected in ((7, b"a"), (elsewhere, b"2")):
-        found = entries.messages(Range(place, 2, 1))
-        assert found is not None
-        assert found[0].messages == [expected]

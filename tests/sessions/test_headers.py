@@ -33,7 +33,7 @@ def test_a_message_at_its_first_delivery_is_sent_as_it_is_stored() -> None:
         assert delivered(messages, part(), None, count_contract=contract) is messages
 
 
-def test_a_message_tells_how_often_it_was_delivered_before() -> None:
+def test_message_has_a_header_with_its_delivery_count() -> None:
     properties = {"headers": {"x-delivery-count": 7, "CC": ["a"]}, "expiration": "9"}
     [again] = delivered([message(**properties)], part(2, 1), None, count_contract="4.0")
     expected = commands.Basic.Properties(headers={"CC": ["a"], "x-delivery-count": 2}, expiration="9")
@@ -47,13 +47,13 @@ def test_a_classic_queue_adds_no_count_to_a_redelivered_message() -> None:
         assert delivered(messages, part(2, 1), None, count_contract=None) is messages
 
 
-def test_where_failures_are_counted_apart_a_message_tells_both() -> None:
+def test_message_has_both_counts_under_contract_4_3() -> None:
     assert redelivery_headers(part(3, 0), count_contract="4.3") == {"x-acquired-count": 3}
     both = {"x-acquired-count": 3, "x-delivery-count": 2}
     assert redelivery_headers(part(3, 2), count_contract="4.3") == both
 
 
-def test_a_dead_lettered_message_tells_its_deaths_newest_first() -> None:
+def test_x_death_header_lists_deaths_newest_first() -> None:
     assert death_headers(twice_dead()) == {
         "x-death": [
             {

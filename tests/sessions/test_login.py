@@ -331,7 +331,7 @@ def test_logins_are_refused_when_the_wait_would_be_too_long(world: World) -> Non
     assert world.admitted == ["anna"]
 
 
-def test_log_is_asked_once_for_many_failed_logins(world: World) -> None:
+def test_many_failed_logins_share_a_read_barrier(world: World) -> None:
     seconds = 2
     for number in range(2000):
         world.attempt(f"user{number}", host=f"198.51.{number // 250}.{number % 250}")
@@ -416,7 +416,7 @@ def test_refused_login_is_logged_with_its_reason(world: World, caplog: pytest.Lo
     ]
 
 
-def test_login_is_logged_when_its_client_leaves_before_the_answer(
+def test_refused_login_is_logged_though_its_client_has_left(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = world.attempt("anna"), world.attempt("ben")

@@ -55,7 +55,7 @@ def bodies(channel: Any, queue: str) -> list[bytes]:
     return [body for _, _, body in drained(channel, queue)]
 
 
-def moved(broker: LoneBroker, command: c.BeginMove) -> MoveState:
+def moved(broker: LoneBroker, command: c.BeginMove | c.BeginTextMove) -> MoveState:
     """Have messages moved, and wait for the end."""
     broker.operate(command)
     move = broker.machine.moves.all[command.vhost, command.move]
@@ -63,7 +63,7 @@ def moved(broker: LoneBroker, command: c.BeginMove) -> MoveState:
     return move
 
 
-def test_all_messages_are_moved_as_they_are(broker: LoneBroker, channel: Any) -> None:
+def test_all_messages_are_moved_unchanged(broker: LoneBroker, channel: Any) -> None:
     publish(channel, b"a", headers={"h": 1}, priority=7, content_type="a/b")
     publish(channel, *(b"%d" % number for number in range(600)))
     move = moved(broker, MOVE)
@@ -97,7 +97,27 @@ def test_only_messages_with_the_headers_are_moved(broker: LoneBroker, channel: A
     assert bodies(channel, "q") == [body for n in range(3) for body in [b"no%d" % n] * 5] + [b"plain"]
 
 
-def test_dead_letters_are_chosen_by_how_they_died_and_go_back(broker: LoneBroker, channel: Any) -> None:
+def test_only_messages_with_the_text_are_moved(broker: LoneBroker, channel: Any) -> None:
+    broker.call(broker.machine.raise_to, 11)
+    order = b'{"order": 36, "name": "Z\xc3\xbcrich"}'
+    publish(channel, order, b'{"order": 37}', b"\xff\xfeorder")
+    publish(channel, b"in a property", message_id='order": 36,')
+    publish(channel, b"in a header", headers={"deep": [{"a": 'x order": 36, y'}], "n": 36})
+    publish(channel, b"x" * 3_000_000 + b'order": 36,')  # behind the part of a body that is searched
+    publish(channel, b'order": 36,' + b"x" * 3_000_000)
+    found = {'order": 36,': 4, "züRICH": 1, "deep": 1, "36": 4, "nothing of it": 0, "\ufffd\ufffdorder": 1}
+    for number, (text, count) in enumerate(found.items()):
+        begin = c.BeginTextMove("/", f"m{number}", "guest", "q", "to", 0, 0, "", "", {}, text)
+        move = moved(broker, begin)
+        assert (move.state, move.examined, move.moved) == ("finished", 7, count), text
+        back = moved(broker, MOVE._replace(source="to", destination="q", move=f"b{number}"))
+        assert back.moved == count
+    both = c.BeginTextMove("/", "both", "guest", "q", "to", 0, 0, "", "", {"n": 36}, "ORDER")
+    assert moved(broker, both).moved == 1
+    assert bodies(channel, "to") == [b"in a header"]
+
+
+def test_dead_letters_are_moved_back_by_reason_and_queue(broker: LoneBroker, channel: Any) -> None:
     dead = QUORUM | {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
     channel.exchange_declare("e", "fanout")
     for name in ("one", "two"):
@@ -310,9 +330,7 @@ def test_messages_that_are_not_in_memory_are_read(
     assert bodies(channel, "to") == [b"%d" % number for number in range(20)]
 
 
-def test_a_step_looks_at_few_octets(
-    broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_examines_few_octets(broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "STEP_BYTES", 1_000)
     publish(channel, *[b"x" * 700] * 5)
     steps: list[Any] = []
@@ -363,7 +381,7 @@ def test_shovel_moves_messages_returned_to_its_source(broker: LoneBroker, channe
 
 
 @pytest.mark.parametrize(("after", "left"), [('"queue-length"', 0), ("2", 1)])
-def test_a_shovel_that_was_to_end_is_gone_when_it_has(
+def test_finished_shovel_deletes_its_parameter(
     broker: LoneBroker, channel: Any, after: str, left: int
 ) -> None:
     publish(channel, b"a", b"b", b"c")
@@ -373,7 +391,7 @@ def test_a_shovel_that_was_to_end_is_gone_when_it_has(
     assert (len(bodies(channel, "to")), len(bodies(channel, "q"))) == (3 - left, left)
 
 
-def test_a_shovel_begins_again_when_its_queues_are_there_again(
+def test_shovel_restarts_when_its_queues_exist_again(
     broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qq.sessions.shovels.POLL_S", 0.02)

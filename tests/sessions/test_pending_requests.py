@@ -113,7 +113,7 @@ def test_further_keys_count_as_commands(client: RawClient) -> None:
     client.expect_close(406, TOO_MANY_COMMANDS, channel=1)
 
 
-def test_each_message_that_is_looked_into_is_a_command(broker: LoneBroker, client: RawClient) -> None:
+def test_message_routed_by_headers_is_a_command_of_its_own(broker: LoneBroker, client: RawClient) -> None:
     arguments: Any = {"x-match": "all", "a": "b"}
     client.call(1, Queue.Bind(queue="q", exchange="amq.headers", arguments=arguments), Queue.BindOk)
     count = TRANSACTION_COMMANDS_MAX + 1

@@ -150,7 +150,7 @@ def test_deliveries_continue_after_the_last_known_delivery(
     assert client.declare() == 0
 
 
-def test_a_range_that_was_heard_in_part_is_cut(broker: LoneBroker, client: Client, other: Client) -> None:
+def test_partly_delivered_range_is_cut(broker: LoneBroker, client: Client, other: Client) -> None:
     """The machine holds it in one piece, because the pieces that it was delivered in were settled in between."""
     client.consume()
     other.write(b"".join(publish(1, "q", body) for body in (b"1", b"2", b"3", b"4")))
@@ -281,7 +281,7 @@ def test_consumers_cancelled_by_a_leader_change_are_notified(broker: LoneBroker,
     client.expect_nothing_more()
 
 
-def test_sessions_that_are_gone_here_are_not_told(broker: LoneBroker, client: Client) -> None:
+def test_effects_for_unknown_sessions_are_ignored(broker: LoneBroker, client: Client) -> None:
     gone = [
         Reply("n1", 999, QueueDeclared("q", 0, 0), 1),
         Deliver("n1", 999, 1, 0, [Range(2, 0, 1, 0)], {}, count_contract=None),

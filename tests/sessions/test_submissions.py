@@ -20,7 +20,7 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 
 from qq.machine.handlers import cost_estimate
-from qq.sessions import batch, fair_queue, submissions
+from qq.sessions import batch, lanes, submissions
 from tests.harness.lone_broker import LoneBroker
 from tests.harness.raw_client import RawClient, marshal, publish
 
@@ -403,7 +403,7 @@ def test_each_publish_is_answered_once_and_truly(seed: int, monkeypatch: pytest.
         (submissions, "COST_AT_ONCE", steps // 2),
         (submissions, "COST_IN_FLIGHT_MAX", 4 * steps),
         (submissions, "QUANTUM", max(1, steps // 10)),
-        (fair_queue, "AHEAD", steps),
+        (lanes, "AHEAD", steps),
         (cost_estimate, "PASS_STEPS_MAX", rng.choice([0, 100, 5000])),
         (cost_estimate, "CHEAP_STEPS_MAX", rng.choice([-1, 100])),
     ):

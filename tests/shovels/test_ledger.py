@@ -118,7 +118,7 @@ def test_no_message_is_lost_when_consumers_share_the_source(steps: list[str]) ->
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(st.sampled_from(QUIET), max_size=60))
-def test_no_message_is_doubled_when_the_shovel_consumes_alone(steps: list[str]) -> None:
+def test_sole_consumer_shovel_duplicates_no_message(steps: list[str]) -> None:
     world = World()
     for step in steps:
         getattr(world, step)()

@@ -151,7 +151,7 @@ def is_gone(carried: Carried) -> bool:
     return not carried.broker.machine.vhosts["/"].parameters and carried.report() is None
 
 
-def test_messages_arrive_as_they_were(carried: Carried, channel: Any) -> None:
+def test_messages_arrive_unchanged(carried: Carried, channel: Any) -> None:
     headers = {"h": [1, {"x": True}], "x-delivery-count": 7}
     publish(channel, b"a", headers=headers, priority=7, content_type="a/b", correlation_id="\xe9")
     publish(channel, b"", b"b" * 300_000)

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.storage.identity import load_copies
-from qq.cli.local_requests import reason_not_ready
+from qq.cli.local.local_requests import reason_not_ready
 from qq.testing import LocalCluster
 from tests.stories.clients import PERSISTENT, pika_connection
 from tests.stories.commands import run_qq
@@ -217,7 +217,7 @@ def until_safe_to_stop(node: ClusterNode) -> None:
     )
 
 
-def test_survivor_serves_alone_after_qq_recover(tmp_path: Path) -> None:
+def test_survivor_serves_without_peers_after_qq_recover(tmp_path: Path) -> None:
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
         first, second, _ = cluster.nodes
         declare(first)
@@ -263,6 +263,6 @@ def stays_away(old: ClusterNode, new: ClusterNode) -> None:
     declare(new)
     assert [status["name"] for status in new.status()["nodes"]] == [new.name]
     for one, other in ((old, new), (new, old)):
-        last_life = one.log.read_text().rpartition("qq.cli.serve: node")[2]
+        last_life = one.log.read_text().rpartition("qq.cli.local.serve: node")[2]
         assert f"peer {other.name} is connected" not in last_life
     old.kill()

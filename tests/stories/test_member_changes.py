@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pika.exceptions
 import pytest
 
-from qq.cli.local_requests import reason_not_ready
+from qq.cli.local.local_requests import reason_not_ready
 from qq.machine.protocol.versions import VERSIONS
 from qq.testing import ClusterNode, LocalCluster
 from tests.stories.clients import pika_connection

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qq.cli.local_requests import reason_not_ready
+from qq.cli.local.local_requests import reason_not_ready
 from qq.testing import LocalCluster
 from tests.stories.commands import run_command
 from tests.stories.disk import lines_since
@@ -63,7 +63,7 @@ def give_all_the_old_one(directory: Path) -> None:
 
 
 @pytest.mark.long
-def test_sole_link_between_nodes_may_neither_stop_nor_step_down(tmp_path: Path) -> None:
+def test_node_with_the_sole_links_is_not_safe_to_stop(tmp_path: Path) -> None:
     """One node is a step ahead of the others, so that it and a third one know no common secret."""
     give_all_the_old_one(tmp_path)
     with LocalCluster(3, tmp_path, OF_EACH_NODE) as cluster:

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.storage.identity import load_copies
-from qq.cli.local_requests import get_document
+from qq.cli.local.local_requests import get_document
 from qq.machine.machine import QueueMachine
 from qq.testing import LocalCluster
 from tests.harness.releases import ROOT, running, unpack_release

@@ -23,10 +23,10 @@ def lost(messages: DataFrame, traceable: DataFrame, reach: DataFrame) -> DataFra
 
     Such a message was never seen; or it was seen, never settled, and not seen again.
     """
-    gone = promises.is_gone(MESSAGE, F.col("must_be_settled"), F.col("is_limited"))
+    has_disappeared = promises.has_disappeared(MESSAGE, F.col("must_be_settled"), F.col("is_limited"))
     missing = (
         owed(traceable)
-        .filter(gone)
+        .filter(has_disappeared)
         .join(arrived_elsewhere(messages, reach), ["queue", "id"], "left_anti")
         # In a transaction the time of the confirm is that of the commit, which is a separate row.
         .withColumn("shown_ns", F.when(F.col("in_tx"), F.col("invoked_ns")).otherwise(F.col("confirmed_ns")))

@@ -56,7 +56,9 @@ def dead_letter(messages: DataFrame, traceable: DataFrame, rows: DataFrame, reac
     return (
         violation("dead_letter", missing, "deliver", "last_delivered_ns")
         .unionByName(violation("dead_letter", _arrived_twice(messages, rows), "deliver", "last_ns"))
-        .unionByName(violation("dead_letter", _rejected_by_nobody(messages, rows), "deliver", "first_ns"))
+        .unionByName(
+            violation("dead_letter", _dead_letters_without_rejection(messages, rows), "deliver", "first_ns")
+        )
         .distinct()
     )
 
@@ -79,7 +81,7 @@ def _arrived_twice(messages: DataFrame, rows: DataFrame) -> DataFrame:
     return repeated.join(published, "id").filter("arrivals > copies")
 
 
-def _rejected_by_nobody(messages: DataFrame, rows: DataFrame) -> DataFrame:
+def _dead_letters_without_rejection(messages: DataFrame, rows: DataFrame) -> DataFrame:
     """Return columns queue, id, first_ns of dead letters that claim a rejection which no consumer made."""
     deaths = (
         rows.filter((F.col("op") == "deliver") & (F.size("deaths") > 0))

@@ -161,9 +161,9 @@ def _answering(rows: DataFrame) -> DataFrame:
 
 def arrived_elsewhere(messages: DataFrame, reach: DataFrame) -> DataFrame:
     """Return columns queue, id of messages that were delivered from a dead-letter target of their queue."""
-    is_stranger = (F.col("invokes") == 0) & (F.col("deliveries") > 0)
+    is_unpublished = (F.col("invokes") == 0) & (F.col("deliveries") > 0)
     # A message in a circle also comes back to the queue that it was published to.
-    away = messages.filter(is_stranger | (F.col("dead_arrivals") > 0))
+    away = messages.filter(is_unpublished | (F.col("dead_arrivals") > 0))
     return (
         away.select(F.col("queue").alias("target"), "id")
         .join(F.broadcast(reach.filter("queue <> target")), "target")
@@ -180,8 +180,8 @@ def connected(rows: DataFrame) -> DataFrame:
     )
 
 
-def asked(rows: DataFrame) -> DataFrame:
-    """Return columns consumer (as in `messages`), asked_ns: when it was requested. Deliveries to it came later.
+def requested(rows: DataFrame) -> DataFrame:
+    """Return columns consumer (as in `messages`), requested_ns: when it was requested. Deliveries to it came later.
 
     This is the time of the request of its connection, or of its tag for the first time; null if the history has
     neither.
@@ -200,7 +200,7 @@ def asked(rows: DataFrame) -> DataFrame:
         .join(connected(rows), "connection", "left")
         .select(
             F.xxhash64(*CONSUMER).alias("consumer"),
-            F.greatest("connected_ns", "consumed_ns").alias("asked_ns"),
+            F.greatest("connected_ns", "consumed_ns").alias("requested_ns"),
         )
     )
 

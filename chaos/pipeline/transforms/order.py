@@ -23,9 +23,9 @@ def comparable(messages: DataFrame) -> DataFrame:
     return messages.filter(promises.is_comparable(MESSAGE))
 
 
-def order(messages: DataFrame, asked: DataFrame) -> DataFrame:
+def order(messages: DataFrame, requested: DataFrame) -> DataFrame:
     """Return violations: messages sent after a message of the same publisher and priority that must be behind them."""
-    late = _late_at_a_consumer(messages).unionByName(_late_at_another(messages, asked))
+    late = _late_at_a_consumer(messages).unionByName(_late_at_another(messages, requested))
     return violation("order", late, "deliver", "unmarked_ns").distinct()
 
 
@@ -39,7 +39,7 @@ def _late_at_a_consumer(messages: DataFrame) -> DataFrame:
     return late.select("queue", "id", "unmarked_ns")
 
 
-def _late_at_another(messages: DataFrame, asked: DataFrame) -> DataFrame:
+def _late_at_another(messages: DataFrame, requested: DataFrame) -> DataFrame:
     """Return the same columns, for messages overtaken at a consumer that was requested later.
 
     Before that consumer was requested, some consumer had seen a message that was published after the confirm. Each
@@ -47,7 +47,7 @@ def _late_at_another(messages: DataFrame, asked: DataFrame) -> DataFrame:
     """
     stream = ("queue", "publisher", "priority")
     place = F.col("place_ns")
-    sent = comparable(messages).join(asked, "consumer").withColumn("place_ns", F.col("asked_ns"))
+    sent = comparable(messages).join(requested, "consumer").withColumn("place_ns", F.col("requested_ns"))
     seen = comparable(messages).select(*stream, F.col("unmarked_ns").alias("place_ns"), "invoked_ns")
     before = Window.partitionBy(*stream).orderBy(place).rowsBetween(Window.unboundedPreceding, -1)
     return (

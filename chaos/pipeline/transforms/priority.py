@@ -7,7 +7,7 @@ the queue when the broker chose, and not yet in a consumer's hands. The same hol
 The statistic is the share of high messages among the deliveries when both kinds wait. It must be at least 2/3: if the
 oldest high message is older than the oldest normal message, the high message comes first in any case. It must be at
 most 2/3 if an older normal message waits; sequence numbers show that, for queues with a single publisher. `SHARE_MIN`
-and `SHARE_MAX` are 2/3 with room for begin and end of each burst. Fewer than `LOOKED_AT_MIN` deliveries are not judged.
+and `SHARE_MAX` are 2/3 with room for begin and end of each burst. Fewer than `EXAMINED_MIN` deliveries are not judged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HIGH = 5
 """The lowest priority that is high."""
 IN_HAND = 10
 """Messages; more than the consumers of such a queue hold together."""
-LOOKED_AT_MIN = 100
+EXAMINED_MIN = 100
 SHARE_MIN, SHARE_MAX = 0.60, 0.74
 
 
@@ -58,22 +58,22 @@ def _least(column: str, condition: Column) -> Column:
 
 
 def enough(both_waiting: DataFrame) -> DataFrame:
-    """Return the deliveries of queues that have at least `LOOKED_AT_MIN` of them."""
-    looked_at = both_waiting.groupBy("queue").count().filter(F.col("count") >= LOOKED_AT_MIN)
-    return both_waiting.join(F.broadcast(looked_at), "queue", "left_semi")
+    """Return the deliveries of queues that have at least `EXAMINED_MIN` of them."""
+    examined = both_waiting.groupBy("queue").count().filter(F.col("count") >= EXAMINED_MIN)
+    return both_waiting.join(F.broadcast(examined), "queue", "left_semi")
 
 
 def priority_ratio(both_waiting: DataFrame) -> DataFrame:
     """Return queues whose share is out of bounds; the row to show is the last checked delivery."""
     strict = F.when(F.col("older_normal_waits"), F.col("is_high").cast("double"))
     shares = both_waiting.groupBy("queue").agg(
-        F.count("*").alias("looked_at"),
+        F.count("*").alias("examined"),
         F.avg(F.col("is_high").cast("double")).alias("share"),
-        F.count(strict).alias("strictly_looked_at"),
+        F.count(strict).alias("strictly_examined"),
         F.avg(strict).alias("strict_share"),
         F.max_by("id", "unmarked_ns").alias("id"),
         F.max("unmarked_ns").alias("unmarked_ns"),
     )
-    too_few = (F.col("looked_at") >= LOOKED_AT_MIN) & (F.col("share") < SHARE_MIN)
-    too_many = (F.col("strictly_looked_at") >= LOOKED_AT_MIN) & (F.col("strict_share") > SHARE_MAX)
+    too_few = (F.col("examined") >= EXAMINED_MIN) & (F.col("share") < SHARE_MIN)
+    too_many = (F.col("strictly_examined") >= EXAMINED_MIN) & (F.col("strict_share") > SHARE_MAX)
     return violation("priority_ratio", shares.filter(too_few | too_many), "deliver", "unmarked_ns")

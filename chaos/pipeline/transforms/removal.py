@@ -38,7 +38,7 @@ def _happened(rows: DataFrame) -> DataFrame:
     return removals(rows).filter("ended_ns is not null")
 
 
-def resurrected(removed: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFrame:
+def resurrected(removed: DataFrame, rows: DataFrame, requested: DataFrame) -> DataFrame:
     """Return violations: deliveries sent after a removal that was requested after the confirm.
 
     Removals and deliveries have places on axes: the first axis has all of a queue, each further axis those of a
@@ -51,10 +51,10 @@ def resurrected(removed: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFr
         happened.select("queue", axis.alias("axis"), F.col("ended_ns").alias("place_ns"), "op", "invoked_ns")
         for axis in (everywhere, channel)
     ]
-    deliveries = _deliveries(removed, rows, asked)
+    deliveries = _deliveries(removed, rows, requested)
     of_delivery = ("id", "time_ns", "is_first", "confirmed_ns")
-    by_asking = deliveries.filter("asked_ns is not null").select(
-        "queue", everywhere.alias("axis"), F.col("asked_ns").alias("place_ns"), *of_delivery
+    by_request = deliveries.filter("requested_ns is not null").select(
+        "queue", everywhere.alias("axis"), F.col("requested_ns").alias("place_ns"), *of_delivery
     )
     one_by_one = deliveries.filter("tag is null").select(
         "queue", channel.alias("axis"), F.col("time_ns").alias("place_ns"), *of_delivery
@@ -62,7 +62,7 @@ def resurrected(removed: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFr
     points = (
         taken[0]
         .unionByName(taken[1])
-        .unionByName(by_asking.unionByName(one_by_one), allowMissingColumns=True)
+        .unionByName(by_request.unionByName(one_by_one), allowMissingColumns=True)
     )
     before = (
         Window.partitionBy("queue", "axis").orderBy("place_ns").rowsBetween(Window.unboundedPreceding, -1)
@@ -77,7 +77,7 @@ def resurrected(removed: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFr
     return violation("resurrected", found, "deliver", "first_ns")
 
 
-def _deliveries(removed: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFrame:
+def _deliveries(removed: DataFrame, rows: DataFrame, requested: DataFrame) -> DataFrame:
     """Return the deliveries of removed messages, except dead letters, which were in a different queue meanwhile."""
     is_dead_letter = F.coalesce(F.size("deaths") > 0, F.lit(False))
     return (
@@ -89,5 +89,5 @@ def _deliveries(removed: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFr
             is_first_delivery().alias("is_first"),
         )
         .join(removed, ["queue", "id"])
-        .join(asked, "consumer", "left")
+        .join(requested, "consumer", "left")
     )

@@ -28,7 +28,7 @@ def tx_atomic(
     traceable: DataFrame,
     rows: DataFrame,
     reach: DataFrame,
-    asked: DataFrame,
+    requested: DataFrame,
 ) -> DataFrame:
     """Return violations: a part of a commit is missing, or a part of an uncommitted transaction took effect.
 
@@ -45,7 +45,9 @@ def tx_atomic(
     return (
         violation("tx_atomic", missing, "publish", "invoked_ns")
         .unionByName(violation("tx_atomic", leaked, "deliver", "delivered_ns"))
-        .unionByName(violation("tx_atomic", _taken_back(parts, messages, rows, asked), "deliver", "time_ns"))
+        .unionByName(
+            violation("tx_atomic", _taken_back(parts, messages, rows, requested), "deliver", "time_ns")
+        )
         .unionByName(
             violation("tx_atomic", _taken(parts, messages, traceable, rows, reach), "ack", "time_ns")
         )
@@ -81,7 +83,7 @@ def _acknowledgements(rows: DataFrame) -> DataFrame:
     )
 
 
-def _taken_back(parts: DataFrame, messages: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFrame:
+def _taken_back(parts: DataFrame, messages: DataFrame, rows: DataFrame, requested: DataFrame) -> DataFrame:
     """Return columns queue, id, time_ns of redeliveries after a commit with their acknowledgement.
 
     Such a delivery went to a consumer that was requested after the commit. A commit of unknown outcome took effect when
@@ -104,8 +106,8 @@ def _taken_back(parts: DataFrame, messages: DataFrame, rows: DataFrame, asked: D
         rows.filter(F.col("op") == "deliver")
         .join(settled, ["queue", "id"])
         .withColumn("consumer", F.xxhash64(*CONSUMER))
-        .join(asked, "consumer")
-        .filter("asked_ns > settled_ns")
+        .join(requested, "consumer")
+        .filter("requested_ns > settled_ns")
         .select("queue", "id", "time_ns")
     )
 

@@ -81,7 +81,7 @@ class AppliedListener(Protocol):
 class _Seen:
     """The last observed state of a node's process start."""
 
-    life: int = 0
+    incarnation: int = 0
     commit_index: int = 1
     led_term: int = 0
     led_since_s: float = 0.0
@@ -97,7 +97,7 @@ class _Seen:
 class Damage(NamedTuple):
     """Damage of a node's disk, and the node's promise before it."""
 
-    life: int
+    incarnation: int
     owed_index: int
     """The node may have acknowledged entries up to here, and this may have committed them."""
 
@@ -189,8 +189,8 @@ class Checks:
     def machine(self, program: Program) -> WatchedMachine:
         return MACHINES[program](self._new_machine(), self)
 
-    def fail(self, what: str) -> None:
-        raise ViolationError(f"at {self._world.now_s:.3f} s: {what} [{self._cluster.describe()}]")
+    def fail(self, finding: str) -> None:
+        raise ViolationError(f"at {self._world.now_s:.3f} s: {finding} [{self._cluster.describe()}]")
 
     # A node's process
 
@@ -217,13 +217,13 @@ class Checks:
         if node.voter_status is VoterStatus.VOTER and node.group.journal.last_index < vouched_index:
             self.fail(f"{node.name} is a voter without entry {vouched_index}, which was on its disk")
         damage = self._damage.get(node.name, Damage(0, 0))
-        unnoticed = damage.life + 1 == node.life and node.voter_status is VoterStatus.VOTER
+        unnoticed = damage.incarnation + 1 == node.incarnation and node.voter_status is VoterStatus.VOTER
         if unnoticed and node.group.journal.last_index < damage.owed_index:
             self.fail(f"{node.name} is a voter without entry {damage.owed_index}, which it had acknowledged")
         self._check_version(node)
         self._terms[node.name] = term
         self._seen[node.name] = _Seen(
-            node.life, term=term, vote=engine.voted_for, voter_status=node.voter_status
+            node.incarnation, term=term, vote=engine.voted_for, voter_status=node.voter_status
         )
         if engine.applied_index > 1:
             self._check_state(node, engine.applied_index)
@@ -273,7 +273,7 @@ class Checks:
         self._vouched.pop(node.name, None)
         known = self._damage.get(node.name, Damage(0, 0))
         owed_index = max(known.owed_index, min(synced_index, len(self.committed) + 1))
-        self._damage[node.name] = Damage(node.life - node.up, owed_index)
+        self._damage[node.name] = Damage(node.incarnation - node.up, owed_index)
 
     def gave_log_up(self, node: SimulatedNode) -> None:
         """Check that a majority of peers holds the log that a node discards for lack of space, and count it as lost."""
@@ -358,7 +358,7 @@ class Checks:
         runs = node.up and node.has_started and node.runtime.alive
         whole = (
             runs
-            and node.life > damage.life
+            and node.incarnation > damage.incarnation
             and node.voter_status is VoterStatus.VOTER
             and not node.group.fail_stop.damage
         )
@@ -373,7 +373,7 @@ class Checks:
     def observe(self, node: SimulatedNode) -> None:
         """Check a node; called after each of its steps."""
         seen = self._seen.get(node.name)
-        if seen is None or seen.life != node.life or not node.runtime.alive:
+        if seen is None or seen.incarnation != node.incarnation or not node.runtime.alive:
             return
         group = node.group
         engine = group.engine
@@ -501,7 +501,7 @@ class Checks:
         if node.voter_status is not VoterStatus.VOTER:
             self.fail(f"{node.name} is a {node.voter_status.name.lower()} and votes for {vote}")
         damage = self._damage.get(node.name)
-        if damage is not None and node.life > damage.life:
+        if damage is not None and node.incarnation > damage.incarnation:
             journal = node.group.journal
             if journal.last_index < damage.owed_index:
                 self.fail(f"{node.name} votes for {vote} without entry {damage.owed_index}, which it had")
@@ -608,8 +608,8 @@ class Checks:
             return
         drained = [member.name for member in after.members if member.is_drained]
         begun = [name for name in drained if (was := before.member(name)) and not was.is_drained]
-        gone = [name for name in before.membership.voters if after.member(name) is None]
-        if begun or gone:
+        removed = [name for name in before.membership.voters if after.member(name) is None]
+        if begun or removed:
             self.fail(f"{', '.join(drained)} are all under maintenance, so nobody serves clients")
 
     def _check_minority(self, node: SimulatedNode, role: Role) -> None:

@@ -69,7 +69,7 @@ class MoveOracle:
         self._kept: dict[int, Kepts] = {}
         """Ready messages of each move's source, by the number of the queue."""
 
-    def look(self, machine: QueueMachine, now_ms: int) -> None:
+    def record(self, machine: QueueMachine, now_ms: int) -> None:
         """Record ready messages and running moves; must be called whenever any of them may have changed."""
         moves = machine.moves
         self.under_way = len(moves.running)
@@ -104,7 +104,7 @@ class MoveOracle:
             return
         self._fates["steps of moves"] += 1
         source = self._queues()[move.source]
-        for piece, name in self._asked(move, command):
+        for piece, name in self._requested(move, command):
             message = next(iter(source.ready.get(name, ())), None)
             if message is None or 0 < message.expires_ms < now_ms:
                 continue
@@ -124,7 +124,7 @@ class MoveOracle:
             self._fates["moves that ended"] += 1
             self._check_all_moved(machine, move, model, now_ms)
 
-    def _asked(self, move: MoveState, command: MoveMessages) -> Iterator[tuple[MovePiece, Key]]:
+    def _requested(self, move: MoveState, command: MoveMessages) -> Iterator[tuple[MovePiece, Key]]:
         kept = self._kept.get(move.source_number, {})
         for piece in MovePiece.read(command.pieces):
             for key in range(piece.first, piece.first + piece.count):

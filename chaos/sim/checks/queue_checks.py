@@ -23,6 +23,7 @@ from chaos.sim.checks.queue_model import (
     Key,
     Message,
     QueueModel,
+    dead_ranges,
     deaths_after,
     deaths_of,
     expiry_ms,
@@ -32,6 +33,7 @@ from chaos.sim.checks.queue_model import (
     over_after,
     ready_messages,
     rejects,
+    stuck_of,
     waiting_ranges,
 )
 from qq.machine.catalog.deduplication import PUBLISHER_AGE_MS
@@ -134,6 +136,8 @@ class QueueOracle:
         self._majority_s = majority_s
         self._now_ms = 0
         self._outage_ms = 0
+        self._version = 0
+        """The version of the state at the last batch."""
         """Milliseconds of the cluster's time that entries have declared as outages."""
         self._counts_outages = False
         """Whether the agreed version has outages."""
@@ -180,23 +184,29 @@ class QueueOracle:
     def held(self, queue: str) -> int:
         return self._queues[queue].held if queue in self._queues else 0
 
-    def dying(self, queue: str) -> int:
+    def dead(self, queue: str) -> int:
+        """Return the number of messages that await dead-lettering, without those that may wait for ever."""
         model = self._queues.get(queue)
-        return 0 if model is None else len(model.dying) + len(model.died)
+        if model is None:
+            return 0
+        stuck = sum(not self._may_wait(model, message) for message in model.stuck.values())
+        return (0 if self._is_stuck(model) else len(model.dead) + len(model.died)) + stuck
 
     @property
     def moves_under_way(self) -> int:
         return self._moves.under_way
 
-    def is_stuck(self, queue: str) -> bool:
-        """Return whether a queue's dead letters may wait for ever, because no client makes room in the target.
+    def _is_stuck(self, model: QueueModel) -> bool:
+        """Return whether a queue's dead letters may wait for ever behind the first one (before version 11)."""
+        return self._version < 11 and bool(model.dead) and self._may_wait(model, model.dead[0])
+
+    def _may_wait(self, model: QueueModel, dead: Message) -> bool:
+        """Return whether a dead letter may wait for ever, because no client makes room in the target.
 
         This happens where queues dead-letter at least once to each other: the waiting messages count in their queue.
         """
-        model = self._queues.get(queue)
-        if model is None or not model.dying or model.settings.dead_letter_strategy != "at-least-once":
+        if model.settings.dead_letter_strategy != "at-least-once":
             return False
-        dead = model.dying[0]
         targets, deaths, _ = self._targets_of_dead(model, dead)
         over = over_after(dead, model.name, dead.reason)
         return any(is_full(target) and not goes_in_circles(deaths, over, target.name) for target in targets)
@@ -238,21 +248,22 @@ class QueueOracle:
         effects: Sequence[Any],
     ) -> None:
         self._advance(time_ms)
+        self._version = machine.version
         outcomes = _outcomes(origin, effects)
         commands = decode_commands(payload)
         self._delete(commands, outcomes)
-        self._look_at_queues(machine)
+        self._check_queues(machine)
         before = {model: model.messages for model in self._queues.values() if rejects(model)}
         slots = count(ordinal << MESSAGE_BITS)
         limited: list[QueueModel] = []
         positions = iter(range(len(commands)))
-        told = 0
+        done = 0
         for position in positions:
             command = commands[position]
             if isinstance(command, SessionDown | Recover):
-                before_it = _told_before(origin, command, effects)
-                self._effects(machine, effects[told:before_it])
-                told = max(told, before_it)
+                before_it = _effects_before(origin, command, effects)
+                self._effects(machine, effects[done:before_it])
+                done = max(done, before_it)
             if isinstance(command, Commit):
                 content = commands[position + 1 : position + 1 + command.count]
                 self._commit(origin, index, slots, content, outcomes, command.session)
@@ -270,7 +281,7 @@ class QueueOracle:
                 self._declared(machine, origin, command, outcomes)
             else:
                 self._command(origin, command, outcomes)
-        self._effects(machine, effects[told:])
+        self._effects(machine, effects[done:])
         self._check_orders()
         for model in limited:
             if model not in self._grown:
@@ -286,23 +297,23 @@ class QueueOracle:
                 self._resolve_doubts(model, queue)
             if queue.first_dead != model.first_dead:
                 self._fail(f"{model.name} has moved dead letters that nobody asked for")
-        self._moves.look(machine, time_ms)
+        self._moves.record(machine, time_ms)
 
     def entry_ended(self, machine: QueueMachine, time_ms: int, effects: Sequence[Any]) -> None:
         self._advance(time_ms)
         self._effects(machine, effects)
         self._check_orders(ended=True)
-        self._look_at_queues(machine)
+        self._check_queues(machine)
         self._entries += 1
         for model in self._queues.values():
             self._end_entry(model, machine.vhosts[DEFAULT_VHOST].queues[model.name])
-        self._moves.look(machine, time_ms)
+        self._moves.record(machine, time_ms)
         if self._entries % LOOKED_AT_EVERY == 0:
             self.check_machine("the first node", machine)
 
     def origin_down(self, machine: QueueMachine, origin: str, time_ms: int, effects: Sequence[Any]) -> None:
         self._advance(time_ms)
-        self._look_at_queues(machine)
+        self._check_queues(machine)
         for key in [key for key in self._holders if key[0] == origin]:
             self._give_back(self._holders.pop(key), failed=False)
         for known in (self._limits, self._failed, self._late):
@@ -310,7 +321,7 @@ class QueueOracle:
                 del known[key]
         self._effects(machine, effects)
         self._check_orders()
-        self._moves.look(machine, time_ms)
+        self._moves.record(machine, time_ms)
 
     @property
     def _available_ms(self) -> int:
@@ -331,7 +342,7 @@ class QueueOracle:
 
     # Queues
 
-    def _look_at_queues(self, machine: QueueMachine) -> None:
+    def _check_queues(self, machine: QueueMachine) -> None:
         """Take the queues and their settings from the machine; declarations and settings are tested elsewhere."""
         self._counts_outages = machine.version >= machine.outages_since
         for model in list(self._queues.values()):
@@ -345,7 +356,7 @@ class QueueOracle:
                 self._use(model)
             if model.settings.expires_ms != queue.settings.expires_ms and self._counts_outages:
                 self._use(model)
-            model.note_settings(queue.settings)
+            model.set_settings(queue.settings)
         for holder in self._holders.values():
             if holder.live:
                 self._use(holder.model)
@@ -425,8 +436,10 @@ class QueueOracle:
             # There are never so many that some would stay for the next entry.
             if over > 0 and backlog.count:
                 self._fail(f"{model.name} has {over} messages more than its limit")
-        if model.died or queue.dead_count != len(model.dying):
-            self._look_at_dying(model, queue)
+        if model.died or queue.dead_count != len(model.dead) + len(model.stuck):
+            self._check_dead(model, queue)
+        if model.stuck or queue.stuck:
+            self._check_stuck(model, queue)
         if queue.unacked != model.held:
             self._fail(f"consumers hold {queue.unacked} messages of {model.name}, not {model.held}")
         model.begin_entry()
@@ -480,10 +493,10 @@ class QueueOracle:
             self._take(model, message)
             self._die(model, message, MAXLEN)
 
-    def _look_at_dying(self, model: QueueModel, queue: Queue) -> None:
+    def _check_dead(self, model: QueueModel, queue: Queue) -> None:
         """Take the order of dead letters from the machine, and check that it has exactly the messages that died."""
         there = [(name, dead.reason) for dead in queue.dead for name in names_of(queue, [dead.range])]
-        known = [(message.name, message.reason) for message in model.dying]
+        known = [(message.name, message.reason) for message in model.dead]
         if there[: len(known)] != known:
             self._fail(f"the dying messages of {model.name} were {known[:5]} and are {there[:5]}")
         died: dict[tuple[Key, str], list[Message]] = {}
@@ -494,7 +507,7 @@ class QueueOracle:
             if not messages:
                 self._fail(f"{death} of {model.name} is dying and should not be")
                 return
-            model.dying.append(messages.pop())
+            model.dead.append(messages.pop())
         lost = [death for death, messages in died.items() if messages]
         if lost and not model.drops_dead:
             self._fail(f"messages of {model.name} are not dead-lettered: {lost[:5]}")
@@ -689,18 +702,72 @@ class QueueOracle:
             message.reason = reason
             model.died.append(message)
 
+    def _check_stuck(self, model: QueueModel, queue: Queue) -> None:
+        """Check that the messages in the lines of full targets are those that found no room."""
+        there = {
+            number + place: name
+            for number, dead, _ in stuck_of(queue)
+            for place, name in enumerate(names_of(queue, [dead.range]))
+        }
+        known = {number: message.name for number, message in model.stuck.items()}
+        if there != known:
+            self._fail(f"the stuck messages of {model.name} should be {known} and are {there}")
+
     def _dead_letter(self, machine: QueueMachine, command: DeadLetter) -> None:
         model = self._queues.get(command.queue)
-        if model is None or model.number != command.number or model.first_dead != command.first:
+        is_known = model is not None and model.number == command.number
+        if model is not None and is_known and command.first in model.stuck:
+            self.fates["tried again"] += 1
+            asked = range(command.first, command.first + command.count)
+            self._try(machine, model, command, {n: model.stuck.pop(n) for n in asked if n in model.stuck})
+            return
+        if model is None or not is_known or model.first_dead != command.first:
             self.fates["asked to move in vain"] += 1
             return  # another node has done it already
         self.fates["asked to move"] += 1
-        asked = min(command.count, len(model.dying))
+        if machine.version < 11:
+            self._dead_letter_in_order(machine, model, command)
+            return
+        tried: dict[int, Message] = {}
+        end = min(
+            machine.vhosts[DEFAULT_VHOST].queues[command.queue].first_dead, command.first + command.count
+        )
+        while model.first_dead < end and model.dead:
+            tried[model.first_dead] = model.dead.popleft()
+            model.first_dead += 1
+        self._try(machine, model, command, tried)
+
+    def _try(
+        self, machine: QueueMachine, model: QueueModel, command: DeadLetter, tried: dict[int, Message]
+    ) -> None:
+        """Follow dead letters that were tried: each has left its queue, or waits for a target that refuses messages."""
+        waits_for = {
+            number + place: target
+            for number, dead, target in stuck_of(machine.vhosts[DEFAULT_VHOST].queues[command.queue])
+            for place in range(dead.range.count)
+        }
+        for number, message in tried.items():
+            target = waits_for.get(number)
+            if target is None:
+                self._check_publication(model, message, command)
+                self._move(model, message)
+                continue
+            self.fates["stuck"] += 1
+            model.stuck[number] = message
+            targets, _, _ = self._targets_of_dead(model, message)
+            names = [each.name for each in targets if rejects(each)]
+            if model.settings.dead_letter_strategy != "at-least-once":
+                self._fail(f"{message.name} of {model.name} stays, and need not: {command}")
+            elif target not in (names if targets else [""]):
+                self._fail(f"{message.name} of {model.name} waits for {target!r}, and not for one of {names}")
+
+    def _dead_letter_in_order(self, machine: QueueMachine, model: QueueModel, command: DeadLetter) -> None:
+        asked = min(command.count, len(model.dead))
         moved = min(machine.vhosts[DEFAULT_VHOST].queues[command.queue].first_dead - model.first_dead, asked)
         if moved < asked and model.settings.dead_letter_strategy != "at-least-once":
             self._fail(f"dead letters of {model.name} stay, and none has to: {command}")
         for _ in range(moved):
-            message = model.dying.popleft()
+            message = model.dead.popleft()
             model.first_dead += 1
             self._check_publication(model, message, command)
             self._move(model, message)
@@ -716,8 +783,8 @@ class QueueOracle:
         known = self._published[message.place]
         expiration = "" if known.ttl_ms == NO_TTL else str(known.ttl_ms)
         kept = (command.expiration, command.priority)
-        told = (command.exchange, command.routing_key, [*command.cc, *command.bcc], *kept)
-        if told != (known.exchange, known.routing_key, known.more_keys, expiration, known.priority):
+        moved_as = (command.exchange, command.routing_key, [*command.cc, *command.bcc], *kept)
+        if moved_as != (known.exchange, known.routing_key, known.more_keys, expiration, known.priority):
             self._fail(f"{message.name} of {model.name} is dead-lettered as another: {command}, {known}")
 
     def _move(self, model: QueueModel, message: Message) -> None:
@@ -762,7 +829,7 @@ class QueueOracle:
 
     def _resolve_doubts(self, model: QueueModel, queue: Queue) -> None:
         """Drop dead letters that found no room; at-least-once dead letters are kept."""
-        there = Counter(names_of(queue, [*waiting_ranges(queue), *(dead.range for dead in queue.dead)]))
+        there = Counter(names_of(queue, [*waiting_ranges(queue), *dead_ranges(queue)]))
         for message in model.doubtful:
             if there[message.name]:
                 there[message.name] -= 1
@@ -826,7 +893,8 @@ class QueueOracle:
         self.fates["purged"] += model.messages
         for message in list(ready_messages(model)):
             self._forget_ready(model, message)
-        model.dying.clear()
+        model.dead.clear()
+        model.stuck.clear()
         model.died.clear()
         model.first_dead = machine.vhosts[DEFAULT_VHOST].queues[model.name].first_dead
 
@@ -880,11 +948,11 @@ class QueueOracle:
         """
         settings = model.settings
         self._grown[model] = None
-        is_told_apart = settings.count_contract == "4.3"
+        counts_failures = settings.count_contract == "4.3"
         for message in messages:
             message.returns += 1
-            message.failures += failed and is_told_apart
-            times = message.failures if is_told_apart else message.returns
+            message.failures += failed and counts_failures
+            times = message.failures if counts_failures else message.returns
             if settings.delivery_limit > UNLIMITED and times > settings.delivery_limit:
                 self._die(model, message, DELIVERY_LIMIT)
                 continue
@@ -1061,7 +1129,7 @@ class QueueOracle:
             model = self._queues[queue.name]
             backlog = queue.backlog
             counts = (backlog.count + backlog.delayed, queue.unacked, queue.dead_count)
-            expected = (model.count, model.held, len(model.dying))
+            expected = (model.count, model.held, len(model.dead) + len(model.stuck))
             if counts != expected:
                 self._fail(
                     f"{queue.name} at {name} has {counts} messages ready, unacked, dying, not {expected}"
@@ -1098,7 +1166,7 @@ def _outcomes(origin: str, effects: Iterable[Any]) -> Outcomes:
     return Outcomes(results, refused)
 
 
-def _told_before(origin: str, command: SessionDown | Recover, effects: Sequence[Any]) -> int:
+def _effects_before(origin: str, command: SessionDown | Recover, effects: Sequence[Any]) -> int:
     """Return the number of effects before this command, after which its session holds no messages of them."""
     before = 0
     for place, effect in enumerate(effects):

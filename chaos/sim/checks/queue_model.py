@@ -12,7 +12,7 @@ from qq.machine.protocol.death_history import REJECTED, History
 from qq.ranges import Range
 
 if TYPE_CHECKING:
-    from qq.machine.queue.queue import Queue
+    from qq.machine.queue.queue import DeadMessages, Queue
 
 Deaths = tuple[tuple[str, str, int], ...]
 """A message's death history, newest first: queue, reason, count."""
@@ -68,12 +68,14 @@ class QueueModel:
     """Number of ready and delayed messages."""
     held: int = 0
     """Number of unsettled messages at consumers."""
-    dying: deque[Message] = field(default_factory=deque)
+    dead: deque[Message] = field(default_factory=deque)
     """Messages to be dead-lettered, in the machine's order."""
     died: list[Message] = field(default_factory=list)
     """Messages that died after these; their order has not been read from the machine yet."""
     first_dead: int = 0
-    """Number of the first message in `dying`, counted since the queue was declared."""
+    """Number of the first message in `dead`, counted since the queue was declared."""
+    stuck: dict[int, Message] = field(default_factory=dict)
+    """Dead messages that some target had no room for, by number (since version 11)."""
     expiries: list[tuple[int, int, Message]] = field(default_factory=list)
     """A heap of messages by expiry time; some of them are not ready any more."""
     delays: list[tuple[int, int, Message]] = field(default_factory=list)
@@ -99,7 +101,7 @@ class QueueModel:
     least_limit: int | None = None
     """The smallest maximum length that applied in this entry."""
 
-    def note_settings(self, settings: QueueSettings) -> None:
+    def set_settings(self, settings: QueueSettings) -> None:
         """Apply settings that may change in the middle of an entry; expiry and limits may act before or after."""
         self.settings = settings
         self.trims |= is_trimmed(settings)
@@ -114,12 +116,12 @@ class QueueModel:
         self.peak = self.count
         self.trims = self.drops_head = self.keeps_dead = self.drops_dead = False
         self.least_limit = None
-        self.note_settings(self.settings)
+        self.set_settings(self.settings)
 
     @property
     def messages(self) -> int:
         """Number of all messages except held messages."""
-        return self.count + len(self.dying) + len(self.died)
+        return self.count + len(self.dead) + len(self.died) + len(self.stuck)
 
 
 class Holder:
@@ -171,6 +173,18 @@ def waiting_ranges(queue: Queue) -> list[Range]:
         *(backlog.browse(0, queue.backlog.count) if queue.backlog.count else ()),
         *backlog.delayed.browse(),
     ]
+
+
+def dead_ranges(queue: Queue) -> list[Range]:
+    """Return all messages that await dead-lettering."""
+    return [dead.range for dead in (*queue.dead, *(dead for _, dead, _ in stuck_of(queue)))]
+
+
+def stuck_of(queue: Queue) -> Iterator[tuple[int, DeadMessages, str]]:
+    """Yield the messages in the lines of targets: the number of the first, the messages, and the target."""
+    for target in queue.stuck:
+        for number, dead in queue.stuck_messages(target, 0, queue.dead_count):
+            yield number, dead, target
 
 
 def names_of(queue: Queue, ranges: Iterable[Range]) -> Iterator[Key]:

@@ -213,10 +213,10 @@ class Nemesis:
 
     def _transfer(self) -> None:
         """Ask a random node to hand leadership over, to a named node or to any peer."""
-        asked = self._random.choice(self._cluster.nodes)
+        node = self._random.choice(self._cluster.nodes)
         to = self._random.choice(self._cluster.names) if self._random.random() < 0.5 else None
-        if asked.up:
-            asked.runtime.enter(lambda: asked.group.leadership.request_transfer(to))
+        if node.up:
+            node.runtime.enter(lambda: node.group.leadership.request_transfer(to))
 
     # Operators
 
@@ -248,7 +248,7 @@ class Nemesis:
         """Begin or end maintenance of a member or of all members; the state at the end of the faults stays."""
         names = self._cluster.names if self._random.random() < 0.3 else [self._anyone().name]
         for name in names:
-            self._operators.ask_for(MemberChange(verb, name), self._random.randint(1, 10))
+            self._operators.request(MemberChange(verb, name), self._random.randint(1, 10))
 
     def _move(self) -> bool:
         """Start a node at a new address. Its file lists the peers' former addresses, and they may have moved too."""

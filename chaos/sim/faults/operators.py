@@ -28,7 +28,7 @@ CHANGED_EVERY_S = 1.5
 """Mean seconds between two changes."""
 ADDED = 0.6
 """Probability of adding a node when a removal is possible too."""
-TOLD = 0.5
+ADDED_BY_COMMAND = 0.5
 """Probability that an operator asks for a new node's membership, although the node also joins by itself."""
 TIMES_MAX = 20
 """Requests for the same change, at most."""
@@ -50,16 +50,16 @@ class Operators:
         """Stop repeating requests."""
         self._stopped = True
 
-    def ask_for(self, change: MemberChange, times: int) -> None:
+    def request(self, change: MemberChange, times: int) -> None:
         """Ask random nodes for a change again and again, like an operator without an answer.
 
         The requests may go on after the cluster has removed the added node.
         """
-        asked = self._random.choice(self._cluster.nodes)
-        if asked.up and asked.has_started:
-            asked.runtime.enter(lambda: asked.group.reconfiguration.request(change, _ignore))
+        node = self._random.choice(self._cluster.nodes)
+        if node.up and node.has_started:
+            node.runtime.enter(lambda: node.group.reconfiguration.request(change, _ignore))
         if times and not self._stopped:
-            self._world.after(self._random.uniform(0.0, 0.5), partial(self.ask_for, change, times - 1))
+            self._world.after(self._random.uniform(0.0, 0.5), partial(self.request, change, times - 1))
 
     def remove(self, node: SimulatedNode) -> bool:
         """Ask for the removal of a member; return False if the cluster cannot spare it.
@@ -73,7 +73,7 @@ class Operators:
             node.may_be_removed = False  # the remaining members would lack a majority that has its logs
             return False
         change = MemberChange(Verb.REMOVE, node.name, node.group.members.id)
-        self.ask_for(change, self._random.randint(1, TIMES_MAX))
+        self.request(change, self._random.randint(1, TIMES_MAX))
         return True
 
 
@@ -107,7 +107,7 @@ class Growth:
         if self._is_over:
             return
         nodes, at_first = self._cluster.nodes, self._cluster.options.nodes
-        stay = [node for node in nodes if not node.is_given_up]
+        stay = [node for node in nodes if not node.is_retired]
         may_add, may_remove = len(nodes) < at_first + MORE_MAX, len(stay) > at_first
         if may_add and not (may_remove and self._random.random() > ADDED):
             self._add()
@@ -121,14 +121,14 @@ class Growth:
         self._installed[node.name] = Program.CURRENT
         self._checks.clocks_changed()
         node.start()
-        if node.has_started and self._random.random() < TOLD:
+        if node.has_started and self._random.random() < ADDED_BY_COMMAND:
             change = MemberChange(Verb.ADD, node.name, node.group.members.id, *node.address)
-            self._operators.ask_for(change, self._random.randint(1, TIMES_MAX))
+            self._operators.request(change, self._random.randint(1, TIMES_MAX))
         self.done["add node"] += 1
 
     def _remove(self, node: SimulatedNode) -> None:
         if self._operators.remove(node):
-            node.is_given_up = True
+            node.is_retired = True
             self.done["remove node"] += 1
 
 

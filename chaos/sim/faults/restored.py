@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from chaos.sim.world.world import SimulatedWorld
     from cluster.machine import Machine
 
-ASKED_EVERY_S = 0.2
+REQUEST_INTERVAL_S = 0.2
 """Seconds between two requests for a backup that the node has not made yet."""
 DIALLED_S = 5.0
 """Seconds in which every old node tries to connect with the new node."""
@@ -84,22 +84,24 @@ class Backups:
 
     def begin(self) -> None:
         """Ask a node for a backup at a random moment, and ask further nodes if it has no backup to give."""
-        self._world.after(self._random.uniform(0.0, self._cluster.options.duration_s), self._ask_anyone)
+        self._world.after(
+            self._random.uniform(0.0, self._cluster.options.duration_s), self._request_from_any_node
+        )
 
-    def _ask_anyone(self) -> None:
+    def _request_from_any_node(self) -> None:
         node = self._random.choice(self._cluster.nodes)
         if node.up and node.has_started and node.program is Program.CURRENT:
-            self._ask(node, node.life, node.group.engine.applied_index)
+            self._request(node, node.incarnation, node.group.engine.applied_index)
         else:
-            self._world.after(ASKED_EVERY_S, self._ask_anyone)
+            self._world.after(REQUEST_INTERVAL_S, self._request_from_any_node)
 
-    def _ask(self, node: SimulatedNode, life: int, least: int) -> None:
-        if not node.up or node.life != life or self._random.random() < 0.05:
-            self._ask_anyone()
+    def _request(self, node: SimulatedNode, incarnation: int, least: int) -> None:
+        if not node.up or node.incarnation != incarnation or self._random.random() < 0.05:
+            self._request_from_any_node()
             return
         node.runtime.enter(partial(self._take, node, least))
         if self.contents is None:
-            self._world.after(ASKED_EVERY_S, partial(self._ask, node, life, least))
+            self._world.after(REQUEST_INTERVAL_S, partial(self._request, node, incarnation, least))
 
     def _take(self, node: SimulatedNode, least: int) -> None:
         contents = None if self.contents else node.group.backups.take(least, "")
@@ -142,13 +144,13 @@ class Backups:
         )
         checks.watch(cluster)
         first, *others = cluster.nodes
-        old, *old_others = self._cluster.nodes
+        old, *old_peers = self._cluster.nodes
         old.take_down()
         self._restore(self.contents, first, checks)
         first.start()
         self._world.run_until(self._world.now_s + DIALLED_S)
         self._until(lambda: self._serves_alone(first), checks, "the restored node does not lead")
-        for node in old_others:
+        for node in old_peers:
             node.take_down()
         for node in others:
             node.joins = True
@@ -171,9 +173,9 @@ class Backups:
             self._checks.fail(f"{node.name} is restored, and linked with nodes of its former life")
         return node.group.engine.is_leader and not node.group.pending_batches
 
-    def _until(self, done: Callable[[], bool], checks: Checks, complaint: str) -> None:
+    def _until(self, done: Callable[[], bool], checks: Checks, problem: str) -> None:
         deadline_s = self._world.now_s + PATIENCE_S * (1 + self._cluster.options.disk_slowness / SLOW_DISK)
         while not done():
             if self._world.now_s > deadline_s:
-                checks.fail(complaint)
+                checks.fail(problem)
             self._world.run_until(self._world.now_s + SLICE_S)

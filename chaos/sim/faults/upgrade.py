@@ -25,7 +25,7 @@ DONE_BY = 0.5
 TAKEN_BACK = 0.4
 """Probability that a node is taken back once."""
 BACK_MAX_S = 3.0
-ASKED_EVERY_S = 1.0
+REQUEST_INTERVAL_S = 1.0
 
 
 class Upgrade:
@@ -81,7 +81,7 @@ class Upgrade:
         if node.up and node.has_started:
             change = MemberChange(Verb.FINISH_UPGRADE, version=node.machine.versions[1])
             node.runtime.enter(lambda: node.group.reconfiguration.request(change, _ignore))
-        self._world.after(ASKED_EVERY_S, self._finish)
+        self._world.after(REQUEST_INTERVAL_S, self._finish)
 
 
 def _ignore(_reason: str) -> None:

@@ -169,7 +169,7 @@ class AmqpClient:
             self._close()
 
     @property
-    def complaint(self) -> str:
+    def problem(self) -> str:
         """The answers that the client still waits for, or ""."""
         if not self._is_ready:
             return f"client {self.name} is not connected"
@@ -220,8 +220,8 @@ class AmqpClient:
 
         self._later(delay_s, still)
 
-    def _fail(self, what: str) -> None:
-        self._hooks.failed(f"client {self.name} {what}")
+    def _fail(self, problem: str) -> None:
+        self._hooks.failed(f"client {self.name} {problem}")
 
     # Operations
 

@@ -121,9 +121,9 @@ class ClientWorkload(Submitters):
             client.publish_once()
 
     @property
-    def complaint(self) -> str:
+    def problem(self) -> str:
         """The first client's pending answers; empty when all clients are at rest."""
-        return next((client.complaint for client in self._amqp_clients if client.complaint), "")
+        return next((client.problem for client in self._amqp_clients if client.problem), "")
 
     def settle(self) -> None:
         for client in self._amqp_clients:

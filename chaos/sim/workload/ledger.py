@@ -97,7 +97,7 @@ class FrozenLedger:
         return found
 
     def _live(self) -> list[Live]:
-        return sorted(live for _, _, lives in self._row[2] for live in lives)
+        return sorted(live for _, _, messages in self._row[2] for live in messages)
 
 
 class Ledger:
@@ -114,26 +114,27 @@ class Ledger:
     versions = (1, 2)
     """The versions of the state; the higher version has members and outages in the log."""
     outages_since = 2
+    losses_since = 2
 
     def raise_to(self, version: int) -> None:
         """Do nothing, because the ledger behaves alike at both versions."""
 
     def outage(self, length_ms: int) -> None:
-        self._note(f"{length_ms}".encode())
+        self._record(f"{length_ms}".encode())
 
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview
     ) -> Sequence[Any]:
-        self._note(f"{origin} {index} {ordinal} {time_ms}".encode())
+        self._record(f"{origin} {index} {ordinal} {time_ms}".encode())
         self._checksum = crc32(payload, self._checksum)
         number = self._batches[origin] = self._batches.get(origin, 0) + 1
         chance = crc32(payload)
         live = [live for live in self._live.get(origin, ()) if live.until > number]
         size = len(payload) - 1
         for message in range(-(-size // _message_bytes(size))):
-            life = _life(chance + message * 0x9E3779B1)
-            if life:
-                live.append(Live(index, ordinal, message, number + life))
+            lifetime = _lifetime(chance + message * 0x9E3779B1)
+            if lifetime:
+                live.append(Live(index, ordinal, message, number + lifetime))
         self._live[origin] = live
         for due_ms in _alarms(chance, time_ms):
             insort(self._alarms, due_ms)
@@ -143,7 +144,7 @@ class Ledger:
         rung = self._alarms[: min(bisect_right(self._alarms, time_ms), _RUNG_MAX)]
         del self._alarms[: len(rung)]
         for due_ms in rung:
-            self._note(f"{due_ms} {time_ms}".encode())
+            self._record(f"{due_ms} {time_ms}".encode())
         return [Rung(due_ms) for due_ms in rung]
 
     def due_ms(self) -> int | None:
@@ -153,14 +154,14 @@ class Ledger:
         return []
 
     def origin_down(self, origin: str, time_ms: int, *, evicted: bool) -> Sequence[Any]:
-        self._note(f"{origin} {time_ms} {evicted}".encode())
+        self._record(f"{origin} {time_ms} {evicted}".encode())
         if evicted:
             self._live[origin] = []
         return []
 
-    def _note(self, what: bytes) -> None:
+    def _record(self, data: bytes) -> None:
         self._count += 1
-        self._checksum = crc32(what, self._checksum)
+        self._checksum = crc32(data, self._checksum)
 
     def outstanding(self, origin: str) -> Sequence[Any]:  # noqa: ARG002 - it has no effects
         return []
@@ -185,13 +186,13 @@ class Ledger:
     def adopt(self, state: Any) -> None:
         self._count, self._checksum, origins, self._alarms = state
         self._batches = {origin: number for origin, number, _ in origins}
-        self._live = {origin: [Live(*live) for live in lives] for origin, _, lives in origins}
+        self._live = {origin: [Live(*live) for live in messages] for origin, _, messages in origins}
 
     def digest(self) -> str:
         return f"{self._count}/{self._checksum:08x}"
 
 
-def _life(chance: int) -> int:
+def _lifetime(chance: int) -> int:
     """Return for how many further batches of its origin a message lives."""
     chance = (chance ^ chance >> 15) & 0xFFFF
     return (

@@ -153,7 +153,7 @@ class Session:
     Answers are numbered. The client waits for each answer except that of a cancellation.
     """
 
-    asked: int = 0
+    requested: int = 0
     answered: int = 0
     cancels: int = 0
     """Cancellations without an answer yet."""
@@ -163,7 +163,7 @@ class Session:
 
     @property
     def waits(self) -> bool:
-        return self.asked > self.answered
+        return self.requested > self.answered
 
 
 class QueueClient(ActingClient):
@@ -177,7 +177,7 @@ class QueueClient(ActingClient):
         self.workload = workload
         self._ids = CONNECTION
         self._sessions: dict[int, Session] = {}
-        self._asking = 0
+        self._requester = 0
         """The session that gets, purges and commits."""
         self._publishing = self._fresh_id()
         """The session that publishes; it gets no replies."""
@@ -194,7 +194,7 @@ class QueueClient(ActingClient):
 
     def act(self) -> None:
         random = self.workload.random
-        if not self._asking:
+        if not self._requester:
             self._set_up()
         if self.workload.tenants_random.random() < TENANTS:
             self._command(*self._tenants.act())
@@ -212,26 +212,26 @@ class QueueClient(ActingClient):
         elif choice < 0.83:
             self._get(queue)
         elif choice < 0.86:
-            self._ask(self._any_session(), Recover(0))
+            self._request(self._any_session(), Recover(0))
         elif choice < 0.89:
             self._cancel()
         elif choice < 0.91:
-            self._ask(self._asking, PurgeQueue(0, CONNECTION, queue))
+            self._request(self._requester, PurgeQueue(0, CONNECTION, queue))
         elif choice < 0.95:
             self._change_limits()
         elif choice < 0.98:
             self._change_policies()
         else:
-            self._ask(self._new_session(), self._declaration(queue))
+            self._request(self._new_session(), self._declaration(queue))
 
     def _set_up(self) -> None:
         """Declare the exchange and all queues, and open the session that gets, purges and commits."""
         kind = {"passive": False, "durable": True, "auto_delete": False, "internal": False}
-        self._ask(self._new_session(), DeclareExchange(0, TO_ALL, "fanout", **kind, arguments={}))
+        self._request(self._new_session(), DeclareExchange(0, TO_ALL, "fanout", **kind, arguments={}))
         for queue in QUEUES:
-            self._ask(self._new_session(), self._declaration(queue))
-            self._ask(self._new_session(), BindQueue(0, CONNECTION, queue, TO_ALL, "", {}))
-        self._asking = self._new_session()
+            self._request(self._new_session(), self._declaration(queue))
+            self._request(self._new_session(), BindQueue(0, CONNECTION, queue, TO_ALL, "", {}))
+        self._requester = self._new_session()
 
     def _move_something(self) -> list[Command]:
         """Return commands that begin or stop a move, or none before the agreed version has moves."""
@@ -252,7 +252,7 @@ class QueueClient(ActingClient):
     def drain(self) -> None:
         """Consume every queue and settle each delivery at once."""
         self._draining = True
-        if not self._asking:
+        if not self._requester:
             self._set_up()
         for queue in QUEUES:
             self._checkout(self._new_session(), queue, DRAIN_CREDIT)
@@ -261,9 +261,9 @@ class QueueClient(ActingClient):
         """Close all sessions, so that unsettled messages return to their queues."""
         self._command(*(SessionDown(session) for session in self._sessions))
         self._sessions.clear()
-        self._asking = 0
+        self._requester = 0
 
-    def complaint(self) -> str:
+    def problem(self) -> str:
         """Return the first missing answer or delivery at rest, or ""."""
         waiting = [number for number, session in self._sessions.items() if session.waits]
         if waiting:
@@ -272,7 +272,7 @@ class QueueClient(ActingClient):
         for consumer, message_id in self.workload.oracle.held_ids(self.node.name):
             if consumer in consumers and message_id >= self._next_ids.get(consumer, 0):
                 return f"consumer {consumer} was not given message {message_id}"
-        return self._tenants.complaint()
+        return self._tenants.problem()
 
     # Reports of the node
 
@@ -303,7 +303,7 @@ class QueueClient(ActingClient):
             case Failed(_, number):
                 self._session_failed(number)
             case ConnectionForced(_, number):
-                self._command(*self._tenants.told_to_close(number))
+                self._command(*self._tenants.close_requested(number))
             case Rejected(_, number, first_seq, count) if number == self._publishing:
                 self._rejected(first_seq, count)
             case ConsumerGone(_, number, consumer):
@@ -333,7 +333,7 @@ class QueueClient(ActingClient):
                 case Failed(_, number):
                     self._session_failed(number)
                 case ConnectionForced(_, number):
-                    self._command(*self._tenants.told_to_close(number))
+                    self._command(*self._tenants.close_requested(number))
                 case Known(_, number, answers, consumers):
                     if number in untold:
                         untold.remove(number)
@@ -391,8 +391,8 @@ class QueueClient(ActingClient):
         if session is None:
             return
         self._command(SessionDown(number))
-        if number == self._asking:
-            self._asking = 0
+        if number == self._requester:
+            self._requester = 0
         self._drain_again(session.consumers.values())
 
     def _consumer_gone(self, number: int, consumer: int) -> None:
@@ -465,7 +465,7 @@ class QueueClient(ActingClient):
 
     def _commit(self, queues: Sequence[str]) -> None:
         """Submit a transaction with messages for some queues and perhaps a settlement."""
-        session = self._sessions[self._asking]
+        session = self._sessions[self._requester]
         if session.waits:
             return
         random = self.workload.random
@@ -477,10 +477,10 @@ class QueueClient(ActingClient):
             content.append(kind(delivery.consumer, delivery.first_id, delivery.last_id))
         for queue in queues:
             to_queue = self._messages(queue, random.randint(1, 4))
-            content += publishes(self._asking, 0, "", queue, to_queue)
+            content += publishes(self._requester, 0, "", queue, to_queue)
             messages += to_queue
-        session.asked += 1
-        self._batch([Commit(self._asking, len(content)), *content], messages)
+        session.requested += 1
+        self._batch([Commit(self._requester, len(content)), *content], messages)
 
     def _messages(self, queue: str, count: int) -> list[bytes]:
         """Return some messages with the same properties."""
@@ -503,10 +503,10 @@ class QueueClient(ActingClient):
 
     def _get(self, queue: str) -> None:
         if not self.workload.arguments[queue].get("x-single-active-consumer"):
-            asked = (0, CONNECTION, CHANNEL, self._fresh_id(), queue, False, 0)
+            requested = (0, CONNECTION, CHANNEL, self._fresh_id(), queue, False, 0)
             count = self.workload.gets_random.randint(1, GETS_MAX)
             is_known = self.machine.version >= SINCE[GetMessages]
-            self._ask(self._asking, GetMessages(*asked, count) if is_known else Get(*asked))
+            self._request(self._requester, GetMessages(*requested, count) if is_known else Get(*requested))
 
     def _consume(self, queue: str, credit: int) -> None:
         random = self.workload.random
@@ -522,7 +522,7 @@ class QueueClient(ActingClient):
         number = self._new_session()
         if random.random() < 0.3:
             self._sessions[number].is_limited = True
-            self._ask(number, Limit(0, random.choice((1, 4, 15))))
+            self._request(number, Limit(0, random.choice((1, 4, 15))))
         else:
             self._checkout(number, queue, credit)
 
@@ -549,7 +549,7 @@ class QueueClient(ActingClient):
             timeout_ms=0,
             arguments={"x-priority": 5} if is_important else {},
         )
-        self._ask(number, checkout)
+        self._request(number, checkout)
 
     def _end_a_session(self) -> None:
         if self._consuming():
@@ -562,7 +562,7 @@ class QueueClient(ActingClient):
             number = self.workload.random.choice(self._consuming())
             session = self._sessions[number]
             if not session.waits:
-                session.asked += 1
+                session.requested += 1
                 session.cancels += 1
                 consumer = self.workload.random.choice(list(session.consumers))
                 del session.consumers[consumer]
@@ -573,7 +573,7 @@ class QueueClient(ActingClient):
         random = self.workload.random
         limited = [number for number, session in self._sessions.items() if session.is_limited]
         if limited and random.random() < 0.5:
-            self._ask(random.choice(limited), Limit(0, random.choice((0, 1, 2, 8, 30))))
+            self._request(random.choice(limited), Limit(0, random.choice((0, 1, 2, 8, 30))))
         elif self._consuming():
             session = self._sessions[random.choice(self._consuming())]
             consumer = random.choice(list(session.consumers))
@@ -587,7 +587,7 @@ class QueueClient(ActingClient):
         return [number for number, session in self._sessions.items() if session.consumers]
 
     def _any_session(self) -> int:
-        return self.workload.random.choice([self._asking, *self._consuming()])
+        return self.workload.random.choice([self._requester, *self._consuming()])
 
     def _delivered(self, consumer: int, first_id: int, ranges: Sequence[Range]) -> None:
         message_id = first_id
@@ -667,11 +667,11 @@ class QueueClient(ActingClient):
         flags = {"passive": False, "durable": True, "exclusive": False, "auto_delete": False}
         return DeclareQueue(0, CONNECTION, queue, **flags, server_named=False, arguments=arguments)
 
-    def _ask(self, number: int, command: Method) -> None:
+    def _request(self, number: int, command: Method) -> None:
         """Submit a command that will be answered, unless the session still waits for an answer."""
         session = self._sessions[number]
         if not session.waits:
-            session.asked += 1
+            session.requested += 1
             self._command(command._replace(session=number))
 
     def _command(self, *commands: Command) -> None:
@@ -680,8 +680,8 @@ class QueueClient(ActingClient):
     def _batch(self, commands: Sequence[Command], messages: Sequence[bytes]) -> int:
         return self.submit(encode_batch(commands, messages))
 
-    def _fail(self, what: str) -> None:
-        self.workload.checks.fail(f"client {self.number} of {self.node.name} {what}")
+    def _fail(self, problem: str) -> None:
+        self.workload.checks.fail(f"client {self.number} of {self.node.name} {problem}")
 
 
 def _without(ranges: Sequence[Range], count: int) -> list[Range]:
@@ -719,9 +719,9 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
     def check_clients(self) -> None:
         """Check that at rest every client has got all its answers and deliveries."""
         for client in self.clients.values():
-            complaint = client.complaint()
-            if complaint:
-                self.checks.fail(f"client {client.number} of {client.node.name}: {complaint}")
+            problem = client.problem()
+            if problem:
+                self.checks.fail(f"client {client.number} of {client.node.name}: {problem}")
 
     def stop_consuming(self) -> None:
         for client in self.clients.values():
@@ -735,10 +735,7 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
         """Return the number of remaining messages by queue, and of running moves; all must become 0."""
         oracle = self.oracle
         return {"moves": oracle.moves_under_way} | {
-            queue: oracle.ready(queue)
-            + oracle.held(queue)
-            + (0 if oracle.is_stuck(queue) else oracle.dying(queue))
-            for queue in QUEUES
+            queue: oracle.ready(queue) + oracle.held(queue) + oracle.dead(queue) for queue in QUEUES
         }
 
     def impatient_publisher(self) -> RepeatingPublisher | None:

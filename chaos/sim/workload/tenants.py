@@ -50,16 +50,16 @@ class Tenants:
         self._fresh_id = fresh_id
         self._channels: dict[int, list[int]] = {}
         """Channels of each connection that the log has opened and that is not closed yet."""
-        self._asked: dict[int, None] = {}
+        self._pending: dict[int, None] = {}
 
     def act(self) -> list[Command]:
         """Return the commands of the next random step, for a single batch."""
         random = self._random
         choice = random.random()
         known = list(self._channels)
-        if choice < 0.4 and len(known) + len(self._asked) < CONNECTIONS_MAX:
+        if choice < 0.4 and len(known) + len(self._pending) < CONNECTIONS_MAX:
             number = self._fresh_id()
-            self._asked[number] = None
+            self._pending[number] = None
             return [
                 PutVhost(VHOST, "", [], "quorum"),
                 PutUser(USER, b"", b"", []),
@@ -104,17 +104,17 @@ class Tenants:
         return [*map(SessionDown, sessions), ConnectionDown(connection)]
 
     def answered(self, reply: Reply) -> None:
-        if type(reply.result) is Connected and self._asked.pop(reply.session, 0) is None:
+        if type(reply.result) is Connected and self._pending.pop(reply.session, 0) is None:
             self._channels[reply.session] = []
 
-    def told_to_close(self, connection: int) -> list[Command]:
+    def close_requested(self, connection: int) -> list[Command]:
         """Return the commands that close a connection, or none if the client does not have it any more."""
         return self._close(connection) if connection in self._channels else []
 
-    def complaint(self) -> str:
+    def problem(self) -> str:
         """Return the first connection in a wrong state at rest, or "" if all are right."""
-        if self._asked:
-            return f"connections {list(self._asked)} were neither opened nor refused"
+        if self._pending:
+            return f"connections {list(self._pending)} were neither opened nor refused"
         there = {
             number: connection
             for (node, number), connection in self._machine.catalog.connections.items()

@@ -31,7 +31,7 @@ class SimulatedClient:
 
     def __init__(self, node: SimulatedNode, number: int, checks: Checks) -> None:
         self.node = node
-        self.life = node.life
+        self.incarnation = node.incarnation
         self.live = False
         """Whether the present incarnation has applied anything; earlier effects belong to an earlier client."""
         self.number = number
@@ -118,7 +118,7 @@ class Generations(NodeEvents, ABC, Generic[C]):
     def evicted(self, node: SimulatedNode) -> None:
         self._begin_anew(node)
 
-    def given_up(self, node: SimulatedNode) -> None:
+    def retired(self, node: SimulatedNode) -> None:
         self.clients.pop(node.name, None)
 
     def _begin_anew(self, node: SimulatedNode) -> None:
@@ -143,7 +143,7 @@ class Generations(NodeEvents, ABC, Generic[C]):
 
     def needed_from(self, node: SimulatedNode) -> int | None:
         client = self.clients.get(node.name)
-        return None if client is None or client.life != node.life else client.needed_from()
+        return None if client is None or client.incarnation != node.incarnation else client.needed_from()
 
 
 class Submitters(Generations[SimulatedClient]):

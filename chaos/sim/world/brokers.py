@@ -51,10 +51,10 @@ FIRST_USER_S = 0.1
 class NodeShell:
     """The broker and AMQP server of a single process start of a node."""
 
-    life: int
+    incarnation: int
     broker: Broker
     server: AmqpServer
-    told: list[Any] = field(default_factory=list)
+    effects: list[Any] = field(default_factory=list)
     """Effects of the entry that is being applied."""
     is_serving: bool = False
     """Whether the node has begun to listen; it listens until its process ends."""
@@ -111,17 +111,17 @@ class Brokers(NodeEvents):
             shell.is_serving = has_caught_up and bool(shell.broker.machine.users)
         return shell.is_serving
 
-    def _make_first_user(self, node: SimulatedNode, life: int) -> None:
+    def _make_first_user(self, node: SimulatedNode, incarnation: int) -> None:
         """Let the node create the first user when it leads, as the composition root of a node does."""
         shell = self._shell(node)
-        if shell is None or node.life != life or shell.broker.machine.users:
+        if shell is None or node.incarnation != incarnation or shell.broker.machine.users:
             return
         broker = shell.broker
         if broker.live and node.group.leader == node.name:
             hashed = hash_password(SALT, PASSWORD.encode())
             broker.submissions.add(PutUser(USER, SALT, hashed, ["administrator"]))
             broker.submissions.add(SetPermissions(USER, DEFAULT_VHOST, ".*", ".*", ".*"))
-        node.runtime.call_later(FIRST_USER_S, partial(self._make_first_user, node, life))
+        node.runtime.call_later(FIRST_USER_S, partial(self._make_first_user, node, incarnation))
 
     # NodeEvents: reports of the group, forwarded to the broker
 
@@ -133,40 +133,42 @@ class Brokers(NodeEvents):
         broker.submissions.large_bytes = self._large_bytes
         partial_messages = PartialMessages(node.runtime, sys.maxsize, lambda: len(broker.connections))
         slots = ConnectionSlots(SlotLimits(100, 1000), clock=node.runtime.monotonic)
-        turns = ProcessorTurns(node.runtime, partial(next, count(0.0, CLOCK_STEP_S)))
+        turns = ProcessorTurns(
+            lambda callback, _: node.runtime.call_soon(callback), partial(next, count(0.0, CLOCK_STEP_S))
+        )
         sockets = ClientSockets(slots, connection_log(), partial_messages, turns, self._limits)
         server = AmqpServer(broker, Settings(), sockets)
-        self._shells[node.name] = NodeShell(node.life, broker, server)
+        self._shells[node.name] = NodeShell(node.incarnation, broker, server)
         if self._have_users:
-            self._make_first_user(node, node.life)
+            self._make_first_user(node, node.incarnation)
 
-    def given_up(self, node: SimulatedNode) -> None:
+    def retired(self, node: SimulatedNode) -> None:
         self.nodes.pop(node.name, None)
 
     def _shell(self, node: SimulatedNode) -> NodeShell | None:
         """Return the shell of a node, or None until a new process start has reported for the first time."""
         shell = self._shells.get(node.name)
-        return shell if shell is not None and shell.life == node.life else None
+        return shell if shell is not None and shell.incarnation == node.incarnation else None
 
     def evicted(self, node: SimulatedNode) -> None:
-        self._tell(node, Evicted())
+        self._add_effect(node, Evicted())
 
     def confirmed(self, node: SimulatedNode, sequence: int) -> None:
-        self._tell(node, Confirmed(sequence))
+        self._add_effect(node, Confirmed(sequence))
 
     def effect(self, node: SimulatedNode, effect: Any) -> None:
-        self._tell(node, effect)
+        self._add_effect(node, effect)
 
-    def _tell(self, node: SimulatedNode, effect: Any) -> None:
+    def _add_effect(self, node: SimulatedNode, effect: Any) -> None:
         shell = self._shell(node)
         if shell is not None:
-            shell.told.append(effect)
+            shell.effects.append(effect)
 
     def entry_applied(self, node: SimulatedNode) -> None:
         shell = self._shell(node)
         if shell is not None:
-            effects = list(shell.told)
-            shell.told.clear()
+            effects = list(shell.effects)
+            shell.effects.clear()
             shell.broker.applied(node.group.engine.applied_index, effects)
 
     def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None:

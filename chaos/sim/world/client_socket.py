@@ -57,7 +57,7 @@ class ClientSocket:
         self._world = world
         self._random = random
         self._node = node
-        self._life = node.life
+        self._incarnation = node.incarnation
         self._client = client
         self._inbound: deque[bytes] = deque()
         """Bytes that have arrived at the node while it does not read."""
@@ -82,7 +82,7 @@ class ClientSocket:
         self._to_node_s = self._to_client_s = world.now_s
         self._connection = ClientConnection(server, Peer("10.0.0.1", 1024), slot)
         self._enter(partial(self._connection.connection_made, self))
-        self._look_at_node()
+        self._check_node()
 
     # The client's side
 
@@ -117,7 +117,7 @@ class ClientSocket:
 
     def _enter(self, callback: Callable[[], None]) -> None:
         """Run `callback` in the node's process, if that is still the process that accepted the connection."""
-        if self._node.life == self._life:
+        if self._node.incarnation == self._incarnation:
             self._node.runtime.enter(callback)
 
     def _arrived(self, data: bytes) -> None:
@@ -168,9 +168,9 @@ class ClientSocket:
             return
         self._ended = self._is_lost = self._closing = True
         self._connection.connection_lost(error)
-        self._tell_client()
+        self._notify_client()
 
-    def _tell_client(self) -> None:
+    def _notify_client(self) -> None:
         """Deliver the end to the client: after the written bytes, or in place of them."""
         end = self._lost_by_client if self._is_cut else partial(self._left, _END)
         self._to_client_s = self._later(self._to_client_s, end)
@@ -181,16 +181,16 @@ class ClientSocket:
             self._unread.clear()
             self._client.lost()
 
-    def _look_at_node(self) -> None:
+    def _check_node(self) -> None:
         """Poll the node's process; when it has ended, its kernel closes or resets the connection."""
         if self._over or self._ended:
             return
-        if self._node.life == self._life and self._node.up:
-            self._world.after(self._random.uniform(0.0, NOTICED_AFTER_S), self._look_at_node)
+        if self._node.incarnation == self._incarnation and self._node.up:
+            self._world.after(self._random.uniform(0.0, NOTICED_AFTER_S), self._check_node)
             return
         self._ended = self._is_lost = self._closing = True
         self._is_cut = self._random.random() < RESETS
-        self._tell_client()
+        self._notify_client()
 
     # The node's side
 

@@ -136,7 +136,7 @@ class NodeEvents:
     def alarm_changed(self, node: SimulatedNode, reason: str | None) -> None:
         """Handle an alarm: the reason why publishers must wait, or None when they may go on."""
 
-    def given_up(self, node: SimulatedNode) -> None:
+    def retired(self, node: SimulatedNode) -> None:
         """Handle a node that has been removed for good."""
 
     def needed_from(self, node: SimulatedNode) -> int | None:  # noqa: ARG002 - whoever reads no entries needs none
@@ -197,12 +197,12 @@ class SimulatedNode:
         """The address at which the node listens."""
         self.may_be_removed = False
         """Whether an operator has asked for its removal, so that it may stop and return with an empty directory."""
-        self.is_given_up = False
+        self.is_retired = False
         """Whether the node stays away after its removal."""
         self._is_taken_down = False
         self.program = Program.CURRENT
         """The program that is installed on the node."""
-        self.life = 0
+        self.incarnation = 0
         self.up = False
         self._power_loss_within = False
         self._log_lists_members = False
@@ -229,12 +229,12 @@ class SimulatedNode:
             return
         self._voter_status = self.voter_status
         self.has_started = False
-        self.life += 1
+        self.incarnation += 1
         watcher = self._cluster.watcher
         runtime = SimulatedRuntime(
             self._world,
             self.wall,
-            self._world.random(f"node {self.name} {self.life}"),
+            self._world.random(f"node {self.name} {self.incarnation}"),
             happened=partial(watcher.observe, self),
             failed=self._failed,
             ended=self._ended_within,
@@ -254,7 +254,7 @@ class SimulatedNode:
             seeds=others if self.joins else [],
             protocol=PROTOCOLS[0] if self.program is Program.EARLIER else PROTOCOLS[-1],
         )
-        links.heard = partial(watcher.received, self)
+        links.frame_received = partial(watcher.received, self)
         config, parts = self._cluster.group_config(self), self._cluster.parts
         self.up = True
         try:
@@ -362,7 +362,7 @@ class SimulatedNode:
         damaged = isinstance(error, JournalError) and self._cluster.watcher.may_find_damage(self)
         if not (damaged or isinstance(error, OSError)):
             self._cluster.watcher.node_failed(self, error)
-        self._world.after(0.0, partial(self._end_life, self.life))
+        self._world.after(0.0, partial(self._end_process, self.incarnation))
 
     def _removed(self, error: RemovedFromCluster) -> None:
         """Handle the removal of the node. An operator lets it in again as a new member, or removes it for good."""
@@ -372,19 +372,19 @@ class SimulatedNode:
 
     def leave(self) -> None:
         """End the process because the node was removed, and return later as a new member, or never."""
-        self._world.after(RETURN_S, partial(self._join_anew, self.life))
-        self._world.after(0.0, partial(self._end_for_good, self.life))
+        self._world.after(RETURN_S, partial(self._join_anew, self.incarnation))
+        self._world.after(0.0, partial(self._end_for_good, self.incarnation))
 
-    def _end_for_good(self, life: int) -> None:
-        if self.up and self.life == life:
+    def _end_for_good(self, incarnation: int) -> None:
+        if self.up and self.incarnation == incarnation:
             self.end(power_loss=False)
 
-    def _join_anew(self, life: int) -> None:
-        if self.life != life or not self.may_be_removed:
+    def _join_anew(self, incarnation: int) -> None:
+        if self.incarnation != incarnation or not self.may_be_removed:
             return
-        if self.is_given_up:
+        if self.is_retired:
             self.end(power_loss=False)
-            self._cluster.give_up(self)
+            self._cluster.retire(self)
             return
         self.may_be_removed = False
         self.begin_anew()
@@ -397,9 +397,9 @@ class SimulatedNode:
         self.joins = True
         self.start()
 
-    def _end_life(self, life: int) -> None:
+    def _end_process(self, incarnation: int) -> None:
         """End the process after a disk failure, and restart it as an operator would."""
-        if self.up and self.life == life:
+        if self.up and self.incarnation == incarnation:
             self.end(power_loss=False)
             self._world.after(START_RETRY_S, self.start)
 
@@ -472,13 +472,13 @@ class SimulatedCluster:
         self.nodes.append(node)
         return node
 
-    def give_up(self, node: SimulatedNode) -> None:
+    def retire(self, node: SimulatedNode) -> None:
         """Forget a node that has been removed and has ended; it never starts again."""
         self.names.remove(node.name)
         self.nodes.remove(node)
         self.watcher.topology_changed()
         for events in self.events:
-            events.given_up(node)
+            events.retired(node)
 
     def skew_ms(self) -> int:
         return self._skew.randint(-self.options.skew_max_ms, self.options.skew_max_ms)
@@ -516,7 +516,7 @@ class SimulatedCluster:
         known = {other.name: other.address for other in self.nodes}
         return {name: known.get(name, address_of(name)) for name in names}
 
-    def look_after_members(self) -> None:
+    def operate_members(self) -> None:
         """Do the work of an operator where the cluster cannot repair its membership by itself.
 
         A node with a new directory is not let in automatically if its address is new too, or if its former member was
@@ -526,7 +526,7 @@ class SimulatedCluster:
         A node that was removed for good may have stopped because an older directory of its name was removed. Then the
         operator also removes the member that remains.
         """
-        self.world.after(OPERATOR_S, self.look_after_members)
+        self.world.after(OPERATOR_S, self.operate_members)
         leader = self.leader()
         if leader is None:
             return
@@ -545,8 +545,8 @@ class SimulatedCluster:
             elif member is not None and member.address != node.address:
                 self.world.after(0.0, node.begin_anew)
         changes = [_taking_in(node, members) for node in waiting]
-        given_up = [member for member in members.members if member.name not in self.names]
-        changes += [MemberChange(Verb.REMOVE, member.name, member.id or NOBODY) for member in given_up]
+        retired = [member for member in members.members if member.name not in self.names]
+        changes += [MemberChange(Verb.REMOVE, member.name, member.id or NOBODY) for member in retired]
         for change in changes:
             if change is not None:
                 refused = partial(_refused, leader)

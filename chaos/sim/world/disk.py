@@ -57,7 +57,7 @@ class DiskContent(NamedTuple):
     directories: dict[str, None]
 
 
-def _wait_for_nothing(_seconds: float) -> None:
+def _no_wait(_seconds: float) -> None:
     """Return at once."""
 
 
@@ -70,7 +70,7 @@ class SimulatedDisk:
     full: bool = False
     """Whether every operation that needs space fails with ENOSPC; appends write a part first."""
 
-    wait: Callable[[float], None] = staticmethod(_wait_for_nothing)
+    wait: Callable[[float], None] = staticmethod(_no_wait)
     """Called with the seconds that the process itself waits for a slow disk."""
 
     at_once_share: float = 0.0
@@ -86,7 +86,7 @@ class SimulatedDisk:
         self._name_changes: dict[str, list[_NameChange]] = {}
         self._moves: list[tuple[str, str]] = []
         self._flipped: list[tuple[_Inode, int, int]] = []
-        self._life = 0
+        self._incarnation = 0
         self._session = 1
         self._steps_left: int | None = None
         self._fills_in: int | None = None
@@ -215,7 +215,7 @@ class SimulatedDisk:
         are unusable.
         """
         self._interrupt()
-        self._life += 1
+        self._incarnation += 1
         inodes = self.all_inodes()
         if power_loss:
             self._session += 1
@@ -314,9 +314,9 @@ class SimulatedDisk:
 
     # Internals
 
-    def life(self) -> int:
+    def incarnation(self) -> int:
         """Return the number of crashes; a file opened before the last crash is unusable."""
-        return self._life
+        return self._incarnation
 
     def append_to(self, inode: _Inode, data: bytes) -> None:
         self._step()
@@ -519,7 +519,7 @@ class SimulatedFile:
     def __init__(self, disk: SimulatedDisk, inode: _Inode) -> None:
         self._disk = disk
         self.inode = inode
-        self._life = disk.life()
+        self._incarnation = disk.incarnation()
         self._open = True
 
     @property
@@ -545,7 +545,7 @@ class SimulatedFile:
         self._open = False
 
     def _alive(self) -> _Inode:
-        if not self._open or self._life != self._disk.life():
+        if not self._open or self._incarnation != self._disk.incarnation():
             raise _os_error(errno.EBADF, "file")
         return self.inode
 
@@ -717,11 +717,11 @@ class _Lane:
         self._jobs.clear()
 
     def _start(self) -> None:
-        life = self._disk.life()
+        incarnation = self._disk.incarnation()
         latency_s = _latency_s(self._rng) * self._factor
 
         def finish() -> None:
-            if self._disk.life() != life:
+            if self._disk.incarnation() != incarnation:
                 return
             _, complete = self._jobs.popleft()
             if self._jobs:

@@ -146,7 +146,7 @@ class LinkEpoch:
         self.protocol = VERSIONS[-1]
         """The newest protocol version that both ends speak."""
         self.made_s = now_s
-        self.heard_s = {dialler: now_s, acceptor: now_s}
+        self.received_s = {dialler: now_s, acceptor: now_s}
         """When each end last received anything."""
         self.welcomed = False
         """Whether the acceptor has let the dialler in; it may have changed its mind since."""
@@ -183,15 +183,15 @@ class SimulatedLinks:
         self.refused_since_s: dict[str, float] = {}
         """When the host of each lost peer began to refuse connections; a different answer resets it."""
         self.events: LinkEvents | None = None
-        self.heard: Callable[[str, bytes], None] = _not_listened_to
+        self.frame_received: Callable[[str, bytes], None] = _not_listened_to
         """Called with the peer and each of its frames, before `events`."""
         self._network = network
 
-    def places(self, whom: str | PeerAddress) -> tuple[PeerAddress, ...]:
+    def places(self, dialled: str | PeerAddress) -> tuple[PeerAddress, ...]:
         """Return the addresses at which to dial a peer or seed; empty if it must not be dialled."""
-        if isinstance(whom, str):
-            return self.known.places(whom) if whom in self.known.addresses else ()
-        return (whom,) if whom in self.known.seeds(self.seeds) else ()
+        if isinstance(dialled, str):
+            return self.known.places(dialled) if dialled in self.known.addresses else ()
+        return (dialled,) if dialled in self.known.seeds(self.seeds) else ()
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
         linked = {peer: connection.terms[peer] for peer, connection in self.current.items()}
@@ -233,7 +233,7 @@ class Network:
         self._places = {address_of(name): Place(name, Host.REFUSING) for name in names}
         """The node that listens, or listened last, at each address."""
         self._links: dict[str, SimulatedLinks] = {}
-        self._lives = 0
+        self._processes = 0
         self._cuts: dict[tuple[str, str], int] = {}
         self._lag_s: dict[tuple[str, str], float] = {}
         self._refusals: dict[tuple[str, str], int] = {}
@@ -259,8 +259,8 @@ class Network:
         address. `listed` has the peers' addresses from its file. `seeds` are addresses of nodes of the cluster that it
         joins.
         """
-        self._lives += 1
-        process = self._lives.to_bytes(PROCESS_BYTES, "big")
+        self._processes += 1
+        process = self._processes.to_bytes(PROCESS_BYTES, "big")
         links = self._links[name] = SimulatedLinks(
             self, name, runtime, PeerAdmission(name, versions, process, listed), seeds, protocol
         )
@@ -268,20 +268,20 @@ class Network:
             self._places[address] = Place(name, Host.UP)
         return links
 
-    def configured(self, links: SimulatedLinks, strangers: Sequence[str]) -> None:
+    def configured(self, links: SimulatedLinks, non_members: Sequence[str]) -> None:
         """Let a process dial its known members, and the seeds as long as it does not know its cluster.
 
-        Ends its connections with the `strangers`, which are connected non-members.
+        Ends its connections with the `non_members`.
         """
-        for peer in strangers:
+        for peer in non_members:
             connection = links.current[peer]
             connection.pipes[peer].frames.clear()
             self._world.after(0.0, partial(self._close_end, connection, links.name))
-        for whom in dict.fromkeys(
+        for dialled in dict.fromkeys(
             (*links.known.addresses, *links.seeds, *(PeerAddress(*seed) for seed in links.known.seeds(())))
         ):
-            if whom not in links.current:
-                self._dial_soon(links, whom)
+            if dialled not in links.current:
+                self._dial_soon(links, dialled)
 
     def process_ended(self, name: str, *, power_loss: bool) -> None:
         """End a process: its kernel closes the connections; a host without power sends no bytes."""
@@ -442,7 +442,7 @@ class Network:
         links = self._links[pipe.target]
         if links.current.get(pipe.source) is not connection:
             return
-        connection.heard_s[links.name] = self._world.now_s
+        connection.received_s[links.name] = self._world.now_s
         if frame == PART:
             if links.events is not None:
                 links.events.part_received(pipe.source)
@@ -453,43 +453,43 @@ class Network:
             self._world.after(0.0, partial(self._notify_drained, connection, pipe))
         self._world.trace(frame)
         if links.events is not None:
-            links.heard(pipe.source, frame)
+            links.frame_received(pipe.source, frame)
             links.events.frame_received(pipe.source, frame)
 
     def _notify_drained(self, connection: LinkEpoch, pipe: Pipe) -> None:
         links = self._links.get(pipe.source)
         if links is not None:
-            links.runtime.enter(partial(_tell_drained, links, connection, pipe.target))
+            links.runtime.enter(partial(_report_drained, links, connection, pipe.target))
 
     # Connections
 
-    def _dial_soon(self, links: SimulatedLinks, whom: str | PeerAddress, *, again: bool = False) -> None:
+    def _dial_soon(self, links: SimulatedLinks, dialled: str | PeerAddress, *, again: bool = False) -> None:
         """Let a process dial a peer, or the node at the address of a seed."""
         delay_s = self.options.redial_s * (0.2 + 1.6 * self._random.random())
-        if isinstance(whom, str) and not again:
-            delay_s += links.known.patience_s(whom)
-        self._dial_in(links, whom, delay_s)
+        if isinstance(dialled, str) and not again:
+            delay_s += links.known.patience_s(dialled)
+        self._dial_in(links, dialled, delay_s)
 
-    def _dial_in(self, links: SimulatedLinks, whom: str | PeerAddress, delay_s: float) -> None:
-        if whom not in links.dialling:
-            links.dialling.add(whom)
-            self._world.after(delay_s, partial(self._dial, links, whom))
+    def _dial_in(self, links: SimulatedLinks, dialled: str | PeerAddress, delay_s: float) -> None:
+        if dialled not in links.dialling:
+            links.dialling.add(dialled)
+            self._world.after(delay_s, partial(self._dial, links, dialled))
 
-    def _dial(self, links: SimulatedLinks, whom: str | PeerAddress) -> None:
-        links.dialling.discard(whom)
-        if not self._is_wanted(links, whom):
+    def _dial(self, links: SimulatedLinks, dialled: str | PeerAddress) -> None:
+        links.dialling.discard(dialled)
+        if not self._is_wanted(links, dialled):
             return
-        place = self._reached(links, whom)
-        is_named = isinstance(whom, str)
+        place = self._reached(links, dialled)
+        is_named = isinstance(dialled, str)
         if is_named:
-            self._note_answer(links, whom, place)
+            self._record_answer(links, dialled, place)
         acceptor = None
         if place is not None and place.host is Host.UP and not self._refuses(links, place):
             acceptor = self._links[place.name]
         if (
             acceptor is not None
             and (
-                acceptor.name == whom
+                acceptor.name == dialled
                 if is_named
                 # The oldest protocol requires a dialler to know its peer's name.
                 else acceptor.speaks > VERSIONS[0] and acceptor.name not in {links.name, *links.current}
@@ -498,18 +498,18 @@ class Network:
             and not links.runtime.paused
             and self._agree(links, acceptor)
         ):
-            self._connect(links, acceptor, whom)
+            self._connect(links, acceptor, dialled)
         else:
-            self._dial_soon(links, whom, again=True)
+            self._dial_soon(links, dialled, again=True)
 
-    def _is_wanted(self, links: SimulatedLinks, whom: str | PeerAddress) -> bool:
+    def _is_wanted(self, links: SimulatedLinks, dialled: str | PeerAddress) -> bool:
         """Return whether the process still runs and lacks a connection that it wants."""
         is_alive = self._links.get(links.name) is links
-        return is_alive and whom not in links.current and len(links.places(whom)) > 0
+        return is_alive and dialled not in links.current and len(links.places(dialled)) > 0
 
-    def _reached(self, links: SimulatedLinks, whom: str | PeerAddress) -> Place | None:
+    def _reached(self, links: SimulatedLinks, dialled: str | PeerAddress) -> Place | None:
         """Return the place that a dial reaches, or None if no host answers."""
-        addresses = links.places(whom)
+        addresses = links.places(dialled)
         address = addresses[0] if len(addresses) == 1 else self._random.choice(addresses)
         place = self._places.get(address)
         return place if place is not None and self.reachable(links.name, place.name) else None
@@ -522,7 +522,7 @@ class Network:
         protocol = min(dialler.speaks, acceptor.speaks)
         return all(
             not (one.known.terms.is_named and protocol == VERSIONS[0])
-            and disagreement(one.known.terms, other.name, told_in(protocol, other.known.terms)) is None
+            and disagreement(one.known.terms, other.name, terms_in(protocol, other.known.terms)) is None
             for one, other in ((acceptor, dialler), (dialler, acceptor))
         )
 
@@ -530,35 +530,39 @@ class Network:
         """Return whether the peer's terms fit this process's present terms."""
         return disagreement(links.known.terms, peer, terms) is None
 
-    def _connect(self, dialler: SimulatedLinks, acceptor: SimulatedLinks, whom: str | PeerAddress) -> None:
+    def _connect(self, dialler: SimulatedLinks, acceptor: SimulatedLinks, dialled: str | PeerAddress) -> None:
         connection = LinkEpoch(dialler.name, acceptor.name, self.options.limits, self._world.now_s)
         connection.protocol = min(dialler.speaks, acceptor.speaks)
         connection.terms = {
-            links.name: told_in(connection.protocol, links.known.terms) for links in (dialler, acceptor)
+            links.name: terms_in(connection.protocol, links.known.terms) for links in (dialler, acceptor)
         }
         self._connections.append(connection)
-        dialler.dialling.add(whom)
-        self._world.after(self._delay_s(), partial(self._open_acceptor, connection, dialler, acceptor, whom))
+        dialler.dialling.add(dialled)
+        self._world.after(
+            self._delay_s(), partial(self._open_acceptor, connection, dialler, acceptor, dialled)
+        )
 
     def _open_acceptor(
         self,
         connection: LinkEpoch,
         dialler: SimulatedLinks,
         acceptor: SimulatedLinks,
-        whom: str | PeerAddress,
+        dialled: str | PeerAddress,
     ) -> None:
         acceptor.runtime.enter(partial(self._opened, connection, acceptor))
-        self._world.after(self._delay_s(), partial(self._open_dialler, connection, dialler, whom))
+        self._world.after(self._delay_s(), partial(self._open_dialler, connection, dialler, dialled))
 
-    def _open_dialler(self, connection: LinkEpoch, dialler: SimulatedLinks, whom: str | PeerAddress) -> None:
-        dialler.dialling.discard(whom)
+    def _open_dialler(
+        self, connection: LinkEpoch, dialler: SimulatedLinks, dialled: str | PeerAddress
+    ) -> None:
+        dialler.dialling.discard(dialled)
         if connection.welcomed and not self._is_cut(connection) and not dialler.runtime.paused:
             dialler.runtime.enter(partial(self._opened, connection, dialler))
         if connection.ends[connection.dialler] is not End.OPEN:
             self._shut(connection, connection.dialler)
             self._world.after(self._timeout_s(), partial(self._close_end, connection, connection.acceptor))
-        if whom not in dialler.current:
-            self._dial_soon(dialler, whom, again=True)
+        if dialled not in dialler.current:
+            self._dial_soon(dialler, dialled, again=True)
 
     def _opened(self, connection: LinkEpoch, links: SimulatedLinks) -> None:
         """Open an authenticated end: a new epoch begins in the process and replaces an older epoch."""
@@ -579,7 +583,7 @@ class Network:
             self._lose(old, links)
         connection.ends[links.name] = End.OPEN
         connection.welcomed = True
-        connection.heard_s[links.name] = self._world.now_s
+        connection.received_s[links.name] = self._world.now_s
         links.current[peer] = connection
         links.refused_since_s.pop(peer, None)
         self._world.trace(b"connected %s %s" % (links.name.encode(), peer.encode()))
@@ -591,8 +595,9 @@ class Network:
         connection = links.current.get(peer)
         if connection is None:
             return None
-        silent_s = self._world.now_s - connection.heard_s[links.name]
-        return Link(connection.terms[peer].process, silent_s)
+        silent_s = self._world.now_s - connection.received_s[links.name]
+        terms = connection.terms[peer]
+        return Link(terms.process, terms.member, silent_s)
 
     def _close_end(self, connection: LinkEpoch, name: str) -> None:
         """Let an end learn that the connection is over."""
@@ -629,16 +634,16 @@ class Network:
     def _probe(self, links: SimulatedLinks, peer: str, attempts: int) -> None:
         """Probe whether a lost peer is dead: its host must refuse connections again and again."""
 
-        def ask() -> None:
+        def attempt() -> None:
             if not self._is_wanted(links, peer):
                 return
-            is_dead = self._note_answer(links, peer, self._reached(links, peer))
+            is_dead = self._record_answer(links, peer, self._reached(links, peer))
             if attempts and not is_dead:
                 self._probe(links, peer, attempts - 1)
 
-        self._world.after(self._delay_s() * 2, ask)
+        self._world.after(self._delay_s() * 2, attempt)
 
-    def _note_answer(self, links: SimulatedLinks, peer: str, place: Place | None) -> bool:
+    def _record_answer(self, links: SimulatedLinks, peer: str, place: Place | None) -> bool:
         """Record the answer to an attempt to connect. Return whether the peer now counts as dead."""
         is_refused = place is not None and self._refuses(links, place)
         if not is_refused and place is not None and place.host is Host.UP:
@@ -648,19 +653,19 @@ class Network:
         now_s = self._world.now_s
         is_dead = now_s - links.refused_since_s.setdefault(peer, now_s) >= REFUSES_FOR_S
         if is_dead:
-            self._tell_dead(links, peer)
+            self._report_dead(links, peer)
         return is_dead
 
     def _refuses(self, links: SimulatedLinks, place: Place) -> bool:
         """Return whether the host, or a proxy before it, refuses the connection."""
         return place.host is Host.REFUSING or self._refusals.get((links.name, place.name), 0) > 0
 
-    def _tell_dead(self, links: SimulatedLinks, peer: str) -> None:
-        def tell() -> None:
+    def _report_dead(self, links: SimulatedLinks, peer: str) -> None:
+        def report() -> None:
             if peer not in links.current and links.events is not None:
                 links.events.peer_lost(peer, dead=True)
 
-        links.runtime.enter(tell)
+        links.runtime.enter(report)
 
     # Helpers
 
@@ -683,7 +688,7 @@ class Network:
         return self._random.uniform(self.options.timeout_min_s, self.options.timeout_max_s)
 
 
-def told_in(protocol: int, terms: Terms) -> Terms:
+def terms_in(protocol: int, terms: Terms) -> Terms:
     """Return the terms as they arrive in this version of the handshake."""
     return Terms.unpacked(terms.packed(protocol), protocol)
 
@@ -692,6 +697,6 @@ def _other(connection: LinkEpoch, name: str) -> str:
     return connection.acceptor if name == connection.dialler else connection.dialler
 
 
-def _tell_drained(links: SimulatedLinks, connection: LinkEpoch, peer: str) -> None:
+def _report_drained(links: SimulatedLinks, connection: LinkEpoch, peer: str) -> None:
     if links.current.get(peer) is connection and links.events is not None:
         links.events.peer_drained(peer)

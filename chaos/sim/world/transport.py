@@ -48,7 +48,7 @@ class SimulatedConnection(Connection):
 
     def _adapter_connect_stream(self) -> None:
         self._loop.call_later(self._brokers.random.uniform(0.0, CONNECT_MAX_S), self._connect)
-        self._loop.call_later(self.params.stack_timeout or 0.0, self._give_up)
+        self._loop.call_later(self.params.stack_timeout or 0.0, self._time_out)
 
     def _adapter_disconnect_stream(self) -> None:
         if self._socket is not None:
@@ -69,7 +69,7 @@ class SimulatedConnection(Connection):
         else:
             self._on_stream_connected()
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         if not (self.is_open or self.is_closed or self.is_closing):
             self._terminate_stream(AMQPConnectionError("not connected in time"))
 

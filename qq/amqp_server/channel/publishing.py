@@ -148,7 +148,7 @@ class PublishingMethods:
         counters = core.broker.counters
         counters.messages_received += len(messages)
         core.counts.published += len(messages)
-        counters.message_sizes.add(messages)
+        counters.message_sizes.add_all(list(map(len, messages)))
         if core.transaction is not None:
             vhost = core.broker.machine.vhosts.get(core.connection.vhost)
             looked_into = vhost is not None and vhost.depends_on_content(run.exchange)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qq.cli.new_password import prompt_or_read, with_new_password
+from qq.cli.client.new_password import prompt_or_read, with_new_password
+from qq.cli.command_line.values import NAME, REQUIRED
 from qq.cli.objects import put, user_object
 from qq.cli.options import with_force, with_node
-from qq.cli.values import NAME, REQUIRED
 
 if TYPE_CHECKING:
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 
 @click.command("change-password")

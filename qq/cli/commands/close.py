@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qq.cli.api import path_of
-from qq.cli.escaping import quoted
+from qq.cli.client.api import path_of
+from qq.cli.command_line.tree import CommandGroup
+from qq.cli.command_line.values import LINE, REQUIRED
 from qq.cli.options import with_node
-from qq.cli.tree import CommandGroup
-from qq.cli.values import LINE, REQUIRED
+from qq.cli.terminal.escaping import quoted
 
 if TYPE_CHECKING:
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 _reason = click.option("--reason", type=LINE, metavar="TEXT", help="Reason for the client.")
 

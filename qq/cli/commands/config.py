@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli.api import path_of
-from qq.cli.escaping import escaped
+from qq.cli.client.api import path_of
+from qq.cli.command_line.tree import CommandGroup
+from qq.cli.command_line.values import REQUIRED
 from qq.cli.options import with_node, with_output
-from qq.cli.output import print_rows
-from qq.cli.tree import CommandGroup
-from qq.cli.values import REQUIRED
+from qq.cli.terminal.escaping import escaped
+from qq.cli.terminal.output import print_rows
 
 if TYPE_CHECKING:
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 _TEXT = "text/plain"
 _COLUMNS = ("name", "value")

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli import contexts
-from qq.cli.escaping import quoted
+from qq.cli.client import contexts
+from qq.cli.command_line.tree import CommandGroup
+from qq.cli.command_line.values import FILE, URL, Value
 from qq.cli.options import known_contexts, with_output
-from qq.cli.output import print_document, print_rows
-from qq.cli.tree import CommandGroup
-from qq.cli.values import FILE, URL, Value
+from qq.cli.terminal.escaping import quoted
+from qq.cli.terminal.output import print_document, print_rows
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from qq.cli.contexts import Context, Contexts
+    from qq.cli.client.contexts import Context, Contexts
 
 _COLUMNS = ("name", "in_use", "urls", "user")
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qq.cli import objects
-from qq.cli.new_password import prompt_or_read, with_new_password
+from qq.cli.client.new_password import prompt_or_read, with_new_password
+from qq.cli.command_line.tree import CommandGroup
+from qq.cli.command_line.values import JSON, NAME, OBJECT, REQUIRED
 from qq.cli.options import (
     with_arguments,
     with_binding,
@@ -17,11 +19,9 @@ from qq.cli.options import (
     with_owner,
     with_vhost,
 )
-from qq.cli.tree import CommandGroup
-from qq.cli.values import JSON, NAME, OBJECT, REQUIRED
 
 if TYPE_CHECKING:
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 _durable = click.option("--durable", type=bool, default=True, metavar="BOOL", help="[default: true]")
 _auto_delete = click.option(

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from qq.cli.api import JSON, path_of
+from qq.cli.client.api import JSON, path_of
+from qq.cli.command_line.tree import CommandGroup
+from qq.cli.command_line.values import NAME
 from qq.cli.options import with_force, with_node
-from qq.cli.progress import Wait, progress_bar
-from qq.cli.streams import STANDARD_STREAM, read_within
-from qq.cli.tree import CommandGroup
-from qq.cli.values import NAME
+from qq.cli.terminal.progress import Wait, progress_bar
+from qq.cli.terminal.streams import STANDARD_STREAM, read_within
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 _CHUNK_BYTES = 256 * 1024
 _BYTES_MAX = 16 * 1024 * 1024

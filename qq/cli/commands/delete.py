@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qq.cli import objects
+from qq.cli.command_line.tree import CommandGroup
+from qq.cli.command_line.values import REQUIRED
 from qq.cli.options import with_binding, with_force, with_name, with_node, with_owner, with_vhost
-from qq.cli.tree import CommandGroup
-from qq.cli.values import REQUIRED
 
 if TYPE_CHECKING:
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 _with_idempotently = click.option(
     "--idempotently", "may_be_missing", is_flag=True, help="A missing object is no error."

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qq.cli.values import DIRECTORY
+from qq.cli.command_line.values import DIRECTORY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--to", "last", type=int, metavar="INDEX", help="Index of the last entry to print.")
 def inspect_command(*, directory: Path, dump: bool, first: int | None, last: int | None) -> int:
     """Check the data directory of a stopped node, or a backup. No file is changed."""
-    from qq.cli import inspect  # noqa: PLC0415
+    from qq.cli.local import inspect  # noqa: PLC0415
 
     if dump:
         return inspect.dump(directory, first or 0, last)

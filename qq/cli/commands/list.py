@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli.api import path_of
+from qq.cli.client.api import path_of
+from qq.cli.command_line.tree import CommandGroup
+from qq.cli.command_line.values import NAME, Value
 from qq.cli.kinds import KINDS, Kind
 from qq.cli.listing import Filter, print_list
 from qq.cli.options import with_node, with_output
-from qq.cli.output import print_rows
-from qq.cli.tree import CommandGroup
-from qq.cli.values import NAME, Value
+from qq.cli.terminal.output import print_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 _LIMIT_COLUMNS = ("of", "name", "limit", "value")
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli.api import path_of
-from qq.cli.escaping import escaped
+from qq.cli.client.api import path_of
+from qq.cli.command_line.tree import CommandGroup
+from qq.cli.command_line.values import NODE, PEER
 from qq.cli.options import with_node, with_output_and_json, with_timeout
-from qq.cli.output import print_document, print_rows
-from qq.cli.tree import CommandGroup
-from qq.cli.values import NODE, PEER
+from qq.cli.terminal.escaping import escaped
+from qq.cli.terminal.output import print_document, print_rows
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
     from qq.config import Seed
 
 _MEMBERS = "/api/cluster/members"

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli.escaping import quoted
+from qq.cli.command_line.tree import CommandGroup
+from qq.cli.command_line.values import NAME, OBJECT, REQUIRED
 from qq.cli.objects import DEFAULT_EXCHANGE, exchange_object, queue_object
 from qq.cli.options import with_name, with_node, with_output, with_vhost
-from qq.cli.output import print_rows
-from qq.cli.progress import progress_bar
-from qq.cli.streams import read_within
-from qq.cli.tree import CommandGroup
-from qq.cli.values import NAME, OBJECT, REQUIRED
+from qq.cli.terminal.escaping import quoted
+from qq.cli.terminal.output import print_rows
+from qq.cli.terminal.progress import progress_bar
+from qq.cli.terminal.streams import read_within
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from qq.cli.client.remote import Remote
     from qq.cli.objects import ApiObject
-    from qq.cli.progress import ProgressBar
-    from qq.cli.remote import Remote
+    from qq.cli.terminal.progress import ProgressBar
 
 BODY_BYTES_MAX = 1024 * 1024
 """Largest body in bytes. The limit over HTTP is somewhat smaller, because the whole document has this limit."""

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli.api import path_of
-from qq.cli.escaping import escaped, quoted
+from qq.cli.client.api import path_of
+from qq.cli.command_line.tree import CommandGroup
+from qq.cli.command_line.values import OBJECT, REQUIRED
 from qq.cli.options import with_node, with_output, with_vhost
-from qq.cli.output import print_rows
-from qq.cli.progress import progress_bar
-from qq.cli.tree import CommandGroup
-from qq.cli.values import OBJECT, REQUIRED
+from qq.cli.terminal.escaping import escaped, quoted
+from qq.cli.terminal.output import print_rows
+from qq.cli.terminal.progress import progress_bar
 from qq.diagnosis.words import number
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 _POLL_S = 0.5
 """Seconds between polls of a move."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qq.cli.new_password import prompt_or_read, with_new_password
-from qq.cli.values import FILE, REQUIRED, SECONDS
+from qq.cli.client.new_password import prompt_or_read, with_new_password
+from qq.cli.command_line.values import FILE, REQUIRED, SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +33,6 @@ _TIMEOUT_S = 30.0
 )
 def rescue_admin_command(*, config: Path, name: str, file: str | None, timeout_s: float) -> int:
     """Make a user an administrator with a new password, without a login. Run it where the node runs, as its user."""
-    from qq.cli.rescue import rescue  # noqa: PLC0415 -- large
+    from qq.cli.local.rescue import rescue  # noqa: PLC0415 -- large
 
     return rescue(config, name, prompt_or_read(file), timeout_s)

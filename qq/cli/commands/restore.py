@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qq.cli import signals
-from qq.cli.values import DIRECTORY, FILE
+from qq.cli.command_line.values import DIRECTORY, FILE
+from qq.cli.terminal import signals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )
 def restore_command(*, source: str, config: Path) -> int:
     """Begin a new cluster from a backup: a directory, a tar archive, or - for an archive from standard input."""
-    from qq.cli.restore import restore_backup  # noqa: PLC0415
+    from qq.cli.local.restore import restore_backup  # noqa: PLC0415
 
     with signals.exit_in_order():
         return restore_backup(source, config)
@@ -42,6 +42,6 @@ def restore_command(*, source: str, config: Path) -> int:
 @click.option("--yes", is_flag=True, help="Begin the cluster; without it only report possible losses.")
 def recover_command(*, survivor: Path, yes: bool) -> int:
     """Begin a new cluster from the data of a surviving node, when a majority is lost for good."""
-    from qq.cli.restore import recover_survivor  # noqa: PLC0415
+    from qq.cli.local.restore import recover_survivor  # noqa: PLC0415
 
     return recover_survivor(survivor, is_sure=yes)

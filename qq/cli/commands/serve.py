@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qq.cli import signals
-from qq.cli.values import FILE, PEER
+from qq.cli.command_line.values import FILE, PEER
+from qq.cli.terminal import signals
 from qq.process import garbage
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 def serve_command(*, config: Path, join: tuple[Seed, ...], check: bool) -> int:
     """Run a node in the foreground until SIGTERM or SIGINT."""
     if check:
-        from qq.cli.check_settings import check_settings  # noqa: PLC0415
+        from qq.cli.local.check_settings import check_settings  # noqa: PLC0415
 
         return check_settings(config, join)
     with garbage.none_expected(), signals.exit_at_once():
-        from qq.cli.serve import serve  # noqa: PLC0415
+        from qq.cli.local.serve import serve  # noqa: PLC0415
 
     return serve(config, join=join)

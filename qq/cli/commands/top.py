@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from qq.cli.api import path_of
+from qq.cli.client.api import path_of
 from qq.cli.options import with_node, with_output
-from qq.cli.output import (
+from qq.cli.terminal.output import (
     cell,
     columns_that_fit,
     print_cells,
@@ -27,7 +27,7 @@ from qq.cli.output import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.cli.remote import Remote
+    from qq.cli.client.remote import Remote
 
 
 class RankedKind(NamedTuple):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from qq.cli.command_line.values import DIRECTORY
 from qq.cli.layout import BASE_PORT_MAX
-from qq.cli.values import DIRECTORY
 
 
 @click.command("up")
@@ -30,6 +30,6 @@ from qq.cli.values import DIRECTORY
 @click.option("--restart", is_flag=True, help="Start nodes again when they die.")
 def up_command(*, nodes: str, data_dir: Path, base_port: int, fresh: bool, restart: bool) -> int:
     """Run a cluster on this machine, a process for each node, until Ctrl-C. Its data stays."""
-    from qq.cli.up import up  # noqa: PLC0415
+    from qq.cli.local.up import up  # noqa: PLC0415
 
     return up(data_dir=data_dir, node_count=int(nodes), base_port=base_port, fresh=fresh, restart=restart)

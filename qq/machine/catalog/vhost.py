@@ -37,7 +37,7 @@ from qq.routing.exchanges import (
 from qq.routing.routers import Binding, Destination, DestinationKind, InvalidBinding, InvalidExchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from qq.machine.catalog.reply_names import Requester
     from qq.machine.policy.policies import Applied, Policy
@@ -144,6 +144,8 @@ class VirtualHost:
         self._owned: dict[QueueOwner, dict[str, None]] = {}
         self._bindings_from: dict[str, dict[Binding, None]] = {}
         self._table = RoutingTable()
+        self.routing_revision = 0
+        """Number of changes of queues, exchanges and bindings since this process began. Not part of the state."""
         self._routes: dict[tuple[str, str], tuple[Queue, ...]] = {}
         self._steps_of: dict[tuple[str, str], int] = {}
         """Steps to compute each of `_routes`."""
@@ -290,6 +292,7 @@ class VirtualHost:
 
     def _forget_routes(self) -> None:
         """Drop all cached routes, because they may have changed."""
+        self.routing_revision += 1
         if self._routes:
             self._make_room()
         self._work.expensive_routes.pop(self.name, None)
@@ -506,6 +509,10 @@ class VirtualHost:
         """Return the number of bindings from an exchange and to it."""
         to = self.count_bindings_of(Destination(DestinationKind.EXCHANGE, exchange))
         return len(self._bindings_from.get(exchange, ())) + to
+
+    def bindings_of(self, destination: Destination) -> Collection[Binding]:
+        """Return the bindings to a queue or an exchange, without the default exchange's."""
+        return self._bindings_of.get(destination, {}).keys()
 
     def count_bindings_of(self, destination: Destination) -> int:
         """Return the number of bindings to a queue or an exchange."""

@@ -16,8 +16,8 @@ from qq.management.errors import NOT_CARRIED_OUT, UNKNOWN, PublicationRejected, 
 from qq.management.objects.browse import stored_messages
 from qq.management.reports.messages import AckMode, Message
 from qq.sessions.entries import MessagesGone
-from qq.sessions.fair_queue import Lane
 from qq.sessions.headers import delivered, published_to
+from qq.sessions.lanes import Lane
 from qq.sessions.pending_requests import OpenEnqueue
 from qq.sessions.session_info import ConnectionFacts
 from qq.stored.editing import content, make

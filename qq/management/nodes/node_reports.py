@@ -160,7 +160,7 @@ class NodeReports:
             disk_alarm=Alarm.DISK in short_of,
             log_bytes=self._group.journal.disk_bytes,
             writes=sum(own.write_times.counts),
-            write_ms=own.write_times.total_s * 1000,
+            write_ms=own.write_times.total * 1000,
             data_dir=own.data_dir,
             listeners=own.listeners(),
             logins=self._logins(),

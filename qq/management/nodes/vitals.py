@@ -64,6 +64,7 @@ class NodeVitals:
         self._cpu = Trend()
         self._logins_failed = Trend()
         self._elections = Trend(LONG_SAMPLES)
+        self._elections_sampled = 0
         self._free_bytes = Trend(LONG_SAMPLES)
         self._held: dict[tuple[str, str, str], tuple[float, HeldLimit]] = {}
         """Time at which publishers last waited for each limit. Short waits fall between samples."""
@@ -74,6 +75,10 @@ class NodeVitals:
     async def sample(self) -> None:
         """Take a sample of all measurements."""
         now_s = self._broker.runtime.monotonic()
+        if self._group.leader is None or self._broker.elections != self._elections_sampled:
+            # Commits that waited for an election say nothing about the network.
+            self._commits.restart()
+            self._elections_sampled = self._broker.elections
         for window in (self._writes, self._loop, self._commits, self._applying):
             window.sample(now_s)
         self._cpu.sample(time.process_time(), now_s)

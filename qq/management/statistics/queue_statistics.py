@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from qq.diagnosis.queue_watch import HeldFacts, HeldWatch, QueueFacts, QueueWatch
 from qq.machine.protocol.commands import LIVE_UNLIMITED
 from qq.management.slices import Slices
+from qq.management.statistics.dead_letter_sources import DeadLetterSources
 from qq.management.statistics.entry_times import EntryTimes
 from qq.management.statistics.rates import QueueNumbers, Rates, numbers_of
 from qq.management.statistics.totals import (
@@ -60,6 +61,7 @@ class QueueStatistics:
         self.entry_times = EntryTimes()
         self.queue_watch = QueueWatch()
         self.held_watch = HeldWatch()
+        self._dead_letter_sources = DeadLetterSources()
         self.totals: ClusterTotals | None = None
         """Totals of the cluster at the last sample; None before the first sample."""
         self.own_consumers = 0
@@ -86,6 +88,7 @@ class QueueStatistics:
         self.rates.end_pass()
         self._revisions, self._sampled = self._sampled, {}
         self.queue_watch.end_pass()
+        self._dead_letter_sources.end_pass()
         self._vhost_totals.end_pass(self._machine.vhosts.values(), self._group.time_ms())
         for key in self._kept_samples.watched_keys():
             numbers = self.numbers(key)
@@ -108,6 +111,7 @@ class QueueStatistics:
         is_counted = queue.revision == self._revisions.get(number) and not queue.waiting_since_ms
         numbers = numbers_of(queue, now_ms) if before is None or not is_counted else before
         self._sampled[number] = queue.revision
+        self._dead_letter_sources.add(queue, is_taken=numbers.deliver_get > 0)
         is_same = numbers == before
         if before is not None and is_same:
             numbers = before  # keep equal numbers once
@@ -115,7 +119,12 @@ class QueueStatistics:
         if is_same and not numbers.messages and not self.queue_watch.knows(number):
             return  # true for most queues when there are very many
         self._vhost_totals.add(queue.vhost, before, numbers)
-        self.queue_watch.check(_facts(queue, before, numbers), now_ms)
+        facts = _facts(queue, before, numbers)
+        vhost = self._machine.vhosts.get(queue.vhost)
+        if facts.ready and not facts.consumers and vhost is not None:
+            is_kept = self._dead_letter_sources.is_kept(vhost, queue, is_taken=facts.taken > 0)
+            facts = facts._replace(keeps_dead_letters=is_kept)
+        self.queue_watch.check(facts, now_ms)
 
     async def _check_consumers(self) -> int:
         """Find consumers that hold messages for long; return the number of this node's own consumers."""

@@ -63,16 +63,16 @@ def test_windows_without_confirms_are_listed_for_each_node(judged: Judged) -> No
 
 def test_faults_are_listed_with_the_outages_they_caused(judged: Judged) -> None:
     faults = {row.pop("fault"): row for row in table(judged, "faults")}
-    said = {"node": "n1,n2", "outcome": "ok", "detail": "{}"}
+    fault_columns = {"node": "n1,n2", "outcome": "ok", "detail": "{}"}
     quiet = {"outage": 0.0, "node_outage": 0.0, "recovery": 0.0}
     assert faults == {
-        "kill_leader": said
+        "kill_leader": fault_columns
         | {"start": near(110.9), "end": near(112.5)}
         | {"outage": near(2.5), "node_outage": near(2.5), "recovery": near(1.0)},
-        "partition_ring": said
+        "partition_ring": fault_columns
         | {"start": near(119.9), "end": near(120.5)}
         | {"outage": near(1.2), "node_outage": near(1.0), "recovery": near(0.5)},
-        "latency": said | {"start": near(150.0), "end": near(151.0)} | quiet,
+        "latency": fault_columns | {"start": near(150.0), "end": near(151.0)} | quiet,
         "pause": {"start": near(290.0), "end": near(SECONDS), "node": "n3"}
         | {"outcome": "unknown", "detail": None}
         | quiet,
@@ -99,7 +99,7 @@ def test_figures_are_of_the_whole_run(judged: Judged) -> None:
     assert figures["confirmed"] == len(confirmed) + 4
 
 
-def test_verdict_counts_rows_and_how_operations_ended(judged: Judged) -> None:
+def test_verdict_counts_rows_and_outcomes_of_operations(judged: Judged) -> None:
     rows = rows_of(judged)
     ends = Counter((row["op"], row["type"]) for row in rows)
     assert judged.verdict.rows == judged.rows == len(rows)
@@ -109,7 +109,7 @@ def test_verdict_counts_rows_and_how_operations_ended(judged: Judged) -> None:
     assert judged.verdict.operations["tx_commit"] == {"ok": 4, "fail": 1, "unknown": 8}
 
 
-def test_verdict_file_equals_the_verdict_and_stands_alone(judged: Judged) -> None:
+def test_verdict_file_equals_the_verdict(judged: Judged) -> None:
     document = json.loads((judged.directory / "verdict.json").read_text())
     assert document["format"] == 1
     assert document["valid"] is judged.verdict.valid is False

@@ -63,7 +63,7 @@ def test_sole_voter_is_a_majority() -> None:
 
 
 @pytest.mark.parametrize("membership", [TRIO, TRIO_AND_LEARNER])
-def test_learners_and_strangers_count_nowhere(membership: Membership) -> None:
+def test_learners_and_non_members_do_not_count(membership: Membership) -> None:
     assert membership.is_majority(["a", "c"])
     assert not membership.is_majority(["a", "d", "x"])
     assert not membership.is_majority(["a", "a"])

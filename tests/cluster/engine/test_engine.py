@@ -434,7 +434,7 @@ def test_h2_a_conflicting_tail_goes() -> None:
     assert node.journal.last_index == 4
 
 
-def test_h2_the_commit_index_ends_where_the_message_ends() -> None:
+def test_h2_commit_index_stays_within_the_message() -> None:
     node = OurNode(0, 1, 1, 1)
     node.append(2, [1], commit_index=50)
     assert node.engine.commit_index == 3
@@ -464,7 +464,7 @@ def test_h3_empty_append_vouches_for_its_previous_entry_only() -> None:
 # H4: acknowledgements belong to a term
 
 
-def test_h4_stock_counts_an_acknowledgement_of_an_earlier_reign(stock_clock: Clock) -> None:
+def test_h4_stock_counts_an_acknowledgement_of_an_earlier_term(stock_clock: Clock) -> None:
     leader = StockNode(MemoryJournal(log_of(0, 1, 1), term=1))
     leader.lead(stock_clock)
     # Said of entries 2 to 4 of term 1, of which the last was replaced since: the message cannot tell.
@@ -677,14 +677,14 @@ def test_h9_stock_leads_for_half_a_minute_without_a_message(stock_clock: Clock) 
     assert leader._isLeader()
 
 
-def test_h9_a_leader_that_hears_from_no_majority_steps_down_soon() -> None:
+def test_h9_leader_without_a_majority_steps_down_soon() -> None:
     node = OurNode(0)
     node.lead()
     node.wait(Timing().election_min_s + 0.2)
     assert not node.engine.is_leader
 
 
-def test_h9_leader_stays_while_parts_or_signs_of_life_arrive() -> None:
+def test_h9_leader_stays_while_message_parts_arrive() -> None:
     node = OurNode(0)
     node.lead()
     for turn in range(20):
@@ -737,7 +737,7 @@ def test_h9_stock_raises_its_term_again_and_again_while_cut_off(stock_clock: Clo
     assert node.raftCurrentTerm == 10
 
 
-def test_h9_a_node_that_is_cut_off_asks_and_keeps_its_term() -> None:
+def test_h9_isolated_node_pre_votes_and_keeps_its_term() -> None:
     node = OurNode(0)
     node.wait(100.0)
     assert node.engine.term == 0
@@ -809,7 +809,7 @@ def test_equal_node_with_the_smaller_name_refuses_the_pre_vote() -> None:
     assert [answer.granted for answer in node.sent(PreVote)] == [False]
 
 
-def test_node_that_refuses_an_equal_node_asks_again_at_once() -> None:
+def test_node_repeats_its_pre_vote_after_a_refused_tie() -> None:
     node = OurNode(0)
     node.wait(3.0)
     node.engine.outbox.clear()
@@ -867,7 +867,7 @@ def test_stalled_leader_first_listens_for_its_followers() -> None:
     assert not node.engine.is_leader
 
 
-def test_starting_node_asks_before_the_election_timeout() -> None:
+def test_starting_node_pre_votes_before_the_election_timeout() -> None:
     node = OurNode(0)
     node.wait(Timing().election_min_s / 2)
     assert node.sent(PreVoteRequest)
@@ -1085,7 +1085,7 @@ def test_log_that_differs_before_the_leaders_first_is_tried_once() -> None:
     assert node.appends_to("b")[0].prev_index == 60
 
 
-def test_peer_without_the_snapshot_is_asked_again() -> None:
+def test_snapshot_is_requested_again_from_a_peer_without_it() -> None:
     node = leader_of_half_a_log()
     first, term = node.journal.first_index, node.engine.term
     for _ in range(3):
@@ -1130,7 +1130,7 @@ def test_damaged_entry_that_a_peer_lacks_affects_that_peer_only(
 # Elections and transfer
 
 
-def test_leadership_goes_to_the_peer_that_is_asked() -> None:
+def test_leadership_is_transferred_to_an_up_to_date_peer() -> None:
     node = OurNode(0)
     node.lead()
     assert not node.engine.transfer_leadership(PEERS)
@@ -1161,7 +1161,7 @@ def test_a_vote_counts_once_and_in_its_own_term() -> None:
     assert node.engine.is_leader
 
 
-def test_a_node_asked_to_take_over_campaigns_at_once() -> None:
+def test_timeout_now_makes_a_node_campaign_at_once() -> None:
     node = OurNode(0)
     node.append(1, [9])
     node.engine.receive("b", TimeoutNow(9))
@@ -1170,7 +1170,7 @@ def test_a_node_asked_to_take_over_campaigns_at_once() -> None:
     assert node.sent(VoteRequest)[-1].term == 10
 
 
-def test_member_that_does_not_stand_takes_over_on_request() -> None:
+def test_member_that_never_campaigns_obeys_timeout_now() -> None:
     node = OurNode(0)
     node.engine.stands_for_leader = False
     node.append(1, [9])
@@ -1377,7 +1377,7 @@ def test_node_with_a_foreign_directory_does_not_campaign() -> None:
     assert node.sent(PreVoteRequest) == []
 
 
-def test_non_member_is_heard_and_sent_no_entries() -> None:
+def test_non_member_may_lead_and_gets_no_entries() -> None:
     node = OurNode(0)
     node.engine.follow_configuration(["g"])
     node.engine.non_member_connected()

@@ -50,7 +50,7 @@ def received(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, s
     return received
 
 
-def test_an_idle_member_takes_a_turn_with_each_beat(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_member_takes_a_turn_per_heartbeat_interval(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     turns: Counter[str] = Counter()
     turn = Engine.turn
 

@@ -300,7 +300,7 @@ def test_leader_with_a_right_clock_ignores_a_wrong_predecessor(
 
 
 @pytest.mark.parametrize("names", ["a", "abc"], ids=["one member", "three members"])
-def test_clocks_that_jumped_for_good_are_believed_in_the_end(names: str) -> None:
+def test_lasting_clock_jump_of_all_members_is_believed(names: str) -> None:
     trio = Trio(list(names))
     leader = trio.start()
     leader.set_alarms(DAY_MS)
@@ -340,7 +340,7 @@ def test_log_with_times_of_wrong_clocks_does_not_wait(names: str) -> None:
 
 @pytest.mark.parametrize("names", ["a", "abc"], ids=["one member", "three members"])
 @pytest.mark.parametrize("years", [(-500, -500, -500), (500, 500, 500), (-500, 0, 500)])
-def test_a_node_starts_and_serves_however_wrong_its_clock_is(names: str, years: tuple[int, ...]) -> None:
+def test_node_with_a_wrong_clock_starts_and_serves(names: str, years: tuple[int, ...]) -> None:
     trio = Trio(list(names))
     for member, off in zip(trio.members, years, strict=False):
         member.wall.skew_ms += off * 365 * DAY_MS
@@ -349,7 +349,7 @@ def test_a_node_starts_and_serves_however_wrong_its_clock_is(names: str, years: 
     assert all(len(member.machine.rung) == 1 for member in trio.members)
 
 
-def test_a_machine_that_was_asleep_goes_on_where_the_leader_is(trio: Trio) -> None:
+def test_resumed_machine_takes_its_time_from_the_leader(trio: Trio) -> None:
     """Its monotonic clock stood still meanwhile, and no entry has told it the time."""
     leader = trio.start()
     leader.set_alarms(100_000)

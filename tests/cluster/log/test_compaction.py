@@ -172,7 +172,7 @@ def full_segment(disk: SimulatedDisk, name: str, first: int, end: int, size: int
     return segment_of(disk, name, entries, first, end)
 
 
-def test_measurement_tells_the_size_after_rewriting() -> None:
+def test_measurement_returns_the_size_after_rewriting() -> None:
     disk = make_disk()
     segment = full_segment(disk, "full", 1, 50)
     frozen = FrozenToy([(7, 1, 2), (7, 1, 3), (9, 0, 0), (99, 0, 0)])

@@ -24,7 +24,7 @@ def test_the_parts_of_a_compacted_entry_come_back(parts: dict[int, bytes]) -> No
     assert {ordinal: bytes(part) for ordinal, part in compacted_parts(entry).items()} == parts
 
 
-def test_neither_form_of_an_entry_is_taken_for_the_other() -> None:
+def test_regular_and_compacted_entries_are_told_apart() -> None:
     entry = make_entry(7, [make_batch("n1", 1, 1, [b"payload"])])
     assert not is_compacted(entry)
     with pytest.raises(MalformedEntry, match="of type 0"):

@@ -50,7 +50,7 @@ def test_stored_state_is_loaded(state: HardState) -> None:
     assert [len(disk.read_file(f"group/{name}")) for name in NAMES] == [512, 512]
 
 
-def test_a_store_needs_no_space_once_the_files_are_there() -> None:
+def test_second_store_needs_no_disk_space() -> None:
     disk = a_disk()
     file = hard_state(disk)
     file.store(OLD)
@@ -60,7 +60,7 @@ def test_a_store_needs_no_space_once_the_files_are_there() -> None:
 
 
 @pytest.mark.parametrize("power_loss", [True, False])
-def test_load_needs_no_space_wherever_the_first_store_ended(
+def test_load_after_an_interrupted_store_needs_no_space(
     power_loss: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The disk is full, and the process ends: once one of the files was there then, and a start failed."""

@@ -531,7 +531,7 @@ def test_dead_segments_go_when_both_checkpoints_are_newer() -> None:
     assert list(node.segment_files()) == [f"log/{name}" for name in node.names()]
 
 
-def test_as_much_of_the_log_is_retained_as_was_asked_for() -> None:
+def test_log_retains_the_configured_bytes() -> None:
     settings = HousekeepingSettings(10, retained_bytes=20_000, segment_bytes=SEGMENT_BYTES)
     node = make_node(settings)
     for _ in range(100):
@@ -1034,7 +1034,7 @@ def test_space_that_is_missing_has_the_right_error() -> None:
     assert failure.value.errno == errno.ENOSPC
 
 
-def test_the_log_says_once_why_no_space_is_given_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_reason_why_no_space_is_freed_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """What is applied before it is on the disk is in no checkpoint before it is there, too."""
     node = make_node()
     node.publish([[b"a"]])

@@ -447,7 +447,7 @@ def test_sync_now_makes_entries_durable_and_raises_disk_errors() -> None:
 # Reading while writing
 
 
-def test_a_read_job_says_so_when_its_entry_was_deleted_meanwhile() -> None:
+def test_read_job_reports_an_entry_deleted_since() -> None:
     node = Node(cache_bytes=0)
     node.add(30)
     node.sync()
@@ -512,7 +512,7 @@ def test_read_job_reports_a_file_that_is_being_removed(monkeypatch: pytest.Monke
         job()
 
 
-def test_reads_come_in_the_order_asked_for_from_cache_and_disk() -> None:
+def test_reads_return_the_requested_order_from_cache_and_disk() -> None:
     node = Node(cache_bytes=1000)
     node.add(30)
     node.sync()
@@ -801,7 +801,7 @@ def test_the_names_of_files_are_never_used_again() -> None:
 # Opening
 
 
-def test_an_empty_log_is_there_from_the_first_start() -> None:
+def test_first_start_creates_an_empty_log() -> None:
     node = Node()
     assert node.disk.list_directory("log") == [MANIFEST_NAME, MARK_NAME]
     node.disk.crash(power_loss=True)
@@ -1001,7 +1001,7 @@ def test_replaced_segments_go_after_the_rest_is_durable() -> None:
         assert (journal.first_index, journal.last_index) == (7, 10) or journal.first_index == 1
 
 
-def test_a_crash_after_a_conflict_never_looks_like_corruption() -> None:
+def test_crash_after_a_conflict_is_not_taken_for_corruption() -> None:
     for seed in range(200):
         node = Node(seed, segment_bytes=100_000)
         for term in range(1, 6):

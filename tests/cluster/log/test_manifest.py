@@ -37,7 +37,7 @@ def ignore(_delay_s: float, _callback: Callable[[], None]) -> None:
     """Nothing is ever scheduled here."""
 
 
-def test_names_tell_first_index_serial_and_kind() -> None:
+def test_segment_name_has_first_index_serial_and_kind() -> None:
     assert segment_name(7, 8) == "00000000000000000007-00000008.segment"
     assert segment_name(7, 123456789, sparse=True) == "00000000000000000007-123456789.sparse"
     assert serial_of(segment_name(7, 123456789)) == 123456789

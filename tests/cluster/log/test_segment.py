@@ -124,7 +124,7 @@ def test_flipped_bit_is_damage_if_no_writes_were_lost() -> None:
             scan(bytes(damaged), writes_lost=False)
 
 
-def test_bad_record_is_corruption_if_a_later_vouches_for_it() -> None:
+def test_bad_record_before_a_vouching_record_is_corruption() -> None:
     data = bytearray(a_segment(*TWO_BATCHES))
     data[FILE_HEADER_BYTES + RECORD_HEADER_BYTES] ^= 1
     with pytest.raises(CorruptJournal, match="which a later record knows to have been durable") as caught:

@@ -52,7 +52,7 @@ def test_disk_lag_counts_the_time_that_voters_wait(late_s: float, every_s: float
     assert becomes_late(59.0, late_s, every_s) == is_late
 
 
-def test_disk_that_was_late_for_long_is_judged_anew_when_well() -> None:
+def test_recovered_disk_is_judged_anew() -> None:
     """It was late for an hour in which nobody else could lead; then it is quick, and stops once for half a second."""
     disk_lag = DiskLag()
     for beat in range(36_000):

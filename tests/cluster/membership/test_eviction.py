@@ -105,7 +105,7 @@ def leader() -> Leader:
     return Leader()
 
 
-def test_a_node_that_is_silent_is_given_up_after_the_grace(leader: Leader) -> None:
+def test_silent_node_is_evicted_after_the_grace_period(leader: Leader) -> None:
     leader.listen(GRACE_S + 10, "b")
     assert leader.evicted == [("c", pytest.approx(100 + GRACE_S, abs=2 * BEAT_S))]
 
@@ -138,7 +138,7 @@ def test_pause_before_a_leadership_counts_as_a_pause(leader: Leader) -> None:
     assert leader.evicted == []
 
 
-def test_a_dead_node_is_given_up_soon_if_a_majority_lost_it(leader: Leader) -> None:
+def test_dead_node_is_evicted_soon_if_a_majority_lost_it(leader: Leader) -> None:
     leader.lose("c", "b")
     leader.listen(1, "b")
     assert leader.evicted == [], "its host has not said that nobody listens"
@@ -166,7 +166,7 @@ def test_a_status_of_a_silent_member_does_not_count(leader: Leader) -> None:
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_a_leader_that_finds_it_dead_alone_waits_longer(leader: Leader, *, tells: bool) -> None:
+def test_leader_waits_longer_when_no_follower_confirms_death(leader: Leader, *, tells: bool) -> None:
     if tells:
         leader.lose("c")
         leader.of_release_0_1.append("b")  # whose statuses say nothing of links
@@ -188,7 +188,7 @@ def test_two_of_five_are_no_majority_that_lost_a_node() -> None:
     assert [peer for peer, _ in leader.evicted] == ["e"]
 
 
-def test_a_node_that_connects_again_is_not_given_up(leader: Leader) -> None:
+def test_node_that_connects_again_is_not_evicted(leader: Leader) -> None:
     leader.lose("c", "b")
     leader.find_dead("c")
     leader.listen(DEAD_S - BEAT_S, "b")
@@ -208,7 +208,7 @@ def test_a_lost_node_is_undecided_for_a_bounded_time(leader: Leader) -> None:
 
 
 @pytest.mark.parametrize("ending", ["connected", "evicted"])
-def test_a_node_is_decided_when_it_is_back_or_given_up(leader: Leader, ending: str) -> None:
+def test_node_is_decided_when_it_is_back_or_evicted(leader: Leader, ending: str) -> None:
     leader.lose("c", "b")
     if ending == "connected":
         leader.peers.connected("c", leader.now_s)

@@ -149,7 +149,7 @@ def test_node_may_not_stop_if_only_drained_members_stay() -> None:
     assert not fail_stop("a", trio(a=None), drained="bc").is_safe, "whether it is up or not"
 
 
-def test_a_lone_node_is_all_there_is() -> None:
+def test_stop_of_a_single_node_is_unsafe() -> None:
     assert not fail_stop("a", {"a": FIT}).is_safe
 
 
@@ -194,7 +194,7 @@ def test_leadership_goes_to_serving_then_fit_then_able_members(
     assert successors("a", Membership.of_voters(known), drained, known) == list(names)
 
 
-def test_it_is_said_why_a_member_cannot_lead() -> None:
+def test_reason_why_a_member_cannot_lead_is_reported() -> None:
     known = trio(a=None, b=FULL, c=DAMAGED)
     assert why_cannot_lead("a", known) == "a does not answer (start it, or look at its network)"
     assert why_cannot_lead("b", known) == "b has a full disk (make room on it)"
@@ -220,7 +220,7 @@ def test_it_is_said_why_a_member_cannot_lead() -> None:
         ("x", trio(), Verdict(True, "x does not vote, so all goes on without it")),
     ],
 )
-def test_a_member_may_go_if_those_that_are_left_can_go_on(name: str, known: Known, verdict: Verdict) -> None:
+def test_member_may_leave_if_the_rest_keeps_a_majority(name: str, known: Known, verdict: Verdict) -> None:
     assert may_leave(name, Membership.of_voters(known), "", known) == verdict
 
 
@@ -307,8 +307,8 @@ def test_log_is_obsolete_if_the_rest_holds_it_in_half_the_space(
 @pytest.mark.parametrize(
     ("heard", "why"),
     [
-        ("abc", "no leader: the members elect one"),
-        ("ab", "no leader: c does not answer, and the others elect one"),
+        ("abc", "no leader: all members answer, and should elect one in a moment"),
+        ("ab", "no leader: c does not answer; the others are a majority"),
         ("a", "no majority: b, c do not answer"),
         ("", "no majority: a, b, c do not answer"),
     ],
@@ -318,7 +318,16 @@ def test_silent_members_are_named_when_there_is_no_leader(heard: str, why: str) 
     assert why_no_leader(Membership.of_voters("abc"), known) == why
 
 
-def test_members_that_hear_a_leader_are_named_if_this_does_not() -> None:
+def test_lost_logs_and_other_directories_are_named_without_a_leader() -> None:
+    """The node with the data said that the emptied nodes did not answer, and that starting nodes would do."""
+    known = {"a": FIT._replace(hears_leader=0), "b": None, "c": None}
+    voters = Membership.of_voters("abc")
+    why = "no majority: b does not answer; another data directory than that of the member is up under the name c"
+    assert why_no_leader(voters, known, foreign=["c"]) == why
+    assert why_no_leader(voters, known, None, "the logs are lost", ["c"]) == "no majority: the logs are lost"
+
+
+def test_members_with_a_leader_are_named_by_a_node_without() -> None:
     known = trio(a=FIT._replace(hears_leader=0), c=None)
     why = "no leader: this node hears none, and b hears one; c cannot be heard (look at the network between the nodes)"
     assert why_no_leader(Membership.of_voters("abc"), known) == why

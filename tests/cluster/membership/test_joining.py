@@ -71,7 +71,7 @@ TOLD = Configuration.of(
 """The same members when they have told who they are."""
 
 
-def test_first_configuration_awaits_the_introduction_of_all() -> None:
+def test_first_configuration_needs_introductions_of_all() -> None:
     joining = make_joining()
     for name in ("a", "b"):
         joining.record_introduction(name, introduction(name))
@@ -263,7 +263,7 @@ def test_malformed_introduction_is_a_malformed_frame(fields: tuple[object, ...])
         decode(kind + pack(fields))
 
 
-def test_an_introduction_is_carried() -> None:
+def test_introduction_survives_encoding() -> None:
     told = introduction("n1", port=5680)
     assert decode(b"".join(encode(told))) == told
 

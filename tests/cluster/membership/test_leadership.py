@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster.membership.leadership import HANDOVER_S, PAUSE_S, Handover
 
 
-def test_handover_asks_a_single_peer_and_ends_by_itself() -> None:
+def test_handover_requests_a_single_peer_and_times_out() -> None:
     handover = Handover()
     assert not handover.is_on(5.0)
     handover.begin(5.0)

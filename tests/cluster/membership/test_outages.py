@@ -177,7 +177,7 @@ def test_handovers_cost_little_available_time(trio: Trio) -> None:
     assert lasted_ms - changes * MARGIN_MS <= passed_ms <= lasted_ms + 200
 
 
-def test_a_dead_leader_costs_the_time_until_the_next_reign(trio: Trio) -> None:
+def test_dead_leader_costs_the_time_until_the_next_election(trio: Trio) -> None:
     before_ms = begin(trio)
     trio.pass_ms(10_000)
     leader = trio.leader()
@@ -246,7 +246,7 @@ def test_a_leader_declares_no_outage_before_its_version() -> None:
     assert declared(trio.leader()) == []
 
 
-def test_the_first_entry_of_a_reign_declares_before_it_does_more(trio: Trio) -> None:
+def test_first_entry_of_a_leader_declares_the_outage_first(trio: Trio) -> None:
     """A queue that is due by the cluster's time must not expire before the outage is declared."""
     begin(trio)
     last_index = trio.leader().group.journal.last_index

@@ -97,7 +97,7 @@ def test_status_of_a_member_is_shown() -> None:
     assert set(member_status("b", None, is_up=True, leads=False)[2:]) == {None}
 
 
-def test_publishers_wait_for_space_here_or_at_a_majority(peers: Peers) -> None:
+def test_publishers_wait_while_a_majority_lacks_space(peers: Peers) -> None:
     room = Room()
     alarms = Alarms(configurations_of("abcde"), peers, room)  # pyright: ignore[reportArgumentType]
     peers.record_status("b", STATUS._replace(alarm=Alarm.DISK))

@@ -55,6 +55,40 @@ def test_node_that_lost_its_directory_returns_with_a_new_id(growing: Growing) ->
     growing.all_submit()
 
 
+def test_loss_of_a_directory_is_logged_and_dated_on_all_nodes(
+    growing: Growing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that was not mounted went without a word in the log of any other node."""
+    lost = growing.followers()[0]
+    growing.pass_ms(1000)
+    began_ms = growing.leader().group.time_ms()
+    lost.end()
+    lost.disk.lose_everything()
+    caplog.clear()
+    before = id_of(lost)
+    lost.start()
+    growing.until(
+        lambda: growing.agrees("abc") and growing.leader().group.configurations.newest.is_removed(before)
+    )
+    text = f"node {lost.name} has lost its data directory, or was replaced: it gets everything anew"
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert sum(line.startswith(text) for line in lines) == 2, "each of the other nodes says it once"
+    led = growing.leader()
+    led.end()
+    growing.pass_ms(3000)
+    led.start()
+    for node in growing.members:
+        node.end()
+        node.start()
+    growing.until(lambda: growing.agrees("abc"))
+    for node in growing.members:
+        dates = {member.name: member.lost_ms for member in node.group.configurations.committed.members}
+        lost_ms = dates.pop(lost.name)
+        assert lost_ms is not None
+        assert began_ms <= lost_ms <= node.group.time_ms()
+        assert set(dates.values()) == {None}
+
+
 def test_lost_directory_is_replaced_while_a_member_is_dead() -> None:
     growing = Growing("abcdef")
     growing.start()
@@ -92,7 +126,7 @@ def test_learner_gets_no_vote_while_the_majority_would_need_it(growing: Growing)
     growing.all_submit()
 
 
-def test_learner_that_lost_its_log_is_not_promoted_for_it(growing: Growing) -> None:
+def test_learner_that_lost_its_log_is_not_promoted(growing: Growing) -> None:
     growing.all_submit()
     learner = growing.fourth
     learner.start(joins=True)
@@ -258,7 +292,7 @@ def test_operator_replaces_a_lost_directory_if_not_automatic() -> None:
     assert growing.agrees("abc")
 
 
-def test_awaited_member_has_no_status(growing: Growing) -> None:
+def test_member_that_never_connected_has_no_status(growing: Growing) -> None:
     lost = growing.followers()[0]
     lost.end()
     growing.pass_ms(3000)
@@ -268,7 +302,7 @@ def test_awaited_member_has_no_status(growing: Growing) -> None:
         assert (shown.state, set(shown[2:])) == ("down", {None})
 
 
-def test_a_member_that_moves_is_found_where_it_is_now(growing: Growing) -> None:
+def test_moved_member_is_found_at_its_new_address(growing: Growing) -> None:
     moved = growing.followers()[0]
     moved.end()
     growing.pass_ms(2000)
@@ -320,7 +354,7 @@ def test_members_that_exchanged_addresses_find_each_other(
         assert len(refusals) == 1
 
 
-def test_each_refusal_is_logged_once_however_many_there_are(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_kind_of_refusal_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     growing = Growing("abcdef")
     growing.start()
     one, other, *down = growing.followers()
@@ -335,7 +369,7 @@ def test_each_refusal_is_logged_once_however_many_there_are(caplog: pytest.LogCa
     assert len(caplog.records) == 2
 
 
-def test_returned_node_hears_a_leader_that_it_does_not_know() -> None:
+def test_returned_node_follows_a_leader_it_does_not_know() -> None:
     growing = Growing("abcde")
     growing.start()
     away = growing.followers()[0]
@@ -511,7 +545,7 @@ def test_node_that_is_given_the_log_ignores_members_of_long_ago() -> None:
     assert not any("damaged or lost" in why for why in said if why)
 
 
-def test_node_finds_a_new_cluster_when_the_reported_is_gone(growing: Growing) -> None:
+def test_node_finds_a_new_cluster_after_the_known_is_lost(growing: Growing) -> None:
     """It had to be restarted: it went on refusing everybody who is not of the cluster that it had been told first."""
     lost = growing.followers()[0]
     assert growing.asked(growing.leader(), remove(lost)) == ""

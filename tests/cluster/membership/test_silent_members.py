@@ -28,7 +28,7 @@ def test_a_frozen_member_is_shown_as_down_and_missed(growing: Growing) -> None:
     assert not [each for each in leader.group.statuses.all() if each.state == "down" or each.misses]
 
 
-def test_member_without_a_leader_names_a_member_that_hears_it(growing: Growing) -> None:
+def test_member_cut_off_from_the_leader_names_a_follower(growing: Growing) -> None:
     leader, apart, third = growing.leader(), *growing.followers()
     growing.network.cut(leader.name, apart.name)
     growing.network.cut(apart.name, leader.name)
@@ -71,7 +71,7 @@ def test_a_member_of_release_0_1_is_not_taken_to_reach_more(
     assert leader.group.engine.is_leader
 
 
-def test_leadership_stays_where_no_member_reaches_more(growing: Growing) -> None:
+def test_leadership_stays_if_no_member_has_more_links(growing: Growing) -> None:
     leader, dead, drained = growing.leader(), *growing.followers()
     term = leader.group.engine.term
     dead.end()

@@ -114,7 +114,7 @@ def test_evicted_connection_closes_its_socket_early(run: Callable[..., None], pa
     run(story)
 
 
-def test_a_kind_of_complaint_costs_a_few_lines_a_second(
+def test_kind_of_warning_writes_a_few_lines_a_second(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 100.0

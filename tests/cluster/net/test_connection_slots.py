@@ -41,7 +41,7 @@ def take(slots: ConnectionSlots, host: str, gone: list[Slot] | None = None) -> S
     return slot
 
 
-def test_a_stranger_keeps_its_place_for_the_fair_time(clock: Clock) -> None:
+def test_unauthenticated_connection_keeps_its_slot_for_a_time(clock: Clock) -> None:
     slots, gone = ConnectionSlots(SlotLimits(2), clock=clock), list[Slot]()
     first = take(slots, HERE, gone)
     clock.now_s = 1.0
@@ -72,7 +72,7 @@ def test_a_step_of_the_handshake_begins_the_fair_time_again(clock: Clock) -> Non
     assert not slot.is_taken
 
 
-def test_the_stranger_that_has_come_least_far_makes_room(clock: Clock) -> None:
+def test_connection_at_the_earliest_stage_is_evicted_first(clock: Clock) -> None:
     slots, gone = ConnectionSlots(SlotLimits(3), clock=clock), list[Slot]()
     further, silent, late = [take(slots, f"192.0.2.{number}", gone) for number in range(3)]
     further.step(Stage.HEADER)
@@ -94,7 +94,7 @@ def test_address_leaves_slots_to_different_addresses(clock: Clock) -> None:
     assert all(slot.is_taken for slot in taken)
 
 
-def test_an_address_with_its_share_pushes_out_its_own_strangers(clock: Clock) -> None:
+def test_address_at_its_share_evicts_its_own_connections(clock: Clock) -> None:
     slots, gone = ConnectionSlots(SlotLimits(100), clock=clock), list[Slot]()
     lone = take(slots, ELSEWHERE, gone)
     many = [take(slots, HERE, gone) for _ in range(75)]
@@ -141,7 +141,7 @@ def test_all_authenticated_clients_may_have_the_same_address() -> None:
     assert slots.authenticated == 1000
 
 
-def test_the_address_that_a_proxy_tells_counts(clock: Clock) -> None:
+def test_address_from_the_proxy_header_counts(clock: Clock) -> None:
     slots = ConnectionSlots(SlotLimits(100), clock=clock)
     proxied: list[Slot] = []
     for _ in range(80):
@@ -155,7 +155,7 @@ def test_the_address_that_a_proxy_tells_counts(clock: Clock) -> None:
     assert all(slot.is_taken for slot in proxied)
 
 
-def test_a_stranger_again_has_the_fair_time_once_more(clock: Clock) -> None:
+def test_connection_that_logs_out_has_the_fair_time_again(clock: Clock) -> None:
     slots, gone = ConnectionSlots(SlotLimits(2), clock=clock), list[Slot]()
     first, second = take(slots, HERE, gone), take(slots, HERE, gone)
     first.mark_authenticated()
@@ -168,7 +168,7 @@ def test_a_stranger_again_has_the_fair_time_once_more(clock: Clock) -> None:
     assert third.is_taken
 
 
-def test_the_log_says_why_a_connection_has_no_place(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_reason_for_refusing_a_connection_is_logged(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     throttled_log = ThrottledLog(logging.getLogger("test"), lines=3)
     slots = ConnectionSlots(
         SlotLimits(4, total_max=4), clock=clock, throttled_log=throttled_log, label="HTTP connection"
@@ -198,7 +198,7 @@ def test_the_log_says_why_a_connection_has_no_place(clock: Clock, caplog: pytest
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7), st.integers(0, 3))))
-def test_the_counts_are_those_of_the_connections(steps: list[tuple[int, int, int]]) -> None:
+def test_counts_equal_the_open_connections(steps: list[tuple[int, int, int]]) -> None:
     clock = Clock()
     slots = ConnectionSlots(SlotLimits(6, total_max=6), clock=clock)
     known, strangers = set[Slot](), set[Slot]()
@@ -377,7 +377,7 @@ class Flood:
     attackers=st.sampled_from([None, 1, 7, 250]),
     honest_hosts=st.sampled_from([1, 3, HONEST]),
 )
-def test_clients_that_go_on_get_in_beside_any_attack(
+def test_clients_that_proceed_log_in_during_any_attack(
     attack: Attack, seed: int, attackers: int | None, honest_hosts: int
 ) -> None:
     Flood(Random(seed), attack, attackers, honest_hosts).run()

@@ -86,7 +86,7 @@ def test_name_is_resolved_again_once_threads_can_start(
     asyncio.run(story())
 
 
-def test_addresses_are_looked_up_anew_each_time(resolver: SystemResolver) -> None:
+def test_addresses_are_resolved_anew_each_time(resolver: SystemResolver) -> None:
     async def story() -> None:
         names = Resolver()
         for address in ("10.0.0.1", "10.0.0.2"):
@@ -201,7 +201,7 @@ def test_refusal_at_a_remembered_address_does_not_prove_death(resolver: SystemRe
     asyncio.run(story())
 
 
-def test_a_lookup_does_not_keep_a_process_from_ending() -> None:
+def test_process_ends_during_a_name_lookup() -> None:
     program = """
 import asyncio, socket, sys, time, uvloop
 sys.path.insert(0, sys.argv[1])

@@ -11,7 +11,7 @@ FLOODER, CLIENT = "192.0.2.1", "198.51.100.7"
 PER_S, AT_ONCE = 100, 10
 
 
-def test_work_begins_at_the_rate_however_much_is_asked_for() -> None:
+def test_work_begins_at_the_rate_under_many_requests() -> None:
     async def story() -> float:
         rate, began_s = WorkRate(PER_S, AT_ONCE), time.monotonic()
         await asyncio.gather(*[rate.wait(FLOODER) for _ in range(50)])

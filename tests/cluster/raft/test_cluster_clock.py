@@ -174,7 +174,7 @@ def test_clock_without_a_majority_is_not_reported_as_wrong(caplog: pytest.LogCap
     assert lines(caplog) == []
 
 
-def test_the_log_tells_that_time_was_put_forward(caplog: pytest.LogCaptureFixture) -> None:
+def test_advance_of_the_clock_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = clock_of(1, wall_ms=NOON_MS + DAY_MS)
     text = "the last entry applied here is 86400.0 s old by the clocks of a majority of the members"

@@ -107,7 +107,7 @@ def test_winner_or_requested_member_campaigns_once_if_it_may(elections: Election
     assert move(elections, is_asked=True, may_campaign=False) is ElectionStep.WAIT
 
 
-def test_stalled_member_listens_before_it_asks_for_votes(elections: Elections) -> None:
+def test_stalled_member_reads_before_it_requests_votes(elections: Elections) -> None:
     elections.hear_leader(1, 5.0)
     assert move(elections, awake_s=5.0 + FLOOR_S / 2) is ElectionStep.READ
     assert move(elections, awake_s=5.0 + FLOOR_S / 2, follows=False) is ElectionStep.PRE_VOTE

@@ -51,7 +51,7 @@ def test_patience_grows_with_the_silences_of_the_leader(gap_s: float, gaps: list
 
 
 @given(gaps)
-def test_forgotten_leader_is_suspected_until_it_is_heard(
+def test_forgotten_leader_is_suspected_until_a_heartbeat(
     gaps: list[float],
 ) -> None:
     detector, now_s = detector_after(gaps)

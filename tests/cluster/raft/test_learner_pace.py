@@ -64,7 +64,7 @@ def fed_bytes(pace: Pace, from_s: float, to_s: float, growth_bytes: int) -> int:
     return sent
 
 
-def test_learner_is_fed_faster_when_clients_have_gone() -> None:
+def test_learner_is_fed_faster_without_clients() -> None:
     pace = Pace(RATE, REST_MAX_S, BURST_BYTES, 0.0)
     fed_bytes(pace, 0, 1, growth_bytes=1)
     beside_clients = fed_bytes(pace, 1, 11, growth_bytes=1)

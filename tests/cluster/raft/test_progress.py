@@ -80,7 +80,7 @@ def test_a_follower_repeats_an_answer_only_after_a_while() -> None:
     assert acknowledgements.is_due("c", success, 11.1)
 
 
-def test_a_follower_tells_now_and_then_that_it_follows() -> None:
+def test_follower_acknowledges_heartbeats_at_intervals() -> None:
     acknowledgements = Acknowledgements(quiet_s=0.5)
     assert [acknowledgements.heartbeat_response_is_due(now_s) for now_s in (10.0, 10.4, 10.6, 10.7)] == [
         True,

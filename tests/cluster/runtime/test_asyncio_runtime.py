@@ -88,7 +88,7 @@ def test_short_writes_are_completed(disk: RealDisk, monkeypatch: pytest.MonkeyPa
     assert disk.read_file("short") == b"hello big world! and more"
 
 
-def test_a_failed_append_tells_the_true_size(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_is_true_after_a_failed_append(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_half_way(descriptor: int, buffers: list[bytes], offset: int) -> int:
         os.pwrite(descriptor, buffers[0][:2], offset)
         raise OSError(28, "No space left on device")
@@ -131,7 +131,7 @@ def rights_of_others(root: Path) -> set[Path]:
     return {path for path in (root, *root.rglob("*")) if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)}
 
 
-def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
+def test_files_are_private_even_with_umask_zero(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         disk = RealDisk(tmp_path / "data")
@@ -318,7 +318,7 @@ def test_a_read_does_not_wait_for_a_write(disk: RealDisk) -> None:
     asyncio.run(scenario())
 
 
-def test_an_answer_for_a_loop_that_is_gone_is_dropped(tmp_path: Path) -> None:
+def test_result_for_a_closed_loop_is_dropped(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
     release = threading.Event()
 

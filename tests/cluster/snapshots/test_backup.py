@@ -168,7 +168,7 @@ def test_backup_without_a_majority_excludes_unapplied_entries(trio: Trio) -> Non
     assert contents == [None] * 3
 
 
-def test_the_files_stay_until_they_are_given_back(trio: Trio) -> None:
+def test_files_are_pinned_until_they_are_given_back(trio: Trio) -> None:
     leader = trio.leader()
     pinned = leader.group.housekeeping.pinned
     contents, again = taken(leader), taken(leader)
@@ -181,7 +181,7 @@ def test_the_files_stay_until_they_are_given_back(trio: Trio) -> None:
 # What is not whole
 
 
-def test_the_contents_are_read_as_they_were_written(backup: Path) -> None:
+def test_contents_file_round_trips(backup: Path) -> None:
     data = (backup / CONTENTS).read_bytes()
     assert pack_contents(unpack_contents(data)) == data
 
@@ -427,7 +427,7 @@ def test_interrupted_recovery_is_completed_by_the_next(power_loss: bool) -> None
 
 
 @pytest.mark.parametrize("machine", [Old, Named], ids=["without an id", "with an id"])
-def test_directories_of_the_old_life_are_not_let_in(machine: type[Alarms]) -> None:
+def test_directories_from_before_the_recovery_are_refused(machine: type[Alarms]) -> None:
     """They live on by themselves, as the majority that they are; neither hears the other."""
     trio = Trio()
     for member in trio.members:

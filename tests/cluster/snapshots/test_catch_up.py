@@ -368,7 +368,7 @@ def test_lost_offer_is_repeated(transfer: Transfer) -> None:
     transfer.check_installed()
 
 
-def test_a_chunk_that_arrives_damaged_is_asked_for_again(transfer: Transfer) -> None:
+def test_damaged_chunk_is_requested_again(transfer: Transfer) -> None:
     spoilt: list[Message] = []
 
     def spoil(message: Message) -> Message:
@@ -413,7 +413,7 @@ def test_a_damaged_checkpoint_is_taken_anew_and_then_given(transfer: Transfer) -
     assert [installable.checkpoint.index for installable in transfer.installed] == [160]
 
 
-def test_a_file_that_only_arrived_damaged_is_nobodys_damage(transfer: Transfer) -> None:
+def test_file_damaged_on_arrival_is_fetched_again(transfer: Transfer) -> None:
     """The disk of the receiver spoils it, say."""
     transfer.begin()
     incoming = transfer.there.directory.incoming
@@ -567,7 +567,7 @@ def test_member_with_the_entry_takes_no_snapshot(transfer: Transfer) -> None:
     assert transfer.receiver.is_of_use(150, 2), "another entry is there"
 
 
-def test_member_that_gets_the_entry_meanwhile_does_not_install(transfer: Transfer) -> None:
+def test_member_that_gets_the_entry_first_does_not_install(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 8)
     transfer.there.add(2, 160)

@@ -79,7 +79,7 @@ def test_version_applies_to_the_entries_behind_its_entry(state: GroupState) -> N
     ]
 
 
-def test_a_state_that_is_loaded_tells_the_version_that_it_is_at(state: GroupState) -> None:
+def test_loaded_state_has_its_version(state: GroupState) -> None:
     before = state.freeze().dump()
     Applier(state, PendingProposals("n9")).apply_configuration(configuration(HIGH))
     other = GroupState(Told())

@@ -13,7 +13,14 @@ from cluster.configuration.configuration import (
 )
 from cluster.configuration.history import Configurations
 from cluster.transport.admission import Link, PeerAdmission
-from cluster.transport.handshake import NO_ID, UNNAMED, AlreadyLinkedError, Terms
+from cluster.transport.handshake import (
+    NO_ID,
+    UNNAMED,
+    AlreadyLinkedError,
+    OtherDirectoryError,
+    SecondProcessError,
+    Terms,
+)
 
 IN_LOG = {name: PeerAddress(f"{name}.log", 25672) for name in ("n1", "n2", "n3")}
 IN_FILE = {"n1": IN_LOG["n1"], "n2": PeerAddress("n2.file", 25672), "n9": PeerAddress("n9.file", 25672)}
@@ -165,5 +172,50 @@ def test_non_member_with_a_late_status_keeps_its_connection(silent_s: float, is_
     configuration = Configuration.of(8, [Member(*place, place[0].encode()) for place in IN_LOG.items()], b"c")
     members.configure(b"n1", Configurations(configuration), {})
     guest = Terms.of(["n4"], 8, b"p" * 16, member=b"n4")
-    again = members.judge("n4", guest, Link(guest.process, silent_s), dialled_here=False)
+    again = members.judge("n4", guest, Link(guest.process, guest.member, silent_s), dialled_here=False)
     assert isinstance(again, AlreadyLinkedError) == is_kept
+
+
+REAL, OTHER, THIRD = (bytes([number]) * 16 for number in range(3))
+
+
+@pytest.mark.parametrize("dialled_here", [False, True])
+@pytest.mark.parametrize(
+    ("linked", "comes", "silent_s", "refusal"),
+    [
+        (OTHER, REAL, 0.0, None),
+        (REAL, OTHER, 0.0, OtherDirectoryError),
+        (REAL, OTHER, 3.0, None),
+        (REAL, REAL, 0.0, SecondProcessError),
+        (OTHER, THIRD, 0.0, SecondProcessError),
+        (OTHER, REAL, 3.0, None),
+    ],
+)
+def test_member_directory_wins_over_a_process_of_its_name(
+    linked: bytes, comes: bytes, silent_s: float, dialled_here: bool, refusal: type[Exception] | None
+) -> None:
+    """The real n3 was kept out for as long as a process with an empty directory had its name."""
+    members = PeerAdmission("n1", Versions(8, 8), b"1" * 16, {})
+    ids = {"n1": b"n1" * 8, "n2": b"n2" * 8, "n3": REAL}
+    configuration = Configuration.of(
+        8, [Member(name, place, ids[name]) for name, place in IN_LOG.items()], b"c" * 16
+    )
+    members.configure(ids["n1"], Configurations(configuration), {})
+    terms = Terms.of(["n3"], 8, b"p" * 16, cluster=b"c" * 16, member=comes)
+    judged = members.judge("n3", terms, Link(b"q" * 16, linked, silent_s), dialled_here=dialled_here)
+    if dialled_here and refusal is SecondProcessError:
+        refusal = None  # as before: this node has dialled the address that the log has
+    assert (type(judged) if judged else None) is refusal
+
+
+def test_member_directory_is_the_latest_that_a_peer_reported() -> None:
+    """This node was away while n3 got a new directory: the former one must not keep the new one out."""
+    members = PeerAdmission("n1", Versions(8, 8), b"1" * 16, {})
+    old = Configuration.of(8, [Member("n3", IN_LOG["n3"], REAL)], b"c" * 16)
+    held = Configurations(old)
+    held.set_cluster(b"c" * 16)
+    members.configure(b"n1" * 8, held, {})
+    assert members.is_another_directory("n3", OTHER)
+    assert held.told(9, Configuration.of(8, [Member("n3", IN_LOG["n3"], OTHER)], b"c" * 16))
+    assert members.is_another_directory("n3", REAL)
+    assert not members.is_another_directory("n3", OTHER)

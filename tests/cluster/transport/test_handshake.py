@@ -130,7 +130,7 @@ def test_handshake_message_has_no_data_behind_it() -> None:
     assert isinstance(error_of(other, one.receive(challenge) + b"x"), GarbageError)
 
 
-def test_acceptor_notices_a_wrong_secret_and_tells_the_dialler() -> None:
+def test_acceptor_reports_a_wrong_secret_to_the_dialler() -> None:
     one, other = dialler(secrets=(b"another",)), acceptor()
     error = error_of(other, one.receive(other.receive(one.opening())))
     assert isinstance(error, WrongSecretError)
@@ -251,7 +251,7 @@ def test_truncated_message_proves_no_secret(message: int) -> None:
     assert not sides[message].authenticated
 
 
-def test_node_of_a_different_cluster_is_told_so() -> None:
+def test_node_of_a_different_cluster_gets_the_reason() -> None:
     one = dialler(cluster="red")
     error = error_of(acceptor(cluster="blue"), one.opening())
     assert isinstance(error, WrongClusterError)
@@ -294,7 +294,7 @@ def test_order_of_the_list_is_irrelevant_and_names_stay_apart() -> None:
     assert Terms.of(["a", "bc"], 7, PROCESS) != Terms.of(["ab", "c"], 7, PROCESS)
 
 
-def test_a_stranger_does_not_hear_the_terms() -> None:
+def test_unauthenticated_dialler_gets_no_terms() -> None:
     one, other = dialler(secrets=(b"another",), terms=Terms.of(["n1"], 6, PROCESS)), acceptor()
     challenge = other.receive(one.opening())
     error = error_of(other, one.receive(challenge))
@@ -371,7 +371,7 @@ def test_a_node_of_the_last_release_is_spoken_to_in_its_version() -> None:
 @pytest.mark.parametrize(
     "judged", [AlreadyLinkedError, SecondProcessError, TooManyNonMembersError, UnknownNodeError]
 )
-def test_judged_dialler_is_told_the_reason(judged: type[HandshakeError]) -> None:
+def test_rejected_dialler_gets_the_reason(judged: type[HandshakeError]) -> None:
     asked: list[tuple[str, Terms]] = []
 
     def judge(peer: str, terms: Terms) -> HandshakeError:
@@ -434,7 +434,7 @@ def test_a_name_that_was_not_expected_is_covered_by_the_proofs() -> None:
     assert isinstance(error_of(other, proof), WrongSecretError)
 
 
-def test_a_dialler_that_reaches_itself_leaves_without_a_word() -> None:
+def test_dialler_that_reaches_itself_sends_no_reply() -> None:
     one = dialler(expected=None)
     error = error_of(one, acceptor(node="n1").receive(one.opening()))
     assert isinstance(error, OwnNameError)

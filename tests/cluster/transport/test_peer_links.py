@@ -37,6 +37,7 @@ from cluster.transport.handshake import (
     AlreadyLinkedError,
     DiallerHandshake,
     HandshakeError,
+    OtherDirectoryError,
     RejectedError,
     SecondProcessError,
     TooManyNonMembersError,
@@ -589,7 +590,7 @@ def test_a_host_that_refuses_for_a_moment_is_not_dead(run: Run, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("is_refused_first", [True, False])
-def test_a_host_that_is_gone_is_dead_if_it_refused_before(
+def test_unreachable_host_is_dead_if_it_refused_before(
     run: Run, monkeypatch: pytest.MonkeyPatch, *, is_refused_first: bool
 ) -> None:
     """So it is with a container that was killed: its address is taken away a moment later."""
@@ -648,7 +649,7 @@ class Proxy:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hidden", "other"), [("n1", "n2"), ("n2", "n1")])
-def test_a_peer_behind_a_broken_proxy_shows_that_it_lives(
+def test_peer_behind_a_broken_proxy_is_seen_to_be_alive(
     run: Run, monkeypatch: pytest.MonkeyPatch, hidden: str, other: str
 ) -> None:
     monkeypatch.setattr(links_module, "_BRIEF_S", 0.0)  # the links are old enough not to be unwanted
@@ -697,7 +698,7 @@ def talk(nodes: dict[str, Node], text: bytes) -> Awaitable[None]:
 
 
 @pytest.mark.slow
-def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
+def test_unauthenticated_flood_logs_few_lines_and_peers_go_on(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -750,7 +751,7 @@ def test_peer_with_too_large_a_frame_is_dropped_alone(run: Run, caplog: pytest.L
     assert any("peer n1: a frame of 4294967295 bytes" in line for line in warnings_in(caplog))
 
 
-def test_idle_strangers_are_few_and_do_not_keep_a_peer_out(run: Run) -> None:
+def test_idle_unauthenticated_connections_are_limited(run: Run) -> None:
     async def story() -> None:
         node = make_nodes(2, limits=LinkLimits(strangers_max=4, stranger_fair_s=0.2))["n2"]
         async with started({"n2": node}):
@@ -1009,6 +1010,89 @@ def test_node_of_the_same_cluster_is_admitted_under_any_name(
     run(story())
 
 
+def test_member_replaces_a_process_with_its_name_at_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """A process with an empty directory had kept the member out, as "another process with this node's name"."""
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        node = nodes["n2"]
+        known = [replace(member, id=member.name.encode() * 8) for member in all_members(*nodes.values())]
+        node.configure(known, CLUSTER)
+        async with started({"n2": node}):
+            false_terms = {"process": b"false process n1", "cluster": NO_ID, "member": b"another director"}
+            false = await impersonate("n1", node, **false_terms)
+            await until(lambda: node.links.connected("n1"))
+            false.send(framed(b"I am n1"))
+            real = await impersonate("n1", node, b"true process, n1", cluster=CLUSTER, member=b"n1" * 8)
+            await until(lambda: node.links.peer_id("n1") == b"n1" * 8)
+            assert await false.left_alone() == b""
+            events = [what for what in node.recorder.events() if what[1] == "n1"]
+            assert events == [("connected", "n1"), ("lost", "n1", False), ("connected", "n1")]
+            real.send(framed(b"truth"))
+            with pytest.raises(
+                RejectedError, match="has another data directory; stop this process"
+            ) as caught:
+                await impersonate("n1", node, **false_terms)
+            assert caught.value.cause is OtherDirectoryError
+            real.send(framed(b"truth"))
+            await until(lambda: node.recorder.frames("n1")[-2:] == [b"truth"] * 2)
+            real.writer.close()
+
+    run(story())
+    why = (
+        "a process with another data directory calls itself node 'n1', which is connected; stop that process"
+    )
+    replaced, refused = warnings_in(caplog)
+    assert replaced.startswith("node n1 has connected with the data directory of the member: ")
+    assert refused == f"refused a connection from 127.0.0.1: {why}"
+
+
+def test_member_is_dialled_while_a_process_with_its_name_is_linked(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Perhaps only this side can dial; and the clients of a dead member must be released."""
+    monkeypatch.setattr(admission, "_PATIENCE_S", 100.0)
+    monkeypatch.setattr(links_module, "_FALSE_S", 0.05)
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        one, two = nodes["n1"], nodes["n2"]
+        known = [replace(member, id=member.name.encode() * 8) for member in all_members(one, two)]
+        two.member_id = b"n2" * 8
+        for node in (one, two):
+            node.configure(known, CLUSTER)
+        async with started({"n1": one}):
+            false = await impersonate("n2", one, cluster=NO_ID, member=b"another director")
+            await until(lambda: one.links.connected("n2"))
+            await until(lambda: ("lost", "n2", True) in one.recorder.events())
+            assert one.links.peer_id("n2") == b"another director"
+            async with started({"n2": two}):
+                await until(lambda: one.links.peer_id("n2") == b"n2" * 8)
+                assert await false.left_alone() == b""
+                await talk(nodes, b"here")
+
+    run(story())
+
+
+def test_process_that_was_dialled_with_a_false_name_keeps_its_link(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An emptied member waits at its address until the cluster takes it in."""
+    monkeypatch.setattr(links_module, "_FALSE_S", 0.02)
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        one, two = nodes["n1"], nodes["n2"]
+        known = [replace(member, id=member.name.encode() * 8) for member in all_members(one, two)]
+        one.configure(known, CLUSTER)
+        async with started({"n1": one, "n2": two}):
+            await until(lambda: one.links.connected("n2"))
+            await asyncio.sleep(0.3)
+            assert [event for event in one.recorder.events() if event[0] != "frame"] == [("connected", "n2")]
+
+    run(story())
+
+
 def test_removed_member_keeps_its_link_and_is_not_dialled_again(run: Run) -> None:
     async def story() -> None:
         async with cluster(3) as nodes:
@@ -1051,7 +1135,7 @@ def test_non_member_that_became_a_member_is_dialled_when_lost(run: Run) -> None:
     run(story())
 
 
-def test_guests_are_few(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_connected_non_members_are_limited(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         node = make_nodes(2, limits=LinkLimits(non_members_max=2))["n2"]
         node.configure(all_members(node, newcomer("n1")), CLUSTER)
@@ -1381,7 +1465,7 @@ def test_future_member_is_reached_at_its_listed_address(run: Run) -> None:
     run(story())
 
 
-def test_new_node_in_two_clusters_hears_only_its_own(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_new_node_drops_frames_of_the_second_cluster(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         own, other = newcomer("a1"), newcomer("b1")
         new = newcomer("x1", address(own), address(other))
@@ -1682,7 +1766,7 @@ def test_large_frame_over_tls_does_not_hold_up_the_loop(run: Run, tls: PeerTls) 
     run(story())
 
 
-def test_a_stranger_without_tls_is_dropped(run: Run, tls: PeerTls, caplog: pytest.LogCaptureFixture) -> None:
+def test_connection_without_tls_is_dropped(run: Run, tls: PeerTls, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with cluster(2, tls=tls) as nodes:
             rude = await stranger(nodes["n2"])

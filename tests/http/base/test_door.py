@@ -133,7 +133,7 @@ def test_connection_that_ends_without_a_request_is_closed() -> None:
     run(story)
 
 
-def test_hung_event_loop_is_reported_after_its_time() -> None:
+def test_hung_event_loop_fails_the_health_answers() -> None:
     health = HealthAnswers()
     health.update(None)
     health.grow_older(1)
@@ -147,7 +147,7 @@ def test_hung_event_loop_is_reported_after_its_time() -> None:
     assert health.answer(b"livez")[0] == health.answer(b"healthz")[0] == "200 OK"
 
 
-def test_time_in_which_the_whole_process_stood_counts_little() -> None:
+def test_pause_of_the_whole_process_counts_little() -> None:
     health = HealthAnswers()
     health.update(None)
     health.grow_older(1)

@@ -232,7 +232,7 @@ def test_last_administrator_goes_only_when_forced(node: Machine, path: str, meth
     assert not node.management.machine.catalog.access.administrators
 
 
-def test_import_may_replace_the_last_administrator_by_another(node: Machine) -> None:
+def test_import_may_replace_the_last_administrator(node: Machine) -> None:
     users = [
         {"name": "guest", "tags": [], "password": "guest"},
         {"name": "boss", "tags": ["administrator"], "password": "x"},

@@ -79,7 +79,7 @@ def test_doctor_reports_findings_to_monitors(node: Any) -> None:
     node.add_user("eve", "monitoring")
     assert node.api("doctor", user="ann").status == 401
     told = node.api("doctor", user="eve").json
-    assert told.keys() == {"verdict", "omitted", "findings"}
+    assert told.keys() == {"verdict", "omitted", "findings", "groups"}
     assert {each["code"]: each["subject"] for each in told["findings"]} == {
         "node-tells-nothing": "node n3",
         "upgrade-waits": "cluster",
@@ -120,7 +120,49 @@ def test_a_ladder_of_retries_waits_without_consumers(node: Any) -> None:
     assert sorted(told) == ["queue 'dead' in vhost '/'", "queue 'ladder' in vhost '/'"]
 
 
-def test_rejected_messages_are_reported_after_they_are_gone(node: Any) -> None:
+@pytest.mark.parametrize("exchange", ["", "dead"])
+def test_queue_that_dead_letters_go_to_needs_no_consumers(node: Any, exchange: str) -> None:
+    assert node.api("exchanges/%2F/dead", "PUT", json={"type": "topic"}).status == 201
+    retried = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work", "x-message-ttl": 3600_000}
+    queues: dict[str, Any] = {
+        "work": {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "retry"},
+        "retry": retried,
+        "orders": {"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": "parked"},
+        "parked": {},
+    }
+    for name, arguments in queues.items():
+        assert node.api(f"queues/%2F/{name}", "PUT", json={"arguments": arguments}).status == 201
+        message = MESSAGE | {"routing_key": name}
+        assert node.api("exchanges/%2F/amq.default/publish", "POST", json=message).json == {"routed": True}
+    binding = {"routing_key": "*"}
+    assert node.api("bindings/%2F/e/dead/q/parked", "POST", json=binding).status == 201
+    sample(node, 1 + MINUTE)
+    found = [
+        (each["code"], each["object"]["name"])
+        for each in node.api("doctor").json["findings"]
+        if each["object"]
+    ]
+    assert sorted(found) == [
+        ("dead-letters-wait", "parked"),
+        ("no-consumers", "orders"),
+        ("no-consumers", "work"),  # its dead letters come back after a wait
+        ("node-tells-nothing", "n2"),
+        ("node-tells-nothing", "n3"),
+    ]
+    policy = {
+        "pattern": ".*",
+        "definition": {"dead-letter-exchange": "dead"},
+    }  # also for the parking queue itself
+    assert node.api("policies/%2F/dead", "PUT", json=policy).status == 201
+    sample(node, 2)
+    assert codes(node)["dead-letters-wait"] == "queue 'parked' in vhost '/'"
+    assert node.api("queues/%2F/orders", "DELETE").status == 204
+    assert node.api("policies/%2F/dead", "DELETE").status == 204
+    sample(node, 2)
+    assert "dead-letters-wait" not in codes(node)
+
+
+def test_rejected_messages_are_reported_after_a_purge(node: Any) -> None:
     assert node.api("queues/%2F/q", "PUT").status == 201
     sample(node)
     assert node.api("exchanges/%2F/amq.default/publish", "POST", json=MESSAGE).status == 200
@@ -323,6 +365,21 @@ def test_a_node_that_starts_is_not_busy_because_of_that(node: Any) -> None:
     loop_times.add(3.0)
     sample(node)
     assert codes(node) == {"loop-busy": "node n1"}
+
+
+def test_commits_that_waited_for_an_election_do_not_count(node: Any) -> None:
+    broker, vitals = node.management.broker, node.management.doctor._vitals
+    sample(node)
+    broker.submissions.commit_times.add(2.0)
+    sample(node)
+    assert vitals.commit_s == 2.0
+    broker.submissions.commit_times.add(4.0)
+    broker.elections += 1
+    sample(node)
+    assert vitals.commit_s == 0
+    broker.submissions.commit_times.add(0.5)
+    sample(node)
+    assert vitals.commit_s == 0.5
 
 
 def test_findings_about_very_many_queues_are_bounded(node: Any) -> None:

@@ -73,7 +73,7 @@ def test_checks_for_load_balancers_need_no_login(node: Fake, path: str, status: 
     assert node.ask(f"/api/health/checks/{path}").status == status
 
 
-def test_alarms_are_those_of_reachable_nodes(node: Fake) -> None:
+def test_alarms_of_reachable_nodes_are_listed(node: Fake) -> None:
     node.management.group.known["n2"].alarm = Alarm.DISK | Alarm.MEMORY
     both = [{"resource": "memory", "node": "n2"}, {"resource": "disk space", "node": "n2"}]
     assert check(node, "alarms") == failed("There are alarms in effect in the cluster", alarms=both)

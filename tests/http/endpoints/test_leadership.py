@@ -43,7 +43,7 @@ def test_leadership_transfer_is_answered_when_it_is_complete(
     assert node.api(f"{LEADER}/").json == {"leader": "n2"}
 
 
-def test_leader_that_ignored_the_transfer_is_asked_again(node: Node[FakeManagement]) -> None:
+def test_ignored_transfer_of_leadership_is_requested_again(node: Node[FakeManagement]) -> None:
     group = node.management.group
     group.ignored_requests = 1
     assert transfer(node, "n2") == (200, "n2")

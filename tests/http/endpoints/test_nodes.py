@@ -75,7 +75,7 @@ def test_report_of_a_node_is_read_as_it_was_packed(node: Machine) -> None:
         assert decode_report(nothing) is None
 
 
-def test_peers_are_asked_for_their_figures(node: Machine) -> None:
+def test_figures_of_peers_are_queried(node: Machine) -> None:
     mine = node.management.nodes.own_report()
     theirs = mine._replace(
         name="n2", pid=7, memory_bytes=2**20, listeners=[Listener("amqp", "10.0.0.2", 5672)]
@@ -138,7 +138,7 @@ def test_logins_are_counted_and_reset(node: Machine) -> None:
     assert node.api("reset", "DELETE", user="eve").status == 401
 
 
-def test_a_virtual_host_is_started_wherever_its_node_is(node: Machine) -> None:
+def test_virtual_host_can_be_started_at_each_node(node: Machine) -> None:
     assert node.api("vhosts/%2F/start/n2", "POST").status == 204
     answer = node.api("vhosts/%2F/start/n9", "POST")
     assert (answer.status, answer.json["reason"]) == (400, "Unknown node: n9")
@@ -195,6 +195,7 @@ def test_feature_flags_of_versions_are_enabled_by_an_upgrade(node: Machine) -> N
         "qq_state_version_8": "disabled",
         "qq_state_version_9": "disabled",
         "qq_state_version_10": "disabled",
+        "qq_state_version_11": "disabled",
     }
     assert node.api("feature-flags/quorum_queue/enable", "PUT", json={}).status == 204
     assert node.management.group.asked_to_change == []

@@ -105,7 +105,7 @@ def test_fragments_are_kept_as_long_as_their_message() -> None:
     assert places(driver) == []
 
 
-def test_fragments_are_freed_when_their_own_message_is_gone() -> None:
+def test_fragments_are_freed_when_their_message_is_purged() -> None:
     """One small message that nobody consumes would keep all large ones that were published beside it."""
     driver = Large()
     driver.apply(declare("other"))

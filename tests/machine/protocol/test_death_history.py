@@ -159,7 +159,7 @@ def check(histories: Histories, model: Counter[int], meaning: dict[int, History]
 
 
 @given(steps)
-def test_histories_hold_exactly_those_that_messages_refer_to(steps: list[tuple[str, int, int]]) -> None:
+def test_histories_hold_exactly_the_referenced_deaths(steps: list[tuple[str, int, int]]) -> None:
     histories, twin = Histories(), Histories()
     model: Counter[int] = Counter()
     meaning: dict[int, History] = {}

@@ -426,7 +426,7 @@ def test_strict_levels_are_served_from_the_highest_down() -> None:
     assert indexes(backlog.take(5)) == [3, 1, 4, 0, 2]
 
 
-def test_message_expires_behind_a_message_that_lives_longer() -> None:
+def test_message_expires_behind_a_message_with_a_longer_ttl() -> None:
     backlog = added((4, 0), (4, 50), (4, 20), (9, 30), (4, 60))
     assert backlog.due_ms() == 20
     assert indexes(backlog.expire(19, 10)) == []

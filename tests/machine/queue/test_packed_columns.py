@@ -52,6 +52,6 @@ def test_damaged_columns_are_refused_or_bounded(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("first", "steps"), [(2**64 - 1, [0, 1]), (0, [0, -1]), (5, [0, 1, -9])])
-def test_no_sum_leaves_the_words(first: int, steps: list[int]) -> None:
+def test_sum_beyond_a_word_is_refused(first: int, steps: list[int]) -> None:
     with pytest.raises(ValueError, match="a word that is none"):
         packed_columns.sums(first, array("q", steps))
