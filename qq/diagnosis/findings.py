@@ -23,7 +23,7 @@ KEPT_MS = 60_000
 """Milliseconds that a finding is remembered. If it is found again within this time, it keeps its first time."""
 
 
-ABSENCES = frozenset({"no-leader", "leader-unheard", "nobody-serves", "node-down"})
+ABSENCES = frozenset({"no-leader", "majority-lost", "leader-unheard", "nobody-serves", "node-down"})
 """Codes of findings that begin anew when a node or a leader is missing again, however soon."""
 
 
@@ -62,7 +62,10 @@ def _info(advice: str, plural: str = "") -> KindOfFinding:
 KINDS: Mapping[str, KindOfFinding] = {
     # The cluster and its members
     "no-leader": _critical(
-        "Start nodes, or mend their links, until a majority is up; nothing has been lost."
+        "Start nodes, or mend their links, until a majority is up. If their data is gone for good: `qq recover`."
+    ),
+    "majority-lost": _critical(
+        "Put the data directories back. `qq recover` is the last way out, and may lose confirmed messages."
     ),
     "leader-unheard": _critical(
         "Check the network between this node and the leader, and have its clients connect to another node."
@@ -70,6 +73,10 @@ KINDS: Mapping[str, KindOfFinding] = {
     "nobody-serves": _critical("`qq revive` a node under maintenance, or start one that is down."),
     "node-down": _warning(
         "Start it, or check its network and the last lines of its log.", "{} nodes do not answer"
+    ),
+    "directory-differs": _warning(
+        "If the member's directory is lost, `qq member replace`; else stop that process, and start the member.",
+        "{} nodes are up with other data directories",
     ),
     "node-tells-nothing": _info(
         "If it is not of an older release, check whether it is overloaded or stopped.",
@@ -80,7 +87,7 @@ KINDS: Mapping[str, KindOfFinding] = {
         "Check its disk, its processor and the network to it.", "{} nodes lack entries of the log"
     ),
     "node-under-repair": _warning(
-        "Wait until it has received the log from the other nodes; do not stop another node.",
+        "The leader sends it the log: wait, and stop no other node. Without a leader, mend that first.",
         "{} nodes are under repair",
     ),
     "link-missing": _warning(
