@@ -137,7 +137,7 @@ class Transferred:
     writes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClientTotals:
     """Totals of this node's clients, as of the last sample."""
 

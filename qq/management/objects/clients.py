@@ -208,17 +208,17 @@ class ClientReports:
             watch.check(connection, facts, is_held=is_held, now_ms=now_ms)
             await slices.give_way()
         watch.end_pass()
-        sums = [0, 0, 0, 0]
+        totals = ClientTotals(traffic=watch.transferred)
         for session in list(sessions.values()):
             facts = session.facts()
             if facts is not None:
-                sums[0] += facts.unacknowledged
-                sums[1] += facts.unconfirmed
-                sums[2] += facts.uncommitted
-                sums[3] += facts.uncommitted_acks
+                totals.unacknowledged += facts.unacknowledged
+                totals.unconfirmed += facts.unconfirmed
+                totals.uncommitted += facts.uncommitted
+                totals.uncommitted_acks += facts.uncommitted_acks
                 self._rates.sample(session.session, channel_numbers(facts.counts), self._group.time_ms())
             await slices.give_way()
-        self.totals = ClientTotals(*sums, watch.transferred)
+        self.totals = totals
         self._rates.end_pass()
 
     def _own_connection_name(self, number: int) -> str | None:
