@@ -438,6 +438,7 @@ def test_tls_for_clients(file: Path) -> None:
 
 def test_amqps_host_defaults_to_the_amqp_host(file: Path) -> None:
     assert loaded(file, GOOD + '[listen]\namqp_host = "::"\n').amqps_host == "::"
+    assert loaded(file, GOOD + '[listen]\namqp_host = "[::1]"\n').amqp_host == "::1"
     config = loaded(file, GOOD + '[listen]\namqps_host = "0.0.0.0"\n')
     assert (config.amqp_host, config.amqps_host) == ("127.0.0.1", "0.0.0.0")
 
