@@ -190,7 +190,7 @@ class Log:
     def __init__(self) -> None:
         self.published: dict[tuple[int, int], Published] = {}
 
-    def note(
+    def record(
         self, index: int, ordinal: int, commands: Sequence[Command], bcc: Collection[str] = ()
     ) -> list[tuple[int, int]]:
         """Read a batch; `bcc` are the keys that no header CC names. Returns the places of the messages."""
@@ -215,20 +215,20 @@ class Log:
     def dead_letters(self, machine: QueueMachine, ranges_max: int = 500) -> list[DeadLetter]:
         """The next step of the leader, as qq/broker/dead_letters.py takes it."""
         commands: list[DeadLetter] = []
-        for dying in machine.pending_dead_letters(ranges_max):
-            first = dying.first
-            places = [(index, slot) for index, slot, _ in messages_of(dying.ranges)]
-            told = {place: self.published[place] for place in places}
-            if not dying.needs_content:
-                told = {place: published._replace(headers=()) for place, published in told.items()}
-            for published, alike in groupby(map(told.__getitem__, places)):
+        for dead in machine.pending_dead_letters(ranges_max):
+            first = dead.first
+            places = [(index, slot) for index, slot, _ in messages_of(dead.ranges)]
+            contents = {place: self.published[place] for place in places}
+            if not dead.needs_content:
+                contents = {place: published._replace(headers=()) for place, published in contents.items()}
+            for published, alike in groupby(map(contents.__getitem__, places)):
                 count = len(list(alike))
                 exchange, key, cc, bcc, expiration, priority, headers = published
                 commands.append(
                     DeadLetter(
-                        dying.vhost,
-                        dying.queue,
-                        dying.number,
+                        dead.vhost,
+                        dead.queue,
+                        dead.number,
                         first,
                         count,
                         exchange,
@@ -237,7 +237,7 @@ class Log:
                         list(bcc),
                         expiration,
                         priority,
-                        dying.needs_content,
+                        dead.needs_content,
                         dict(headers),
                         {},
                     )
@@ -257,7 +257,7 @@ class Shell:
         self._messages: dict[int, dict[int, Message]] = {}
         """By consumer and message id, everything that it was ever given."""
 
-    def hear(self, effects: Sequence[Effect]) -> None:
+    def receive(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if effect.node != self.node:
                 continue
@@ -332,7 +332,7 @@ class Driver:
     def apply(self, *commands: Command, node: str = "n1", messages: Sequence[bytes] = ()) -> list[Effect]:
         """Carry out an entry; messages that are not given are of one octet."""
         self.index += 1
-        places = self.log.note(self.index, 0, commands)
+        places = self.log.record(self.index, 0, commands)
         payload = batch(commands, messages or [b"x"] * len(places))
         effects = self.machine.apply_batch(node, self.index, 0, self.time_ms, payload)
         return effects + self.machine.end_entry(self.time_ms)

@@ -460,14 +460,14 @@ def set_up(http_port: int) -> None:
     """Make the virtual host and the users anew, over the HTTP API of RabbitMQ or of a node."""
     everything = dict.fromkeys(("configure", "write", "read"), ".*")
     little = {"configure": "^$", "write": "^$", "read": f"^{READABLE}$"}
-    _ask(http_port, "DELETE", f"vhosts/{VHOST}")
-    _ask(http_port, "PUT", f"vhosts/{VHOST}", {})
-    _ask(http_port, "PUT", f"users/{READER}", {"password": READER, "tags": ""})
-    _ask(http_port, "PUT", f"permissions/{VHOST}/{ADMINISTRATOR}", everything)
-    _ask(http_port, "PUT", f"permissions/{VHOST}/{READER}", little)
+    _request(http_port, "DELETE", f"vhosts/{VHOST}")
+    _request(http_port, "PUT", f"vhosts/{VHOST}", {})
+    _request(http_port, "PUT", f"users/{READER}", {"password": READER, "tags": ""})
+    _request(http_port, "PUT", f"permissions/{VHOST}/{ADMINISTRATOR}", everything)
+    _request(http_port, "PUT", f"permissions/{VHOST}/{READER}", little)
 
 
-def _ask(http_port: int, method: str, path: str, body: dict[str, str] | None = None) -> None:
+def _request(http_port: int, method: str, path: str, body: dict[str, str] | None = None) -> None:
     credentials = base64.b64encode(f"{ADMINISTRATOR}:{ADMINISTRATOR}".encode()).decode()
     headers = {"Authorization": f"Basic {credentials}", "Content-Type": "application/json"}
     connection = http.client.HTTPConnection(HOST, http_port, timeout=30)
