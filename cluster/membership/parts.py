@@ -49,7 +49,12 @@ class MembershipParts:
         self.own_status = OwnStatus(replica, self.members, self.alarms)
         maintenance = Maintenance(config.name, configurations, now_s)
         self.statuses = Statuses(
-            self.members, self.peers, maintenance, self.own_status, lambda: self.leadership.leader_term.leader
+            self.members,
+            self.peers,
+            maintenance,
+            self.own_status,
+            lambda: self.leadership.leader_term.leader,
+            replica.rejoin.why_hopeless,
         )
         self.leadership = Leadership(
             replica,

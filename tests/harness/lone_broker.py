@@ -196,7 +196,7 @@ class LoneBroker:
         replica = QueueReplica(NAME, self.machine, self.group, disk, runtime)
         self.broker = Broker(replica, ["guest"], self._limits)
         partial_messages = PartialMessages(runtime, self._partial_bytes, lambda: len(self.broker.connections))
-        turns = ProcessorTurns(runtime, time.thread_time)
+        turns = ProcessorTurns(lambda callback, _: runtime.call_soon(callback), time.thread_time)
         sockets = ClientSockets(self.slots, the_log, partial_messages, turns, self._limits)
         self.server = AmqpServer(self.broker, self._settings, sockets, self._make_channel)
         self.group.start(self.broker)

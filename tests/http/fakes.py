@@ -178,7 +178,11 @@ class _Group:
             why_not_there={"n3": "n3 does not answer"}.get,
             why_short=self.short.get,
             why_nothing_is_stored=lambda: self.stuck,
+            why_hopeless=lambda: self.hopeless,
+            foreign=[],
         )
+        self.hopeless: str | None = None
+        """Why no majority has its logs."""
         self.listeners: dict[PeerAddress, str] = {}
         """The names of the nodes that listen."""
         self.listed: dict[str, PeerAddress] = {}

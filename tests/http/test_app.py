@@ -60,12 +60,13 @@ def test_cluster_status_shows_unknown_values_as_null(node: Node[FakeManagement])
                 "alarm": False,
                 "clock_offset_ms": -3,
                 "role": "voter",
-                "versions": "7 to 11",
+                "versions": "7 to 10",
                 "drained": False,
                 "disk_hangs": False,
                 "misses": ["n2"],
                 "hears_leader": True,
                 "lost_ms": None,
+                "other_directory": False,
             },
             {
                 "name": "n2",
@@ -87,9 +88,11 @@ def test_cluster_status_shows_unknown_values_as_null(node: Node[FakeManagement])
                 "misses": None,
                 "hears_leader": None,
                 "lost_ms": None,
+                "other_directory": False,
             },
         ],
         "version": 8,
+        "majority_lost": None,
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.http.base.payloads import payload_of
 from qq.machine.catalog.limits import in_force
 from qq.machine.protocol.queue_types import QUORUM
+from qq.octets import readable
 from qq.tables import json_value
 
 if TYPE_CHECKING:
@@ -189,7 +190,12 @@ def deduplication_document(bounds: Deduplication) -> dict[str, Any]:
 
 def move_document(move: MoveStatus) -> dict[str, Any]:
     """Return the document of a move. Times are in milliseconds since 1970."""
-    wanted = {"headers": move.headers, "reason": move.reason, "from_queue": move.from_queue}
+    wanted = {
+        "headers": move.headers,
+        "reason": move.reason,
+        "from_queue": move.from_queue,
+        "text": move.text,
+    }
     return {
         "vhost": move.vhost,
         "id": move.id,
@@ -230,7 +236,7 @@ def _message_document(message: Message) -> dict[str, Any]:
         "payload_bytes": len(message.body),
         "redelivered": message.redelivered,
         "exchange": message.exchange,
-        "routing_key": message.routing_key,
+        "routing_key": readable(message.routing_key),
         "properties": _properties(message),
     }
 

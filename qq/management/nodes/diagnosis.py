@@ -64,7 +64,8 @@ class MemberFindings:
 
     def _facts(self) -> ClusterFacts:
         report = self._members.report()
-        return ClusterFacts(report.leader, list(self._member_facts(report)), report.version)
+        why_lost = self._group.statuses.why_hopeless()
+        return ClusterFacts(report.leader, list(self._member_facts(report)), report.version, why_lost)
 
     def _member_facts(self, report: ClusterMembers) -> Iterator[MemberFacts]:
         group = self._group
@@ -86,6 +87,7 @@ class MemberFindings:
                 hears_leader=bool(reported is not None and reported.hears_leader),
                 why_apart=self._peers.why_apart_from(member.name),
                 lost_ms=member.lost_ms,
+                has_other_directory=member.name in group.statuses.foreign,
             )
 
 

@@ -52,6 +52,8 @@ class NodeStatus(NamedTuple):
     """Whether the node leads or hears the leader."""
     lost_ms: int | None = None
     """When the node's data directory was lost or replaced, if that was within the last day, in ms since 1970."""
+    other_directory: bool = False
+    """Whether another data directory than the member's is up under its name."""
 
 
 class ClusterStatus(NamedTuple):
@@ -63,6 +65,8 @@ class ClusterStatus(NamedTuple):
     nodes: Sequence[NodeStatus]
     version: int
     """Version of the state that all members have agreed on."""
+    majority_lost: str | None = None
+    """Which logs are damaged or lost, and the remedy, if the members with intact logs are no majority; else None."""
 
 
 class ClusterMember(NamedTuple):
