@@ -42,7 +42,7 @@ def test_without_files_a_listener_waits_and_goes_on(
     async def story() -> None:
         [listener] = await listen_on("127.0.0.1", 0, 8)
         serving = asyncio.create_task(accept_all(listener, take, ThrottledLog(log), "test"))
-        stranger = socket.create_connection(listener.getsockname())
+        client = socket.create_connection(listener.getsockname())
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         fillers = [socket.socket() for _ in range(10)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(filler.fileno() for filler in fillers), hard))
@@ -56,7 +56,7 @@ def test_without_files_a_listener_waits_and_goes_on(
                 await asyncio.sleep(0.01)
         assert not serving.done()
         serving.cancel()
-        for sock in (stranger, listener, *taken, *fillers):
+        for sock in (client, listener, *taken, *fillers):
             sock.close()
 
     run(story)

@@ -313,7 +313,7 @@ def test_export_counts_skipped_objects_in_its_slices(node: Machine, monkeypatch:
             DeclareQueue(1, 1, f"q{number}", False, False, True, False, False, {}),
             BindQueue(1, 1, f"q{number}", "amq.direct", "k", {}),
         )
-    looked_at = {"queues": 0, "bindings": 0}
+    visited = {"queues": 0, "bindings": 0}
     begun: list[tuple[int, ...]] = [(0, 0)]
     for name, part, method in (
         ("queues", management.queues, "all"),
@@ -323,20 +323,20 @@ def test_export_counts_skipped_objects_in_its_slices(node: Machine, monkeypatch:
 
         def counted(vhost: str | None, things: Any = things, name: str = name) -> Iterator[Any]:
             for each in things(vhost):
-                looked_at[name] += 1
+                visited[name] += 1
                 yield each
 
         monkeypatch.setattr(part, method, counted)
     next_slice = requests.next_slice
 
-    async def noted() -> None:
-        begun.append(tuple(looked_at.values()))
+    async def recorded() -> None:
+        begun.append(tuple(visited.values()))
         await next_slice()
 
-    monkeypatch.setattr(requests, "next_slice", noted)
+    monkeypatch.setattr(requests, "next_slice", recorded)
     written = export(node)
     assert (written["queues"], written["bindings"]) == ([], [])
-    assert looked_at == {"queues": count, "bindings": 2 * count}
+    assert visited == {"queues": count, "bindings": 2 * count}
     steps = [sum(after) - sum(before) for before, after in pairwise(begun)]
     assert max(steps) <= requests.DOCUMENTS_PER_SLICE
 
@@ -739,13 +739,13 @@ def test_line_ends_are_no_part_of_names_as_with_amqp(node: Machine) -> None:
 def test_cost_per_virtual_host_does_not_depend_on_their_number(
     node: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def count(name: str) -> None:
         read = getattr(node.management.catalog, name)
 
         def counted() -> Any:
-            asked.append(name)
+            requested.append(name)
             return read()
 
         monkeypatch.setattr(node.management.catalog, name, counted)
@@ -754,7 +754,7 @@ def test_cost_per_virtual_host_does_not_depend_on_their_number(
     count("users")
     body = {"vhosts": [{"name": f"v{number}"} for number in range(50)]}
     assert node.api("definitions", "POST", json=body).status == 204
-    assert len(asked) < 10
+    assert len(requested) < 10
 
 
 def test_imports_run_in_sequence(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -773,10 +773,10 @@ def test_imports_run_in_sequence(node: Machine, monkeypatch: pytest.MonkeyPatch)
 
     async def story(client: Client) -> list[int]:
         documents = [{"users": [{"name": f"u{number}", "tags": ""}]} for number in range(5)]
-        ask = [answer(client, "/api/definitions", "POST", json=each, headers=GUEST) for each in documents]
-        return [each.status for each in await asyncio.gather(*ask)]
+        posts = [answer(client, "/api/definitions", "POST", json=each, headers=GUEST) for each in documents]
+        return [each.status for each in await asyncio.gather(*posts)]
 
-    assert node.tell(story) == [204] * 5
+    assert node.run(story) == [204] * 5
     assert most == 1
     assert len(node.management.machine.users) == 6
 
