@@ -216,11 +216,11 @@ def test_dead_letters_are_counted_by_reason_and_strategy() -> None:
     )
     shown = scrape(Counters(dead_lettered=dead_lettered, replies_dropped=16))
     prefix = "rabbitmq_global_messages_dead_lettered_"
-    told = {name.removeprefix(prefix): value for name, value in shown.items() if name.startswith(prefix)}
+    values = {name.removeprefix(prefix): value for name, value in shown.items() if name.startswith(prefix)}
     most = '{dead_letter_strategy="at_most_once",queue_type="rabbit_quorum_queue"}'
     least = '{dead_letter_strategy="at_least_once",queue_type="rabbit_quorum_queue"}'
     replies = '{dead_letter_strategy="disabled",queue_type="rabbit_volatile_queue"}'
-    assert told == {
+    assert values == {
         f"maxlen_total{most}": 1,
         f"expired_total{most}": 0,
         f"rejected_total{most}": 2,
