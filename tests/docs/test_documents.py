@@ -63,7 +63,14 @@ def test_program_in_a_document_is_the_file_of_its_title(document: Path) -> None:
 
 def test_programs_of_documents_are_found() -> None:
     found = {file.name for document in DOCUMENTS for file, _ in programs(document)}
-    assert {"first_message.py", "survive.py", "outbox.py", "test_orders.py"} <= found
+    assert {
+        "first_message.py",
+        "survive.py",
+        "test_orders.py",
+        "main.go",
+        "survive.js",
+        "Survive.java",
+    } <= found
 
 
 def test_python_in_documents_is_found() -> None:
