@@ -16,12 +16,12 @@ def test_handover_requests_a_single_peer_and_times_out() -> None:
         return asked[-1]
 
     for _ in range(4):
-        handover.ask(ask_one)
+        handover.request_once(ask_one)
     assert asked == [False, True]
     assert handover.is_on(5.0 + HANDOVER_S / 2)
     assert not handover.is_on(5.0 + HANDOVER_S)
     handover.begin(7.0)
-    handover.ask(ask_one)
+    handover.request_once(ask_one)
     assert len(asked) == 3
     handover.end()
     assert not handover.is_on(7.0)

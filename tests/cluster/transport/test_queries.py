@@ -42,9 +42,9 @@ def test_each_question_gets_its_own_answer(nodes: Nodes) -> None:
     heard: list[bytes | None] = []
     nodes.queries["b"].set_responder(lambda question: b"b says " + question)
     nodes.queries["c"].set_responder(lambda question: b"c says " + question)
-    nodes.queries["a"].ask("b", b"one", heard.append)
-    nodes.queries["a"].ask("c", b"two", heard.append)
-    nodes.queries["a"].ask("b", b"three", heard.append)
+    nodes.queries["a"].send("b", b"one", heard.append)
+    nodes.queries["a"].send("c", b"two", heard.append)
+    nodes.queries["a"].send("b", b"three", heard.append)
     nodes.deliver()
     assert heard == [b"b says one", b"c says two", b"b says three"]
 
@@ -52,7 +52,7 @@ def test_each_question_gets_its_own_answer(nodes: Nodes) -> None:
 def test_query_without_a_link_has_no_answer(nodes: Nodes) -> None:
     heard: list[bytes | None] = []
     nodes.linked.discard("b")
-    nodes.queries["a"].ask("b", b"one", heard.append)
+    nodes.queries["a"].send("b", b"one", heard.append)
     assert heard == [None]
     assert not nodes.sent
 
@@ -60,8 +60,8 @@ def test_query_without_a_link_has_no_answer(nodes: Nodes) -> None:
 def test_query_over_a_lost_link_has_no_answer_later(nodes: Nodes) -> None:
     heard: list[bytes | None] = []
     asking = nodes.queries["a"]
-    number = asking.ask("b", b"one", heard.append)
-    asking.ask("c", b"two", heard.append)
+    number = asking.send("b", b"one", heard.append)
+    asking.send("c", b"two", heard.append)
     asking.fail_queries_to("b")
     assert heard == [None]
     asking.answer_received("b", QueryAnswer(number, b"late"))
@@ -72,8 +72,8 @@ def test_query_over_a_lost_link_has_no_answer_later(nodes: Nodes) -> None:
 def test_answer_to_a_forgotten_query_or_by_a_third_is_ignored(nodes: Nodes) -> None:
     heard: list[bytes | None] = []
     asking = nodes.queries["a"]
-    asking.forget(asking.ask("b", b"one", heard.append))
-    number = asking.ask("b", b"two", heard.append)
+    asking.forget(asking.send("b", b"one", heard.append))
+    number = asking.send("b", b"two", heard.append)
     asking.answer_received("c", QueryAnswer(number, b"not asked"))
     assert heard == []
     nodes.deliver()
@@ -83,9 +83,9 @@ def test_answer_to_a_forgotten_query_or_by_a_third_is_ignored(nodes: Nodes) -> N
 def test_query_or_answer_that_is_too_long_is_not_sent(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[bytes | None] = []
     with pytest.raises(ValueError, match="a question of"):
-        nodes.queries["a"].ask("b", bytes(QUESTION_BYTES_MAX + 1), heard.append)
+        nodes.queries["a"].send("b", bytes(QUESTION_BYTES_MAX + 1), heard.append)
     nodes.queries["b"].set_responder(lambda _: bytes(ANSWER_BYTES_MAX + 1))
-    nodes.queries["a"].ask("b", bytes(QUESTION_BYTES_MAX), heard.append)
+    nodes.queries["a"].send("b", bytes(QUESTION_BYTES_MAX), heard.append)
     with caplog.at_level(logging.ERROR):
         nodes.deliver()
     assert heard == [b""]
