@@ -60,6 +60,11 @@ class Machine(Protocol):
         """The lowest version of the state that lets entries declare outages."""
         ...
 
+    @property
+    def reads_since(self) -> int:
+        """The lowest version of the state at which every program knows the messages of reads without an entry."""
+        ...
+
     def raise_to(self, version: int) -> None:
         """Switch to `version`, one of `versions`, from the next entry on, because the log has agreed on it.
 

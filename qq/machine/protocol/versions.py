@@ -6,7 +6,7 @@ run. So nodes with different programs compute the same state. The meaning of a r
 
 from __future__ import annotations
 
-VERSIONS = (7, 10)
+VERSIONS = (7, 11)
 """The lowest and the highest version that this program can run: the previous release's version, and its own.
 
 7: release 0.1.
@@ -22,7 +22,9 @@ to basic.get says which headers count deliveries. With a single active consumer,
 the flag `exclusive` has no effect at a quorum queue. Arguments of stream consumers are refused, and
 `x-cancel-on-ha-failover` may be of any type. Policies may have the settings of streams and `queue-master-locator`.
 
-10: the last administrator with a password stays, unless a command of its own takes the tag away."""
+10: the last administrator with a password stays, unless a command of its own takes the tag away.
+
+11: a command that would change nothing may be answered by a read of the leader's commit index, without an entry."""
 
 
 def known() -> str:
