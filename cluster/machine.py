@@ -65,6 +65,11 @@ class Machine(Protocol):
         """The lowest version of the state at which every program knows the messages of reads without an entry."""
         ...
 
+    @property
+    def losses_since(self) -> int:
+        """The lowest version of the state whose configurations have the times of lost data directories."""
+        ...
+
     def raise_to(self, version: int) -> None:
         """Switch to `version`, one of `versions`, from the next entry on, because the log has agreed on it.
 

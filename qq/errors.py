@@ -6,6 +6,8 @@ is not among these errors, and stops the node with its traceback. An AMQP error 
 
 from enum import IntEnum
 
+from qq.octets import as_latin
+
 
 class OperatingError(Exception):
     """An error outside of the program; its text is a single line for the operator."""
@@ -93,8 +95,8 @@ def amqp_error(
 def reply_text(code: int, explanation: str) -> str:
     """Return ``NOT_FOUND - no queue 'q' in vhost '/'``, cut as RabbitMQ cuts it; an existing prefix is kept."""
     prefix = f"{ReplyCode(code).name} - "
-    text = explanation if explanation.startswith(prefix) else prefix + explanation
-    encoded = text.encode("utf-8", "replace")
+    text = as_latin(explanation if explanation.startswith(prefix) else prefix + explanation)
+    encoded = text.encode()
     if len(encoded) <= REPLY_TEXT_BYTES_MAX:
         return text
     return encoded[: REPLY_TEXT_BYTES_MAX - 3].decode("utf-8", "ignore") + "..."

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from qq.octets import octets_of, readable
+
 Table = dict[str, Any]
 """An AMQP field table; values are None, bool, int, float, str, bytes, Decimal, aware datetime, list and Table."""
 
@@ -103,7 +105,7 @@ _FIXED_SIZES: dict[type, int] = {type(None): 1, bool: 2, float: 5, dt.datetime: 
 
 def _octets(text: str) -> int:
     try:
-        return len(text.encode(errors="surrogateescape"))
+        return len(octets_of(text))
     except UnicodeEncodeError:
         raise InvalidTable("a text in a field table is not Unicode") from None
 
@@ -125,7 +127,7 @@ def json_value(value: Any) -> Any:
         case bool() | int() | str() | None:
             return value
         case Mapping():
-            return {name: json_value(item) for name, item in value.items()}
+            return {readable(name): json_value(item) for name, item in value.items()}
         case list() | tuple():
             return [json_value(item) for item in value]
         case dt.datetime():

@@ -139,6 +139,8 @@ class Member:
     """The versions that the member's program can run, as last reported; None before the first report."""
     is_drained: bool = False
     """Whether the member is under maintenance. It gets no new clients, and leads only if no other member can."""
+    lost_ms: int | None = None
+    """The cluster's time in ms when its last data directory was lost or replaced; None if that is not known."""
 
 
 @dataclass(frozen=True)
@@ -286,6 +288,15 @@ class Configuration:
         """Begin or end the maintenance of a member."""
         return self._with(replace(self._known(name), is_drained=is_drained))
 
+    def dated(self, before: Configuration, time_ms: int) -> Configuration:
+        """Return this configuration, with `time_ms` as the time of each loss of a directory since `before`."""
+        lost = [
+            replace(member, lost_ms=time_ms)
+            for member in self.members
+            if member.id is None and (was := before.member(member.name)) is not None and was.id is not None
+        ]
+        return self._with(*lost)
+
     def raised(self, version: int, cluster: bytes) -> Configuration:
         """Raise the version of the state by 1, which every member can run.
 
@@ -379,7 +390,10 @@ class Configuration:
 
 
 def fields_of(configuration: Configuration) -> Any:
-    """Return the configuration as a list of fields that msgpack can pack."""
+    """Return the configuration as a list of fields that msgpack can pack.
+
+    A member without a time of loss has no such field, because programs before version 11 of the state cannot read it.
+    """
     members = [
         (
             member.name,
@@ -389,6 +403,7 @@ def fields_of(configuration: Configuration) -> Any:
             member.is_voter,
             member.versions,
             member.is_drained,
+            *([] if member.lost_ms is None else [member.lost_ms]),
         )
         for member in configuration.members
     ]
@@ -436,7 +451,10 @@ def read_configuration(entry: bytes) -> Configuration:
 
 
 def _read_member(row: Any) -> Member:
-    name, member_id, host, port, is_voter, versions, is_drained = row
+    name, member_id, host, port, is_voter, versions, is_drained, *times = row
+    lost_ms = None
+    if times:
+        (lost_ms,) = times
     _check(
         isinstance(name, str),
         member_id is None or _is_id(member_id),
@@ -445,6 +463,7 @@ def _read_member(row: Any) -> Member:
         isinstance(is_voter, bool),
         versions is None or all(map(is_count, versions)),
         isinstance(is_drained, bool),
+        lost_ms is None or is_count(lost_ms),
     )
     return Member(
         name,
@@ -453,6 +472,7 @@ def _read_member(row: Any) -> Member:
         is_voter=is_voter,
         versions=None if versions is None else Versions(*versions),
         is_drained=is_drained,
+        lost_ms=lost_ms,
     )
 
 

@@ -66,6 +66,10 @@ class Rejoin:
         """Time awake at which that status arrived, by name."""
         self._away: set[str] = set()
         """Members without a link, among those heard. They may have got their logs back since their last status."""
+        self._foreign: set[str] = set()
+        """Voters under whose names other data directories than theirs report."""
+        self._last_index = 0
+        """Index of the last entry of this node's log, as of the last call of `advance`."""
         self._goal = (0, 0)
         """Last term and last index that a leader reported. A learner that holds the leader's log up to there is a voter
         again."""
@@ -110,6 +114,10 @@ class Rejoin:
 
     def record_status(self, peer: str, status: Status, awake_s: float) -> None:
         """Take in a member's status. `awake_s` is the time awake of this node."""
+        self._foreign.discard(peer)
+        self._record(peer, status, awake_s)
+
+    def _record(self, peer: str, status: Status, awake_s: float) -> None:
         self._heard[peer], self._heard_s[peer] = status, awake_s
         self._away.discard(peer)
         lost = self._lost()
@@ -129,10 +137,12 @@ class Rejoin:
 
     def record_foreign_status(self, voter: str, status: Status, awake_s: float) -> None:
         """Take in the status of a node with a voter's name and a new directory. The voter's directory may be lost."""
-        self.record_status(voter, status._replace(voter_status=VoterStatus.BLANK), awake_s)
+        self._foreign.add(voter)
+        self._record(voter, status._replace(voter_status=VoterStatus.BLANK), awake_s)
 
     def advance(self, engine: Engine, journal: SegmentedJournal) -> bool:
         """Raise the status of this node if the rules allow it now. Return True if it has changed."""
+        self._last_index = journal.last_index
         voter_status = self.voter_status
         if voter_status is VoterStatus.BLANK and self._is_by_names and not self._missing():
             self._remember(engine)
@@ -161,7 +171,7 @@ class Rejoin:
             case VoterStatus.LEARNER if self._is_told_to_be_none:
                 return self._why_no_member()
             case VoterStatus.LEARNER:
-                return "this node's log was damaged or lost; it is being repaired from the others"
+                return "this node's log was damaged or lost; a leader must send it everything anew"
             case VoterStatus.VOTER if self._is_told_to_be_none and not self._configurations.newest_index:
                 # The node was told that it is a learner, and the cluster lost that before it was in this node's log.
                 return self._why_no_member()
@@ -237,15 +247,21 @@ class Rejoin:
         lost = sorted(
             name for name, voter_status in standings.items() if voter_status is not VoterStatus.VOTER
         )
-        has_past = VoterStatus.LEARNER in standings.values() or any(
-            status.last_index > 1 for status in self._heard.values()
-        )
+        has_past = VoterStatus.LEARNER in standings.values() or self._longest_log > 1
         return lost if has_past and not membership.has_majority_without(lost) else []
 
+    @property
+    def _longest_log(self) -> int:
+        """The highest last index of the logs that this node knows, its own included."""
+        return max([self._last_index, *(status.last_index for status in self._heard.values())])
+
     def _hopeless(self, lost: Sequence[str]) -> str:
-        last = max((status.last_index for status in self._heard.values()), default=0)
+        foreign = sorted(self._foreign.intersection(lost))
+        are, have = ("is", "a data directory") if len(foreign) == 1 else ("are", "data directories")
+        note = f", and {', '.join(foreign)} {are} up with {have} of no member" if foreign else ""
         return (
-            f"the logs of {', '.join(lost)} are damaged or lost, so no majority knows what was confirmed "
-            f"(the others hold entries up to {last}): stop the nodes, put back a data directory of one of them "
-            "(a damaged log is kept in it as damaged-*), and start again"
+            f"the logs of {', '.join(lost)} are damaged or lost, so no majority knows what was confirmed (the longest "
+            f"known log ends with entry {self._longest_log}{note}): stop the nodes, put back the last data directory "
+            "of one of them (a damaged log is kept in it as damaged-*), and start again; if that is impossible, `qq "
+            "recover` lets a single node go on with its data, and may lose confirmed messages"
         )

@@ -46,7 +46,7 @@ class Assembly:
         replica = self.replica = own.replica
         self.applying = Applier(replica.state, replica.pending)
         self.queries = Queries(replica.outbox.is_new, replica.outbox.transmit)
-        self.membership = MembershipParts(replica, machine.outages_since)
+        self.membership = MembershipParts(replica, machine.outages_since, machine.losses_since)
         self.reads = Reads(replica, self.membership.leadership, machine.reads_since)
         first_id = replica.pending.incarnation << SNAPSHOT_ID_BITS
         self.sender = SnapshotSender(replica, first_id)

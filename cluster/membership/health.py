@@ -96,11 +96,21 @@ def _has_full_disk(status: Status) -> bool:
     return bool(status.alarm & Alarm.DISK) and (not status.may_lead or status.disk_free_bytes < FULL_BYTES)
 
 
-def why_no_leader(membership: Membership, known: Known, own_flaw: str | None = None) -> str:
+def why_no_leader(
+    membership: Membership,
+    known: Known,
+    own_flaw: str | None = None,
+    why_hopeless: str | None = None,
+    foreign: Collection[str] = (),
+) -> str:
     """Return why no leader is known: the members that do not answer, and the members that hear a leader.
 
-    A leader sends no heartbeats to a node that has not joined yet. `own_flaw` is why this node cannot take part.
+    A leader sends no heartbeats to a node that has not joined yet. `own_flaw` is why this node cannot take part, and
+    `why_hopeless` that a majority has lost its logs. `foreign` are the names under which other data directories than
+    the members' are connected.
     """
+    if why_hopeless is not None:
+        return f"no majority: {why_hopeless}"
     silent = sorted(name for name in membership.voters if known.get(name) is None)
     hearing = sorted(name for name, status in known.items() if status is not None and status.hears_leader)
     if hearing and own_flaw is not None:
@@ -113,10 +123,21 @@ def why_no_leader(membership: Membership, known: Known, own_flaw: str | None = N
             "the nodes)"
         )
     if not silent:
-        return "no leader: the members elect one"
-    those = f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
+        return "no leader: all members answer, and should elect one in a moment"
+    those = "; ".join(why_absent(silent, foreign))
     is_majority = membership.is_majority(membership.voters - set(silent))
-    return f"no leader: {those}, and the others elect one" if is_majority else f"no majority: {those}"
+    return f"no leader: {those}; the others are a majority" if is_majority else f"no majority: {those}"
+
+
+def why_absent(silent: Sequence[str], foreign: Collection[str]) -> list[str]:
+    """Return the texts for members that are not heard; `foreign` is as for `why_no_leader`."""
+    absent = [name for name in silent if name not in foreign]
+    others = [name for name in silent if name in foreign]
+    verb = "does not answer" if len(absent) == 1 else "do not answer"
+    return [
+        *([f"{', '.join(absent)} {verb}"] if absent else []),
+        *(f"another data directory than that of the member is up under the name {name}" for name in others),
+    ]
 
 
 def why_not_lead(name: str, known: Known) -> str | None:

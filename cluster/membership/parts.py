@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 class MembershipParts:
     """The parts that know the other members."""
 
-    def __init__(self, replica: Replica, outages_since: int) -> None:
-        """`outages_since` is the first version of the state whose entries declare outages."""
+    def __init__(self, replica: Replica, outages_since: int, losses_since: int) -> None:
+        """`outages_since` is the first version of the state whose entries declare outages.
+
+        `losses_since` is the first version whose configurations have the times of lost data directories.
+        """
         config, configurations, now_s = replica.config, replica.configurations, replica.runtime.monotonic()
         self._turns = replica.turns
         self.peers = Peers(configurations.directories(config.name), now_s)
@@ -46,7 +49,12 @@ class MembershipParts:
         self.own_status = OwnStatus(replica, self.members, self.alarms)
         maintenance = Maintenance(config.name, configurations, now_s)
         self.statuses = Statuses(
-            self.members, self.peers, maintenance, self.own_status, lambda: self.leadership.leader_term.leader
+            self.members,
+            self.peers,
+            maintenance,
+            self.own_status,
+            lambda: self.leadership.leader_term.leader,
+            replica.rejoin.why_hopeless,
         )
         self.leadership = Leadership(
             replica,
@@ -61,6 +69,7 @@ class MembershipParts:
             joining=self.joining,
             leadership=self.leadership,
             statuses=self.statuses,
+            losses_since=losses_since,
         )
         self.evictions = Evictions(replica, self.members, self.peers)
         self.outages = Outages(replica, outages_since)

@@ -48,12 +48,15 @@ class Reconfiguration:
         joining: Joining,
         leadership: Leadership,
         statuses: Statuses,
+        losses_since: int,
     ) -> None:
+        """`losses_since` is the first version of the state whose configurations have the times of lost directories."""
         self._members = members
         self._configurations = replica.configurations
         self._joining = joining
         self._leadership = leadership
         self._statuses = statuses
+        self._losses_since = losses_since
         self._engine = replica.engine
         self._clock = replica.clock
         self._runtime = replica.runtime
@@ -121,6 +124,8 @@ class Reconfiguration:
             self._leadership.leave()
             raise NotNow("this node leads, and hands over first")
         time_ms = self._clock.time_ms(self._runtime.monotonic())
+        if held.newest.version >= self._losses_since:
+            after = after.dated(held.newest, time_ms)
         index = engine.propose(make_configuration(time_ms, after))
         self._members.follow()
         return index

@@ -28,7 +28,7 @@ from cluster.raft.cluster_clock import bounded
 from cluster.raft.messages import FREE_BYTES_MAX, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from cluster.membership.alarms import Alarms
     from cluster.membership.maintenance import Maintenance
@@ -93,8 +93,12 @@ class Statuses:
         maintenance: Maintenance,
         own: OwnStatus,
         leader: Callable[[], str | None],
+        why_hopeless: Callable[[], str | None],
     ) -> None:
-        """`leader` returns the name of the leader that this node knows, or None."""
+        """`leader` returns the name of the leader that this node knows, or None.
+
+        `why_hopeless` returns the text for a cluster without a majority of logs, or None.
+        """
         self._name = members.name
         self._members = members
         self._configurations = members.configurations
@@ -103,6 +107,7 @@ class Statuses:
         self._maintenance = maintenance
         self._own = own
         self._leader = leader
+        self.why_hopeless = why_hopeless
 
     def known(self) -> dict[str, Status | None]:
         """Return the last status of each member; None for members that this node does not hear."""
@@ -110,6 +115,11 @@ class Statuses:
         for peer in self._configurations.others(self._name):
             known[peer] = self._peers.status(peer) if self._members.hears(peer) else None
         return known
+
+    @property
+    def foreign(self) -> Sequence[str]:
+        """The names of members under which other data directories than the members' are connected."""
+        return [name for name in self._linked.non_members if name in self._configurations.membership.members]
 
     # For operators
 
@@ -184,7 +194,13 @@ class Statuses:
         """Return why no entry is committed now, if no leader is known."""
         if self._leader() is not None:
             return None
-        return why_no_leader(self._configurations.membership, self.known(), self._own.flaw())
+        return why_no_leader(
+            self._configurations.membership,
+            self.known(),
+            self._own.flaw(),
+            self.why_hopeless(),
+            self.foreign,
+        )
 
     def why_log_is_obsolete(self, durable_bytes: int, synced_index: int) -> str | None:
         """Return why this node, whose disk is full, may discard its log (health.py)."""

@@ -128,6 +128,13 @@ class Members:
             log.info("node %s is a member now", name)
         for name in before.keys() - self.known.keys() - {self.name}:
             log.info("node %s is no member any more", name)
+        for name in sorted(self.known.keys() & before.keys() - {self.name}):
+            if before[name].id not in (None, self.known[name].id):
+                log.warning(
+                    "node %s has lost its data directory, or was replaced: it gets everything anew; check whether its "
+                    "disk was mounted",
+                    name,
+                )
         self._directory.record_configuration(held, self._engine.journal)
         self._clock.members = held.newest.clocks(self.name, self.id)
         for name in (before.keys() | held.known.keys()) - held.membership.voters:

@@ -646,7 +646,7 @@ def _amqplain(response: bytes) -> tuple[str, bytes]:
     """Parse the response of AMQPLAIN: a field table without its length."""
     try:
         table, _ = decode_table(len(response).to_bytes(4, "big") + response, 0, len(response) + 4)
-    except (FieldError, IndexError, StructError, UnicodeDecodeError):
+    except (FieldError, IndexError, StructError):
         raise _bad_login("response invalid") from None
     user, password = table.get("LOGIN"), table.get("PASSWORD")
     if not isinstance(user, str | bytes) or not isinstance(password, str | bytes):

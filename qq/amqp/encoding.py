@@ -14,6 +14,7 @@ from pamqp import commands
 from pamqp import frame as pamqp_frame
 
 from qq.amqp.framing import FRAME_METHOD
+from qq.octets import octets_of
 from qq.stored.layout import FRAME_END
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def method_frame(channel: int, class_id: int, method_id: int, arguments: bytes) 
 
 
 def _shortstr(text: str) -> bytes:
-    encoded = text.encode()
+    encoded = octets_of(text)
     return bytes([len(encoded)]) + encoded
 
 

@@ -13,6 +13,7 @@ from pamqp import commands
 
 from qq.amqp.access import AccessRequest
 from qq.errors import ChannelError, ConnectionFault, ReplyCode
+from qq.octets import text_of
 from qq.stored.fields import FieldError, TableLimitExceeded, decode_table, long_string
 
 if TYPE_CHECKING:
@@ -101,7 +102,11 @@ def decode_method(payload: bytes) -> base.Frame:
         if index >> 16 == _CLASS_CONNECTION:
             raise ConnectionFault(ReplyCode.SYNTAX_ERROR, text, index >> 16, index & 0xFFFF) from None
         raise ChannelError(ReplyCode.PRECONDITION_FAILED, text, index >> 16, index & 0xFFFF) from None
-    except (FieldError, IndexError, StructError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        # RabbitMQ's answer. The codes of other methods than those of connections are not known there.
+        at_fault = (index >> 16, index & 0xFFFF) if index >> 16 == _CLASS_CONNECTION else (0, 0)
+        raise ConnectionFault(ReplyCode.FRAME_ERROR, "Malformed UTF-8 in shortstr", *at_fault) from None
+    except (FieldError, IndexError, StructError) as error:
         text = f"cannot decode {cls.name.lower()}: {error}"
         raise ConnectionFault(ReplyCode.SYNTAX_ERROR, text, index >> 16, index & 0xFFFF) from None
     return method
@@ -114,7 +119,7 @@ def decode_publish(payload: bytes) -> PublishArguments:
         key_at = 7 + payload[6]
         bits_at = key_at + 1 + payload[key_at]
         (bits,) = payload[bits_at:]
-        exchange, key = payload[7:key_at].decode(), payload[key_at + 1 : bits_at].decode()
+        exchange, key = text_of(payload[7:key_at]), text_of(payload[key_at + 1 : bits_at])
     except (IndexError, ValueError) as error:
         raise ConnectionFault(
             ReplyCode.SYNTAX_ERROR, f"cannot decode basic.publish: {error}", 60, 40

@@ -138,8 +138,8 @@ class ClientConnection(FlowControlledProtocol):
         "_turns",
         "_uncommitted_bytes",
         "_unread",
+        "_unused_memory_slots",
         "_unused_s",
-        "_unused_turns",
         "id",
         "in_log",
         "is_admitted",
@@ -171,7 +171,7 @@ class ClientConnection(FlowControlledProtocol):
         self._slot = slot
         self.id = broker.new_id()
         self._turns = server.sockets.turns
-        self._place = self._turns.stranger(self, self.peer_host)
+        self._place = self._turns.new_place(self, self.peer_host)
         """The place in the order of turns at the node's processor."""
         self._unread = b""
         """Received octets that wait for a turn."""
@@ -208,10 +208,10 @@ class ClientConnection(FlowControlledProtocol):
         self._is_publisher = False
         self._partial_bytes = 0
         """Octets of partly received messages, as of the last read."""
-        self._unused_turns = 0
-        """Turns to finish a message in which the client has sent no octets, since its last octets."""
+        self._unused_memory_slots = 0
+        """How often the client has sent no octets while it had the memory slot, since its last octets."""
         self._unused_s = 0.0
-        """Monotonic time, in seconds, at which `_unused_turns` was last increased."""
+        """Monotonic time, in seconds, at which `_unused_memory_slots` was last increased."""
         self._blocked = False
         self._silent_checks = 0
         self._refused = False
@@ -288,7 +288,7 @@ class ClientConnection(FlowControlledProtocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        self._unused_turns = 0
+        self._unused_memory_slots = 0
         if self._holding_channels:
             self._held_bytes += len(data)
             if self._held_bytes > HELD_BYTES_MAX:
@@ -338,14 +338,17 @@ class ClientConnection(FlowControlledProtocol):
 
     def _take_step(self) -> bool:
         """Do a piece of the work. Return whether work is left."""
-        if self._ready:
-            methods = next(iter(self._ready))
-            del self._ready[methods]
-            methods.carry_out_some()
-        elif self._unread or self._amqp.has_more:
-            self._receive()
-        elif self._is_left or self._is_lost:
-            self._clean_up()
+        try:
+            if self._ready:
+                methods = next(iter(self._ready))
+                del self._ready[methods]
+                methods.carry_out_some()
+            elif self._unread or self._amqp.has_more:
+                self._receive()
+            elif self._is_left or self._is_lost:
+                self._clean_up()
+        except Exception as error:  # noqa: BLE001  # it is logged
+            self.unexpected(error)
         return self._has_work
 
     def _receive(self) -> None:
@@ -404,6 +407,7 @@ class ClientConnection(FlowControlledProtocol):
     def eof_received(self) -> bool:
         self._release_output()  # the transport closes in a moment, and writes no more
         self._close_later()
+        self._place = self._turns.begin_leaving(self._place)
         self._is_left = True
         self._leave()
         return False
@@ -415,9 +419,9 @@ class ClientConnection(FlowControlledProtocol):
         log.log(level, "%s of %s closed%s", self._described, self.user or "nobody", f": {exc}" if exc else "")
         if self._attempt is not None:
             self._attempt.cancel()
-        self._stop_timers()
-        if self._expiry_check is not None:
-            self._expiry_check.cancel()
+        self._stop_all_timers()
+        if not self._is_left:
+            self._place = self._turns.begin_leaving(self._place)
         self._is_lost = True
         self._is_ended = False
         self._leave()
@@ -439,6 +443,7 @@ class ClientConnection(FlowControlledProtocol):
         self._is_ended = True
         self._end_channels()
         if self._is_lost:
+            self._stop_all_timers()  # the last octets may have started some
             self._server.sockets.partial_messages.remove(self)
             self._broker.connection_closed(self)
             self._turns.leave(self._place)
@@ -633,7 +638,7 @@ class ClientConnection(FlowControlledProtocol):
         log.info(
             "%s: user %s from %s, virtual host %s", self._described, self.user, self.peer_host, self.vhost
         )
-        self._turns.move(self._place, self.vhost, self.user)
+        self._turns.log_in(self._place, self.vhost, self.user)
         self._process(self._amqp.accept_vhost)
         self._continue_input()
 
@@ -674,9 +679,8 @@ class ClientConnection(FlowControlledProtocol):
             self._end_claims()
             self._amqp.fail(error)
             self._partial_bytes = 0
-            self._server.sockets.partial_messages.remove(
-                self
-            )  # otherwise close-ok might wait for other connections' turns
+            # Otherwise close-ok might wait for the memory slot.
+            self._server.sockets.partial_messages.remove(self)
             self._schedule_flush()
             self._close_later()
             # Only close-ok matters now, and all octets before it must be read to reach it.
@@ -837,6 +841,11 @@ class ClientConnection(FlowControlledProtocol):
                 timer.cancel()
         self._deadline = self._heartbeat = self._hang_up_check = None
 
+    def _stop_all_timers(self) -> None:
+        self._stop_timers()
+        if self._expiry_check is not None:
+            self._expiry_check.cancel()
+
     # Heartbeats
 
     def _check_heartbeat(self) -> None:
@@ -928,27 +937,27 @@ class ClientConnection(FlowControlledProtocol):
             else:
                 self._amqp.unblock()
             self._schedule_flush()
-        self.turn_changed()
+        self.memory_slot_changed()
 
-    def turn_changed(self) -> None:
-        """Pause during an alarm, unless it is this connection's turn to free memory by finishing a message.
+    def memory_slot_changed(self) -> None:
+        """Pause during an alarm, unless this connection has the slot to free memory by finishing a message.
 
-        The turn counts only if memory alone is short.
+        The slot counts only if memory alone is short.
         """
         if self._amqp.phase is not Phase.OPEN:
             return
-        goes_on = self._broker.alarm == _MEMORY_SHORT and self._server.sockets.partial_messages.has_turn(self)
+        goes_on = self._broker.alarm == _MEMORY_SHORT and self._server.sockets.partial_messages.has_slot(self)
         if self._blocked and not goes_on:
             self.pause_for(_ALARM)
         else:
             self.resume_for(_ALARM)
 
-    def turn_unused(self) -> None:
+    def memory_slot_unused(self) -> None:
         """Drop the connection if its client is dead.
 
-        Otherwise its partly received message would keep memory and turns for ever.
+        Otherwise its partly received message would keep memory, and the slot at times, for ever.
 
-        The client is not read between its turns, so turns are counted, at most one in each check interval.
+        The client is read with the slot only, so unused slots are counted, at most one in each check interval.
         """
         interval_s, now_s = self._amqp.heartbeat_s, self._broker.runtime.monotonic()
         if (
@@ -957,8 +966,8 @@ class ClientConnection(FlowControlledProtocol):
             and now_s - self._unused_s >= interval_s / HEARTBEAT_CHECKS
         ):
             self._unused_s = now_s
-            self._unused_turns += 1
-            if self._unused_turns > SILENT_CHECKS_MAX:
+            self._unused_memory_slots += 1
+            if self._unused_memory_slots > SILENT_CHECKS_MAX:
                 self._missed_heartbeats()
 
     def close_stalled(self) -> None:

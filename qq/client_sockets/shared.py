@@ -41,7 +41,7 @@ class ClientSockets(NamedTuple):
     throttled_log: ThrottledLog
     """The rate-limited log for events of clients that have not authenticated."""
     partial_messages: PartialMessages
-    """Gives connections their turn while partly received messages take too much memory."""
+    """Gives connections the memory slot while partly received messages take too much memory."""
     turns: ProcessorTurns
     """Gives connections their turn at the node's processor."""
     limits: NodeLimits

@@ -8,8 +8,10 @@ Three orders of start-time fair queueing decide which connection is next (`clust
 hosts, among the users of a virtual host, and among the connections of a user. Connections before their login belong to
 a tenant of their own, divided by the clients' addresses.
 
+The ports of a node's client protocols and its HTTP port have turns of their own; those of HTTP rest between passes.
+
 Invariant: in a pass of the event loop, turns take PASS_S and at most a turn more. Then timers and other sockets are
-served. While no connection waits, a connection has its turn at once.
+served. While no connection waits, a connection has its turn at once. A turn that fails ends no other connection's.
 """
 
 from __future__ import annotations
@@ -22,8 +24,6 @@ from qq.sessions.lanes import AHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from cluster.runtime.ports import Runtime
 
 PASS_S = 0.002
 """Seconds of processor time for turns in a pass of the event loop."""
@@ -44,7 +44,7 @@ class Worker(Protocol):
 class Place:
     """A member of an order: a virtual host, a user in it, or a connection of that user."""
 
-    __slots__ = ("__weakref__", "is_waiting", "members", "owner", "time", "worker")
+    __slots__ = ("__weakref__", "is_clean_up", "is_waiting", "members", "owner", "time", "worker")
 
     def __init__(self, owner: Place | None, worker: Worker | None = None) -> None:
         self.owner = owner
@@ -53,6 +53,8 @@ class Place:
         """The connection, if this is a connection's place."""
         self.members: FairQueue[Place] = FairQueue(AHEAD) if worker is None else _NO_MEMBERS
         self.is_waiting = False
+        self.is_clean_up = False
+        """Whether its members are the connections whose clients are gone. They are not charged to it."""
         self.time: float = 0
 
 
@@ -63,14 +65,23 @@ _NO_MEMBERS: FairQueue[Place] = FairQueue()
 class ProcessorTurns:
     """The connections with work, and the turns of a node."""
 
-    def __init__(self, runtime: Runtime, clock: Callable[[], float]) -> None:
-        """Create a node's turns. `clock` returns the processor time that the node's thread has taken, in seconds."""
-        self._runtime = runtime
+    def __init__(
+        self, call_after_rest: Callable[[Callable[[], None], float], object], clock: Callable[[], float]
+    ) -> None:
+        """Create turns.
+
+        `call_after_rest` calls a function in a later pass of the event loop. It gets the seconds of processor time that
+        turns have taken, for which they may rest. `clock` returns the processor time that the thread has taken, in
+        seconds.
+        """
+        self._call_after_rest = call_after_rest
         self.clock = clock
         self._root = Place(None)
         self._vhosts: WeakValueDictionary[str, Place] = WeakValueDictionary()
         self._users: WeakValueDictionary[tuple[str, str], Place] = WeakValueDictionary()
-        self._strangers = Place(self._root)
+        self._clean_ups: WeakValueDictionary[Place, Place] = WeakValueDictionary()
+        """The places of connections whose clients are gone, by their users."""
+        self._unauthenticated = Place(self._root)
         """The place of all connections before their login."""
         self._waiting = 0
         """The number of connections that wait for their turn."""
@@ -78,19 +89,36 @@ class ProcessorTurns:
         """The connection that has its turn now."""
         self._spent_s = 0.0
         """Processor time that turns have taken since the last pass began."""
+        self._cost = 0
+        """Cost of the last turn in steps."""
         self._is_scheduled = False
 
-    def stranger(self, worker: Worker, host: str) -> Place:
-        """Return a place for a connection from this address before its login."""
-        return Place(self._user("", host, self._strangers), worker)
+    def new_place(self, worker: Worker, host: str) -> Place:
+        """Return a place for a connection from this address. It has not logged in yet."""
+        return Place(self._user("", host, self._unauthenticated), worker)
 
-    def move(self, place: Place, vhost: str, user: str) -> None:
+    def log_in(self, place: Place, vhost: str, user: str) -> None:
         """Let a connection belong to a user and a virtual host from its next turn on."""
         owner = self._vhosts.get(vhost)
         if owner is None:
             owner = self._vhosts[vhost] = Place(self._root)
         place.owner = self._user(vhost, user, owner)
         place.time = 0  # times of different owners cannot be compared
+
+    def begin_leaving(self, place: Place) -> Place:
+        """Return a new place for a connection whose client is gone. Its old place gets no more turns.
+
+        All such connections of a user together are served as often as a new connection. Otherwise new connections,
+        which go before busy ones, could delay their clean-up for as long as they come.
+        """
+        user, worker = place.owner, place.worker
+        assert user is not None
+        clean_up = self._clean_ups.get(user)
+        if clean_up is None:
+            clean_up = self._clean_ups[user] = Place(user)
+            clean_up.is_clean_up = True
+        place.worker = None
+        return Place(clean_up, worker)
 
     def leave(self, place: Place) -> None:
         """Give no more turns to a connection that is closed and has no work left."""
@@ -109,15 +137,22 @@ class ProcessorTurns:
         if self._waiting or self._served is not None or self._spent_s >= PASS_S:
             self._enter(place)
             return
-        left, cost = self._serve(place)
-        member = place
-        while (owner := member.owner) is not None:
-            owner.members.charge_unqueued(member, cost)
-            member = owner
-        if left:
-            self._enter(place)
-        elif self._spent_s > PASS_S / 2 and not self._is_scheduled:
-            self._schedule()
+        left = False
+        try:
+            left = self._serve(place)
+        finally:
+            member = place
+            while (owner := member.owner) is not None:
+                owner.members.charge_unqueued(member, self._cost)
+                member = owner
+            if left:
+                self._enter(place)
+            elif self._spent_s > PASS_S / 2 and not self._is_scheduled:
+                self._schedule()
+
+    def charge(self, seconds: float) -> None:
+        """Add processor time that other tasks will take because of the present turn."""
+        self._spent_s += seconds
 
     def _enter(self, place: Place) -> None:
         self._waiting += 1
@@ -130,15 +165,17 @@ class ProcessorTurns:
 
     def _schedule(self) -> None:
         self._is_scheduled = True
-        self._runtime.call_soon(self._begin_pass)
+        self._call_after_rest(self._begin_pass, self._spent_s)
 
     def _begin_pass(self) -> None:
         self._is_scheduled = False
         self._spent_s = 0.0
-        while self._waiting and self._spent_s < PASS_S:
-            self._serve_next()
-        if (self._waiting or self._spent_s > PASS_S / 2) and not self._is_scheduled:
-            self._schedule()
+        try:
+            while self._waiting and self._spent_s < PASS_S:
+                self._serve_next()
+        finally:
+            if (self._waiting or self._spent_s > PASS_S / 2) and not self._is_scheduled:
+                self._schedule()
 
     def _serve_next(self) -> None:
         place, taken = self._root, list[Place]()
@@ -146,22 +183,26 @@ class ProcessorTurns:
             place = place.members.next()
             taken.append(place)
         self._waiting -= 1
-        left, cost = self._serve(place)
-        for member in reversed(taken):
-            member.time += cost
-            member.is_waiting = bool(member.members)
-            if member.is_waiting and member.owner is not None:
-                member.owner.members.push(member)
-        if left:
-            self._enter(place)
+        left = False
+        try:
+            left = self._serve(place)
+        finally:
+            for member in reversed(taken):
+                member.time = 0 if member.is_clean_up else member.time + self._cost
+                member.is_waiting = bool(member.members)
+                if member.is_waiting and member.owner is not None:
+                    member.owner.members.enter(member)
+            if left:
+                self._enter(place)
 
-    def _serve(self, place: Place) -> tuple[bool, int]:
-        """Give a connection its turn. Return whether it has work left, and the cost in steps."""
-        clock = self.clock
+    def _serve(self, place: Place) -> bool:
+        """Give a connection its turn, and put the cost into `_cost`. Return whether it has work left."""
+        clock, spent_s = self.clock, self._spent_s
         began_s = clock()
         self._served = place
-        left = place.worker is not None and place.worker.take_turn(began_s + TURN_S)
-        self._served = None
-        took_s = clock() - began_s
-        self._spent_s += took_s
-        return left, 1 + int(took_s * STEPS_PER_S)
+        try:
+            return place.worker is not None and place.worker.take_turn(began_s + TURN_S)
+        finally:
+            self._served = None
+            self._spent_s += clock() - began_s
+            self._cost = 1 + int((self._spent_s - spent_s) * STEPS_PER_S)

@@ -5,12 +5,11 @@ Invariant: a code keeps its meaning for ever, because scripts search for codes. 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.diagnosis.words import number
+from qq.diagnosis.words import number, utc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ KEPT_MS = 60_000
 """Milliseconds that a finding is remembered. If it is found again within this time, it keeps its first time."""
 
 
-ABSENCES = frozenset({"no-leader", "leader-unheard", "nobody-serves", "node-down"})
+ABSENCES = frozenset({"no-leader", "majority-lost", "leader-unheard", "nobody-serves", "node-down"})
 """Codes of findings that begin anew when a node or a leader is missing again, however soon."""
 
 
@@ -63,7 +62,10 @@ def _info(advice: str, plural: str = "") -> KindOfFinding:
 KINDS: Mapping[str, KindOfFinding] = {
     # The cluster and its members
     "no-leader": _critical(
-        "Start nodes, or mend their links, until a majority is up; nothing has been lost."
+        "Start nodes, or mend their links, until a majority is up. If their data is gone for good: `qq recover`."
+    ),
+    "majority-lost": _critical(
+        "Put the data directories back. `qq recover` is the last way out, and may lose confirmed messages."
     ),
     "leader-unheard": _critical(
         "Check the network between this node and the leader, and have its clients connect to another node."
@@ -71,6 +73,10 @@ KINDS: Mapping[str, KindOfFinding] = {
     "nobody-serves": _critical("`qq revive` a node under maintenance, or start one that is down."),
     "node-down": _warning(
         "Start it, or check its network and the last lines of its log.", "{} nodes do not answer"
+    ),
+    "directory-differs": _warning(
+        "If the member's directory is lost, `qq member replace`; else stop that process, and start the member.",
+        "{} nodes are up with other data directories",
     ),
     "node-tells-nothing": _info(
         "If it is not of an older release, check whether it is overloaded or stopped.",
@@ -81,11 +87,15 @@ KINDS: Mapping[str, KindOfFinding] = {
         "Check its disk, its processor and the network to it.", "{} nodes lack entries of the log"
     ),
     "node-under-repair": _warning(
-        "Wait until it has received the log from the other nodes; do not stop another node.",
+        "The leader sends it the log: wait, and stop no other node. Without a leader, mend that first.",
         "{} nodes are under repair",
     ),
     "link-missing": _warning(
         "Check the network between them, and their secrets.", "{} pairs of nodes have no link"
+    ),
+    "data-lost": _warning(
+        "Check why its data directory was empty: its disk may not be mounted, or may not be kept.",
+        "{} nodes lost their data",
     ),
     "members-few": _info("Add members (`qq member add`): three voters tolerate the failure of one."),
     "members-even": _info(
@@ -331,7 +341,7 @@ def document_of(diagnosis: Diagnosis) -> dict[str, Any]:
                 "subject": each.subject,
                 "text": each.text,
                 "advice": each.advice,
-                "since": None if each.since_ms is None else _time(each.since_ms),
+                "since": None if each.since_ms is None else utc(each.since_ms),
                 "object": _object(each),
             }
             for each in diagnosis.findings
@@ -368,7 +378,7 @@ def _group(findings: Sequence[Finding], places: Sequence[int]) -> dict[str, Any]
         "code": first.code,
         "title": first.subject if is_single else KINDS[first.code].plural.format(f"{count:,}"),
         "advice": first.advice,
-        "since": _time(min(since)) if since else None,
+        "since": utc(min(since)) if since else None,
         "count": count,
         "findings": [place for place in places if is_single or findings[place].objects == 1],
     }
@@ -377,18 +387,18 @@ def _group(findings: Sequence[Finding], places: Sequence[int]) -> dict[str, Any]
 def lines_of(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that a terminal shows for the JSON document: the verdict, and three lines per group.
 
-    Unprintable characters are shown as escapes, because the names in findings may contain any character.
+    The names in findings may contain any character, so the caller must escape each line for the terminal.
     """
-    yield _printable(document["verdict"])
+    yield document["verdict"]
     findings = document["findings"]
     # A node of an earlier release sends no groups.
     alone = [{**each, "title": each["subject"], "findings": [at]} for at, each in enumerate(findings)]
     for group in document.get("groups", alone):
         since = f", since {group['since']}" if group["since"] else ""
         members = [findings[place] for place in group["findings"]]
-        yield _printable(f"{group['severity'].upper()} {group['code']}: {group['title']}{since}")
-        yield _printable(f"    {members[0]['text'] if len(members) == 1 else _names(group, members)}")
-        yield _printable(f"    -> {group['advice']}")
+        yield f"{group['severity'].upper()} {group['code']}: {group['title']}{since}"
+        yield f"    {members[0]['text'] if len(members) == 1 else _names(group, members)}"
+        yield f"    -> {group['advice']}"
 
 
 def _names(group: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> str:
@@ -403,15 +413,6 @@ def _name(finding: Mapping[str, Any]) -> str:
         return subject
     vhost = about.get("vhost", "/")
     return about["name"] if vhost == "/" else f"{about['name']} (vhost {vhost})"
-
-
-def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-
-
-def _time(since_ms: int) -> str:
-    """Return a time in RFC 3339 format, in UTC, to the second."""
-    return f"{datetime.fromtimestamp(since_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def decode_finding(row: Any) -> Finding | None:

@@ -43,6 +43,10 @@ class MemberFacts(NamedTuple):
     """Whether the member leads or hears the leader, as it reports itself."""
     why_apart: str | None = None
     """Reason why the reporting node has no link with the member; None if unknown."""
+    lost_ms: int | None = None
+    """When the member's data directory was lost or replaced within the last day, in milliseconds since 1970."""
+    has_other_directory: bool = False
+    """Whether another data directory than the member's is up under its name."""
 
 
 class ClusterFacts(NamedTuple):
@@ -52,6 +56,8 @@ class ClusterFacts(NamedTuple):
     members: Sequence[MemberFacts]
     version: int
     """Version of the state that the cluster has agreed on."""
+    majority_lost: str | None = None
+    """Which logs are damaged or lost, if the members with intact logs are no majority; else None."""
 
 
 def findings_of_members(facts: ClusterFacts) -> Iterator[Finding]:
@@ -85,6 +91,8 @@ def _whole(facts: ClusterFacts) -> Iterator[Finding]:
             f"the asked node hears no leader, so its clients wait; {', '.join(hearing)} can name the leader"
         )
         yield Finding("leader-unheard", CLUSTER, text)
+    elif facts.leader is None and facts.majority_lost:
+        yield Finding("majority-lost", CLUSTER, facts.majority_lost)
     elif facts.leader is None:
         up = sum(member.is_up for member in voters)
         text = f"no message is confirmed: no leader is known, and this node sees {up} of {len(voters)} voters"
@@ -113,6 +121,9 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
     node = f"node {member.name}"
     if member.role == "awaited":
         yield Finding("member-awaited", node, "it is a member that has not connected yet")
+    elif not member.is_up and member.has_other_directory:
+        text = "another data directory than the member's is up under its name, and does not count"
+        yield Finding("directory-differs", node, text)
     elif not member.is_up:
         text = f"there is no link with it: {member.why_apart}" if member.why_apart else "it does not answer"
         yield Finding("node-down", node, text)
@@ -122,6 +133,9 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
         yield Finding("member-learns", node, "it receives the log, and does not vote yet")
     elif member.lag is not None and member.lag > LAG_MAX:
         yield Finding("node-behind", node, f"it lacks {member.lag:,} entries of the log")
+    if member.lost_ms is not None:
+        text = "it lost its data: a new data directory has taken the place of the last one"
+        yield Finding("data-lost", node, text, member.lost_ms)
     if member.is_up and member.clock_offset_ms is not None and abs(member.clock_offset_ms) > CLOCK_OFF_MS:
         way = "ahead of" if member.clock_offset_ms > 0 else "behind"
         text = f"its clock is {abs(member.clock_offset_ms) / 1000:.1f} s {way} the cluster's time"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 MOST_S = 5.0
 """Seconds of the last bound of histograms; a longer duration is shown as "more than" this."""
 FEW_MINUTES = 10
@@ -44,3 +46,8 @@ def hours(seconds: float) -> str:
 
 def days(seconds: float) -> str:
     return hours(seconds) if seconds < 2 * DAY_S else number(seconds / DAY_S, "day")
+
+
+def utc(time_ms: int) -> str:
+    """Return a time in milliseconds since 1970 in RFC 3339 format, in UTC, to the second."""
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"

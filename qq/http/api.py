@@ -35,6 +35,7 @@ from qq.http.endpoints.topology import BindingEndpoints, ExchangeEndpoints
 from qq.http.endpoints.users import UserEndpoints
 from qq.http.endpoints.vhosts import VhostEndpoints
 from qq.http.page.event_stream import STREAMS_MAX, LiveEndpoint
+from qq.http.page.health_events import HealthEvents
 from qq.http.page.live_views import LiveViews
 from qq.http.page.oauth2_login import OAuth2Endpoints
 
@@ -52,7 +53,12 @@ def routes(view: NodeView, management: Management, streams_max: int = STREAMS_MA
     """Return all routes below /api, except for those of app.py."""
     live = LiveViews(view, management)
     resources = (
-        LiveEndpoint(live.by_name(), streams_max, partial(is_logged_in_still, management)),
+        LiveEndpoint(
+            live.by_name(),
+            streams_max,
+            partial(is_logged_in_still, management),
+            HealthEvents(view).newest,
+        ),
         live,
         OverviewEndpoints(management),
         NodeEndpoints(view, management),

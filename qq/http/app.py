@@ -22,6 +22,7 @@ from qq.http.base.listener import HttpLimits
 from qq.http.base.login import is_encrypted, login_required
 from qq.http.documents.prometheus import PER_OBJECT, ObjectExposition, info_lines
 from qq.http.documents.requests import BODY_TIMEOUT_S
+from qq.http.page.health_events import cluster_document
 from qq.http.server import HttpServer, strangers_watched, users_bounded
 from qq.management.errors import Unavailable
 
@@ -170,9 +171,7 @@ class _Pages:
         return await self._objects.write(request, tables, prefix, infos)
 
     async def cluster(self, _: web.Request) -> web.Response:
-        status = self._view.cluster_status()
-        nodes = [node._asdict() for node in status.nodes]
-        return web.json_response(status._asdict() | {"nodes": nodes})
+        return web.json_response(cluster_document(self._view))
 
 
 async def _health(view: NodeView, _: web.Request) -> web.Response:

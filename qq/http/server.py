@@ -1,8 +1,11 @@
-"""The HTTP port: bounds the number and the duration of connections, their memory, and their work (qq/http/turns.py).
+"""The HTTP port: bounds the number and the duration of connections, their memory, and their work.
+
+Connections parse what they receive in turns, and wait for a turn before each request, so that floods at the HTTP port
+do not delay AMQP clients. Addresses share the turns, whatever their number of connections and requests.
 
 Invariant: a connection without a running request of a logged-in user is unauthenticated. Such connections are bounded
 in number and time, and may be evicted by new connections. Requests of users are bounded, too; a request above the bound
-is refused.
+is refused. Between passes of the event loop, turns rest for as long as they took.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from aiohttp import web
 from cluster.net.acceptor import accept_all, begin
 from cluster.net.connection_slots import QUICK_SHARE, ConnectionSlots, Slot, SlotLimits, Stage
 from cluster.net.log_throttle import ThrottledLog
+from qq.client_sockets.turns import TURN_S, ProcessorTurns
 from qq.http.base.login import has_login, login_of
 from qq.http.base.user_quota import UserShares
 from qq.http.page.event_stream import STREAM_PATH
-from qq.http.turns import TURN_S, RequestTurns
 
 if TYPE_CHECKING:
     import socket
@@ -54,6 +57,8 @@ COSTLY_SLICE_BYTES = 2048
 """Bytes are costly to parse if fewer than these take TURN_S / 2."""
 SLICE_BYTES_MIN = 256
 """Bytes parsed at a time at least: 0.5 ms if the body consists of chunks of a single octet."""
+REQUEST_S = 0.0005
+"""Seconds of processor time that the start of a request is expected to take."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _STOP_TIMEOUT_S = 1.0
 
@@ -73,7 +78,7 @@ class HttpServer:
             throttled_log=self.throttled_log,
             label="HTTP connection",
         )
-        self.turns = RequestTurns()
+        self.turns = ProcessorTurns(_call_after_rest, thread_time)
         self.read_buffer = bytearray(READ_BYTES)
         """The buffer that all connections read into. Each copies its data at once."""
         # Data that is not HTTP would fill the log, so aiohttp's log lines about it are dropped.
@@ -155,6 +160,25 @@ class HttpServer:
             slot.release()
 
 
+def _call_after_rest(callback: Callable[[], None], rest_s: float) -> None:
+    asyncio.get_running_loop().call_later(rest_s, callback)
+
+
+class _RequestTurn:
+    """The turn for which a request waits before it begins."""
+
+    def __init__(self, turns: ProcessorTurns) -> None:
+        self._turns = turns
+        self.come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def take_turn(self, until_s: float) -> bool:
+        del until_s
+        if not self.come.done():  # else its task was cancelled
+            self.come.set_result(None)
+            self._turns.charge(REQUEST_S)
+        return False
+
+
 class _Transport:
     """The transport of a connection as aiohttp has it: pauses reading only as far as the connection allows."""
 
@@ -174,6 +198,8 @@ class _HttpConnection(asyncio.BufferedProtocol):
         self._server = server
         self._inner = inner
         self._slot = slot
+        self._place = server.turns.new_place(self, slot.source)
+        """The place in the order of turns."""
         self._deadline: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._is_idle = False
@@ -181,7 +207,6 @@ class _HttpConnection(asyncio.BufferedProtocol):
         self._unparsed = bytearray()
         self._slice_bytes = SLICE_BYTES_MIN
         """Bytes parsed at a time. It follows the cost of the last bytes, and the room in aiohttp's buffers."""
-        self._awaits_turn = False
         self._is_full = False
         """Whether aiohttp takes no data now: its buffers are full, or the connection is closed."""
         self._allowed_bytes: int | None = HEADER_BYTES_MAX
@@ -220,7 +245,8 @@ class _HttpConnection(asyncio.BufferedProtocol):
             self._is_idle = False
             self._expect_within(self._server.limits.header_timeout_s)
         self._unparsed += self._server.read_buffer[:nbytes]
-        self._ask_turn()
+        if not self._is_full:
+            self._server.turns.ask(self._place)
         if self._unparsed and not self._transport.is_closing():
             self._transport.pause_reading()  # until all is parsed
 
@@ -231,19 +257,14 @@ class _HttpConnection(asyncio.BufferedProtocol):
     def resume_parsing(self) -> None:
         self._is_full = False
         if self._unparsed:
-            self._ask_turn()
+            self._server.turns.ask(self._place)
         elif not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _ask_turn(self) -> None:
-        if not self._awaits_turn and not self._is_full:
-            self._awaits_turn = True
-            self._server.turns.ask(self._slot.source, self._take_turn)
-
-    def _take_turn(self) -> float:
-        """Parse for TURN_S, and return the seconds that the handler of the request will need for it."""
-        began_s = now_s = thread_time()
-        while self._unparsed and not self._is_full and now_s < began_s + TURN_S:
+    def take_turn(self, until_s: float) -> bool:
+        """Parse received bytes until this time of the processor. Return whether aiohttp takes more of them now."""
+        now_s = thread_time()
+        while self._unparsed and not self._is_full and now_s < until_s:
             part = bytes(self._unparsed[: self._slice_bytes])
             del self._unparsed[: self._slice_bytes]
             self._parse(part)
@@ -252,14 +273,15 @@ class _HttpConnection(asyncio.BufferedProtocol):
                 self._slice_bytes = max(self._slice_bytes // 2, SLICE_BYTES_MIN)
             else:
                 self._slice_bytes = min(self._slice_bytes * 2, READ_BYTES)
-        self._awaits_turn = False
+        if self._is_full and self._slice_bytes < COSTLY_SLICE_BYTES:
+            self._server.turns.charge(HANDLER_S)
         if self._transport.is_closing():
             self._unparsed.clear()
-        elif self._unparsed:
-            self._ask_turn()
-        elif not self._is_full:
+        if self._is_full:
+            return False
+        if not self._unparsed and not self._transport.is_closing():
             self._transport.resume_reading()
-        return HANDLER_S if self._is_full and self._slice_bytes < COSTLY_SLICE_BYTES else 0.0
+        return bool(self._unparsed)
 
     def _parse(self, data: bytes) -> None:
         if self._allowed_bytes is not None:
@@ -296,6 +318,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
         self._slot.release()
         self._unparsed.clear()
         self._is_full = True
+        self._server.turns.leave(self._place)
         self._inner.connection_lost(exc)
 
     # Called by the middlewares
@@ -309,7 +332,10 @@ class _HttpConnection(asyncio.BufferedProtocol):
 
     async def turn(self) -> None:
         """Wait until the request may begin. Raises ConnectionResetError if the client has left."""
-        await self._server.turns.wait(self._slot.source)
+        turns = self._server.turns
+        turn = _RequestTurn(turns)
+        turns.ask(turns.new_place(turn, self._slot.source))
+        await turn.come
         if self._transport.is_closing():
             raise ConnectionResetError
 

@@ -249,7 +249,7 @@ async def start(
     )
     memory = MemoryWatch(config.limits, group, runtime)
     partial_messages = PartialMessages(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
-    turns = ProcessorTurns(runtime, time.thread_time)
+    turns = ProcessorTurns(lambda callback, _: runtime.call_soon(callback), time.thread_time)
     sockets = ClientSockets(slots, throttled_log, partial_messages, turns, config.limits)
     amqp_server = AmqpServer(broker, parts.amqp_settings(config), sockets, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)

@@ -50,13 +50,15 @@ class NodeInfo:
     def cluster_status(self) -> ClusterStatus:
         report = self._members.report()
         members = {member.name: member for member in report.members}
+        foreign = self._group.statuses.foreign
         return ClusterStatus(
             cluster=report.cluster,
             node=report.node,
             leader=report.leader,
             version=report.version,
+            majority_lost=self._group.statuses.why_hopeless(),
             nodes=[
-                _node_status(status, members[status.name])
+                _node_status(status, members[status.name], is_foreign=status.name in foreign)
                 for status in self._group.statuses.all()
                 if status.name in members  # a missing node is about to become a member
             ],
@@ -66,7 +68,7 @@ class NodeInfo:
         return infos(self._metrics.snapshot(), endpoint)
 
 
-def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:
+def _node_status(status: MemberStatus, member: ClusterMember, *, is_foreign: bool) -> NodeStatus:
     return NodeStatus(
         name=status.name,
         state=NodeState(status.state),
@@ -86,4 +88,6 @@ def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:
         disk_hangs=status.disk_hangs,
         misses=status.misses,
         hears_leader=status.hears_leader,
+        lost_ms=member.lost_ms,
+        other_directory=is_foreign,
     )

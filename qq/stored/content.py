@@ -11,6 +11,7 @@ from functools import lru_cache
 from struct import Struct
 from struct import error as StructError  # noqa: N812  # an exception, whatever its name
 
+from qq.octets import text_of
 from qq.routing.content import Content
 from qq.stored import layout
 from qq.stored.fields import VALID_PROPERTIES_BYTES_MAX, FieldError, decode_table
@@ -33,7 +34,7 @@ def content_of(message: bytes | bytearray | memoryview, number: int) -> Content:
         header = bytes(message[: layout.frame_stop(bytes(message[:7]), 0)])
         read = _read_known if len(header) <= VALID_PROPERTIES_BYTES_MAX else _read
         headers, properties = read(header)
-    except (FieldError, IndexError, StructError, UnicodeDecodeError):
+    except (FieldError, IndexError, StructError):
         headers, properties = _NOTHING
     return Content(headers, properties, number)
 
@@ -42,7 +43,7 @@ def _read(header: bytes) -> Read:
     """Read a content header frame. Raises the errors of `decode_table`."""
     present = layout.flags(header)
     properties = {
-        name: layout.short_string(header, layout.place(header, flag)).decode(errors="surrogateescape")
+        name: text_of(layout.short_string(header, layout.place(header, flag)))
         for name, flag in _SHORT_STRINGS.items()
         if present & flag
     }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from pamqp import frame as pamqp_frame
 from pamqp import header
 
+from qq.octets import octets_of
 from qq.stored import layout
 from qq.stored.fields import decode_properties, join_properties, property_of, split_properties
 from qq.stored.layout import FRAME_BODY, FRAME_END, FRAME_OVERHEAD
@@ -208,7 +209,7 @@ def _value(value: HeaderValue) -> bytes:
         case float():
             return _DOUBLE.pack(b"d", value)
         case str():
-            return _sized(b"S", value.encode())
+            return _sized(b"S", octets_of(value))
         case datetime():
             return _TIMESTAMP.pack(b"T", int(value.timestamp()))
         case list():
@@ -238,5 +239,5 @@ def _body(message: bytes, at: int) -> bytes:
 
 
 def _shortstr(text: str) -> bytes:
-    encoded = text.encode()
+    encoded = octets_of(text)
     return bytes([len(encoded)]) + encoded

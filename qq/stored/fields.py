@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
+from qq.octets import text_of
 from qq.tables import TABLE_BYTES_MAX, TABLE_DEPTH_MAX, too_deep, too_large
 
 if TYPE_CHECKING:
@@ -81,13 +82,14 @@ def _octets(data: bytes, at: int, end: int) -> tuple[bytes, int]:
 def decode_table(data: bytes, at: int, end: int, depth: int = 0) -> tuple[common.FieldTable, int]:
     """Return the table at `at` and its end, which must not be behind `end`.
 
-    Raises FieldError, IndexError, StructError or UnicodeDecodeError.
+    Octets of a field's name that are not UTF-8 are kept (qq/octets.py).
+    Raises FieldError, IndexError or StructError.
     """
     table: common.FieldTable = {}
     at, stop = _container(data, at, end, depth)
     while at < stop:
         value_at = at + 1 + data[at]
-        name = data[at + 1 : value_at].decode()
+        name = text_of(data[at + 1 : value_at])
         table[name], at = _value(data, value_at, stop, depth)
     if at != stop:
         raise FieldError("a field runs over the end of its table")
@@ -194,7 +196,7 @@ def check_properties(properties: bytes) -> None:
                 at += 1 + properties[at]
             else:
                 at = decode_table(properties, at, len(properties))[1]
-    except (IndexError, StructError, UnicodeDecodeError) as error:
+    except (IndexError, StructError) as error:
         raise FieldError(str(error)) from None
     if at != len(properties):
         raise FieldError("the properties do not fill the frame")

@@ -11,6 +11,7 @@ from math import isfinite
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from qq.octets import text_of
 from qq.stored import layout
 from qq.stored.editing import with_headers
 from qq.stored.fields import FIXED, VALID_PROPERTIES_BYTES_MAX, VALID_PROPERTIES_MAX
@@ -145,7 +146,7 @@ def user_id(message: bytes) -> str | None:
     """Return the property `user-id` of a message, or `None` if it is missing."""
     if not message[20] & layout.USER_ID:
         return None
-    return layout.short_string(message, layout.place(message, layout.USER_ID)).decode("utf-8", "replace")
+    return text_of(layout.short_string(message, layout.place(message, layout.USER_ID)))
 
 
 def kept_when_dead(message: bytes) -> tuple[list[str], str, int]:
@@ -394,11 +395,7 @@ def _keys(name: bytes, message: bytes, at: int) -> Iterator[str]:
     while at < stop:
         # RabbitMQ skips values that are not strings.
         if message[at] == _LONGSTR:
-            try:
-                yield _long_string(message, at).decode()
-            except UnicodeDecodeError:
-                # basic.publish refuses such a routing key, too; no queue can be bound with it.
-                raise _refusal(f"invalid header '{name.decode()}': a routing key is not UTF-8") from None
+            yield text_of(_long_string(message, at))
         at = layout.value_stop(message, at)
 
 
@@ -456,7 +453,7 @@ def _expiration_ms(raw: bytes) -> int:
         fault = f"{{value_too_large,{ttl_ms}}}"
     else:
         return ttl_ms
-    raise _refusal(f"invalid expiration '{raw.decode('utf-8', 'replace')}': {fault}")
+    raise _refusal(f"invalid expiration '{text_of(raw)}': {fault}")
 
 
 def _erlang_text(text: str) -> str:

@@ -29,6 +29,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 import qq
 from qq.metrics.counters import SpanCounts
+from qq.octets import readable
 from qq.stored import layout
 from qq.stored.trace_context import trace_context
 from qq.tracing.exporting import BATCH_MAX, DELAY_MS, QUEUED_MAX, CountingExporter
@@ -201,7 +202,7 @@ class OpenTelemetryTracer:
 
 def _facts(address: Address, connection: Connection) -> dict[str, AttributeValue]:
     """Return the attributes that spans of all operations have, by the conventions for RabbitMQ."""
-    exchange, routing_key, queue = address
+    exchange, routing_key, queue = map(readable, address)
     names = (exchange, routing_key, queue if queue != routing_key else "")
     facts: dict[str, AttributeValue] = {
         "messaging.system": "rabbitmq",

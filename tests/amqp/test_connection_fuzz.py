@@ -80,7 +80,7 @@ class Shell:
         self.server = ServerConnection(LIMITS)
         self.events: list[Event] = []
         self._answers = answers
-        self._asked: list[Event] = []
+        self._requests: list[Event] = []
         self._was = Phase.HEADER
         self._sent = bytearray()
         self._received = 0
@@ -97,8 +97,8 @@ class Shell:
 
     def answer(self) -> None:
         """Answer what was asked."""
-        asked, self._asked = self._asked, []
-        for event in asked:
+        requests, self._requests = self._requests, []
+        for event in requests:
             self._take(self._carry_out(event))
             self._check()
 
@@ -109,7 +109,7 @@ class Shell:
             if isinstance(event, Fault) or self._answers():  # a fault is no question
                 self._take(self._carry_out(event))
             else:
-                self._asked.append(event)
+                self._requests.append(event)
 
     def _carry_out(self, event: Event) -> list[Event]:
         server, yes = self.server, self._answers()

@@ -86,7 +86,7 @@ def publishes(draw: st.DrawFn, channel: int) -> list[bytes]:
     return frames
 
 
-def others(channel: int) -> st.SearchStrategy[list[bytes]]:
+def other_frames(channel: int) -> st.SearchStrategy[list[bytes]]:
     return (
         st.lists(
             st.builds(Basic.Ack, st.integers(0, 2**63 - 1), st.booleans())
@@ -111,7 +111,7 @@ def streams(draw: st.DrawFn) -> bytes:
     """Frames of up to three channels, interleaved frame by frame or run by run, with heartbeats between."""
     queues: list[list[bytes]] = []
     for channel in draw(st.lists(st.integers(1, 65535), min_size=1, max_size=3, unique=True)):
-        runs = draw(st.lists(publishes(channel) | others(channel), max_size=4))
+        runs = draw(st.lists(publishes(channel) | other_frames(channel), max_size=4))
         queues.append([one for run in runs for one in run])
     queues.append([HEARTBEAT] * draw(st.integers(0, 2)))
     stride = draw(st.sampled_from((1, 2, 1000)))

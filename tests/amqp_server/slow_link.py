@@ -86,7 +86,7 @@ async def log_in(
         return writer
 
 
-async def ask(port: int, round_trip_s: float, host: str = "127.0.0.1") -> asyncio.StreamWriter:
+async def connect(port: int, round_trip_s: float, host: str = "127.0.0.1") -> asyncio.StreamWriter:
     """Send an HTTP request whose header comes in two parts, and read the answer."""
     async with connected(port, host) as (reader, writer):
         await asyncio.sleep(round_trip_s)
@@ -132,12 +132,12 @@ async def herd(
 
 
 @contextlib.asynccontextmanager
-async def strangers(
+async def unauthenticated_flood(
     count: int, port: int, host: str, first: bytes, pause_s: float = 0.2
 ) -> AsyncIterator[None]:
     """So many strangers, each of which sends `first` and no more, and comes again when its connection ends."""
 
-    async def stranger() -> None:
+    async def idle_connection() -> None:
         while True:
             with contextlib.suppress(OSError):
                 async with connected(port, host) as (reader, writer):
@@ -147,7 +147,7 @@ async def strangers(
                     writer.transport.abort()
             await asyncio.sleep(pause_s)
 
-    tasks = [asyncio.create_task(stranger()) for _ in range(count)]
+    tasks = [asyncio.create_task(idle_connection()) for _ in range(count)]
     try:
         await asyncio.sleep(1.0)
         yield

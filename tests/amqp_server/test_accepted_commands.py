@@ -229,8 +229,8 @@ def broker() -> Generator[LoneBroker]:
         with RawClient(lone.amqp_port) as client:
             client.open_channel(1)
             client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
-            dying = {"x-max-length": 0, "x-dead-letter-exchange": "amq.headers"}
-            client.call(1, Queue.Declare(queue="dying", arguments=dying), Queue.DeclareOk)
+            dead_lettering = {"x-max-length": 0, "x-dead-letter-exchange": "amq.headers"}
+            client.call(1, Queue.Declare(queue="dying", arguments=dead_lettering), Queue.DeclareOk)
             client.call(1, Queue.Declare(queue="honest"), Queue.DeclareOk)
             any_header = {"x-match": "any-with-x", "a": None}
             client.call(1, Queue.Bind(queue="q", exchange="amq.headers", arguments=any_header), Queue.BindOk)
@@ -250,7 +250,7 @@ def honest(broker: LoneBroker) -> Generator[None]:
         assert client.expect_message()[2] == b"precious"
 
 
-def tell(broker: LoneBroker, data: bytes) -> list[ReplyCode]:
+def submit(broker: LoneBroker, data: bytes) -> list[ReplyCode]:
     """Send bytes as a client with one channel; the codes of the closes that come back."""
     with RawClient(broker.amqp_port) as client:
         client.open_channel(1)
@@ -282,7 +282,7 @@ def declaring(name: bytes, table: bytes) -> bytes:
 @example(declaring(b"e", sized(b"\1aD\xff\x80\0\0\0\1bD\0\x7f\xff\xff\xff\1cT" + b"\xff" * 8)))
 def test_nodes_can_apply_every_method_that_is_accepted(broker: LoneBroker, data: bytes) -> None:
     with honest(broker):
-        codes = tell(broker, data)
+        codes = submit(broker, data)
     assert REFUSALS.issuperset(codes)
     assert broker.group.failures == []
 
@@ -318,9 +318,9 @@ def test_deepest_headers_are_routed_and_deeper_are_refused(broker: LoneBroker, d
 
 def test_refused_declaration_costs_no_message_of_a_second_client(broker: LoneBroker) -> None:
     """Passive declarations with arguments of every depth, by somebody who may do nothing, among honest publishers."""
-    nobody = PutUser("nobody", SALT, hash_password(SALT, b"nobody"), [])
+    unprivileged = PutUser("nobody", SALT, hash_password(SALT, b"nobody"), [])
     permissions = SetPermissions("nobody", "elsewhere", "^$", "^$", "^$")
-    broker.operate(nobody, PutVhost("elsewhere", "", [], ""), permissions)
+    broker.operate(unprivileged, PutVhost("elsewhere", "", [], ""), permissions)
     publishers, messages, rounds = 6, 20, 30
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(RawClient(broker.amqp_port)) for _ in range(publishers)]

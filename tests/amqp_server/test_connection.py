@@ -41,7 +41,7 @@ def works(client: RawClient, channel: int = 1) -> None:
     client.call(channel, Queue.Declare(queue="works"), Queue.DeclareOk)
 
 
-def expect_nothing(client: RawClient, seconds: float = 0.2) -> None:
+def expect_no_frame(client: RawClient, seconds: float = 0.2) -> None:
     with pytest.raises(TimeoutError):
         client.receive(seconds)
 
@@ -105,8 +105,8 @@ def test_tune_limits_and_product_are_configurable(monkeypatch: pytest.MonkeyPatc
         with RawClient(node.amqp_port, handshake=False) as client:
             client.write(HEADER)
             properties = client.expect(Conn.Start).server_properties
-            told = [properties[name] for name in ("product", "version", "cluster_name")]
-            assert told == ["Other", "9.8.7", "blue"]
+            shown = [properties[name] for name in ("product", "version", "cluster_name")]
+            assert shown == ["Other", "9.8.7", "blue"]
             client.send(0, client.start_ok())
             tune = {"channel_max": 100, "frame_max": 16_384, "heartbeat": 7}
             assert dict(client.expect(Conn.Tune)) == tune
@@ -273,7 +273,7 @@ def test_channel_without_close_ok_stays_closed_alone(client: RawClient) -> None:
     client.send(1, Queue.Declare(queue="none", passive=True))
     client.expect(Chan.Close, 1)
     client.write(publish(1, "works", b"m") + marshal(1, Queue.Declare(queue="works")))
-    expect_nothing(client)
+    expect_no_frame(client)
     works(client, 2)
     client.close()
 
@@ -281,7 +281,7 @@ def test_channel_without_close_ok_stays_closed_alone(client: RawClient) -> None:
 def test_channel_closes_after_the_answer_it_waits_for(broker: LoneBroker, client: RawClient) -> None:
     broker.group.holding = True
     client.send(1, Queue.Declare(queue="works"), BYE)
-    expect_nothing(client)
+    expect_no_frame(client)
     broker.call(broker.group.release)
     client.expect(Queue.DeclareOk, 1)
     client.expect(Chan.CloseOk, 1)
@@ -290,7 +290,7 @@ def test_channel_closes_after_the_answer_it_waits_for(broker: LoneBroker, client
 def test_both_close_a_channel_at_once(broker: LoneBroker, client: RawClient) -> None:
     broker.group.holding = True
     client.send(1, Queue.Declare(queue="none", passive=True), BYE)
-    expect_nothing(client)
+    expect_no_frame(client)
     broker.call(broker.group.release)
     client.expect(Chan.Close, 1)
     client.expect(Chan.CloseOk, 1)
@@ -335,7 +335,7 @@ def test_internal_error_in_a_held_method_ends_its_connection(
         other.open_channel(1)
         broker.group.holding = True
         client.send(1, Queue.Declare(queue="works"), Basic.Qos(prefetch_count=1))
-        expect_nothing(client)
+        expect_no_frame(client)
         broker.call(broker.group.release)
         client.expect(Queue.DeclareOk, 1)
         client.expect_close(541, "INTERNAL_ERROR - an unexpected error in the broker")
@@ -361,7 +361,7 @@ def test_behind_close_ok_the_socket_is_the_clients_to_close(
     broker.pass_some_time()
     assert not broker.machine.catalog.connections
     client.write(b"rubbish")
-    expect_nothing(client)
+    expect_no_frame(client)
     client.part()
 
 

@@ -33,7 +33,7 @@ class Client(RawClient):
         super().__init__(broker.amqp_port, **{"more_capabilities": ["connection.blocked"]} | options)
         self.open_channel(1)
 
-    def expect_nothing(self) -> None:
+    def expect_no_frame(self) -> None:
         with pytest.raises(TimeoutError):
             self.receive(0.2)
 
@@ -52,7 +52,7 @@ def test_publisher_is_blocked_and_not_read_until_the_alarm_ends(
         broker.alarm(LOW)
         assert client.expect(Connection.Blocked, 0).reason == LOW
         client.write(publish(1, "q", b"meanwhile") + marshal(1, Queue.Declare(queue="q")))
-        client.expect_nothing()
+        client.expect_no_frame()
         broker.alarm(None)
         client.expect(Connection.Unblocked, 0)
         assert client.expect(Queue.DeclareOk).message_count == 2
@@ -82,7 +82,7 @@ def test_first_publish_during_an_alarm_blocks_the_connection(broker: LoneBroker)
         client.write(publish(1, "q", b"first"))
         client.expect(Connection.Blocked, 0)
         client.send(1, Queue.Declare(queue="q"))
-        client.expect_nothing()
+        client.expect_no_frame()
         broker.alarm(None)
         client.expect(Connection.Unblocked, 0)
         assert client.expect(Queue.DeclareOk).message_count == 1
@@ -99,7 +99,7 @@ def test_first_partial_message_during_an_alarm_blocks(
         client.write(message[:-1])
         client.expect(Connection.Blocked, 0)
         client.write(message[-1:] + marshal(1, Queue.Declare(queue="q")))
-        client.expect_nothing()
+        client.expect_no_frame()
         broker.alarm(None)
         client.expect(Connection.Unblocked, 0)
         assert client.expect(Queue.DeclareOk).message_count == 1
@@ -112,7 +112,7 @@ def test_client_without_the_capability_is_not_notified_nor_read(broker: LoneBrok
         declared(client)
         broker.alarm(LOW)
         client.send(1, Queue.Declare(queue="q"))
-        client.expect_nothing()
+        client.expect_no_frame()
         broker.alarm(None)
         client.expect(Queue.DeclareOk)
 
@@ -140,10 +140,10 @@ def test_heartbeats_continue_while_a_client_is_blocked(broker: LoneBroker) -> No
         broker.alarm(LOW)
         client.expect(Connection.Blocked, 0)
         end_s = time.monotonic() + 4
-        heard = b""
+        received = b""
         while time.monotonic() < end_s:
-            heard += client.socket.recv(1000)
-        assert heard.count(HEARTBEAT) >= 3
+            received += client.socket.recv(1000)
+        assert received.count(HEARTBEAT) >= 3
         broker.alarm(None)
         client.expect(Connection.Unblocked, 0)
         declared(client)
@@ -163,11 +163,11 @@ def test_blocked_connection_is_closed_when_the_node_stops(broker: LoneBroker) ->
 
 
 def test_pika_calls_back(broker: LoneBroker) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     url = f"amqp://guest:guest@127.0.0.1:{broker.amqp_port}/"
     connection = pika.BlockingConnection(pika.URLParameters(url))
-    connection.add_on_connection_blocked_callback(lambda _, method: heard.append(method.method.reason))
-    connection.add_on_connection_unblocked_callback(lambda *_: heard.append("go on"))
+    connection.add_on_connection_blocked_callback(lambda _, method: received.append(method.method.reason))
+    connection.add_on_connection_unblocked_callback(lambda *_: received.append("go on"))
     channel = connection.channel()
     channel.queue_declare("q")
     channel.confirm_delivery()
@@ -175,9 +175,9 @@ def test_pika_calls_back(broker: LoneBroker) -> None:
     for sign in (LOW, "go on"):
         broker.alarm(LOW if sign == LOW else None)
         end_s = time.monotonic() + 5
-        while sign not in heard and time.monotonic() < end_s:
+        while sign not in received and time.monotonic() < end_s:
             connection.process_data_events(0.05)
-    assert heard == [LOW, "go on"]
+    assert received == [LOW, "go on"]
     channel.basic_publish("", "q", b"after")
     assert channel.queue_declare("q", passive=True).method.message_count == 2
     connection.close()
@@ -238,7 +238,7 @@ def test_second_alarm_is_not_reported_and_both_must_end(broker: LoneBroker) -> N
         broker.alarm("low on memory & disk")
         broker.alarm("low on disk")
         client.send(1, Queue.Declare(queue="q"))
-        client.expect_nothing()
+        client.expect_no_frame()
         broker.alarm(None)
         client.expect(Connection.Unblocked, 0)
         client.expect(Queue.DeclareOk)

@@ -42,7 +42,7 @@ def client(broker: LoneBroker) -> Generator[RawClient]:
         yield client
 
 
-def expect_nothing(client: RawClient) -> None:
+def expect_no_frame(client: RawClient) -> None:
     with pytest.raises(TimeoutError):
         client.receive(0.1)
 
@@ -71,20 +71,20 @@ ENDINGS = [
     (is_closed_by_an_operator, Conn.Close),
     (makes_a_mistake, Conn.Close),
 ]
-by_endings = pytest.mark.parametrize(("end", "told"), ENDINGS, ids=[end.__name__ for end, _ in ENDINGS])
+by_endings = pytest.mark.parametrize(("end", "answer"), ENDINGS, ids=[end.__name__ for end, _ in ENDINGS])
 End = Callable[[LoneBroker, RawClient], None]
 
 
 @by_endings
 def test_close_is_answered_when_the_claims_are_free(
-    broker: LoneBroker, client: RawClient, end: End, told: type[commands.Frame]
+    broker: LoneBroker, client: RawClient, end: End, answer: type[commands.Frame]
 ) -> None:
     broker.group.holding = True
     end(broker, client)
-    expect_nothing(client)
+    expect_no_frame(client)
     assert "mine" in broker.machine.vhosts["/"].queues
     broker.call(broker.group.release)
-    client.expect(told, 0)
+    client.expect(answer, 0)
     assert not broker.call(lambda: [*broker.machine.vhosts["/"].queues, *broker.machine.catalog.connections])
 
 
@@ -94,13 +94,13 @@ def test_close_is_answered_when_the_log_is_slow(
     client: RawClient,
     monkeypatch: pytest.MonkeyPatch,
     end: End,
-    told: type[commands.Frame],
+    answer: type[commands.Frame],
 ) -> None:
     monkeypatch.setattr(broker_module, "END_CLAIMS_S", END_CLAIMS_S)
     broker.group.holding = True
     with Stopwatch() as watch:
         end(broker, client)
-        client.expect(told, 0)
+        client.expect(answer, 0)
     assert watch.seconds > 0.9 * END_CLAIMS_S
     broker.call(broker.group.release)
 
@@ -109,7 +109,7 @@ def test_an_answer_before_the_end_does_not_wait(broker: LoneBroker, client: RawC
     broker.group.holding = True
     client.write(marshal(1, Basic.Qos(prefetch_count=1)) + marshal(0, BYE))
     client.expect(Basic.QosOk, 1)
-    expect_nothing(client)
+    expect_no_frame(client)
     broker.call(broker.group.release)
     client.expect(Conn.CloseOk, 0)
 
@@ -117,7 +117,7 @@ def test_an_answer_before_the_end_does_not_wait(broker: LoneBroker, client: RawC
 def test_a_client_that_half_closes_is_answered_at_once(broker: LoneBroker, client: RawClient) -> None:
     broker.group.holding = True
     client.send(0, BYE)
-    expect_nothing(client)
+    expect_no_frame(client)
     client.socket.shutdown(socket.SHUT_WR)
     client.expect(Conn.CloseOk, 0)
     client.expect_end()

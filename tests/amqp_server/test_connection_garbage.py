@@ -85,7 +85,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[LoneBroker]:
 
 
 @contextmanager
-def nothing_left(broker: LoneBroker) -> Iterator[None]:
+def no_garbage(broker: LoneBroker) -> Iterator[None]:
     """What is opened in here is gone without a collection."""
     logging.disable()  # records are kept for the report of a test
     gc.collect()
@@ -112,13 +112,13 @@ def there() -> int:
     "ending", [in_good_order, in_a_transaction, with_a_delivery, vanishing, failing, refused]
 )
 def test_closed_connection_is_freed(broker: LoneBroker, ending: Callable[[RawClient], None]) -> None:
-    with nothing_left(broker):
+    with no_garbage(broker):
         for _ in range(3):
             with RawClient(broker.amqp_port) as client:
                 ending(client)
 
 
 def test_unauthenticated_connection_is_freed(broker: LoneBroker) -> None:
-    with nothing_left(broker), socket.create_connection(("127.0.0.1", broker.amqp_port)) as stranger:
-        stranger.sendall(b"AMQP\x00\x00\x09\x01")
-        assert stranger.recv(1)  # the node has accepted it
+    with no_garbage(broker), socket.create_connection(("127.0.0.1", broker.amqp_port)) as client:
+        client.sendall(b"AMQP\x00\x00\x09\x01")
+        assert client.recv(1)  # the node has accepted it

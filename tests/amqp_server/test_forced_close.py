@@ -20,7 +20,7 @@ def broker() -> Generator[LoneBroker]:
 
 @pytest.mark.parametrize("is_skipped", [False, True])
 @pytest.mark.parametrize(
-    ("gone", "reason"),
+    ("deletion", "reason"),
     [
         (CloseConnection(NAME, 1, "they want it"), "they want it"),
         (DeleteVhost("/"), "vhost '/' is deleted"),
@@ -28,19 +28,19 @@ def broker() -> Generator[LoneBroker]:
     ],
 )
 def test_forced_close_gives_the_reason(
-    broker: LoneBroker, gone: Command, reason: str, is_skipped: bool
+    broker: LoneBroker, deletion: Command, reason: str, is_skipped: bool
 ) -> None:
     with RawClient(broker.amqp_port) as client:
         [number] = broker.broker.connections
 
-        def submit(*asked: Command) -> None:
-            for command in asked:
+        def submit(*submitted: Command) -> None:
+            for command in submitted:
                 broker.call(broker.broker.submissions.add, command)
             broker.pass_some_time()
 
         if is_skipped:
             broker.skip()
-        submit(gone._replace(connection=number) if isinstance(gone, CloseConnection) else gone)
+        submit(deletion._replace(connection=number) if isinstance(deletion, CloseConnection) else deletion)
         if is_skipped:
             broker.resume()
         close = client.expect(commands.Connection.Close)

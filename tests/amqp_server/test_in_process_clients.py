@@ -14,7 +14,7 @@ def test_cancelled_connect_leaves_no_connection() -> None:
     """A shovel may be stopped at any moment, as when its node leads no more."""
     with LoneBroker(new_loop=uvloop.new_event_loop) as broker:  # as a node
 
-        async def give_up(passes: int) -> bool:
+        async def wait_closed(passes: int) -> bool:
             connecting = asyncio.create_task(in_process_clients.connect(broker.server, "/", 2**16))
             for _ in range(passes):
                 await asyncio.sleep(0)
@@ -26,7 +26,7 @@ def test_cancelled_connect_leaves_no_connection() -> None:
             return is_done
 
         passes = 0
-        while not broker.await_on_loop(give_up(passes)):
+        while not broker.await_on_loop(wait_closed(passes)):
             passes += 1
         assert passes > 2
         wait_until(

@@ -252,13 +252,13 @@ def test_publishers_without_a_majority_are_paused_unconfirmed(queue: str) -> Non
     """They go on by themselves when a majority is back."""
     node_limit_mib, clients_count = 128, 24
     with LocalCluster(nodes=3) as cluster, contextlib.ExitStack() as stack:
-        *others, node = cluster.nodes
+        *followers, node = cluster.nodes
         clients = [stack.enter_context(RawClient(node.amqp_port)) for _ in range(clients_count)]
         for client in clients:
             client.open_channel(1)
             client.call(1, Queue.Declare(queue=queue), Queue.DeclareOk)
             client.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
-        for other in others:
+        for other in followers:
             other.kill()
         before = rss_mib(node)
         message = publish(1, queue, bytes(1000))
@@ -271,7 +271,7 @@ def test_publishers_without_a_majority_are_paused_unconfirmed(queue: str) -> Non
             client.socket.settimeout(0.01)
             with pytest.raises(TimeoutError):
                 client.socket.recv(100)
-        others[0].start()
+        followers[0].start()
         for client, size in zip(clients, taken, strict=True):
             client.socket.settimeout(30)
             rest = -size % len(message)

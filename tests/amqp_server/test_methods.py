@@ -405,10 +405,10 @@ def test_heartbeats_keep_an_idle_connection_open(node: ClusterNode) -> None:
 
 def test_idle_client_gets_two_heartbeats_per_interval(node: ClusterNode) -> None:
     with RawClient(node.amqp_port, heartbeat=1) as client:
-        heard = b""
+        received = b""
         with Stopwatch() as watch:
-            while heard.count(HEARTBEAT) < 5:
-                heard += client.socket.recv(1000)
+            while received.count(HEARTBEAT) < 5:
+                received += client.socket.recv(1000)
                 client.write(HEARTBEAT)
         # From one second on every half second; with one in an interval it were five seconds.
         assert watch.seconds < 4 * watch.slowness

@@ -121,8 +121,8 @@ def test_no_password_is_in_the_log(node: tuple[ClusterNode, int], authority: Aut
     port = this.amqp_port
     for mechanism, response in (("PLAIN", f"\0{USER}\0{{}}"), ("AMQPLAIN", None)):
         for password, answer in ((RIGHT, Connection.Tune), (WRONG, Connection.Close)):
-            said = amqplain(password) if response is None else response.format(password)
-            assert answer_to(port, introduced(mechanism, said)) is answer
+            sent = amqplain(password) if response is None else response.format(password)
+            assert answer_to(port, introduced(mechanism, sent)) is answer
     # Responses that cannot be read, a mechanism that is none, and a frame that does not end as it should.
     for broken in (
         introduced("PLAIN", RIGHT),

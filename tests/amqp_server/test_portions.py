@@ -165,21 +165,21 @@ def test_large_messages_of_a_batch_are_written_individually() -> None:
         taken = list[int]()
         messages = lone.broker.entries.messages
 
-        def note(part: Range, **how: bool) -> Any:
+        def record(part: Range, **how: bool) -> Any:
             taken.append(part.count)
             return messages(part, **how)
 
-        lone.broker.entries.messages = note
+        lone.broker.entries.messages = record
         reader.call(1, Basic.Consume(queue="large"), Basic.ConsumeOk)
         for _ in range(count):
             reader.expect_message()
         assert max(taken) == 1
 
 
-@pytest.mark.parametrize("beats", [False, True])
-def test_stuck_consumer_stays_while_its_heartbeats_arrive(broker: LoneBroker, beats: bool) -> None:
+@pytest.mark.parametrize("has_heartbeats", [False, True])
+def test_stuck_consumer_stays_while_its_heartbeats_arrive(broker: LoneBroker, has_heartbeats: bool) -> None:
     """It is not read any more, and once was there for ever: with it what it had not acknowledged."""
-    name = f"held-{beats}"
+    name = f"held-{has_heartbeats}"
     with RawClient(broker.amqp_port) as other, RawClient(broker.amqp_port, heartbeat=1) as hung:
         for each in (other, hung):
             each.open_channel(1)
@@ -188,7 +188,7 @@ def test_stuck_consumer_stays_while_its_heartbeats_arrive(broker: LoneBroker, be
         hung.send(1, Basic.Consume(queue=name))
         queue = broker.machine.vhosts["/"].queues[name]
         wait_until(lambda: broker.call(lambda: queue.unacked) == 1, "the delivery")
-        if beats:
+        if has_heartbeats:
             end_s = time.monotonic() + 4.0
             while time.monotonic() < end_s:
                 hung.write(HEARTBEAT)

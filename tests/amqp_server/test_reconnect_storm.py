@@ -16,7 +16,15 @@ import uvloop
 
 from qq.config import ClientTls
 from qq.testing import ClusterNode, LocalCluster
-from tests.amqp_server.slow_link import HEADER, Attempt, ask, herd, log_in, start_ok, strangers
+from tests.amqp_server.slow_link import (
+    HEADER,
+    Attempt,
+    connect,
+    herd,
+    log_in,
+    start_ok,
+    unauthenticated_flood,
+)
 from tests.harness.certificates import Authority
 from tests.harness.lone_broker import LoneBroker
 
@@ -64,11 +72,13 @@ def log_in_at(node: ClusterNode) -> Attempt:
     return partial(log_in, node.amqp_port, ROUND_TRIP_S)
 
 
-def ask_at(node: ClusterNode) -> Attempt:
-    return partial(ask, node.http_port, ROUND_TRIP_S)
+def begin_attempt(node: ClusterNode) -> Attempt:
+    return partial(connect, node.http_port, ROUND_TRIP_S)
 
 
-@pytest.mark.parametrize(("clients", "attempt_at"), [(300, log_in_at), (500, ask_at)], ids=["AMQP", "HTTP"])
+@pytest.mark.parametrize(
+    ("clients", "attempt_at"), [(300, log_in_at), (500, begin_attempt)], ids=["AMQP", "HTTP"]
+)
 def test_many_clients_connect_at_once_over_a_slow_link(
     node: ClusterNode, clients: int, attempt_at: Callable[[ClusterNode], Attempt]
 ) -> None:
@@ -89,7 +99,7 @@ def test_two_thousand_clients_get_in_over_a_slow_link(round_trip_s: float) -> No
     with LocalCluster(nodes=3) as cluster:
         node = cluster.nodes[0]
         asyncio.run(herd(2000, partial(log_in, node.amqp_port, round_trip_s), 60.0))
-        asyncio.run(herd(2000, partial(ask, node.http_port, round_trip_s), 60.0))
+        asyncio.run(herd(2000, partial(connect, node.http_port, round_trip_s), 60.0))
 
 
 @pytest.mark.long
@@ -113,7 +123,7 @@ def test_a_thousand_tls_clients_get_in_over_a_slow_link(authority: Authority) ->
 )
 def test_clients_log_in_during_unauthenticated_floods(node: ClusterNode, first: bytes) -> None:
     async def story() -> int:
-        async with strangers(FLOOD, node.amqp_port, HERE, first, pause_s=1.0):
+        async with unauthenticated_flood(FLOOD, node.amqp_port, HERE, first, pause_s=1.0):
             _, failures = await herd(CLIENTS, partial(log_in, node.amqp_port, 0.1, ELSEWHERE), WITHIN_S)
             await herd(CLIENTS, partial(log_in, node.amqp_port, 0.1, HERE), 2 * WITHIN_S)
         return failures
@@ -125,9 +135,11 @@ def test_clients_log_in_during_unauthenticated_floods(node: ClusterNode, first: 
 
 def test_http_clients_log_in_during_unauthenticated_floods(node: ClusterNode) -> None:
     async def story() -> int:
-        async with strangers(FLOOD, node.http_port, HERE, b"GET /livez HTTP/1.1\r\n", pause_s=1.0):
-            _, failures = await herd(CLIENTS, partial(ask, node.http_port, 0.1, ELSEWHERE), WITHIN_S)
-            await herd(CLIENTS, partial(ask, node.http_port, 0.1, HERE), 2 * WITHIN_S)
+        async with unauthenticated_flood(
+            FLOOD, node.http_port, HERE, b"GET /livez HTTP/1.1\r\n", pause_s=1.0
+        ):
+            _, failures = await herd(CLIENTS, partial(connect, node.http_port, 0.1, ELSEWHERE), WITHIN_S)
+            await herd(CLIENTS, partial(connect, node.http_port, 0.1, HERE), 2 * WITHIN_S)
         return failures
 
     assert asyncio.run(story()) == 0
@@ -141,7 +153,7 @@ def test_unauthenticated_tls_clients_get_only_their_share(
     broker, context = tls_broker(authority, PLACES)
 
     async def story() -> int:
-        async with strangers(FLOOD, broker.amqps_port, HERE, b"\x16\x03\x01", pause_s=0.5):
+        async with unauthenticated_flood(FLOOD, broker.amqps_port, HERE, b"\x16\x03\x01", pause_s=0.5):
             attempt = partial(log_in, broker.amqps_port, 0.1, ELSEWHERE, context)
             _, failures = await herd(CLIENTS, attempt, WITHIN_S)
         return failures

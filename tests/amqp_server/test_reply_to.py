@@ -47,7 +47,7 @@ def replier(broker: LoneBroker) -> Generator[RawClient]:
         yield client
 
 
-def asking(reply_to: str = REPLY_TO) -> bytes:
+def request_frame(reply_to: str = REPLY_TO) -> bytes:
     """Properties with an address."""
     return b"\x02\0" + bytes([len(reply_to)]) + reply_to.encode()
 
@@ -63,9 +63,9 @@ def requested(client: RawClient) -> str:
     return client.expect_message()[1].properties.reply_to
 
 
-def ask(client: RawClient, replier: RawClient, channel: int = 1) -> str:
+def request(client: RawClient, replier: RawClient, channel: int = 1) -> str:
     """Publish a request; returns the name that it came with."""
-    client.write(publish(channel, "requests", b"request", properties=asking()))
+    client.write(publish(channel, "requests", b"request", properties=request_frame()))
     client.call(1, Queue.Declare(queue="requests"), Queue.DeclareOk)
     return requested(replier)
 
@@ -79,10 +79,10 @@ def barrier(client: RawClient) -> None:
 
 def test_reply_is_delivered_directly_to_the_consumer(requester: RawClient, replier: RawClient) -> None:
     consume_replies(requester)
-    name = ask(requester, replier)
+    name = request(requester, replier)
     assert name.startswith(f"{REPLY_TO}.")
     assert len(name) == NAME_LENGTH
-    assert ask(requester, replier) == name
+    assert request(requester, replier) == name
     replier.write(publish(1, name, b"reply", properties=b"\x04\0\x02id"))
     method, header, body = requester.expect_message()
     assert (method.consumer_tag, method.delivery_tag, method.redelivered) == ("mine", 1, False)
@@ -95,7 +95,7 @@ def test_each_channel_has_its_own_reply_name(requester: RawClient, replier: RawC
     names: list[str] = []
     for channel in (1, 2):
         consume_replies(requester, channel)
-        names.append(ask(requester, replier, channel))
+        names.append(request(requester, replier, channel))
     replier.write(publish(1, names[1], b"second") + publish(1, names[0], b"first"))
     for channel, expected in ((2, b"second"), (1, b"first")):
         got, _ = requester.receive()
@@ -106,14 +106,14 @@ def test_each_channel_has_its_own_reply_name(requester: RawClient, replier: RawC
 
 def test_unrelated_reply_to_addresses_stay_unchanged(requester: RawClient, replier: RawClient) -> None:
     for address in ("requests", f"{REPLY_TO}x", f"{REPLY_TO}.x", "x" * len(REPLY_TO)):
-        requester.write(publish(1, "requests", b"request", properties=asking(address)))
+        requester.write(publish(1, "requests", b"request", properties=request_frame(address)))
         barrier(requester)
         assert requested(replier) == address
 
 
 def test_replies_of_a_transaction_come_when_it_is_committed(requester: RawClient, replier: RawClient) -> None:
     consume_replies(requester)
-    name = ask(requester, replier)
+    name = request(requester, replier)
     replier.call(1, Tx.Select(), Tx.SelectOk)
     replier.write(publish(1, name, b"one") + publish(1, name, b"two"))
     barrier(replier)
@@ -127,7 +127,7 @@ def test_replies_share_the_channels_tags_and_not_its_limits(requester: RawClient
     requester.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
     requester.call(1, Basic.Consume(queue="q", consumer_tag="other"), Basic.ConsumeOk)
     consume_replies(requester)
-    name = ask(requester, replier)
+    name = request(requester, replier)
     replier.write(publish(1, "q", b"m") * 2 + publish(1, name, b"r") * 3)
     barrier(replier)
     got = [requester.expect_message()[0] for _ in range(4)]
@@ -147,7 +147,7 @@ def test_large_replies_fit_the_frames_of_the_requester(broker: LoneBroker, repli
         client.open_channel(7)
         client.call(7, Queue.Declare(queue="requests"), Queue.DeclareOk)
         client.call(7, Basic.Consume(queue=REPLY_TO, no_ack=True), Basic.ConsumeOk)
-        client.write(publish(7, "requests", b"x", properties=asking()))
+        client.write(publish(7, "requests", b"x", properties=request_frame()))
         client.call(7, Queue.Declare(queue="requests"), Queue.DeclareOk)
         replier.write(publish(1, requested(replier), bytes(100_000)))
         assert client.expect_message()[2] == bytes(100_000)
@@ -158,7 +158,7 @@ def test_large_replies_fit_the_frames_of_the_requester(broker: LoneBroker, repli
 
 def test_declaring_a_reply_name_shows_whether_it_exists(requester: RawClient, replier: RawClient) -> None:
     consume_replies(requester)
-    name = ask(requester, replier)
+    name = request(requester, replier)
     for passive in (True, False):
         declared = replier.call(1, Queue.Declare(queue=name, passive=passive), Queue.DeclareOk)
         assert (declared.queue, declared.message_count, declared.consumer_count) == (name, 0, 1)
@@ -173,7 +173,7 @@ def test_reply_to_a_closed_requester_is_confirmed_not_returned(
 ) -> None:
     requester.open_channel(2)
     consume_replies(requester, 2)
-    name = ask(requester, replier, 2)
+    name = request(requester, replier, 2)
     if end == "channel":
         requester.call(2, commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk)
     elif end == "connection":
@@ -193,10 +193,10 @@ def test_reply_to_a_closed_requester_is_confirmed_not_returned(
 
 def test_new_reply_consumer_gets_a_new_name(requester: RawClient, replier: RawClient) -> None:
     consume_replies(requester)
-    first = ask(requester, replier)
+    first = request(requester, replier)
     requester.call(1, Basic.Cancel("mine"), Basic.CancelOk)
     consume_replies(requester)
-    second = ask(requester, replier)
+    second = request(requester, replier)
     assert first != second
     replier.write(publish(1, first, b"lost") + publish(1, second, b"there"))
     assert requester.expect_message()[2] == b"there"
@@ -231,7 +231,9 @@ def test_the_consumer_tag_must_be_free(requester: RawClient) -> None:
 def test_a_request_without_a_consumer_of_replies_is_refused(requester: RawClient) -> None:
     requester.open_channel(2)
     consume_replies(requester, 2)
-    requester.write(publish(1, "requests", b"before") + publish(1, "requests", b"x", properties=asking()))
+    requester.write(
+        publish(1, "requests", b"before") + publish(1, "requests", b"x", properties=request_frame())
+    )
     text = "PRECONDITION_FAILED - fast reply consumer does not exist"
     requester.expect_close(406, text, channel=1)
     requester.send(1, commands.Channel.CloseOk())
@@ -247,7 +249,7 @@ def test_binding_a_reply_name_is_refused(requester: RawClient, replier: RawClien
 
 def test_a_name_is_no_queue_to_get_from_or_to_consume_from(requester: RawClient, replier: RawClient) -> None:
     consume_replies(requester)
-    name = ask(requester, replier)
+    name = request(requester, replier)
     thing = f"queue '{name}' in vhost '/'"
     text = f"PRECONDITION_FAILED - multiple consumers are unsupported for {thing}"
     replier.open_channel(2)
@@ -266,7 +268,7 @@ def test_only_publishing_needs_a_permission(broker: LoneBroker, requester: RawCl
         eve.open_channel(1)
         eve.open_channel(2)
         consume_replies(eve)
-        eve.write(publish(1, "requests", b"x", properties=asking()))
+        eve.write(publish(1, "requests", b"x", properties=request_frame()))
         eve.call(1, Queue.Declare(queue=REPLY_TO), Queue.DeclareOk)
         name = requested(requester)
         eve.call(1, Queue.Declare(queue=name, passive=True), Queue.DeclareOk)
@@ -300,7 +302,7 @@ def test_replies_wait_for_a_client_that_reads_late(
     broker: LoneBroker, requester: RawClient, replier: RawClient
 ) -> None:
     consume_replies(requester)
-    name = ask(requester, replier)
+    name = request(requester, replier)
     replier.write(publish(1, name, MIB) * COUNT + publish(1, name, b"last"))
     barrier(replier)
     assert waiting(broker) > 1
@@ -317,7 +319,7 @@ def test_replies_above_the_limit_of_a_slow_client_are_dropped(
     broker: LoneBroker, requester: RawClient, replier: RawClient
 ) -> None:
     consume_replies(requester)
-    name = ask(requester, replier)
+    name = request(requester, replier)
     replier.write(publish(1, name, MIB) * COUNT)
     barrier(replier)
     already = waiting(broker)
@@ -339,7 +341,7 @@ def test_replies_that_waited_too_long_are_lost(
     broker: LoneBroker, requester: RawClient, replier: RawClient
 ) -> None:
     consume_replies(requester)
-    name = ask(requester, replier)
+    name = request(requester, replier)
     for _ in range(COUNT):
         replier.write(publish(1, name, MIB))
         barrier(replier)
@@ -360,7 +362,7 @@ def test_reply_consumer_survives_a_snapshot(
     broker: LoneBroker, requester: RawClient, replier: RawClient
 ) -> None:
     consume_replies(requester)
-    name = ask(requester, replier)
+    name = request(requester, replier)
     broker.skip()
     replier.write(publish(1, name, b"missed"))
     broker.pass_some_time()
@@ -377,8 +379,8 @@ def test_reply_consumer_survives_a_snapshot(
 
 def test_a_thousand_calls_with_pika(broker: LoneBroker) -> None:
     address = pika.ConnectionParameters("127.0.0.1", broker.amqp_port)
-    with pika.BlockingConnection(address) as mine, pika.BlockingConnection(address) as others:
-        client, server = mine.channel(), others.channel()
+    with pika.BlockingConnection(address) as clients, pika.BlockingConnection(address) as servers:
+        client, server = clients.channel(), servers.channel()
         server.queue_declare("rpc")
 
         def serve(channel: BlockingChannel, method: Any, properties: Any, body: bytes) -> None:
@@ -388,26 +390,26 @@ def test_a_thousand_calls_with_pika(broker: LoneBroker) -> None:
 
         replies: dict[str, bytes] = {}
 
-        def note(_: Any, __: Any, properties: Any, body: bytes) -> None:
+        def record(_: Any, __: Any, properties: Any, body: bytes) -> None:
             assert properties.correlation_id not in replies
             replies[properties.correlation_id] = body
 
         server.basic_consume("rpc", serve)
-        client.basic_consume(REPLY_TO, note, auto_ack=True)
+        client.basic_consume(REPLY_TO, record, auto_ack=True)
         for number in range(1000):
             properties = pika.BasicProperties(reply_to=REPLY_TO, correlation_id=str(number))
             client.basic_publish("", "rpc", b"call %d" % number, properties)
         while len(replies) < 1000:
-            others.process_data_events(0.01)
-            mine.process_data_events(0.01)
+            servers.process_data_events(0.01)
+            clients.process_data_events(0.01)
         assert replies == {str(number): b"CALL %d" % number for number in range(1000)}
 
 
 def test_a_call_with_aio_pika(broker: LoneBroker) -> None:
     async def scenario() -> bytes:
         url = f"amqp://guest:guest@127.0.0.1:{broker.amqp_port}/"
-        async with await aio_pika.connect(url) as mine, await aio_pika.connect(url) as others:
-            client, server = await mine.channel(), await others.channel()
+        async with await aio_pika.connect(url) as clients, await aio_pika.connect(url) as servers:
+            client, server = await clients.channel(), await servers.channel()
             requests = await server.declare_queue("rpc")
 
             async def serve(message: aio_pika.abc.AbstractIncomingMessage) -> None:
@@ -420,10 +422,10 @@ def test_a_call_with_aio_pika(broker: LoneBroker) -> None:
             answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             replies = await client.get_queue(REPLY_TO)
 
-            async def note(message: aio_pika.abc.AbstractIncomingMessage) -> None:
+            async def record(message: aio_pika.abc.AbstractIncomingMessage) -> None:
                 answered.set_result(message.body)
 
-            await replies.consume(note, no_ack=True)
+            await replies.consume(record, no_ack=True)
             await client.default_exchange.publish(aio_pika.Message(b"call", reply_to=REPLY_TO), "rpc")
             return await asyncio.wait_for(answered, 10)
 
@@ -432,14 +434,14 @@ def test_a_call_with_aio_pika(broker: LoneBroker) -> None:
 
 def test_a_call_with_kombu(broker: LoneBroker) -> None:
     url = f"amqp://guest:guest@127.0.0.1:{broker.amqp_port}/"
-    with kombu.Connection(url) as mine, kombu.Connection(url) as others:
-        client, server = mine.channel(), others.channel()
+    with kombu.Connection(url) as clients, kombu.Connection(url) as servers:
+        client, server = clients.channel(), servers.channel()
         answered: list[str] = []
 
         def serve(body: str, message: kombu.Message) -> None:
             kombu.Producer(server).publish(body.upper(), routing_key=message.properties["reply_to"])
 
-        def note(body: str, _: kombu.Message) -> None:
+        def record(body: str, _: kombu.Message) -> None:
             answered.append(body)
 
         requests = kombu.Queue("rpc", durable=False, channel=server)
@@ -447,9 +449,9 @@ def test_a_call_with_kombu(broker: LoneBroker) -> None:
         replies = kombu.Queue(REPLY_TO, no_declare=True, no_ack=True)
         with (
             kombu.Consumer(server, [requests], callbacks=[serve], no_ack=True),
-            kombu.Consumer(client, [replies], callbacks=[note], no_ack=True),
+            kombu.Consumer(client, [replies], callbacks=[record], no_ack=True),
         ):
             kombu.Producer(client).publish("call", routing_key="rpc", reply_to=REPLY_TO)
-            others.drain_events(timeout=10)
-            mine.drain_events(timeout=10)
+            servers.drain_events(timeout=10)
+            clients.drain_events(timeout=10)
         assert answered == ["CALL"]

@@ -174,11 +174,11 @@ def test_client_of_a_different_authority_rejects_the_server(broker: LoneBroker, 
 def exchange(port: int, context: ssl.SSLContext) -> None:
     with (
         socket.create_connection(("127.0.0.1", port)) as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as stranger,
+        context.wrap_socket(plain, server_hostname="localhost") as client,
     ):
-        stranger.settimeout(10)
-        stranger.sendall(b"hello")
-        if not stranger.recv(1000):
+        client.settimeout(10)
+        client.sendall(b"hello")
+        if not client.recv(1000):
             raise EOFError
 
 
@@ -235,8 +235,8 @@ def test_client_needs_a_certificate_of_the_right_authority(
 ) -> None:
     with LoneBroker(tls=mutual, new_loop=new_loop) as broker:
         refused(broker.amqps_port, authority.context())
-        stranger = Authority(tmp_path / "other").issue("anna")
-        refused(broker.amqps_port, authority.context(stranger))
+        client = Authority(tmp_path / "other").issue("anna")
+        refused(broker.amqps_port, authority.context(client))
         context = authority.context(authority.issue("anna"))
         round_trip(pika.BlockingConnection(pika_parameters(broker.amqps_port, context)))
 
@@ -492,12 +492,12 @@ def test_client_that_does_not_speak_tls_is_dropped(
         os.urandom(1000),
         b"",
     ):
-        with socket.create_connection(("127.0.0.1", broker.amqps_port)) as stranger:
-            stranger.settimeout(10)
-            stranger.sendall(stream)
-            stranger.shutdown(socket.SHUT_WR)
+        with socket.create_connection(("127.0.0.1", broker.amqps_port)) as client:
+            client.settimeout(10)
+            client.sendall(stream)
+            client.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionError):
-                while stranger.recv(1000):
+                while client.recv(1000):
                     pass
     round_trip(pika.BlockingConnection(pika_parameters(broker.amqps_port, authority.context())))
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -506,13 +506,13 @@ def test_client_that_does_not_speak_tls_is_dropped(
 def test_pending_tls_handshakes_count_as_connections(broker: LoneBroker, authority: Authority) -> None:
     broker.slots.limits = replace(broker.slots.limits, unauthenticated_max=10, fair_s=1.0)
     with contextlib.ExitStack() as stack:
-        strangers = [
+        clients = [
             stack.enter_context(socket.create_connection(("127.0.0.1", broker.amqps_port))) for _ in range(30)
         ]
-        for stranger in strangers[8:]:
-            stranger.settimeout(5)
+        for client in clients[8:]:
+            client.settimeout(5)
             with contextlib.suppress(ConnectionError):
-                assert stranger.recv(1) == b""
+                assert client.recv(1) == b""
         assert broker.slots.unauthenticated == 8
         time.sleep(1.0)
         round_trip(pika.BlockingConnection(pika_parameters(broker.amqps_port, authority.context())))
@@ -523,12 +523,12 @@ def test_pending_tls_handshakes_count_as_connections(broker: LoneBroker, authori
 def test_unfinished_tls_handshake_is_dropped(server_files: Files) -> None:
     with (
         LoneBroker(tls=ClientTls(*server_files), tls_handshake_timeout_s=0.3) as broker,
-        socket.create_connection(("127.0.0.1", broker.amqps_port)) as stranger,
+        socket.create_connection(("127.0.0.1", broker.amqps_port)) as client,
     ):
-        stranger.settimeout(5)
-        stranger.sendall(b"\x16\x03\x01")
+        client.settimeout(5)
+        client.sendall(b"\x16\x03\x01")
         with contextlib.suppress(ConnectionError):
-            assert stranger.recv(1000) == b""
+            assert client.recv(1000) == b""
 
 
 def test_proxy_header_precedes_tls(
@@ -565,11 +565,11 @@ def test_connection_accepted_while_the_listener_stops_is_closed(broker: LoneBrok
                 await asyncio.sleep(0)
             await broker.stop_listening()
 
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         broker.await_on_loop(story())
         gc.collect()
-    assert [str(warning.message) for warning in heard] == []
+    assert [str(warning.message) for warning in caught] == []
 
 
 def test_node_serves_tls_and_plain_and_reloads_certificates(
@@ -593,8 +593,8 @@ def test_node_serves_tls_and_plain_and_reloads_certificates(
         round_trip(pika.BlockingConnection(pika.URLParameters(node.url)))
         round_trip(pika.BlockingConnection(pika_parameters(amqps_port, context)))
         for stream in (HEADER, os.urandom(1000)):
-            with socket.create_connection(("127.0.0.1", amqps_port)) as stranger:
-                stranger.sendall(stream)
+            with socket.create_connection(("127.0.0.1", amqps_port)) as client:
+                client.sendall(stream)
         before = serial_of(amqps_port, context)
         authority.issue("server")
         testing._wait_until(

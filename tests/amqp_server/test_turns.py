@@ -15,6 +15,7 @@ import uvloop
 from pamqp import commands
 
 from qq.amqp.encoding import HEARTBEAT
+from qq.amqp_server.channel.publishing import PublishingMethods
 from qq.amqp_server.connection import ClientConnection
 from qq.config import ClientTls
 from tests.harness.certificates import Authority
@@ -126,9 +127,9 @@ def test_ends_of_many_channels_do_not_hold_up_the_loop(broker: LoneBroker) -> No
 
 
 def test_octets_before_the_login_do_not_hold_up_the_loop(broker: LoneBroker) -> None:
-    with RawClient(broker.amqp_port, handshake=False) as stranger, Passes(broker) as passes:
-        stranger.write(b"AMQP\x00\x00\x09\x01" + many(HEARTBEAT))
-        stranger.expect(commands.Connection.Start)
+    with RawClient(broker.amqp_port, handshake=False) as unauthenticated, Passes(broker) as passes:
+        unauthenticated.write(b"AMQP\x00\x00\x09\x01" + many(HEARTBEAT))
+        unauthenticated.expect(commands.Connection.Start)
         wait_until(lambda: broker.call(lambda: is_idle(broker)), "the end of the flood")
     assert passes.longest_s < PASS_MAX_S
 
@@ -226,3 +227,52 @@ def test_messages_over_tls_are_kept_after_a_hang_up(tls_broker: tuple[LoneBroker
             client.socket.close()
     backlog = broker.machine.vhosts["/"].queues["q"].backlog
     wait_until(lambda: backlog.count == count, "all messages")
+
+
+@pytest.mark.usefixtures("client")
+def test_timers_of_the_last_octets_end_with_the_clean_up(
+    broker: LoneBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[bool] = []
+    limit_close_wait = ClientConnection._limit_close_wait
+
+    def counted(connection: Any) -> None:
+        waits.append(connection._is_lost)
+        limit_close_wait(connection)
+
+    connection: Any = next(iter(broker.broker.connections.values()))
+    close = marshal(0, commands.Connection.Close(200, "", 0, 0))
+
+    def lose() -> None:
+        broker.group.holding = True
+        connection.data_received(many(publish(1, "nowhere", b"x")) * 5 + DECLARE + close)
+        assert connection._amqp.has_more
+        connection._transport.abort()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ClientConnection, "_limit_close_wait", counted)
+        broker.call(lose)
+        wait_until(lambda: not broker.broker.connections, "the end of the connection")
+    assert waits == [True]
+    assert (connection._deadline, connection._heartbeat, connection._hang_up_check) == (None, None, None)
+
+
+def test_error_in_the_clean_up_ends_only_its_connection(
+    broker: LoneBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    unhandled: list[object] = []
+    broker.call(
+        lambda: asyncio.get_running_loop().set_exception_handler(lambda _, error: unhandled.append(error))
+    )
+    with RawClient(broker.amqp_port) as failing:
+        failing.open_channel(1)
+        monkeypatch.setattr(PublishingMethods, "end", fail)
+    wait_until(lambda: len(broker.broker.connections) == 1, "the end of the connection")
+    monkeypatch.undo()
+    client.write(PASSIVE)
+    client.expect(Queue.DeclareOk, 1)
+    assert unhandled == []
+    assert "ZeroDivisionError" in caplog.text

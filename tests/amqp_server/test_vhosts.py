@@ -49,7 +49,7 @@ def wait_until(condition: Callable[[], bool], broker: LoneBroker) -> None:
         pass
 
 
-def expect_nothing_left(broker: LoneBroker) -> None:
+def expect_no_state(broker: LoneBroker) -> None:
     """Of any connection."""
     wait_until(lambda: not broker.broker.connections, broker)
     broker.pass_some_time()
@@ -61,7 +61,7 @@ def expect_nothing_left(broker: LoneBroker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "vhost", "text"),
+    ("requested", "vhost", "text"),
     [
         ([], "none", "vhost none not found"),
         ([], "/", "access to vhost '/' refused for user 'anna'"),
@@ -80,9 +80,9 @@ def expect_nothing_left(broker: LoneBroker) -> None:
 )
 @pytest.mark.parametrize("is_skipped", [False, True])
 def test_refused_client_is_given_the_reason(
-    broker: LoneBroker, asked: list[Command], vhost: str, text: str, is_skipped: bool
+    broker: LoneBroker, requested: list[Command], vhost: str, text: str, is_skipped: bool
 ) -> None:
-    broker.operate(*asked)
+    broker.operate(*requested)
     if is_skipped:
         broker.skip()
     with client_of(broker, vhost, admitted=False) as client:
@@ -95,7 +95,7 @@ def test_refused_client_is_given_the_reason(
         assert (close.class_id, close.method_id) == (10, 40)
         client.send(0, Connection.CloseOk())
         client.expect_end()
-    expect_nothing_left(broker)
+    expect_no_state(broker)
 
 
 def test_a_client_is_let_in_by_a_snapshot_and_only_once(broker: LoneBroker) -> None:
@@ -108,7 +108,7 @@ def test_a_client_is_let_in_by_a_snapshot_and_only_once(broker: LoneBroker) -> N
         broker.resume()
         client.open_channel(1)
         client.close()
-    expect_nothing_left(broker)
+    expect_no_state(broker)
 
 
 @pytest.mark.parametrize("limit", [SetVhostLimits("orders", {"max-connections": 2})])
@@ -120,7 +120,7 @@ def test_closed_connection_frees_a_place_under_the_limit(broker: LoneBroker, lim
                 refused.expect_close(530, f"NOT_ALLOWED - {NO_ACCESS}: connection limit (2) is reached")
             one.close()
             other.close()
-        expect_nothing_left(broker)
+        expect_no_state(broker)
 
 
 def test_handshake_without_an_answer_of_the_log_ends(broker: LoneBroker) -> None:
@@ -129,7 +129,7 @@ def test_handshake_without_an_answer_of_the_log_ends(broker: LoneBroker) -> None
         client.send(1, commands.Channel.Open())
         client.expect_end()
     broker.call(broker.group.release)
-    expect_nothing_left(broker)
+    expect_no_state(broker)
 
 
 def test_client_that_leaves_before_the_answer_leaves_no_session(broker: LoneBroker) -> None:
@@ -138,7 +138,7 @@ def test_client_that_leaves_before_the_answer_leaves_no_session(broker: LoneBrok
         wait_until(lambda: any(c.in_log for c in broker.broker.connections.values()), broker)
     wait_until(lambda: not broker.broker.connections, broker)
     broker.call(broker.group.release)
-    expect_nothing_left(broker)
+    expect_no_state(broker)
 
 
 def test_methods_sent_ahead_are_carried_out_after_the_answer(broker: LoneBroker) -> None:
@@ -168,7 +168,7 @@ def test_channels_above_the_user_limit_close_the_connection(broker: LoneBroker) 
         assert (close.reply_code, close.class_id, close.method_id) == (530, 20, 10)
         client.send(0, Connection.CloseOk())
         client.expect_end()
-    expect_nothing_left(broker)
+    expect_no_state(broker)
 
 
 # Inside
@@ -209,7 +209,7 @@ def test_permissions_of_the_clients_virtual_host_apply(broker: LoneBroker) -> No
 
 @pytest.mark.parametrize("is_skipped", [False, True])
 @pytest.mark.parametrize(
-    ("gone", "text"),
+    ("deletion", "text"),
     [
         (DeleteVhost("orders"), "vhost 'orders' is deleted"),
         (DeleteUser("anna"), "user 'anna' is deleted"),
@@ -217,7 +217,7 @@ def test_permissions_of_the_clients_virtual_host_apply(broker: LoneBroker) -> No
     ],
 )
 def test_client_of_a_deleted_vhost_or_user_gets_the_reason(
-    broker: LoneBroker, gone: Command | None, text: str, is_skipped: bool
+    broker: LoneBroker, deletion: Command | None, text: str, is_skipped: bool
 ) -> None:
     with RawClient(broker.amqp_port) as elsewhere, client_of(broker) as client:
         client.open_channel(1)
@@ -226,7 +226,7 @@ def test_client_of_a_deleted_vhost_or_user_gets_the_reason(
         [number] = [c.id for c in broker.broker.connections.values() if c.user == "anna"]
         if is_skipped:
             broker.skip()
-        broker.call(broker.broker.submissions.add, gone or CloseConnection("n1", number, text))
+        broker.call(broker.broker.submissions.add, deletion or CloseConnection("n1", number, text))
         broker.pass_some_time()
         if is_skipped:
             broker.resume()
@@ -239,7 +239,7 @@ def test_client_of_a_deleted_vhost_or_user_gets_the_reason(
         elsewhere.open_channel(1)
         elsewhere.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
         elsewhere.close()
-    expect_nothing_left(broker)
+    expect_no_state(broker)
 
 
 def test_methods_in_flight_are_refused_when_the_vhost_is_deleted(broker: LoneBroker) -> None:
@@ -255,7 +255,7 @@ def test_methods_in_flight_are_refused_when_the_vhost_is_deleted(broker: LoneBro
         broker.call(broker.group.release)
         close = client.expect(Connection.Close)
         assert (close.reply_code, close.reply_text) == (530, "NOT_ALLOWED - vhost 'orders' is deleted")
-    expect_nothing_left(broker)
+    expect_no_state(broker)
 
 
 # When the cluster gives the node up
@@ -275,5 +275,5 @@ def test_held_back_publish_of_an_evicted_node_is_dropped(broker: LoneBroker) -> 
             client.receive(0.2)
         broker.call(broker.evict)
         client.expect_end()
-    expect_nothing_left(broker)
+    expect_no_state(broker)
     assert broker.machine.vhosts["/"].queues["q"].ready == 0

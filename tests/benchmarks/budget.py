@@ -101,12 +101,12 @@ class Publisher:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         commands = pika.spec
         start = commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")
-        self._ask(b"AMQP\x00\x00\x09\x01")
-        self._ask(pika.frame.Method(0, start).marshal())
+        self._request(b"AMQP\x00\x00\x09\x01")
+        self._request(pika.frame.Method(0, start).marshal())
         tuned = pika.frame.Method(0, commands.Connection.TuneOk(2047, 131072, 0)).marshal()
-        self._ask(tuned + pika.frame.Method(0, commands.Connection.Open("/")).marshal())
-        self._ask(pika.frame.Method(1, commands.Channel.Open()).marshal())
-        self._ask(pika.frame.Method(1, commands.Confirm.Select()).marshal())
+        self._request(tuned + pika.frame.Method(0, commands.Connection.Open("/")).marshal())
+        self._request(pika.frame.Method(1, commands.Channel.Open()).marshal())
+        self._request(pika.frame.Method(1, commands.Confirm.Select()).marshal())
         method = pika.frame.Method(1, commands.Basic.Publish(routing_key=QUEUE)).marshal()
         header = pika.frame.Header(1, len(BODY), pika.BasicProperties(delivery_mode=2)).marshal()
         self._message = method + header + pika.frame.Body(1, BODY).marshal()
@@ -114,7 +114,7 @@ class Publisher:
     def close(self) -> None:
         self._socket.close()
 
-    def _ask(self, data: bytes) -> None:
+    def _request(self, data: bytes) -> None:
         self._socket.sendall(data)
         self._socket.recv(65536)
 
@@ -184,10 +184,10 @@ def steps(directory: Path, program: Path, count: int, *, follower: bool) -> None
         for node in ordered:
             os.kill(node.pid, signal.SIGUSR1)
         time.sleep(2)
-        noted = [json.loads((directory / f"{node.pid}.steps").read_text()) for node in ordered]
+        recorded = [json.loads((directory / f"{node.pid}.steps").read_text()) for node in ordered]
     rows: dict[tuple[str, str], list[float]] = defaultdict(list)
     ends = [message.sent_ns for message in sent[1:]] + [sent[-1].confirmed_ns]
-    for role, node_steps in zip(("leader", "follower 1", "follower 2"), noted, strict=True):
+    for role, node_steps in zip(("leader", "follower 1", "follower 2"), recorded, strict=True):
         position = 0
         for message, next_ns in zip(sent, ends, strict=True):
             end_ns = min(next_ns, message.sent_ns + LATER_THAN_CONFIRM_US * 1000)

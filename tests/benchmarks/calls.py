@@ -128,7 +128,7 @@ class Run(Scene):
         self.cluster.events.extend([submitters, self.brokers])
         self.client = LoneClient()
 
-    def _look_at_files(self) -> None:
+    def _count_files(self) -> None:
         pass
 
     def connect(self, *, to_leader: bool) -> None:
@@ -195,8 +195,8 @@ def main() -> None:
     print(f"{sum(calls.values()) / options.messages:.0f} calls for a message at three nodes")
     for table in (files.most_common(25), calls.most_common(options.functions)):
         print("\n| calls | where |\n| --- | --- |")
-        for what, count in table:
-            print(f"| {count / options.messages:.2f} | {what if isinstance(what, str) else ' '.join(what)} |")
+        for kind, count in table:
+            print(f"| {count / options.messages:.2f} | {kind if isinstance(kind, str) else ' '.join(kind)} |")
 
 
 if __name__ == "__main__":

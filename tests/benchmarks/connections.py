@@ -96,7 +96,7 @@ class Client(asyncio.Protocol):
         waiting = self._waiting[channel, answer] = asyncio.get_running_loop().create_future()
         return waiting
 
-    async def ask(self, channel: int, frame: Frame, answer: str) -> Frame:
+    async def request(self, channel: int, frame: Frame, answer: str) -> Frame:
         waiting = self.expect(channel, answer)
         self.send(channel, frame)
         return await waiting
@@ -106,9 +106,9 @@ class Client(asyncio.Protocol):
         self._transport.write(PROTOCOL_HEADER)
         await started
         login = commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")
-        tune: Any = await self.ask(0, login, "Connection.Tune")
+        tune: Any = await self.request(0, login, "Connection.Tune")
         self.send(0, commands.Connection.TuneOk(tune.channel_max, tune.frame_max, tune.heartbeat))
-        await self.ask(0, commands.Connection.Open("/"), "Connection.OpenOk")
+        await self.request(0, commands.Connection.Open("/"), "Connection.OpenOk")
 
     def publish(self, channel: int) -> None:
         self.send(
@@ -160,10 +160,10 @@ async def measure_publishing(port: int, count: int) -> list[Row]:
     clients = await connected(port, count)
     for client in clients:
         for channel in range(1, CHANNELS + 1):
-            await client.ask(channel, commands.Channel.Open(), "Channel.OpenOk")
-            await client.ask(channel, commands.Confirm.Select(), "Confirm.SelectOk")
+            await client.request(channel, commands.Channel.Open(), "Channel.OpenOk")
+            await client.request(channel, commands.Confirm.Select(), "Confirm.SelectOk")
     (probe,) = await connected(port, 1)
-    await probe.ask(1, commands.Channel.Open(), "Channel.OpenOk")
+    await probe.request(1, commands.Channel.Open(), "Channel.OpenOk")
     publishers = cycle([(client, channel) for client in clients for channel in range(1, CHANNELS + 1)])
     portion = round(len(clients) * CHANNELS * PROBE_EVERY_S / PUBLISH_EVERY_S)
     took_ms: list[float] = []
@@ -172,7 +172,7 @@ async def measure_publishing(port: int, count: int) -> list[Row]:
         for client, channel in islice(publishers, portion):
             client.publish(channel)
         begun = time.perf_counter()
-        await probe.ask(1, commands.Channel.Flow(active=True), "Channel.FlowOk")
+        await probe.request(1, commands.Channel.Flow(active=True), "Channel.FlowOk")
         took_ms.append((time.perf_counter() - begun) * 1000)
         await asyncio.sleep(PROBE_EVERY_S)
     for client in (*clients, probe):

@@ -104,13 +104,13 @@ class Deaf:
         self._socket = socket.create_connection((host, int(port)))
         self._thread: threading.Thread | None = None
         start = spec.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")
-        self._ask(b"AMQP\x00\x00\x09\x01")
-        self._ask(frame.Method(0, start).marshal())
+        self._request(b"AMQP\x00\x00\x09\x01")
+        self._request(frame.Method(0, start).marshal())
         tuned = frame.Method(0, spec.Connection.TuneOk(2047, 131072, 0)).marshal()
-        self._ask(tuned + frame.Method(0, spec.Connection.Open("/")).marshal())
-        self._ask(frame.Method(1, spec.Channel.Open()).marshal())
+        self._request(tuned + frame.Method(0, spec.Connection.Open("/")).marshal())
+        self._request(frame.Method(1, spec.Channel.Open()).marshal())
 
-    def _ask(self, data: bytes) -> None:
+    def _request(self, data: bytes) -> None:
         self._socket.sendall(data)
         self._socket.recv(65536)
 

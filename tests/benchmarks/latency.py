@@ -150,9 +150,9 @@ def loaded(options: list[str], endpoints: list[str], *, at: int | None, queues: 
     return measured(result, "e2e_us" if options[-1] == "both" else "confirm_us", "publish_rate")
 
 
-def beside(others: list[str], options: list[str], endpoints: list[str]) -> Measured:
+def beside(subjects: list[str], options: list[str], endpoints: list[str]) -> Measured:
     """A load through the leader, while others publish without end to a queue of their own."""
-    with fresh(endpoints, "flood", 1) as queue, flooded(endpoints[:1], [*queue, *others]):
+    with fresh(endpoints, "flood", 1) as queue, flooded(endpoints[:1], [*queue, *subjects]):
         return loaded(options, endpoints, at=0)
 
 

@@ -85,22 +85,22 @@ def waited_ms(result: dict[str, Any]) -> float:
     return max(result[kind]["max"] for kind in ("confirm_us", "e2e_us")) / 1000
 
 
-def add(cluster: LocalCluster, asked: ClusterNode) -> None:
+def add(cluster: LocalCluster, via: ClusterNode) -> None:
     node = cluster.add_node(CATCH_UP_S_MAX)
-    qq(asked, "member", "add", node.name, f"127.0.0.1:{node.amqp_port + PEER_PORT_OFFSET}")
+    qq(via, "member", "add", node.name, f"127.0.0.1:{node.amqp_port + PEER_PORT_OFFSET}")
 
 
-def remove(cluster: LocalCluster, node: ClusterNode, asked: ClusterNode) -> None:
-    qq(asked, "member", "remove", node.name)
+def remove(cluster: LocalCluster, node: ClusterNode, via: ClusterNode) -> None:
+    qq(via, "member", "remove", node.name)
     cluster.forget_node(node)
 
 
-def lose_and_replace(node: ClusterNode, asked: ClusterNode) -> None:
+def lose_and_replace(node: ClusterNode, via: ClusterNode) -> None:
     """Kill a node, lose its disk, and start it again: its new directory is taken in by itself. Wait until it votes."""
     node.kill()
     shutil.rmtree(data_directory(node))
     node.start()
-    qq(asked, "member", "promote", node.name)
+    qq(via, "member", "promote", node.name)
 
 
 def changes() -> Iterator[tuple[str, Watched]]:
@@ -111,16 +111,16 @@ def changes() -> Iterator[tuple[str, Watched]]:
             first = cluster.nodes[0]
             yield f"add to {len(cluster.nodes)}", watched(partial(add, cluster, first), list(cluster.nodes))
         for role in ("leader", "follower"):
-            gone = cluster.leader() if role == "leader" else cluster.followers()[0]
-            stay = [node for node in cluster.nodes if node is not gone]
+            lost = cluster.leader() if role == "leader" else cluster.followers()[0]
+            stay = [node for node in cluster.nodes if node is not lost]
             yield (
                 f"remove the {role} of {len(cluster.nodes)}",
-                watched(partial(remove, cluster, gone, stay[0]), stay),
+                watched(partial(remove, cluster, lost, stay[0]), stay),
             )
-        for gone in [cluster.leader(), *cluster.followers()]:
-            role = "leader" if cluster.leader() is gone else "follower"
-            stay = [node for node in cluster.nodes if node is not gone]
-            yield f"kill a {role}, and lose its disk", watched(partial(lose_and_replace, gone, stay[0]), stay)
+        for lost in [cluster.leader(), *cluster.followers()]:
+            role = "leader" if cluster.leader() is lost else "follower"
+            stay = [node for node in cluster.nodes if node is not lost]
+            yield f"kill a {role}, and lose its disk", watched(partial(lose_and_replace, lost, stay[0]), stay)
 
 
 def measure_changes(repeat: int) -> Iterator[bool]:

@@ -157,7 +157,7 @@ def get(nodes: Sequence[str], messages: int, *, no_ack: bool) -> float:
     return took[0]
 
 
-def get_nothing(nodes: Sequence[str], polls: int) -> float:
+def get_from_empty_queues(nodes: Sequence[str], polls: int) -> float:
     empty_queue(nodes[0])
     with channel_at(nodes[0]) as channel, timed() as took:
         for _ in range(polls):
@@ -192,8 +192,8 @@ def request(nodes: Sequence[str], requests: int, *, is_direct: bool) -> float:
         channel.basic_consume(reply_to, lambda *delivery: replies.append(delivery[3]), auto_ack=True)
         with timed() as took:
             for number in range(requests):
-                asked = pika.BasicProperties(reply_to=reply_to, correlation_id=str(number))
-                channel.basic_publish("", REQUESTS, b"%d" % number, asked)
+                request = pika.BasicProperties(reply_to=reply_to, correlation_id=str(number))
+                channel.basic_publish("", REQUESTS, b"%d" % number, request)
                 while len(replies) <= number:
                     connection.process_data_events(time_limit=SILENCE_S)
         stopped.set()
@@ -222,7 +222,7 @@ PATTERNS = [
     Pattern("worker, channel limit 1, classic queue", partial(consume, kind="classic", is_global=True), 5),
     Pattern("basic.get and ack", partial(get, no_ack=False), 1.1),
     Pattern("basic.get without ack", partial(get, no_ack=True), 1.2),
-    Pattern("basic.get of an empty queue", get_nothing, 0.6),
+    Pattern("basic.get of an empty queue", get_from_empty_queues, 0.6),
     Pattern("request, direct reply", partial(request, is_direct=True), 0.7, SLOW_SHARE),
     Pattern("request, exclusive reply queue", partial(request, is_direct=False), 1.2, SLOW_SHARE),
     Pattern("connect, declare, publish, close", visit, 0.9, SLOW_SHARE),

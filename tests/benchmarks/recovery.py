@@ -175,7 +175,7 @@ def watch_a_checkpoint(cluster: LocalCluster) -> Stall:
     """Ask a node all the time, from before its next checkpoint is begun until it has been there for a while."""
     node = cluster.followers()[0]
     known = data_files(node, CHECKPOINTS)
-    asked: list[tuple[float, float]] = []
+    requests: list[tuple[float, float]] = []
     connection = connect(node)
     channel = connection.channel()
     written_s = math.inf
@@ -189,12 +189,12 @@ def watch_a_checkpoint(cluster: LocalCluster) -> Stall:
             time.sleep(POLL_S / 5)
             before_s, before = time.time(), time.perf_counter()
             channel.flow(active=True)
-            asked.append((before_s, (time.perf_counter() - before) * 1000))
+            requests.append((before_s, (time.perf_counter() - before) * 1000))
         new = [file.st_mtime for name, file in data_files(node, CHECKPOINTS).items() if name not in known]
         written_s = max(new, default=math.inf)
     connection.close()
-    near = [wait_ms for time_s, wait_ms in asked if abs(time_s - written_s) < AROUND_CHECKPOINT_S]
-    rest = [wait_ms for time_s, wait_ms in asked if abs(time_s - written_s) >= AROUND_CHECKPOINT_S]
+    near = [wait_ms for time_s, wait_ms in requests if abs(time_s - written_s) < AROUND_CHECKPOINT_S]
+    rest = [wait_ms for time_s, wait_ms in requests if abs(time_s - written_s) >= AROUND_CHECKPOINT_S]
     # As many as there are near it: among more there would be longer ones.
     return Stall(max(rest[-len(near) :]), max(near))
 

@@ -79,15 +79,15 @@ class Watcher:
         self.taken_s: dict[str, list[float]] = {}
         """What the nodes used up during each request."""
 
-    async def ask_all(self) -> None:
+    async def request_all(self) -> None:
         first, *_ = self._nodes
         for path in resources():
-            await self._ask(first, f"{path}?{PAGE}")
+            await self._request(first, f"{path}?{PAGE}")
         for node in self._nodes:
             for path in METRICS:
-                await self._ask(node, path)
+                await self._request(node, path)
 
-    async def _ask(self, node: ClusterNode, path: str) -> None:
+    async def _request(self, node: ClusterNode, path: str) -> None:
         before_s = sum(map(processor_s, self._nodes))
         async with self._session.get(f"http://127.0.0.1:{node.http_port}{path}") as response:
             await response.read()
@@ -119,7 +119,7 @@ async def phase(nodes: list[ClusterNode], client: Client, seconds: float, watche
     async def watch(watching: Watcher) -> None:
         while True:
             _, pending = await asyncio.wait(
-                [asyncio.ensure_future(watching.ask_all()), asyncio.ensure_future(asyncio.sleep(EVERY_S))]
+                [asyncio.ensure_future(watching.request_all()), asyncio.ensure_future(asyncio.sleep(EVERY_S))]
             )
             assert not pending
 
@@ -170,8 +170,8 @@ async def prepare(client: Client, session: aiohttp.ClientSession, node: ClusterN
         url = f"http://127.0.0.1:{node.http_port}/api/definitions"
         async with session.post(url, json={"queues": made, "bindings": bound}) as response:
             response.raise_for_status()
-    await client.ask(1, commands.Channel.Open(), "Channel.OpenOk")
-    await client.ask(1, commands.Confirm.Select(), "Confirm.SelectOk")
+    await client.request(1, commands.Channel.Open(), "Channel.OpenOk")
+    await client.request(1, commands.Confirm.Select(), "Confirm.SelectOk")
     for name in names[::10]:
         client.send(
             1,
@@ -194,7 +194,7 @@ async def measure(cluster: LocalCluster, options: argparse.Namespace) -> list[Ro
         await prepare(publisher, session, cluster.nodes[0], options.queues)
         await asyncio.sleep(EVERY_S)
         watcher = Watcher(session, cluster.nodes)
-        await watcher.ask_all()
+        await watcher.request_all()
         watcher.taken_s.clear()
         for _ in range(options.repeat):
             quiet.append(await phase(cluster.nodes, publisher, options.seconds, None))

@@ -19,7 +19,7 @@ class Runs:
     """Instead of the runs: what was asked for, and a verdict for each unless it is to break off."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, str]] = []
+        self.given: list[dict[str, str]] = []
         self.violations: dict[str, int] = {}
         self.problems: list[str] = []
         self.breaks_off = False
@@ -27,7 +27,7 @@ class Runs:
 
     def run(self, command: list[str], **_: Any) -> None:
         options = dict(zip(command[4::2], command[5::2], strict=True))
-        self.asked.append(options)
+        self.given.append(options)
         directory = Path(options["--out"])
         directory.mkdir()
         if self.breaks_off:
@@ -78,27 +78,27 @@ def last_rows(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
 def test_every_fault_and_the_mix_at_three_and_at_five_nodes(runs: Runs, tmp_path: Path) -> None:
     assert carried_out(tmp_path) == 0
     faults = [*NAMES, "all"]
-    assert [(asked["--nodes"], asked["--nemesis"]) for asked in runs.asked] == [
+    assert [(given["--nodes"], given["--nemesis"]) for given in runs.given] == [
         (nodes, fault) for nodes in ("3", "5") for fault in faults
     ]
-    assert {asked["--for"] for asked in runs.asked if asked["--nemesis"] != "all"} == {"5m"}
-    assert {asked["--for"] for asked in runs.asked if asked["--nemesis"] == "all"} == {"30m"}
+    assert {given["--for"] for given in runs.given if given["--nemesis"] != "all"} == {"5m"}
+    assert {given["--for"] for given in runs.given if given["--nemesis"] == "all"} == {"30m"}
 
 
 def test_seed_of_a_fault_does_not_depend_on_the_selection(runs: Runs, tmp_path: Path) -> None:
     carried_out(tmp_path / "all", "--nodes", "3", "--seed", "10")
-    seeds = {asked["--nemesis"]: asked["--seed"] for asked in runs.asked}
+    seeds = {given["--nemesis"]: given["--seed"] for given in runs.given}
     assert len(set(seeds.values())) == len(NAMES) + 1
-    runs.asked.clear()
+    runs.given.clear()
     carried_out(tmp_path / "some", "--nodes", "3", "--seed", "10", "--nemesis", "wipe,pause", "--mix", "0")
-    assert {asked["--nemesis"]: asked["--seed"] for asked in runs.asked} == {
+    assert {given["--nemesis"]: given["--seed"] for given in runs.given} == {
         name: seeds[name] for name in ("wipe", "pause")
     }
 
 
 def test_campaign_of_a_mix_is_a_run_of_all_faults(runs: Runs, tmp_path: Path) -> None:
     carried_out(tmp_path, "--nodes", "5", "--nemesis", "none", "--mix", "1h")
-    assert [(asked["--nemesis"], asked["--for"]) for asked in runs.asked] == [("all", "1h")]
+    assert [(given["--nemesis"], given["--for"]) for given in runs.given] == [("all", "1h")]
 
 
 def test_judged_runs_are_skipped_and_interrupted_runs_repeated(
@@ -111,7 +111,7 @@ def test_judged_runs_are_skipped_and_interrupted_runs_repeated(
     assert last_rows(capsys)[1] == ["3-wipe", "was not judged"]
     runs.breaks_off = False
     assert carried_out(tmp_path, *options, "--nemesis", "pause,wipe") == 0
-    assert [asked["--nemesis"] for asked in runs.asked] == ["pause", "wipe", "wipe"]
+    assert [given["--nemesis"] for given in runs.given] == ["pause", "wipe", "wipe"]
 
 
 def test_table_row_gives_operations_violations_and_problems(

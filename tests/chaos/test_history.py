@@ -112,7 +112,7 @@ def test_recorder_ignores_operations_after_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"),
+    ("line", "error"),
     [
         (_line()[:30], r"h.jsonl:2: the line is cut: \{.time_ns"),
         ("nonsense\n", "h.jsonl:2: not JSON: nonsense"),
@@ -128,9 +128,9 @@ def test_recorder_ignores_operations_after_its_end(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_line_of_a_history_is_reported_in_a_single_line(
-    tmp_path: Path, line: str, complaint: str
+    tmp_path: Path, line: str, error: str
 ) -> None:
-    with pytest.raises(HistoryError, match=complaint) as raised:
+    with pytest.raises(HistoryError, match=error) as raised:
         read(_written(tmp_path, _line(), line))
     assert "\n" not in str(raised.value)
 

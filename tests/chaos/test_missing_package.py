@@ -11,15 +11,15 @@ from tests.harness.long_cases import cases
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "case",
     cases(
         [("run", "pika"), ("check", "pyspark"), ("report", "plotly"), ("campaign", "pika")],
-        lambda asked: asked[0] == "check",
+        lambda case: case[0] == "check",
     ),
     ids=" ".join,
 )
-def test_missing_package_is_reported_with_its_installation(asked: tuple[str, str]) -> None:
-    command, package = asked
+def test_missing_package_is_reported_with_its_installation(case: tuple[str, str]) -> None:
+    command, package = case
     without = f"import sys; sys.modules[{package!r}] = None; from chaos.__main__ import main; "
     program = [sys.executable, "-c", without + f"sys.exit(main([{command!r}]))"]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=30)

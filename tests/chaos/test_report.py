@@ -379,10 +379,10 @@ def test_directory_without_a_valid_run_is_reported(
     with pytest.raises(ReportError):
         write(tmp_path)
     assert main([str(tmp_path)]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("chaos report: ")
-    assert line in told
-    assert told.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("chaos report: ")
+    assert line in errors
+    assert errors.count("\n") == 1
 
 
 def test_the_command_prints_where_the_report_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

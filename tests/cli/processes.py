@@ -18,10 +18,10 @@ STUB = Path(__file__).with_name("stub_qq.py")
 PATIENCE_S = 30.0
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], event: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, event
         time.sleep(0.02)
 
 

@@ -118,8 +118,8 @@ class Members:
     async def change(self, change: MemberChange, wait_s: float | None = None) -> None:
         """Tell what was asked for; n5 takes two requests, n6 is refused, n7 takes long."""
         print(Verb(change.verb).name, *change[1:5], flush=True)
-        if change.name == "n5" and not self._has_been_asked:
-            self._has_been_asked = True
+        if change.name == "n5" and not self._was_requested:
+            self._was_requested = True
             raise Unavailable("n5 has not come yet")
         if change.name == "n7":
             await asyncio.sleep(1.5)
@@ -128,7 +128,7 @@ class Members:
         if change.name == "n1" and change.verb == Verb.REMOVE:
             os._exit(1)
 
-    _has_been_asked = False
+    _was_requested = False
 
 
 class Management:

@@ -24,7 +24,7 @@ WELL = (
 )
 
 
-async def say_that_all_is_well(reader: StreamReader, writer: StreamWriter) -> None:
+async def answer_ok(reader: StreamReader, writer: StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
     writer.write(WELL)
     writer.close()
@@ -32,7 +32,7 @@ async def say_that_all_is_well(reader: StreamReader, writer: StreamWriter) -> No
 
 @asynccontextmanager
 async def listening(config: NodeConfig) -> AsyncGenerator[None]:
-    async with await asyncio.start_server(say_that_all_is_well, config.http_host, config.address.http_port):
+    async with await asyncio.start_server(answer_ok, config.http_host, config.address.http_port):
         yield
 
 

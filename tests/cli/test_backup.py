@@ -152,7 +152,7 @@ def survivor(original: Path, tmp_path: Path) -> Path:
 Printed = tuple[int, list[str], list[str]]
 
 
-class Said:
+class RunQq:
     """Calls commands; tells exit status, lines of the output, lines of the errors."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,8 +165,8 @@ class Said:
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    return Said(capsys)
+def run_qq(capsys: pytest.CaptureFixture[str]) -> RunQq:
+    return RunQq(capsys)
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -186,9 +186,9 @@ def flip(file: Path, place: int = -1, bit: int = 0) -> None:
 # Backups
 
 
-def test_a_backup_is_inspected_in_a_directory_and_in_a_file(original: Path, said: Said) -> None:
+def test_a_backup_is_inspected_in_a_directory_and_in_a_file(original: Path, run_qq: RunQq) -> None:
     for path in (original / "backup", original / "backup.tar"):
-        status, lines, errors = said("inspect", path)
+        status, lines, errors = run_qq("inspect", path)
         assert (status, errors) == (0, [])
         assert lines[0] == "backup       of qq, cluster id none yet, given by node n1"
         assert lines[2] == "log          up to entry 10 of term 3, made at 2026-01-02T03:04:05.678Z"
@@ -198,15 +198,15 @@ def test_a_backup_is_inspected_in_a_directory_and_in_a_file(original: Path, said
         assert lines[-1] == "whole: nothing is damaged"
 
 
-def test_damage_of_a_backup_is_found(backup: Path, said: Said) -> None:
+def test_damage_of_a_backup_is_found(backup: Path, run_qq: RunQq) -> None:
     flip(next(backup.glob("*.segment")))
-    status, lines, _ = said("inspect", backup)
+    status, lines, _ = run_qq("inspect", backup)
     assert status == 1
     assert (
         sum("damaged: the content is not that of the backup (wrong SHA-256)" in line for line in lines) == 1
     )
     assert lines[-1].startswith("damaged or missing: 0000")
-    assert said("inspect", "--dump", backup)[2] == [
+    assert run_qq("inspect", "--dump", backup)[2] == [
         f"qq inspect: {backup}: is a backup; the entries can be printed of a node's data directory only"
     ]
 
@@ -233,10 +233,10 @@ def answering(status: int, body: bytes, length: int, kind: str = "application/x-
         thread.join()
 
 
-def test_backup_links_files_of_a_node_on_this_machine(original: Path, tmp_path: Path, said: Said) -> None:
+def test_backup_links_files_of_a_node_on_this_machine(original: Path, tmp_path: Path, run_qq: RunQq) -> None:
     data = (original / "backup.tar").read_bytes()
     with answering(200, data, len(data)) as url:
-        status, [line], errors = said("backup", tmp_path / "new", "--http", url)
+        status, [line], errors = run_qq("backup", tmp_path / "new", "--http", url)
     assert (status, errors) == (0, [])
     assert line.startswith(
         f"{tmp_path / 'new'}: cluster qq up to entry 10 of term 3 (2026-01-02T03:04:05.678Z), "
@@ -249,13 +249,13 @@ def test_backup_links_files_of_a_node_on_this_machine(original: Path, tmp_path: 
     assert content(tmp_path / "new") == content(original / "backup")
 
 
-def test_backup_copies_files_of_a_distant_node(original: Path, tmp_path: Path, said: Said) -> None:
+def test_backup_copies_files_of_a_distant_node(original: Path, tmp_path: Path, run_qq: RunQq) -> None:
     data = (original / "backup.tar").read_bytes()
     away = original / "away"
     (original / "data").rename(away)
     try:
         with answering(200, data, len(data)) as url:
-            status, [line], _ = said("backup", tmp_path / "new", "--http", url)
+            status, [line], _ = run_qq("backup", tmp_path / "new", "--http", url)
     finally:
         away.rename(original / "data")
     assert status == 0
@@ -263,7 +263,7 @@ def test_backup_copies_files_of_a_distant_node(original: Path, tmp_path: Path, s
     assert content(tmp_path / "new") == content(original / "backup")
 
 
-def test_interrupted_or_damaged_backup_leaves_no_files(original: Path, tmp_path: Path, said: Said) -> None:
+def test_interrupted_or_damaged_backup_leaves_no_files(original: Path, tmp_path: Path, run_qq: RunQq) -> None:
     data = (original / "backup.tar").read_bytes().replace(str(original).encode(), b"/" * len(str(original)))
     damaged = bytearray(data)
     damaged[len(data) // 2] ^= 1
@@ -276,28 +276,28 @@ def test_interrupted_or_damaged_backup_leaves_no_files(original: Path, tmp_path:
     ]
     for body, text in answers:
         with answering(200, body, len(data)) as url:
-            status, lines, [error] = said("backup", tmp_path / "new", "--http", url)
+            status, lines, [error] = run_qq("backup", tmp_path / "new", "--http", url)
         assert (status, lines) == (1, [])
         assert text in error
         assert list(tmp_path.iterdir()) == []
 
 
-def test_refused_or_unreachable_backup_is_reported(tmp_path: Path, said: Said) -> None:
+def test_refused_or_unreachable_backup_is_reported(tmp_path: Path, run_qq: RunQq) -> None:
     body = b'{"error": "not_authorised", "reason": "Not administrator user"}'
     with answering(401, body, len(body), "application/json") as url:
-        status, _, [error] = said("backup", tmp_path / "new", "--http", url)
+        status, _, [error] = run_qq("backup", tmp_path / "new", "--http", url)
     assert (status, error) == (
         1,
         f"qq backup: {url}/api/cluster/backup: Not administrator user",
     )
-    status, _, [error] = said("backup", tmp_path / "new", "--http", "http://127.0.0.1:1")
+    status, _, [error] = run_qq("backup", tmp_path / "new", "--http", "http://127.0.0.1:1")
     assert (status, "cannot connect to 127.0.0.1:1 (Connection refused); " in error) == (1, True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_answer_that_is_not_an_archive_is_reported(tmp_path: Path, said: Said) -> None:
+def test_answer_that_is_not_an_archive_is_reported(tmp_path: Path, run_qq: RunQq) -> None:
     with answering(200, b"hi", 2, "text/html") as url:
-        assert said("backup", tmp_path / "new", "--http", url) == (
+        assert run_qq("backup", tmp_path / "new", "--http", url) == (
             1,
             [],
             [f"qq backup: {url}: the answer is not that of a qq node"],
@@ -305,17 +305,17 @@ def test_answer_that_is_not_an_archive_is_reported(tmp_path: Path, said: Said) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_backup_goes_to_a_new_directory_only(tmp_path: Path, said: Said) -> None:
+def test_a_backup_goes_to_a_new_directory_only(tmp_path: Path, run_qq: RunQq) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "file").touch()
     for target in (tmp_path / "old", tmp_path / "old" / "file"):
-        assert said("backup", target)[2] == [f"qq backup: {target}: is there already; name a new directory"]
-    assert said("backup", tmp_path / "no" / "new")[0] == 1
+        assert run_qq("backup", target)[2] == [f"qq backup: {target}: is there already; name a new directory"]
+    assert run_qq("backup", tmp_path / "no" / "new")[0] == 1
 
 
 @pytest.mark.parametrize("step", ["RealDisk", "_empty", "restore"])
 def test_node_does_not_start_after_a_killed_restore(
-    original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch, step: str
+    original: Path, node: Path, run_qq: RunQq, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     class Killed(BaseException):
         pass
@@ -327,21 +327,21 @@ def test_node_does_not_start_after_a_killed_restore(
         patch.setattr(RealDisk, "remove_directory", killed)  # whoever is killed does not clean up
         patch.setattr(restore_command, step, killed)
         with pytest.raises(Killed):
-            said("restore", original / "backup", "--config", node)
-    status, _, [error] = said("serve", "--config", node)
+            run_qq("restore", original / "backup", "--config", node)
+    status, _, [error] = run_qq("serve", "--config", node)
     assert status == 1
     assert "a restore was begun there and did not end" in error
-    assert said("restore", original / "backup", "--config", node)[0] == 0
+    assert run_qq("restore", original / "backup", "--config", node)[0] == 0
 
 
 def test_restore_into_a_directory_in_use_leaves_no_mark(
-    original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+    original: Path, node: Path, run_qq: RunQq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = node.parent / "data"
     disk = RealDisk(data)
     with monkeypatch.context() as patch:  # the other process came after it was looked
         patch.setattr(restore_command, "check_not_in_use", lambda _root: None)
-        status, _, [error] = said("restore", original / "backup", "--config", node)
+        status, _, [error] = run_qq("restore", original / "backup", "--config", node)
     disk.close()
     assert (status, error.partition(" (")[0]) == (1, f"qq restore: {data}: in use by another process")
     assert not (data / "groups" / "restoring").exists()
@@ -349,7 +349,7 @@ def test_restore_into_a_directory_in_use_leaves_no_mark(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_backup_ended_by_a_signal_leaves_no_files(
-    original: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch, number: int
+    original: Path, tmp_path: Path, run_qq: RunQq, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     data = (original / "backup.tar").read_bytes()
 
@@ -359,17 +359,17 @@ def test_backup_ended_by_a_signal_leaves_no_files(
 
     monkeypatch.setattr(backup_command, "_check_backup", ended)
     with answering(200, data, len(data)) as url:
-        assert ending_of(said, "backup", tmp_path / "new", "--http", url) == 128 + number
+        assert exit_status_of(run_qq, "backup", tmp_path / "new", "--http", url) == 128 + number
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_backup_in_no_directory_says_which(tmp_path: Path, said: Said) -> None:
-    status, _, errors = said("backup", tmp_path / "no" / "such", "--http", "http://127.0.0.1:1")
+def test_a_backup_in_no_directory_says_which(tmp_path: Path, run_qq: RunQq) -> None:
+    status, _, errors = run_qq("backup", tmp_path / "no" / "such", "--http", "http://127.0.0.1:1")
     assert (status, errors) == (1, [f"qq backup: {tmp_path}/no: No such file or directory"])
 
 
 def test_backup_refuses_a_directory_created_meanwhile(
-    original: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+    original: Path, tmp_path: Path, run_qq: RunQq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = (original / "backup.tar").read_bytes()
     target, check = tmp_path / "new", backup_command._check_backup
@@ -381,7 +381,7 @@ def test_backup_refuses_a_directory_created_meanwhile(
 
     monkeypatch.setattr(backup_command, "_check_backup", overtaken)
     with answering(200, data, len(data)) as url:
-        status, _, errors = said("backup", target, "--http", url)
+        status, _, errors = run_qq("backup", target, "--http", url)
     why = f"{target}: somebody else has made it meanwhile; name a new directory"
     assert (status, errors) == (1, [f"qq backup: {why}"])
     assert [path.name for path in tmp_path.rglob("*")] == ["new", "of the other one"]
@@ -406,16 +406,16 @@ def test_broken_output_stream_of_a_backup_is_reported(original: Path) -> None:
 # Restoring
 
 
-def test_a_backup_is_restored_once(original: Path, node: Path, said: Said) -> None:
-    status, lines, errors = said("restore", original / "backup", "--config", node)
+def test_a_backup_is_restored_once(original: Path, node: Path, run_qq: RunQq) -> None:
+    status, lines, errors = run_qq("restore", original / "backup", "--config", node)
     assert (status, errors) == (0, [])
     assert lines[0].startswith("restored: cluster qq up to entry 10 of term 3 ")
     assert lines[1].startswith("node n2 is the only member of a new cluster now, ")
     assert lines[1].endswith(": start it, and then the others with empty data directories")
-    status, lines, _ = said("inspect", node.parent / "data")
+    status, lines, _ = run_qq("inspect", node.parent / "data")
     assert (status, lines[-1]) == (0, "whole: nothing is damaged")
     before = content(node.parent)
-    status, lines, errors = said("restore", original / "backup", "--config", node)
+    status, lines, errors = run_qq("restore", original / "backup", "--config", node)
     assert (status, lines) == (1, [])
     assert errors == [
         f"qq restore: {node.parent / 'data'}: is not empty; give the node a new data directory, or empty this one"
@@ -424,44 +424,46 @@ def test_a_backup_is_restored_once(original: Path, node: Path, said: Said) -> No
 
 
 def test_backup_is_restored_from_a_file_and_from_standard_input(
-    original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+    original: Path, node: Path, run_qq: RunQq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in (original / "backup.tar", "-"):
         with (original / "backup.tar").open("rb") as file:
             monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=file))
-            assert said("restore", path, "--config", node)[0] == 0
-        assert said("inspect", node.parent / "data")[0] == 0
+            assert run_qq("restore", path, "--config", node)[0] == 0
+        assert run_qq("inspect", node.parent / "data")[0] == 0
         shutil.rmtree(node.parent / "data")
 
 
 def test_a_directory_that_is_in_use_or_not_empty_is_left_alone(
-    original: Path, node: Path, said: Said
+    original: Path, node: Path, run_qq: RunQq
 ) -> None:
     data = node.parent / "data"
     disk = RealDisk(data)
-    status, _, [error] = said("restore", original / "backup", "--config", node)
+    status, _, [error] = run_qq("restore", original / "backup", "--config", node)
     assert (status, error.partition(" (")[0]) == (1, f"qq restore: {data}: in use by another process")
     assert error.endswith("stop the node first")
     disk.close()
     (data / "file").touch()
     before = content(data)
-    assert "is not empty" in said("restore", original / "backup", "--config", node)[2][0]
+    assert "is not empty" in run_qq("restore", original / "backup", "--config", node)[2][0]
     assert content(data) == before
 
 
-def test_restore_replaces_the_rest_of_an_interrupted_restore(original: Path, node: Path, said: Said) -> None:
+def test_restore_replaces_the_rest_of_an_interrupted_restore(
+    original: Path, node: Path, run_qq: RunQq
+) -> None:
     unfinished = node.parent / "data" / "groups" / "restoring"
     unfinished.mkdir(parents=True)
     (unfinished / "identity").write_bytes(b"nonsense")
     (node.parent / "data" / "lock").touch()
-    assert said("restore", original / "backup", "--config", node)[0] == 0
+    assert run_qq("restore", original / "backup", "--config", node)[0] == 0
     assert not unfinished.exists()
-    assert said("inspect", node.parent / "data")[0] == 0
+    assert run_qq("inspect", node.parent / "data")[0] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_restore_ended_by_a_signal_leaves_no_files(
-    original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch, number: int
+    original: Path, node: Path, run_qq: RunQq, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     unfinished = node.parent / "data" / "groups" / "restoring"
 
@@ -472,9 +474,9 @@ def test_restore_ended_by_a_signal_leaves_no_files(
 
     with monkeypatch.context() as patch:
         patch.setattr(restore_command, "restore", ended)
-        assert ending_of(said, "restore", original / "backup", "--config", node) == 128 + number
+        assert exit_status_of(run_qq, "restore", original / "backup", "--config", node) == 128 + number
     assert not unfinished.exists()
-    assert said("restore", original / "backup", "--config", node)[0] == 0
+    assert run_qq("restore", original / "backup", "--config", node)[0] == 0
 
 
 @pytest.fixture(autouse=True)
@@ -487,27 +489,27 @@ def signals_end() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def ending_of(said: Said, *arguments: object) -> int | str | None:
+def exit_status_of(run_qq: RunQq, *arguments: object) -> int | str | None:
     try:
-        return said(*arguments)[0]
+        return run_qq(*arguments)[0]
     except SystemExit as end:
         return end.code
 
 
-def test_commands_refuse_a_directory_with_an_unfinished_restore(node: Path, said: Said) -> None:
+def test_commands_refuse_a_directory_with_an_unfinished_restore(node: Path, run_qq: RunQq) -> None:
     data = node.parent / "data"
     (data / "groups" / "restoring").mkdir(parents=True)
-    what = (
+    expected = (
         f"{data}: holds a restore that did not end: give `qq restore` again, or remove groups/restoring in it"
     )
-    assert said("inspect", data) == (1, [], [f"qq inspect: {what}"])
-    assert said("recover", "--unsafe-from", data) == (1, [], [f"qq recover: {what}"])
-    assert said("serve", "--config", node)[0] == 1
+    assert run_qq("inspect", data) == (1, [], [f"qq inspect: {expected}"])
+    assert run_qq("recover", "--unsafe-from", data) == (1, [], [f"qq recover: {expected}"])
+    assert run_qq("serve", "--config", node)[0] == 1
     assert [path.name for path in (data / "groups").iterdir()] == ["restoring"]
 
 
 def test_invalid_or_incomplete_backup_is_refused(
-    original: Path, backup: Path, node: Path, said: Said, tmp_path: Path
+    original: Path, backup: Path, node: Path, run_qq: RunQq, tmp_path: Path
 ) -> None:
     whole = (original / "backup.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[: len(whole) // 2])
@@ -520,18 +522,18 @@ def test_invalid_or_incomplete_backup_is_refused(
         backup: f"the backup is cut: {SUMS}, which comes last, is missing; make another one",
         node.parent: "this is not a backup",
     }.items():
-        status, lines, [error] = said("restore", path, "--config", node)
+        status, lines, [error] = run_qq("restore", path, "--config", node)
         assert (status, lines) == (1, [])
         assert text in error
         assert not (node.parent / "data").exists()
 
 
 def test_restore_refuses_an_unsupported_state_version(
-    original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+    original: Path, node: Path, run_qq: RunQq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low = QueueMachine.versions[0]
     monkeypatch.setattr(QueueMachine, "versions", (low + 2, low + 3))
-    status, _, [error] = said("restore", original / "backup", "--config", node)
+    status, _, [error] = run_qq("restore", original / "backup", "--config", node)
     assert status == 1
     assert f"at version {low + 1} of the state, and this program can run {low + 2} to {low + 3}" in error
     assert not (node.parent / "data").exists()
@@ -544,7 +546,7 @@ def test_restore_refuses_an_unsupported_state_version(
 )
 @given(data=st.data())
 def test_damaged_archive_restores_the_original_or_fails(
-    original: Path, node: Path, said: Said, data: st.DataObject
+    original: Path, node: Path, run_qq: RunQq, data: st.DataObject
 ) -> None:
     """What is between the files of a tar archive says nothing, so a flip there does no harm."""
     whole = (original / "backup.tar").read_bytes()
@@ -557,10 +559,10 @@ def test_damaged_archive_restores_the_original_or_fails(
         damaged[place] ^= 1 << data.draw(st.integers(0, 7))
     path = node.parent / "damaged.tar"
     path.write_bytes(damaged)
-    status, _, errors = said("restore", path, "--config", node)
+    status, _, errors = run_qq("restore", path, "--config", node)
     if status == 0:
         assert contents_of(bytes(damaged)) == contents_of(whole)
-        assert said("inspect", node.parent / "data")[0] == 0
+        assert run_qq("inspect", node.parent / "data")[0] == 0
         shutil.rmtree(node.parent / "data")
     else:
         assert len(errors) == 1
@@ -575,9 +577,9 @@ def contents_of(data: bytes) -> dict[str, bytes]:
 # Recovering
 
 
-def test_recover_without_yes_only_describes_the_survivor(survivor: Path, said: Said) -> None:
+def test_recover_without_yes_only_describes_the_survivor(survivor: Path, run_qq: RunQq) -> None:
     before = content(survivor)
-    status, lines, errors = said("recover", "--unsafe-from", survivor)
+    status, lines, errors = run_qq("recover", "--unsafe-from", survivor)
     assert (status, errors) == (1, [])
     low = QueueMachine.versions[0]
     assert lines == [
@@ -592,30 +594,30 @@ def test_recover_without_yes_only_describes_the_survivor(survivor: Path, said: S
     assert content(survivor) == before
 
 
-def test_a_survivor_is_recovered_once(survivor: Path, said: Said) -> None:
-    status, lines, errors = said("recover", "--unsafe-from", survivor, "--yes")
+def test_a_survivor_is_recovered_once(survivor: Path, run_qq: RunQq) -> None:
+    status, lines, errors = run_qq("recover", "--unsafe-from", survivor, "--yes")
     assert (status, errors) == (0, [])
     assert lines[-1].startswith("node n1 is the only member of a new cluster now, ")
-    again = said("recover", "--unsafe-from", survivor, "--yes")
+    again = run_qq("recover", "--unsafe-from", survivor, "--yes")
     assert (again[0], again[1][-1]) == (0, lines[-1])
-    status, lines, _ = said("inspect", survivor)
+    status, lines, _ = run_qq("inspect", survivor)
     assert (status, lines[-1]) == (0, "whole: nothing is damaged")
     assert lines[1].startswith("identity     node n1 of cluster qq (members as in the log), ")
 
 
-def test_directory_of_a_removed_node_is_reported(survivor: Path, said: Said) -> None:
+def test_directory_of_a_removed_node_is_reported(survivor: Path, run_qq: RunQq) -> None:
     (survivor / GROUP / "removed").touch()
-    status, lines, _ = said("inspect", survivor)
+    status, lines, _ = run_qq("inspect", survivor)
     assert status == 1
     assert lines[-1].endswith("was removed from its cluster, and can be no member again")
-    status, lines, _ = said("recover", "--unsafe-from", survivor)
+    status, lines, _ = run_qq("recover", "--unsafe-from", survivor)
     assert "and more: this node was removed from its cluster, which may have gone on without it" in lines[6]
-    assert said("recover", "--unsafe-from", survivor, "--yes")[0] == 0
-    assert said("inspect", survivor)[1][-1] == "whole: nothing is damaged"
+    assert run_qq("recover", "--unsafe-from", survivor, "--yes")[0] == 0
+    assert run_qq("inspect", survivor)[1][-1] == "whole: nothing is damaged"
 
 
 @pytest.mark.parametrize("is_voter", [True, False])
-def test_survivor_without_a_vote_is_reported(said: Said, tmp_path: Path, is_voter: bool) -> None:
+def test_survivor_without_a_vote_is_reported(run_qq: RunQq, tmp_path: Path, is_voter: bool) -> None:
     """A new node need not have anything of what was confirmed, however long its log is."""
     low = QueueMachine.versions[0]
     disk = RealDisk(tmp_path)
@@ -629,37 +631,37 @@ def test_survivor_without_a_vote_is_reported(said: Said, tmp_path: Path, is_vote
         journal.add(entry, index, 3)
     journal.sync_now()
     disk.close()
-    _, lines, _ = said("recover", "--unsafe-from", tmp_path)
+    _, lines, _ = run_qq("recover", "--unsafe-from", tmp_path)
     had_no_vote = "and more: this node was new, had no vote, and was being given the log; a voter has more"
     assert (had_no_vote in map(str.strip, lines)) == (not is_voter)
 
 
-def test_recover_refuses_a_backup(original: Path, said: Said) -> None:
+def test_recover_refuses_a_backup(original: Path, run_qq: RunQq) -> None:
     for backup in (original / "backup", original / "backup.tar"):
         error = f"qq recover: {backup}: is no data directory; of a backup, `qq restore` begins a new cluster"
-        assert said("recover", "--unsafe-from", backup, "--yes") == (1, [], [error])
+        assert run_qq("recover", "--unsafe-from", backup, "--yes") == (1, [], [error])
 
 
-def test_recover_refuses_a_directory_in_use_or_damaged(survivor: Path, said: Said, tmp_path: Path) -> None:
+def test_recover_refuses_a_directory_in_use_or_damaged(survivor: Path, run_qq: RunQq, tmp_path: Path) -> None:
     disk = RealDisk(survivor)
     before = content(survivor)
-    status, lines, [error] = said("recover", "--unsafe-from", survivor, "--yes")
+    status, lines, [error] = run_qq("recover", "--unsafe-from", survivor, "--yes")
     assert (status, lines) == (1, [])
     assert error.endswith("stop the node first")
     assert content(survivor) == before
     disk.close()
-    status, _, [error] = said("recover", "--unsafe-from", tmp_path / "nowhere", "--yes")
+    status, _, [error] = run_qq("recover", "--unsafe-from", tmp_path / "nowhere", "--yes")
     assert status == 1
     flip(min((survivor / GROUP / "log").glob("*.segment")), 300)
     before = content(survivor)
-    status, lines, [error] = said("recover", "--unsafe-from", survivor, "--yes")
+    status, lines, [error] = run_qq("recover", "--unsafe-from", survivor, "--yes")
     assert (status, lines) == (1, [])
     assert "take the directory of another survivor, or a backup" in error
     assert content(survivor) == before
 
 
 def test_recover_refuses_a_directory_without_a_log(
-    said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_qq: RunQq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a new node leaves its directory that has found nobody: there is the entry with which every log begins."""
     blank = tmp_path / "blank"
@@ -672,18 +674,18 @@ def test_recover_refuses_a_directory_without_a_log(
     disk.close()
     for versions in ((low, low + 1), (low + 2, low + 3)):
         monkeypatch.setattr(QueueMachine, "versions", versions)
-        status, lines, [error] = said("recover", "--unsafe-from", blank)
+        status, lines, [error] = run_qq("recover", "--unsafe-from", blank)
         assert (status, lines) == (1, [])
         assert f"{blank / GROUP}: there is no log in it: take the directory of another survivor" in error
 
 
 def test_a_survivor_of_a_program_that_is_too_new_is_left_alone(
-    survivor: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+    survivor: Path, run_qq: RunQq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low = QueueMachine.versions[0]
     monkeypatch.setattr(QueueMachine, "versions", (low, low))
     before = content(survivor)
-    status, _, [error] = said("recover", "--unsafe-from", survivor, "--yes")
+    status, _, [error] = run_qq("recover", "--unsafe-from", survivor, "--yes")
     assert status == 1
     assert f"at version {low + 1} of the state, and this program can run {low}" in error
     assert content(survivor) == before

@@ -47,12 +47,12 @@ def test_help_lists_every_module_of_the_commands() -> None:
 
 
 def test_the_help_names_all_commands(called: Qq) -> None:
-    said = called("--help")
-    assert (said.status, said.errors) == (0, "")
-    assert set(re.findall(r"^  ([a-z][a-z-]*)  ", said.output, re.MULTILINE)) == {*NAMES}
+    result = called("--help")
+    assert (result.status, result.errors) == (0, "")
+    assert set(re.findall(r"^  ([a-z][a-z-]*)  ", result.output, re.MULTILINE)) == {*NAMES}
     assert called().status == 2
-    assert called().errors == said.output
-    assert called("-h") == said
+    assert called().errors == result.output
+    assert called("-h") == result
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,15 +61,15 @@ def test_every_command_has_help_for_all_its_options(called: Qq, name: str) -> No
     commands = {name: command}
     if isinstance(command, click.Group):
         commands |= {f"{name} {part}": below for part, below in command.commands.items()}
-    for words, each in commands.items():
-        said = called(*words.split(), "--help")
-        assert (said.status, said.errors) == (0, "")
-        assert said.output.startswith(f"Usage: qq {words} ")
+    for command_words, each in commands.items():
+        result = called(*command_words.split(), "--help")
+        assert (result.status, result.errors) == (0, "")
+        assert result.output.startswith(f"Usage: qq {command_words} ")
         assert all(option.help for option in each.params if isinstance(option, click.Option))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "command", "said"),
+    ("arguments", "command", "expected"),
     [
         (["lst"], "qq", "No such command 'lst'. Did you mean 'list'?"),
         (["list", "queue"], "qq list", "No such command 'queue'. Did you mean 'queues'?"),
@@ -144,13 +144,13 @@ def test_every_command_has_help_for_all_its_options(called: Qq, name: str) -> No
     ],
 )
 def test_mistyped_command_is_reported_with_a_suggestion(
-    called: Qq, arguments: list[str], command: str, said: str | None
+    called: Qq, arguments: list[str], command: str, expected: str | None
 ) -> None:
     status, output, errors = called(*arguments)
     assert (status, output, errors.count("\n")) == (2, "", 1)
     assert errors.startswith(f"{command}: ")
     assert errors.endswith(f" (see `{command} --help`)\n")
-    assert said in (None, errors.removeprefix(f"{command}: ").partition(" (see ")[0])
+    assert expected in (None, errors.removeprefix(f"{command}: ").partition(" (see ")[0])
     assert len(errors) < 1000
 
 
@@ -179,19 +179,19 @@ def test_names_of_rabbitmqs_tools_are_understood(called: Qq) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_for_the_shell(called: Qq, shell: str) -> None:
-    said = called("completion", shell)
-    assert (said.status, said.errors) == (0, "")
-    assert f"_QQ_COMPLETE={shell}_complete" in said.output
+    result = called("completion", shell)
+    assert (result.status, result.errors) == (0, "")
+    assert f"_QQ_COMPLETE={shell}_complete" in result.output
 
 
 def test_commands_options_and_contexts_are_completed(called: Qq) -> None:
     assert called("context", "add", "production", "--url", "n1:1").status == 0
 
-    def completed(*words: str) -> list[str]:
+    def completed(*command_words: str) -> list[str]:
         environ = {
             "_QQ_COMPLETE": "bash_complete",
-            "COMP_WORDS": " ".join(["qq", *words]),
-            "COMP_CWORD": str(len(words)),
+            "COMP_WORDS": " ".join(["qq", *command_words]),
+            "COMP_CWORD": str(len(command_words)),
         }
         ended = subprocess.run(QQ, env=os.environ | environ, capture_output=True, text=True, check=True)
         return [line.partition(",")[2] for line in ended.stdout.splitlines()]
@@ -219,14 +219,16 @@ assert "qq.cli.commands.list" not in sys.modules
     subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("asked", ["list exchanges", "definitions export -"])
-def test_full_disk_is_reported_and_a_closed_pipe_exits_with_141(real_node: ClusterNode, asked: str) -> None:
-    command = [*QQ, *asked.split(), "--url", f"127.0.0.1:{real_node.http_port}"]
+@pytest.mark.parametrize("command_line", ["list exchanges", "definitions export -"])
+def test_full_disk_is_reported_and_a_closed_pipe_exits_with_141(
+    real_node: ClusterNode, command_line: str
+) -> None:
+    command = [*QQ, *command_line.split(), "--url", f"127.0.0.1:{real_node.http_port}"]
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (
         1,
-        f"qq {asked.removesuffix(' -')}: standard output: No space left on device\n",
+        f"qq {command_line.removesuffix(' -')}: standard output: No space left on device\n",
     )
     reading, writing = os.pipe()
     os.close(reading)
@@ -376,22 +378,22 @@ def test_password_in_a_url_is_refused_and_never_printed(
 ) -> None:
     assert "s3" not in called("status", "--url", url).errors
     monkeypatch.setenv("QQ_URL", url)
-    said = called("status")
-    assert said.status == 1
-    assert "s3" not in said.errors
+    result = called("status")
+    assert result.status == 1
+    assert "s3" not in result.errors
 
 
 def test_https_at_a_port_without_tls_is_explained(qq: Qq, real_node: ClusterNode) -> None:
-    said = qq("status", "--url", f"https://127.0.0.1:{real_node.http_port}")
-    assert (said.status, said.errors.count("\n")) == (1, 1)
-    assert "does not speak TLS: use http:// in place of https://" in said.errors
+    result = qq("status", "--url", f"https://127.0.0.1:{real_node.http_port}")
+    assert (result.status, result.errors.count("\n")) == (1, 1)
+    assert "does not speak TLS: use http:// in place of https://" in result.errors
 
 
 def test_request_to_a_peer_port_is_explained(qq: Qq, real_node: ClusterNode) -> None:
     peer_port = tomllib.loads(real_node.log.with_name("node.toml").read_text())["nodes"][0]["peer_port"]
-    said = qq("status", "--url", f"127.0.0.1:{peer_port}")
-    assert said.status == 1
-    assert "is it the HTTP port of a node, by default 15672?" in said.errors
+    result = qq("status", "--url", f"127.0.0.1:{peer_port}")
+    assert result.status == 1
+    assert "is it the HTTP port of a node, by default 15672?" in result.errors
 
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS.values())))
@@ -422,8 +424,8 @@ def test_rabbitmqadmin_arguments_become_options(qq: Qq) -> None:
 
 def test_help_of_a_command_is_that_of_its_option(called: Qq) -> None:
     assert called("help").output == called("--help").output
-    for words in (("declare", "user"), ("change-tags",), ("list",)):
-        assert called("help", *words).output == called(*words, "--help").output
+    for command_words in (("declare", "user"), ("change-tags",), ("list",)):
+        assert called("help", *command_words).output == called(*command_words, "--help").output
 
 
 def test_every_example_in_the_help_is_a_valid_command(called: Qq) -> None:
@@ -432,11 +434,11 @@ def test_every_example_in_the_help_is_a_valid_command(called: Qq) -> None:
         for line in lines:
             assert line in shown, command
             assert line.startswith(f"{command} "), line
-            words = shlex.split(line)
-            assert words[: len(command.split())] == command.split()
-            context = root.make_context("qq", words[1:], resilient_parsing=False)
+            command_words = shlex.split(line)
+            assert command_words[: len(command.split())] == command.split()
+            context = root.make_context("qq", command_words[1:], resilient_parsing=False)
             found: click.Command = root
-            arguments = words[1:]
+            arguments = command_words[1:]
             while isinstance(found, click.Group):
                 _, below, arguments = found.resolve_command(context, arguments)
                 assert below is not None

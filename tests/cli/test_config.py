@@ -35,8 +35,8 @@ def shown(qq: Qq) -> Generator[Callable[[str], str]]:
 
 def test_memory_watermark_changes_while_the_node_runs(qq: Qq, shown: Callable[[str], str]) -> None:
     assert shown("memory_high_watermark") == "0.6"
-    said = qq("config", "set", "--name", "memory_high_watermark_bytes", "--value", "2000000000")
-    assert said.output == "memory_high_watermark_bytes is 2000000000 until the node's next start\n"
+    result = qq("config", "set", "--name", "memory_high_watermark_bytes", "--value", "2000000000")
+    assert result.output == "memory_high_watermark_bytes is 2000000000 until the node's next start\n"
     assert qq("list", "nodes", "--columns", "mem_limit").lines[1] == "2000000000"
     assert qq("config", "set", "--name", "memory_high_watermark", "--value", "0.5").status == 0
     assert shown("memory_high_watermark") == "0.5"
@@ -84,9 +84,9 @@ def test_log_level_changes_while_the_node_runs(
     ],
 )
 def test_wrong_setting_is_refused_with_the_rule(qq: Qq, name: str, value: str, reason: str) -> None:
-    said = qq("config", "set", "--name", name, f"--value={value}")
-    assert (said.status, said.output) == (1, "")
-    assert reason in said.errors
+    result = qq("config", "set", "--name", name, f"--value={value}")
+    assert (result.status, result.output) == (1, "")
+    assert reason in result.errors
 
 
 def test_settings_are_for_administrators_only(qq: Qq, tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ def test_serve_check_shows_the_settings_and_starts_no_node(
     called: Qq, real_node: ClusterNode, tmp_path: Path
 ) -> None:
     config = real_node.log.with_name("node.toml")
-    said = called("serve", "--check", "--config", str(config))
-    assert (said.status, said.errors) == (0, "")
-    assert said.lines[-1] == f"{config}: node n1 can use these settings"
-    assert any(line.split() == ["limits.memory_high_watermark", "0.6"] for line in said.lines)
-    assert "guest" not in [line.split()[-1] for line in said.lines if "password" in line]
+    result = called("serve", "--check", "--config", str(config))
+    assert (result.status, result.errors) == (0, "")
+    assert result.lines[-1] == f"{config}: node n1 can use these settings"
+    assert any(line.split() == ["limits.memory_high_watermark", "0.6"] for line in result.lines)
+    assert "guest" not in [line.split()[-1] for line in result.lines if "password" in line]
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(config.read_text().replace("../secret", "nosuch"))
-    said = called("serve", "--check", "--config", str(wrong))
-    assert (said.status, said.output) == (os.EX_CONFIG, "")
-    assert "nosuch: cannot be read" in said.errors
+    result = called("serve", "--check", "--config", str(wrong))
+    assert (result.status, result.output) == (os.EX_CONFIG, "")
+    assert "nosuch: cannot be read" in result.errors

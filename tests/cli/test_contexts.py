@@ -30,7 +30,7 @@ def file() -> Path:
     return contexts.file_of(os.environ)
 
 
-def asked(**options: object) -> tuple[list[str], str, str]:
+def resolved(**options: object) -> tuple[list[str], str, str]:
     """The URLs and the login of a command with these options."""
     default = {"urls": (), "context": None, "user": None, "password": None, "password_file": None}
     node = target.remote(**(default | options))
@@ -40,25 +40,25 @@ def asked(**options: object) -> tuple[list[str], str, str]:
 def test_option_precedes_variable_and_variable_precedes_context(
     called: Qq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert asked() == ([target.DEFAULT_URL], "guest", "guest")
+    assert resolved() == ([target.DEFAULT_URL], "guest", "guest")
     secret = tmp_path / "secret"
     secret.write_text("of-context\n")
     for name in ("one", "two"):
         options = "--url", f"{name}:1", "--url", f"https://{name}", "--user", f"user-{name}"
         assert called("context", "add", name, *options, "--password-file", str(secret)).status == 0
     one, two = (["http://one:1", "https://one"], "user-one"), (["http://two:1", "https://two"], "user-two")
-    assert asked() == (*one, "of-context")
+    assert resolved() == (*one, "of-context")
     monkeypatch.setenv("QQ_CONTEXT", "two")
-    assert asked() == (*two, "of-context")
-    assert asked(context="one") == (*one, "of-context")
+    assert resolved() == (*two, "of-context")
+    assert resolved(context="one") == (*one, "of-context")
     monkeypatch.setenv("QQ_URL", "a:1,https://b")
-    assert asked() == (["http://a:1", "https://b"], "guest", "guest"), "no context's password is for these"
-    assert asked(context="two") == (*two, "of-context")
-    assert asked(urls=("http://c:1",)) == (["http://c:1"], "guest", "guest")
+    assert resolved() == (["http://a:1", "https://b"], "guest", "guest"), "no context's password is for these"
+    assert resolved(context="two") == (*two, "of-context")
+    assert resolved(urls=("http://c:1",)) == (["http://c:1"], "guest", "guest")
     monkeypatch.setenv("QQ_USER", "u")
     monkeypatch.setenv("QQ_PASSWORD", "p")
-    assert asked(context="two") == (two[0], "u", "p")
-    assert asked(context="two", user="o", password="q") == (two[0], "o", "q")
+    assert resolved(context="two") == (two[0], "u", "p")
+    assert resolved(context="two", user="o", password="q") == (two[0], "o", "q")
     monkeypatch.setenv("QQ_URL", "ftp://x")
     status, _, errors = called("status")
     assert (status, errors.count("\n")) == (1, 1)
@@ -66,8 +66,8 @@ def test_option_precedes_variable_and_variable_precedes_context(
 
 
 def test_a_context_is_added_used_shown_replaced_and_removed(called: Qq, file: Path) -> None:
-    said = called("context", "add", "pröd", "--url", "n1:15672", "--ca-file", "ca.pem")
-    assert said == (0, "context 'pröd': added, and in use\n", "")
+    result = called("context", "add", "pröd", "--url", "n1:15672", "--ca-file", "ca.pem")
+    assert result == (0, "context 'pröd': added, and in use\n", "")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert called("context", "add", "b", "--url", "n2:1").output == (
         "context 'b': added; `qq context use b` has commands ask it\n"
@@ -143,8 +143,8 @@ def test_command_uses_the_first_node_that_answers(
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         silent = f"127.0.0.1:{frozen.getsockname()[1]}"
         good = f"127.0.0.1:{real_node.http_port}"
-        said = called("leader", "show", "--url", NOBODY, "--url", silent, "--http", good)
-        assert (said.status, said.output) == (0, "n1\n")
+        result = called("leader", "show", "--url", NOBODY, "--url", silent, "--http", good)
+        assert (result.status, result.output) == (0, "n1\n")
         status, output, errors = called("leader", "show", "--url", NOBODY, "--url", silent)
         assert (status, output, errors.count("\n")) == (1, "", 1)
         assert errors.startswith(f"qq leader show: no node answers: http://{NOBODY}/healthz: cannot connect")

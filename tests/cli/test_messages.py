@@ -34,8 +34,8 @@ def tasks(qq: Qq) -> Generator[Qq]:
 
 
 def publish(qq: Qq, text: str) -> None:
-    said = qq("publish", "message", "--routing-key", QUEUE, "--payload", text)
-    assert said == (0, f"published: {len(text.encode())} bytes, confirmed\n", "")
+    result = qq("publish", "message", "--routing-key", QUEUE, "--payload", text)
+    assert result == (0, f"published: {len(text.encode())} bytes, confirmed\n", "")
 
 
 def peeked(qq: Qq, *options: str) -> list[dict[str, Any]]:
@@ -64,8 +64,8 @@ def test_messages_are_peeked_at_page_by_page(tasks: Qq, monkeypatch: pytest.Monk
 
 def test_get_requeues_unless_the_message_is_acknowledged(tasks: Qq) -> None:
     def got(*options: str) -> list[tuple[str, bool]]:
-        said = tasks("get", "messages", "--queue", QUEUE, "-o", "json", *options)
-        return [(each["payload"], each["redelivered"]) for each in json.loads(said.output)]
+        result = tasks("get", "messages", "--queue", QUEUE, "-o", "json", *options)
+        return [(each["payload"], each["redelivered"]) for each in json.loads(result.output)]
 
     publish(tasks, "one")
     assert got() == [("one", False)]
@@ -94,9 +94,9 @@ def test_a_body_is_any_octets_and_properties_are_kept(tasks: Qq, tmp_path: Path)
 
 
 def test_a_message_that_no_queue_has_got_is_a_no(tasks: Qq) -> None:
-    said = tasks("publish", "message", "--exchange", "amq.topic", "--routing-key", "k", "--payload", "x")
-    assert (said.status, said.errors) == (1, "")
-    assert said.output == "not routed: exchange 'amq.topic' in '/' has no queue for 'k'\n"
+    result = tasks("publish", "message", "--exchange", "amq.topic", "--routing-key", "k", "--payload", "x")
+    assert (result.status, result.errors) == (1, "")
+    assert result.output == "not routed: exchange 'amq.topic' in '/' has no queue for 'k'\n"
     assert (
         tasks("publish", "message", "--exchange", "none", "--routing-key", "k", "--payload", "x").status == 1
     )
@@ -120,9 +120,9 @@ def test_connections_are_closed_with_a_reason(qq: Qq, real_node: ClusterNode) ->
             ]
             named = [name if argument == "NAME" else argument for argument in arguments]
             assert qq("close", *named, "--reason", "bye é").status == 0
-            with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as told:
+            with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as raised:
                 connection.process_data_events(30)
-        return told.value.reply_text
+        return raised.value.reply_text
 
     assert "bye" in closed("connection", "--name", "NAME")
     assert "bye" in closed("connections", "--for-user", "guest")
@@ -137,15 +137,15 @@ def test_only_selected_messages_are_moved(tasks: Qq) -> None:
         to_queue = "publish", "message", "--routing-key", QUEUE, "--payload", tenant
         assert tasks(*to_queue, "--properties", properties).status == 0
     move = "move", "messages", "--from", QUEUE, "--to"
-    said = tasks(*move, other, "--headers", '{"tenant": "acme"}')
-    assert said == (0, f"moved 2 messages from '{QUEUE}', and left 1\n", "")
+    result = tasks(*move, other, "--headers", '{"tenant": "acme"}')
+    assert result == (0, f"moved 2 messages from '{QUEUE}', and left 1\n", "")
     assert [each["payload"] for each in peeked(tasks)] == ["other"]
-    said = tasks(*move, other, "--count", "1", "--no-wait")
-    assert (said.status, said.output[:5], said.errors) == (0, "move ", "")
+    result = tasks(*move, other, "--count", "1", "--no-wait")
+    assert (result.status, result.output[:5], result.errors) == (0, "move ", "")
     moves = json.loads(tasks("move", "list", "-o", "json").output)
     assert [each["source"] for each in moves] == [QUEUE, QUEUE]
-    said = tasks("move", "messages", "--from", other, "--to", QUEUE, "--count", "1")
-    assert said == (0, f"moved 1 message from '{other}', and left 0\n", "")
+    result = tasks("move", "messages", "--from", other, "--to", QUEUE, "--count", "1")
+    assert result == (0, f"moved 1 message from '{other}', and left 0\n", "")
     assert tasks("delete", "queue", "--name", other).status == 0
 
 
@@ -159,8 +159,8 @@ def test_impossible_move_is_refused(tasks: Qq) -> None:
         ([*move, "--to-origin", "--reason", "sleep"], 1, "there is no reason 'sleep'"),
         (["move", "stop", "--id", "none"], 1, "there is no move 'none' in '/'"),
     ):
-        said = tasks(*arguments)
-        assert (said.status, said.output, text in said.errors) == (status, "", True), said
+        result = tasks(*arguments)
+        assert (result.status, result.output, text in result.errors) == (status, "", True), result
 
 
 def test_interrupted_wait_for_a_move_prints_the_stop_command(
@@ -176,9 +176,9 @@ def test_interrupted_wait_for_a_move_prints_the_stop_command(
 
     # Not `time.sleep` itself: threads of others sleep, too.
     monkeypatch.setattr(move_module, "time", SimpleNamespace(sleep=interrupted))
-    said = tasks("move", "messages", "--from", QUEUE, "--to", other, "--rate", "1")
-    assert said.status == 130
-    stop = said.output.partition("`qq ")[2].partition("`")[0].split()
+    result = tasks("move", "messages", "--from", QUEUE, "--to", other, "--rate", "1")
+    assert result.status == 130
+    stop = result.output.partition("`qq ")[2].partition("`")[0].split()
     assert tasks(*stop).output == "stopped\n"
     (move,) = json.loads(tasks("move", "list", "-o", "json").output)[-1:]
     assert (move["state"], move["moved"] < 3) == ("stopped", True)

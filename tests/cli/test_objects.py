@@ -48,9 +48,9 @@ def vhost(qq: Qq) -> Generator[str]:
 
 
 def documents(qq: Qq, *arguments: str) -> list[dict[str, Any]]:
-    said = qq(*arguments, "--output", "json")
-    assert (said.status, said.errors) == (0, "")
-    return json.loads(said.output)
+    result = qq(*arguments, "--output", "json")
+    assert (result.status, result.errors) == (0, "")
+    return json.loads(result.output)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -60,8 +60,8 @@ def test_queue_with_any_name_is_declared_twice_and_deleted_once(qq: Qq, vhost: s
     assert qq(*declared).output.endswith(": is as wanted\n")
     (found,) = documents(qq, "list", "queues", "--vhost", vhost, "--columns", "name,type")
     assert found == {"name": name, "type": "quorum"}
-    said = qq("list", "queues", "--vhost", vhost, "--columns", "name", "-o", "csv")
-    assert list(csv.reader(io.StringIO(said.output, newline=""))) == [["name"], [name]]
+    result = qq("list", "queues", "--vhost", vhost, "--columns", "name", "-o", "csv")
+    assert list(csv.reader(io.StringIO(result.output, newline=""))) == [["name"], [name]]
     head, *rows = qq("list", "queues", "--vhost", vhost, "--columns", "name").lines
     assert (head, len(rows)) == ("name", 1)
     assert rows[0].isprintable()
@@ -115,7 +115,7 @@ def test_everything_that_is_declared_is_listed_and_deleted(qq: Qq, vhost: str, t
     secret = tmp_path / "secret"
     secret.write_text("p4ss\n")
     user = "u/ü"
-    here, whose = ("--vhost", vhost), ("--for-user", user)
+    here, of_user = ("--vhost", vhost), ("--for-user", user)
     assert (
         qq(
             "declare", "user", "--name", user, "--tags", "monitoring,x", "--new-password-file", str(secret)
@@ -123,10 +123,10 @@ def test_everything_that_is_declared_is_listed_and_deleted(qq: Qq, vhost: str, t
         == 0
     )
     made = [
-        ("permissions", ("permission", *here, *whose), ("--configure", "", "--write", "a", "--read", ".*")),
+        ("permissions", ("permission", *here, *of_user), ("--configure", "", "--write", "a", "--read", ".*")),
         (
             "topic-permissions",
-            ("topic-permission", *here, *whose),
+            ("topic-permission", *here, *of_user),
             ("--exchange", "amq.topic", "--write", "", "--read", ""),
         ),
         (
@@ -140,16 +140,16 @@ def test_everything_that_is_declared_is_listed_and_deleted(qq: Qq, vhost: str, t
             ("--pattern", "", "--definition", '{"max-length": 1}'),
         ),
         ("limits", ("vhost-limit", *here, "--name", "max-queues"), ("--value", "3")),
-        ("limits", ("user-limit", *whose, "--name", "max-channels"), ("--value", "4")),
+        ("limits", ("user-limit", *of_user, "--name", "max-channels"), ("--value", "4")),
         ("global-parameters", ("global-parameter", "--name", "g/1"), ("--value", '{"a": [1]}')),
     ]
     for kind, names, values in made:
-        said = qq("declare", *names, *values)
-        assert (said.status, said.errors) == (0, ""), names
+        result = qq("declare", *names, *values)
+        assert (result.status, result.errors) == (0, ""), names
         assert qq("declare", *names, *values).status == 0
         assert documents(qq, "list", kind)
     assert [row["value"] for row in documents(qq, "list", "limits", *here)] == [3]
-    assert [row["limit"] for row in documents(qq, "list", "limits", *whose)] == ["max-channels"]
+    assert [row["limit"] for row in documents(qq, "list", "limits", *of_user)] == ["max-channels"]
     assert len(documents(qq, "list", "limits")) == 2
     (permission,) = documents(qq, "list", "permissions", *here, "--columns", "user,configure,write,read")[-1:]
     assert permission == {"user": user, "configure": "", "write": "a", "read": ".*"}
@@ -181,9 +181,9 @@ def test_new_password_is_read_from_a_file_or_standard_input(
     assert qq("list", "nodes", *login, str(other)).status == 0
     with (tmp_path / "empty").open("w+") as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        for said in (qq("change-password", "--name", "app"), qq("declare", "user", "--name", "eve")):
-            assert (said.status, said.errors.count("\n")) == (1, 1)
-            assert "give --new-password-file FILE, or - for standard input" in said.errors
+        for result in (qq("change-password", "--name", "app"), qq("declare", "user", "--name", "eve")):
+            assert (result.status, result.errors.count("\n")) == (1, 1)
+            assert "give --new-password-file FILE, or - for standard input" in result.errors
         assert (
             "no password in its first line"
             in qq("change-password", "--name", "app", "--new-password-file", "-").errors
@@ -253,8 +253,8 @@ def test_sort_by_an_unknown_column_is_refused(qq: Qq) -> None:
 def test_definitions_go_out_and_come_in(qq: Qq, vhost: str, tmp_path: Path) -> None:
     file = tmp_path / "definitions.json"
     assert qq("declare", "queue", "--name", "kept", "--vhost", vhost).status == 0
-    said = qq("definitions", "export", str(file), "--vhost", vhost)
-    assert said.output == f"{file}: {file.stat().st_size:,} bytes of definitions\n"
+    result = qq("definitions", "export", str(file), "--vhost", vhost)
+    assert result.output == f"{file}: {file.stat().st_size:,} bytes of definitions\n"
     assert file.stat().st_mode & 0o777 == 0o600
     assert json.loads(qq("definitions", "export", "-").output)["users"]
     assert qq("delete", "queue", "--name", "kept", "--vhost", vhost).status == 0
@@ -270,8 +270,8 @@ def test_definitions_go_out_and_come_in(qq: Qq, vhost: str, tmp_path: Path) -> N
     assert qq("definitions", "export", str(link)).status == 0
     assert (link.is_symlink(), json.loads(file.read_text())["vhosts"] != []) == (True, True)
     os.mkfifo(pipe)
-    with ThreadPoolExecutor() as others:
-        read = others.submit(pipe.read_text)
+    with ThreadPoolExecutor() as threads:
+        read = threads.submit(pipe.read_text)
         assert qq("definitions", "export", str(pipe)).status == 0
         assert json.loads(read.result(30))["vhosts"]
     assert pipe.is_fifo()
@@ -281,9 +281,9 @@ def test_definitions_go_out_and_come_in(qq: Qq, vhost: str, tmp_path: Path) -> N
 
 def test_top_prints_once_when_output_is_not_a_terminal(qq: Qq, vhost: str) -> None:
     assert qq("declare", "queue", "--name", "busy", "--vhost", vhost).status == 0
-    said = qq("top", "--count", "500")
-    assert (said.status, said.lines[0].split()[:3]) == (0, ["vhost", "queue", "ready"])
-    assert any("busy" in line for line in said.lines)
+    result = qq("top", "--count", "500")
+    assert (result.status, result.lines[0].split()[:3]) == (0, ["vhost", "queue", "ready"])
+    assert any("busy" in line for line in result.lines)
     found = json.loads(qq("top", "-o", "json").output)
     assert (list(found), len(found["queues"]) >= 1) == (["queues", "connections"], True)
     assert qq("top", "queues", "-o", "csv").lines[0].startswith("vhost,name,messages_ready,")
@@ -349,8 +349,8 @@ def test_declare_says_made_changed_or_as_wanted(qq: Qq, vhost: str, tmp_path: Pa
         (("declare", "vhost", "--name", vhost), "is as wanted"),
     ]
     for arguments, outcome in steps:
-        said = qq(*arguments)
-        assert (said.status, said.output.rpartition(": ")[2]) == (0, f"{outcome}\n"), arguments
+        result = qq(*arguments)
+        assert (result.status, result.output.rpartition(": ")[2]) == (0, f"{outcome}\n"), arguments
     (worker,) = documents(qq, "list", "users", "--name", "worker")
     assert worker["tags"] == ["management", "x"]
     assert qq("list", "queues", "--user", "worker", "--password-file", str(password)).status == 0
@@ -369,12 +369,12 @@ def test_last_administrator_is_neither_deleted_nor_demoted(qq: Qq, tmp_path: Pat
         ("change-tags", "--name", "guest", "--tags", ""),
         ("declare", "user", "--name", "guest", "--no-password"),
     ):
-        said = qq(*arguments)
-        assert (said.status, said.output) == (1, ""), arguments
-        assert "the last administrator" in said.errors
+        result = qq(*arguments)
+        assert (result.status, result.output) == (1, ""), arguments
+        assert "the last administrator" in result.errors
     assert qq("list", "users").status == 0
 
 
 def test_close_connections_prints_the_count(qq: Qq) -> None:
-    said = qq("close", "connections", "--for-user", "nosuch")
-    assert (said.status, said.output) == (0, "connections of user 'nosuch': 0 closed\n")
+    result = qq("close", "connections", "--for-user", "nosuch")
+    assert (result.status, result.output) == (0, "connections of user 'nosuch': 0 closed\n")

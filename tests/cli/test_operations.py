@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from pathlib import Path
 
-    Said = Callable[..., tuple[int, str, str]]
+    RunQq = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -35,43 +35,43 @@ def url(base_port: int) -> str:
 
 
 @pytest.fixture
-def said(node: Qq, url: str, called: Callable[..., tuple[int, str, str]]) -> Said:
+def run_qq(node: Qq, url: str, called: Callable[..., tuple[int, str, str]]) -> RunQq:
     """Call a command of a node that runs; it returns the exit status, the output and the errors."""
 
-    def said(*arguments: str) -> tuple[int, str, str]:
+    def run_qq(*arguments: str) -> tuple[int, str, str]:
         status, output, errors = called(*arguments, "--http", url)
         return status, output, errors.replace(url, "URL")
 
-    return said
+    return run_qq
 
 
 @pytest.fixture
-def after_a_second(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+def after_a_second(run_qq: RunQq, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits is told what for."""
     monkeypatch.setattr(progress, "NOTICE_S", 1.0)
 
 
-def test_command_prints_its_result_on_a_single_line(said: Said) -> None:
-    assert said("leader", "show") == (0, "n2\n", "")
-    assert said("leader", "transfer") == (0, "n2 leads\n", "")
-    assert said("leader", "transfer", "--to", "n1") == (0, "n1 leads\n", "")
-    assert said("check", "safe-to-stop") == (0, "n1 it is\n", "")
-    assert said("check", "safe-to-stop", "--node", "n/3") == (1, "n/3 it is\n", "")
+def test_command_prints_its_result_on_a_single_line(run_qq: RunQq) -> None:
+    assert run_qq("leader", "show") == (0, "n2\n", "")
+    assert run_qq("leader", "transfer") == (0, "n2 leads\n", "")
+    assert run_qq("leader", "transfer", "--to", "n1") == (0, "n1 leads\n", "")
+    assert run_qq("check", "safe-to-stop") == (0, "n1 it is\n", "")
+    assert run_qq("check", "safe-to-stop", "--node", "n/3") == (1, "n/3 it is\n", "")
 
 
 @pytest.mark.usefixtures("after_a_second")
-def test_check_waits_until_a_node_is_safe_to_stop(said: Said) -> None:
-    status, output, errors = said("check", "safe-to-stop", "--node", "n5", "--timeout", "60")
+def test_check_waits_until_a_node_is_safe_to_stop(run_qq: RunQq) -> None:
+    status, output, errors = run_qq("check", "safe-to-stop", "--node", "n5", "--timeout", "60")
     assert (status, output) == (0, "n5 it is\n")
     assert errors.startswith("waiting for the others to go on without it (1 s): n5 it is\n")
-    assert said("check", "safe-to-stop", "--node", "n3", "--timeout", "0.6")[:2] == (1, "n3 it is\n")
+    assert run_qq("check", "safe-to-stop", "--node", "n3", "--timeout", "0.6")[:2] == (1, "n3 it is\n")
 
 
-def test_a_node_that_does_not_answer_is_not_waited_for(said: Said, node: Qq) -> None:
+def test_a_node_that_does_not_answer_is_not_waited_for(run_qq: RunQq, node: Qq) -> None:
     node.process.kill()
     node.exit_status()
-    status, said_yes_or_no, errors = said("check", "safe-to-stop", "--timeout", "600")
-    assert (status, said_yes_or_no) == (1, "")
+    status, output, errors = run_qq("check", "safe-to-stop", "--timeout", "600")
+    assert (status, output) == (1, "")
     address = "/api/health/checks/safe-to-stop: cannot connect to 127.0.0.1:"
     assert errors.startswith(f"qq check safe-to-stop: URL{address}")
     assert errors.endswith(" (Connection refused); start the node, or name another node with --url\n")
@@ -84,33 +84,33 @@ def test_the_scheme_of_the_url_may_be_left_out(tmp_path: Path, url: str) -> None
 
 
 @pytest.mark.usefixtures("after_a_second")
-def test_wait_above_a_second_is_reported_with_its_reason(said: Said) -> None:
-    assert said("leader", "transfer", "--to", "n3") == (
+def test_wait_above_a_second_is_reported_with_its_reason(run_qq: RunQq) -> None:
+    assert run_qq("leader", "transfer", "--to", "n3") == (
         0,
         "n3 leads\n",
         "waiting for n3 to lead (1 s): URL has not answered yet\n",
     )
     silent = "waiting for n7 to come (1 s): URL has not answered yet\n"
-    assert said("member", "add", "n7", "h:7", "--no-wait")[2].startswith(silent)
+    assert run_qq("member", "add", "n7", "h:7", "--no-wait")[2].startswith(silent)
 
 
-def test_transfer_is_retried_until_its_timeout(said: Said) -> None:
+def test_transfer_is_retried_until_its_timeout(run_qq: RunQq) -> None:
     why = "n5 has not taken over"
     failed = f"qq leader transfer: URL/api/cluster/leader: {why}\n"
-    assert said("leader", "transfer", "--to", "n5") == (1, "", failed)
-    assert said("leader", "transfer", "--to", "n5", "--timeout", "60")[:2] == (0, "n5 leads\n")
-    status, _, errors = said("leader", "transfer", "--timeout", "60")
+    assert run_qq("leader", "transfer", "--to", "n5") == (1, "", failed)
+    assert run_qq("leader", "transfer", "--to", "n5", "--timeout", "60")[:2] == (0, "n5 leads\n")
+    status, _, errors = run_qq("leader", "transfer", "--timeout", "60")
     needed = "--timeout needs --to: without it each try moves leadership on (see `qq leader transfer --help`)"
     assert (status, errors) == (2, f"qq leader transfer: {needed}\n")
 
 
-def test_refusal_is_printed_on_a_single_line_with_its_reason(said: Said) -> None:
+def test_refusal_is_printed_on_a_single_line_with_its_reason(run_qq: RunQq) -> None:
     reason = "qq leader transfer: URL/api/cluster/leader: 'n9' is no node of this cluster\n"
-    assert said("leader", "transfer", "--to", "n9") == (1, "", reason)
+    assert run_qq("leader", "transfer", "--to", "n9") == (1, "", reason)
     refused = "qq check safe-to-stop: URL/api/health/checks/safe-to-stop: login of 'eve' was refused\n"
-    assert said("check", "safe-to-stop", "--user", "eve") == (1, "", refused)
+    assert run_qq("check", "safe-to-stop", "--user", "eve") == (1, "", refused)
     meant = "qq leader: No such command 'shwo'. Did you mean 'show'? (see `qq leader --help`)\n"
-    assert said("leader", "shwo") == (2, "", meant)
+    assert run_qq("leader", "shwo") == (2, "", meant)
 
 
 def test_leader_show_fails_when_no_leader_is_known(
@@ -125,8 +125,8 @@ def test_leader_show_fails_when_no_leader_is_known(
         assert errors.startswith(f"qq leader show: {url}: no leader is known")
 
 
-def test_the_members_are_a_table_or_the_answer_itself(said: Said) -> None:
-    assert said("member", "list") == (
+def test_the_members_are_a_table_or_the_answer_itself(run_qq: RunQq) -> None:
+    assert run_qq("member", "list") == (
         0,
         (
             f"cluster qq ({'cc' * 16}), version 8 of the state, as n1 sees it\n"
@@ -137,64 +137,64 @@ def test_the_members_are_a_table_or_the_answer_itself(said: Said) -> None:
         ),
         "",
     )
-    assert json.loads(said("member", "list", "--json")[1])["members"][1]["role"] == "awaited"
+    assert json.loads(run_qq("member", "list", "--json")[1])["members"][1]["role"] == "awaited"
 
 
-def test_a_change_names_the_directory_that_the_list_shows(said: Said, node: Qq) -> None:
-    def asked(*arguments: str) -> tuple[tuple[int, str, str], list[str]]:
+def test_a_change_names_the_directory_that_the_list_shows(run_qq: RunQq, node: Qq) -> None:
+    def requested(*arguments: str) -> tuple[tuple[int, str, str], list[str]]:
         before = len(node.output)
-        return said(*arguments), node.output[before:].splitlines()
+        return run_qq(*arguments), node.output[before:].splitlines()
 
-    gone = (0, "n2 is no member: do not start it again with its data directory\n", "")
-    assert asked("member", "remove", "n2") == (gone, ["REMOVE n2 b''  0"])
-    gone = (0, gone[1].replace("n2", "n3"), "")
-    assert asked("member", "remove", "n3") == (gone, []), "it was removed before"
+    removed = (0, "n2 is no member: do not start it again with its data directory\n", "")
+    assert requested("member", "remove", "n2") == (removed, ["REMOVE n2 b''  0"])
+    removed = (0, removed[1].replace("n2", "n3"), "")
+    assert requested("member", "remove", "n3") == (removed, []), "it was removed before"
     known = "the members are n1, n2, n8"
-    assert asked("member", "remove", "n9") == (
+    assert requested("member", "remove", "n9") == (
         (1, "", f"qq member remove: there is no member 'n9'; {known}\n"),
         [],
     )
-    assert asked("member", "replace", "n9")[0][2].endswith(f"'n9'; {known}\n")
+    assert requested("member", "replace", "n9")[0][2].endswith(f"'n9'; {known}\n")
     directory = bytes.fromhex("aa" * 16)
-    assert asked("member", "replace", "n1") == (
+    assert requested("member", "replace", "n1") == (
         (0, "n1 votes\n", ""),
         [f"REPLACE n1 {directory}  0", "PROMOTE n1 b''  0"],
     )
     awaited = (0, "n2 is awaited: start it with an empty data directory and `qq serve --join`\n", "")
-    assert asked("member", "replace", "n2", "--no-wait") == (awaited, [])
+    assert requested("member", "replace", "n2", "--no-wait") == (awaited, [])
     given = (0, "n8 is there with another data directory, and is given the log\n", "")
-    assert asked("member", "replace", "n8", "--no-wait") == (given, []), "it has been taken in again"
-    assert asked("member", "replace", "n8") == ((0, "n8 votes\n", ""), ["PROMOTE n8 b''  0"])
+    assert requested("member", "replace", "n8", "--no-wait") == (given, []), "it has been taken in again"
+    assert requested("member", "replace", "n8") == ((0, "n8 votes\n", ""), ["PROMOTE n8 b''  0"])
     added = ["ADD n4 b'' ::1 7", "PROMOTE n4 b''  0"]
-    assert asked("member", "add", "n4", "[::1]:7") == ((0, "n4 votes\n", ""), added)
-    assert asked("member", "add", "n4", "h:7", "--no-wait") == (
+    assert requested("member", "add", "n4", "[::1]:7") == ((0, "n4 votes\n", ""), added)
+    assert requested("member", "add", "n4", "h:7", "--no-wait") == (
         (0, awaited[1].replace("n2", "n4"), ""),
         ["ADD n4 b'' h 7"],
     )
-    assert asked("member", "promote", "n4") == ((0, "n4 votes\n", ""), added[1:])
+    assert requested("member", "promote", "n4") == ((0, "n4 votes\n", ""), added[1:])
     drained = (0, "n1 is under maintenance: it leads nothing and has no clients\n", "")
-    assert asked("drain") == (drained, ["DRAIN n1 b''  0"])
-    assert asked("revive", "n2") == ((0, "n2 is under maintenance no more\n", ""), ["REVIVE n2 b''  0"])
+    assert requested("drain") == (drained, ["DRAIN n1 b''  0"])
+    assert requested("revive", "n2") == ((0, "n2 is under maintenance no more\n", ""), ["REVIVE n2 b''  0"])
     finished = (0, "the cluster runs version 8 of the state\n", "")
-    assert asked("upgrade", "finish") == (finished, ["FINISH_UPGRADE  b''  0"])
+    assert requested("upgrade", "finish") == (finished, ["FINISH_UPGRADE  b''  0"])
 
 
-def test_unfinished_change_is_retried_until_the_timeout(said: Said) -> None:
-    assert said("member", "promote", "n5", "--timeout", "0") == (
+def test_unfinished_change_is_retried_until_the_timeout(run_qq: RunQq) -> None:
+    assert run_qq("member", "promote", "n5", "--timeout", "0") == (
         1,
         "",
         "qq member promote: URL/api/cluster/members/n5/promote: n5 has not come yet\n",
     )
-    assert said("member", "promote", "n5") == (0, "n5 votes\n", "")
+    assert run_qq("member", "promote", "n5") == (0, "n5 votes\n", "")
 
 
-def test_refused_change_is_not_retried(said: Said) -> None:
+def test_refused_change_is_not_retried(run_qq: RunQq) -> None:
     refused = "qq drain: URL/api/cluster/members/n6/drain: n6 stays a voter\n"
-    assert said("drain", "n6") == (1, "", refused)
+    assert run_qq("drain", "n6") == (1, "", refused)
 
 
-def test_removal_of_the_requested_node_itself_is_explained(said: Said) -> None:
-    status, _, errors = said("member", "remove", "n1")
+def test_removal_of_the_requested_node_itself_is_explained(run_qq: RunQq) -> None:
+    status, _, errors = run_qq("member", "remove", "n1")
     assert status == 1
     assert "it is the node that was asked, and stops then: ask another node whether it is removed" in errors
 
@@ -225,6 +225,6 @@ def test_removal_of_the_requested_node_itself_is_explained(said: Said) -> None:
 )
 def test_wrong_options_are_reported(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(("Usage: qq ", "qq "))
-    assert said.startswith("Usage: ") or said.count("\n") == 1
+    run_qq = capsys.readouterr().err
+    assert run_qq.startswith(("Usage: qq ", "qq "))
+    assert run_qq.startswith("Usage: ") or run_qq.count("\n") == 1

@@ -143,6 +143,6 @@ def test_shovels_are_listed(qq: Qq) -> None:
 
 def test_ready_check_needs_no_login_and_waits(qq: Qq) -> None:
     assert qq("check", "ready", "--user", "nosuch", "--password", "x")[:2] == (0, "it serves clients\n")
-    status, said, _ = qq("check", "ready", "--wait", "0.2", "--url", "127.0.0.1:1")
+    status, printed, _ = qq("check", "ready", "--wait", "0.2", "--url", "127.0.0.1:1")
     assert status == 1
-    assert "cannot connect" in said
+    assert "cannot connect" in printed

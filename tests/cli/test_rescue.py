@@ -33,8 +33,8 @@ def test_lost_administrator_is_made_again_on_the_machine(
         assert (forced.status, forced.output) == (0, "user 'guest': removed\n")
         assert "login of 'guest' was refused" in called("list", "users").errors
         config, data_dir = node.log.with_name("node.toml"), node.log.with_name("data")
-        said = called("rescue-admin", "--config", str(config), "--name", "boss", *new_password)
-        assert (said.status, said.errors) == (0, "")
+        result = called("rescue-admin", "--config", str(config), "--name", "boss", *new_password)
+        assert (result.status, result.errors) == (0, "")
         assert not (data_dir / rescue.REQUEST_FILE).exists()
         login = "--user", "boss", "--password-file", str(password)
         (boss,) = json.loads(called("list", "users", "-o", "json", *login).output)
@@ -49,12 +49,12 @@ def test_rescue_without_a_running_node_leaves_the_request(called: Qq, tmp_path: 
     )
     password = tmp_path / "password"
     password.write_text("new secret\n")
-    said = called(
+    result = called(
         *("rescue-admin", "--config", str(config), "--name", "boss", "--new-password-file", str(password)),
         *("--timeout", "0.3"),
     )
-    assert (said.status, said.output) == (1, "")
-    assert "the node has not taken the request in 0.3 s" in said.errors
+    assert (result.status, result.output) == (1, "")
+    assert "the node has not taken the request in 0.3 s" in result.errors
     request = tmp_path / rescue.REQUEST_FILE
     assert request.stat().st_mode & 0o777 == 0o600
     assert rescue.RescueRequest.decode(request.read_bytes()).name == "boss"

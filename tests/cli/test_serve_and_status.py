@@ -84,8 +84,8 @@ def test_serve_ends_at_its_deadline_although_a_task_hangs(tmp_path: Path, config
 def test_serve_reports_on_a_single_line_why_a_node_cannot_start(tmp_path: Path, config: Path) -> None:
     with started(tmp_path, "serve", "--config", str(config), STUB_REFUSES="n1") as qq:
         assert qq.exit_status() == 1
-        said = f"qq serve: {config.parent / 'data'}: belongs to another node\n"
-        assert qq.errors.endswith(started_with(config) + said)
+        expected = f"qq serve: {config.parent / 'data'}: belongs to another node\n"
+        assert qq.errors.endswith(started_with(config) + expected)
 
 
 def test_serve_reports_an_invalid_configuration_on_a_single_line(tmp_path: Path, config: Path) -> None:
@@ -173,7 +173,7 @@ def test_password_is_read_from_an_option_file_or_variable(
     empty.write_text("\n")
     default = {"QQ_USERS_DEFAULT_USER": "admin", "QQ_USERS_DEFAULT_PASSWORD": "p4ss"}
 
-    def said(*options: str, **environ: str) -> str:
+    def error_of(*options: str, **environ: str) -> str:
         with monkeypatch.context() as patch:
             for variable, value in environ.items():
                 patch.setenv(variable, value)
@@ -183,29 +183,29 @@ def test_password_is_read_from_an_option_file_or_variable(
 
     with started(tmp_path, "serve", "--config", str(config), **default) as node:
         node.until_line("n1 serves")
-        assert said("--user", "admin", "--password-file", str(good)) == ""
-        assert said(QQ_USER="admin", QQ_PASSWORD="p4ss") == ""
-        assert said(QQ_USER="admin", QQ_PASSWORD_FILE=str(good)) == ""
+        assert error_of("--user", "admin", "--password-file", str(good)) == ""
+        assert error_of(QQ_USER="admin", QQ_PASSWORD="p4ss") == ""
+        assert error_of(QQ_USER="admin", QQ_PASSWORD_FILE=str(good)) == ""
         # An option counts more than the environment.
         refused = f"{url}/api/cluster/members: login of 'admin' was refused"
-        assert said("--user", "admin", QQ_USER="guest", QQ_PASSWORD="p4ss") == ""
-        assert said("--password-file", str(good), QQ_USER="admin", QQ_PASSWORD="wrong") == ""
-        assert said("--password", "p4ss", QQ_USER="admin", QQ_PASSWORD_FILE=str(wrong)) == ""
-        assert said("--password-file", str(wrong), QQ_USER="admin", QQ_PASSWORD="p4ss") == refused
-        assert said(QQ_USER="admin") == refused
-        assert said("--password-file", str(empty)) == f"{empty}: is empty"
-        assert said(QQ_PASSWORD_FILE="none") == "none: cannot be read: No such file or directory"
+        assert error_of("--user", "admin", QQ_USER="guest", QQ_PASSWORD="p4ss") == ""
+        assert error_of("--password-file", str(good), QQ_USER="admin", QQ_PASSWORD="wrong") == ""
+        assert error_of("--password", "p4ss", QQ_USER="admin", QQ_PASSWORD_FILE=str(wrong)) == ""
+        assert error_of("--password-file", str(wrong), QQ_USER="admin", QQ_PASSWORD="p4ss") == refused
+        assert error_of(QQ_USER="admin") == refused
+        assert error_of("--password-file", str(empty)) == f"{empty}: is empty"
+        assert error_of(QQ_PASSWORD_FILE="none") == "none: cannot be read: No such file or directory"
         both = "environment: give either QQ_PASSWORD or QQ_PASSWORD_FILE"
-        assert said(QQ_PASSWORD="p4ss", QQ_PASSWORD_FILE=str(good)) == both
+        assert error_of(QQ_PASSWORD="p4ss", QQ_PASSWORD_FILE=str(good)) == both
         either = "give either --password or --password-file (see `qq member list --help`)"
-        assert said("--password", "p4ss", "--password-file", str(good)) == either
+        assert error_of("--password", "p4ss", "--password-file", str(good)) == either
 
 
 FOREIGN = "the answer is not that of a qq node"
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected"),
     [
         (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]", FOREIGN),
         (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n{", FOREIGN),
@@ -225,11 +225,11 @@ FOREIGN = "the answer is not that of a qq node"
         ),
     ],
 )
-def test_status_reports_a_foreign_or_malformed_answer(called: Called, answer: bytes, said: str) -> None:
+def test_status_reports_a_foreign_or_malformed_answer(called: Called, answer: bytes, expected: str) -> None:
     with answering(answer) as url:
         status, _, errors = called("status", "--http", url)
         assert status == 1
-        assert errors.removeprefix(f"qq status: {url}").removeprefix("/api/cluster") == f": {said}\n"
+        assert errors.removeprefix(f"qq status: {url}").removeprefix("/api/cluster") == f": {expected}\n"
 
 
 def test_list_by_name_refuses_the_answer_of_release_0_1(called: Called) -> None:

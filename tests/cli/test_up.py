@@ -75,9 +75,13 @@ def test_up_writes_cluster_json_before_the_cluster_is_ready(data_dir: Path, base
 
 
 def test_up_passes_only_real_settings_to_its_nodes(data_dir: Path, base_port: int) -> None:
-    of_others = {"QQ_SECRET": "of another program", "QQ_NODE_NAME": "n1", "QQ_NODE_DATA_DIR": "/dev/null"}
+    foreign_variables = {
+        "QQ_SECRET": "of another program",
+        "QQ_NODE_NAME": "n1",
+        "QQ_NODE_DATA_DIR": "/dev/null",
+    }
     settings = {"QQ_NODE_LOG_LEVEL": "error"}
-    with up(data_dir, base_port, **of_others, **settings) as qq:
+    with up(data_dir, base_port, **foreign_variables, **settings) as qq:
         qq.until_line("cluster ready")
         for node in nodes_of(data_dir):
             assert (data_dir / node["name"] / "log").read_text() == f"{node['name']} serves\n"
@@ -159,15 +163,15 @@ def test_up_shows_node_output_before_the_cluster_is_ready(data_dir: Path, base_p
 
 
 def test_up_warns_of_ports_for_outgoing_connections(data_dir: Path) -> None:
-    def told(base_port: int, outgoing: str) -> str | None:
+    def proxy_of(base_port: int, outgoing: str) -> str | None:
         return _outgoing_ports(local_nodes(data_dir, 3, base_port), outgoing)
 
-    assert told(12_765, "32768\t60999\n") is None
-    assert told(12_767, "32768\t60999\n") == (
+    assert proxy_of(12_765, "32768\t60999\n") is None
+    assert proxy_of(12_767, "32768\t60999\n") == (
         "the system may give ports 32768, 32769 to outgoing connections: "
         "a node that starts again may find its port taken"
     )
-    assert "12767, 12768, 12769, 22767, 22768, 22769 to" in (told(12_767, "1 32766") or "")
+    assert "12767, 12768, 12769, 22767, 22768, 22769 to" in (proxy_of(12_767, "1 32766") or "")
 
 
 def test_killed_node_of_up_can_be_started_by_hand(data_dir: Path, base_port: int) -> None:
@@ -243,11 +247,11 @@ def test_unread_output_of_up_delays_neither_nodes_nor_the_stop(data_dir: Path, b
         assert (data_dir / "n1" / "log").read_text().count("chatter\n") == 100_000
 
 
-@pytest.mark.parametrize(("offset", "what"), [(1, "AMQP"), (10001, "HTTP"), (20001, "peers")])
-def test_up_refuses_a_port_in_use(data_dir: Path, base_port: int, offset: int, what: str) -> None:
+@pytest.mark.parametrize(("offset", "expected"), [(1, "AMQP"), (10001, "HTTP"), (20001, "peers")])
+def test_up_refuses_a_port_in_use(data_dir: Path, base_port: int, offset: int, expected: str) -> None:
     with socket.create_server(("127.0.0.1", base_port + offset)):
         line = refusal(data_dir, base_port, "--nodes", "3")
-    assert line == f"qq up: port {base_port + offset} ({what} of n2) is in use\n"
+    assert line == f"qq up: port {base_port + offset} ({expected} of n2) is in use\n"
 
 
 def test_up_refuses_a_directory_in_use(data_dir: Path, base_port: int) -> None:

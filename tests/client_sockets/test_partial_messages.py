@@ -56,10 +56,10 @@ class Connection:
     def resume_for(self, reason: object) -> None:
         self.reasons.discard(reason)
 
-    def turn_changed(self) -> None:
+    def memory_slot_changed(self) -> None:
         self.turn_changes += 1
 
-    def turn_unused(self) -> None:
+    def memory_slot_unused(self) -> None:
         self.unused_turns += 1
 
     def close_stalled(self) -> None:
@@ -408,7 +408,7 @@ def test_connection_that_is_shut_down_holds_no_slot() -> None:
         partial_messages = broker.server.sockets.partial_messages
 
         def turn() -> list[bool]:
-            return [partial_messages.has_turn(each) for each in _connections(broker)]
+            return [partial_messages.has_slot(each) for each in _connections(broker)]
 
         wait_until(lambda: any(broker.call(turn)), "turns")
         broker.call(lambda: _connections(broker)[2].shut_down("elsewhere"))

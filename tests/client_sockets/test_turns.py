@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+
+import pytest
 
 from qq.client_sockets.turns import PASS_S, TURN_S, Place, ProcessorTurns
 
@@ -17,12 +18,14 @@ class Loop:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.soon: list[Callable[[], None]] = []
-        runtime: Any = self
-        self.turns = ProcessorTurns(runtime, lambda: self.now_s)
+        self.rests_s: list[float] = []
+        """Seconds for which the turns may rest before each of their passes."""
+        self.turns = ProcessorTurns(self.call_after_rest, lambda: self.now_s)
         self.served: list[str] = []
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
+    def call_after_rest(self, callback: Callable[[], None], rest_s: float) -> None:
         self.soon.append(callback)
+        self.rests_s.append(rest_s)
 
     def run_pass(self) -> None:
         callbacks, self.soon = self.soon, []
@@ -42,8 +45,8 @@ class Connection:
         self.work_s = 0.0
         self.step_s = step_s
         self._loop = loop
-        self.place: Place = loop.turns.stranger(self, "host")
-        loop.turns.move(self.place, vhost, user or vhost)
+        self.place: Place = loop.turns.new_place(self, "host")
+        loop.turns.log_in(self.place, vhost, user or vhost)
 
     def ask(self, work_s: float) -> None:
         self.work_s += work_s
@@ -162,7 +165,7 @@ def test_connections_without_a_login_share_a_place() -> None:
     loop = Loop()
     strangers = [Connection(loop, "", name="stranger") for _ in range(30)]
     for each in strangers:
-        each.place = loop.turns.stranger(each, "host")
+        each.place = loop.turns.new_place(each, "host")
         each.ask(1.0)
     user = Connection(loop, "v")
     user.ask(1.0)
@@ -176,7 +179,7 @@ def test_waiting_connection_may_move_to_its_user() -> None:
     flood.ask(1.0)
     moved = Connection(loop, "x")
     moved.ask(5 * MS)
-    loop.turns.move(moved.place, "b", "b")
+    loop.turns.log_in(moved.place, "b", "b")
     loop.run(50)
     assert moved.work_s <= 1e-9
     assert loop.served.count("x") == 5
@@ -225,3 +228,66 @@ def test_closed_connection_gets_no_turn() -> None:
     loop.turns.leave(closed.place)
     loop.run(20)
     assert "b" not in loop.served
+
+
+def test_turns_rest_for_the_time_that_they_took() -> None:
+    loop = Loop()
+    Connection(loop, "a").ask(10 * MS)
+    loop.run(3)
+    assert loop.rests_s[0] == pytest.approx(MS)
+    assert loop.rests_s[1:4] == pytest.approx([PASS_S] * 3, abs=MS)
+
+
+def test_turn_costs_what_other_tasks_take_because_of_it() -> None:
+    loop = Loop()
+
+    class Charging(Connection):
+        def take_turn(self, until_s: float) -> bool:
+            loop.turns.charge(PASS_S)
+            return super().take_turn(until_s)
+
+    charging, other = Charging(loop, "a", step_s=0.0), Connection(loop, "b", step_s=PASS_S)
+    charging.ask(1.0)
+    other.ask(1.0)
+    loop.run(100)
+    assert abs(loop.served.count("a") - loop.served.count("b")) <= 3
+    assert max(loop.rests_s) <= 2 * PASS_S
+
+
+class Failing(Connection):
+    def take_turn(self, until_s: float) -> bool:
+        super().take_turn(until_s)
+        raise ZeroDivisionError
+
+
+def test_failed_turn_ends_no_turn_of_other_connections() -> None:
+    loop = Loop()
+    failing, other = Failing(loop, "a", step_s=PASS_S), Connection(loop, "b")
+    with pytest.raises(ZeroDivisionError):
+        failing.ask(PASS_S)  # at once
+    other.ask(10 * MS)
+    failing.ask(MS)
+    assert loop.served == ["a"]
+    with pytest.raises(ZeroDivisionError):
+        loop.run()
+    loop.run()
+    assert other.work_s == pytest.approx(0)
+    with pytest.raises(ZeroDivisionError):
+        failing.ask(MS)
+    assert loop.served.count("a") == 3
+
+
+def test_clean_up_is_not_starved_by_new_connections_of_the_user() -> None:
+    loop = Loop()
+    lost = [Connection(loop, "v", name="lost") for _ in range(2)]
+    for each in lost:
+        each.ask(1.0)
+    loop.run(100)
+    for each in lost:
+        each.place = loop.turns.begin_leaving(each.place)
+        each.ask(0.0)
+    loop.served.clear()
+    for number in range(100):
+        Connection(loop, "v", name=f"new {number}").ask(3 * MS)
+        loop.run_pass()
+    assert loop.served.count("lost") == pytest.approx(100, abs=5)

@@ -40,6 +40,7 @@ class Alarms:
     versions = (1, 2)
     outages_since = 2
     reads_since = 2
+    losses_since = 2
 
     def raise_to(self, version: int) -> None:
         """It does the same at both versions."""

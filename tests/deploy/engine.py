@@ -72,22 +72,22 @@ def find_engine() -> Engine:
             reasons.append(f"  {name}: there is no such command")
             continue
         engine = Engine(name)
-        for asked in (("info",), ("compose", "version")):
-            answer = engine.run(*asked, check=False)
+        for command in (("info",), ("compose", "version")):
+            answer = engine.run(*command, check=False)
             if answer.returncode != 0:
                 why = (answer.stderr.strip() or answer.stdout.strip()).splitlines()[-1:]
-                reasons.append(f"  `{name} {' '.join(asked)}` fails: {''.join(why)}")
+                reasons.append(f"  `{name} {' '.join(command)}` fails: {''.join(why)}")
                 break
         else:
             return engine
     raise NoEngineError(HOW_TO_GET_ONE.format(reasons="\n".join(reasons)))
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> float:
+def wait_until(condition: Callable[[], bool], seconds: float, event: Callable[[], str]) -> float:
     """Return after how many seconds the condition held. What did not come true is said when they are over."""
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < seconds, f"not within {seconds:g} s: {what()}"
+        assert time.monotonic() - began < seconds, f"not within {seconds:g} s: {event()}"
         time.sleep(0.1)
     return time.monotonic() - began
 
@@ -132,13 +132,13 @@ class Deployment:
         wait_until(
             lambda: self.state(service)["Health"]["Status"] == "healthy",
             120,
-            lambda: self.last_words(service),
+            lambda: self.last_log_lines(service),
         )
 
     def kill(self, service: str) -> None:
         """Kill a container. Docker may find it gone when it looks again, and then says that it cannot kill it."""
         self.compose("kill", service, check=False)
-        wait_until(lambda: not self.state(service)["Running"], 30, lambda: self.last_words(service))
+        wait_until(lambda: not self.state(service)["Running"], 30, lambda: self.last_log_lines(service))
 
     def inspect(self, service: str) -> dict[str, Any]:
         """What the engine knows of the container of a service, also of one that has ended."""
@@ -147,7 +147,7 @@ class Deployment:
     def state(self, service: str) -> dict[str, Any]:
         return self.inspect(service)["State"]
 
-    def last_words(self, service: str) -> str:
+    def last_log_lines(self, service: str) -> str:
         """The state of a service and the end of its log."""
         logged = self.compose("logs", "--no-color", "--tail", "20", service)
         return f"{service} is {self.state(service)}\n{logged.stdout}{logged.stderr}"
@@ -168,7 +168,7 @@ class Deployment:
         assert shown.returncode == 0, shown.stderr
         return json.loads(shown.stdout)
 
-    def wait_until_safe_to_stop(self, node: str, *, asked: str) -> None:
+    def wait_until_safe_to_stop(self, node: str, *, via: str) -> None:
         """Wait as operators do, until this node says that the others go on without that one."""
-        said = self.qq(asked, "check", "safe-to-stop", "--node", node, "--timeout", "60")
-        assert said.returncode == 0, said.stdout + said.stderr
+        result = self.qq(via, "check", "safe-to-stop", "--node", node, "--timeout", "60")
+        assert result.returncode == 0, result.stdout + result.stderr

@@ -50,10 +50,10 @@ def test_a_client_in_kubernetes_takes_the_certificate(secrets: dict[str, dict[st
 
 def test_peer_and_client_authorities_are_separate(secrets: dict[str, dict[str, Path]]) -> None:
     nodes, clients = secrets["qq-peer-tls"], secrets["qq-tls"]
-    stranger = contexts.for_peers(TlsFiles(clients["tls.crt"], clients["tls.key"], nodes["ca.crt"])).current
+    client = contexts.for_peers(TlsFiles(clients["tls.crt"], clients["tls.key"], nodes["ca.crt"])).current
     node = contexts.for_peers(TlsFiles(nodes["tls.crt"], nodes["tls.key"], nodes["ca.crt"])).current
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
-        shake_hands(node.server, stranger.client)
+        shake_hands(node.server, client.client)
 
 
 def test_hosts_have_certificates_of_both_authorities(tmp_path: Path) -> None:

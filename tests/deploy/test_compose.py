@@ -41,7 +41,7 @@ def mistakes(text: str) -> list[str]:
 def mounts(service: str) -> dict[str, str]:
     """By path in the container: what is there."""
     split = [volume.split(":") for volume in SERVICES[service]["volumes"]]
-    return {where: what for what, where, *_ in split}
+    return {where: mounted_source for mounted_source, where, *_ in split}
 
 
 def config(name: str, **environ: str) -> NodeConfig:
@@ -92,7 +92,9 @@ def test_password_and_secret_come_from_the_environment() -> None:
         assert given[name]["environment"]["QQ_USERS_DEFAULT_PASSWORD"] == "p4ss"
         assert given[name]["environment"]["QQ_CLUSTER_SECRET"] == "s" * 16
     assert given["chaos"]["environment"]["QQ_PASSWORD"] == "p4ss"
-    assert not any("p4ss" in word for word in given["chaos"]["command"]), "processes are seen by others"
+    assert not any("p4ss" in argument for argument in given["chaos"]["command"]), (
+        "processes are seen by others"
+    )
 
 
 def test_variables_of_the_file_start_a_node_outside_a_container() -> None:
@@ -151,14 +153,16 @@ def test_chaos_workload_uses_the_proxies_and_waits_for_the_nodes() -> None:
     assert service["profiles"] == ["chaos"]
     assert set(service["depends_on"]) == {*NODES, "toxiproxy"}
     verb, *options = service["command"]
-    asked = _parser().parse_args(options)
+    parsed = _parser().parse_args(options)
     assert verb == "run"
-    assert [(endpoint.host, endpoint.port) for endpoint in parse_endpoints(asked.endpoints)] == [
+    assert [(endpoint.host, endpoint.port) for endpoint in parse_endpoints(parsed.endpoints)] == [
         ("toxiproxy", int(proxy["listen"].rpartition(":")[2])) for proxy in PROXIES
     ]
-    assert parse_duration(asked.duration) == 60
+    assert parse_duration(parsed.duration) == 60
     node = config("n1")
-    login = credentials.client_login(asked.user, asked.password, asked.password_file, service["environment"])
+    login = credentials.client_login(
+        parsed.user, parsed.password, parsed.password_file, service["environment"]
+    )
     assert login == (node.default_user, node.default_password)
     (home,) = [step.text for step in stages(DEPLOY / "Dockerfile")["chaos"] if step.name == "WORKDIR"]
     assert set(mounts("chaos")) == {home}

@@ -48,11 +48,11 @@ def amqp_ports(*nodes: str) -> list[int]:
     return [port_of(node, 5672) for node in nodes]
 
 
-def others(node: str) -> list[str]:
+def peers_of(node: str) -> list[str]:
     return [name for name in NODES if name != node]
 
 
-def say(text: str) -> None:
+def write(text: str) -> None:
     """Print a figure: that it was measured matters as much as that it was good enough."""
     print(f"    {text}")
 
@@ -64,7 +64,7 @@ def deployed(engine: Engine) -> Generator[Deployment]:
     deployment.remove()
     try:
         deployment.build(*NODES)
-        say(f"healthy after {deployment.start(*NODES):.1f} s")
+        write(f"healthy after {deployment.start(*NODES):.1f} s")
         yield deployment
     finally:
         deployment.remove()
@@ -89,7 +89,7 @@ def test_image_has_title_version_and_user(engine: Engine, image: str) -> None:
     assert labels.keys() >= {"title", "description", "licenses", "version", "revision"}
     assert (labels["title"], labels["version"], labels["revision"]) == ("qq", __version__, BUILT_FROM)
     assert config["User"] == f"{RUNS_AS}:{RUNS_AS}"
-    say(f"{document['Size'] / 2**20:.0f} MiB")
+    write(f"{document['Size'] / 2**20:.0f} MiB")
 
 
 def test_node_image_contains_neither_chaos_nor_build_tools(engine: Engine, image: str) -> None:
@@ -102,9 +102,9 @@ def test_node_image_contains_neither_chaos_nor_build_tools(engine: Engine, image
 )
 def test_image_with_an_extra_imports_its_module(engine: Engine, extra: str, module: str) -> None:
     name = f"{PROJECT}-{extra}"
-    asked = f"REQUIREMENTS={extra}"
+    via = f"REQUIREMENTS={extra}"
     program = f"from qq.process.packages import find_cluster; find_cluster(); import qq.node, {module}"
-    engine.run("build", "-f", "deploy/Dockerfile", "-t", name, "--build-arg", asked, ".", shown=True)
+    engine.run("build", "-f", "deploy/Dockerfile", "-t", name, "--build-arg", via, ".", shown=True)
     try:
         engine.run("run", "--rm", "--entrypoint", "python", name, "-c", program)
     finally:
@@ -127,15 +127,15 @@ def test_three_voters_agree_on_a_leader(cluster: Deployment) -> None:
     assert {cluster.qq(node, "leader", "show").stdout.strip() for node in NODES} == {cluster.leader()}
 
 
-def hurt(cluster: Deployment, queue: str, what: Callable[[str], None]) -> float:
+def hurt(cluster: Deployment, queue: str, fault: Callable[[str], None]) -> float:
     """Do this to the leader while an application publishes at the others.
 
     Returns for how many seconds nothing was confirmed. Nothing that was confirmed may be lost.
     """
     leader = cluster.leader()
-    with Publisher(amqp_ports(*others(leader)), queue) as publisher:
+    with Publisher(amqp_ports(*peers_of(leader)), queue) as publisher:
         publisher.wait_for_confirms()
-        what(leader)
+        fault(leader)
         publisher.wait_for_confirms()
         cluster.start(leader)
         publisher.wait_for_confirms()
@@ -145,13 +145,13 @@ def hurt(cluster: Deployment, queue: str, what: Callable[[str], None]) -> float:
 
 def test_publishers_continue_when_the_leader_is_stopped(cluster: Deployment) -> None:
     pause_s = hurt(cluster, "stopped", lambda leader: cluster.compose("stop", leader))
-    say(f"leader stopped: nothing was confirmed for {pause_s:.2f} s")
+    write(f"leader stopped: nothing was confirmed for {pause_s:.2f} s")
     assert pause_s < PAUSE_AFTER_STOP_S
 
 
 def test_publishers_continue_when_the_leader_is_killed(cluster: Deployment) -> None:
     pause_s = hurt(cluster, "killed", cluster.kill)
-    say(f"leader killed: nothing was confirmed for {pause_s:.2f} s")
+    write(f"leader killed: nothing was confirmed for {pause_s:.2f} s")
     assert pause_s < PAUSE_AFTER_KILL_S
 
 
@@ -159,17 +159,17 @@ def test_nodes_restart_in_turn_when_safe_to_stop(cluster: Deployment) -> None:
     with Publisher(amqp_ports(*NODES), "restarted") as publisher:
         for node in NODES:
             publisher.wait_for_confirms()
-            cluster.wait_until_safe_to_stop(node, asked=node)
+            cluster.wait_until_safe_to_stop(node, via=node)
             cluster.compose("stop", node)
-            other = others(node)[0]
+            other = peers_of(node)[0]
             wait_until(
-                lambda asked=other: cluster.qq(asked, "check", "safe-to-stop").returncode == 1,
+                lambda via=other: cluster.qq(via, "check", "safe-to-stop").returncode == 1,
                 10,
-                lambda asked=other, gone=node: f"{asked} has not said no while {gone} is away",
+                lambda via=other, stopped=node: f"{via} has not said no while {stopped} is away",
             )
             cluster.start(node)
         publisher.wait_for_confirms()
-    say(f"rolling restart: nothing was confirmed for {publisher.longest_pause():.2f} s at most")
+    write(f"rolling restart: nothing was confirmed for {publisher.longest_pause():.2f} s at most")
     assert publisher.longest_pause() < PAUSE_AFTER_STOP_S
     assert consumed(amqp_ports("n1")[0], "restarted") >= {body for _, body in publisher.confirmed}
 
@@ -178,10 +178,12 @@ def test_drained_node_is_unhealthy_but_runs(cluster: Deployment) -> None:
     drained = cluster.qq("n1", "drain", "n3")
     assert drained.stdout == "n3 is under maintenance: it leads nothing and has no clients\n", drained.stderr
     wait_until(
-        lambda: cluster.state("n3")["Health"]["Status"] == "unhealthy", 60, lambda: cluster.last_words("n3")
+        lambda: cluster.state("n3")["Health"]["Status"] == "unhealthy",
+        60,
+        lambda: cluster.last_log_lines("n3"),
     )
     assert cluster.state("n3")["Status"] == "running"
-    cluster.wait_until_safe_to_stop("n3", asked="n1")
+    cluster.wait_until_safe_to_stop("n3", via="n1")
     revived = cluster.qq("n1", "revive", "n3")
     assert revived.returncode == 0, revived.stderr
     cluster.wait_healthy("n3")
@@ -196,22 +198,22 @@ def test_messages_survive_compose_down_and_up(cluster: Deployment) -> None:
         for body in bodies:
             publish(channel, "kept", body)
     cluster.compose("down")
-    say(f"healthy {cluster.start(*NODES):.1f} s after down and up")
+    write(f"healthy {cluster.start(*NODES):.1f} s after down and up")
     assert consumed(amqp_ports("n2")[0], "kept") == bodies
 
 
 def test_node_with_an_invalid_setting_exits_and_stays_down(cluster: Deployment) -> None:
     cluster.compose("up", "--detach", "--no-build", "n3", QQ_CLUSTER_SECRET="short")
     ended_s = wait_until(
-        lambda: cluster.state("n3")["Status"] == "exited", DOWN_S, lambda: cluster.last_words("n3")
+        lambda: cluster.state("n3")["Status"] == "exited", DOWN_S, lambda: cluster.last_log_lines("n3")
     )
     assert cluster.state("n3")["ExitCode"] == 78
     tried = cluster.inspect("n3")["RestartCount"]
-    say(f"exit status 78: down for good after {tried} restarts and {ended_s:.1f} s")
+    write(f"exit status 78: down for good after {tried} restarts and {ended_s:.1f} s")
     time.sleep(15)
     assert cluster.state("n3")["Status"] == "exited"
     assert cluster.inspect("n3")["RestartCount"] == tried
-    assert "SECRET: must have at least 16" in cluster.last_words("n3")
+    assert "SECRET: must have at least 16" in cluster.last_log_lines("n3")
     cluster.start("n3")
 
 
@@ -227,13 +229,13 @@ def new_cluster(deployed: Deployment, image: str) -> Generator[Deployment]:
     deployed.use(image, *NODES)
 
 
-def assert_nothing_is_lost(port: int, publisher: Publisher, consumer: Consumer) -> None:
+def assert_no_message_is_lost(port: int, publisher: Publisher, consumer: Consumer) -> None:
     """Look at what was taken, and at what is still there."""
     confirmed = {body for _, body in publisher.confirmed}
     assert len(consumer.taken) > 100
     lost = confirmed - consumer.taken - consumed(port, "worked")
-    say(f"{len(confirmed)} confirmed, {len(lost)} lost")
-    say(f"nothing was confirmed for {publisher.longest_pause():.2f} s at most")
+    write(f"{len(confirmed)} confirmed, {len(lost)} lost")
+    write(f"nothing was confirmed for {publisher.longest_pause():.2f} s at most")
     assert not lost
     assert publisher.longest_pause() < PAUSE_AFTER_STOP_S
 
@@ -244,7 +246,7 @@ def test_fourth_node_joins_and_the_leader_is_removed_under_load(new_cluster: Dep
     ports = amqp_ports(*NODES)
     with Publisher(ports, "worked") as publisher, Consumer(ports, "worked") as consumer:
         publisher.wait_for_confirms()
-        say(f"n4 serves after {new_cluster.start('n4'):.1f} s")
+        write(f"n4 serves after {new_cluster.start('n4'):.1f} s")
         added = new_cluster.qq("n1", "member", "add", "n4", "n4:25672")
         assert added.stdout == "n4 votes\n", added.stderr
         publisher.wait_for_confirms()
@@ -255,13 +257,13 @@ def test_fourth_node_joins_and_the_leader_is_removed_under_load(new_cluster: Dep
         wait_until(
             lambda: new_cluster.state(leader)["Status"] == "exited",
             DOWN_S,
-            lambda: new_cluster.last_words(leader),
+            lambda: new_cluster.last_log_lines(leader),
         )
         assert new_cluster.state(leader)["ExitCode"] == 78
         publisher.wait_for_confirms()
     roles = {member["name"]: member["role"] for member in new_cluster.members("n4")["members"]}
-    assert roles == dict.fromkeys([*others(leader), "n4"], "voter")
-    assert_nothing_is_lost(port_of("n4", 5672), publisher, consumer)
+    assert roles == dict.fromkeys([*peers_of(leader), "n4"], "voter")
+    assert_no_message_is_lost(port_of("n4", 5672), publisher, consumer)
 
 
 def test_release_0_1_is_upgraded_node_by_node_under_load(
@@ -276,24 +278,24 @@ def test_release_0_1_is_upgraded_node_by_node_under_load(
         for number, node in enumerate(NODES):
             publisher.wait_for_confirms()
             if number > 0:
-                new_cluster.wait_until_safe_to_stop(node, asked=NODES[number - 1])
+                new_cluster.wait_until_safe_to_stop(node, via=NODES[number - 1])
                 assert new_cluster.members(NODES[0])["version"] == before
             new_cluster.use(image, node)
-            say(f"{node} serves again {new_cluster.start(node):.1f} s after it was told to stop")
+            write(f"{node} serves again {new_cluster.start(node):.1f} s after it was told to stop")
         raised_s = wait_until(
             lambda: {new_cluster.members(node)["version"] for node in NODES} == {after},
             60,
             lambda: str([new_cluster.members(node) for node in NODES]),
         )
-        say(f"all go by version {after} of the state {raised_s:.1f} s later")
+        write(f"all go by version {after} of the state {raised_s:.1f} s later")
         publisher.wait_for_confirms()
-    assert_nothing_is_lost(ports[0], publisher, consumer)
+    assert_no_message_is_lost(ports[0], publisher, consumer)
 
 
 # Prometheus and Grafana
 
 
-def ask(url: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+def json_of(url: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"} | (headers or {}))
     with urllib.request.urlopen(request, timeout=10) as answer:
@@ -313,13 +315,13 @@ def prometheus(deployed: Deployment) -> str:
     """Where Prometheus answers."""
     deployed.compose("up", "--detach", "prometheus")
     url = f"http://127.0.0.1:{port_of('prometheus', 9090)}"
-    wait_until(lambda: answers(f"{url}/-/ready"), 60, lambda: deployed.last_words("prometheus"))
+    wait_until(lambda: answers(f"{url}/-/ready"), 60, lambda: deployed.last_log_lines("prometheus"))
     return url
 
 
 def targets(prometheus: str) -> dict[str, str]:
     """How the nodes are that Prometheus asks, by their names."""
-    active = ask(f"{prometheus}/api/v1/targets?state=active")["data"]["activeTargets"]
+    active = json_of(f"{prometheus}/api/v1/targets?state=active")["data"]["activeTargets"]
     return {target["labels"]["node"]: target["health"] for target in active}
 
 
@@ -344,7 +346,7 @@ def test_a_node_that_joins_becomes_a_target_of_prometheus(
 
 def test_prometheus_evaluates_all_alerts(prometheus: str) -> None:
     def health() -> dict[str, str]:
-        groups = ask(f"{prometheus}/api/v1/rules?type=alert")["data"]["groups"]
+        groups = json_of(f"{prometheus}/api/v1/rules?type=alert")["data"]["groups"]
         return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
 
     wait_until(lambda: health() == dict.fromkeys(ALERTS, "ok"), 60, lambda: str(health()))
@@ -362,8 +364,8 @@ def unanswered(query: Callable[[str], bool]) -> list[str]:
 
 def test_prometheus_has_data_for_each_query_of_the_board(cluster: Deployment, prometheus: str) -> None:
     def query(text: str) -> bool:
-        asked = urllib.parse.urlencode({"query": text})
-        return bool(ask(f"{prometheus}/api/v1/query?{asked}")["data"]["result"])
+        via = urllib.parse.urlencode({"query": text})
+        return bool(json_of(f"{prometheus}/api/v1/query?{via}")["data"]["result"])
 
     assert len(QUERIES) > 20
     wait_until(lambda: not unanswered(query), 60, lambda: f"no data for {unanswered(query)}")
@@ -372,15 +374,15 @@ def test_prometheus_has_data_for_each_query_of_the_board(cluster: Deployment, pr
 def test_grafana_shows_the_board_with_data_for_each_query(cluster: Deployment, prometheus: str) -> None:
     cluster.compose("up", "--detach", "grafana")
     url = f"http://127.0.0.1:{port_of('grafana', 3000)}"
-    wait_until(lambda: answers(f"{url}/api/health"), 120, lambda: cluster.last_words("grafana"))
+    wait_until(lambda: answers(f"{url}/api/health"), 120, lambda: cluster.last_log_lines("grafana"))
     login = {"Authorization": "Basic " + base64.b64encode(f"admin:{PASSWORD}".encode()).decode()}
-    shown = ask(f"{url}/api/dashboards/uid/{BOARD['uid']}", headers=login)["dashboard"]
+    shown = json_of(f"{url}/api/dashboards/uid/{BOARD['uid']}", headers=login)["dashboard"]
     assert [panel["title"] for panel in shown["panels"]] == [panel["title"] for panel in BOARD["panels"]]
 
     def query(text: str) -> bool:
         source = {"type": "prometheus", "uid": "prometheus"}
-        asked = {"refId": "A", "datasource": source, "expr": text, "range": True, "intervalMs": 5000}
-        answer = ask(f"{url}/api/ds/query", {"from": "now-5m", "to": "now", "queries": [asked]}, login)
+        via = {"refId": "A", "datasource": source, "expr": text, "range": True, "intervalMs": 5000}
+        answer = json_of(f"{url}/api/ds/query", {"from": "now-5m", "to": "now", "queries": [via]}, login)
         return any(frame["data"]["values"] for frame in answer["results"]["A"].get("frames", []))
 
     wait_until(lambda: not unanswered(query), 60, lambda: f"no data for {unanswered(query)}")
@@ -395,4 +397,4 @@ def test_the_chaos_workload_finds_no_broken_promise(cluster: Deployment) -> None
     ran = cluster.compose("run", "--rm", "chaos", check=False, CHAOS_FOR="20s")
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
     for line in ran.stdout.splitlines():
-        say(line)
+        write(line)

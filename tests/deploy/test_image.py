@@ -128,7 +128,7 @@ def test_chaos_image_runs_from_its_sources(context: Path, wheel: Path, tmp_path:
     (tmp_path / "src").mkdir()
     for name in ("chaos", "cluster"):
         (tmp_path / "src" / name).symlink_to(context / name)
-    asked = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-P", "-m", "chaos", "run", "--help"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{tmp_path / 'site'}"},
         cwd=tmp_path,
@@ -137,7 +137,7 @@ def test_chaos_image_runs_from_its_sources(context: Path, wheel: Path, tmp_path:
         check=True,
         timeout=60,
     )
-    assert "--endpoints" in asked.stdout
+    assert "--endpoints" in shown.stdout
 
 
 # The health check

@@ -222,9 +222,9 @@ def test_a_start_has_time_to_load_the_program() -> None:
 
 @pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe", "readinessProbe"])
 def test_a_node_answers_the_probes_without_a_login(probe: str, node: ClusterNode) -> None:
-    asked = CONTAINER[probe]["httpGet"]
-    assert asked["port"] == "http"
-    with urllib.request.urlopen(f"http://127.0.0.1:{node.http_port}{asked['path']}") as answer:
+    request = CONTAINER[probe]["httpGet"]
+    assert request["port"] == "http"
+    with urllib.request.urlopen(f"http://127.0.0.1:{node.http_port}{request['path']}") as answer:
         assert answer.status == 200
 
 
@@ -260,8 +260,8 @@ def options_of(command: str, arguments: list[str]) -> dict[str, Any]:
     """What a command line of `qq` says, by the names that the command gives to its options."""
     context = root.make_context(command, list(arguments))
     while isinstance(context.command, click.Group):
-        words = [*context._protected_args, *context.args]
-        name, called, rest = context.command.resolve_command(context, words)
+        command_words = [*context._protected_args, *context.args]
+        name, called, rest = context.command.resolve_command(context, command_words)
         assert called is not None
         context = called.make_context(name, rest, parent=context)
     return context.params
@@ -272,10 +272,10 @@ MOST_PODS = [f"qq-{number}" for number in range(7)]
 
 @pytest.mark.parametrize("pod", MOST_PODS)
 def test_pod_checks_safe_to_stop_twice_within_its_grace_period(pod: str, tmp_path: Path) -> None:
-    first, asked, second, asked_again = done_before_a_pod_stops(pod, tmp_path / "commands")
+    first, request, second, second_request = done_before_a_pod_stops(pod, tmp_path / "commands")
     assert (first[0], second[0]) == ("sleep", "sleep")
     needed_s = int(first[1]) + int(second[1]) + 3 * (LEADER_HANDOVER_S + LAST_SYNC_S)
-    for command, *arguments in (asked, asked_again):
+    for command, *arguments in (request, second_request):
         options = options_of(command, arguments)
         assert (*arguments[:2], options["name"]) == ("check", "safe-to-stop", None)
         assert (options["urls"], DEFAULT_URL) == ((), f"http://127.0.0.1:{PORTS['http']}")

@@ -64,21 +64,21 @@ def shown(node: ClusterNode) -> dict[str, set[str]]:
 
 
 def test_node_exports_every_metric_used_in_expressions(shown: dict[str, set[str]]) -> None:
-    asked = {name for text in expressions() for name in re.findall(r"\brabbitmq_\w+", text)}
-    assert len(asked) > 30
-    assert sorted(asked - shown.keys()) == []
+    used = {name for text in expressions() for name in re.findall(r"\brabbitmq_\w+", text)}
+    assert len(used) > 30
+    assert sorted(used - shown.keys()) == []
 
 
 def test_node_exports_every_label_used_in_expressions(shown: dict[str, set[str]]) -> None:
-    asked = {
+    used = {
         (name, label)
         for text in expressions()
         for name, labels in re.findall(r"\b(\w+)\{([^}]*)\}", text)
         for label in re.findall(r"(\w+)[=!]", labels)
         if label not in FROM_PROMETHEUS
     }
-    assert asked
-    assert [(name, label) for name, label in asked if label not in shown[name]] == []
+    assert used
+    assert [(name, label) for name, label in used if label not in shown[name]] == []
 
 
 def selectors() -> Iterator[tuple[str, dict[str, str]]]:
@@ -96,9 +96,9 @@ def test_expressions_select_only_targets_of_job_qq() -> None:
 def test_dashboard_selects_clusters_by_variable() -> None:
     chosen = {label: f"${label}" for label in CLUSTER}
     targets = {target["expr"] for panel in PANELS for target in panel["targets"]}
-    asked = [labels for text in targets for labels in re.findall(r"\{([^}]*)\}", text)]
-    assert asked
-    for labels in asked:
+    used = [labels for text in targets for labels in re.findall(r"\{([^}]*)\}", text)]
+    assert used
+    for labels in used:
         assert chosen.items() <= dict(re.findall(r'(\w+)=~"([^"]*)"', labels)).items(), labels
 
 
@@ -212,7 +212,7 @@ def test_expressions_use_only_labels_and_jobs_that_exist(shown: dict[str, set[st
         r"label_values\(.*, (\w+)\)",
         r"[{,] *(\w+)[=!]",
     )
-    asked = {
+    used = {
         label
         for text in texts
         for place in places
@@ -220,7 +220,7 @@ def test_expressions_use_only_labels_and_jobs_that_exist(shown: dict[str, set[st
         for label in labels.split(", ")
     }
     of_nodes = {label for labels in shown.values() for label in labels}
-    assert asked - of_nodes == FROM_PROMETHEUS
+    assert used - of_nodes == FROM_PROMETHEUS
     jobs = {job for text in texts for job in re.findall(r'job=~?"([^"]*)"', text)}
     assert jobs == {labels["job"] for labels in scraped_by_compose()}
 
@@ -243,7 +243,7 @@ def test_the_operators_rules_are_the_alerts() -> None:
 
 @needs_promtool
 @pytest.mark.parametrize(
-    ("verb", "what", "file"),
+    ("verb", "subject", "file"),
     [
         ("check", "config", DEPLOY / "prometheus" / "prometheus.yml"),
         ("check", "config", DEPLOY / "prometheus" / "kubernetes.yml"),
@@ -251,8 +251,8 @@ def test_the_operators_rules_are_the_alerts() -> None:
         ("test", "rules", Path(__file__).with_name("alerts.yml")),
     ],
 )
-def test_promtool_takes_the_files_and_alerts_fire(verb: str, what: str, file: Path) -> None:
-    command = [str(PROMTOOL), verb, what, str(file)]
+def test_promtool_takes_the_files_and_alerts_fire(verb: str, subject: str, file: Path) -> None:
+    command = [str(PROMTOOL), verb, subject, str(file)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
@@ -283,7 +283,7 @@ def test_grafana_finds_prometheus_and_the_dashboard() -> None:
     host, port = re.fullmatch(r"http://(\w+):(\d+)", source["url"]).groups()
     assert any(published.endswith(f":{port}") for published in COMPOSE["services"][host]["ports"])
     volumes = dict(volume.split(":")[:2] for volume in COMPOSE["services"]["grafana"]["volumes"])
-    mounted = {where: what for what, where in volumes.items()}
+    mounted = {where: subject for subject, where in volumes.items()}
     (provider,) = PROVIDER["providers"]
     assert (ROOT / mounted[provider["options"]["path"]] / "qq.json").exists()
     assert (ROOT / mounted["/etc/grafana/provisioning"]).samefile(GRAFANA / "provisioning")
@@ -291,10 +291,10 @@ def test_grafana_finds_prometheus_and_the_dashboard() -> None:
 
 def test_panels_use_the_declared_datasource() -> None:
     (source,) = DATASOURCE["datasources"]
-    asked = [panel["datasource"] for panel in PANELS]
-    asked += [target["datasource"] for panel in PANELS for target in panel["targets"]]
-    asked += [variable["datasource"] for variable in DASHBOARD["templating"]["list"]]
-    assert all(one == {"type": source["type"], "uid": source["uid"]} for one in asked)
+    used = [panel["datasource"] for panel in PANELS]
+    used += [target["datasource"] for panel in PANELS for target in panel["targets"]]
+    used += [variable["datasource"] for variable in DASHBOARD["templating"]["list"]]
+    assert all(one == {"type": source["type"], "uid": source["uid"]} for one in used)
 
 
 def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:

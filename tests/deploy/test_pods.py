@@ -139,7 +139,9 @@ def pods(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFactory) -
 
 def test_pods_become_ready(pods: Pods) -> None:
     for name in NAMES:
-        wait_until(lambda asked=name: pods.is_ready(asked), 60, lambda asked=name: pods.logged(asked))
+        wait_until(
+            lambda stopping=name: pods.is_ready(stopping), 60, lambda stopping=name: pods.logged(stopping)
+        )
 
 
 def test_status_of_pods_is_shown_as_documented(pods: Pods) -> None:
@@ -179,12 +181,12 @@ def test_pod_delays_its_stop_until_a_majority_remains(pods: Pods) -> None:
     pods.engine.run("stop", pods.container("qq-0"))
     before_stop = ("exec", pods.container("qq-1"), *CONTAINER["lifecycle"]["preStop"]["exec"]["command"])
     with ThreadPoolExecutor() as threads:
-        asked = threads.submit(pods.engine.run, *before_stop)
+        stopping = threads.submit(pods.engine.run, *before_stop)
         time.sleep(30)
-        assert not asked.done()
+        assert not stopping.done()
         pods.engine.run("start", pods.container("qq-0"))
-        said = asked.result(120).stdout.splitlines()
-    assert [line.partition(";")[0] for line in said] == ["qq-1 may be stopped: qq-0, qq-2 go on"] * 2
+        lines = stopping.result(120).stdout.splitlines()
+    assert [line.partition(";")[0] for line in lines] == ["qq-1 may be stopped: qq-0, qq-2 go on"] * 2
 
 
 def test_pod_is_added_and_removed_as_documented(pods: Pods) -> None:
@@ -196,7 +198,9 @@ def test_pod_is_added_and_removed_as_documented(pods: Pods) -> None:
     )
     pods.engine.run("restart", pods.container("qq-1"))
     for name in ("qq-1", ADDED):
-        wait_until(lambda asked=name: pods.is_ready(asked), 60, lambda asked=name: pods.logged(asked))
+        wait_until(
+            lambda stopping=name: pods.is_ready(stopping), 60, lambda stopping=name: pods.logged(stopping)
+        )
     assert pods.qq("qq-1", "member", "list").count(" voter ") == len(NAMES) + 1
     pods.qq("qq-0", "member", "remove", ADDED)
     wait_until(lambda: pods.state(ADDED)["Status"] == "exited", 60, lambda: pods.logged(ADDED))

@@ -85,8 +85,8 @@ STEPS = re.findall(r"^#   ([\w/.-]+ \S.*)", FILE.read_text(), re.MULTILINE)
 
 def steps(program: str) -> list[list[str]]:
     """The arguments of each call of a program, whatever directory it is in."""
-    words = [shlex.split(command) for step in STEPS for command in step.split(" && ")]
-    return [arguments for name, *arguments in words if Path(name).name == program]
+    command_words = [shlex.split(command) for step in STEPS for command in step.split(" && ")]
+    return [arguments for name, *arguments in command_words if Path(name).name == program]
 
 
 def test_unit_installs_its_packages_pinned_with_hashes() -> None:
@@ -126,7 +126,7 @@ def here(tmp_path: Path) -> Path:
     return unit
 
 
-def complaints(unit: Path) -> str:
+def warnings(unit: Path) -> str:
     """What systemd says of it; where there is no systemd, of keys that it does not know among those that matter."""
     if shutil.which("systemd-analyze") is None:
         known = set(UNIT) | {"[Unit]", "[Service]", "[Install]"}
@@ -136,9 +136,9 @@ def complaints(unit: Path) -> str:
 
 
 def test_systemd_takes_the_unit(here: Path) -> None:
-    assert complaints(here) == ""
+    assert warnings(here) == ""
 
 
 def test_systemd_finds_an_invalid_setting(here: Path) -> None:
     here.write_text(here.read_text().replace("ProtectHome", "ProtectHomes"))
-    assert "ProtectHomes" in complaints(here)
+    assert "ProtectHomes" in warnings(here)

@@ -88,8 +88,10 @@ def test_wheel_metadata_has_name_and_license(wheel: Path) -> None:
 
 def test_its_command_runs(python: Path, tmp_path: Path) -> None:
     (tmp_path / "cluster.py").write_text("raise AssertionError('of the project')\n")
-    asked = run([python.with_name("qq"), "inspect", tmp_path / "absent"], tmp_path, PYTHONPATH=str(tmp_path))
-    assert (asked.returncode, asked.stderr.splitlines()[-1][:12]) == (1, "qq inspect: ")
+    inspected = run(
+        [python.with_name("qq"), "inspect", tmp_path / "absent"], tmp_path, PYTHONPATH=str(tmp_path)
+    )
+    assert (inspected.returncode, inspected.stderr.splitlines()[-1][:12]) == (1, "qq inspect: ")
 
 
 def test_project_with_a_module_named_cluster_uses_the_wheel(python: Path, tmp_path: Path) -> None:

@@ -144,13 +144,6 @@ def test_findings_of_an_earlier_release_are_shown_one_by_one() -> None:
     ]
 
 
-def test_control_characters_in_names_are_escaped() -> None:
-    finding = Finding("no-consumers", "queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'", "x")
-    lines = list(lines_of(document_of(Diagnosis([finding]))))
-    assert lines[1] == r"WARNING no-consumers: queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'"
-    assert all(line.isprintable() for line in lines)
-
-
 @pytest.mark.parametrize("since_ms", [None, 5])
 def test_finding_is_read_as_it_was_packed(since_ms: int | None) -> None:
     finding = Finding("disk-slow", "node n2", "x", since_ms, ("node", "n2"))

@@ -35,6 +35,11 @@ def test_three_healthy_members_have_no_findings() -> None:
             "there is no link with it: its cluster secret differs",
         ),
         (
+            {"lost_ms": 1_764_435_600_000},
+            "data-lost",
+            "it lost its data: a new data directory has taken the place of the last one",
+        ),
+        (
             {"disk_hangs": True},
             "disk-slow",
             "a write of its disk hangs: it has stored no entry since",
@@ -58,7 +63,9 @@ def test_member_finding_gives_code_and_text(change: dict[str, object], code: str
     ]
     if change.get("role") != "voter" and "role" in change:
         members.append(THREE[2]._replace(name="n6"))  # five voters, whatever becomes of this one
-    assert list(findings_of_members(ClusterFacts("n1", members, 8))) == [Finding(code, "node n3", text)]
+    since_ms = THREE[2]._replace(**change).lost_ms
+    found = list(findings_of_members(ClusterFacts("n1", members, 8)))
+    assert found == [Finding(code, "node n3", text, since_ms)]
 
 
 def test_duplicate_node_name_is_a_finding() -> None:

@@ -148,14 +148,16 @@ def python_files() -> list[str]:
 
 @of_each_document
 def test_document_names_the_file_that_defines_an_identifier(document: Path) -> None:
-    said = {pair for paragraph in paragraphs(document) for pair in names_beside_files(paragraph)}
-    assert {(file, name) for file, name in said if not is_in(name, file)} == set()
+    mentioned = {pair for paragraph in paragraphs(document) for pair in names_beside_files(paragraph)}
+    assert {(file, name) for file, name in mentioned if not is_in(name, file)} == set()
 
 
 @of_each_document
 def test_names_of_a_module_are_defined_in_its_file(document: Path) -> None:
-    said = {(f"{module}.py", name) for module, name in IN_MODULE.findall(document.read_text())}
-    assert {(file, name) for file, name in said if name not in SUFFIXES and not is_in(name, file)} == set()
+    mentioned = {(f"{module}.py", name) for module, name in IN_MODULE.findall(document.read_text())}
+    assert {
+        (file, name) for file, name in mentioned if name not in SUFFIXES and not is_in(name, file)
+    } == set()
 
 
 @pytest.mark.parametrize(
@@ -275,10 +277,10 @@ def test_settings_are_settings(document: Path) -> None:
         assert key in known[section], f"{name_of(document)}: [{section}] {key}"
     variables = {f"QQ_{section}_{key}".upper() for section, keys in known.items() for key in keys}
     of_compose = set(re.findall(r"\bQQ_\w+", (ROOT / "docker-compose.yml").read_text()))
-    others = of_compose | set(credentials.VARIABLES)
+    other_variables = of_compose | set(credentials.VARIABLES)
     for variable in re.findall(r"\bQQ_[A-Z_]+\b(?!<)", text):
         if not variable.endswith("_"):
-            assert variable in variables | others, f"{name_of(document)}: {variable}"
+            assert variable in variables | other_variables, f"{name_of(document)}: {variable}"
 
 
 @of_each_document
@@ -532,7 +534,7 @@ def test_documented_make_targets_exist(document: Path) -> None:
         if not (found := re.match(r"make ([a-z-]+)([^#]*)", line)):
             continue
         assert found[1] in targets, f"{name_of(document)}: {line}"
-        given = (word.partition("=")[0] for word in shlex.split(found[2]) if "=" in word)
+        given = (argument.partition("=")[0] for argument in shlex.split(found[2]) if "=" in argument)
         assert set(given) <= variables, f"{name_of(document)}: {line}"
 
 
@@ -639,7 +641,7 @@ HERE = re.compile(r": |\.\.\.|\bn\d\b|\b[A-Z]{1,}\d?\b|\d+(?:\.\d+)?|[`'\"\[\]]"
 
 
 @cache
-def said() -> str:
+def mentioned() -> str:
     """All texts of the program, one to a line."""
     texts = [os.strerror(errno.ENOSPC), "handshake with"]  # the system's; "the {what} with ..."
     for file in [*(ROOT / "qq").rglob("*.py"), *(ROOT / "cluster").rglob("*.py")]:
@@ -663,8 +665,8 @@ def test_quoted_node_messages_exist_in_the_code(document: Path) -> None:
     assert texts
     for text in texts:
         for part in (part.strip(" :,.()") for part in HERE.split(text)):
-            is_said = len(part) < 5 or part in said()
-            assert is_said, f"{name_of(document)}: {text}: {part}"
+            is_mentioned = len(part) < 5 or part in mentioned()
+            assert is_mentioned, f"{name_of(document)}: {text}: {part}"
 
 
 def test_migration_page_has_the_counterpart_of_each_command() -> None:

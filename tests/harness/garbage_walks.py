@@ -17,7 +17,7 @@ def collections_as_in_a_node() -> Iterator[list[int]]:
     """How many objects each collection walks in the block, those that were there before left out."""
     walked: list[int] = []
 
-    def note(phase: str, info: dict[str, int]) -> None:
+    def record(phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             walked.append(
                 sum(len(gc.get_objects(generation)) for generation in range(info["generation"] + 1))
@@ -27,10 +27,10 @@ def collections_as_in_a_node() -> Iterator[list[int]]:
     gc.freeze()
     thresholds = gc.get_threshold()
     gc.set_threshold(*garbage.THRESHOLDS)
-    gc.callbacks.append(note)
+    gc.callbacks.append(record)
     try:
         yield walked
     finally:
-        gc.callbacks.remove(note)
+        gc.callbacks.remove(record)
         gc.set_threshold(*thresholds)
         gc.unfreeze()

@@ -48,10 +48,10 @@ NAME = "n1"
 SALT = b"salt"
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], event: str) -> None:
     deadline_s = time.monotonic() + 10
     while not condition():
-        assert time.monotonic() < deadline_s, f"waited for {what}"
+        assert time.monotonic() < deadline_s, f"waited for {event}"
         time.sleep(0.01)
 
 
@@ -204,7 +204,7 @@ class LoneBroker:
         replica = QueueReplica(NAME, self.machine, self.group, disk, runtime)
         self.broker = Broker(replica, ["guest"], self._limits)
         partial_messages = PartialMessages(runtime, self._partial_bytes, lambda: len(self.broker.connections))
-        turns = ProcessorTurns(runtime, time.thread_time)
+        turns = ProcessorTurns(lambda callback, _: runtime.call_soon(callback), time.thread_time)
         sockets = ClientSockets(self.slots, the_log, partial_messages, turns, self._limits)
         self.server = AmqpServer(self.broker, self._settings, sockets, self._make_channel)
         self.group.start(self.broker)
@@ -298,11 +298,11 @@ class LoneBroker:
         """Let the loop do what it has to do, and what follows from that, also what is put off for a moment."""
         deadline_s = time.monotonic() + 10
         for _ in range(5):
-            while not self.call(self._has_put_off_nothing):
+            while not self.call(self._has_run_everything):
                 assert time.monotonic() < deadline_s
                 time.sleep(0.001)
 
-    def _has_put_off_nothing(self) -> bool:
+    def _has_run_everything(self) -> bool:
         submissions = self.broker.submissions
         return submissions._retry_s == inf and not submissions._flush_scheduled
 

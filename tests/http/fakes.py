@@ -77,6 +77,7 @@ class FakeView:
     def __init__(self) -> None:
         self.reason: str | None = None
         self.broken = False
+        self.peer = NodeStatus("n2", NodeState.DOWN)
         self.tags = {"guest": ["administrator"]}
 
     def cluster_status(self) -> ClusterStatus:
@@ -101,7 +102,7 @@ class FakeView:
             misses=["n2"],
             hears_leader=True,
         )
-        return ClusterStatus("qq", "n1", "n1", [leader, NodeStatus("n2", NodeState.DOWN)], 8)
+        return ClusterStatus("qq", "n1", "n1", [leader, self.peer], 8)
 
     def ready(self) -> str | None:
         return self.reason
@@ -177,7 +178,11 @@ class _Group:
             why_not_there={"n3": "n3 does not answer"}.get,
             why_short=self.short.get,
             why_nothing_is_stored=lambda: self.stuck,
+            why_hopeless=lambda: self.hopeless,
+            foreign=[],
         )
+        self.hopeless: str | None = None
+        """Why no majority has its logs."""
         self.listeners: dict[PeerAddress, str] = {}
         """The names of the nodes that listen."""
         self.listed: dict[str, PeerAddress] = {}

@@ -65,6 +65,8 @@ def test_cluster_status_shows_unknown_values_as_null(node: Node[FakeManagement])
                 "disk_hangs": False,
                 "misses": ["n2"],
                 "hears_leader": True,
+                "lost_ms": None,
+                "other_directory": False,
             },
             {
                 "name": "n2",
@@ -85,9 +87,12 @@ def test_cluster_status_shows_unknown_values_as_null(node: Node[FakeManagement])
                 "disk_hangs": None,
                 "misses": None,
                 "hears_leader": None,
+                "lost_ms": None,
+                "other_directory": False,
             },
         ],
         "version": 8,
+        "majority_lost": None,
     }
 
 

@@ -16,10 +16,19 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry, Counter
 
+from qq.client_sockets.turns import PASS_S, TURN_S
 from qq.http.app import build_app
 from qq.http.app import serve as serve_http
 from qq.http.base.listener import HttpLimits, listen
-from qq.http.server import FIELDS_MAX, READ_BYTES, SKIPPED_BYTES_MAX, HttpServer, _HttpConnection
+from qq.http.server import (
+    FIELDS_MAX,
+    READ_BYTES,
+    SKIPPED_BYTES_MAX,
+    SLICE_BYTES_MIN,
+    HttpServer,
+    _HttpConnection,
+    _RequestTurn,
+)
 from qq.management.errors import LoginThrottled, Unavailable
 from qq.management.reports.logins import LoggedIn
 from qq.management.reports.queues import QueueStatus
@@ -344,6 +353,7 @@ async def longest_pass() -> AsyncIterator[list[float]]:
         b"GET /api/queues HTTP/1.1\r\nHost: x\r\n\r\n" * 5_000,
         b"OPTIONS / HTTP/1.1\r\nHost: x\r\n\r\n" * 5_000,
     ],
+    ids=["tiny chunks", "tiny refused chunks", "unauthorized", "options"],
 )
 def test_flood_without_a_login_leaves_the_loop_free(run: Callable[..., None], flood: bytes) -> None:
     async def story(server: HttpServer) -> None:
@@ -360,6 +370,49 @@ def test_flood_without_a_login_leaves_the_loop_free(run: Callable[..., None], fl
         assert max(len(each._unparsed) for each in connections) <= READ_BYTES
 
     run(story)
+
+
+def test_costly_bytes_of_a_read_are_parsed_in_several_passes(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[float] = []
+
+    def parse(*_: object) -> None:
+        end_s = time.thread_time() + TURN_S
+        while time.thread_time() < end_s:
+            pass
+        parsed.append(time.thread_time())
+
+    async def story(server: HttpServer) -> None:
+        client = await Client.connect(server)
+        with monkeypatch.context() as patched:
+            patched.setattr("aiohttp.web_protocol.RequestHandler.data_received", parse)
+            async with longest_pass() as longest:
+                client.send(bytes(READ_BYTES))
+                await until(lambda: len(parsed) == READ_BYTES // SLICE_BYTES_MIN)
+        assert longest[0] < 0.03
+        assert parsed[-1] - parsed[0] < 2 * TURN_S * len(parsed)
+
+    run(story)
+
+
+def test_cancelled_request_leaves_its_turn_to_the_next(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        client = await Client.connect(server)
+        server.turns.charge(PASS_S)
+        waits = [asyncio.create_task(request_turn(server)) for _ in range(3)]
+        await asyncio.sleep(0)
+        waits[0].cancel()
+        await asyncio.wait_for(asyncio.gather(*waits[1:]), 5)
+        assert await ask(client) == 200
+
+    run(story)
+
+
+async def request_turn(server: HttpServer) -> None:
+    turn = _RequestTurn(server.turns)
+    server.turns.ask(server.turns.new_place(turn, HERE))
+    await turn.come
 
 
 def test_connection_ends_when_its_header_is_too_large(run: Callable[..., None]) -> None:

@@ -58,14 +58,14 @@ def debian_source(name: str) -> Path:
     """
     pins = [_PIN.fullmatch(line) for line in (HERE / "sources_debian.txt").read_text().splitlines()]
     [pin] = [pin for pin in pins if pin and pin["name"] == name]
-    what = f"{name}={pin['version']}"
+    package = f"{name}={pin['version']}"
     directory = UNPACKED / f"{name}-{pin['version']}"
     with fetching(directory) as unfinished:
         if unfinished is not None:
             configuration = _source_lists(pin["suite"], unfinished)
-            run(["apt-get", "update"], unfinished, what, configuration)
+            run(["apt-get", "update"], unfinished, package, configuration)
             try:
-                run(["apt-get", "source", "--download-only", what], unfinished, what, configuration)
+                run(["apt-get", "source", "--download-only", package], unfinished, package, configuration)
             except SourceMissingError:
                 # Some mirrors lack the files that Debian adds, which the tests do without.
                 if not list(unfinished.glob("*.orig.tar.*")):
@@ -73,7 +73,7 @@ def debian_source(name: str) -> Path:
             [archive] = unfinished.glob("*.orig.tar.*")
             digest = hashlib.sha256(archive.read_bytes()).hexdigest()
             if digest != pin["digest"]:
-                raise WrongHashError(f"{what} has another hash than the pinned one: sha256:{digest}")
+                raise WrongHashError(f"{package} has another hash than the pinned one: sha256:{digest}")
             unpack(archive, unfinished / "unpacked")
     return directory
 

@@ -96,12 +96,12 @@ def amqplib_source() -> Path:
         if unfinished is not None:
             target = unfinished / "unpacked"
             for pin in pins:
-                what = f"{pin['name']}@{pin['version']}"
-                run(["npm", "pack", "--silent", what], unfinished, what)
+                package = f"{pin['name']}@{pin['version']}"
+                run(["npm", "pack", "--silent", package], unfinished, package)
                 archive = unfinished / f"{pin['name']}-{pin['version']}.tgz"
                 digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
                 if digest != pin["digest"]:
-                    raise WrongHashError(f"{what} has another hash than the pinned one: sha512-{digest}")
+                    raise WrongHashError(f"{package} has another hash than the pinned one: sha512-{digest}")
                 unpack(archive, target if pin is pins[0] else target / "node_modules" / pin["name"])
     return directory
 
@@ -134,12 +134,12 @@ def go_source(name: str) -> Path:
     directory = UNPACKED / f"{pin['name']}-{pin['version']}"
     with fetching(directory) as unfinished:
         if unfinished is not None:
-            what = f"{pin['module']}@v{pin['version']}"
-            fetched = json.loads(run(["go", "mod", "download", "-json", what], unfinished, what))
+            package = f"{pin['module']}@v{pin['version']}"
+            fetched = json.loads(run(["go", "mod", "download", "-json", package], unfinished, package))
             if fetched["Sum"] != pin["digest"]:
-                raise WrongHashError(f"{what} has another hash than the pinned one: {fetched['Sum']}")
+                raise WrongHashError(f"{package} has another hash than the pinned one: {fetched['Sum']}")
             shutil.copytree(fetched["Dir"], unfinished / "unpacked")
-            run(["go", "mod", "download"], unfinished / "unpacked", f"what {what} needs")
+            run(["go", "mod", "download"], unfinished / "unpacked", f"what {package} needs")
     return directory
 
 
@@ -163,7 +163,7 @@ def fetching(directory: Path) -> Generator[Path | None]:
 def run(
     command: Sequence[str],
     directory: Path,
-    what: str,
+    package: str,
     settings: Mapping[str, str] | None = None,
     timeout_s: float = FETCH_TIMEOUT_S,
 ) -> str:
@@ -181,11 +181,11 @@ def run(
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SourceMissingError(f"{what} cannot be fetched: {error}") from None
+        raise SourceMissingError(f"{package} cannot be fetched: {error}") from None
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
         raise SourceMissingError(
-            f"{what} cannot be fetched; the first run needs a package index, later ones use {UNPACKED}:\n{tail}"
+            f"{package} cannot be fetched; the first run needs a package index, later ones use {UNPACKED}:\n{tail}"
         )
     return done.stdout
 

@@ -43,13 +43,17 @@ def amqp(program: str, url: str, *arguments: str, given: str | None = None, stat
 
 
 def test_messages_are_published_and_got(cluster: LocalCluster) -> None:
-    url, *others = cluster.urls
+    url, *more_urls = cluster.urls
     assert amqp("declare-queue", url, "--queue=tools", "--durable").strip() == "tools"
     amqp("publish", url, "--routing-key=tools", "--persistent", "--body=one")
-    amqp("publish", others[0], "--routing-key=tools", "--line-buffered", given="two\nthree\n")
-    assert [amqp("get", others[1], "--queue=tools").rstrip("\n") for _ in range(3)] == ["one", "two", "three"]
+    amqp("publish", more_urls[0], "--routing-key=tools", "--line-buffered", given="two\nthree\n")
+    assert [amqp("get", more_urls[1], "--queue=tools").rstrip("\n") for _ in range(3)] == [
+        "one",
+        "two",
+        "three",
+    ]
     amqp("get", url, "--queue=tools", status=NO_MESSAGE)
-    assert amqp("delete-queue", others[0], "--queue=tools").strip() == "0"
+    assert amqp("delete-queue", more_urls[0], "--queue=tools").strip() == "0"
 
 
 def test_each_message_starts_a_program(cluster: LocalCluster) -> None:

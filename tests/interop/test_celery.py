@@ -137,10 +137,10 @@ def test_every_task_is_done_although_the_leader_is_killed(tmp_path: Path) -> Non
     done = tmp_path / "done"
     done.mkdir()
     with LocalCluster(3) as cluster:
-        leader, *others = [cluster.leader(), *cluster.followers()]
+        leader, *followers = [cluster.leader(), *cluster.followers()]
         # The worker is connected to the leader; who publishes, to a follower.
-        app, environment = application([node.url for node in (leader, *others)], "quorum", tmp_path)
-        publisher, _ = application([node.url for node in others], "quorum", tmp_path)
+        app, environment = application([node.url for node in (leader, *followers)], "quorum", tmp_path)
+        publisher, _ = application([node.url for node in followers], "quorum", tmp_path)
         with app, publisher, working(app, environment, tmp_path / "worker.log"):
             for number in range(TASKS):
                 publisher.send_task("write_down", (str(done), number), ignore_result=True)

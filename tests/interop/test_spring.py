@@ -65,18 +65,18 @@ class Program:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            pairs = [word.partition("=") for word in line.split()]
+            pairs = [field.partition("=") for field in line.split()]
             if pairs and all(number.isdecimal() for _, _, number in pairs):
                 self.counts |= {name: int(number) for name, _, number in pairs}
             else:
                 self.printed.append(line)
 
-    def wait_all_go_on(self, what: str) -> float:
+    def wait_all_continue(self, event: str) -> float:
         """Wait until each listener has had some messages more; gives after how long. Fails with those that do not."""
         before, began = dict(self.counts), time.monotonic()
         while still := {name for name in LISTENERS if self.counts.get(name, 0) < before.get(name, 0) + MORE}:
             after_s = time.monotonic() - began
-            assert after_s < GO_ON_S, f"{what}: {sorted(still)} stand still\n{''.join(self.printed[-40:])}"
+            assert after_s < GO_ON_S, f"{event}: {sorted(still)} stand still\n{''.join(self.printed[-40:])}"
             time.sleep(0.05)
         return time.monotonic() - began
 
@@ -124,11 +124,11 @@ def running(jar: Path, cluster: LocalCluster) -> Generator[Program]:
 def test_spring_listeners_continue_when_nodes_are_killed() -> None:
     jar = built()
     with LocalCluster(3) as cluster, running(jar, cluster) as program:
-        program.wait_all_go_on("at the start")
+        program.wait_all_continue("at the start")
         # The program is connected to one node: each round hits that one, and the one that it has turned to.
         for node in [*cluster.nodes, *cluster.nodes]:
             node.kill()
-            after_s = program.wait_all_go_on(f"{node} was killed")
+            after_s = program.wait_all_continue(f"{node} was killed")
             print(f"{node.name} was killed: all go on after {after_s:.1f} s")
             node.start()
             node.wait_ready()

@@ -229,8 +229,8 @@ def test_file_neither_run_nor_listed_is_reported(tmp_path: Path) -> None:
         Known(["test_out.*", "deeper.test_in.*"], "no broker", run=False),
         Known(["test_run.*"], "wrong"),
     ]
-    told = unaccounted(tmp_path, ["**/test_*.py"], ["test_run.py"], known)
-    assert told == ["deeper/test_new.py is neither run nor on the list"]
+    reported = unaccounted(tmp_path, ["**/test_*.py"], ["test_run.py"], known)
+    assert reported == ["deeper/test_new.py is neither run nor on the list"]
     assert not unaccounted(tmp_path, ["**/test_*.py"], ["test_run.py", "deeper"], known)
 
 

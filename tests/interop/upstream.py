@@ -61,7 +61,7 @@ class Outcome:
 
     def judge(self, known: Sequence[Known]) -> list[str]:
         """Sentences about what is not as the table says."""
-        complaints = []
+        problems = []
         excused: set[str] = set()
         for entry in known:
             for pattern in entry.tests:
@@ -69,17 +69,17 @@ class Outcome:
                     continue
                 matches = matching(pattern, [*self.passed, *self.failed, *self.skipped])
                 if not matches:
-                    complaints.append(f"{pattern}: no test has this name; take it off the list")
-                complaints += [
+                    problems.append(f"{pattern}: no test has this name; take it off the list")
+                problems += [
                     f"{name} passes; take it off the list ({entry.because})"
                     for name in sorted(matches)
                     if name in self.passed
                 ]
                 excused |= matches
-        complaints += [
+        problems += [
             f"{name} fails: {message}" for name, message in self.failed.items() if name not in excused
         ]
-        return complaints
+        return problems
 
 
 def in_part(known: Sequence[Known], outcome: Outcome) -> list[Known]:
@@ -91,8 +91,8 @@ def in_part(known: Sequence[Known], outcome: Outcome) -> list[Known]:
 
 
 def check(outcome: Outcome, known: Sequence[Known], passed_min: int) -> None:
-    complaints = outcome.judge(known)
-    assert not complaints, "\n".join(complaints)
+    problems = outcome.judge(known)
+    assert not problems, "\n".join(problems)
     assert len(outcome.passed) >= passed_min
 
 
@@ -195,17 +195,17 @@ def run_go(
     output = run_command(command, directory, settings, timeout_s)
     events = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     results: dict[str, dict[str, list[str]]] = {"pass": {}, "fail": {}, "skip": {}}
-    said: dict[str, list[str]] = {}
+    reports: dict[str, list[str]] = {}
     for event in events:
         name = _RANDOM.sub("", event["Test"]) if "Test" in event else None
         if event["Action"] == "output":
-            said.setdefault(name, []).append(event["Output"])
+            reports.setdefault(name, []).append(event["Output"])
         elif name and event["Action"] in results:
-            results[event["Action"]][name] = said.get(name, [])
+            results[event["Action"]][name] = reports.get(name, [])
     assert results["pass"], f"no test has passed:\n{_tail(output)}"
     failed = {name: _shown("".join(lines)) for name, lines in results["fail"].items()}
     if not failed and events[-1]["Action"] == "fail":
-        failed["the package"] = _shown("".join(said[None]))
+        failed["the package"] = _shown("".join(reports[None]))
     return Outcome(set(results["pass"]), failed, set(results["skip"]))
 
 

@@ -69,7 +69,7 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
     PublishHandlers: dict.fromkeys(("_slot", "_count", "_size"), _ENTRY),
     Catalog: {"deferred_free": _REMAINS},
     VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE)
-    | {"_deferred_free": _REMAINS, "exchange_counts": _SHOWN},
+    | {"_deferred_free": _REMAINS, "exchange_counts": _SHOWN, "routing_revision": _SHOWN},
     Published: {"_by_node": _SHOWN},
     RoutingTable: {
         "_content_dependent": _CACHE,
@@ -97,6 +97,7 @@ _SORTED = "Sorted by whoever goes through it."
 UNORDERED: dict[type, dict[str, str]] = {
     Core: {
         "queues_with_dead": "In which order a leader looks at queues is its own affair.",
+        "queues_with_stuck": "In which order a leader looks at queues is its own affair.",
         "reviewing": _SORTED,
     },
     Rotation: {"_rings": "Their order is that of the levels."},

@@ -24,12 +24,13 @@ from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from qq.machine.handlers.fragments import Fragment
+    from qq.machine.machine import PendingDeadLetters
     from qq.machine.protocol.commands import Command, Table
     from qq.machine.protocol.effects import Effect
-    from qq.machine.queue.queue import Consumer, Queue
+    from qq.machine.queue.queue import Consumer, DeadMessages, Queue
 
 Message = tuple[int, int, int]
 """Index, slot, deliveries."""
@@ -141,6 +142,20 @@ def leaving_ranges(queue: Queue) -> list[Range]:
     return [messages for each in (*queue.leaving, *queue.returning) for messages in ranges_of(each.pieces())]
 
 
+def dead_ranges(queue: Queue) -> list[Range]:
+    """What has died, first what waits in no line of a target."""
+    return [dead.range for dead in (*queue.dead, *(dead for _, dead, _ in stuck_dead(queue)))]
+
+
+def stuck_dead(queue: Queue) -> list[tuple[int, DeadMessages, str]]:
+    """What waits in the lines: the number of the first, the messages, and the target."""
+    return sorted(
+        (number, dead, target)
+        for target in queue.stuck
+        for number, dead in queue.stuck_messages(target, 0, 10**9)
+    )
+
+
 def held_messages(consumer: Consumer) -> dict[int, Message]:
     held: dict[int, Message] = {}
     for first, messages in held_ranges(consumer):
@@ -152,7 +167,7 @@ def live_messages(machine: QueueMachine) -> list[Place]:
     """Whatever anything refers to, as often as it is referred to."""
     ranges: list[Range] = []
     for queue in machine.queues():
-        ranges += ready_ranges(queue) + delayed_ranges(queue) + [dead.range for dead in queue.dead]
+        ranges += ready_ranges(queue) + delayed_ranges(queue) + dead_ranges(queue)
         ranges += leaving_ranges(queue)
     for consumer in machine.consumers.values():
         ranges += [messages for _, messages in held_ranges(consumer)]
@@ -216,34 +231,44 @@ class Log:
         """The next step of the leader, as qq/broker/dead_letters.py takes it."""
         commands: list[DeadLetter] = []
         for dying in machine.pending_dead_letters(ranges_max):
-            first = dying.first
-            places = [(index, slot) for index, slot, _ in messages_of(dying.ranges)]
-            told = {place: self.published[place] for place in places}
-            if not dying.needs_content:
-                told = {place: published._replace(headers=()) for place, published in told.items()}
-            for published, alike in groupby(map(told.__getitem__, places)):
-                count = len(list(alike))
-                exchange, key, cc, bcc, expiration, priority, headers = published
-                commands.append(
-                    DeadLetter(
-                        dying.vhost,
-                        dying.queue,
-                        dying.number,
-                        first,
-                        count,
-                        exchange,
-                        key,
-                        list(cc),
-                        list(bcc),
-                        expiration,
-                        priority,
-                        dying.needs_content,
-                        dict(headers),
-                        {},
-                    )
-                )
-                first += count
+            commands += self.dead_letters_of(dying)
+        for queue in machine.queues_with_stuck:
+            for target in queue.stuck:
+                stuck = machine.stuck_dead_letters(queue, target, 0, ranges_max)
+                tried = self.dead_letters_of(stuck)
+                room = machine.room_for_stuck(queue, target)
+                commands += [each for each in tried if room or not machine.is_still_stuck(each, target)]
         return commands
+
+    def dead_letters_of(self, dying: PendingDeadLetters) -> Iterator[DeadLetter]:
+        numbered: list[tuple[Published, int]] = []
+        for number, messages in dying.parts:
+            for place, (index, slot, _) in enumerate(messages_of([messages])):
+                published = self.published[index, slot]
+                if not dying.needs_content:
+                    published = published._replace(headers=())
+                numbered.append((published, number + place))
+        # Equal ones with consecutive numbers.
+        for _, group in groupby(enumerate(numbered), lambda each: (each[1][0], each[1][1] - each[0])):
+            alike = [each for _, each in group]
+            (published, first), count = alike[0], len(alike)
+            exchange, key, cc, bcc, expiration, priority, headers = published
+            yield DeadLetter(
+                dying.vhost,
+                dying.queue,
+                dying.number,
+                first,
+                count,
+                exchange,
+                key,
+                list(cc),
+                list(bcc),
+                expiration,
+                priority,
+                dying.needs_content,
+                dict(headers),
+                {},
+            )
 
 
 class Shell:

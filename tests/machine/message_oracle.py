@@ -14,7 +14,7 @@ from qq.machine.protocol import commands as c
 from qq.machine.protocol import effects as e
 from qq.machine.protocol.queue_types import QUORUM
 from qq.stored.properties import NO_PRIORITY, NO_TTL
-from tests.machine.machine_driver import delayed_ranges, held_ranges, ready_ranges
+from tests.machine.machine_driver import delayed_ranges, held_ranges, ready_ranges, stuck_dead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 Key = tuple[str, int]
 Deaths = tuple[tuple[str, str, int], ...]
 """Queue, reason and how often, the newest first."""
-
-DEAD_LETTER_RETRY_MS = 5_000
 
 
 class Seen(NamedTuple):
@@ -89,6 +87,14 @@ class Dead:
     reason: str
 
 
+class Stuck(NamedTuple):
+    """Messages that died together and wait for a queue."""
+
+    dead: Dead
+    target: str
+    """The name of the queue; "" while they are routed to none."""
+
+
 class OracleQueue:
     def __init__(self, name: str, number: int, arguments: Mapping[str, Any]) -> None:
         self.name = name
@@ -102,7 +108,8 @@ class OracleQueue:
         """When it is due, which came to wait first, whether it was returned."""
         self.dead: list[Dead] = []
         self.first_dead = 0
-        self.retry_ms = 0
+        self.stuck: dict[int, Stuck] = {}
+        """What some target could not take, by the number of its first message."""
         self.arrived = 0
         self.delays = 0
         self.turn = 0
@@ -117,7 +124,11 @@ class OracleQueue:
         return sum(message.size for message in self.ready() + [message for *_, message in self.delayed])
 
     def messages(self) -> int:
-        return len(self.ready()) + len(self.delayed) + sum(len(dead.messages) for dead in self.dead)
+        return len(self.ready()) + len(self.delayed) + len(self.dying())
+
+    def dying(self) -> list[Message]:
+        groups = [*self.dead, *(stuck.dead for stuck in self.stuck.values())]
+        return [message for dead in groups for message in dead.messages]
 
     def arrive(self, message: Message) -> None:
         message.position = self.arrived
@@ -300,9 +311,9 @@ class Oracle:
                 queue = self.queues[name]
                 self._serve(queue)
                 assert self._reply() == e.QueuePurged(queue.messages())
-                queue.first_dead += sum(len(dead.messages) for dead in queue.dead)
+                queue.first_dead += len(queue.dying())
                 queue.returns, queue.levels, queue.delayed, queue.dead = [], [], [], []
-                queue.retry_ms = 0
+                queue.stuck = {}
             case c.Checkout(session, _, _, consumer, name, _, credit, no_ack):
                 budget = None if no_ack else self._on_channel(session)
                 priority = command.arguments.get("x-priority", 0)
@@ -509,36 +520,60 @@ class Oracle:
 
     def _dead_letter(self, command: c.DeadLetter) -> None:
         queue = self.queues.get(command.queue)
-        if queue is None or queue.number != command.number or queue.first_dead != command.first:
+        if queue is None or queue.number != command.number:
             return
-        taken: list[Dead] = []
-        left = command.count
-        while left and queue.dead:
-            dead = queue.dead[0]
-            taken.append(Dead(dead.messages[:left], dead.reason))
-            del dead.messages[:left]
-            left -= len(taken[-1].messages)
-            if not dead.messages:
-                del queue.dead[0]
-        queue.first_dead += command.count - left
+        taken = self._taken_again(queue, command) or self._taken_first(queue, command)
         gone: dict[str, int] = {}
-        while taken:
-            moved = self._move(queue, taken[0], command)
+        for number, dead in taken.items():
+            moved, target = self._move(queue, number, dead, command)
             if moved:
-                gone[taken[0].reason] = gone.get(taken[0].reason, 0) + moved
-            del taken[0].messages[:moved]
-            if taken[0].messages:
-                queue.first_dead -= sum(len(dead.messages) for dead in taken)
-                queue.dead[:0] = taken
-                queue.retry_ms = 0 if gone else self.now_ms + DEAD_LETTER_RETRY_MS
-                break
-            del taken[0]
+                gone[dead.reason] = gone.get(dead.reason, 0) + moved
+            del dead.messages[:moved]
+            if dead.messages:
+                queue.stuck[number + moved] = Stuck(dead, target)
         strategy = "at-least-once" if queue.at_least_once else "at-most-once"
         for reason, count in gone.items():
             assert self.ahead.popleft() == e.DeadLettered(self.node, reason, strategy, count)
 
-    def _move(self, queue: OracleQueue, dead: Dead, command: c.DeadLetter) -> int:
-        """Bring messages to where they go. How many of them need not stay."""
+    def _taken_first(self, queue: OracleQueue, command: c.DeadLetter) -> dict[int, Dead]:
+        taken: dict[int, Dead] = {}
+        left = command.count if queue.first_dead == command.first else 0
+        while left and queue.dead:
+            dead = queue.dead[0]
+            taken[queue.first_dead] = part = Dead(dead.messages[:left], dead.reason)
+            del dead.messages[:left]
+            left -= len(part.messages)
+            queue.first_dead += len(part.messages)
+            if not dead.messages:
+                del queue.dead[0]
+        return taken
+
+    def _taken_again(self, queue: OracleQueue, command: c.DeadLetter) -> dict[int, Dead]:
+        """Those of the command that wait for the same target as its first."""
+        end = command.first + command.count
+        waiting = {
+            number + place: (stuck, place)
+            for number, stuck in queue.stuck.items()
+            for place in range(len(stuck.dead.messages))
+        }
+        if command.first not in waiting:
+            return {}
+        target = waiting[command.first][0].target
+        taken: dict[int, Dead] = {}
+        for number, (dead, for_target) in sorted(queue.stuck.items()):
+            low, high = max(number, command.first), min(number + len(dead.messages), end)
+            if for_target != target or low >= high:
+                continue
+            del queue.stuck[number]
+            if number < low:
+                queue.stuck[number] = Stuck(Dead(dead.messages[: low - number], dead.reason), target)
+            if dead.messages[high - number :]:
+                queue.stuck[high] = Stuck(Dead(dead.messages[high - number :], dead.reason), target)
+            taken[low] = Dead(dead.messages[low - number : high - number], dead.reason)
+        return taken
+
+    def _move(self, queue: OracleQueue, number: int, dead: Dead, command: c.DeadLetter) -> tuple[int, str]:
+        """Bring messages to where they go. How many of them need not stay, and for which queue the others do."""
         key = queue.get("x-dead-letter-routing-key", dead.messages[0].key)
         keys = [command.routing_key, *command.cc, *command.bcc] if key is None else [key]
         deaths = dead.messages[0].deaths
@@ -550,13 +585,21 @@ class Oracle:
         targets = [self.queues[name] for name in routed if not goes_round(deaths, name)]
         messages = dead.messages
         sizes = [message.size for message in messages]
+        behind = [
+            target.name
+            for target in targets
+            if any(stuck.target == target.name and other < number for other, stuck in queue.stuck.items())
+        ]
+        if queue.at_least_once and (behind or not routed):
+            return 0, behind[0] if behind else ""
         any_refuses = any(target.refuses for target in targets)
         room = [len(sizes)] * len(targets)
         if any_refuses:
             room = self._rooms(targets, sizes, at_once=True)
         count = len(messages)
         if queue.at_least_once:
-            count = min(room, default=count) if routed else 0
+            count = min(room, default=count)
+        full = [target.name for target, free in zip(targets, room, strict=True) if free == count]
         for target, free in zip(targets, room, strict=True):
             for message in messages[: min(free, count)]:
                 moved = Message(message.index, message.slot, message.size, deaths=deaths, key=key)
@@ -564,7 +607,7 @@ class Oracle:
                 moved.level = target.level(command.priority)
                 target.arrive(moved)
         self._serve_if_full(targets)
-        return count
+        return count, full[0] if count < len(messages) else ""
 
     # Messages come back
 
@@ -681,8 +724,6 @@ class Oracle:
             self._check_nobody_waits(queue)
 
     def _serve(self, queue: OracleQueue) -> None:
-        if queue.retry_ms <= self.now_ms:
-            queue.retry_ms = 0
         for entry in sorted(queue.delayed, key=lambda entry: entry[:2]):
             if entry[0] <= self.now_ms:
                 queue.delayed.remove(entry)
@@ -817,6 +858,27 @@ class Oracle:
         ]
         assert not by_sight
         queue.dead = [Dead(messages, reason) for messages, reason in groups]
+        stuck = stuck_dead(there)
+        assert [
+            (number + place, seen, dead.reason, target)
+            for number, dead, target in stuck
+            for place, seen in enumerate(looked_at(there, [dead.range]))
+        ] == [
+            (number + place, message.seen(), dead.reason, target)
+            for number, (dead, target) in sorted(queue.stuck.items())
+            for place, message in enumerate(dead.messages)
+        ]
+        messages = {
+            number + place: message
+            for number, (dead, _) in queue.stuck.items()
+            for place, message in enumerate(dead.messages)
+        }
+        queue.stuck = {
+            number: Stuck(
+                Dead([messages[number + place] for place in range(dead.range.count)], dead.reason), target
+            )
+            for number, dead, target in stuck
+        }
 
 
 def goes_round(deaths: Deaths, target: str) -> bool:

@@ -31,6 +31,7 @@ from tests.machine.machine_driver import (
     messages_of,
     ready_messages,
     reloaded,
+    stuck_dead,
 )
 
 _COMMANDS = {opcode: kind.__name__ for kind, opcode in c.OPCODES.items()}
@@ -209,20 +210,28 @@ class Scenario:
         told = f"queue {queue.name}{_there(queue.vhost)}: consumers={queue.consumers} ready=[{ready}]"
         if queue.backlog.delayed:
             told += f" delayed=[{' '.join(self._names(delayed_ranges(queue)))}]"
-        if queue.dead:
-            dying = " ".join(
-                f"{name}:{dead.reason}" for dead in queue.dead for name in self._names([dead.range])
-            )
-            told += f" dying=[{dying}]"
+        if queue.dead or queue.stuck:
+            dying = [f"{name}:{dead.reason}" for dead in queue.dead for name in self._names([dead.range])]
+            dying += [
+                f"{name}:{dead.reason} waits for '{target}'"
+                for _, dead, target in stuck_dead(queue)
+                for name in self._names([dead.range])
+            ]
+            told += f" dying=[{' '.join(dying)}]"
         if queue.active is not None:
             told += f" active=c{queue.active.id}"
         return told
 
     def _dying(self, command: c.DeadLetter) -> str:
         queue = self.machine.vhosts[command.vhost].queues[command.queue]
+        numbered = {
+            number + place: name
+            for number, dead, _ in stuck_dead(queue)
+            for place, name in enumerate(self._names([dead.range]))
+        }
         names = self._names([dead.range for dead in queue.dead])
-        first = command.first - queue.first_dead
-        return " ".join(names[first : first + command.count])
+        numbered |= dict(enumerate(names, queue.first_dead))
+        return " ".join(numbered[command.first + place] for place in range(command.count))
 
     def _name(self, message: Message) -> str:
         index, slot, deliveries = message

@@ -73,7 +73,14 @@ from qq.routing.content import Content
 from qq.routing.routers import DestinationKind
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 from tests.machine.likeness import differences
-from tests.machine.machine_driver import Log, assert_kept_is_current, batch, live_messages, reloaded
+from tests.machine.machine_driver import (
+    Log,
+    assert_kept_is_current,
+    batch,
+    dead_ranges,
+    live_messages,
+    reloaded,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -407,6 +414,7 @@ class Pair:
         queues = set(self.one.queues())
         assert {consumer.queue for consumer in self.one.consumers.values()} <= queues
         assert queues.issuperset(self.one._core.queues_with_dead)
+        assert {queue for queue in queues if queue.stuck} == set(self.one._core.queues_with_stuck)
         assert queues.issuperset(self.one._core.abandoned)
         asking = [each for each in sessions if each.requester is not None]
         for vhost in [*catalog.vhosts.values(), *(each.vhost for each in asking)]:
@@ -461,8 +469,9 @@ def check_counts(queue: Queue) -> None:
     assert queue.unacked == sum(piece.count for piece in held)
     assert queue.unacked_size == sum(piece.value.part(piece.offset, piece.count).size for piece in held)
     assert queue.consumers == sum(holder.live for holder in queue.holders)
-    assert queue.dead_count == sum(dead.range.count for dead in queue.dead)
-    assert queue.dead_size == sum(dead.range.size for dead in queue.dead)
+    assert queue.dead_count == sum(dead.count for dead in dead_ranges(queue))
+    assert queue.dead_size == sum(dead.size for dead in dead_ranges(queue))
+    assert all(queue.stuck.values())
     browsed = backlog.browse(0, backlog.count + 1)
     assert backlog.count == sum(messages.count for messages in browsed)
     assert backlog.size == sum(messages.size for messages in browsed)
@@ -470,7 +479,7 @@ def check_counts(queue: Queue) -> None:
     assert backlog.delayed == sum(messages.count for messages in delayed)
     assert backlog.delayed_size == sum(messages.size for messages in delayed)
     befell: dict[int, int] = {}
-    for messages in [*browsed, *delayed, *(dead.range for dead in queue.dead)]:
+    for messages in [*browsed, *delayed, *dead_ranges(queue)]:
         befell[messages.history] = befell.get(messages.history, 0) + messages.count
     for piece in held:
         befell[piece.value.history] = befell.get(piece.value.history, 0) + piece.count

@@ -35,6 +35,16 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             "all well: 3 of 3 members, n1 leads; under maintenance: n2",
         ),
         (
+            cluster(node("n1"), node("n2"), node("n3", lost_ms=1_764_435_600_000)),
+            True,
+            "all well: 3 of 3 members, n1 leads; n3 lost its data at 2025-11-29T17:00:00Z",
+        ),
+        (
+            cluster(node("n1"), node("n2"), node("n3", role="learner", lost_ms=1_764_435_600_000)),
+            False,
+            "not well: is being given the log: n3; n1 leads; n3 lost its data at 2025-11-29T17:00:00Z",
+        ),
+        (
             # The leader reaches one of those that this node does not hear.
             cluster(*map(node, ("n1", "n2")), *(node(name, **DOWN) for name in ("n3", "n4", "n5")), leader="n2"),
             False,
@@ -44,6 +54,17 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             cluster(node("n1"), node("n2", **DOWN), node("n3", **DOWN), leader=None),
             False,
             "no majority: n2, n3 do not answer",
+        ),
+        (
+            cluster(node("n1"), *(node(name, **DOWN) for name in ("n2", "n3")), leader=None)
+            | {"majority_lost": "the logs of n2, n3 are damaged or lost: put them back"},
+            False,
+            "no majority: the logs of n2, n3 are damaged or lost: put them back",
+        ),
+        (
+            cluster(node("n1"), node("n2"), node("n3", other_directory=True, **DOWN)),
+            False,
+            "not well: another data directory than that of the member is up under the name n3; n1 leads",
         ),
         (
             # Who led a moment ago may not know yet.
@@ -59,7 +80,7 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
         (
             cluster(node("n1"), node("n2"), node("n3"), leader=None),
             False,
-            "nobody leads: n1, n2, n3 elect a leader, which takes a moment; ask again",
+            "nobody leads: n1, n2, n3 are a majority, and should elect a leader in a moment; ask again",
         ),
         (
             cluster(node("n1"), node("n2", hears_leader=True), node("n3", **DOWN), leader=None),

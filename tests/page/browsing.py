@@ -70,14 +70,14 @@ class Page:
             .map((row) => [...row.cells].map((cell) => cell.innerText.trim()))"""
         return self.browser.execute_script(read, label)
 
-    def until(self, is_so: Callable[[], object], what: str = "") -> None:
+    def until(self, is_so: Callable[[], object], event: str = "") -> None:
         """Wait until something is so. Raises AssertionError, with what is to be read instead."""
         deadline = time.monotonic() + PATIENCE_S
         while not is_so():
             if time.monotonic() > deadline:
                 shown = self.text("body")
                 raise AssertionError(
-                    f"not so within {PATIENCE_S:g} s: {what or is_so}; there is:\n{shown[:3000]}"
+                    f"not so within {PATIENCE_S:g} s: {event or is_so}; there is:\n{shown[:3000]}"
                 )
             time.sleep(_POLL_S)
 
@@ -126,7 +126,7 @@ class Page:
         self.fill("main", username=user, password=password)
         self.press("login")
 
-    def complaints(self) -> list[str]:
+    def console_errors(self) -> list[str]:
         """What the browser has complained of, but for answers that are no success."""
         try:
             log = self.browser.get_log("browser")

@@ -56,8 +56,8 @@ def find() -> Programs:
     browser = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     driver = os.environ.get("CHROMEDRIVER") or shutil.which("chromedriver")
     if browser is None or driver is None:
-        what = "Chromium" if browser is None else "chromedriver"
-        raise NoBrowser(f"the tests of the management page need a browser and found no {what}: {REMEDY}")
+        program = "Chromium" if browser is None else "chromedriver"
+        raise NoBrowser(f"the tests of the management page need a browser and found no {program}: {REMEDY}")
     return Programs(browser, driver)
 
 

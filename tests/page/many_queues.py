@@ -80,7 +80,7 @@ def first_row(page: Page) -> str:
     return rows[0][0] if rows else ""
 
 
-def look_around(page: Page, count: int) -> dict[str, float]:
+def measure_views(page: Page, count: int) -> dict[str, float]:
     """How long one waits for what one does on the page."""
     last = f"queue-{count - 1:06}"
     page.open("overview")
@@ -140,9 +140,9 @@ def main(arguments: list[str]) -> int:
         page = Page(stack.enter_context(opened()), f"http://127.0.0.1:{node.http_port}/")
         page.start()
         page.log_in("guest", "guest")
-        for what, seconds in look_around(page, count).items():
+        for part, seconds in measure_views(page, count).items():
             missed |= seconds > WAIT_MAX_S
-            print(f"{what}: {seconds:.2f} s")
+            print(f"{part}: {seconds:.2f} s")
         page.open("queues")
         page.until(lambda: first_row(page))
         one = share_of_processor(node)
@@ -152,10 +152,10 @@ def main(arguments: list[str]) -> int:
             came = [viewers.submit(view, node, number, until_s) for number in range(VIEWERS)]
             time.sleep(1)
             many = share_of_processor(node)
-            told = sum(each.result() for each in came)
+            counted = sum(each.result() for each in came)
         missed |= many > alone + COST_MAX
         print(
-            f"{VIEWERS} look at 10 pages of it: {many:.0%} of a processor, {told / 2**20 / WATCHED_S:.2f} MiB/s"
+            f"{VIEWERS} look at 10 pages of it: {many:.0%} of a processor, {counted / 2**20 / WATCHED_S:.2f} MiB/s"
         )
         print(f"memory at the end: {resident_mib(node)} MiB")
     return int(missed)

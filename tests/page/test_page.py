@@ -56,9 +56,9 @@ def page(node: ClusterNode) -> Generator[Page]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_to_complain_of(page: Page) -> Generator[None]:
+def no_console_errors(page: Page) -> Generator[None]:
     yield
-    assert page.complaints() == []
+    assert page.console_errors() == []
     assert page.browser.execute_script("return window.hurt") is None
 
 
@@ -345,12 +345,12 @@ def test_definitions_are_downloaded_and_uploaded(page: Page, node: ClusterNode, 
     page.press("download")
     page.until(lambda: list(tmp_path.glob("qq-definitions-*.json")))
     (file,) = tmp_path.glob("qq-definitions-*.json")
-    told = json.loads(file.read_text())
-    assert told["users"]
-    told["queues"].append(
+    exported = json.loads(file.read_text())
+    assert exported["users"]
+    exported["queues"].append(
         {"vhost": "/", "name": "imported", "durable": True, "auto_delete": False, "arguments": {}}
     )
-    file.write_text(json.dumps(told))
+    file.write_text(json.dumps(exported))
     page.all('[name="file"]')[0].send_keys(str(file))
     page.press("upload")
     page.confirm()

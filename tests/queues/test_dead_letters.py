@@ -9,7 +9,6 @@ import pika
 import pytest
 from pika.compat import long
 
-import qq.machine.queue.queue
 from tests.queues.clients import (
     Message,
     Taker,
@@ -373,10 +372,7 @@ def publish_one(channel: Any, queue: str, body: bytes, **properties: Any) -> Non
 
 
 @pytest.mark.parametrize("by", ["argument", "policy"])
-def test_at_least_once_dead_letter_waits_for_room_in_its_target(
-    world: World, queue: str, by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(qq.machine.queue.queue, "DEAD_LETTER_RETRY_MS", 50)
+def test_at_least_once_dead_letter_waits_for_room_in_its_target(world: World, queue: str, by: str) -> None:
     channel = world.channel(1)
     full = f"{queue}-full"
     declare(channel, full, {"x-max-length": 1, "x-overflow": "reject-publish"})
@@ -410,10 +406,7 @@ def test_at_least_once_dead_letter_waits_for_room_in_its_target(
     ]
 
 
-def test_at_least_once_a_message_waits_for_its_exchange(
-    world: World, queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(qq.machine.queue.queue, "DEAD_LETTER_RETRY_MS", 50)
+def test_at_least_once_a_message_waits_for_its_exchange(world: World, queue: str) -> None:
     channel = world.channel(1)
     arguments = {
         "x-dead-letter-exchange": f"{queue}-x",
@@ -429,6 +422,40 @@ def test_at_least_once_a_message_waits_for_its_exchange(
     channel.exchange_declare(f"{queue}-x", "fanout")
     channel.queue_bind(dead, f"{queue}-x")
     assert death_of(world, dead).body == b"a"
+
+
+def test_dead_letter_without_a_target_holds_up_none_behind_it(world: World, queue: str) -> None:
+    """The level queue of a delayed delivery, as in NServiceBus: some destinations are gone or full."""
+    channel = world.channel(1)
+    there, late, full = (f"{queue}-{name}" for name in ("there", "late", "full"))
+    channel.exchange_declare(f"{queue}-in", "fanout")
+    channel.exchange_declare(f"{queue}-out", "topic")
+    level = {
+        "x-message-ttl": 1,
+        "x-dead-letter-exchange": f"{queue}-out",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    }
+    channel.queue_bind(declare(channel, queue, level), f"{queue}-in")
+    declare(channel, full, {"x-max-length": 1, "x-overflow": "reject-publish"})
+    for target in (declare(channel, there), full):
+        channel.queue_bind(target, f"{queue}-out", target)
+    bodies = {late: [b"l%d" % n for n in range(50)], full: [b"f%d" % n for n in range(50)], there: [b"t"]}
+    for target, contents in bodies.items():
+        for body in contents:
+            channel.basic_publish(f"{queue}-in", target, body)
+    wait_until(lambda: ready(channel, there) == 1)
+    wait_until(lambda: world.ask(f"/api/queues/%2F/{queue}")["messages_dlx"] == 99)
+    world.change_leader()
+    channel.queue_bind(declare(channel, late), f"{queue}-out", late)
+    wait_until(lambda: ready(channel, late) == 50)
+    assert bodies_of(drain(channel, late)) == bodies[late]
+    taken = []
+    while len(taken) < 50:
+        wait_until(lambda: ready(channel, full) == 1)
+        taken.append(got(channel, full).body)
+    assert taken == bodies[full]
+    wait_until(lambda: _all_messages(world, queue) == 0)
 
 
 def test_at_least_once_without_reject_publish_is_at_most_once(world: World, queue: str) -> None:

@@ -31,28 +31,12 @@ class Difference(NamedTuple):
     why: str
 
 
-_OF_LATER_VERSIONS = (
-    r"x-(consumer-disconnected-timeout|delayed-retry-type|quorum-target-group-size|stream-filter-size-bytes"
-    r"|priority-mode|delivery-count-mode)"
-)
 DIFFERENCES = [
     Difference(
         "arguments",
-        rf"(?!quorum).* / \{{'{_OF_LATER_VERSIONS}'.*",
+        r"(?!quorum).* / \{'x-(priority|delivery-count)-mode'.*",
         '"406 .* of queue type rabbit_classic_queue"',
-        "RabbitMQ 4.0 does not know the argument; later versions refuse it at classic queues",
-    ),
-    Difference(
-        "arguments",
-        r"quorum / {'x-stream-filter-size-bytes'.*",
-        '"406 .* of queue type rabbit_quorum_queue"',
-        "RabbitMQ 4.0 does not check the argument at quorum queues",
-    ),
-    Difference(
-        "arguments",
-        r".* / {'x-consumer-timeout': ('a'|-1)}",
-        '"406 .*"',
-        "RabbitMQ 4.0 does not check the argument",
+        "the argument is qq's own, and of quorum queues",
     ),
     Difference(
         "arguments",
@@ -80,12 +64,6 @@ DIFFERENCES = [
         r"(?!quorum).* / reject-publish-dlx",
         "null",
         "no queue dead-letters the messages that it refuses",
-    ),
-    Difference(
-        "consumer_arguments",
-        r".* / {'x-consumer-timeout': -1}",
-        '"406 .*"',
-        "RabbitMQ 4.0 does not check the argument",
     ),
     Difference(
         "single_active",

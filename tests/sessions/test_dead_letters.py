@@ -13,6 +13,7 @@ from qq.machine.machine import PendingDeadLetters
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.commands import DeadLetter
 from qq.machine.protocol.versions import VERSIONS
+from qq.machine.queue.queue import Queue
 from qq.ranges import Range
 from qq.sessions.dead_letters import BYTES_MAX, RETRY_S, STEPS_MAX, DeadLetters
 from qq.sessions.entries import Messages
@@ -32,6 +33,7 @@ class World:
         self.steps: list[list[DeadLetter]] = []
         self.delays_s: list[float] = []
         self.later: list[Callable[[], None]] = []
+        self.queues_with_stuck: list[Queue] = []
         self._step: list[DeadLetter] = []
         self._applied: list[Callable[[], None]] = []
         self.dead_letters = DeadLetters(*[cast("Any", self)] * 4)
@@ -39,7 +41,7 @@ class World:
     def pending_dead_letters(self, _ranges_max: int, _first: int) -> Iterator[PendingDeadLetters]:
         if self.first < len(self.stored):
             left = Range(1, self.first, len(self.stored) - self.first)
-            yield PendingDeadLetters("/", "q", 1, self.first, [left], needs_content=True)
+            yield PendingDeadLetters("/", "q", 1, [(self.first, left)], needs_content=True)
 
     def messages(self, part: Range, *, only_beginnings: bool) -> list[Messages]:
         assert only_beginnings  # not even one of several large ones need be in memory as a whole

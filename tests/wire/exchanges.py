@@ -56,7 +56,7 @@ def bits(*flags: bool) -> bytes:
 
 
 def declare(
-    queue: str,
+    queue: str | bytes,
     arguments: Table | None = None,
     *,
     passive: bool = False,
@@ -75,18 +75,23 @@ def own(queue: str, arguments: Table | None = None) -> bytes:
     return declare(queue, arguments, exclusive=True)
 
 
-def quorum(queue: str, arguments: Table | None = None) -> bytes:
+def quorum(queue: str | bytes, arguments: Table | None = None) -> bytes:
     return declare(queue, QUORUM | (arguments or {}), durable=True)
 
 
 def bind(
-    queue: str, exchange: str, key: str = "", arguments: Table | None = None, *, nowait: bool = False
+    queue: str | bytes,
+    exchange: str | bytes,
+    key: str | bytes = "",
+    arguments: Table | None = None,
+    *,
+    nowait: bool = False,
 ) -> bytes:
     names = short(queue) + short(exchange) + short(key)
     return call("queue.bind", u16(0), names, bits(nowait), table(arguments))
 
 
-def unbind(queue: str, exchange: str, key: str = "", arguments: Table | None = None) -> bytes:
+def unbind(queue: str, exchange: str, key: str | bytes = "", arguments: Table | None = None) -> bytes:
     return call("queue.unbind", u16(0), short(queue), short(exchange), short(key), table(arguments))
 
 
@@ -99,8 +104,8 @@ def delete(queue: str, *, if_unused: bool = False, if_empty: bool = False, nowai
 
 
 def declare_exchange(
-    exchange: str,
-    kind: str = "direct",
+    exchange: str | bytes,
+    kind: str | bytes = "direct",
     arguments: Table | None = None,
     *,
     passive: bool = False,
@@ -118,7 +123,7 @@ def delete_exchange(exchange: str, *, if_unused: bool = False, nowait: bool = Fa
 
 
 def bind_exchange(
-    destination: str, source: str, key: str = "", *, undo: bool = False, nowait: bool = False
+    destination: str, source: str, key: str | bytes = "", *, undo: bool = False, nowait: bool = False
 ) -> bytes:
     names = short(destination) + short(source) + short(key)
     return call("exchange.unbind" if undo else "exchange.bind", u16(0), names, bits(nowait), table())
@@ -130,7 +135,7 @@ def qos(count: int, size: int = 0, *, of_all: bool = False) -> bytes:
 
 def consume(
     queue: str,
-    tag: str = "tag",
+    tag: str | bytes = "tag",
     arguments: Table | None = None,
     *,
     no_local: bool = False,
@@ -147,7 +152,7 @@ def cancel(tag: str, *, nowait: bool = False) -> bytes:
     return call("basic.cancel", short(tag), bits(nowait))
 
 
-def get(queue: str, *, no_ack: bool = False, channel: int = 1) -> bytes:
+def get(queue: str | bytes, *, no_ack: bool = False, channel: int = 1) -> bytes:
     return call("basic.get", u16(0), short(queue), bits(no_ack), channel=channel)
 
 
@@ -170,17 +175,17 @@ def header(
 
 
 def method_of_publish(
-    key: str, exchange: str = "", *, mandatory: bool = False, immediate: bool = False
+    key: str | bytes, exchange: str | bytes = "", *, mandatory: bool = False, immediate: bool = False
 ) -> bytes:
     return call("basic.publish", u16(0), short(exchange), short(key), bits(mandatory, immediate))
 
 
 def publish(
-    key: str,
+    key: str | bytes,
     body: bytes = b"m",
     properties: bytes = b"\0\0",
     *,
-    exchange: str = "",
+    exchange: str | bytes = "",
     mandatory: bool = False,
     immediate: bool = False,
 ) -> bytes:
@@ -1342,3 +1347,230 @@ refused("basic.publish to the default exchange without permission", publish("k")
 refused("queue.bind without permission", bind("q-forbidden", "amq.direct"))
 refused("queue.purge without permission", purge("q-forbidden"))
 refused("basic.get of a missing queue with permission", get(READABLE))
+
+
+# Octets that are not UTF-8
+
+LATIN = b"caf\xe9"
+"""Text in Latin-1, whose last octet is not UTF-8."""
+FIELD_OF_LATIN = short(LATIN) + b"t\1"
+HEADERS_OF_LATIN = b"\x20\0" + long(FIELD_OF_LATIN)
+
+
+def with_latin(arguments: Table) -> bytes:
+    """A table with a field whose name is not UTF-8."""
+    return long(table(arguments)[4:] + FIELD_OF_LATIN)
+
+
+def queue_declare(name: str | bytes, arguments: bytes, *, durable: bool = False) -> bytes:
+    return call(
+        "queue.declare", u16(0), short(name), bits(False, durable, not durable, False, False), arguments
+    )
+
+
+for _kind, _declare in (("classic", own), ("quorum", quorum)):
+    exchange(
+        f"routing key that is not UTF-8, {_kind} queue",
+        SELECT,
+        _declare(f"q-latin-{_kind}"),
+        bind(f"q-latin-{_kind}", "amq.topic", b"#"),
+        publish(b"caf\xe9.\xff", exchange="amq.topic"),
+        get(f"q-latin-{_kind}"),
+        nack(1),
+        consume(f"q-latin-{_kind}"),
+        delete(f"q-latin-{_kind}"),
+    )
+    exchange(
+        f"headers whose names are not UTF-8, {_kind} queue",
+        SELECT,
+        _declare(f"q-latin-header-{_kind}"),
+        publish(f"q-latin-header-{_kind}", b"m", HEADERS_OF_LATIN),
+        get(f"q-latin-header-{_kind}"),
+        nack(1),
+        get(f"q-latin-header-{_kind}"),
+        publish(f"q-latin-header-{_kind}", b"m", b"\x20\0" + long(b"\1nF" + long(FIELD_OF_LATIN))),
+        ack(2),
+        get(f"q-latin-header-{_kind}"),
+        delete(f"q-latin-header-{_kind}"),
+    )
+    exchange(
+        f"dead letters with octets that are not UTF-8, {_kind} queue",
+        own(f"q-latin-dead-{_kind}"),
+        bind(f"q-latin-dead-{_kind}", "amq.topic", "#"),
+        _declare(
+            f"q-latin-dying-{_kind}",
+            {"x-dead-letter-exchange": "amq.topic", "x-dead-letter-routing-key": b"S" + long(LATIN)},
+        ),
+        _declare(f"q-latin-dying-key-{_kind}", {"x-dead-letter-exchange": "amq.topic"}),
+        declare_exchange("x-latin-dying", "fanout", auto_delete=True),
+        bind(f"q-latin-dying-key-{_kind}", "x-latin-dying"),
+        publish(LATIN, b"m", HEADERS_OF_LATIN, exchange="x-latin-dying"),
+        get(f"q-latin-dying-key-{_kind}"),
+        reject(1, requeue=False),
+        Wait(0.3),
+        get(f"q-latin-dead-{_kind}"),
+        publish(f"q-latin-dying-{_kind}", b"m", HEADERS_OF_LATIN),
+        get(f"q-latin-dying-{_kind}"),
+        reject(3, requeue=False),
+        Wait(0.3),
+        get(f"q-latin-dead-{_kind}"),
+        delete(f"q-latin-dead-{_kind}"),
+        delete(f"q-latin-dying-key-{_kind}"),
+        delete(f"q-latin-dying-{_kind}"),
+    )
+exchange(
+    "returned message with octets that are not UTF-8",
+    publish(LATIN, b"m", HEADERS_OF_LATIN, exchange="amq.direct", mandatory=True),
+)
+exchange("queue.bind with a key that is not UTF-8", bind("q-latin-key", "amq.direct", LATIN), CLOSE_OK)
+exchange("queue.unbind with a key that is not UTF-8", unbind("q-latin-key", "amq.direct", LATIN), CLOSE_OK)
+exchange(
+    "exchange.bind with a key that is not UTF-8", bind_exchange("amq.topic", "amq.direct", LATIN), CLOSE_OK
+)
+exchange(
+    "headers exchange that matches a name which is not UTF-8",
+    own("q-latin-headers"),
+    call(
+        "queue.bind",
+        u16(0),
+        short("q-latin-headers") + short("amq.headers") + NO_NAME,
+        b"\0",
+        with_latin({"x-match": "all"}),
+    ),
+    publish("", b"m", HEADERS_OF_LATIN, exchange="amq.headers"),
+    publish("", b"m", headers({"caf": True}), exchange="amq.headers"),
+    publish("", b"m", b"\x20\0" + long(short(b"caf\xe8") + b"t\1"), exchange="amq.headers"),
+    call(
+        "queue.unbind",
+        u16(0),
+        short("q-latin-headers") + short("amq.headers") + NO_NAME,
+        with_latin({"x-match": "all"}),
+    ),
+    publish("", b"m", HEADERS_OF_LATIN, exchange="amq.headers"),
+    purge("q-latin-headers"),
+)
+exchange(
+    "headers exchange that matches a value which is not UTF-8",
+    own("q-latin-value"),
+    bind("q-latin-value", "amq.headers", "", {"x-match": "all", "k": b"S" + long(LATIN)}),
+    publish("", b"m", headers({"k": b"S" + long(LATIN)}), exchange="amq.headers"),
+    publish("", b"m", headers({"k": b"S" + long(b"caf\xe8")}), exchange="amq.headers"),
+    publish("", b"m", headers({"k": b"x" + long(LATIN)}), exchange="amq.headers"),
+    purge("q-latin-value"),
+)
+exchange(
+    "CC and BCC that are not UTF-8",
+    own("q-latin-copies"),
+    bind("q-latin-copies", "amq.topic", "copy.*"),
+    publish("k", b"m", headers({"CC": array(b"S" + long(b"copy." + LATIN))}), exchange="amq.topic"),
+    publish("k", b"m", headers({"BCC": array(b"S" + long(b"copy." + LATIN))}), exchange="amq.topic"),
+    get("q-latin-copies"),
+    get("q-latin-copies"),
+)
+for _at, _name in enumerate(("content_type", "content_encoding")):
+    exchange(
+        f"property {_name} that is not UTF-8",
+        own(f"q-latin-property-{_at}"),
+        publish(f"q-latin-property-{_at}", b"m", u16(0x8000 >> _at) + short(LATIN)),
+        get(f"q-latin-property-{_at}"),
+    )
+for _at, _name in enumerate(("correlation_id", "reply_to", "expiration", "message_id")):
+    exchange(
+        f"property {_name} that is not UTF-8",
+        own(f"q-latin-property-{5 + _at}"),
+        publish(f"q-latin-property-{5 + _at}", b"m", u16(0x8000 >> 5 + _at) + short(LATIN)),
+        get(f"q-latin-property-{5 + _at}"),
+    )
+for _at, _name in enumerate(("type", "user_id", "app_id", "cluster_id")):
+    exchange(
+        f"property {_name} that is not UTF-8",
+        own(f"q-latin-property-{10 + _at}"),
+        publish(f"q-latin-property-{10 + _at}", b"m", u16(0x8000 >> 10 + _at) + short(LATIN)),
+        get(f"q-latin-property-{10 + _at}"),
+    )
+exchange(
+    "queue name that is not UTF-8", own(LATIN.decode("latin-1")), declare(LATIN, exclusive=True), CLOSE_OK
+)
+exchange("quorum queue name that is not UTF-8", quorum(LATIN), CLOSE_OK)
+exchange("passive queue.declare that is not UTF-8", declare(LATIN, passive=True), CLOSE_OK)
+exchange("basic.get of a queue that is not UTF-8", get(LATIN), CLOSE_OK)
+exchange("queue.bind of a queue that is not UTF-8", bind(LATIN, "amq.direct"), CLOSE_OK)
+exchange("exchange name that is not UTF-8", declare_exchange(LATIN, auto_delete=True), CLOSE_OK)
+exchange("exchange type that is not UTF-8", declare_exchange("x-latin-type", LATIN), CLOSE_OK)
+exchange("publish to an exchange that is not UTF-8", publish("k", exchange=LATIN))
+exchange("publish to a queue that is not UTF-8", publish(LATIN, mandatory=True))
+exchange(
+    "queue.bind to an exchange that is not UTF-8", own("q-latin-to"), bind("q-latin-to", LATIN), CLOSE_OK
+)
+exchange("consumer tag that is not UTF-8", own("q-latin-tag"), consume("q-latin-tag", LATIN), CLOSE_OK)
+exchange("basic.cancel of a tag that is not UTF-8", call("basic.cancel", short(LATIN), b"\0"), CLOSE_OK)
+exchange(
+    "argument of a classic queue whose name is not UTF-8",
+    queue_declare("q-latin-argument", with_latin({})),
+    queue_declare("q-latin-argument", with_latin({})),
+)
+exchange(
+    "argument of a quorum queue whose name is not UTF-8",
+    queue_declare("q-latin-argument-quorum", with_latin(QUORUM), durable=True),
+    queue_declare("q-latin-argument-quorum", with_latin(QUORUM), durable=True),
+    delete("q-latin-argument-quorum"),
+)
+exchange(
+    "argument of an exchange whose name is not UTF-8",
+    call(
+        "exchange.declare",
+        u16(0),
+        short("x-latin-argument"),
+        short("direct"),
+        bits(False, False, True),
+        with_latin({}),
+    ),
+    call(
+        "exchange.declare",
+        u16(0),
+        short("x-latin-argument"),
+        short("direct"),
+        bits(False, False, True),
+        with_latin({}),
+    ),
+    delete_exchange("x-latin-argument"),
+)
+exchange(
+    "argument of a consumer whose name is not UTF-8",
+    own("q-latin-consumer"),
+    call("basic.consume", u16(0), short("q-latin-consumer"), short("tag"), b"\0", with_latin({})),
+)
+exchange(
+    "channel.close with a text that is not UTF-8",
+    call("channel.close", u16(200), short(LATIN), u16(0), u16(0)),
+    CLOSE_OK,
+)
+exchange(
+    "connection.close with a text that is not UTF-8",
+    call("connection.close", u16(200), short(LATIN), u16(0), u16(0), channel=0),
+    closes=True,
+)
+handshake(
+    "connection.open of a virtual host that is not UTF-8",
+    *TO_TUNE,
+    tune_ok() + call("connection.open", short(LATIN), short(""), b"\0", channel=0),
+    CLOSE_OK,
+)
+handshake(
+    "client properties whose names are not UTF-8",
+    call(
+        "connection.start-ok",
+        with_latin({}),
+        short("PLAIN"),
+        long("\0guest\0guest"),
+        short("en_US"),
+        channel=0,
+    ),
+)
+handshake(
+    "user that is not UTF-8",
+    call(
+        "connection.start-ok", table({}), short("PLAIN"), long(b"\0caf\xe9\0guest"), short("en_US"), channel=0
+    ),
+    CLOSE_OK,
+)

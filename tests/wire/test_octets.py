@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from qq.testing import LocalCluster
 from tests.wire.exchanges import EXCHANGES
 from tests.wire.table import DIFFERENCES, RABBITMQ, frames, read, reasons
-from tests.wire.wire import set_up, transcript
+from tests.wire.wire import transcript
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     from qq.testing import ClusterNode
 
 RECORDED = read(RABBITMQ)
 ALLOWED = read(DIFFERENCES)
-
-
-@pytest.fixture(scope="module")
-def node(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> ClusterNode:
-    node = until_left("octets", LocalCluster(nodes=1)).nodes[0]
-    set_up(node.http_port)
-    return node
 
 
 @pytest.mark.parametrize("name", EXCHANGES)

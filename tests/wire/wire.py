@@ -15,8 +15,8 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 HOST = "127.0.0.1"
 VHOST = "octets"
@@ -153,6 +153,9 @@ class Peer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._socket.close()
 
     def write(self, octets: bytes) -> None:
@@ -374,7 +377,8 @@ def open_channel(channel: int = 1) -> bytes:
 CLOSE = call("connection.close", u16(200), short("bye"), u16(0), u16(0), channel=0)
 
 
-def _open(peer: Peer, exchange: Exchange) -> None:
+def open_on(peer: Peer, exchange: Exchange) -> None:
+    """Open a connection with channel 1."""
     tuned = tune_ok(exchange.channel_max, exchange.frame_max, exchange.heartbeat)
     introduced = start_ok(f"\0{exchange.user}\0{exchange.user}", capabilities=exchange.capabilities)
     for octets, answers in ((HEADER, 1), (introduced, 1), (tuned + open_vhost(), 1), (open_channel(), 1)):
@@ -412,9 +416,9 @@ def transcript(port: int, exchange: Exchange, expected: Sequence[str] | None = N
             peer.write(HEADER)
             assert len(peer.take(1, 10.0)) == 1
         if exchange.opened:
-            _open(peer, exchange)
+            open_on(peer, exchange)
             if any(isinstance(step, Other) for step in steps):
-                _open(other, Exchange(()))
+                open_on(other, Exchange(()))
         came: list[bytes] = []
         for number, step in enumerate(steps):
             reader, sign, patience_s = peer, "", pace.patience_s
@@ -460,20 +464,23 @@ def set_up(http_port: int) -> None:
     """Make the virtual host and the users anew, over the HTTP API of RabbitMQ or of a node."""
     everything = dict.fromkeys(("configure", "write", "read"), ".*")
     little = {"configure": "^$", "write": "^$", "read": f"^{READABLE}$"}
-    _ask(http_port, "DELETE", f"vhosts/{VHOST}")
-    _ask(http_port, "PUT", f"vhosts/{VHOST}", {})
-    _ask(http_port, "PUT", f"users/{READER}", {"password": READER, "tags": ""})
-    _ask(http_port, "PUT", f"permissions/{VHOST}/{ADMINISTRATOR}", everything)
-    _ask(http_port, "PUT", f"permissions/{VHOST}/{READER}", little)
+    ask(http_port, "DELETE", f"vhosts/{VHOST}")
+    ask(http_port, "PUT", f"vhosts/{VHOST}", {})
+    ask(http_port, "PUT", f"users/{READER}", {"password": READER, "tags": ""})
+    ask(http_port, "PUT", f"permissions/{VHOST}/{ADMINISTRATOR}", everything)
+    ask(http_port, "PUT", f"permissions/{VHOST}/{READER}", little)
 
 
-def _ask(http_port: int, method: str, path: str, body: dict[str, str] | None = None) -> None:
+def ask(http_port: int, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
+    """Return the document in the answer to a request of the HTTP API, or None."""
     credentials = base64.b64encode(f"{ADMINISTRATOR}:{ADMINISTRATOR}".encode()).decode()
     headers = {"Authorization": f"Basic {credentials}", "Content-Type": "application/json"}
     connection = http.client.HTTPConnection(HOST, http_port, timeout=30)
     try:
         connection.request(method, f"/api/{path}", json.dumps(body), headers)
-        status = connection.getresponse().status
+        answer = connection.getresponse()
+        status, content = answer.status, answer.read()
         assert status < 300 or (method, status) == ("DELETE", 404), (method, path, status)
+        return json.loads(content) if content and status < 300 else None
     finally:
         connection.close()

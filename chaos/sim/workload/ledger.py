@@ -115,6 +115,7 @@ class Ledger:
     """The versions of the state; the higher version has members and outages in the log."""
     outages_since = 2
     reads_since = 2
+    losses_since = 2
 
     def raise_to(self, version: int) -> None:
         """Do nothing, because the ledger behaves alike at both versions."""

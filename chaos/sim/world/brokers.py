@@ -133,7 +133,9 @@ class Brokers(NodeEvents):
         broker.submissions.large_bytes = self._large_bytes
         partial_messages = PartialMessages(node.runtime, sys.maxsize, lambda: len(broker.connections))
         slots = ConnectionSlots(SlotLimits(100, 1000), clock=node.runtime.monotonic)
-        turns = ProcessorTurns(node.runtime, partial(next, count(0.0, CLOCK_STEP_S)))
+        turns = ProcessorTurns(
+            lambda callback, _: node.runtime.call_soon(callback), partial(next, count(0.0, CLOCK_STEP_S))
+        )
         sockets = ClientSockets(slots, connection_log(), partial_messages, turns, self._limits)
         server = AmqpServer(broker, Settings(), sockets)
         self._shells[node.name] = NodeShell(node.incarnation, broker, server)

@@ -93,6 +93,10 @@ class WatchedMachine:
         return self.inner.reads_since
 
     @property
+    def losses_since(self) -> int:
+        return self.inner.losses_since
+
+    @property
     def counts_entries(self) -> bool:
         """Whether the invented change is active: in the effects of entries, and in the form of the state."""
         return self._version > self.inner.versions[0]

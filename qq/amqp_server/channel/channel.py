@@ -16,6 +16,7 @@ from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
 from qq.amqp_server.channel import consuming, declaring, publishing, transacting
 from qq.amqp_server.channel.consuming import ConsumingMethods
 from qq.amqp_server.channel.core import ChannelCore
+from qq.amqp_server.channel.octets_since import check_octets
 from qq.amqp_server.channel.publishing import PublishingMethods, Unpublished
 from qq.amqp_server.methods import PUBLISH, error_of
 from qq.amqp_server.outgoing import Outgoing
@@ -86,6 +87,7 @@ class Channel:
 
     def _carry_out(self, event: Event) -> None:
         try:
+            check_octets(event, self.core.broker.machine.version)
             match event:
                 case Publishes():
                     self.publisher.publish(event)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.http.base.payloads import payload_of
 from qq.machine.catalog.limits import in_force
 from qq.machine.protocol.queue_types import QUORUM
+from qq.octets import readable
 from qq.tables import json_value
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def _message_document(message: Message) -> dict[str, Any]:
         "payload_bytes": len(message.body),
         "redelivered": message.redelivered,
         "exchange": message.exchange,
-        "routing_key": message.routing_key,
+        "routing_key": readable(message.routing_key),
         "properties": _properties(message),
     }
 

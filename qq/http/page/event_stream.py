@@ -51,10 +51,14 @@ STREAM_S = 120.0
 """Seconds of a stream. Then the page opens another, and permissions are checked again. A web session's stream ends with
 the session. A stream that was opened with an OAuth 2 token lasts as long as the token is valid.
 """
-QUIET_S = 15.0
-"""Seconds without an event after which an empty line shows the page that the node is alive."""
+QUIET_S = 3.0
+"""Seconds without an event after which an empty line shows the page that the node is alive. The page gives a node up
+after a few times as long.
+"""
 LOOK_S = 1.0
-"""Seconds between checks whether the client is connected and still has permission, while no event is sent."""
+"""Seconds between checks whether the client is connected and still has permission, and of the verdict on the cluster,
+while no event is sent.
+"""
 READ_WAIT_S = 10.0
 """Seconds that sent data may wait for the client when the connection's buffer is full."""
 FAILED = b"an error of this node: see its log"
@@ -184,11 +188,15 @@ class Feed:
 class LiveEndpoint:
     """Handler for streams."""
 
-    def __init__(self, views: Mapping[str, View], streams_max: int, may_see: MaySee) -> None:
+    def __init__(
+        self, views: Mapping[str, View], streams_max: int, may_see: MaySee, health: Callable[[], bytes]
+    ) -> None:
         """At most `streams_max` streams run at a time, shared by the users.
 
-        A stream ends when `may_see` returns False.
+        A stream ends when `may_see` returns False. Each stream also sends the changes of `health`, the verdict on the
+        cluster.
         """
+        self._health = health
         self._views = views
         self._may_see = may_see
         self._streams = UserShares(streams_max, "streams", "half of http_request_max")
@@ -210,43 +218,49 @@ class LiveEndpoint:
         feed = self._feeds.setdefault(key, Feed(partial(view, request), self._turns, who))
         feed.viewers += 1
         try:
-            return await _stream(request, feed, self._may_see)
+            return await self._stream(request, feed)
         finally:
             feed.viewers -= 1
             if not feed.viewers:
                 del self._feeds[key]
                 await feed.close()
 
+    async def _stream(self, request: web.Request, feed: Feed) -> web.StreamResponse:
+        newest = await feed.first()
+        response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        try:
+            await self._send_all(request, response, feed, newest)
+            await response.write_eof()
+        except (ConnectionError, TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()
+        return response
 
-async def _stream(request: web.Request, feed: Feed, may_see: MaySee) -> web.StreamResponse:
-    newest = await feed.first()
-    response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8"})
-    await response.prepare(request)
-    try:
-        await _send(response, newest.event)
-        until_s, silent_s = monotonic() + _length_s(request), 0.0
+    async def _send_all(
+        self, request: web.Request, response: web.StreamResponse, feed: Feed, newest: NumberedEvent
+    ) -> None:
+        """Send the view and the verdict on the cluster, and their changes, until the stream ends."""
+        health = self._health()
+        await _send(response, _event(health, "health") + newest.event)
+        until_s = monotonic() + _length_s(request)
+        sent_s = monotonic()
         while monotonic() < until_s and not has_left(request):
-            is_new = True
-            try:
+            parts = b""
+            with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     newest = await feed.newer_than(newest)
-            except TimeoutError:
-                is_new = False
-            if not await may_see(request):
+                parts = newest.event
+            if not await self._may_see(request):
                 break
-            if not is_new:
-                silent_s += LOOK_S
-                if silent_s < QUIET_S:
-                    continue
-                await _send(response, _NOTHING)
-            else:
-                await _send(response, newest.event)
-            silent_s = 0.0
-        await response.write_eof()
-    except (ConnectionError, TimeoutError):
-        if request.transport is not None:
-            request.transport.abort()
-    return response
+            if (now := self._health()) != health:
+                health = now
+                parts = _event(health, "health") + parts
+            if not parts and monotonic() - sent_s >= QUIET_S:
+                parts = _NOTHING
+            if parts:
+                await _send(response, parts)
+                sent_s = monotonic()
 
 
 def _length_s(request: web.Request) -> float:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from pamqp.commands import Basic
 
+import qq
+from qq.diagnosis.findings import document_of
 from qq.http.base.error_responses import bad_request
 from qq.http.base.login import ADMINISTRATORS, MONITORS, login_of, only_own, require
 from qq.http.documents.lists import Listing, listed_page
@@ -20,6 +22,7 @@ from qq.http.documents.requests import check_permitted, existing, number, sees
 from qq.http.endpoints.connections import channel_listing, connection_listing
 from qq.http.endpoints.consumers import consumer_documents
 from qq.http.endpoints.nodes import node_document
+from qq.http.page.health_events import cluster_document
 from qq.machine.protocol.commands import DeleteExchange, DeleteQueue, Get
 from qq.management.errors import RequestRefused
 from qq.management.reports.catalog import ExchangeStatus
@@ -60,7 +63,12 @@ class LiveViews:
             "exchanges": self.exchanges,
             "connections": self.connections,
             "channels": self.channels,
+            "health": self.health,
         }
+
+    async def health(self, _: web.Request) -> bytes:
+        """Return an empty document, for views that only need the verdict on the cluster."""
+        return _json({})
 
     async def overview(self, request: web.Request) -> bytes:
         vhost = await self._vhost(request, MONITORS)
@@ -70,7 +78,7 @@ class LiveViews:
         totals = self._management.catalog.object_totals(is_seen, own)
         document: dict[str, Any] = {
             "cluster_name": self._management.catalog.cluster_name(),
-            "version": self._management.catalog.product().version,
+            "version": qq.__version__,
             "message_stats": happened,
             "queue_totals": lengths,
             "object_totals": totals._asdict(),
@@ -83,7 +91,8 @@ class LiveViews:
             document["churn_rates"] = self._management.clients.churn()
             document["alarms"] = [each._asdict() for each in self._management.nodes.alarms()]
             document["flaw"] = self._management.nodes.flaw()
-            document["cluster"] = self._cluster()
+            document["cluster"] = cluster_document(self._view)
+            document["doctor"] = document_of(await self._management.doctor.recent())
         return _json(document)
 
     async def members(self, request: web.Request) -> bytes:
@@ -93,7 +102,7 @@ class LiveViews:
         nodes = [node_document(each, reports.get(each.name)) for each in self._view.cluster_status().nodes]
         return _json(
             {
-                "cluster": self._cluster(),
+                "cluster": cluster_document(self._view),
                 "members": members._asdict()
                 | {
                     "members": [member._asdict() for member in members.members],
@@ -102,10 +111,6 @@ class LiveViews:
                 "nodes": nodes,
             }
         )
-
-    def _cluster(self) -> dict[str, Any]:
-        status = self._view.cluster_status()
-        return status._asdict() | {"nodes": [node._asdict() for node in status.nodes]}
 
     async def queues(self, request: web.Request) -> bytes:
         vhost = await self._vhost(request)

@@ -146,7 +146,9 @@ class Core:
         self.dirty: dict[Queue, None] = {}
         """Changed queues of this entry, and queues that were left unserved for the next entries."""
         self.queues_with_dead: dict[Queue, None] = {}
-        """Queues with messages that await dead-lettering."""
+        """Queues with messages that await dead-lettering and were not tried yet."""
+        self.queues_with_stuck: dict[Queue, None] = {}
+        """Queues with dead messages that their targets could not take."""
         self.fragments = Fragments()
         self.behind: dict[Queue, None] = {}
         """Queues with put-off work, because too much was settled or returned at once; the next queue first."""
@@ -599,9 +601,15 @@ class Core:
         self.consumer_timers.keep(lambda consumer: consumer.queue.vhost != name)
         self.queue_timers.keep(lambda queue: queue.vhost != name)
         self.idle_timers.keep(lambda queue: queue.vhost != name)
-        self.dirty, self.queues_with_dead, self.behind, self.abandoned = (
+        self.dirty, self.queues_with_dead, self.queues_with_stuck, self.behind, self.abandoned = (
             {queue: None for queue in queues if queue.vhost != name}
-            for queues in (self.dirty, self.queues_with_dead, self.behind, self.abandoned)
+            for queues in (
+                self.dirty,
+                self.queues_with_dead,
+                self.queues_with_stuck,
+                self.behind,
+                self.abandoned,
+            )
         )
         self.reviewing.pop(name, None)
         self.catalog.delete_vhost(vhost)
@@ -609,6 +617,7 @@ class Core:
     def _forget_queue(self, queue: Queue) -> list[ConsumerGone]:
         self.dirty.pop(queue, None)
         self.queues_with_dead.pop(queue, None)
+        self.queues_with_stuck.pop(queue, None)
         self.behind.pop(queue, None)
         self.abandoned.pop(queue, None)
         self.queue_timers.set(queue, None)

@@ -9,9 +9,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from qq.machine.policy import value_checks as v
-from qq.machine.policy.queue_options import QUEUE_OPTIONS, Argument
+from qq.machine.policy.queue_options import CHANGED_ARGUMENTS, QUEUE_OPTIONS, Argument
 from qq.machine.protocol.queue_types import CLASSIC, MODULES
 from qq.machine.protocol.refusals import precondition_failed
+from qq.machine.protocol.versions import VERSIONS
 from qq.routing.values import type_name
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def queue_kind(queue: str, arguments: Table) -> str:
     """
     if "x-queue-type" not in arguments:
         return CLASSIC
-    fault = _QUEUE_ARGUMENTS["x-queue-type"].check(arguments["x-queue-type"], arguments)
+    fault = _queue_arguments(VERSIONS[0])["x-queue-type"].check(arguments["x-queue-type"], arguments)
     if fault is not None:
         raise _invalid("x-queue-type", queue, fault)
     return arguments["x-queue-type"]
@@ -60,7 +61,11 @@ def check_equivalent_queue_arguments(
     queue: str, kind: str, current: Table, received: Table, version: int
 ) -> None:
     """Raise Refused unless a declaration repeats the arguments that matter to a queue of this type."""
-    known = [key for key, argument in _queue_arguments(version).items() if kind in argument.types]
+    known = [
+        key
+        for key, argument in _queue_arguments(version).items()
+        if kind in argument.types and argument.is_compared
+    ]
     check_equivalent_arguments(queue, known, current, received)
 
 
@@ -117,9 +122,11 @@ def _quoted(value: object) -> str:
     return f"'{str(value).lower() if isinstance(value, bool) else value}'"
 
 
-_QUEUE_ARGUMENTS = {
-    option.argument_name: option.argument for option in QUEUE_OPTIONS if option.argument is not None
-}
+_QUEUE_ARGUMENTS = (
+    *((option.argument_name, option.argument) for option in QUEUE_OPTIONS if option.argument is not None),
+    *CHANGED_ARGUMENTS,
+)
+"""Arguments of queue.declare; a later line replaces an earlier line of the same name."""
 CONSUMER_ARGUMENTS = (
     ("x-priority", Argument(v.integer)),
     ("x-cancel-on-ha-failover", Argument(v.boolean)),
@@ -130,6 +137,8 @@ CONSUMER_ARGUMENTS = (
     ("x-cancel-on-ha-failover", Argument(v.anything, since=9)),
     ("x-stream-filter", Argument(v.anything, types=(), since=9)),
     ("x-stream-match-unfiltered", Argument(v.anything, types=(), since=9)),
+    # RabbitMQ 4.0 ignores it, with any value.
+    ("x-consumer-timeout", Argument(v.anything, since=11)),
 )
 """Arguments of basic.consume; a later line replaces an earlier line of the same name."""
 
@@ -137,7 +146,7 @@ CONSUMER_ARGUMENTS = (
 @cache
 def _queue_arguments(version: int) -> dict[str, Argument]:
     """Return the arguments of queue.declare that this version of the state knows."""
-    return {name: argument for name, argument in _QUEUE_ARGUMENTS.items() if argument.since <= version}
+    return {name: argument for name, argument in _QUEUE_ARGUMENTS if argument.since <= version}
 
 
 @cache

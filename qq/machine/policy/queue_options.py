@@ -99,6 +99,8 @@ class Argument:
     """The types of queues that support it. A declaration of any other type is refused."""
     since: int = _FIRST_VERSION
     """The first version of the state in which it is known. Unknown arguments are accepted and have no effect."""
+    is_compared: bool = True
+    """Whether a second declaration of the queue must repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,3 +418,22 @@ OWN_OPTIONS = (
 """The options that only qq has."""
 
 QUEUE_OPTIONS = RABBITMQ_OPTIONS + OWN_OPTIONS
+
+CHANGED_ARGUMENTS = (
+    ("x-dead-letter-routing-key", Argument(v.dead_letter_key_of_octets, since=11)),
+    # RabbitMQ 4.0 knows none of these arguments: it accepts any value, and a second declaration may differ. So an
+    # invalid value has no effect.
+    *(
+        (name, Argument(v.anything, since=11, is_compared=False))
+        for name in (
+            "x-quorum-target-group-size",
+            "x-consumer-timeout",
+            "x-consumer-disconnected-timeout",
+            "x-delayed-retry-type",
+            "x-delayed-retry-min",
+            "x-delayed-retry-max",
+            "x-stream-filter-size-bytes",
+        )
+    ),
+)
+"""Arguments of queue.declare that later versions of the state check differently than the options above."""

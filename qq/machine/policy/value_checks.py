@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from qq.octets import is_utf8, octets_of, text_of
 from qq.routing.values import type_name
 from qq.tables import Table
 
@@ -36,7 +37,7 @@ _PRIORITY_MAX = 255
 def is_routing_key(value: object) -> bool:
     """Return whether the value is text that fits into AMQP's field for routing keys, a short string."""
     try:
-        return isinstance(value, str) and len(value.encode()) <= ROUTING_KEY_BYTES_MAX
+        return isinstance(value, str) and len(octets_of(value)) <= ROUTING_KEY_BYTES_MAX
     except UnicodeEncodeError:
         return False
 
@@ -113,6 +114,18 @@ def dead_letter_key(value: object, table: Table) -> str | None:
     return fault
 
 
+def dead_letter_key_of_octets(value: object, table: Table) -> str | None:
+    """Check a dead-letter routing key that may have octets which are not UTF-8."""
+    return dead_letter_key(_text_of_octets(value), table)
+
+
+def _text_of_octets(value: Any) -> Any:
+    """Return a long string that is not UTF-8, which is decoded as bytes, as text; any other value is unchanged."""
+    if isinstance(value, bytes) and not is_utf8(text_of(value)):
+        return text_of(value)
+    return value
+
+
 def queue_version(value: Any, table: Table) -> str | None:
     fault = not_negative(value, table)
     if fault is None and value not in (1, 2):
@@ -179,7 +192,8 @@ def read_text(value: Any) -> str | None:
 
 
 def read_routing_key(value: Any) -> str | None:
-    return value if is_routing_key(value) else None
+    text = _text_of_octets(value)
+    return text if is_routing_key(text) else None
 
 
 def read_true(value: Any) -> bool | None:

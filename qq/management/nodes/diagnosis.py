@@ -10,6 +10,8 @@ independent of the number of queues.
 
 from __future__ import annotations
 
+import asyncio
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from qq.diagnosis.findings import Diagnosis, Finding, Since, decode_finding, diagnosis_of
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 TOPIC = "diagnosis"
 """Topic of the question for a node's vitals and findings."""
+RECENT_S = 5.0
+"""Seconds that the page shows a diagnosis before it asks for the next."""
 FORGOTTEN_MS = 3600_000
 """Milliseconds of maintenance after which a node is reported as possibly forgotten."""
 
@@ -60,7 +64,8 @@ class MemberFindings:
 
     def _facts(self) -> ClusterFacts:
         report = self._members.report()
-        return ClusterFacts(report.leader, list(self._member_facts(report)), report.version)
+        why_lost = self._group.statuses.why_hopeless()
+        return ClusterFacts(report.leader, list(self._member_facts(report)), report.version, why_lost)
 
     def _member_facts(self, report: ClusterMembers) -> Iterator[MemberFacts]:
         group = self._group
@@ -81,6 +86,8 @@ class MemberFindings:
                 disk_hangs=bool(reported is not None and reported.disk_hangs),
                 hears_leader=bool(reported is not None and reported.hears_leader),
                 why_apart=self._peers.why_apart_from(member.name),
+                lost_ms=member.lost_ms,
+                has_other_directory=member.name in group.statuses.foreign,
             )
 
 
@@ -104,6 +111,9 @@ class Doctor:
         self._shovels = shovels
         self._since = Since()
         self._own_findings: list[Finding] = []
+        self._recent = Diagnosis([])
+        self._recent_s = float("-inf")
+        self._one_at_a_time = asyncio.Lock()
         queries.answer(TOPIC, self._answer)
 
     async def sample(self) -> None:
@@ -116,6 +126,13 @@ class Doctor:
         own = [*self._vitals.findings(), *findings_of_names(self._members.duplicate_names())]
         self._own_findings = self._since.date(own, self._group.time_ms())
         self._members.findings()  # records when findings about members began
+
+    async def recent(self) -> Diagnosis:
+        """Return a diagnosis that is at most `RECENT_S` old. All viewers of the page share it."""
+        async with self._one_at_a_time:
+            if monotonic() - self._recent_s >= RECENT_S:
+                self._recent, self._recent_s = await self.diagnosis(), monotonic()
+        return self._recent
 
     async def diagnosis(self) -> Diagnosis:
         """Return the findings of all nodes that answered in time, as a diagnosis of the cluster."""

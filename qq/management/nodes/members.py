@@ -33,6 +33,8 @@ CHANGE_S = 10.0
 """Seconds that a request waits for its change by default."""
 RETRY_S = 0.3
 """Seconds until the leader is asked again: the request may have been lost, or another change was under way."""
+LOST_FOR_MS = 86_400_000
+"""Milliseconds for which the loss of a member's data directory is reported."""
 REACH_S = 3.0
 """Seconds that a new member's address may take to answer."""
 
@@ -61,6 +63,7 @@ class MemberChanges:
         group, configuration = self._group, self._configuration
         statuses = {status.name: status for status in group.statuses.all()}
         end = max((status.last_index or 0 for status in statuses.values()), default=0)
+        lost_since_ms = group.time_ms() - LOST_FOR_MS
         return ClusterMembers(
             node=group.config.name,
             cluster=group.config.cluster,
@@ -68,7 +71,14 @@ class MemberChanges:
             version=configuration.version,
             leader=group.leader,
             members=[
-                _member(configuration, member, statuses.get(member.name), end, group.versions_of(member.name))
+                _member(
+                    configuration,
+                    member,
+                    statuses.get(member.name),
+                    end,
+                    group.versions_of(member.name),
+                    lost_since_ms,
+                )
                 for member in configuration.members
             ],
             removed=[RemovedMember(removed.name, removed.id.hex()) for removed in configuration.removed],
@@ -224,6 +234,7 @@ def _member(
     status: MemberStatus | None,
     end: int,
     reported: Versions | None,
+    lost_since_ms: int,
 ) -> ClusterMember:
     # Until the log contains the versions of programs, use those that the members report (`reported`).
     versions = member.versions or reported
@@ -242,4 +253,5 @@ def _member(
         lag=None if last_index is None else end - last_index,
         versions=None if versions is None else str(versions),
         drained=member.is_drained,
+        lost_ms=member.lost_ms if member.lost_ms is not None and member.lost_ms > lost_since_ms else None,
     )

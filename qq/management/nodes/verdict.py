@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cluster.configuration.quorum import is_majority
 from qq.diagnosis.findings import Severity
 from qq.diagnosis.member_rules import unlinked
+from qq.diagnosis.words import utc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +43,9 @@ def judge(answer: Mapping[str, Any]) -> Health:
     # The leader may reach nodes that the asked node does not. A former leader may still believe that it leads.
     others = [name for name in connected if name != answer["node"]]
     sees_majority = is_majority(len(connected), len(voters))
+    # Nodes of earlier releases do not report lost logs.
+    if leader is None and answer.get("majority_lost"):
+        return Health(Severity.CRITICAL, f"no majority: {answer['majority_lost']}")
     if not sees_majority and leader not in others:
         return Health(Severity.CRITICAL, f"no majority: {'; '.join(_troubles(nodes, silent))}")
     if leader is None and (hear_leader := [each["name"] for each in nodes if _hears_leader(each)]):
@@ -50,7 +54,7 @@ def judge(answer: Mapping[str, Any]) -> Health:
     if leader is None:
         return Health(
             Severity.CRITICAL,
-            f"nobody leads: {_names(connected)} elect a leader, which takes a moment; ask again",
+            f"nobody leads: {_names(connected)} are a majority, and should elect a leader in a moment; ask again",
         )
     troubles = _troubles(nodes, silent)
     full = [each["name"] for each in voters if each["alarm"] and each["disk_free_bytes"] < FULL_BYTES]
@@ -63,12 +67,17 @@ def judge(answer: Mapping[str, Any]) -> Health:
         why = [*troubles, f"under maintenance: {_names(drained)} (`qq revive` ends that)"]
         return Health(Severity.CRITICAL, f"nobody serves clients: {'; '.join(why)}")
     note = f"; under maintenance: {_names(drained)}" if drained else ""
+    # Nodes of earlier releases do not report lost directories.
+    lost = [
+        f"{each['name']} lost its data at {utc(each['lost_ms'])}" for each in nodes if each.get("lost_ms")
+    ]
+    note = "; ".join([note, *lost])
     if troubles:
         is_grave = silent or any(each["alarm"] for each in nodes)
         severity = Severity.CRITICAL if is_grave else Severity.WARNING
         return Health(severity, f"not well: {'; '.join(troubles)}; {leader} leads{note}")
     text = f"all well: {len(nodes)} of {len(nodes)} members, {leader} leads{note}"
-    return Health(Severity.WARNING if drained else Severity.INFO, text, is_well=True)
+    return Health(Severity.WARNING if drained or lost else Severity.INFO, text, is_well=True)
 
 
 def _troubles(nodes: Sequence[Mapping[str, Any]], silent: Sequence[str]) -> list[str]:
@@ -91,7 +100,11 @@ def _troubles(nodes: Sequence[Mapping[str, Any]], silent: Sequence[str]) -> list
     # Nodes of earlier releases do not report their missing links.
     misses = {each["name"]: each.get("misses") or () for each in nodes if each["state"] != _DOWN}
     texts += [f"{one} and {other} have no link" for one, other in unlinked(misses)]
-    return [f"{_names(silent)} {_verb(silent)}", *texts] if silent else texts
+    from cluster.membership.health import why_absent  # noqa: PLC0415 -- large
+
+    # Nodes of earlier releases do not report other directories.
+    foreign = [each["name"] for each in nodes if each.get("other_directory")]
+    return [*why_absent(silent, foreign), *texts]
 
 
 def _hanging(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -106,7 +119,3 @@ def _hears_leader(node: Mapping[str, Any]) -> bool:
 
 def _names(names: Sequence[str]) -> str:
     return ", ".join(names)
-
-
-def _verb(names: Sequence[str]) -> str:
-    return "does not answer" if len(names) == 1 else "do not answer"

@@ -14,6 +14,7 @@ from qq.management.objects.browse import browse
 from qq.management.reports.queues import QueueStatus
 from qq.management.reports.rows import ThingRows
 from qq.management.statistics.rates import HIDDEN, LENGTHS, QueueNumbers, numbers_of, with_rates
+from qq.octets import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -230,13 +231,18 @@ _FIELDS: dict[str, Callable[[Queue], Any]] = {
 }
 """Field of `QueueStatus` -> function that computes it from the queue alone."""
 
+
+def _readable(key: str | None) -> str | None:
+    return None if key is None else readable(key)
+
+
 _DEAD_LETTERING = ("name", "vhost", "type", "policy", "messages", "messages_dlx")
 _DEATHS: dict[str, Callable[[Queue], Any]] = {
     "died": lambda queue: dict(queue.tally.died),
     "died_in_all": lambda queue: sum(queue.tally.died.values()),
     "dead_letter": attrgetter("tally.dead_lettered"),
     "dead_letter_exchange": attrgetter("settings.dead_letter_exchange"),
-    "dead_letter_routing_key": attrgetter("settings.dead_letter_routing_key"),
+    "dead_letter_routing_key": lambda queue: _readable(queue.settings.dead_letter_routing_key),
     "dead_letter_strategy": attrgetter("settings.dead_letter_strategy"),
 }
 """Fields shown for a queue with dead letters, besides `_DEAD_LETTERING`."""

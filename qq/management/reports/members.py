@@ -50,6 +50,10 @@ class NodeStatus(NamedTuple):
     """Members that the node has no link with or does not hear."""
     hears_leader: bool | None = None
     """Whether the node leads or hears the leader."""
+    lost_ms: int | None = None
+    """When the node's data directory was lost or replaced, if that was within the last day, in ms since 1970."""
+    other_directory: bool = False
+    """Whether another data directory than the member's is up under its name."""
 
 
 class ClusterStatus(NamedTuple):
@@ -61,6 +65,8 @@ class ClusterStatus(NamedTuple):
     nodes: Sequence[NodeStatus]
     version: int
     """Version of the state that all members have agreed on."""
+    majority_lost: str | None = None
+    """Which logs are damaged or lost, and the remedy, if the members with intact logs are no majority; else None."""
 
 
 class ClusterMember(NamedTuple):
@@ -81,6 +87,8 @@ class ClusterMember(NamedTuple):
     """Versions of the state that the member's program can run, such as "7 to 8" or "8"."""
     drained: bool
     """Whether the member is under maintenance."""
+    lost_ms: int | None = None
+    """When the member's data directory was lost or replaced, if that was within the last day, in ms since 1970."""
 
 
 class RemovedMember(NamedTuple):

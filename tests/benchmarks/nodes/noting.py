@@ -33,11 +33,11 @@ from cluster.transport.outbox import LogSync, PeerOutbox  # noqa: E402
 from qq.amqp_server.connection import ClientConnection  # noqa: E402
 from qq.amqp_server.outgoing import Outgoing  # noqa: E402
 
-notes: list[tuple[int, str]] = []
+records: list[tuple[int, str]] = []
 
 
-def note(step: str) -> None:
-    notes.append((time.monotonic_ns(), step))
+def record(step: str) -> None:
+    records.append((time.monotonic_ns(), step))
 
 
 def watch(
@@ -49,14 +49,14 @@ def watch(
     @wraps(original)
     def watched(*arguments: Any, **options: Any) -> Any:
         if named is not None:
-            note(named(*arguments))
+            record(named(*arguments))
         elif begins:
-            note(begins)
+            record(begins)
         try:
             return original(*arguments, **options)
         finally:
             if ends:
-                note(ends)
+                record(ends)
 
     setattr(owner, method, watched)
 
@@ -79,8 +79,8 @@ def watch_all() -> None:
 
 
 def write(*_: object) -> None:
-    done = sorted(notes)
-    notes.clear()
+    done = sorted(records)
+    records.clear()
     directory = Path(os.environ.get("BUDGET_DIR", tempfile.gettempdir()))
     (directory / f"{os.getpid()}.steps").write_text(json.dumps(done))
 

@@ -165,8 +165,8 @@ def frames(data: bytes) -> list[object]:
 
 
 def test_an_answer_that_is_no_frame_is_noticed() -> None:
-    beat, close = Heartbeat().marshal(), marshal(1, commands.Channel.CloseOk())
-    assert [type(frame) for frame in frames(beat + close + close[:-1])] == [
+    heartbeat, close = Heartbeat().marshal(), marshal(1, commands.Channel.CloseOk())
+    assert [type(frame) for frame in frames(heartbeat + close + close[:-1])] == [
         Heartbeat,
         commands.Channel.CloseOk,
     ]

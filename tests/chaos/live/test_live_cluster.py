@@ -109,19 +109,19 @@ def test_publishers_wait_while_the_disk_is_full(runner: asyncio.Runner, cluster:
                 ]:
                     return
 
-    log, told = cluster.log("n2"), "publishers must wait"
-    told_before = log.read_text().count(told)
+    log, alarm = cluster.log("n2"), "publishers must wait"
+    alarms_before = log.read_text().count(alarm)
 
-    async def until_told() -> None:
+    async def until_logged() -> None:
         """The status tells of the alarm as soon as somebody asks, and clients are told with the node's next beat."""
         async with asyncio.timeout(30):
-            while log.read_text().count(told) == told_before:  # noqa: ASYNC110 -- of another process
+            while log.read_text().count(alarm) == alarms_before:  # noqa: ASYNC110 -- of another process
                 await asyncio.sleep(0.01)
 
     async def check() -> None:
         cluster.set_faults("n2", disk_full=True)
         await until_alarmed(True)
-        await until_told()
+        await until_logged()
         # A node without space holds up its own clients; the others go on while they are a majority.
         await asyncio.to_thread(publish, cluster.endpoints["n1"], "space", bodies(1))
         publishing = asyncio.create_task(
@@ -204,8 +204,8 @@ def test_node_that_does_not_stop_dumps_its_tasks_and_is_killed(
             await cluster.stop("n3")
         with suppress(pika.exceptions.AMQPError):
             client.close()
-        told = cluster.log("n3").read_text(errors="replace")[size:]
-        assert "Stack for <Task" in told
+        alarm = cluster.log("n3").read_text(errors="replace")[size:]
+        assert "Stack for <Task" in alarm
         await cluster.start("n3")
         await cluster.wait_caught_up()
 
@@ -263,8 +263,8 @@ def test_nodes_end_with_their_starter(tmp_path: Path) -> None:
 
 async def all_ended(descriptors: Iterable[int]) -> None:
     for descriptor in descriptors:
-        gone = asyncio.Event()
-        asyncio.get_running_loop().add_reader(descriptor, gone.set)  # readable when the process has ended
-        await asyncio.wait_for(gone.wait(), 10)
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(descriptor, ended.set)  # readable when the process has ended
+        await asyncio.wait_for(ended.wait(), 10)
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)

@@ -256,8 +256,8 @@ SEEDS = range(60)
 Ways = set[tuple[str, str]]
 
 
-def both_ways(some: Sequence[str], others: Sequence[str]) -> Ways:
-    return {way for one in some for other in others for way in ((one, other), (other, one))}
+def both_ways(some: Sequence[str], other_nodes: Sequence[str]) -> Ways:
+    return {way for one in some for other in other_nodes for way in ((one, other), (other, one))}
 
 
 def cut(name: str, nodes: int, leading: str = "n2") -> list[tuple[Sequence[str], Ways, Ways]]:
@@ -307,9 +307,9 @@ def test_ring_of_three_passes_messages_in_a_single_direction() -> None:
 
 def test_ring_of_five_connects_only_neighbours() -> None:
     for names, between_nodes, with_clients in cut("partition_ring", 5):
-        heard = {pair for place in range(5) for pair in both_ways([names[place - 1]], [names[place]])}
-        assert between_nodes == set(permutations(names, 2)) - heard
-        assert len(heard) == len(between_nodes) == 10
+        received = {pair for place in range(5) for pair in both_ways([names[place - 1]], [names[place]])}
+        assert between_nodes == set(permutations(names, 2)) - received
+        assert len(received) == len(between_nodes) == 10
         assert with_clients == set()
 
 
@@ -328,11 +328,11 @@ def test_asymmetric_partition_cuts_sending_or_receiving(nodes: int) -> None:
     seen: set[tuple[bool, bool, int]] = set()
     for (victim,), between_nodes, with_clients in found:
         is_mute = any(source == victim for source, _ in between_nodes)
-        others = {target if is_mute else source for source, target in between_nodes}
-        assert others <= set(rest(nodes, [victim]))
-        assert between_nodes == {(victim, name) if is_mute else (name, victim) for name in others}
+        other_nodes = {target if is_mute else source for source, target in between_nodes}
+        assert other_nodes <= set(rest(nodes, [victim]))
+        assert between_nodes == {(victim, name) if is_mute else (name, victim) for name in other_nodes}
         assert with_clients in (set(), {(victim, CLIENTS) if is_mute else (CLIENTS, victim)})
-        seen.add((is_mute, bool(with_clients), len(others)))
+        seen.add((is_mute, bool(with_clients), len(other_nodes)))
     assert {is_mute for is_mute, *_ in seen} == {has_clients for _, has_clients, _ in seen} == {True, False}
     assert {count for *_, count in seen} == set(range(1, nodes))
 
@@ -352,7 +352,7 @@ def test_bad_connections_affect_nodes_or_clients_or_both(
             expected |= both_ways(harm.nodes, [CLIENTS])
         assert set(stub.hurt_links) == expected != set()
         seen.add((len(harm.nodes), "+".join(harm.detail["with"])))
-    assert seen == {(count, whom) for count in (1, 3) for whom in (NODES, CLIENTS, f"{NODES}+{CLIENTS}")}
+    assert seen == {(count, links) for count in (1, 3) for links in (NODES, CLIENTS, f"{NODES}+{CLIENTS}")}
 
 
 @pytest.mark.parametrize("leading", ["n1", "n2", "n3"])
@@ -467,12 +467,12 @@ def test_removed_member_leads_or_is_up_or_is_dead() -> None:
     for seed in SEEDS:
         stub = Members(members=4)
         has_worked, detail = struck(stub, "member_remove", seed)
-        [gone] = set(stub.everybody[:4]) - set(stub.names)
+        [removed] = set(stub.everybody[:4]) - set(stub.names)
         assert has_worked
         assert detail["has_ended"] is (detail["state"] != "dead")
         assert [deed for deed, _ in stub.deeds] == ["kill"] * (detail["state"] == "dead") + ["remove"]
-        assert {name for _, name in stub.deeds} == {gone}
-        assert detail["state"] != "leads" or gone == stub.leading
+        assert {name for _, name in stub.deeds} == {removed}
+        assert detail["state"] != "leads" or removed == stub.leading
         seen.add(detail["state"])
     assert seen == {"leads", "up", "dead"}
 

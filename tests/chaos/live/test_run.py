@@ -116,7 +116,7 @@ def test_invalid_endpoint_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "error"),
     [
         (["--workloads", "confirm,juggle"], "unknown workload 'juggle'; there are confirm, priority,"),
         (["--nemesis", "frogs"], "unknown nemesis 'frogs'"),
@@ -136,12 +136,12 @@ def test_invalid_endpoint_is_refused(text: str) -> None:
     ],
 )
 def test_invalid_option_is_reported_in_a_single_line(
-    arguments: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "--out", str(tmp_path)]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("chaos run: ")
-    assert complaint in line
+    assert error in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -179,11 +179,11 @@ def test_run_does_not_overwrite_an_earlier_run(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("path", "complaint"), [(None, "is not in this clone: fetch the whole history"), ("", "there is no git")]
+    ("path", "error"), [(None, "is not in this clone: fetch the whole history"), ("", "there is no git")]
 )
 def test_upgrade_run_without_git_history_is_refused(
     path: str | None,
-    complaint: str,
+    error: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -195,7 +195,7 @@ def test_upgrade_run_without_git_history_is_refused(
     assert main(["--nemesis", UPGRADE, "--out", str(out)]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("chaos run: ")
-    assert complaint in line
+    assert error in line
     assert not out.exists()
 
 
@@ -253,26 +253,26 @@ def test_a_seed_that_chance_has_chosen_is_printed(
 
 
 def test_drain_of_a_foreign_cluster_waits_for_silent_nodes() -> None:
-    given_up_s = GroupConfig("n1", {}, "c").silent_origin_grace_s
+    evicted_after_s = GroupConfig("n1", {}, "c").silent_origin_grace_s
     quiet_s = plan_of(Options(endpoints=(HERE,))).quiet_s
-    assert run_module.QUIET_S < given_up_s + 5 < quiet_s < course_module.DRAIN_PATIENCE_S
+    assert run_module.QUIET_S < evicted_after_s + 5 < quiet_s < course_module.DRAIN_PATIENCE_S
     assert plan_of(Options(endpoints=(HERE,), quiet_s=0.5)).quiet_s == 0.5
 
 
 def test_course_connects_to_the_next_node_without_members(
     recorder: history.Recorder,
 ) -> None:
-    asked: list[str] = []
+    options: list[str] = []
 
     class Last(Nowhere):
         async def connect(self, endpoint: Endpoint, lost: Callable[[str], None]) -> Any:
-            asked.append(endpoint.node)
+            options.append(endpoint.node)
             return await super().connect(endpoint, lost) if endpoint.node != "n3" else "connection"
 
     plan = Plan(chosen(["tx"]), seed=1, rate=100.0, peace_s=0.0, quiet_s=0.01)
     course = Course(plan, (HERE, *OTHERS), {"aio-pika": Last()}, recorder)
     assert asyncio.run(course._connect()) == "connection"
-    assert asked == ["n1", "n2", "n3"]
+    assert options == ["n1", "n2", "n3"]
 
 
 class Stuck(Client):

@@ -47,10 +47,10 @@ def test_missing_toxiproxy_is_reported_with_the_remedy(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert toxiproxy.main([]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "make toxiproxy" in said
-    assert "$TOXIPROXY_SERVER" in said
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "make toxiproxy" in errors
+    assert "$TOXIPROXY_SERVER" in errors
 
 
 def test_server_is_searched_in_environment_then_path_then_tools(
@@ -203,9 +203,9 @@ def test_server_ends_with_its_starter(tmp_path: Path) -> None:
 def assert_ends(descriptor: int) -> None:
     async def ended() -> None:
         loop = asyncio.get_running_loop()
-        gone = asyncio.Event()
-        loop.add_reader(descriptor, gone.set)  # readable when the process has ended
-        await asyncio.wait_for(gone.wait(), 10)
+        has_ended = asyncio.Event()
+        loop.add_reader(descriptor, has_ended.set)  # readable when the process has ended
+        await asyncio.wait_for(has_ended.wait(), 10)
         loop.remove_reader(descriptor)
 
     asyncio.run(ended())

@@ -72,8 +72,11 @@ def test_versions_omit_programs_that_are_not_installed(
 
 def test_equal_versions_of_nodes_are_named_once() -> None:
     properties = {"product": "RabbitMQ", "version": b"4.0.0", "copyright": "the authors of qq"}
-    told = versions.introduction(properties)
-    assert told == "RabbitMQ 4.0.0 (the authors of qq)"
-    assert versions.of_cluster([told, told])["cluster"] == told
+    introduction = versions.introduction(properties)
+    assert introduction == "RabbitMQ 4.0.0 (the authors of qq)"
+    assert versions.of_cluster([introduction, introduction])["cluster"] == introduction
     other = versions.introduction({"product": "Other"})
-    assert versions.of_cluster([told, other])["cluster"] == "Other ? (?); RabbitMQ 4.0.0 (the authors of qq)"
+    assert (
+        versions.of_cluster([introduction, other])["cluster"]
+        == "Other ? (?); RabbitMQ 4.0.0 (the authors of qq)"
+    )

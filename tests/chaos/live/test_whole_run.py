@@ -30,7 +30,7 @@ def test_hurt_cluster_keeps_its_promises_and_is_reported(
 ) -> None:
     monkeypatch.setattr(command, "Options", partial(Options, peace_s=1.0, quiet_s=3.0))
     out = tmp_path / "run"
-    asked = [
+    arguments = [
         "--for",
         "8s",
         "--nemesis",
@@ -40,7 +40,7 @@ def test_hurt_cluster_keeps_its_promises_and_is_reported(
         "--seed",
         "3",
     ]
-    assert command.main([*asked, "--rate", "40", "--out", str(out)]) == 0
+    assert command.main([*arguments, "--rate", "40", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("seed 3\n")
     assert "PROBLEM" not in printed

@@ -7,8 +7,8 @@ from pyspark.sql import SparkSession
 
 from chaos.pipeline.job import check
 from tests.chaos.pipeline.histories import History, Judged, Story
-from tests.chaos.pipeline.stories import told
-from tests.chaos.pipeline.timeline import tell_timeline
+from tests.chaos.pipeline.stories import add_stories
+from tests.chaos.pipeline.timeline import add_timeline
 
 
 @pytest.fixture(scope="session")
@@ -16,8 +16,8 @@ def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Jud
     """One check of one history in which everything happens that any test asks for: each has its own queues."""
     directory = tmp_path_factory.mktemp("run")
     history = History()
-    planted = told(history)
-    tell_timeline(history)
+    planted = add_stories(history)
+    add_timeline(history)
     history.write(directory)
     return Judged(directory, check(directory), planted, len(history.rows))
 

@@ -129,10 +129,10 @@ class Story:
     def deliver(
         self, number: int, to: str = "con#1", by: str = "pub", queue: str | None = None, **fields: Any
     ) -> Row:
-        said = {"redelivered": False, "delivery_count": 0, **fields}
+        delivered = {"redelivered": False, "delivery_count": 0, **fields}
         message = self._message(number, by)
         place = {**self._place(to), "queue": queue or self.name, "consumer": f"{to}.1"}
-        return self.row("ok", "deliver", to, **{**place, **message, **said})
+        return self.row("ok", "deliver", to, **{**place, **message, **delivered})
 
     def settle(
         self,

@@ -8,29 +8,29 @@ from typing import Any
 
 from tests.chaos.pipeline.histories import History, Row, Story, died
 
-Tell = Callable[[Story], None]
-Plant = Callable[[Story], Mapping[str, Sequence[Row]]]
+Healthy = Callable[[Story], None]
+Planting = Callable[[Story], Mapping[str, Sequence[Row]]]
 """Gives the rows to be found, by the name of the promise."""
 
-HEALTHY: list[Tell] = []
-PLANTED: list[Plant] = []
+HEALTHY: list[Healthy] = []
+PLANTED: list[Planting] = []
 
 
-def healthy(tell: Tell) -> Tell:
-    HEALTHY.append(tell)
-    return tell
+def healthy(story: Healthy) -> Healthy:
+    HEALTHY.append(story)
+    return story
 
 
-def planted(tell: Plant) -> Plant:
-    PLANTED.append(tell)
-    return tell
+def planted(story: Planting) -> Planting:
+    PLANTED.append(story)
+    return story
 
 
-def told(history: History) -> dict[str, Mapping[str, Sequence[Row]]]:
+def add_stories(history: History) -> dict[str, Mapping[str, Sequence[Row]]]:
     """Tells all of them; gives what is to be found, by the name of the story."""
-    for tell in HEALTHY:
-        tell(Story(history, tell.__name__))
-    return {tell.__name__: tell(Story(history, tell.__name__)) for tell in PLANTED}
+    for story in HEALTHY:
+        story(Story(history, story.__name__))
+    return {story.__name__: story(Story(history, story.__name__)) for story in PLANTED}
 
 
 # Healthy
@@ -738,7 +738,7 @@ def more_deliveries_than_the_limit(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
-def high_ones_first(story: Story) -> dict[str, list[Row]]:
+def high_priorities_first(story: Story) -> dict[str, list[Row]]:
     return {"priority_ratio": [_taken_by(story, "H")]}
 
 

@@ -36,7 +36,7 @@ CLIENT_RUN = SimulationOptions(
 )
 
 
-def tell_anything(story: Story, random: Random) -> None:
+def add_random_story(story: Story, random: Random) -> None:
     """What clients may see of a few messages, likely or not."""
     story.queue(dedup=True)
     uncommitted = [f"{story.name}/{number}" for number in (1, 2)]
@@ -98,7 +98,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """In one history of all that follows."""
     history = History()
     for number in range(STORIES):
-        tell_anything(Story(history, f"story-{number}"), Random(number))
+        add_random_story(Story(history, f"story-{number}"), Random(number))
     history.rows += seen_by_simulated_clients()
     history.queues |= {name: QueuePlan(name, QUORUM).described("clients", drained=True) for name in QUEUES}
     history.rows.sort(key=lambda row: row["time_ns"])

@@ -23,12 +23,12 @@ def found(judged: Judged, story: str) -> dict[str, list[Row]]:
     return {name: rows for name, rows in by_promise.items() if rows}
 
 
-@pytest.mark.parametrize("story", [tell.__name__ for tell in HEALTHY])
+@pytest.mark.parametrize("story", [teller.__name__ for teller in HEALTHY])
 def test_healthy_history_breaks_no_promise(judged: Judged, story: str) -> None:
     assert found(judged, story) == {}
 
 
-@pytest.mark.parametrize("story", [tell.__name__ for tell in PLANTED])
+@pytest.mark.parametrize("story", [teller.__name__ for teller in PLANTED])
 def test_planted_violation_is_found_with_its_row(judged: Judged, story: str) -> None:
     assert found(judged, story) == judged.planted[story]
 

@@ -31,7 +31,7 @@ sys.exit(job.main(sys.argv[1:]))
 """
 
 
-def told(*arguments: str | Path) -> str:
+def error_line(*arguments: str | Path) -> str:
     """What a Python process says that does not succeed, in a line."""
     ended = subprocess.run(
         [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
@@ -58,7 +58,7 @@ def test_a_job_that_fails_is_a_line(run: Path, spark: SparkSession, monkeypatch:
 
 @pytest.mark.long
 def test_a_spark_that_cannot_start_is_a_line(run: Path) -> None:
-    line = told("-m", "chaos", "check", run, "--master", "moon")
+    line = error_line("-m", "chaos", "check", run, "--master", "moon")
     log = run / "logs" / "spark.log"
     assert line.startswith("INVALID: Spark does not start with master moon: ")
     assert line.endswith(f" (see {log})")
@@ -67,5 +67,5 @@ def test_a_spark_that_cannot_start_is_a_line(run: Path) -> None:
 
 @pytest.mark.long
 def test_a_spark_that_dies_is_a_line(run: Path) -> None:
-    assert told("-c", DYING, run).startswith("INVALID: the check failed in Spark: ")
+    assert error_line("-c", DYING, run).startswith("INVALID: the check failed in Spark: ")
     assert not list(run.glob("check-*"))

@@ -63,16 +63,16 @@ def test_windows_without_confirms_are_listed_for_each_node(judged: Judged) -> No
 
 def test_faults_are_listed_with_the_outages_they_caused(judged: Judged) -> None:
     faults = {row.pop("fault"): row for row in table(judged, "faults")}
-    said = {"node": "n1,n2", "outcome": "ok", "detail": "{}"}
+    fault_columns = {"node": "n1,n2", "outcome": "ok", "detail": "{}"}
     quiet = {"outage": 0.0, "node_outage": 0.0, "recovery": 0.0}
     assert faults == {
-        "kill_leader": said
+        "kill_leader": fault_columns
         | {"start": near(110.9), "end": near(112.5)}
         | {"outage": near(2.5), "node_outage": near(2.5), "recovery": near(1.0)},
-        "partition_ring": said
+        "partition_ring": fault_columns
         | {"start": near(119.9), "end": near(120.5)}
         | {"outage": near(1.2), "node_outage": near(1.0), "recovery": near(0.5)},
-        "latency": said | {"start": near(150.0), "end": near(151.0)} | quiet,
+        "latency": fault_columns | {"start": near(150.0), "end": near(151.0)} | quiet,
         "pause": {"start": near(290.0), "end": near(SECONDS), "node": "n3"}
         | {"outcome": "unknown", "detail": None}
         | quiet,

@@ -22,14 +22,16 @@ WINDOWS = StructType().add("start", "double").add("end", "double").add("node", "
 Window = tuple[float, float]
 
 
-def said(second: float, call: int, type_: str, detail: dict[str, Any] | None, fault: str) -> dict[str, Any]:
+def fault_row(
+    second: float, call: int, type_: str, detail: dict[str, Any] | None, fault: str
+) -> dict[str, Any]:
     text = None if detail is None else json.dumps(detail)
     row = {"process": "nemesis", "call": call, "type": type_, "op": "fault", "node": "n1", "fault": fault}
     return row | {"time_ns": int(second * NS), "detail": text}
 
 
 def fault(name: str, begin_s: float, end_s: float, call: int = 1) -> list[dict[str, Any]]:
-    return [said(begin_s, call, "invoke", {}, name), said(end_s, call, "ok", {}, name)]
+    return [fault_row(begin_s, call, "invoke", {}, name), fault_row(end_s, call, "ok", {}, name)]
 
 
 def found(
@@ -93,14 +95,14 @@ def test_end_of_a_fault_gives_its_outcome(spark: SparkSession) -> None:
     noticed = parameters | {"file": "1.segment", "bit": 12, "noticed": True}
     failed = parameters | {"error": "n2 did not stop in 30 s"}
     rows = [
-        said(1, 1, "invoke", parameters, "bit_flip"),
-        said(2, 1, "ok", noticed, "bit_flip"),
-        said(3, 2, "invoke", parameters, "restart"),
-        said(4, 2, "fail", failed, "restart"),
-        said(5, 3, "invoke", parameters, "power_loss"),
-        said(6, 3, "ok", None, "power_loss"),
-        said(7, 4, "invoke", parameters, "pause"),
-        said(8, 5, "info", {"left out": "no node leads"}, "kill_leader"),
+        fault_row(1, 1, "invoke", parameters, "bit_flip"),
+        fault_row(2, 1, "ok", noticed, "bit_flip"),
+        fault_row(3, 2, "invoke", parameters, "restart"),
+        fault_row(4, 2, "fail", failed, "restart"),
+        fault_row(5, 3, "invoke", parameters, "power_loss"),
+        fault_row(6, 3, "ok", None, "power_loss"),
+        fault_row(7, 4, "invoke", parameters, "pause"),
+        fault_row(8, 5, "info", {"left out": "no node leads"}, "kill_leader"),
     ]
     table = found(spark, rows[::-1])
     assert [(row["fault"], row["outcome"], json.loads(row["detail"])) for row in table] == [

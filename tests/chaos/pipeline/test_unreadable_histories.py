@@ -158,9 +158,9 @@ def test_a_history_may_be_parquet_and_larger_than_memory(
     as_parquet(run)
     change_meta(run, "rows", None)  # one that does not say how much it recorded is judged without
     assert main([str(run)]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[1].split() == ["lost", "3", "0"]
-    assert told[-1].startswith(f"VALID: every promise was kept ({len(rows)} rows in ")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1].split() == ["lost", "3", "0"]
+    assert printed[-1].startswith(f"VALID: every promise was kept ({len(rows)} rows in ")
 
 
 NOT_OF_PARQUET: dict[str, dict[str, Any]] = {
@@ -183,7 +183,7 @@ def test_invalid_row_of_a_parquet_history_is_shown(run: Path, spark: SparkSessio
 
 
 @pytest.fixture(scope="module")
-def gone_wrong(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Verdict]:
+def run_with_problems(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Verdict]:
     """A run that had problems and kept its promises, with a few messages of both priorities."""
     run = tmp_path_factory.mktemp("gone-wrong")
     history = History()
@@ -199,21 +199,21 @@ def gone_wrong(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.long
-def test_run_with_problems_is_invalid_although_promises_held(gone_wrong: tuple[Path, Verdict]) -> None:
-    run, verdict = gone_wrong
-    told = describe(verdict).splitlines()
-    assert told[-1].startswith(
+def test_run_with_problems_is_invalid_although_promises_held(run_with_problems: tuple[Path, Verdict]) -> None:
+    run, verdict = run_with_problems
+    printed = describe(verdict).splitlines()
+    assert printed[-1].startswith(
         "INVALID: problems of the run: the cluster does not heal; fault kill of n1: in vain ("
     )
-    assert not any("VALID: every promise was kept" in line for line in told)
+    assert not any("VALID: every promise was kept" in line for line in printed)
     document = json.loads((run / "verdict.json").read_text())
     assert (document["valid"], document["error"], len(document["problems"])) == (False, None, 2)
     assert all(promise["holds"] for promise in document["promises"])
 
 
 @pytest.mark.long
-def test_ratio_without_deliveries_is_not_judged(gone_wrong: tuple[Path, Verdict]) -> None:
-    _, verdict = gone_wrong
+def test_ratio_without_deliveries_is_not_judged(run_with_problems: tuple[Path, Verdict]) -> None:
+    _, verdict = run_with_problems
     [line] = [line for line in describe(verdict).splitlines() if line.startswith("priority_ratio")]
     assert line.split() == ["priority_ratio", "0", "0", "nothing", "to", "check"]
 
@@ -305,5 +305,5 @@ def test_java_that_cannot_be_brought_is_a_line(
 
     monkeypatch.setattr(java.jdk, "install", install)
     assert java.main(["--install"]) == 1
-    told = capsys.readouterr().err
-    assert told == f"Java 21 could not be brought to {no_java / 'java'}: no route to host; set JAVA_HOME\n"
+    printed = capsys.readouterr().err
+    assert printed == f"Java 21 could not be brought to {no_java / 'java'}: no route to host; set JAVA_HOME\n"

@@ -7,7 +7,7 @@ from tests.chaos.pipeline.histories import History, Story
 START_S = 100
 
 
-def tell_timeline(history: History) -> None:
+def add_timeline(history: History) -> None:
     """All of it is on nodes of its own, and in seconds of its own."""
     story = Story(history, "timeline", START_S)
     story.queue()

@@ -31,7 +31,7 @@ LIVING = SimulationOptions(
 CUT_OFF = replace(LIVING, faults={"broken proxies": 2.0, "reset": 1.0, "kill": 0.5})
 
 
-class GivenUp(NodeEvents):
+class LivingEvictions(NodeEvents):
     """Counts how often a node that lives is told that the others have given it up."""
 
     def __init__(self, world: SimulatedWorld) -> None:
@@ -42,23 +42,23 @@ class GivenUp(NodeEvents):
         self.count += self._world.now_s > SETTLED_S
 
 
-def given_up_alive(seed: int, options: SimulationOptions) -> int:
+def evictions_of_living_nodes(seed: int, options: SimulationOptions) -> int:
     simulation = Simulation(seed, options)
-    given_up = GivenUp(simulation.world)
-    simulation.cluster.events.append(given_up)
+    evictions = LivingEvictions(simulation.world)
+    simulation.cluster.events.append(evictions)
     simulation.run()
     assert simulation.nemesis.done
-    return given_up.count
+    return evictions.count
 
 
 @pytest.mark.parametrize("seed", cases(SEEDS, {0}.__contains__))
 @pytest.mark.parametrize("nodes", [3, 5])
 def test_a_living_node_behind_a_broken_proxy_is_kept(seed: int, nodes: int) -> None:
-    assert given_up_alive(seed, replace(LIVING, nodes=nodes)) == 0
+    assert evictions_of_living_nodes(seed, replace(LIVING, nodes=nodes)) == 0
 
 
 def test_living_node_that_cannot_dial_is_evicted() -> None:
-    assert any(given_up_alive(seed, CUT_OFF) for seed in range(SEEDS_MAX))
+    assert any(evictions_of_living_nodes(seed, CUT_OFF) for seed in range(SEEDS_MAX))
 
 
 def test_living_node_is_evicted_when_a_single_refusal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,4 +69,4 @@ def test_living_node_is_evicted_when_a_single_refusal_counts(monkeypatch: pytest
         "group_config",
         lambda self, node: replace(group_config(self, node), dead_origin_grace_s=0.0),
     )
-    assert any(given_up_alive(seed, LIVING) for seed in range(SEEDS_MAX))
+    assert any(evictions_of_living_nodes(seed, LIVING) for seed in range(SEEDS_MAX))

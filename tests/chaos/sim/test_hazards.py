@@ -53,7 +53,7 @@ from qq.machine.handlers.moving import MoveHandlers
 from qq.machine.handlers.publishing import PublishHandlers, _as_publish
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import Buffer, encode_batch
-from qq.machine.protocol.commands import Command, DeclareQueue, Enqueue, MoveMessages, Publish
+from qq.machine.protocol.commands import Command, DeadLetter, DeclareQueue, Enqueue, MoveMessages, Publish
 from qq.machine.protocol.effects import ConnectionForced, Effect
 from qq.machine.queue.backlog import Backlog
 from qq.machine.queue.consumers import Budget, Holder
@@ -595,9 +595,11 @@ def follow_the_clock_of_a_single_peer(clock: ClusterClock, _peer: str, steady_ms
     clock.advance_to(steady_ms, now_s)
 
 
-def take_dead_letters_twice(queue: Queue, first: int, count: int) -> list[DeadMessages]:
-    """In place of `Queue.take_dead`: a command that was carried out before is carried out on those that follow."""
-    return take_dead(queue, max(queue.first_dead, first), count)
+def take_dead_letters_twice(
+    handlers: PublishHandlers, vhost: VirtualHost, queue: Queue, command: DeadLetter
+) -> dict[str, int]:
+    """In place of `_dead_letter_stuck`: a command that was carried out before is carried out on those that follow."""
+    return handlers._dead_letter_first(vhost, queue, command._replace(first=queue.first_dead))
 
 
 def take_dead_letters_and_keep_them(queue: Queue, first: int, count: int) -> list[DeadMessages]:
@@ -951,7 +953,10 @@ HAZARDS = [
         QUEUES,
         20,
         "that nobody asked for",
-        ("qq.machine.queue.queue.Queue.take_dead", take_dead_letters_twice),
+        (
+            "qq.machine.handlers.publishing.PublishHandlers._dead_letter_stuck",
+            take_dead_letters_twice,
+        ),
         shown_by=8,
         is_long=True,
     ),

@@ -49,11 +49,11 @@ def test_the_same_seed_is_the_same_history_in_every_process(tmp_path: Path) -> N
 
 def test_simulated_loop_sleeps_in_simulated_time() -> None:
     world = SimulatedWorld(1)
-    heard: list[tuple[float, str]] = []
+    recorded: list[tuple[float, str]] = []
 
     async def wait(name: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        heard.append((world.now_s, name))
+        recorded.append((world.now_s, name))
 
     async def main() -> str:
         async with asyncio.TaskGroup() as tasks:
@@ -65,7 +65,7 @@ def test_simulated_loop_sleeps_in_simulated_time() -> None:
         return "done"
 
     assert SimulatedLoop(world).run(main(), until_s=10.0) == "done"
-    assert heard == [(1.0, "early"), (3.0, "late")]
+    assert recorded == [(1.0, "early"), (3.0, "late")]
     assert world.now_s == 5.0
 
 

@@ -318,7 +318,7 @@ def test_campaign_that_no_node_received_may_be_forgotten() -> None:
 
 
 def test_campaign_that_won_a_vote_is_remembered() -> None:
-    story = ForgottenCampaign(heard=True)
+    story = ForgottenCampaign(is_received=True)
     assert story.other.group.engine.voted_for == story.loser.name
     story.lose_everything()
     assert story.loser.voter_status is VoterStatus.VOTER
@@ -335,7 +335,7 @@ def known_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_forgetting_a_campaign_that_won_a_vote_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    story = ForgottenCampaign(heard=True)
+    story = ForgottenCampaign(is_received=True)
     monkeypatch.setattr(Rejoin, "_remember", story.remember_an_earlier_term)
     with pytest.raises(ViolationError, match=rf"forgotten term {story.term}, in which \w+ voted for it"):
         story.lose_everything()
@@ -367,7 +367,7 @@ VOTED_S = 0.01
 class ForgottenCampaign:
     """A follower campaigns, in term `term`, and loses its directory before anything comes of it (seed 6009799)."""
 
-    def __init__(self, *, heard: bool = False) -> None:
+    def __init__(self, *, is_received: bool = False) -> None:
         simulation = Simulation(1, SimulationOptions(faults={"reset": 1.0}, fault_interval_s=1e9))
         self.world, self.cluster, self.checks = simulation.world, simulation.cluster, simulation.checks
         for node in self.cluster.nodes:
@@ -383,7 +383,7 @@ class ForgottenCampaign:
         self.term = leader.group.engine.term + 1
         self._cuts = [(self.loser.name, leader.name), (leader.name, self.loser.name)]
         self._cuts.append((self.other.name, self.loser.name))
-        if not heard:
+        if not is_received:
             self._cuts.append((self.loser.name, self.other.name))
         for cut in self._cuts:
             self.cluster.network.cut(*cut)

@@ -132,7 +132,7 @@ def _wait_for_all(file: Path) -> None:
     for lines in _flushed(file):
         for call, op, workload, message in row.findall(lines):
             done[op, workload].add(message or call)
-        if all(len(done[what]) >= count for what, count in enough.items()):
+        if all(len(done[operation]) >= count for operation, count in enough.items()):
             break
 
 
@@ -222,9 +222,9 @@ def test_transactions_are_committed_and_rolled_back(peaceful: Recorded) -> None:
 def test_get_is_recorded_with_its_delivery(peaceful: Recorded, workload: str) -> None:
     rows = peaceful.of(workload)
     for process in {row["process"] for row in rows if row["op"] == "get"}:
-        asked = [row for row in rows if row["process"] == process]
-        gots = [row for row in asked if row["op"] == "get" and row["type"] == "ok" and "detail" not in row]
-        came = [row for row in asked if row["op"] == "deliver"]
+        invoked = [row for row in rows if row["process"] == process]
+        gots = [row for row in invoked if row["op"] == "get" and row["type"] == "ok" and "detail" not in row]
+        came = [row for row in invoked if row["op"] == "deliver"]
         assert [row["queue"] for row in gots] == [row["queue"] for row in came] != []
 
 

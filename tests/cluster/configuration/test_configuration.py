@@ -25,6 +25,7 @@ from cluster.configuration.configuration import (
     PeerAddress,
     Versions,
     configuration_time_ms,
+    fields_of,
     host_problem,
     is_configuration,
     make_configuration,
@@ -78,6 +79,23 @@ def test_awaited_member_is_bound_to_the_first_directory() -> None:
     bound = awaited.joined("n2", identity(4), address(5), VERSIONS)
     assert bound.member("n2") == Member("n2", address(5), identity(4), is_voter=False, versions=VERSIONS)
     assert "another data directory" in refused(lambda: bound.joined("n2", identity(5), address(4), VERSIONS))
+
+
+def test_lost_directory_has_the_time_of_its_loss() -> None:
+    lost = TRIO.vacated("n2", identity(2)).dated(TRIO, 77)
+    assert [member.lost_ms for member in lost.members] == [None, 77, None]
+    assert lost.dated(lost, 88) is lost, "it is lost once"
+    bound = lost.joined("n2", identity(4), address(2), VERSIONS).dated(lost, 99)
+    assert [member.lost_ms for member in bound.members] == [None, 77, None]
+    assert read_configuration(make_configuration(5, bound)) == bound
+    again = bound.vacated("n2", identity(4)).dated(bound, 111)
+    assert [member.lost_ms for member in again.members] == [None, 111, None]
+    assert TRIO.drained("n2", is_drained=True).dated(TRIO, 77) == TRIO.drained("n2", is_drained=True)
+
+
+def test_earlier_programs_read_a_configuration_without_losses() -> None:
+    _, _, rows, _ = fields_of(TRIO)
+    assert {len(row) for row in rows} == {7}
 
 
 def test_added_member_is_the_directory_that_answered() -> None:
@@ -244,7 +262,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(
         lambda name, is_drained: lambda c: c.drained(name, is_drained=is_drained), names, st.booleans()
     ),
-    st.builds(lambda version: lambda c: c.raised(version, CLUSTER), st.integers(7, 10)),
+    st.builds(lambda version: lambda c: c.raised(version, CLUSTER), st.integers(7, 11)),
 )
 
 

@@ -122,7 +122,7 @@ def test_emptied_node_that_is_no_member_is_not_under_repair() -> None:
     assert node.hears("n3", last_index=500) is VoterStatus.LEARNER
     flaw = node.rejoin.describe()
     assert flaw is not None
-    assert "is being repaired" in flaw
+    assert "a leader must send it everything anew" in flaw
     named = replace(configuration_of(["n1", "n2", "n3"]), cluster=b"c" * ID_BYTES)
     node.configurations.begin(named.without("n1", directory_of("n1")))
     flaw = node.rejoin.describe()
@@ -199,8 +199,22 @@ def test_majority_without_a_log_is_logged_once(caplog: pytest.LogCaptureFixture)
             node.hears("n3", voter_status=VoterStatus.LEARNER)
     [record] = caplog.records
     assert "the logs of n1, n3 are damaged or lost" in record.getMessage()
-    assert "entries up to 70" in record.getMessage()
+    assert "the longest known log ends with entry 70)" in record.getMessage()
+    assert "`qq recover`" in record.getMessage()
     assert node.rejoin.describe() == record.getMessage()
+
+
+def test_node_with_the_only_log_says_that_the_others_are_lost() -> None:
+    node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5, last_index=70))
+    node.turn()
+    empty = Status(*[0] * len(Status._fields))
+    for second in range(2 + int(HOPELESS_S)):
+        for peer in ("n2", "n3"):
+            node.rejoin.record_foreign_status(peer, empty, float(second))
+    why = node.rejoin.why_hopeless()
+    assert why is not None
+    assert why.startswith("the logs of n2, n3 are damaged or lost, so no majority knows what was confirmed")
+    assert "ends with entry 70, and n2, n3 are up with data directories of no member)" in why
 
 
 def test_hopelessness_ignores_the_log_of_an_absent_peer(caplog: pytest.LogCaptureFixture) -> None:
@@ -240,7 +254,7 @@ def test_hopelessness_ignores_statuses_before_a_new_cluster(
         node.hears("n4", voter_status=VoterStatus.VOTER, last_index=28)
         assert (
             node.rejoin.describe()
-            == "this node's log was damaged or lost; it is being repaired from the others"
+            == "this node's log was damaged or lost; a leader must send it everything anew"
         )
         for peer in ("n2", "n3"):
             node.hears(peer, voter_status=VoterStatus.VOTER, last_index=28)

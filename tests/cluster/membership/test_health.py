@@ -307,8 +307,8 @@ def test_log_is_obsolete_if_the_rest_holds_it_in_half_the_space(
 @pytest.mark.parametrize(
     ("heard", "why"),
     [
-        ("abc", "no leader: the members elect one"),
-        ("ab", "no leader: c does not answer, and the others elect one"),
+        ("abc", "no leader: all members answer, and should elect one in a moment"),
+        ("ab", "no leader: c does not answer; the others are a majority"),
         ("a", "no majority: b, c do not answer"),
         ("", "no majority: a, b, c do not answer"),
     ],
@@ -316,6 +316,15 @@ def test_log_is_obsolete_if_the_rest_holds_it_in_half_the_space(
 def test_silent_members_are_named_when_there_is_no_leader(heard: str, why: str) -> None:
     known = {name: FIT._replace(hears_leader=0) if name in heard else None for name in "abc"}
     assert why_no_leader(Membership.of_voters("abc"), known) == why
+
+
+def test_lost_logs_and_other_directories_are_named_without_a_leader() -> None:
+    """The node with the data said that the emptied nodes did not answer, and that starting nodes would do."""
+    known = {"a": FIT._replace(hears_leader=0), "b": None, "c": None}
+    voters = Membership.of_voters("abc")
+    why = "no majority: b does not answer; another data directory than that of the member is up under the name c"
+    assert why_no_leader(voters, known, foreign=["c"]) == why
+    assert why_no_leader(voters, known, None, "the logs are lost", ["c"]) == "no majority: the logs are lost"
 
 
 def test_members_with_a_leader_are_named_by_a_node_without() -> None:

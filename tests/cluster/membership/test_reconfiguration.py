@@ -55,6 +55,40 @@ def test_node_that_lost_its_directory_returns_with_a_new_id(growing: Growing) ->
     growing.all_submit()
 
 
+def test_loss_of_a_directory_is_logged_and_dated_on_all_nodes(
+    growing: Growing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that was not mounted went without a word in the log of any other node."""
+    lost = growing.followers()[0]
+    growing.pass_ms(1000)
+    began_ms = growing.leader().group.time_ms()
+    lost.end()
+    lost.disk.lose_everything()
+    caplog.clear()
+    before = id_of(lost)
+    lost.start()
+    growing.until(
+        lambda: growing.agrees("abc") and growing.leader().group.configurations.newest.is_removed(before)
+    )
+    text = f"node {lost.name} has lost its data directory, or was replaced: it gets everything anew"
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert sum(line.startswith(text) for line in lines) == 2, "each of the other nodes says it once"
+    led = growing.leader()
+    led.end()
+    growing.pass_ms(3000)
+    led.start()
+    for node in growing.members:
+        node.end()
+        node.start()
+    growing.until(lambda: growing.agrees("abc"))
+    for node in growing.members:
+        dates = {member.name: member.lost_ms for member in node.group.configurations.committed.members}
+        lost_ms = dates.pop(lost.name)
+        assert lost_ms is not None
+        assert began_ms <= lost_ms <= node.group.time_ms()
+        assert set(dates.values()) == {None}
+
+
 def test_lost_directory_is_replaced_while_a_member_is_dead() -> None:
     growing = Growing("abcdef")
     growing.start()

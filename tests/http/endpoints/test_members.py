@@ -58,8 +58,9 @@ def test_members_show_the_log_and_their_own_reports(node: Node[FakeManagement]) 
         "role": "voter",
         "state": "follower",
         "lag": 7,
-        "versions": "7 to 10",
+        "versions": "7 to 11",
         "drained": False,
+        "lost_ms": None,
     }
 
 

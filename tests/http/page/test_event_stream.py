@@ -16,11 +16,12 @@ from prometheus_client import CollectorRegistry
 from qq.http.app import build_app
 from qq.http.base.listener import HttpLimits
 from qq.http.base.login import Operator
-from qq.http.page import event_stream
+from qq.http.page import event_stream, health_events
 from qq.http.page.event_stream import Feed, Spent, ViewTurns
 from qq.machine.protocol.commands import DeclareQueue, DeleteQueue
 from qq.management.errors import Unavailable
 from qq.management.reports.logins import LoggedIn
+from qq.management.reports.members import NodeState, NodeStatus
 from qq.scopes import Scopes
 from tests.http.fakes import PASSWORD, MachineManagement
 from tests.http.http_node import GUEST, Node, login
@@ -56,12 +57,18 @@ async def served(node: Node[MachineManagement]) -> AsyncGenerator[Client]:
 
 
 async def events(answer: Any) -> AsyncIterator[tuple[str, Any]]:
-    """The events of a stream; an empty one is told as ("", None)."""
+    """The events of a stream without the verdicts; an empty event has no name and no data."""
+    async for name, data in all_events(answer):
+        if name != "health":
+            yield name, data
+
+
+async def all_events(answer: Any) -> AsyncIterator[tuple[str, Any]]:
     async for line in answer.content:
         match line.decode().partition(": "):
             case "event", _, name:
                 data = (await answer.content.readline()).decode().partition(": ")[2]
-                yield name.strip(), json.loads(data) if name.strip() == "view" else data.strip()
+                yield name.strip(), json.loads(data) if name.strip() in ("view", "health") else data.strip()
             case (":\n", _, _):
                 yield "", None
             case _:
@@ -95,6 +102,30 @@ def test_stream_sends_the_view_and_each_change(node: Node[MachineManagement]) ->
             return seen
 
     assert asyncio.run(story()) == [["a"], ["a", "b"]]
+
+
+@pytest.mark.parametrize("query", ["view=queues", "view=health"])
+def test_stream_sends_each_change_of_the_verdict(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    monkeypatch.setattr(health_events, "KEPT_S", 0.0)
+
+    async def story() -> list[tuple[str, str]]:
+        async with served(node) as client, look(client, query) as answer:
+            told = (data async for name, data in all_events(answer) if name == "health")
+            seen = [await anext(told)]
+            node.view.peer = NodeStatus("n2", NodeState.FOLLOWER, "voter", disk_free_bytes=2**30)
+            seen.append(await anext(told))
+            assert [(each["name"], each["state"]) for each in seen[1]["nodes"]] == [
+                ("n1", "leader"),
+                ("n2", "follower"),
+            ]
+            return [(each["severity"], each["text"]) for each in seen]
+
+    assert asyncio.run(story()) == [
+        ("critical", "no majority: n2 does not answer"),
+        ("warning", "not well: n1 and n2 have no link; n1 leads"),
+    ]
 
 
 def test_unchanged_stream_sends_only_keepalives(
@@ -274,7 +305,7 @@ def test_stream_that_is_not_read_is_dropped(
         return True
 
     async def story() -> int:
-        endpoint = event_stream.LiveEndpoint({"big": view}, 4, may_see)
+        endpoint = event_stream.LiveEndpoint({"big": view}, 4, may_see, lambda: b"{}")
         app = web.Application()
         app.add_routes(endpoint.routes())
         monkeypatch.setattr(event_stream, "login_of", lambda _: Operator("guest", frozenset(), None))

@@ -21,22 +21,22 @@ WAIT_S = 10.0
 
 
 def test_a_message_is_handled_and_its_result_published() -> None:
-    asked, answered = quorum_queue(), quorum_queue()
+    requests, answers = quorum_queue(), quorum_queue()
     results: asyncio.Queue[Any] = asyncio.Queue()
 
     def subscribe(broker: RabbitBroker) -> None:
-        @broker.subscriber(asked)
-        @broker.publisher(answered)
+        @broker.subscriber(requests)
+        @broker.publisher(answers)
         async def double(number: int) -> int:
             return 2 * number
 
-        @broker.subscriber(answered)
+        @broker.subscriber(answers)
         async def take(number: int) -> None:
             results.put_nowait(number)
 
     async def story(broker: RabbitBroker) -> None:
         for number in range(20):
-            await broker.publish(number, asked)
+            await broker.publish(number, requests)
         assert [await arriving(results) for _ in range(20)] == [2 * number for number in range(20)]
 
     run(subscribe, story)

@@ -124,6 +124,6 @@ def test_large_message_is_received_unchanged(client: Any, queue: str) -> None:
 
 
 def test_wrong_password_is_refused() -> None:
-    stranger = puka.Client(URL.replace("guest:guest", "guest:wrong"))
+    client = puka.Client(URL.replace("guest:guest", "guest:wrong"))
     with pytest.raises((puka.ConnectionBroken, ConnectionError)):
-        stranger.wait(stranger.connect(), timeout=WAIT_S)
+        client.wait(client.connect(), timeout=WAIT_S)

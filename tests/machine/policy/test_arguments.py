@@ -16,12 +16,17 @@ from qq.machine.policy.arguments import (
     check_queue_arguments,
     queue_kind,
 )
+from qq.machine.policy.queue_options import CHANGED_ARGUMENTS
+from qq.machine.policy.settings import settings_of
 from qq.machine.policy.value_checks import EXPIRY_MAX_MS
 from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.machine.protocol.refusals import Refused
 from qq.machine.protocol.versions import VERSIONS
+from qq.octets import octets_of
 
 VERSION = VERSIONS[1]
+CHECKED = 10
+"""The last version that checks arguments which RabbitMQ 4.0 does not know."""
 HERE = "for queue 'q' in vhost '/'"
 
 
@@ -65,7 +70,7 @@ def complaint(check: Any, *arguments: Any) -> str | None:
 @pytest.mark.parametrize("kind", [CLASSIC, QUORUM])
 def test_a_wrong_value_is_refused_for_every_kind(kind: str, key: str, value: Any, wrong: str) -> None:
     assert (
-        complaint(check_queue_arguments, kind, {key: value}, VERSION)
+        complaint(check_queue_arguments, kind, {key: value}, CHECKED)
         == f"invalid arg '{key}' {HERE}: {wrong}"
     )
 
@@ -96,7 +101,7 @@ def test_wrong_exchange_argument_has_its_own_text() -> None:
 )
 def test_a_wrong_value_is_refused_for_quorum_queues(key: str, value: Any, wrong: str) -> None:
     assert (
-        complaint(check_queue_arguments, QUORUM, {key: value}, VERSION)
+        complaint(check_queue_arguments, QUORUM, {key: value}, CHECKED)
         == f"invalid arg '{key}' {HERE}: {wrong}"
     )
 
@@ -141,7 +146,26 @@ def test_a_wrong_value_is_refused_for_classic_queues(key: str, value: Any, wrong
 def test_argument_of_an_unrelated_queue_type_is_refused(kind: str, module: str, keys: list[str]) -> None:
     for key in keys:
         text = f"invalid arg '{key}' {HERE} of queue type {module}"
-        assert complaint(check_queue_arguments, kind, {key: 1}, VERSION) == text
+        assert complaint(check_queue_arguments, kind, {key: 1}, CHECKED) == text
+
+
+@pytest.mark.parametrize("kind", [CLASSIC, QUORUM])
+@pytest.mark.parametrize("key", [key for key, argument in CHANGED_ARGUMENTS if not argument.is_compared])
+def test_unknown_argument_of_rabbitmq_may_have_any_value(kind: str, key: str) -> None:
+    for value in (None, True, -1, 0, "a", b"\xff", [], {}):
+        table = {key: value}
+        assert complaint(check_queue_arguments, kind, table, VERSION) is None
+        assert complaint(check_equivalent_queue_arguments, kind, table, {}, VERSION) is None
+        if value not in (0, -1):
+            assert settings_of(kind, table, None, None) == settings_of(kind, {}, None, None)
+
+
+def test_dead_letter_routing_key_may_have_any_octets() -> None:
+    arguments = {"x-dead-letter-exchange": "x", "x-dead-letter-routing-key": b"caf\xe9"}
+    assert complaint(check_queue_arguments, QUORUM, arguments, VERSION) is None
+    key = settings_of(QUORUM, arguments, None, None).dead_letter_routing_key
+    assert key is not None
+    assert octets_of(key) == b"caf\xe9"
 
 
 @pytest.mark.parametrize(

@@ -48,3 +48,9 @@ export const percent = (share) => (share === null || share === undefined ? "–"
 
 /** A value of a table of arguments or headers. @param {any} value */
 export const argument = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+/** The time of day. @param {number} ms */
+export const clock = (ms) => new Date(ms).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+
+/** The time of day if that is today, else the date, too. @param {number} ms */
+export const recent = (ms) => (new Date(ms).toDateString() === new Date().toDateString() ? clock(ms) : moment(ms));

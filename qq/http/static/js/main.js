@@ -3,6 +3,7 @@ import { html, render, useEffect } from "./lib.js";
 import { DialogHost } from "./parts/dialog.js";
 import { Notices } from "./parts/notice.js";
 import { Shell } from "./parts/shell.js";
+import { HealthOnly } from "./parts/verdict.js";
 import { usePlace } from "./router.js";
 import { restore, session } from "./session.js";
 import { useStore } from "./store.js";
@@ -35,6 +36,9 @@ const VIEWS = {
   definitions: [Definitions],
 };
 
+/** The views that have no stream of their own. */
+const STILL = ["users", "vhosts", "policies", "definitions"];
+
 function App() {
   const user = useStore(session);
   return html`${user === undefined ? null : user === null ? html`<${Login} />` : html`<${Inside} />`}
@@ -49,6 +53,7 @@ function Inside() {
   const [list, one] = VIEWS[name] ?? [];
   const View = names.length && one ? one : list;
   return html`<${Shell}>
+    ${(!View || STILL.includes(name)) && html`<${HealthOnly} />`}
     ${View ? html`<${View} key=${parts.join("/")} names=${names} />` : html`<p class="empty">There is no such view.</p>`}
   <//>`;
 }

@@ -4,6 +4,7 @@
  * EventSource cannot say that a session has ended, nor be told to be quiet while nobody looks: so events are read from a
  * fetch. The node ends each stream after some minutes, and is asked for the next one at once.
  */
+import { clock } from "./format.js";
 import { NODE } from "./node.js";
 import { check, credentials } from "./session.js";
 import { Store, useStore } from "./store.js";
@@ -11,11 +12,18 @@ import { query } from "./api.js";
 import { useEffect, useState } from "./lib.js";
 
 const WAITS_MS = [500, 1000, 2000, 5000, 10000];
-/** After so long without a word the node is taken to be gone; it says something every 15 s. */
-const SILENCE_MS = 40000;
+/** Silence after which the node counts as gone; it sends a line every 3 s. */
+const SILENCE_MS = 8000;
 
-/** "live", "waiting" for the node, or "paused" while nobody looks. @type {Store<string>} */
-export const liveness = new Store("waiting");
+/** "starting", "live", "waiting" for the node, or "paused" while the page is hidden. @type {Store<string>} */
+export const liveness = new Store("starting");
+
+/** The verdict on the cluster that the node sent last. @type {Store<any>} */
+export const health = new Store(/** @type {any} */ (null));
+
+/** When the node sent anything for the last time, in milliseconds since 1970. */
+let heardMs = Date.now();
+export const lastHeardMs = () => heardMs;
 
 /**
  * Follow a view until the result is called. It is shown as null when there is nothing of it any more.
@@ -37,7 +45,10 @@ function follow(where, show, complain) {
     try {
       await readEvents(where, controller, (name, text) => {
         failures = 0;
-        liveness.set("live");
+        if (name === "health") {
+          health.set(JSON.parse(text));
+          return;
+        }
         if (name === "view") show(JSON.parse(text));
         if (name === "gone") show(null);
         complain(name === "view" ? null : { status: name === "gone" ? 404 : 503, reason: text });
@@ -49,7 +60,7 @@ function follow(where, show, complain) {
       const status = /** @type {any} */ (error).status ?? 0;
       if (status === 401) await check().catch(() => null);
       if (status === 404) show(null);
-      complain({ status, reason: /** @type {any} */ (error).reason ?? "The node does not answer. Trying again." });
+      complain({ status, reason: /** @type {any} */ (error).reason ?? `The node has not answered since ${clock(heardMs)}. Trying again.` });
     }
     if (!stopped && current === controller) timer = setTimeout(run, wait);
   }
@@ -79,28 +90,41 @@ function follow(where, show, complain) {
  * @param {(name: string, text: string) => void} take
  */
 async function readEvents(where, controller, take) {
-  const answer = await fetch(NODE + where, { headers: credentials(), signal: controller.signal });
+  let silence = setTimeout(() => controller.abort(), SILENCE_MS);
+  try {
+    await readAnswer(await fetch(NODE + where, { headers: credentials(), signal: controller.signal }), take, () => {
+      clearTimeout(silence);
+      silence = setTimeout(() => controller.abort(), SILENCE_MS);
+      heardMs = Date.now();
+      if (liveness.value !== "live") liveness.set("live");
+    });
+  } finally {
+    clearTimeout(silence);
+  }
+}
+
+/**
+ * @param {Response} answer
+ * @param {(name: string, text: string) => void} take
+ * @param {() => void} heard called whenever the node sends anything
+ */
+async function readAnswer(answer, take, heard) {
   if (!answer.ok || !answer.body) {
     const told = await answer.json().catch(() => ({}));
     throw { status: answer.status, reason: told.reason };
   }
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "", silence = setTimeout(() => controller.abort(), SILENCE_MS);
-  try {
-    for (;;) {
-      const { value, done } = await reader.read();
-      if (done) return;
-      clearTimeout(silence);
-      silence = setTimeout(() => controller.abort(), SILENCE_MS);
-      const events = (rest + value).split("\n\n");
-      rest = events.pop() ?? "";
-      for (const event of events) {
-        const match = /^event: (\w+)\ndata: ([^]*)$/.exec(event);
-        if (match) take(match[1], match[2]);
-      }
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    heard();
+    const events = (rest + value).split("\n\n");
+    rest = events.pop() ?? "";
+    for (const event of events) {
+      const match = /^event: (\w+)\ndata: ([^]*)$/.exec(event);
+      if (match) take(match[1], match[2]);
     }
-  } finally {
-    clearTimeout(silence);
   }
 }
 

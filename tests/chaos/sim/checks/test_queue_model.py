@@ -73,9 +73,9 @@ def test_dead_letter_that_expires_at_once_makes_room() -> None:
     """Seed 506951: each had room, and was gone when the batch was over."""
     run = Run()
     run.declare("next", {**FULL, "x-max-length": 1, "x-message-ttl": 0})
-    dying = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "next", "x-message-ttl": 1}
-    run.declare("q", {**ROOMY, **dying})
-    run.declare("safe", {**ROOMY, **dying, "x-dead-letter-strategy": "at-least-once"})
+    dead_lettering = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "next", "x-message-ttl": 1}
+    run.declare("q", {**ROOMY, **dead_lettering})
+    run.declare("safe", {**ROOMY, **dead_lettering, "x-dead-letter-strategy": "at-least-once"})
     for name in ("q", "safe"):
         run.entry(Enqueue(1, 0, 1, "", name, False, 1), sizes=1)
     run.entry(time_ms=2_000)

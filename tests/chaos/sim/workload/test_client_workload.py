@@ -48,21 +48,21 @@ def outcome(seed: int, *, evicts: bool = False) -> Outcome:
 def submit_just_before_nodes_are_cut_off(simulation: Simulation) -> None:
     """What they then ask for is carried out, and the answer is lost: nodes need some milliseconds for each other."""
 
-    def ask(workload: ClientWorkload) -> None:
+    def submit(workload: ClientWorkload) -> None:
         workload.submit_once()
         for client in workload._amqp_clients:
             client._get(QUEUES[0])
 
     assert isinstance(simulation.workload, ClientWorkload)
     for cut_s, before_s in product(CUTS_S, (0.003, 0.009, 0.018, 0.027)):
-        simulation.world.after(cut_s - before_s, partial(ask, simulation.workload))
+        simulation.world.after(cut_s - before_s, partial(submit, simulation.workload))
 
 
 @pytest.mark.parametrize("evicts", cases([True, False], bool))
 def test_sessions_give_clients_true_answers_under_faults(evicts: bool) -> None:
-    told = outcome(int(evicts), evicts=evicts)
-    assert not told.violation
-    assert told.installs, "a node was away for so long that it needs a snapshot"
+    result = outcome(int(evicts), evicts=evicts)
+    assert not result.violation
+    assert result.installs, "a node was away for so long that it needs a snapshot"
 
 
 def confirms_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,13 +95,13 @@ def refusals_are_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def repeats_deliveries_after_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tell_all(session: Any, effect: Any) -> None:
+    def deliver_all(session: Any, effect: Any) -> None:
         if isinstance(effect, Deliver):
             session.consumers.deliver(effect)
         else:
             resume(session, effect)
 
-    monkeypatch.setattr(dispatch, "resume", tell_all)
+    monkeypatch.setattr(dispatch, "resume", deliver_all)
 
 
 def forgets_answers(monkeypatch: pytest.MonkeyPatch) -> None:

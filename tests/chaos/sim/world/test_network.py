@@ -41,12 +41,12 @@ class Node:
     ) -> None:
         world = self._net.world
         random = world.random(self.name)
-        runtime = SimulatedRuntime(world, WallClock(world, 0), random, _nothing, self._net.fail, _nothing)
+        runtime = SimulatedRuntime(world, WallClock(world, 0), random, _ignore, self._net.fail, _ignore)
         self.runtime = runtime
         self.links = self._net.network.attach(self.name, runtime, addresses=addresses, seeds=seeds)
         self.configure(configuration)
         self.links.register(0, self)
-        self._beat(runtime)
+        self._tick(runtime)
 
     def configure(self, configuration: Configuration) -> None:
         self.links.configure(id_of(self.name), Configurations(configuration))
@@ -57,22 +57,22 @@ class Node:
             self.runtime = None
             self._net.network.process_ended(self.name, power_loss=power_loss)
 
-    def _beat(self, runtime: SimulatedRuntime) -> None:
+    def _tick(self, runtime: SimulatedRuntime) -> None:
         for peer in sorted(self.links.current):
             self.links.send(peer, 0, [b"beat"])
-        runtime.call_later(BEAT_S, partial(self._beat, runtime))
+        runtime.call_later(BEAT_S, partial(self._tick, runtime))
 
-    def told(self, what: str, peer: str) -> bool:
-        return (what, peer) in self.events
+    def was_reported(self, kind: str, peer: str) -> bool:
+        return (kind, peer) in self.events
 
-    def count(self, what: str) -> int:
-        return [event for event, _ in self.events].count(what)
+    def count(self, kind: str) -> int:
+        return [event for event, _ in self.events].count(kind)
 
     def peer_connected(self, peer: str) -> None:
-        self._note("connected", peer)
+        self._record("connected", peer)
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
-        self._note("dead" if dead else "lost", peer)
+        self._record("dead" if dead else "lost", peer)
 
     def peer_drained(self, peer: str) -> None: ...
 
@@ -80,8 +80,8 @@ class Node:
 
     def frame_received(self, peer: str, frame: bytes) -> None: ...
 
-    def _note(self, what: str, peer: str) -> None:
-        self.events.append((what, peer))
+    def _record(self, kind: str, peer: str) -> None:
+        self.events.append((kind, peer))
 
 
 class Net:
@@ -114,7 +114,7 @@ def are_linked(one: Node, other: Node) -> bool:
     return connection is not None and connection is other.links.current.get(one.name)
 
 
-def _nothing() -> None: ...
+def _ignore() -> None: ...
 
 
 # One connection.
@@ -151,8 +151,8 @@ def test_two_nodes_keep_a_single_connection(
     net.nodes[first].start(configuration)
     net.pass_s(apart_s)
     net.nodes[1 - first].start(configuration)
-    for what, which, time_s in steps:
-        disturb(net, what, which, time_s)
+    for kind, which, time_s in steps:
+        disturb(net, kind, which, time_s)
     net.pass_s(2 * GIVEN_UP_S)
     one, other = net.nodes
     assert are_linked(one, other)
@@ -164,16 +164,16 @@ def test_two_nodes_keep_a_single_connection(
     assert [len(node.events) for node in net.nodes] == happened
 
 
-def disturb(net: Net, what: str, which: int, time_s: float) -> None:
+def disturb(net: Net, kind: str, which: int, time_s: float) -> None:
     node, peer = net.nodes[which], net.nodes[1 - which]
     runtime = node.runtime
     assert runtime is not None
-    match what:
+    match kind:
         case "reset":
             net.network.reset(node.name, peer.name)
             net.pass_s(time_s)
         case "cut" | "cut one way":
-            cuts = [(node.name, peer.name), (peer.name, node.name)][: 1 if what == "cut one way" else 2]
+            cuts = [(node.name, peer.name), (peer.name, node.name)][: 1 if kind == "cut one way" else 2]
             for cut in cuts:
                 net.network.cut(*cut)
             net.pass_s(time_s)
@@ -184,7 +184,7 @@ def disturb(net: Net, what: str, which: int, time_s: float) -> None:
             net.pass_s(time_s)
             runtime.go_on()
         case "kill" | "pull the plug":
-            node.end(power_loss=what == "pull the plug")
+            node.end(power_loss=kind == "pull the plug")
             net.pass_s(time_s)
             net.network.host_has_power(node.name)
             node.start(members("ab", CLUSTER))
@@ -247,7 +247,7 @@ def test_moved_node_is_found_by_its_dials_or_the_configuration() -> None:
         net.pass_s(2.0)
         moved.end()
         net.pass_s(1.0)
-        assert other.told("dead", moved.name)
+        assert other.was_reported("dead", moved.name)
         moved.start(configuration, addresses=[new_home])
         net.pass_s(5.0)
         assert are_linked(moved, other)

@@ -20,6 +20,9 @@ const open = new Store(/** @type {any} */ (null));
 /** Show a dialog, in place of the one that is open. @param {Question} question */
 export const ask = (question) => open.set(question);
 
+// A dialog is about the view below it.
+addEventListener("hashchange", () => open.set(null));
+
 export function DialogHost() {
   const question = useStore(open);
   return question && html`<${Dialog} key=${question.title} question=${question} />`;

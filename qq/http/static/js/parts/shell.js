@@ -7,6 +7,7 @@ import { useStore } from "../store.js";
 import { useLiveness } from "../stream.js";
 import { theme, toggle } from "../theme.js";
 import { useVhost, useVhosts } from "../vhosts.js";
+import { Verdict } from "./verdict.js";
 
 /** @type {[string, [string, string, () => boolean][]][]} */
 const NAVIGATION = [
@@ -27,7 +28,7 @@ const NAVIGATION = [
   ]],
 ];
 /** @type {Record<string, string>} */
-const LIVENESS = { live: "Live", waiting: "Waiting for the node", paused: "Paused" };
+const LIVENESS = { starting: "Connecting", live: "Live", waiting: "Waiting for the node", paused: "Paused" };
 
 /** @param {{children: any}} props */
 export function Shell({ children }) {
@@ -39,7 +40,7 @@ export function Shell({ children }) {
     <${Side} view=${place.parts[0]} />
     <div class="page">
       <${Top} onMenu=${() => setOpen(!isOpen)} />
-      <main id="main" tabindex="-1">${children}</main>
+      <main id="main" tabindex="-1"><${Verdict} />${children}</main>
     </div>
     <${Help} />
   </div>`;

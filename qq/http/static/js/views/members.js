@@ -37,7 +37,8 @@ function Member({ member, leader, status, report, head }) {
       ["Checkpoint", whole(status?.checkpoint_index)], ["Term", whole(status?.term)],
       ["Memory", report?.mem_used === undefined ? "–" : `${bytes(report.mem_used)} of ${bytes(report.mem_limit)}`], ["Disk free", bytes(report?.disk_free)],
       ["Connections", report?.sockets_used === undefined ? "–" : `${whole(report.sockets_used)} of ${whole(report.sockets_total)}`], ["Up", duration(report?.uptime)],
-      ["Clock", status?.clock_offset_ms === null || !status ? "–" : `${status.clock_offset_ms} ms ahead`], ["Versions", member.versions ?? "–"],
+      ["Clock", status?.clock_offset_ms === null || !status ? "–" : `${status.clock_offset_ms} ms ahead`], ["Release", report?.applications?.[0]?.version || "–"],
+      ["Versions of the state", member.versions ?? "–"],
     ]} />
     ${may.administer() && html`<${MemberActions} member=${member} isLeader=${isLeader} />`}
   </section>`;

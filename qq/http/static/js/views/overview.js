@@ -1,15 +1,13 @@
 /** What the broker does as a whole: rates, depths, latencies, alarms, and what is wrong. */
-import { getIfThere } from "../api.js";
-import { bytes, duration, milliseconds, rate, short, whole } from "../format.js";
-import { html, useEffect, useState } from "../lib.js";
+import { bytes, duration, milliseconds, rate, recent, short, whole } from "../format.js";
+import { html } from "../lib.js";
 import { Card, Figure, Heading, Loading, Problem, State } from "../parts/bits.js";
 import { Chart, RangeChooser, useHistory, useRange } from "../parts/chart.js";
+import { SEVERITIES } from "../parts/verdict.js";
 import { to } from "../router.js";
 import { may } from "../session.js";
 import { useLive } from "../stream.js";
 import { useVhost } from "../vhosts.js";
-
-const FINDINGS_EVERY_MS = 60000;
 
 export function Overview() {
   const vhost = useVhost(), range = useRange();
@@ -22,7 +20,7 @@ export function Overview() {
       aside=${thing && html`<${RangeChooser} />`} />
     <${Problem} problem=${problem} />
     <${Alarms} told=${told} />
-    <${Findings} />
+    <${Findings} doctor=${told.doctor} />
     <${Figures} told=${told} vhost=${vhost} />
     ${thing ? html`<${Charts} known=${known} range=${range} isWhole=${!vhost} />`
       : html`<p class="muted">Choose a virtual host to see its charts.</p>`}
@@ -34,25 +32,57 @@ function Alarms({ told }) {
   const texts = (told.alarms ?? []).map((/** @type {any} */ alarm) =>
     `${alarm.node} is low on ${alarm.resource}: publishers wait until that is over.`);
   if (told.flaw) texts.push(`This node does not take full part in its cluster: ${told.flaw}`);
-  if (told.cluster && !told.cluster.leader) texts.push("No leader is known: nothing is confirmed or delivered until a majority is there.");
   return texts.map((/** @type {string} */ text) => html`<p class="alarm" role="alert" key=${text}>${text}</p>`);
 }
 
-/** What `qq doctor` says. */
-function Findings() {
-  const [findings, setFindings] = useState(/** @type {any[]} */ ([]));
-  useEffect(() => {
-    const look = () => getIfThere("doctor").then((told) => setFindings(told?.findings ?? []), () => null);
-    look();
-    const timer = setInterval(look, FINDINGS_EVERY_MS);
-    return () => clearInterval(timer);
-  }, []);
-  return findings.length > 0 && html`<${Card} title="What the doctor says">
-    <ul class="findings">${findings.map((each, at) => html`<li key=${at} class=${each.severity ?? ""}>
-      <strong>${each.subject}: ${each.text}</strong>
-      <p>${each.advice}</p>
-    </li>`)}</ul>
+/** The findings of `qq doctor`, those of a kind together. @param {{doctor: any}} props */
+function Findings({ doctor }) {
+  return doctor?.groups.length > 0 && html`<${Card} title="What the doctor says" aside=${html`<span class="muted">${doctor.verdict.split(";")[0]}</span>`}>
+    <ul class="findings">${doctor.groups.map((/** @type {any} */ group) => html`<${Group} key=${group.code + group.title} group=${group}
+      findings=${group.findings.map((/** @type {number} */ at) => doctor.findings[at])} />`)}</ul>
+    ${doctor.omitted > 0 && html`<p class="muted">${`${whole(doctor.omitted)} more are left out.`}</p>`}
   <//>`;
+}
+
+/** @param {{group: any, findings: any[]}} props */
+function Group({ group, findings }) {
+  const more = group.count - findings.length;
+  const since = group.since && html`<span class="muted"> ${`since ${recent(Date.parse(group.since))}`}</span>`;
+  return html`<li class=${group.severity}>
+    <span class="severity">${WORDS[group.severity]}</span>
+    <div>
+      ${findings.length === 1 ? html`<p><${Subject} finding=${findings[0]} />: ${findings[0].text}${since}</p>`
+        : html`<p><strong>${group.title}</strong>: ${findings.map((each, at) => html`${at > 0 && ", "}<${Subject} key=${at} finding=${each} isShort=${true} />`)}${
+          more > 0 && ` and ${whole(more)} more`}${since}</p>`}
+      <p class="muted">${withCode(group.advice)}</p>
+    </div>
+  </li>`;
+}
+
+/** What a finding is about, as a link to it. @param {{finding: any, isShort?: boolean}} props */
+function Subject({ finding, isShort = false }) {
+  const { object, subject, text } = finding;
+  if (!object) return isShort ? html`<span title=${text}>${subject}</span>` : html`<strong>${subject}</strong>`;
+  const isNamed = isShort && subject.startsWith(object.kind);
+  const shown = !isNamed ? subject : object.vhost && object.vhost !== "/" ? `${object.name} (${object.vhost})` : object.name;
+  return html`<a class="name" href=${placeOf(object)} title=${isShort ? text : undefined}>${shown}</a>`;
+}
+
+/** A text with its parts between backticks as code. @param {string} text */
+const withCode = (text) => text.split("`").map((part, at) => (at % 2 ? html`<code key=${at}>${part}</code>` : part));
+
+/** @type {Record<string, string>} */
+const WORDS = { ...SEVERITIES, info: "Info" };
+
+/** The address of the view of an object. @param {{kind: string, vhost?: string, name: string}} object */
+function placeOf({ kind, vhost, name }) {
+  switch (kind) {
+    case "queue": return to(["queues", vhost ?? "/", name]);
+    case "connection": return to(["connections", name]);
+    case "user": return to(["users", name]);
+    case "shovel": return to(["dead-letters"], { vhost });
+    default: return to(["members"]);
+  }
 }
 
 /** @param {{told: any, vhost: string}} props */
