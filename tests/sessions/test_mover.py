@@ -55,7 +55,7 @@ def bodies(channel: Any, queue: str) -> list[bytes]:
     return [body for _, _, body in drained(channel, queue)]
 
 
-def moved(broker: LoneBroker, command: c.BeginMove) -> MoveState:
+def moved(broker: LoneBroker, command: c.BeginMove | c.BeginTextMove) -> MoveState:
     """Have messages moved, and wait for the end."""
     broker.operate(command)
     move = broker.machine.moves.all[command.vhost, command.move]
@@ -95,6 +95,26 @@ def test_only_messages_with_the_headers_are_moved(broker: LoneBroker, channel: A
     moved(broker, MOVE._replace(headers=wanted, move="n"))
     assert bodies(channel, "to") == [b"yes2"]
     assert bodies(channel, "q") == [body for n in range(3) for body in [b"no%d" % n] * 5] + [b"plain"]
+
+
+def test_only_messages_with_the_text_are_moved(broker: LoneBroker, channel: Any) -> None:
+    broker.call(broker.machine.raise_to, 11)
+    order = b'{"order": 36, "name": "Z\xc3\xbcrich"}'
+    publish(channel, order, b'{"order": 37}', b"\xff\xfeorder")
+    publish(channel, b"in a property", message_id='order": 36,')
+    publish(channel, b"in a header", headers={"deep": [{"a": 'x order": 36, y'}], "n": 36})
+    publish(channel, b"x" * 3_000_000 + b'order": 36,')  # behind the part of a body that is searched
+    publish(channel, b'order": 36,' + b"x" * 3_000_000)
+    found = {'order": 36,': 4, "züRICH": 1, "deep": 1, "36": 4, "nothing of it": 0, "\ufffd\ufffdorder": 1}
+    for number, (text, count) in enumerate(found.items()):
+        begin = c.BeginTextMove("/", f"m{number}", "guest", "q", "to", 0, 0, "", "", {}, text)
+        move = moved(broker, begin)
+        assert (move.state, move.examined, move.moved) == ("finished", 7, count), text
+        back = moved(broker, MOVE._replace(source="to", destination="q", move=f"b{number}"))
+        assert back.moved == count
+    both = c.BeginTextMove("/", "both", "guest", "q", "to", 0, 0, "", "", {"n": 36}, "ORDER")
+    assert moved(broker, both).moved == 1
+    assert bodies(channel, "to") == [b"in a header"]
 
 
 def test_dead_letters_are_moved_back_by_reason_and_queue(broker: LoneBroker, channel: Any) -> None:

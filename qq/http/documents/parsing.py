@@ -30,6 +30,7 @@ from qq.machine.policy.policies import InvalidPolicy, Policy, check_policy, erla
 from qq.machine.policy.value_checks import INTEGERS
 from qq.machine.protocol.commands import (
     BeginMove,
+    BeginTextMove,
     BindExchange,
     BindQueue,
     DeclareExchange,
@@ -43,12 +44,14 @@ from qq.machine.protocol.commands import (
 )
 from qq.machine.protocol.death_history import REASONS
 from qq.machine.protocol.queue_types import MODULES
+from qq.machine.queue.moves import TEXT_BYTES_MAX
 from qq.management.reports.catalog import Deduplication
 from qq.management.reports.messages import AckMode, NewMessage
+from qq.sessions.message_filter import MessageFilter
 from qq.tables import NAME_BYTES_MAX, TABLE_DEPTH_MAX, InvalidTable, check_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from qq.machine.protocol.commands import Table
 
@@ -302,7 +305,7 @@ def _pattern(body: Body, name: str) -> str:
 # --- moves
 
 
-def read_move(vhost: str, move: str, user: str, body: Body) -> BeginMove:
+def read_move(vhost: str, move: str, user: str, body: Body) -> BeginMove | BeginTextMove:
     """Return the move to begin."""
     _check_keys(body, ("source", "destination", "to_origin", "count", "rate", "filter"), "a move")
     source = _required_name(field(body, "source", str), "a source")
@@ -313,8 +316,38 @@ def read_move(vhost: str, move: str, user: str, body: Body) -> BeginMove:
             "either 'destination' has to name a queue, or 'to_origin' has to be true: then each message goes back to "
             "the queue in which it first died"
         )
-    wanted = field(body, "filter", dict, {})
-    _check_keys(wanted, ("headers", "reason", "from_queue"), "a filter")
+    wanted = read_filter(field(body, "filter", dict, {}))
+    fields: dict[str, Any] = {
+        "vhost": vhost,
+        "move": move,
+        "user": user,
+        "source": source,
+        "destination": name_of(destination, "destination"),
+        "count": _from_one(body, "count", INTEGERS.stop - 1),
+        "rate": _from_one(body, "rate", RATE_MAX),
+        "reason": wanted.reason,
+        "from_queue": wanted.from_queue,
+        "headers": wanted.headers,
+    }
+    if wanted.text:
+        return BeginTextMove(**fields, text=wanted.text)
+    return BeginMove(**fields, shovel="", is_endless=False)
+
+
+def query_filter(query: Mapping[str, str]) -> MessageFilter:
+    """Return the filter in the query of a request; its headers are a JSON object."""
+    wanted: Body = {name: query[name] for name in ("reason", "from_queue", "text") if name in query}
+    if query.get("headers"):
+        try:
+            wanted["headers"] = json.loads(query["headers"])
+        except ValueError:
+            raise bad_request("headers must be a JSON object") from None
+    return read_filter(wanted)
+
+
+def read_filter(wanted: Body) -> MessageFilter:
+    """Return the filter of a move or a search."""
+    _check_keys(wanted, MessageFilter._fields, "a filter")
     reason = field(wanted, "reason", str, "")
     if reason and reason not in REASONS:
         raise bad_request(
@@ -324,20 +357,11 @@ def read_move(vhost: str, move: str, user: str, body: Body) -> BeginMove:
     for name, value in headers.items():
         if not isinstance(value, str | int | float):
             raise bad_request(f"header '{name}' of the filter should be a string, a number, true or false")
-    return BeginMove(
-        vhost=vhost,
-        move=move,
-        user=user,
-        source=source,
-        destination=name_of(destination, "destination"),
-        count=_from_one(body, "count", INTEGERS.stop - 1),
-        rate=_from_one(body, "rate", RATE_MAX),
-        reason=reason,
-        from_queue=name_of(field(wanted, "from_queue", str, ""), "from_queue"),
-        headers=headers,
-        shovel="",
-        is_endless=False,
-    )
+    text = field(wanted, "text", str, "")
+    if len(text.encode()) > TEXT_BYTES_MAX:
+        raise bad_request(f"the text of the filter is longer than {TEXT_BYTES_MAX} octets")
+    from_queue = name_of(field(wanted, "from_queue", str, ""), "from_queue")
+    return MessageFilter(reason, from_queue, headers, text)
 
 
 def _check_keys(body: Body, known: Sequence[str], whose: str) -> None:
