@@ -286,7 +286,8 @@ class Group:
                 self._outbox.transmit_to_all(self.own_status.now())
             last_index = self.journal.last_index
             self.engine.turn(self._compose)
-            self._reads.applied(self.engine.applied_index)
+            if self._reads.unapplied:
+                self._reads.applied(self.engine.applied_index)
             self._check_leader()
             if self.journal.last_index > last_index:
                 self._log_sync.send()  # new entries: every peer's disk is waiting for them

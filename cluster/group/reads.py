@@ -57,7 +57,7 @@ class Reads:
         """Reads of this pass of the event loop, which the next request is for."""
         self._sent: dict[int, _Sent] = {}
         """Reads that wait for the leader's answer, by the number of their request."""
-        self._unapplied: deque[tuple[int, Sequence[_Read]]] = deque()
+        self.unapplied: deque[tuple[int, Sequence[_Read]]] = deque()
         """Reads that wait until this node has applied an index, with that index."""
         self._last_number = 0
         self._beat = 0
@@ -112,12 +112,12 @@ class Reads:
         if read_index == NOT_POSSIBLE:
             _fail(sent.reads)
             return
-        self._unapplied.append((read_index, sent.reads))
+        self.unapplied.append((read_index, sent.reads))
         self.applied(self._engine.applied_index)
 
     def applied(self, index: int) -> None:
         """Call `done` for the reads that waited for this index."""
-        waiting = self._unapplied
+        waiting = self.unapplied
         while waiting and waiting[0][0] <= index:
             for read in waiting.popleft()[1]:
                 read.done()
