@@ -213,7 +213,7 @@ class Backups(NamedTuple):
 
 
 def time_backups(cluster: LocalCluster) -> Backups:
-    """Take two backups of a node at rest, and restore the second."""
+    """Take two backups of a node at rest, and restore the first."""
     node = cluster.followers()[0]
     directory = node.log.parent.parent
     url = f"http://127.0.0.1:{node.http_port}"

@@ -35,7 +35,7 @@ def login(user: str) -> dict[str, str]:
 
 
 _RUNNER = asyncio.Runner()
-"""Runs all applications: an application belongs to one event loop, and creating a loop takes longer than most
+"""Runs all applications, because an application belongs to one loop and creating a loop takes longer than most
 requests."""
 atexit.register(_RUNNER.close)
 
