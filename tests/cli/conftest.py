@@ -36,7 +36,7 @@ Qq = Any
 def no_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the user's own clusters from the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    for variable in ("QQ_URL", "QQ_CONTEXT", "QQ_USER", "QQ_PASSWORD", "QQ_PASSWORD_FILE"):
+    for variable in ("QQ_URL", "QQ_CONTEXT", "QQ_USER", "QQ_PASSWORD", "QQ_PASSWORD_FILE", "QQ_CA_FILE"):
         monkeypatch.delenv(variable, raising=False)
 
 
