@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 from qq.metrics.counters import (
     MESSAGE_SIZE_BOUNDS,
+    CertificateEnd,
     ClusterTotals,
     Counters,
     DelayMetrics,
@@ -86,6 +87,7 @@ def scrape(
                 totals,
             ),
             peers=peers or {},
+            certificates=[CertificateEnd("https", "cert", 1.7e9)],
         )
     )
     lines = generate_latest(registry).decode().splitlines()
@@ -148,6 +150,7 @@ def test_gauges_have_the_names_of_rabbitmq() -> None:
         "rabbitmq_alarms_memory_used_watermark": 1,
         "rabbitmq_resident_memory_limit_bytes": 7000,
         "rabbitmq_clock_offset_seconds": -1.5,
+        'rabbitmq_certificate_not_after_seconds{file="cert",protocol="https"}': 1.7e9,
     }
     assert expected.items() <= shown.items()
     assert shown["rabbitmq_process_resident_memory_bytes"] > 0
@@ -213,11 +216,11 @@ def test_dead_letters_are_counted_by_reason_and_strategy() -> None:
     )
     shown = scrape(Counters(dead_lettered=dead_lettered, replies_dropped=16))
     prefix = "rabbitmq_global_messages_dead_lettered_"
-    told = {name.removeprefix(prefix): value for name, value in shown.items() if name.startswith(prefix)}
+    values = {name.removeprefix(prefix): value for name, value in shown.items() if name.startswith(prefix)}
     most = '{dead_letter_strategy="at_most_once",queue_type="rabbit_quorum_queue"}'
     least = '{dead_letter_strategy="at_least_once",queue_type="rabbit_quorum_queue"}'
     replies = '{dead_letter_strategy="disabled",queue_type="rabbit_volatile_queue"}'
-    assert told == {
+    assert values == {
         f"maxlen_total{most}": 1,
         f"expired_total{most}": 0,
         f"rejected_total{most}": 2,

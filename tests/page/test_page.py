@@ -213,10 +213,49 @@ def test_dead_letters_are_listed_with_their_reasons(page: Page, node: ClusterNod
     page.until_reads("None of these messages fits")
     page.fill("main", reason="expired")
     page.press("send-back")
-    page.confirm(count="3")
+    page.until_reads("Moves 4 of 4 messages.", "dialog .counted")
+    page.fill(count="3")
+    page.until_reads("Moves 3 of 4 messages.", "dialog .counted")
+    page.confirm()
     page.until(
         lambda: [each["moved"] for each in api(node, "moves/%2F") if each["state"] == "finished"] == [3]
     )
+
+
+def test_node_searches_dead_letters_and_moves_those_found(
+    page: Page, node: ClusterNode, channel: Any
+) -> None:
+    declare(channel, "grave", 1200)
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "grave"}
+    declare(channel, "buyers", **dead)
+    declare(channel, "sellers", **dead)
+    for number in range(40):
+        body = json.dumps({"order": number % 4, "customer": "c"})
+        channel.basic_publish("", ("buyers", "sellers")[number % 2], body.encode())
+    for name in ("buyers", "sellers"):
+        for _ in range(20):
+            channel.basic_reject(channel.basic_get(name)[0].delivery_tag, requeue=False)
+    page.until(lambda: api(node, "queues/%2F/grave")["messages_ready"] == 1240)
+    page.open("dead-letters/%2F/grave")
+    page.until(lambda: sorted(chip.split()[-1] for chip in page.text(".chips").splitlines()) == ["20", "20"])
+    page.fill("main", text='"order": 3,')  # as it is written in the body, behind a thousand others
+    page.until_reads("0 found; looked at 1,000 of 1,240 ready messages.", ".found")
+    page.press("further")
+    page.until_reads("10 found; looked at 1,240 of 1,240 ready messages.", ".found")
+    page.press("send-back")
+    page.until_reads("Moves 10 of 1,240 messages.", "dialog .counted")
+    page.confirm()
+    page.until(lambda: api(node, "queues/%2F/sellers")["messages_ready"] == 10)
+    page.until_reads(
+        "0 found; looked at 1,000 of 1,230 ready messages.", ".found"
+    )  # without a press of a button
+    page.until(lambda: "10" in page.text(".chips"))
+    page.press("send-back")
+    page.until_reads("Moves 0 of 1,230 messages.", "dialog .counted")
+    page.fill(text="")
+    page.until_reads("Moves 30 of 1,230 messages.", "dialog .counted")  # the others never died
+    page.browser.back()
+    page.until(lambda: not page.all("dialog"), "a dialog closes when the view below it changes")
 
 
 def test_queues_are_searched_sorted_and_paged_by_the_node(page: Page, channel: Any) -> None:
@@ -262,11 +301,21 @@ def test_connection_is_shown_with_its_channels_and_closed(page: Page, node: Clus
     parameters = pika.URLParameters(node.url)
     parameters.client_properties = {"connection_name": "to be closed"}
     connection = pika.BlockingConnection(parameters)
-    connection.channel(7)
-    page.open("connections")
-    page.until_reads("to be closed")
+    channel = connection.channel(7)
+    channel.queue_declare("named", durable=True, arguments=QUORUM)
+    channel.basic_consume("named", lambda *_: None, consumer_tag="reader")
+    for view in ("connections", "channels", "queues/%2F/named?tab=consumers"):
+        page.open(view)
+        page.until_reads("to be closed", "tbody")
+        page.search("nosuch")
+        page.until_reads("has 'nosuch'.")
+        page.search("TO BE")
+        page.until_reads("to be closed", "tbody")
+    page.open("connections?name=to be")
+    page.until(lambda: [row[0].splitlines()[0] for row in page.rows("Connections")] == ["to be closed"])
     page.click('a.name[href^="#/connections/"]')
-    page.until(lambda: any(row[0].endswith("(7)") for row in page.rows("Channels")))
+    page.until(lambda: page.text("main h1") == "to be closed")
+    page.until(lambda: any(row[0].startswith("to be closed (7)") for row in page.rows("Channels")))
     page.press("close")
     page.confirm()
     with pytest.raises(pika.exceptions.ConnectionClosed, match="CONNECTION_FORCED"):
@@ -335,6 +384,39 @@ def test_policy_previews_its_matches_and_applies_after_creation(page: Page, chan
     page.click('table[aria-label="Policies"] tr button:last-child')
     page.confirm()
     page.until(lambda: page.rows("Policies") == [])
+
+
+VISIBLE = """return [...document.querySelectorAll('table[aria-label="Queues"] th')]
+    .filter((cell) => cell.offsetParent).map((cell) => cell.innerText.trim())"""
+"""The column titles that can be seen."""
+SCROLLS = """return [document.documentElement, ...document.querySelectorAll("main .scroll")]
+    .filter((box) => box.scrollWidth > box.clientWidth).length"""
+"""The number of boxes that are wider than their place."""
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (390, ["Name", "Ready", "Unacked", "Consumers"]),
+        (800, ["Name", "Virtual host", "State", "Ready", "Unacked", "Consumers", "In", "Out"]),
+    ],
+)
+def test_queues_fit_on_a_narrow_screen(page: Page, channel: Any, width: int, columns: list[str]) -> None:
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "narrow", "x-message-ttl": 10**9}
+    declare(channel, "narrow", 3, **dead)
+    screen = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": False}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    try:
+        page.open("queues?name=narrow")
+        page.until(lambda: page.rows("Queues"))
+        shown = page.browser.execute_script(VISIBLE)
+        assert [each for each in columns if each in (*shown, "Virtual host")] == columns
+        assert set(shown) <= set(columns)
+        assert page.browser.execute_script(SCROLLS) == 0
+        [row] = page.all('table[aria-label="Queues"] tbody tr')
+        assert row.size["height"] < 60
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_definitions_are_downloaded_and_uploaded(page: Page, node: ClusterNode, tmp_path: Path) -> None:

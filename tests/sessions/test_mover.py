@@ -78,7 +78,7 @@ def test_all_messages_are_moved_unchanged(broker: LoneBroker, channel: Any) -> N
 
 def test_only_messages_with_the_headers_are_moved(broker: LoneBroker, channel: Any) -> None:
     wanted = {"text": "é", "number": 1, "flag": True}
-    others: list[dict[str, Any]] = [
+    other_definitions: list[dict[str, Any]] = [
         wanted | {"number": True},
         wanted | {"flag": 1},
         wanted | {"text": "e"},
@@ -87,7 +87,7 @@ def test_only_messages_with_the_headers_are_moved(broker: LoneBroker, channel: A
     ]
     for number in range(3):
         publish(channel, b"yes%d" % number, headers=wanted | {"more": None})
-        for other in others:
+        for other in other_definitions:
             publish(channel, b"no%d" % number, headers=other)
     publish(channel, b"plain")
     move = moved(broker, MOVE._replace(headers=wanted, count=2))
@@ -293,12 +293,12 @@ def test_unreadable_message_stays_and_is_logged(
     broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(channel, b"a", b"b")
-    gone = broker.group.last_index
+    missing = broker.group.last_index
     messages = broker.broker.entries.messages
 
     def some(part: Any, *, only_beginnings: bool) -> Any:
         assert only_beginnings  # a body says nothing about a move, and may be large
-        if part.index == gone:
+        if part.index == missing:
             raise MessagesGone("it is gone")
         return messages(part, only_beginnings=only_beginnings)
 
@@ -308,7 +308,7 @@ def test_unreadable_message_stays_and_is_logged(
     assert (move.moved, move.examined) == (1, 2)
     assert bodies(channel, "to") == [b"a"]
     assert bodies(channel, "q") == [b"b"]
-    assert f"messages of entry {gone} cannot be read" in caplog.text
+    assert f"messages of entry {missing} cannot be read" in caplog.text
 
 
 def test_messages_that_are_not_in_memory_are_read(
@@ -336,11 +336,11 @@ def test_step_examines_few_octets(broker: LoneBroker, channel: Any, monkeypatch:
     steps: list[Any] = []
     add = broker.broker.submissions.add
 
-    def note(command: Any, lane: Any = None) -> None:
+    def record(command: Any, lane: Any = None) -> None:
         steps.append(command)
         add(command, lane)
 
-    monkeypatch.setattr(broker.broker.submissions, "add", note)
+    monkeypatch.setattr(broker.broker.submissions, "add", record)
     assert moved(broker, MOVE).moved == 5
     examined = [command.examined for command in steps if isinstance(command, c.MoveMessages)]
     assert max(examined) <= 2

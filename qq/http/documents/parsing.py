@@ -23,7 +23,7 @@ from qq.machine.catalog.limits import (
     VALUE_BYTES,
     table_bytes,
 )
-from qq.machine.catalog.permissions import HASH_BYTES, SHA256
+from qq.machine.catalog.permissions import HASH_BYTES, MD5, SHA256
 from qq.machine.handlers.declaring import stripped
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.policy.policies import InvalidPolicy, Policy, check_policy, erlang_term
@@ -265,12 +265,19 @@ def _password(body: Body, hash_password: Callable[[str], tuple[bytes, bytes]]) -
 
 
 def _hashing(body: Body) -> str:
-    algorithm = body.get("hashing_algorithm") or HASHING + SHA256
+    """Return the hashing of a user's password. Documents of RabbitMQ 3.5 do not name it: it is MD5 there."""
+    algorithm = body.get("hashing_algorithm") or HASHING + (MD5 if _has_md5(body) else SHA256)
     for hashing in HASH_BYTES:
         if algorithm == HASHING + hashing:
             return hashing
     known = ", ".join(HASHING + hashing for hashing in HASH_BYTES)
     raise bad_request(f"hashing_algorithm {erlang_term(algorithm)} is not known; there are {known}")
+
+
+def _has_md5(body: Body) -> bool:
+    encoded = body["password_hash"]
+    size = SALT_BYTES + HASH_BYTES[MD5]
+    return isinstance(encoded, str) and len(encoded.rstrip("=")) == (size * 4 + 2) // 3
 
 
 def _salt_and_hash(body: Body, hashing: str) -> tuple[bytes, bytes]:
