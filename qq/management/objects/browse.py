@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from qq.management.reports.messages import Message
 from qq.sessions.entries import MessagesGone
-from qq.sessions.headers import delivered, published_to
+from qq.sessions.headers import delivered, is_redelivered, published_to
 from qq.stored.editing import content
 
 if TYPE_CHECKING:
@@ -142,5 +142,6 @@ def _browsed(
 ) -> Iterator[Message]:
     exchange, routing_key = published_to(stored, history)
     framed = delivered(stored.messages, part, history, count_contract=count_contract)
+    redelivered = is_redelivered(part, history, count_contract)
     for number, message in enumerate(framed, offset):
-        yield Message(number, exchange, routing_key, part.deliveries > 0, *content(message))
+        yield Message(number, exchange, routing_key, redelivered, *content(message))
