@@ -582,7 +582,7 @@ def _parse(path: Path) -> dict[str, Any]:
 def _read(reader: _SettingsReader) -> NodeConfig:
     default = NodeConfig("", Path(), (), ())
     seconds, text = reader.seconds, reader.text
-    amqp_host = text("listen", "amqp_host", default.amqp_host)
+    amqp_host = reader.host("amqp_host", default.amqp_host)
     return NodeConfig(
         name=text("node", "name"),
         data_dir=reader.path("node", "data_dir"),
@@ -599,9 +599,9 @@ def _read(reader: _SettingsReader) -> NodeConfig:
         election_timeout_max_s=seconds("cluster", "election_timeout_max_s", default.election_timeout_max_s),
         heartbeat_s=seconds("cluster", "heartbeat_s", default.heartbeat_s),
         amqp_host=amqp_host,
-        amqps_host=text("listen", "amqps_host", amqp_host),
-        http_host=text("listen", "http_host", default.http_host),
-        peer_host=text("listen", "peer_host", default.peer_host),
+        amqps_host=reader.host("amqps_host", amqp_host),
+        http_host=reader.host("http_host", default.http_host),
+        peer_host=reader.host("peer_host", default.peer_host),
         metrics_need_login=reader.flag("listen", "metrics_need_login", default.metrics_need_login),
         **reader.default_user(default),
         proxy_protocol_from=reader.networks("listen", "proxy_protocol_from"),
@@ -667,6 +667,11 @@ class _SettingsReader:
         if not isinstance(value, str) or not value:
             raise self._error(section, key, "must be a non-empty string")
         return value
+
+    def host(self, key: str, default: str) -> str:
+        """Read the host of an address to listen on; an IPv6 address may have brackets, as in URLs."""
+        host = self.text("listen", key, default)
+        return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
     def texts(self, section: str, key: str, default: Default) -> tuple[str, ...] | Default:
         """Read a list of strings; in the environment separated by commas."""

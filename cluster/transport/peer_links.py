@@ -212,7 +212,7 @@ class PeerLinks:
         self._dialling: dict[str | Address, asyncio.Task[None]] = {}
         """The dialling tasks, by peer or by seed."""
         self._probes: dict[str, asyncio.Task[None]] = {}
-        self._accepting: asyncio.Task[None] | None = None
+        self._accepting: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._logged_reasons: dict[str | Address, deque[str]] = {}
         """The last logged reasons for a missing link with a peer or a seed, so that they are logged only once."""
@@ -227,9 +227,10 @@ class PeerLinks:
         """Listen, then dial. Raises OSError when the address cannot be bound."""
         # First the listener: a dying process closes its files in the order of their numbers, so the listener refuses by
         # the time the peers see their connections break.
-        listener = await listen(self._bind)
-        self._accepting = self._spawn(accept_all(listener, self._accept, self._throttled_log, "peer"))
-        self._accepting.add_done_callback(lambda _: listener.close())
+        for listener in await listen(self._bind):
+            accepting = self._spawn(accept_all(listener, self._accept, self._throttled_log, "peer"))
+            accepting.add_done_callback(partial(_close, listener))
+            self._accepting.add(accepting)
         self._has_started = True
         for peer in sorted(self._known.addresses):
             self._start_dialling(peer)
@@ -240,8 +241,7 @@ class PeerLinks:
         self._groups.clear()
         connections = self._take_links()
         # The accepting task first: tasks for sockets that it has accepted must have begun, or those sockets stay open.
-        if self._accepting is not None:
-            await _cancel({self._accepting})
+        await _cancel(self._accepting)
         while self._tasks:
             await _cancel(self._tasks)
         connections += self._take_links()
@@ -811,6 +811,10 @@ class PeerLinks:
             # decides.
             context = {"message": "the peer links are broken", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
+
+
+def _close(listener: socket.socket, _accepting: asyncio.Task[None]) -> None:
+    listener.close()
 
 
 async def _cancel(tasks: set[asyncio.Task[None]]) -> None:

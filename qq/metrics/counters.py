@@ -6,6 +6,7 @@ Invariant: the hot path adds to plain integers without Prometheus, whose library
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -126,6 +127,28 @@ class DelayMetrics:
     """Durations of catching up by a snapshot, from its offer until it was installed."""
 
 
+@dataclass(slots=True)
+class Transferred:
+    """Octets and calls on the sockets of all clients since this node started, as of the last sample."""
+
+    octets_in: int = 0
+    reads: int = 0
+    octets_out: int = 0
+    writes: int = 0
+
+
+@dataclass(slots=True)
+class ClientTotals:
+    """Totals of this node's clients, as of the last sample."""
+
+    unacknowledged: int = 0
+    unconfirmed: int = 0
+    uncommitted: int = 0
+    """Messages in open transactions; `uncommitted_acks` are the acknowledgements in them."""
+    uncommitted_acks: int = 0
+    traffic: Transferred = field(default_factory=Transferred)
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterTotals:
     """Totals that are equal at every node.
@@ -170,6 +193,9 @@ class MetricsSnapshot:
     """The id of the cluster, in hexadecimal; empty until it has an id."""
     spans: SpanCounts | None = None
     """None if messages are not traced."""
+    clients: ClientTotals = field(default_factory=ClientTotals)
+    peers: Mapping[str, bool] = field(default_factory=dict)
+    """Name of each other member -> whether it answers."""
 
 
 def infos(snapshot: MetricsSnapshot, endpoint: str) -> dict[str, tuple[str, dict[str, str]]]:

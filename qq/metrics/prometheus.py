@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from qq.metrics.counters import infos
+from qq.metrics.rabbitmq_series import rabbitmq_series
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -87,6 +88,7 @@ class _NodeCollector(Collector):
         yield from _dead_letters(snapshot.counters)
         if snapshot.spans is not None:
             yield _spans(snapshot.spans)
+        yield from rabbitmq_series(snapshot)
 
 
 def _gauge(name: str, text: str, value: float, labels: dict[str, str] = _NO_LABELS) -> Metric:

@@ -163,14 +163,14 @@ def test_past_use_of_an_idle_node_is_forgotten() -> None:
 
 def test_connections_without_a_login_share_a_place() -> None:
     loop = Loop()
-    strangers = [Connection(loop, "", name="stranger") for _ in range(30)]
-    for each in strangers:
+    unauthenticated = [Connection(loop, "", name="stranger") for _ in range(30)]
+    for each in unauthenticated:
         each.place = loop.turns.new_place(each, "host")
         each.ask(1.0)
     user = Connection(loop, "v")
     user.ask(1.0)
     loop.run(100)
-    assert abs(sum(1.0 - each.work_s for each in strangers) - (1.0 - user.work_s)) <= 10 * MS
+    assert abs(sum(1.0 - each.work_s for each in unauthenticated) - (1.0 - user.work_s)) <= 10 * MS
 
 
 def test_waiting_connection_may_move_to_its_user() -> None:

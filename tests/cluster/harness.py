@@ -120,7 +120,7 @@ class Member:
         self.machine = Alarms()
         self.address = address_of(name)
         self._trio = trio
-        self._lives = 0
+        self._starts = 0
 
     def _schedule_disk(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._trio.world.after(delay_s, lambda: self.runtime.enter(callback))
@@ -134,11 +134,11 @@ class Member:
     ) -> None:
         """`places` is where other members are according to the node's file, beside what the log says."""
         trio = self._trio
-        self._lives += 1
+        self._starts += 1
         self.machine = machine or Alarms()
-        random = trio.world.random(f"node {self.name} {self._lives}")
+        random = trio.world.random(f"node {self.name} {self._starts}")
         failed = trio.failures.append
-        self.runtime = SimulatedRuntime(trio.world, self.wall, random, nothing, failed, nothing)
+        self.runtime = SimulatedRuntime(trio.world, self.wall, random, ignore, failed, ignore)
         self.disk.wait = self.runtime.stall
         seeds = [address_of(name) for name in trio.listed] if settings.get("joins") else []
         versions = Versions(*self.machine.versions)
@@ -170,7 +170,7 @@ class Member:
     def set_alarms(self, *delays_ms: int) -> None:
         """Submit them, and wait until they are set."""
         entries = self.machine.entries
-        self.runtime.enter(lambda: nothing(self.group.propose([pack(delays_ms)])))
+        self.runtime.enter(lambda: ignore(self.group.propose([pack(delays_ms)])))
         self._trio.until(lambda: self.machine.entries > entries)
 
     def ticks(self) -> list[int]:
@@ -240,7 +240,7 @@ class Growing(Trio):
         """Have the leader take a step as soon as it may; returns the index of the entry."""
         taken: list[int] = []
 
-        def ask() -> None:
+        def request() -> None:
             try:
                 taken.append(self.leader().group.reconfiguration.propose(step))
             except NotNow:
@@ -248,14 +248,14 @@ class Growing(Trio):
 
         def is_taken() -> bool:
             if not taken:
-                self.leader().runtime.enter(ask)
+                self.leader().runtime.enter(request)
             return bool(taken)
 
         self.until(is_taken)
         self.until(lambda: self.leader().group.engine.applied_index >= taken[0])
         return taken[0]
 
-    def asked(self, member: Member, change: MemberChange) -> str:
+    def outcome_of(self, member: Member, change: MemberChange) -> str:
         """Ask a member for a change until it is made, or refused: why then."""
         refusals: list[str] = []
         end_s = self.world.now_s + 20.0
@@ -318,7 +318,7 @@ def _is_idle(member: Member) -> bool:
     return not group.pending_batches and group.engine.applied_index == group.journal.last_index
 
 
-def nothing(_value: object = None) -> None: ...
+def ignore(_value: object = None) -> None: ...
 
 
 def voters_of(node: Member) -> list[str]:
@@ -339,7 +339,7 @@ def replace_(node: Member) -> MemberChange:
 
 def drain(growing: Growing, *nodes: Member) -> None:
     for node in nodes:
-        assert growing.asked(node, MemberChange(Verb.DRAIN, node.name)) == ""
+        assert growing.outcome_of(node, MemberChange(Verb.DRAIN, node.name)) == ""
 
 
 def leads(growing: Growing, *nodes: Member) -> bool:
@@ -354,12 +354,12 @@ def submit(node: Member) -> None:
     node.group.propose([b"\x90"])
 
 
-def applied(growing: Growing, node: Member, *, ask: Callable[[], None]) -> int:
+def applied(growing: Growing, node: Member, *, request: Callable[[], None]) -> int:
     """How many entries this node applies within four seconds, in which it submits a batch every 10 ms."""
     before = node.machine.entries
     for turn in range(400):
         if turn % 30 == 0:
-            node.runtime.enter(ask)
+            node.runtime.enter(request)
         node.runtime.enter(lambda: submit(node))
         growing.pass_ms(10)
     return node.machine.entries - before

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from dataclasses import fields
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -396,6 +397,7 @@ def known_metrics() -> set[str]:
         1,
         ClusterTotals(1, 1, 1, 1, 1),
         spans=SpanCounts(),
+        peers={"n2": True},
     )
     samples = (sample for family in node_registry(lambda: snapshot).collect() for sample in family.samples)
     return {sample.name for sample in samples if not sample.name.endswith("_created")}
@@ -404,6 +406,26 @@ def known_metrics() -> set[str]:
 def test_every_metric_is_in_the_reference() -> None:
     text = (REFERENCE / "metrics.md").read_text()
     assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == known_metrics()
+
+
+def test_public_metrics_are_shown_or_explained() -> None:
+    """The list has RabbitMQ 4.0's own metrics, and those of its operator's rules, its mixin and alert collections."""
+    text = (REFERENCE / "metrics.md").read_text()
+    rows = re.findall(
+        r"^\| .* \| (`.*) \|$", text.partition("These metrics of RabbitMQ 4.0")[2], re.MULTILINE
+    )
+    absent = [pattern for row in rows for pattern in re.findall(r"`([\w*]+)`", row)]
+    of_queues = re.findall(r"\bqueue_\w+", text.partition("## Of single queues")[2])
+    shown = known_metrics() | {f"rabbitmq_detailed_{name}" for name in of_queues}
+    public = (ROOT / "tests" / "metrics" / "public_names.txt").read_text().split()
+    unexplained = [
+        name
+        for name in public
+        if name not in shown
+        and f"{name}_bucket" not in shown
+        and not any(fnmatch(name.removeprefix("rabbitmq_"), pattern) for pattern in absent)
+    ]
+    assert unexplained == []
 
 
 @of_each_document

@@ -142,12 +142,12 @@ class _Group:
         """Why nodes are not fit to lead."""
         self.verdict = Verdict(True, "it may be stopped")
         """What comes of looking at who goes on without a member, here and at the leader."""
-        self.asked_to_lead: list[str | None] = []
+        self.requested_leaders: list[str | None] = []
         self.ignored_requests = 0
         """How many of the next requests to lead come to nothing."""
         self.configurations = SimpleNamespace(committed=trio())
-        self.asked_to_change: list[MemberChange] = []
-        self.heard_after: int | None = None
+        self.requested_changes: list[MemberChange] = []
+        self.answers_after: int | None = None
         """After how many changes that were asked for the verdict is a yes."""
         self.unheard_configuration: Configuration | None = None
         """One that the cluster has committed, and that this node applies before what is submitted now."""
@@ -187,9 +187,9 @@ class _Group:
         """The names of the nodes that listen."""
         self.listed: dict[str, PeerAddress] = {}
         """Where the node's file says that others listen, which counts more than the log."""
-        self.leadership = SimpleNamespace(request_transfer=self._ask_for_transfer)
+        self.leadership = SimpleNamespace(request_transfer=self._request_transfer)
         self.reconfiguration = SimpleNamespace(
-            request=self._ask_for_change, why_no_majority=lambda _: self.no_majority
+            request=self._request_change, why_no_majority=lambda _: self.no_majority
         )
         self.no_majority: str | None = None
         self.reasons: dict[str, str] = {}
@@ -216,20 +216,20 @@ class _Group:
     def _judge(self, name: str) -> Verdict:
         return self.verdict._replace(text=f"{name}: {self.verdict.text}")
 
-    def _ask_for_transfer(self, to: str | None) -> None:
-        self.asked_to_lead.append(to)
-        if len(self.asked_to_lead) > self.ignored_requests:
+    def _request_transfer(self, to: str | None) -> None:
+        self.requested_leaders.append(to)
+        if len(self.requested_leaders) > self.ignored_requests:
             successor = to or next(name for name in self.members.names if name != self.leader)
             self.leader = None
             asyncio.get_running_loop().call_soon(setattr, self, "leader", successor)
 
-    def _ask_for_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
-        self.asked_to_change.append(change)
-        if len(self.asked_to_change) <= self.delayed_changes:
+    def _request_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+        self.requested_changes.append(change)
+        if len(self.requested_changes) <= self.delayed_changes:
             return
         held = self.configurations.committed
         try:
-            if self.heard_after is not None and len(self.asked_to_change) > self.heard_after:
+            if self.answers_after is not None and len(self.requested_changes) > self.answers_after:
                 self.verdict = Verdict(True, "")
             is_raise = change.verb == Verb.FINISH_UPGRADE
             after = held.raised(held.version + 1, b"c" * 16) if is_raise else change.step(held)
@@ -317,11 +317,11 @@ class _Carrier:
     """Carries out shovels, as the test says."""
 
     def __init__(self) -> None:
-        self.told: dict[tuple[str, str], Report] = {}
+        self.current_reports: dict[tuple[str, str], Report] = {}
         self.restarted: list[tuple[str, str]] = []
 
     def reports(self) -> dict[tuple[str, str], Report]:
-        return self.told
+        return self.current_reports
 
     def restart(self, vhost: str, name: str) -> bool:
         self.restarted.append((vhost, name))

@@ -129,7 +129,7 @@ async def flood(server: HttpServer, count: int) -> list[Client]:
     return clients
 
 
-async def ask(client: Client, path: str = "/livez", more: str = "") -> int:
+async def request(client: Client, path: str = "/livez", more: str = "") -> int:
     client.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode())
     status, _, _ = await client.answer()
     return status
@@ -141,11 +141,11 @@ def test_unfinished_requests_are_bounded_and_whole_served(run: Callable[..., Non
         clients = await flood(server, 300)
         assert server.slots.unauthenticated <= 8
         assert await clients[-2].is_ended()  # the last one has the quick slot
-        assert await ask(await Client.connect(server, ELSEWHERE)) == 200
+        assert await request(await Client.connect(server, ELSEWHERE)) == 200
         await asyncio.sleep(0.3)
-        assert await ask(await Client.connect(server)) == 200
+        assert await request(await Client.connect(server)) == 200
         assert await clients[0].is_ended()
-        assert await ask(await Client.connect(server), "/api/cluster", AUTHORIZATION) == 200
+        assert await request(await Client.connect(server), "/api/cluster", AUTHORIZATION) == 200
 
     run(story, HttpLimits(connections=8))
 
@@ -153,9 +153,9 @@ def test_unfinished_requests_are_bounded_and_whole_served(run: Callable[..., Non
 def test_single_address_evicts_no_different_address(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         kept = await Client.connect(server, ELSEWHERE)
-        assert await ask(kept) == 200
+        assert await request(kept) == 200
         await flood(server, 100)
-        assert await ask(kept) == 200
+        assert await request(kept) == 200
 
     run(story, HttpLimits(connections=4))
 
@@ -164,7 +164,7 @@ def test_request_header_must_arrive_within_its_time_limit(run: Callable[..., Non
     async def story(server: HttpServer) -> None:
         silent, half, dripping = [await Client.connect(server) for _ in range(3)]
         again = await Client.connect(server)
-        assert await ask(again) == 200
+        assert await request(again) == 200
         half.send(HALF)
         again.send(HALF)
 
@@ -185,8 +185,8 @@ def test_request_header_must_arrive_within_its_time_limit(run: Callable[..., Non
 def test_an_idle_connection_is_closed(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         client = await Client.connect(server)
-        assert await ask(client) == 200
-        assert await ask(client) == 200
+        assert await request(client) == 200
+        assert await request(client) == 200
         assert await client.is_ended()
 
     run(story, HttpLimits(idle_timeout_s=0.3))
@@ -237,10 +237,10 @@ def test_requests_above_the_limit_are_503(run: Callable[..., None]) -> None:
         status, headers, body = await second.answer()
         assert (status, headers["retry-after"]) == (503, "1")
         assert b"1 requests are under way, 1 of 'guest' (http_request_max)" in body
-        assert await ask(second) == 200
+        assert await request(second) == 200
         first.send(b" " * 99)
         assert (await first.answer())[0] == 400
-        assert await ask(second, "/api/cluster", AUTHORIZATION) == 200
+        assert await request(second, "/api/cluster", AUTHORIZATION) == 200
 
     run(story, HttpLimits(requests=1))
 
@@ -261,7 +261,7 @@ def test_user_with_many_requests_leaves_slots_for_a_second_user(run: Callable[..
         status, _, body = await refused.answer()
         assert status == 503
         assert b"4 requests are under way, 4 of 'eve' (http_request_max)" in body
-        assert await ask(await Client.connect(server), "/api/cluster", AUTHORIZATION) == 200
+        assert await request(await Client.connect(server), "/api/cluster", AUTHORIZATION) == 200
 
     run(story, HttpLimits(requests=8), view)
 
@@ -363,7 +363,7 @@ def test_flood_without_a_login_leaves_the_loop_free(run: Callable[..., None], fl
                 client.send(flood)
             await asyncio.sleep(1)
             client = await Client.connect(server)
-            assert await asyncio.wait_for(ask(client), 1) == 200
+            assert await asyncio.wait_for(request(client), 1) == 200
         assert longest[0] < 0.03
         connections = [each for each in gc.get_objects() if isinstance(each, _HttpConnection)]
         assert connections
@@ -404,7 +404,7 @@ def test_cancelled_request_leaves_its_turn_to_the_next(run: Callable[..., None])
         await asyncio.sleep(0)
         waits[0].cancel()
         await asyncio.wait_for(asyncio.gather(*waits[1:]), 5)
-        assert await ask(client) == 200
+        assert await request(client) == 200
 
     run(story)
 
@@ -445,15 +445,15 @@ def test_large_body_of_a_user_arrives_whole(run: Callable[..., None]) -> None:
         body = b'{"users": [' + b" " * 8_000_000 + b"nothing"
         client = await Client.connect(server)
         client.send(put_policy(body).replace(b"PUT /api/policies/%2F/p", b"POST /api/definitions"))
-        status, _, said = await client.answer()
-        assert (status, b"not_json" in said or b"JSON" in said) == (400, True)
+        status, _, text = await client.answer()
+        assert (status, b"not_json" in text or b"JSON" in text) == (400, True)
         chunks = (
             b"".join(b"1\r\n%c\r\n" % octet for octet in b'{"pattern": 1}' + b" " * 20_000) + b"0\r\n\r\n"
         )
         client.send(put_policy(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + chunks)
         status, _, _ = await client.answer()
         assert status == 400
-        assert await ask(client) == 200
+        assert await request(client) == 200
 
     run(story)
 
@@ -488,7 +488,7 @@ def test_gathering_metrics_takes_a_small_share_of_the_processor(
     async def story(server: HttpServer) -> None:
         client = await Client.connect(server)
         for _ in range(4):
-            assert await ask(client, "/metrics") == 200
+            assert await request(client, "/metrics") == 200
             await asyncio.sleep(0.1)
         assert times == gathered
 
@@ -503,13 +503,13 @@ def test_error_in_the_http_parser_ends_only_its_connection(
 
     async def story(server: HttpServer) -> None:
         other = await Client.connect(server)
-        assert await ask(other) == 200
+        assert await request(other) == 200
         client = await Client.connect(server)
         with monkeypatch.context() as patched:
             patched.setattr("aiohttp.web_protocol.RequestHandler.data_received", fail)
             client.send(HALF)
             assert await client.is_ended()
-        assert await ask(other) == 200
+        assert await request(other) == 200
 
     run(story)
     assert "ZeroDivisionError" in caplog.text

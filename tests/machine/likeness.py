@@ -244,9 +244,9 @@ class _Walk:
 
     def __init__(self) -> None:
         self.found: list[str] = []
-        self._others: dict[int, int] = {}
+        self._counterparts: dict[int, int] = {}
         """Objects of the one that lived, and which objects of the other one stand for them; ..."""
-        self._ones: dict[int, int] = {}
+        self._originals: dict[int, int] = {}
         """... and the other way round."""
         self._pending: deque[tuple[str, object, object]] = deque()
 
@@ -293,14 +293,14 @@ class _Walk:
     def _compare_dicts(
         self, path: str, one: Mapping[Any, object], other: Mapping[Any, object], *, ordered: bool
     ) -> None:
-        names, others = {_name(key): key for key in one}, {_name(key): key for key in other}
-        if list(names) != list(others) if ordered else names.keys() != others.keys():
-            self._differ(path, list(names), list(others))
+        names, other_names = {_name(key): key for key in one}, {_name(key): key for key in other}
+        if list(names) != list(other_names) if ordered else names.keys() != other_names.keys():
+            self._differ(path, list(names), list(other_names))
             return
         for name, key in names.items():
             place = f"{path}[{name!r}]"
-            self.compare(place, key, others[name])
-            self.compare(place, one[key], other[others[name]])
+            self.compare(place, key, other_names[name])
+            self.compare(place, one[key], other[other_names[name]])
 
     def _compare_sequences(self, path: str, one: Sequence[object], other: Sequence[object]) -> None:
         if len(one) != len(other):
@@ -316,9 +316,9 @@ class _Walk:
             # Nothing can be done there any more; each session that was loaded has one of its own.
             self.compare(path, one.name, other.name)
             return
-        known = self._others.get(id(one)), self._ones.get(id(other))
+        known = self._counterparts.get(id(one)), self._originals.get(id(other))
         if known == (None, None):
-            self._others[id(one)], self._ones[id(other)] = id(other), id(one)
+            self._counterparts[id(one)], self._originals[id(other)] = id(other), id(one)
             self._pending.append((path, one, other))
         elif known != (id(other), id(one)):
             self._differ(path, one, "another object that is found elsewhere")

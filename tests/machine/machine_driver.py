@@ -205,7 +205,7 @@ class Log:
     def __init__(self) -> None:
         self.published: dict[tuple[int, int], Published] = {}
 
-    def note(
+    def record(
         self, index: int, ordinal: int, commands: Sequence[Command], bcc: Collection[str] = ()
     ) -> list[tuple[int, int]]:
         """Read a batch; `bcc` are the keys that no header CC names. Returns the places of the messages."""
@@ -230,8 +230,8 @@ class Log:
     def dead_letters(self, machine: QueueMachine, ranges_max: int = 500) -> list[DeadLetter]:
         """The next step of the leader, as qq/broker/dead_letters.py takes it."""
         commands: list[DeadLetter] = []
-        for dying in machine.pending_dead_letters(ranges_max):
-            commands += self.dead_letters_of(dying)
+        for dead in machine.pending_dead_letters(ranges_max):
+            commands += self.dead_letters_of(dead)
         for queue in machine.queues_with_stuck:
             for target in queue.stuck:
                 stuck = machine.stuck_dead_letters(queue, target, 0, ranges_max)
@@ -240,12 +240,12 @@ class Log:
                 commands += [each for each in tried if room or not machine.is_still_stuck(each, target)]
         return commands
 
-    def dead_letters_of(self, dying: PendingDeadLetters) -> Iterator[DeadLetter]:
+    def dead_letters_of(self, dead: PendingDeadLetters) -> Iterator[DeadLetter]:
         numbered: list[tuple[Published, int]] = []
-        for number, messages in dying.parts:
+        for number, messages in dead.parts:
             for place, (index, slot, _) in enumerate(messages_of([messages])):
                 published = self.published[index, slot]
-                if not dying.needs_content:
+                if not dead.needs_content:
                     published = published._replace(headers=())
                 numbered.append((published, number + place))
         # Equal ones with consecutive numbers.
@@ -254,9 +254,9 @@ class Log:
             (published, first), count = alike[0], len(alike)
             exchange, key, cc, bcc, expiration, priority, headers = published
             yield DeadLetter(
-                dying.vhost,
-                dying.queue,
-                dying.number,
+                dead.vhost,
+                dead.queue,
+                dead.number,
                 first,
                 count,
                 exchange,
@@ -265,7 +265,7 @@ class Log:
                 list(bcc),
                 expiration,
                 priority,
-                dying.needs_content,
+                dead.needs_content,
                 dict(headers),
                 {},
             )
@@ -282,7 +282,7 @@ class Shell:
         self._messages: dict[int, dict[int, Message]] = {}
         """By consumer and message id, everything that it was ever given."""
 
-    def hear(self, effects: Sequence[Effect]) -> None:
+    def receive(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if effect.node != self.node:
                 continue
@@ -357,7 +357,7 @@ class Driver:
     def apply(self, *commands: Command, node: str = "n1", messages: Sequence[bytes] = ()) -> list[Effect]:
         """Carry out an entry; messages that are not given are of one octet."""
         self.index += 1
-        places = self.log.note(self.index, 0, commands)
+        places = self.log.record(self.index, 0, commands)
         payload = batch(commands, messages or [b"x"] * len(places))
         effects = self.machine.apply_batch(node, self.index, 0, self.time_ms, payload)
         return effects + self.machine.end_entry(self.time_ms)

@@ -312,10 +312,10 @@ class Oracle:
                 if if_empty and queue.messages():
                     self._fails(command.session)
                     return
-                gone = {key for key, v in self.consumers.items() if v.queue == name and v.live}
+                ended = {key for key, v in self.consumers.items() if v.queue == name and v.live}
                 assert self._reply() == e.QueueDeleted(len(queue.ready()))
-                told = [self.ahead.popleft() for _ in gone]
-                assert {(effect.node, effect.consumer) for effect in told} == gone
+                released = [self.ahead.popleft() for _ in ended]
+                assert {(effect.node, effect.consumer) for effect in released} == ended
                 self._deleted(name)
             case c.PurgeQueue(_, _, name):
                 queue = self.queues[name]
@@ -533,16 +533,16 @@ class Oracle:
         if queue is None or queue.number != command.number:
             return
         taken = self._taken_again(queue, command) or self._taken_first(queue, command)
-        gone: dict[str, int] = {}
+        ended: dict[str, int] = {}
         for number, dead in taken.items():
             moved, target = self._move(queue, number, dead, command)
             if moved:
-                gone[dead.reason] = gone.get(dead.reason, 0) + moved
+                ended[dead.reason] = ended.get(dead.reason, 0) + moved
             del dead.messages[:moved]
             if dead.messages:
                 queue.stuck[number + moved] = Stuck(dead, target)
         strategy = "at-least-once" if queue.at_least_once else "at-most-once"
-        for reason, count in gone.items():
+        for reason, count in ended.items():
             assert self.ahead.popleft() == e.DeadLettered(self.node, reason, strategy, count)
 
     def _taken_first(self, queue: OracleQueue, command: c.DeadLetter) -> dict[int, Dead]:
@@ -737,7 +737,7 @@ class Oracle:
                 self._serve(queue)
         # Others of a channel may have had what its limit leaves.
         for queue in self.queues.values():
-            self._check_nobody_waits(queue)
+            self._check_no_consumer_waits(queue)
 
     def _serve(self, queue: OracleQueue) -> None:
         for entry in sorted(queue.delayed, key=lambda entry: entry[:2]):
@@ -798,7 +798,7 @@ class Oracle:
             # Nobody gets anything while somebody with a higher priority could have it.
             if served and self._could_get(queue, consumer):
                 assert consumer.priority <= min(other.priority for other in served)
-        self._check_nobody_waits(queue)
+        self._check_no_consumer_waits(queue)
 
     def _deliveries(
         self, queue: OracleQueue, ready: set[Seen], served: list[Consumer]
@@ -806,15 +806,15 @@ class Oracle:
         """The next deliveries from that queue, one for each consumer."""
         while self.ahead and isinstance(effect := self.ahead[0], e.Deliver):
             consumer = self.consumers[effect.node, effect.consumer]
-            told = seen_of(effect.ranges, effect.histories)
-            if consumer.queue != queue.name or consumer in served or not ready.issuperset(told):
+            released = seen_of(effect.ranges, effect.histories)
+            if consumer.queue != queue.name or consumer in served or not ready.issuperset(released):
                 return
-            if len(told) > self._room_of(consumer):
+            if len(released) > self._room_of(consumer):
                 return  # so it comes of what is done later
             self.ahead.popleft()
             yield effect
 
-    def _check_nobody_waits(self, queue: OracleQueue) -> None:
+    def _check_no_consumer_waits(self, queue: OracleQueue) -> None:
         if queue.ready():
             assert not any(self._could_get(queue, consumer) for consumer in self.consumers.values())
 
@@ -839,9 +839,9 @@ class Oracle:
         for name, queue in self.queues.items():
             there = machine.vhosts["/"].queues[name]
             mine = [v for v in self.consumers.values() if v.queue == name]
-            assert looked_at(there, ready_ranges(there)) == [m.seen() for m in queue.in_order()]
+            assert peeked(there, ready_ranges(there)) == [m.seen() for m in queue.in_order()]
             delayed = [entry[3].seen() for entry in sorted(queue.delayed, key=lambda entry: entry[1])]
-            assert looked_at(there, delayed_ranges(there)) == delayed
+            assert peeked(there, delayed_ranges(there)) == delayed
             assert there.ready == len(queue.ready())
             assert there.messages == queue.messages()
             if sizes or there.backlog.exact_sizes:
@@ -857,7 +857,7 @@ class Oracle:
             held = {
                 first + step: seen
                 for first, messages in held_ranges(there)
-                for step, seen in enumerate(looked_at(there.queue, [messages]))
+                for step, seen in enumerate(peeked(there.queue, [messages]))
             }
             assert held == {number: message.seen() for number, message in consumer.held.items()}
             assert there.live == consumer.live
@@ -869,7 +869,7 @@ class Oracle:
         mine = [(message, dead.reason) for dead in queue.dead for message in dead.messages]
         by_sight = {(message.seen(), reason): message for message, reason in mine}
         groups = [
-            ([by_sight.pop((seen, dead.reason)) for seen in looked_at(there, [dead.range])], dead.reason)
+            ([by_sight.pop((seen, dead.reason)) for seen in peeked(there, [dead.range])], dead.reason)
             for dead in there.dead
         ]
         assert not by_sight
@@ -878,7 +878,7 @@ class Oracle:
         assert [
             (number + place, seen, dead.reason, target)
             for number, dead, target in stuck
-            for place, seen in enumerate(looked_at(there, [dead.range]))
+            for place, seen in enumerate(peeked(there, [dead.range]))
         ] == [
             (number + place, message.seen(), dead.reason, target)
             for number, (dead, target) in sorted(queue.stuck.items())
@@ -918,5 +918,5 @@ def seen_of(ranges: Sequence[Range], histories: Mapping[int, History | None]) ->
     return found
 
 
-def looked_at(queue: Queue, ranges: Sequence[Range]) -> list[Seen]:
+def peeked(queue: Queue, ranges: Sequence[Range]) -> list[Seen]:
     return seen_of(ranges, {r.history: queue.histories.get(r.history) for r in ranges})

@@ -129,7 +129,7 @@ class Scenario:
                 return
             self.index += 1
             for command in dead:
-                self.shown.append(f"dead-letter {command.queue}: {self._dying(command)}")
+                self.shown.append(f"dead-letter {command.queue}: {self._dead(command)}")
             if not dead:
                 self.shown.append(f"tick {self.now_ms - START_MS}")
             self._apply("n1", 0, dead)
@@ -156,20 +156,20 @@ class Scenario:
             node, _, channel = actor.partition("/")
             session, _, connection = channel.partition("@")
             ids = int(session or 0), int(connection or 1)
-            asked = [(verb, rest), *((word, more) for word, *more in map(shlex.split, group[1:]))]
+            given = [(verb, rest), *((verb_word, more) for verb_word, *more in map(shlex.split, group[1:]))]
             if verb == "commit":
                 rest.append(str(len(group) - 1))
             sequence = self.sequences.setdefault((node, ids[0]), [""])
             commands: list[c.Command] = []
             bodies: list[str] = []
             bcc: list[str] = []
-            for word, more in asked:
-                command, messages, hidden = _command(*ids, word, more, len(sequence))
+            for verb_word, more in given:
+                command, messages, hidden = _command(*ids, verb_word, more, len(sequence))
                 sequence += messages
                 commands.append(command)
                 bodies += messages
                 bcc += hidden
-            for place, body in zip(self.log.note(self.index, ordinal, commands, bcc), bodies, strict=True):
+            for place, body in zip(self.log.record(self.index, ordinal, commands, bcc), bodies, strict=True):
                 self.bodies[place] = body.rstrip(".")
                 published = self.log.published[place]
                 self.log.published[place] = published._replace(headers=tuple(_headers(body).items()))
@@ -207,22 +207,24 @@ class Scenario:
 
     def _queue(self, queue: Queue) -> str:
         ready = " ".join(self._name(message) for message in ready_messages(queue))
-        told = f"queue {queue.name}{_there(queue.vhost)}: consumers={queue.consumers} ready=[{ready}]"
+        rendered = f"queue {queue.name}{_there(queue.vhost)}: consumers={queue.consumers} ready=[{ready}]"
         if queue.backlog.delayed:
-            told += f" delayed=[{' '.join(self._names(delayed_ranges(queue)))}]"
+            rendered += f" delayed=[{' '.join(self._names(delayed_ranges(queue)))}]"
         if queue.dead or queue.stuck:
-            dying = [f"{name}:{dead.reason}" for dead in queue.dead for name in self._names([dead.range])]
-            dying += [
+            dying_text = [
+                f"{name}:{dead.reason}" for dead in queue.dead for name in self._names([dead.range])
+            ]
+            dying_text += [
                 f"{name}:{dead.reason} waits for '{target}'"
                 for _, dead, target in stuck_dead(queue)
                 for name in self._names([dead.range])
             ]
-            told += f" dying=[{' '.join(dying)}]"
+            rendered += f" dying=[{' '.join(dying_text)}]"
         if queue.active is not None:
-            told += f" active=c{queue.active.id}"
-        return told
+            rendered += f" active=c{queue.active.id}"
+        return rendered
 
-    def _dying(self, command: c.DeadLetter) -> str:
+    def _dead(self, command: c.DeadLetter) -> str:
         queue = self.machine.vhosts[command.vhost].queues[command.queue]
         numbered = {
             number + place: name
@@ -246,7 +248,7 @@ class Scenario:
             return [f"{effect.node} expelled"]
         if isinstance(effect, e.DeadLettered):
             return []  # the oracle of messages checks that
-        lines = [f"{effect.node}/{effect.session} {self._told(effect)}"]
+        lines = [f"{effect.node}/{effect.session} {self._effect_text(effect)}"]
         match effect:
             case e.Deliver(_, _, _, _, ranges, histories):
                 lines += self._histories(ranges, histories)
@@ -269,7 +271,7 @@ class Scenario:
             lines.append(f"        first {first}, last {last}")
         return lines
 
-    def _told(self, effect: e.SessionEffect) -> str:
+    def _effect_text(self, effect: e.SessionEffect) -> str:
         match effect:
             case e.Deliver(_, _, consumer, first, ranges):
                 names = " ".join(f"{first + step}:{name}" for step, name in enumerate(self._names(ranges)))
@@ -342,17 +344,23 @@ def _there(vhost: str) -> str:
 def _death(death: Death) -> str:
     keys = " ".join(death.routing_keys)
     seconds = (death.time_ms - START_MS) // 1000
-    told = f"{death.count} x {death.reason} in {death.queue} from '{death.exchange}' [{keys}] at {seconds} s"
-    return told if death.original_expiration is None else f"{told} expiration={death.original_expiration}"
+    rendered = (
+        f"{death.count} x {death.reason} in {death.queue} from '{death.exchange}' [{keys}] at {seconds} s"
+    )
+    return (
+        rendered
+        if death.original_expiration is None
+        else f"{rendered} expiration={death.original_expiration}"
+    )
 
 
 def _command(
     session: int, connection: int, verb: str, words: list[str], sequence: int
 ) -> tuple[c.Command, list[str], list[str]]:
     """A command, the bodies of its messages, and those of their keys that are hidden (BCC)."""
-    flags = {word: True for word in words if word in FLAGS}
+    flags = {verb_word: True for verb_word in words if verb_word in FLAGS}
     options = {key: _value(value) for key, _, value in (w.partition("=") for w in words if _is_option(w))}
-    plain = [word for word in words if word not in FLAGS and not _is_option(word)]
+    plain = [verb_word for verb_word in words if verb_word not in FLAGS and not _is_option(verb_word)]
 
     def on(*names: str) -> list[bool]:
         return [name in flags for name in names]
@@ -484,8 +492,8 @@ def _command(
     raise AssertionError(f"unknown verb {verb}")
 
 
-def _is_option(word: str) -> bool:
-    key, equals, _ = word.partition("=")
+def _is_option(verb_word: str) -> bool:
+    key, equals, _ = verb_word.partition("=")
     return bool(equals) and key.replace("-", "").replace("_", "").isalnum()
 
 
@@ -501,13 +509,13 @@ def _value(text: str) -> Any:
 def rerun(text: str) -> str:
     """The story with the answers that the machine gives now."""
     scenario = Scenario()
-    told: list[str] = []
+    rendered: list[str] = []
     for step in text.rstrip("\n").split("\n\n"):
         lines = step.split("\n")
         comment = [line for line in lines if line.startswith("#")]
         stop = lines.index("----") if "----" in lines else None
-        asked = [line for line in lines[:stop] if line[:1] not in ("#", "")]
-        if asked:
-            comment += [*asked, "----", *(scenario.step(asked) or ["nothing"])]
-        told.append("\n".join(comment))
-    return "\n\n".join(told) + "\n"
+        given = [line for line in lines[:stop] if line[:1] not in ("#", "")]
+        if given:
+            comment += [*given, "----", *(scenario.step(given) or ["nothing"])]
+        rendered.append("\n".join(comment))
+    return "\n\n".join(rendered) + "\n"

@@ -25,14 +25,14 @@ class Issuer:
 
     def __init__(self) -> None:
         self.keys: dict[str, Any] = {"one": RSA}
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
         """The paths that were asked for."""
         self.answer: Callable[[str], tuple[int, bytes]] = self._answer
         issuer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                issuer.asked.append(self.path)
+                issuer.requested_paths.append(self.path)
                 self._write(*issuer.answer(self.path))
 
             def do_POST(self) -> None:

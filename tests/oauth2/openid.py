@@ -51,34 +51,34 @@ class OpenIdProvider(Issuer):
             ).encode()
         if parts.path != "/authorize":
             return super()._answer(path)
-        asked = dict(parse_qsl(parts.query, strict_parsing=True))
-        self.wanted.append(asked)
-        back = {"state": asked["state"], "iss": self.url}
+        query = dict(parse_qsl(parts.query, strict_parsing=True))
+        self.wanted.append(query)
+        back = {"state": query["state"], "iss": self.url}
         if self.refuses:
             back["error"] = "access_denied"
         else:
             back["code"] = f"code-{len(self.wanted)}"
-            self._codes[back["code"]] = asked
-        return 302, f"{asked['redirect_uri']}?{urlencode(back)}".encode()
+            self._codes[back["code"]] = query
+        return 302, f"{query['redirect_uri']}?{urlencode(back)}".encode()
 
     def take(self, path: str, form: str, headers: Message) -> tuple[int, bytes]:
         given = dict(parse_qsl(form, strict_parsing=True))
-        asked = self._codes.pop(given.get("code", ""), None)
+        query = self._codes.pop(given.get("code", ""), None)
         secret = base64.b64encode(b"qq-page:a+secret%3A+1%262").decode()
-        if path != "/token" or asked is None or headers["Authorization"] != f"Basic {secret}":
+        if path != "/token" or query is None or headers["Authorization"] != f"Basic {secret}":
             return 401, b"{}"
         digest = hashlib.sha256(given["code_verifier"].encode()).digest()
         is_right = (
             given["grant_type"] == "authorization_code"
-            and given["client_id"] == asked["client_id"] == CLIENT
-            and given["redirect_uri"] == asked["redirect_uri"]
-            and asked["code_challenge_method"] == "S256"
-            and asked["code_challenge"] == base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+            and given["client_id"] == query["client_id"] == CLIENT
+            and given["redirect_uri"] == query["redirect_uri"]
+            and query["code_challenge_method"] == "S256"
+            and query["code_challenge"] == base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
         )
         if not is_right:
             return 400, b"{}"
         access = {"iss": self.url} | self.claims
-        identity = {"iss": self.url, "aud": CLIENT, "nonce": asked["nonce"], "scope": None} | self.id_claims
+        identity = {"iss": self.url, "aud": CLIENT, "nonce": query["nonce"], "scope": None} | self.id_claims
         tokens = {
             "access_token": self.token(*self.scopes, **access),
             "id_token": self.token(**identity),

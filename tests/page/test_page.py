@@ -213,10 +213,49 @@ def test_dead_letters_are_listed_with_their_reasons(page: Page, node: ClusterNod
     page.until_reads("None of these messages fits")
     page.fill("main", reason="expired")
     page.press("send-back")
-    page.confirm(count="3")
+    page.until_reads("Moves 4 of 4 messages.", "dialog .counted")
+    page.fill(count="3")
+    page.until_reads("Moves 3 of 4 messages.", "dialog .counted")
+    page.confirm()
     page.until(
         lambda: [each["moved"] for each in api(node, "moves/%2F") if each["state"] == "finished"] == [3]
     )
+
+
+def test_node_searches_dead_letters_and_moves_those_found(
+    page: Page, node: ClusterNode, channel: Any
+) -> None:
+    declare(channel, "grave", 1200)
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "grave"}
+    declare(channel, "buyers", **dead)
+    declare(channel, "sellers", **dead)
+    for number in range(40):
+        body = json.dumps({"order": number % 4, "customer": "c"})
+        channel.basic_publish("", ("buyers", "sellers")[number % 2], body.encode())
+    for name in ("buyers", "sellers"):
+        for _ in range(20):
+            channel.basic_reject(channel.basic_get(name)[0].delivery_tag, requeue=False)
+    page.until(lambda: api(node, "queues/%2F/grave")["messages_ready"] == 1240)
+    page.open("dead-letters/%2F/grave")
+    page.until(lambda: sorted(chip.split()[-1] for chip in page.text(".chips").splitlines()) == ["20", "20"])
+    page.fill("main", text='"order": 3,')  # as it is written in the body, behind a thousand others
+    page.until_reads("0 found; looked at 1,000 of 1,240 ready messages.", ".found")
+    page.press("further")
+    page.until_reads("10 found; looked at 1,240 of 1,240 ready messages.", ".found")
+    page.press("send-back")
+    page.until_reads("Moves 10 of 1,240 messages.", "dialog .counted")
+    page.confirm()
+    page.until(lambda: api(node, "queues/%2F/sellers")["messages_ready"] == 10)
+    page.until_reads(
+        "0 found; looked at 1,000 of 1,230 ready messages.", ".found"
+    )  # without a press of a button
+    page.until(lambda: "10" in page.text(".chips"))
+    page.press("send-back")
+    page.until_reads("Moves 0 of 1,230 messages.", "dialog .counted")
+    page.fill(text="")
+    page.until_reads("Moves 30 of 1,230 messages.", "dialog .counted")  # the others never died
+    page.browser.back()
+    page.until(lambda: not page.all("dialog"), "a dialog closes when the view below it changes")
 
 
 def test_queues_are_searched_sorted_and_paged_by_the_node(page: Page, channel: Any) -> None:

@@ -69,7 +69,7 @@ class Taker:
         self.until(lambda: len(self.messages) >= count)
         return self.messages
 
-    def look(self) -> Bodies:
+    def received(self) -> Bodies:
         """All that the log has given it so far: what follows in the log is told behind that."""
         barrier(self.channel)
         self.channel.connection.process_data_events(0)

@@ -85,13 +85,13 @@ def world(request: pytest.FixtureRequest) -> Generator[World]:
 
 
 def _world_of_processes(cluster: LocalCluster) -> Generator[World]:
-    leader, others = cluster.leader(), cluster.followers()
+    leader, followers = cluster.leader(), cluster.followers()
 
     def kill() -> None:
         leader.kill()
         cluster.leader()
 
-    world = World([leader, *others], kill, leader_dies=True)
+    world = World([leader, *followers], kill, leader_dies=True)
     yield world
     if not leader.running:
         leader.start()

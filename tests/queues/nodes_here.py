@@ -198,8 +198,8 @@ class ClusterHere:
         return next(node for node in self.nodes if node.name == name)
 
     def _leader_of_all(self) -> str | None:
-        first, *others = {self._leader_of(node) for node in self.running}
-        return None if others else first
+        first, *rest = {self._leader_of(node) for node in self.running}
+        return None if rest else first
 
     def _leader_of(self, node: NodeHere) -> str | None:
         return node.node.group.leader if node.node else None

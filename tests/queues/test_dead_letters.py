@@ -200,7 +200,7 @@ def test_queue_dead_letters_into_itself_only_by_rejection(world: World, queue: s
 
 
 def _all_messages(world: World, queue: str, at: int = 1) -> int:
-    return world.ask(f"/api/queues/%2F/{queue}", at=at)["messages"]
+    return world.request(f"/api/queues/%2F/{queue}", at=at)["messages"]
 
 
 # Where to
@@ -346,7 +346,7 @@ def test_each_message_is_dead_lettered_exactly_once_and_in_order(world: World, q
     rejecter.connection.process_data_events(0)
     world.change_leader()
     consumer.wait(MANY)
-    assert consumer.look() == bodies
+    assert consumer.received() == bodies
     assert _all_messages(world, queue) == 0
 
 
@@ -361,7 +361,7 @@ def test_messages_that_expire_during_a_leader_change_arrive_once(world: World, q
     world.change_leader()
     barrier(publisher)
     consumer.wait(MANY)
-    assert sorted(consumer.look(), key=int) == bodies
+    assert sorted(consumer.received(), key=int) == bodies
 
 
 def publish_one(channel: Any, queue: str, body: bytes, **properties: Any) -> None:
@@ -392,7 +392,7 @@ def test_at_least_once_dead_letter_waits_for_room_in_its_target(world: World, qu
         reject(world, queue)
     wait_until(lambda: ready(channel, full) == 1)
     world.change_leader()
-    status = world.ask(f"/api/queues/%2F/{queue}")
+    status = world.request(f"/api/queues/%2F/{queue}")
     assert (status["messages"], status["messages_dlx"], status["messages_ready"]) == (2, 2, 0)
     assert status["message_bytes"] == status["message_bytes_dlx"] > 0
     taken = []
@@ -445,7 +445,7 @@ def test_dead_letter_without_a_target_holds_up_none_behind_it(world: World, queu
         for body in contents:
             channel.basic_publish(f"{queue}-in", target, body)
     wait_until(lambda: ready(channel, there) == 1)
-    wait_until(lambda: world.ask(f"/api/queues/%2F/{queue}")["messages_dlx"] == 99)
+    wait_until(lambda: world.request(f"/api/queues/%2F/{queue}")["messages_dlx"] == 99)
     world.change_leader()
     channel.queue_bind(declare(channel, late), f"{queue}-out", late)
     wait_until(lambda: ready(channel, late) == 50)

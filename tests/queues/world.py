@@ -63,7 +63,7 @@ class World:
         """A channel at the leader, that dies with it."""
         return self.connect(0, doomed=True).channel()
 
-    def ask(self, path: str, method: str = "GET", body: Any = None, at: int = 1) -> Any:
+    def request(self, path: str, method: str = "GET", body: Any = None, at: int = 1) -> Any:
         """The HTTP interface."""
         client = http.client.HTTPConnection("127.0.0.1", self.nodes[at].http_port, timeout=10)
         headers = {"Authorization": f"Basic {CREDENTIALS}"}
@@ -76,14 +76,14 @@ class World:
 
     def exists(self, queue: str, at: int = 1) -> bool:
         """Whether there is such a queue, without its counting as used."""
-        return any(each["name"] == queue for each in self.ask("/api/queues/%2F", at=at))
+        return any(each["name"] == queue for each in self.request("/api/queues/%2F", at=at))
 
     def policy(self, queue: str, definition: dict[str, Any], *, operator: bool = False, at: int = 1) -> str:
         """Set a policy for one queue; it holds when this returns."""
         kind = "operator-policies" if operator else "policies"
         path = f"/api/{kind}/%2F/{quote(queue, safe='')}"
         body = {"pattern": f"^{re.escape(queue)}$", "definition": definition, "apply-to": "queues"}
-        self.ask(path, "PUT", body, at)
+        self.request(path, "PUT", body, at)
         if path not in self._policies:
             self._policies.append(path)
         return path
@@ -94,7 +94,7 @@ class World:
 
     def close(self) -> None:
         for path in self._policies:
-            self.ask(path, "DELETE")
+            self.request(path, "DELETE")
         for connection in self._open:
             if connection.is_open:
                 # A test that has failed may have left a node that answers nothing any more.
@@ -106,11 +106,11 @@ class World:
 
 def world_here(cluster: ClusterHere, change: str) -> Generator[World]:
     leader = cluster.leader()
-    others: list[Any] = [node for node in cluster.nodes if node is not leader]
-    world = World([leader, *others], cluster.hand_over if change == "handover" else _nothing)
+    followers: list[Any] = [node for node in cluster.nodes if node is not leader]
+    world = World([leader, *followers], cluster.hand_over if change == "handover" else _ignore)
     yield world
     world.close()
 
 
-def _nothing() -> None:
+def _ignore() -> None:
     pass

@@ -59,7 +59,7 @@ class World:
         self.machine = QueueMachine(content_of)
         self.batches: list[tuple[bytes, int]] = []
         self.client = Client()
-        self._asked: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self.submissions = Submissions(
             "n1", cast("Group", self), self.machine, cast("Runtime", self), publish_timeout_s=0.0
         )
@@ -76,7 +76,7 @@ class World:
         return len(self.batches)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        self._asked.append(callback)
+        self._callbacks.append(callback)
 
     def monotonic(self) -> float:
         return self.now_s
@@ -85,8 +85,8 @@ class World:
         """No time goes by: batches wait until earlier ones are applied."""
 
     def turn(self) -> None:
-        asked, self._asked = self._asked, []
-        for callback in asked:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
             callback()
 
     def apply(self) -> list[Command]:
@@ -161,8 +161,8 @@ def message(headers: bytes) -> bytes:
 def test_content_routed_messages_are_counted_individually() -> None:
     world = World(500, lambda name: BindQueue(1, 1, name, "amq.headers", "", {"to": "all"}))
     all_of_them = message(b"\x02toS\x00\x00\x00\x03all")
-    nobody = message(b"\x02toS\x00\x00\x00\x03one")
-    world.publish("amq.headers", "", [nobody, all_of_them, nobody, all_of_them, nobody])
+    unroutable = message(b"\x02toS\x00\x00\x00\x03one")
+    world.publish("amq.headers", "", [unroutable, all_of_them, unroutable, all_of_them, unroutable])
     world.turn()
     batches: list[list[tuple[int, int]]] = []
     while world.applied < len(world.batches):

@@ -88,7 +88,7 @@ class Client:
     has_failed: bool = False
     published: int = 0
     confirmed: int = 0
-    asked: list[bytes] = field(default_factory=list)
+    sent_messages: list[bytes] = field(default_factory=list)
     came: list[bytes] = field(default_factory=list)
     stored: bytes = b""
     """The fragments of the next message."""
@@ -109,9 +109,9 @@ class World:
         commands: list[Any] = [
             DeclareQueue(1, 1, name, False, True, False, False, False, {}) for name in queues
         ]
-        words = ["*", "#", "a"]
+        parts = ["*", "#", "a"]
         for number in range(PATTERNS):
-            key = ".".join(words[number // 3**place % 3] for place in range(8))
+            key = ".".join(parts[number // 3**place % 3] for place in range(8))
             commands.append(BindQueue(1, 1, f"p{number % 3}", "amq.topic", key, {}))
         effects = self.machine.apply_batch("n1", 1, 0, 7, b"".join(encode_batch(commands, [])))
         assert not any(isinstance(effect, Failed) for effect in effects)
@@ -119,7 +119,7 @@ class World:
         self.clients = [Client(2 + number) for number in range(clients)]
         self.batches: list[tuple[list[Any], list[bytes]]] = []
         self.applied = 0
-        self._asked: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self.now_s = 0.0
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self.submissions = Submissions(
@@ -138,7 +138,7 @@ class World:
         return len(self.batches)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        self._asked.append(callback)
+        self._callbacks.append(callback)
 
     def monotonic(self) -> float:
         return self.now_s
@@ -161,8 +161,8 @@ class World:
 
     def turn(self) -> None:
         """One pass of the loop."""
-        asked, self._asked = self._asked, []
-        for callback in asked:
+        sent_messages, self._callbacks = self._callbacks, []
+        for callback in sent_messages:
             callback()
 
     def apply(self) -> bool:
@@ -184,8 +184,8 @@ class World:
                 rest, client.stored = client.stored, b""
             elif isinstance(command, Enqueue | Publish):
                 assert client is not None
-                beginning, *others = messages[start : start + command.count]
-                client.came += [beginning + rest, *others]
+                beginning, *more = messages[start : start + command.count]
+                client.came += [beginning + rest, *more]
                 rest = b""
                 start += command.count
         self.submissions.applied(self.applied)
@@ -193,7 +193,7 @@ class World:
 
     def settle(self) -> None:
         """Let everything come to its end, without a timer: what is applied makes room."""
-        while self._asked or self.under_way:
+        while self._callbacks or self.under_way:
             self.turn()
             self.apply()
 
@@ -213,7 +213,7 @@ class World:
             )
             client.run = run
         client.published += 1
-        client.asked.append(message)
+        client.sent_messages.append(message)
         self.submissions.publish(run, [message], is_new=is_new)
 
     def batches_until_served(self, client: Client, number: int) -> int:
@@ -242,7 +242,7 @@ def test_modest_client_does_not_wait_for_a_greedy_client() -> None:
         assert world.batches_until_served(modest, number) <= 3
     assert len(greedy.came) < 150
     world.settle()
-    assert greedy.came == greedy.asked
+    assert greedy.came == greedy.sent_messages
 
 
 def large(size: int, content: bytes = b"") -> bytes:
@@ -261,7 +261,7 @@ def test_client_does_not_wait_for_a_whole_large_message() -> None:
         assert world.batches_until_served(light, number) <= 3 or number < 2
     assert not heavy.came
     world.settle()
-    assert heavy.came == heavy.asked
+    assert heavy.came == heavy.sent_messages
     assert all(sum(map(len, messages)) <= BATCH_BYTES_MAX for _, messages in world.batches)
     check_counts(world)
 
@@ -294,25 +294,25 @@ def test_large_messages_come_once_in_order_and_whole(seed: int) -> None:
             rng.choice([world.turn, world.apply])()
         if rng.random() < 0.1:
             run = OpenEnqueue(cast("Publisher", client), 0, "", "q", False, None)
-            client.asked.append(large(rng.choice(sizes[:4]), b"tx"))
-            run.add([client.asked[-1]])
+            client.sent_messages.append(large(rng.choice(sizes[:4]), b"tx"))
+            run.add([client.sent_messages[-1]])
             client.run = None
             world.submissions.commit(client.session, [run], client.connection.lane, lambda _: None)
     world.settle()
     for client in world.clients:
-        assert client.came == client.asked
+        assert client.came == client.sent_messages
         assert client.confirmed in (client.published, 0)
     check_counts(world)
 
 
-@pytest.mark.parametrize("others", [3, 30])
-def test_new_client_is_served_before_clients_already_served(others: int) -> None:
-    world = World(1 + others)
+@pytest.mark.parametrize("more", [3, 30])
+def test_new_client_is_served_before_clients_already_served(more: int) -> None:
+    world = World(1 + more)
     modest, *greedy = world.clients
     for number, client in enumerate(greedy):
         for each in range(10):
             world.publish(client, "amq.topic", dear_key(number * 10 + each), b"dear")
-    for _ in range(10 + others):
+    for _ in range(10 + more):
         world.turn()
         world.apply()
     world.publish(modest, "", "q", b"x")
@@ -384,7 +384,7 @@ def test_little_is_in_flight_ahead_of_a_modest_client(beside_floods: World) -> N
         before = world.applied
         world.publish(modest, "", "q", b"little")
         world.turn()
-        while len(modest.came) < len(modest.asked):
+        while len(modest.came) < len(modest.sent_messages):
             assert world.apply()
         assert world.applied - before <= COST_AT_ONCE // FULL_OF_OCTETS + 2
     world.settle()
@@ -475,7 +475,7 @@ def test_partial_batch_follows_when_the_last_is_applied_or_late() -> None:
     world.wait(SPACING_S)
     assert world.under_way == BATCHES_IN_FLIGHT_MAX
     world.settle()
-    assert client.came == client.asked
+    assert client.came == client.sent_messages
 
 
 def test_equal_shares_of_a_batch() -> None:
@@ -499,12 +499,12 @@ def tenants(world: World, first: int) -> None:
         client.connection.lane.tenant = world.submissions.tenant("one" if number < first else "other")
 
 
-@pytest.mark.parametrize("others", [1, 25])
-def test_tenant_keeps_its_share_against_many_connections(others: int) -> None:
-    world = World(1 + others)
+@pytest.mark.parametrize("more", [1, 25])
+def test_tenant_keeps_its_share_against_many_connections(more: int) -> None:
+    world = World(1 + more)
     tenants(world, 1)
     for client in world.clients:
-        for _ in range(3000 if client is world.clients[0] else 3000 // others):
+        for _ in range(3000 if client is world.clients[0] else 3000 // more):
             world.publish(client, "", "q", bytes(2000))
     world.turn()
     while world.applied < 20:
@@ -513,14 +513,14 @@ def test_tenant_keeps_its_share_against_many_connections(others: int) -> None:
     mine, *theirs = [len(client.came) for client in world.clients]
     assert mine == pytest.approx(sum(theirs), rel=0.1)
     world.settle()
-    assert all(client.came == client.asked for client in world.clients)
+    assert all(client.came == client.sent_messages for client in world.clients)
 
 
-@pytest.mark.parametrize("others", [1, 25])
+@pytest.mark.parametrize("more", [1, 25])
 def test_light_tenant_waits_equally_beside_1_and_25_floods(
-    others: int,
+    more: int,
 ) -> None:
-    world = World(2 + others)
+    world = World(2 + more)
     tenants(world, 2)  # of which one floods, so that the tenant has no turn of its own kept for it
     modest = world.clients[0]
     for client in world.clients[1:]:
@@ -533,7 +533,7 @@ def test_light_tenant_waits_equally_beside_1_and_25_floods(
     for _ in range(10):
         world.publish(modest, "", "q", b"little")
         before = world.applied
-        while len(modest.came) < len(modest.asked):
+        while len(modest.came) < len(modest.sent_messages):
             world.turn()
             assert world.apply()
         # Those under way, the turn of the other tenant, its own.
@@ -694,7 +694,7 @@ def test_submitted_commands_are_applied_once_in_order(seed: int) -> None:
                     size = rng.choice(sizes) if number < 3 else 12
                     follows = attributes and attributes._replace(publish_seq=attributes.publish_seq + number)
                     world.publish(
-                        client, "", key, b"%d-%d" % (len(client.asked), size) + bytes(size), follows
+                        client, "", key, b"%d-%d" % (len(client.sent_messages), size) + bytes(size), follows
                     )
             case 4:
                 first = rng.randrange(100)
@@ -709,9 +709,9 @@ def test_submitted_commands_are_applied_once_in_order(seed: int) -> None:
                 barriers += 1
             case 7:
                 run = OpenEnqueue(cast("Publisher", client), 0, "", "q", False, None)
-                message = b"tx %d" % len(client.asked)
+                message = b"tx %d" % len(client.sent_messages)
                 run.add([message])
-                client.asked.append(message)
+                client.sent_messages.append(message)
                 client.run = None
                 world.submissions.commit(
                     client.session, [run, Settle(1, 1, 1)], client.connection.lane, called.append
@@ -723,7 +723,7 @@ def test_submitted_commands_are_applied_once_in_order(seed: int) -> None:
         assert world.submissions._cost_in_flight <= COST_IN_FLIGHT_MAX + 2 * 4 * BATCH_STEPS_MAX
     world.settle()
     for client in world.clients:
-        assert client.came == client.asked
+        assert client.came == client.sent_messages
         assert client.confirmed in (client.published, 0)
     assert len(called) == barriers
     commits = [
@@ -740,8 +740,10 @@ def test_commands_wait_until_lost_sessions_have_ended(
     monkeypatch.setattr(core_module, "LOST_MAX", 1)
     world = World(1)
     machine = world.machine
-    asked = [Checkout(1, 1, 1, number, "q", f"t{number}", 1, *[False] * 5, 0, {}) for number in range(10)]
-    machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(asked, [])))
+    sent_messages = [
+        Checkout(1, 1, 1, number, "q", f"t{number}", 1, *[False] * 5, 0, {}) for number in range(10)
+    ]
+    machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(sent_messages, [])))
     machine.origin_down("n1", 7, evicted=True)
     world.publish(world.clients[0], "", "q", b"x")
     while machine.has_lost_sessions("n1"):
@@ -758,8 +760,10 @@ def test_commands_wait_until_the_cluster_knows_the_new_process(monkeypatch: pyte
     monkeypatch.setattr(core_module, "LOST_MAX", 1)
     world = World(1)
     machine, submissions = world.machine, world.submissions
-    asked = [Checkout(1, 1, 1, number, "q", f"t{number}", 1, *[False] * 5, 0, {}) for number in range(10)]
-    machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(asked, [])))
+    sent_messages = [
+        Checkout(1, 1, 1, number, "q", f"t{number}", 1, *[False] * 5, 0, {}) for number in range(10)
+    ]
+    machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(sent_messages, [])))
     submissions.abandon()
     world.publish(world.clients[0], "", "q", b"x")
     world.turn()

@@ -46,7 +46,7 @@ class Clock:
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.barriers: list[Callable[[], None]] = []
         self.numbers = itertools.count()
-        self.asked = 0
+        self.barrier_count = 0
         """How often the log was asked."""
 
     def monotonic(self) -> float:
@@ -59,7 +59,7 @@ class Clock:
 
     def read_barrier(self, callback: Callable[[], None], _lane: object) -> None:
         self.barriers.append(callback)
-        self.asked += 1
+        self.barrier_count += 1
 
     def wait_applied(self) -> None:
         """The log answers."""
@@ -297,18 +297,18 @@ def test_logins_are_judged_at_a_limited_rate(world: World) -> None:
         lambda number: ("anna", f"198.51.{number // 250}.{number % 250}"),
         lambda _: ("bob", "203.0.113.1"),
     ]
-    for who in floods:
+    for source in floods:
         world.clock.go_on(1000)
         before, began_s = world.counters.logins_failed, world.clock.now_s
         for number in range(2000):
-            user, host = who(number)
+            user, host = source(number)
             attempt = world.attempt(user, f"guess {number}", host)
             world.clock.wait_applied()
             if number % 2:
                 attempt.cancel()
             world.clock.go_on(0.001)
-        looked_at = world.counters.logins_failed - before
-        assert looked_at <= CHECKS_AT_ONCE + (world.clock.now_s - began_s + 0.1) * CHECKS_PER_S
+        checked = world.counters.logins_failed - before
+        assert checked <= CHECKS_AT_ONCE + (world.clock.now_s - began_s + 0.1) * CHECKS_PER_S
         world.clock.go_on(100)
 
 
@@ -338,7 +338,7 @@ def test_many_failed_logins_share_a_read_barrier(world: World) -> None:
         world.clock.wait_applied()
         world.clock.go_on(seconds / 2000)
     assert world.counters.logins_failed > 1900
-    assert world.clock.asked <= seconds / BARRIER_INTERVAL_S + 1
+    assert world.clock.barrier_count <= seconds / BARRIER_INTERVAL_S + 1
 
 
 def test_login_failing_during_a_barrier_waits_for_the_next(world: World) -> None:

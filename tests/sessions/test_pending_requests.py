@@ -202,13 +202,13 @@ def batches(broker: LoneBroker) -> list[tuple[int, int, int]]:
     found: list[tuple[int, int, int]] = []
     propose = broker.group.propose
 
-    def noted(payload: Any, weight: int) -> int:
+    def recorded(payload: Any, weight: int) -> int:
         batch = b"".join(payload)
         commands_, offsets = decode_batch(batch)
         found.append((len(batch), len(commands_), len(offsets) - 1))
         return propose(payload, weight)
 
-    broker.group.propose = noted  # pyright: ignore[reportAttributeAccessIssue]
+    broker.group.propose = recorded  # pyright: ignore[reportAttributeAccessIssue]
     return found
 
 
@@ -244,8 +244,8 @@ def test_commit_that_does_not_fit_starts_a_new_batch(broker: LoneBroker, client:
     client.write(publish(2, "q", b"x" * 900_000))
     client.write(publish(1, "q", b"x" * 900_000))
     client.send(1, Tx.Commit())
-    asked = broker.broker.submissions
-    wait_until(lambda: broker.call(lambda: asked.pending_bytes) > 1_800_000, "the commit")
+    submissions = broker.broker.submissions
+    wait_until(lambda: broker.call(lambda: submissions.pending_bytes) > 1_800_000, "the commit")
     broker.call(broker.group.release)
     client.expect(Tx.CommitOk, 1)
     assert [messages for _, _, messages in found] == [1, 1, 1, 1]
@@ -268,11 +268,11 @@ def is_paused(broker: LoneBroker, client: RawClient) -> bool:
     """Whether the node has stopped reading from the client."""
     port = client.socket.getsockname()[1]
 
-    def look() -> bool:
+    def is_done() -> bool:
         [mine] = [each for each in broker.broker.connections.values() if each.peer_port == port]
         return bool(mine._reasons_to_pause)
 
-    return broker.call(look)
+    return broker.call(is_done)
 
 
 def test_channels_that_come_and_go_wait_for_the_log(slow: LoneBroker) -> None:
@@ -352,8 +352,8 @@ def test_full_node_stops_reading_only_heavy_clients(slow: LoneBroker) -> None:
         wait_until(lambda: is_paused(slow, heavy), "the end of reading")
         light.write(publish(1, "q", b"a"))
         port = light.socket.getsockname()[1]
-        [asking] = [each for each in slow.broker.connections.values() if each.peer_port == port]
-        wait_until(lambda: asking.waits_for_log, "what the light one has asked for")
+        [waiting] = [each for each in slow.broker.connections.values() if each.peer_port == port]
+        wait_until(lambda: waiting.waits_for_log, "what the light one has asked for")
         assert not is_paused(slow, light)
         slow.call(slow.group.release)
         wait_until(lambda: not is_paused(slow, heavy), "reading again")

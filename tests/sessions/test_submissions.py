@@ -119,7 +119,7 @@ class Publisher:
     """To the first of what was sent: whether it was confirmed."""
     returned: list[bytes] = field(default_factory=list)
 
-    def hear(self, tag: int, *, accepted: bool, multiple: bool) -> None:
+    def answer_received(self, tag: int, *, accepted: bool, multiple: bool) -> None:
         assert len(self.answers) < tag <= len(self.sent)
         assert multiple or tag == len(self.answers) + 1
         for message in self.sent[len(self.answers) : tag]:
@@ -299,7 +299,7 @@ class Story:
 
     def _read(self, client: RawClient, timeout_s: float = 10.0) -> Any:
         channel, frame = client.receive(timeout_s)
-        heard_by = (
+        receivers = (
             publisher
             for publisher in self.publishers
             if publisher.client is client and publisher.channel == channel
@@ -307,9 +307,11 @@ class Story:
         match frame:
             case Basic.Ack() | Basic.Nack():
                 accepted = isinstance(frame, Basic.Ack)
-                next(heard_by).hear(frame.delivery_tag, accepted=accepted, multiple=frame.multiple)
+                next(receivers).answer_received(
+                    frame.delivery_tag, accepted=accepted, multiple=frame.multiple
+                )
             case Basic.Return():
-                next(heard_by).returned.append(self._body(client))
+                next(receivers).returned.append(self._body(client))
             case Basic.Deliver():
                 self._unacked.append((channel, frame.delivery_tag))
                 self.came[frame.consumer_tag].append(self._body(client))
@@ -346,20 +348,20 @@ class Story:
     # What must be
 
     def check(self) -> None:
-        heard: dict[bytes, list[bool | None]] = {}
+        received: dict[bytes, list[bool | None]] = {}
         messages: dict[bytes, Message] = {}
         for publisher in (*self.lost, *self.publishers):
             for place, message in enumerate(publisher.sent):
                 answer = publisher.answers[place] if place < len(publisher.answers) else None
-                heard.setdefault(message.body, []).append(answer)
+                received.setdefault(message.body, []).append(answer)
                 messages[message.body] = message
         for message in self.committed:
-            heard[message.body] = [True]
+            received[message.body] = [True]
             messages[message.body] = message
         came = {queue: Counter(bodies) for queue, bodies in self.came.items()}
         for bodies in came.values():
             assert set(bodies) <= set(messages)
-        for body, answers in heard.items():
+        for body, answers in received.items():
             targets = messages[body].way.targets
             copies = {came[queue][body] for queue in targets}
             assert all(queue in targets or not came[queue][body] for queue in QUEUES)

@@ -565,13 +565,13 @@ def test_second_channel_continues_while_a_channel_is_throttled(broker: LoneBroke
 def test_a_client_that_waits_keeps_its_heartbeats(broker: LoneBroker) -> None:
     """Both that is read and one of which so much waits that it is not read any more."""
     with flooding(broker, heartbeat=1) as client, flooding(broker, heartbeat=1, count=20_000) as much:
-        end_s, heard = time.monotonic() + SILENT_CHECKS_MAX / HEARTBEAT_CHECKS + 0.5, [b"", b""]
+        end_s, received = time.monotonic() + SILENT_CHECKS_MAX / HEARTBEAT_CHECKS + 0.5, [b"", b""]
         while time.monotonic() < end_s:
             client.write(HEARTBEAT)
             for number, each in enumerate((client, much)):
                 each.socket.settimeout(2)
-                heard[number] += each.socket.recv(1000)
-        assert [each.count(HEARTBEAT) >= 2 for each in heard] == [True, True]
+                received[number] += each.socket.recv(1000)
+        assert [each.count(HEARTBEAT) >= 2 for each in received] == [True, True]
         set_limit(broker, None)
         wait_until(lambda: ready(broker) >= FLOOD + 20_000, "all messages")
 

@@ -60,8 +60,8 @@ class Deaths:
         return self._changes.get(node.name, 0)
 
     def explain_loss(self, node: ClusterNode, count_when_connected: int) -> bool:
-        is_dying = self.count(node) % 2 == 1
-        return is_dying or self.count(node) != count_when_connected
+        is_ending = self.count(node) % 2 == 1
+        return is_ending or self.count(node) != count_when_connected
 
 
 class World(NamedTuple):
@@ -99,8 +99,8 @@ class Client(threading.Thread, ABC):
             raise
 
     def _connect_somewhere(self) -> None:
-        others = [node for node in self.world.nodes if node is not self.home]
-        for node in [self.home, *others]:
+        peers = [node for node in self.world.nodes if node is not self.home]
+        for node in [self.home, *peers]:
             deaths = self.world.deaths.count(node)
             self.connections += 1
             if self._worked_at(node, deaths) or self.stopping.is_set():

@@ -69,9 +69,9 @@ class History:
             self.done[client_of(delivery.consumer)] += 1
             self.changed.notify_all()
 
-    def incident(self, what: str) -> None:
+    def incident(self, incident_text: str) -> None:
         with self.changed:
-            self.incidents.append(what)
+            self.incidents.append(incident_text)
             self.changed.notify_all()
 
     def longest_wait_s(self, since_s: float) -> float:

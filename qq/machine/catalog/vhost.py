@@ -88,6 +88,8 @@ _PREDECLARED = (
     Exchange("amq.match", "headers", True, False, False, {}),
     Exchange("amq.rabbitmq.trace", "topic", True, False, True, {}),
 )
+PREDECLARED = frozenset(exchange.name for exchange in _PREDECLARED)
+"""The names of the exchanges that each virtual host has from its beginning."""
 
 
 class VirtualHost:

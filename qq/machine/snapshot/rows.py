@@ -528,6 +528,7 @@ class MoveRow(NamedTuple):
     state: str
     error: str
     ended_ms: int
+    text: str
 
     @classmethod
     def from_state(cls, move: MoveState) -> MoveRow:
@@ -535,6 +536,9 @@ class MoveRow(NamedTuple):
 
     def build(self) -> MoveState:
         return MoveState(**self._asdict())
+
+
+CHANGES[MoveRow] = {11: more_fields("")}
 
 
 # Connections, sessions, consumers

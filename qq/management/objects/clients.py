@@ -20,6 +20,7 @@ from qq.management.reports.clients import ChannelHead, ConnectionHead
 from qq.management.slices import Slices
 from qq.management.statistics.client_watch import ClientWatch
 from qq.management.statistics.rates import Rates, deliveries_of, with_rates
+from qq.metrics.counters import ClientTotals
 from qq.tables import json_value
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class ClientReports:
         self._queries = queries
         self._rates = Rates()
         self.watch = ClientWatch()
+        self.totals = ClientTotals()
+        """Totals of this node's clients, as of the last sample."""
         self._connection_names: ClientNames[ConnectionState, str] = ClientNames(
             broker.name, queries, CONNECTION_NAMES, self._own_connection_name
         )
@@ -205,11 +208,17 @@ class ClientReports:
             watch.check(connection, facts, is_held=is_held, now_ms=now_ms)
             await slices.give_way()
         watch.end_pass()
+        totals = ClientTotals(traffic=watch.transferred)
         for session in list(sessions.values()):
             facts = session.facts()
             if facts is not None:
+                totals.unacknowledged += facts.unacknowledged
+                totals.unconfirmed += facts.unconfirmed
+                totals.uncommitted += facts.uncommitted
+                totals.uncommitted_acks += facts.uncommitted_acks
                 self._rates.sample(session.session, channel_numbers(facts.counts), self._group.time_ms())
             await slices.give_way()
+        self.totals = totals
         self._rates.end_pass()
 
     def _own_connection_name(self, number: int) -> str | None:

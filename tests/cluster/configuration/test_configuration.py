@@ -250,13 +250,13 @@ numbers = st.integers(1, 9)
 names = numbers.map("n{}".format)
 addresses = numbers.map(address)
 ids = st.integers(1, 12).map(identity)
-ids_or_nobody = ids | st.just(NOBODY)
+ids_or_none = ids | st.just(NOBODY)
 versions = st.sampled_from([VERSIONS, Versions(8, 9), Versions(6, 7), Versions(9, 9)])
 steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(lambda *arguments: lambda c: c.joined(*arguments), names, ids, addresses, versions),
     st.builds(lambda moves: lambda c: c.moved(moves), st.dictionaries(names, addresses, max_size=3)),
-    st.builds(lambda *arguments: lambda c: c.vacated(*arguments), names, ids_or_nobody),
-    st.builds(lambda *arguments: lambda c: c.without(*arguments), names, ids_or_nobody),
+    st.builds(lambda *arguments: lambda c: c.vacated(*arguments), names, ids_or_none),
+    st.builds(lambda *arguments: lambda c: c.without(*arguments), names, ids_or_none),
     st.builds(lambda *arguments: lambda c: c.added(*arguments), names, addresses, ids),
     st.builds(lambda name: lambda c: c.promoted(name), names),
     st.builds(
@@ -275,7 +275,7 @@ def majorities(configuration: Configuration) -> list[frozenset[str]]:
 @given(st.lists(steps, max_size=40))
 def test_majorities_before_and_after_a_step_share_a_voter(taken: list[Step]) -> None:
     configuration = Configuration.of(7, TRIO.members)
-    gone: set[bytes] = set()
+    removed: set[bytes] = set()
     for step in taken:
         try:
             after = step(configuration)
@@ -287,8 +287,8 @@ def test_majorities_before_and_after_a_step_share_a_voter(taken: list[Step]) -> 
         assert len({member.address for member in after.members}) == len(after.members)
         known = [member.id for member in after.members if member.id]
         assert len(set(known)) == len(known)
-        gone.update(member.id for member in configuration.members if member.id and member.id not in known)
-        assert gone.isdisjoint(known), "an id never comes again"
+        removed.update(member.id for member in configuration.members if member.id and member.id not in known)
+        assert removed.isdisjoint(known), "an id never comes again"
         assert read_configuration(make_configuration(5, after)) == after
         configuration = after
 

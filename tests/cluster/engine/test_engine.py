@@ -222,7 +222,7 @@ class OurNode:
         """The journal holds entries of these terms, synced."""
         self.world = SimulatedWorld(1)
         wall = WallClock(self.world, 0)
-        self.runtime = SimulatedRuntime(self.world, wall, self.world.random("a"), _nothing, _raise, _nothing)
+        self.runtime = SimulatedRuntime(self.world, wall, self.world.random("a"), _ignore, _raise, _ignore)
         self.world.now_s = 100.0
         self.disk = SimulatedDisk(self.world.random("disk"), self.world.after)
         hard_state = HardStateFile(OwnedDirectory(self.disk, "", b"test"))
@@ -256,7 +256,7 @@ class OurNode:
         self.applied.append((index, payload))
 
     def turn(self) -> None:
-        self.engine.turn(_nothing)
+        self.engine.turn(_ignore)
 
     def wait(self, seconds: float) -> None:
         """Let time pass, with a turn every now and then."""
@@ -304,7 +304,7 @@ class OurNode:
         self.engine.receive("b", Append(term, commit_index, prev_index, prev_term, entries))
 
 
-def _nothing() -> None:
+def _ignore() -> None:
     """No entry is to be composed, nothing is to be noted."""
 
 
@@ -376,7 +376,7 @@ def test_unsynced_entries_of_a_leader_are_bounded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("cluster.engine.engine.UNSYNCED_BYTES_MAX", 1000)
     node = leading()
 
-    def stored_by_others() -> int:
+    def stored_by_peers() -> int:
         index = node.engine.propose(NO_OP.ljust(600))
         node.turn()
         for peer in PEERS:
@@ -384,9 +384,9 @@ def test_unsynced_entries_of_a_leader_are_bounded(monkeypatch: pytest.MonkeyPatc
         node.turn()
         return index
 
-    first = stored_by_others()
+    first = stored_by_peers()
     assert node.engine.commit_index == first
-    second = stored_by_others()
+    second = stored_by_peers()
     assert node.engine.commit_index == first
     assert node.engine.delays_commit()
     assert not node.engine.wants_turn, "its own disk is too far behind"
@@ -881,13 +881,13 @@ def test_node_without_a_vote_ignores_the_clock_of_a_thread(
     other.world.now_s += 1000.0
     own_clock = node.runtime.monotonic
 
-    def other_has_a_turn_and_time_is_told() -> float:
+    def turn_of_the_peer_until_time_is_reported() -> float:
         thread = threading.Thread(target=other.turn)
         thread.start()
         thread.join()
         return own_clock()
 
-    monkeypatch.setattr(node.runtime, "monotonic", other_has_a_turn_and_time_is_told)
+    monkeypatch.setattr(node.runtime, "monotonic", turn_of_the_peer_until_time_is_reported)
     node.wait(3.0)
     assert other.sent(PreVoteRequest)
     assert (node.engine.term, node.engine.voted_for) == (0, None)
@@ -916,7 +916,7 @@ def test_h10_an_exception_in_the_machine_stops_the_node() -> None:
     world = SimulatedWorld(1)
     failures: list[BaseException] = []
     runtime = SimulatedRuntime(
-        world, WallClock(world, 0), world.random("a"), _nothing, failures.append, _nothing
+        world, WallClock(world, 0), world.random("a"), _ignore, failures.append, _ignore
     )
     network = Network(world, ["a"], NetworkOptions(), world.random("network"))
     disk = SimulatedDisk(world.random("disk"), world.after)
@@ -1422,28 +1422,28 @@ def test_origin_of_an_entry_learns_its_commit_before_its_peers() -> None:
         assert node.engine.wants_turn
         return index
 
-    def told(peer: str) -> list[int]:
+    def reported_to(peer: str) -> list[int]:
         return [append.commit_index for append in node.appends_to(peer)]
 
     index = commit()
     node.turn()
-    assert (told("b"), told("c")) == ([], [])
+    assert (reported_to("b"), reported_to("c")) == ([], [])
     assert not node.engine.wants_turn
     assert node.engine.resume_s - node.world.now_s == pytest.approx(NOTICE_S, abs=1e-4)
     node.world.now_s = node.engine.resume_s
     node.turn()
-    assert (told("b"), told("c")) == ([index], [index])
+    assert (reported_to("b"), reported_to("c")) == ([index], [index])
 
     index = commit()
     node.engine.notify_soon(["b", "a"])
     node.turn()
-    assert (told("b"), told("c")) == ([index], [])
+    assert (reported_to("b"), reported_to("c")) == ([index], [])
 
     index = commit()
     node.turn()
     node.engine.propose(NO_OP)
     node.turn()
-    assert (told("b"), told("c")) == ([index], [index]), "with the next append"
+    assert (reported_to("b"), reported_to("c")) == ([index], [index]), "with the next append"
     assert node.engine.resume_s == math.inf
 
 

@@ -96,8 +96,8 @@ def test_node_with_a_corrected_list_begins_the_cluster(
 ) -> None:
     """It has promised nothing yet, so whoever corrects its file need not empty its directory."""
     trio = Trio()
-    *others, wrong = trio.members
-    for node in others:
+    *followers, wrong = trio.members
+    for node in followers:
         node.start()
     if mistake == "join":
         wrong.start(joins=True)
@@ -175,15 +175,15 @@ def test_snapshot_without_configuration_undoes_an_uncommitted() -> None:
         member.start(**small)
     growing.until(lambda: all(member.machine.entries > 0 for member in growing.members))
     growing.pass_ms(500)
-    old, others = growing.leader(), growing.followers()
-    cuts = [cut for other in others for cut in ((old.name, other.name), (other.name, old.name))]
+    old, followers = growing.leader(), growing.followers()
+    cuts = [cut for other in followers for cut in ((old.name, other.name), (other.name, old.name))]
     for cut in cuts:
         growing.network.cut(*cut)
     finish = MemberChange(Verb.FINISH_UPGRADE, version=old.machine.versions[1])
     old.runtime.enter(lambda: old.group.reconfiguration.request(finish, print))
     assert old.group.configurations.newest.cluster
     growing.pass_ms(5000)
-    new = next(member for member in others if member.group.engine.is_leader)
+    new = next(member for member in followers if member.group.engine.is_leader)
     for _ in range(60):
         new.set_alarms(1)
         growing.pass_ms(20)
@@ -204,15 +204,15 @@ def test_node_that_lost_its_configuration_leads_on_its_links() -> None:
         member.start(raises_version=False)
     growing.until(lambda: all(member.machine.entries > 0 for member in growing.members))
     growing.pass_ms(500)
-    old, others = growing.leader(), growing.followers()
+    old, followers = growing.leader(), growing.followers()
     links = dict(growing.network._links[old.name].current)
-    for other in others:
+    for other in followers:
         growing.network.lag(old.name, other.name, 3.0)
     finish = MemberChange(Verb.FINISH_UPGRADE, version=old.machine.versions[1])
     old.runtime.enter(lambda: old.group.reconfiguration.request(finish, print))
     assert old.group.configurations.newest.cluster
     growing.until(lambda: not old.group.configurations.newest.cluster)
-    for other in others:
+    for other in followers:
         growing.network.lag(old.name, other.name, 0.0)
     growing.pass_ms(4000)
     growing.lead_by(old.name)
@@ -306,10 +306,10 @@ def test_node_with_an_undone_joining_searches_the_cluster_again() -> None:
     """It was told by a leader that could not commit it, and is started again."""
     growing = Growing()
     growing.start()
-    leader, others = growing.leader(), growing.followers()
+    leader, followers = growing.leader(), growing.followers()
     cuts = [
         cut
-        for other in others
+        for other in followers
         for one in (leader.name, "d")
         for cut in ((one, other.name), (other.name, one))
     ]
@@ -339,7 +339,7 @@ def test_node_removed_before_it_had_the_log_learns_it() -> None:
     )
     joining.end()
     growing.pass_ms(2000)
-    assert growing.asked(growing.leader(), MemberChange(Verb.REMOVE, "d", id_of(joining))) == ""
+    assert growing.outcome_of(growing.leader(), MemberChange(Verb.REMOVE, "d", id_of(joining))) == ""
     joining.start(joins=True)
     growing.members.append(joining)
     growing.stops(joining)
@@ -351,7 +351,7 @@ def test_node_without_configuration_believes_a_reported() -> None:
     grown.grow()
     a, b, c, d, _ = grown.members
     grown.lead_by("d")
-    assert grown.asked(d, MemberChange(Verb.REMOVE, "c", id_of(c))) == ""
+    assert grown.outcome_of(d, MemberChange(Verb.REMOVE, "c", id_of(c))) == ""
     grown.stops(c)
     for node in (a, b):
         node.end()

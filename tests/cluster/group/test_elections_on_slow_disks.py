@@ -21,14 +21,14 @@ def test_leader_is_elected_although_all_disks_are_slow(factor: float) -> None:
     terms = 0
     for _ in range(ROUNDS):
         growing.pass_ms(3_000)
-        dead, others = growing.leader(), growing.followers()
+        dead, followers = growing.leader(), growing.followers()
         term = dead.group.engine.term
         for node in growing.members:
             node.disk.slow = factor
         dead.end()
         growing.pass_ms(int(1000 * WITHIN_FACTOR_S * factor))
         leader = growing.leader()
-        assert all(node.group.leader == leader.name for node in others)
+        assert all(node.group.leader == leader.name for node in followers)
         terms += leader.group.engine.term - term
         for node in growing.members:
             node.disk.slow = 1.0

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.configuration.configuration import PeerAddress
 from cluster.runtime.ports import pack
-from tests.cluster.harness import Member, Trio, nothing
+from tests.cluster.harness import Member, Trio, ignore
 
 NAMES = "abcde"
 PAIRS = ["".join(pair) for pair in combinations(NAMES, 2)]
@@ -62,7 +62,7 @@ def test_leader_follows_the_center_of_a_star_of_links() -> None:
         five.pass_ms(2000)
         reached = max(member.group.journal.last_index for member in five.members)
         leader = next(member for member in five.members if member.name == center)
-        leader.runtime.enter(lambda leader=leader: nothing(leader.group.propose([pack([1])])))
+        leader.runtime.enter(lambda leader=leader: ignore(leader.group.propose([pack([1])])))
         five.until(
             lambda leader=leader, reached=reached: leader.group.engine.commit_index > reached, within_ms=8000
         )
@@ -88,8 +88,8 @@ def test_moved_members_are_found_through_a_member_that_knows() -> None:
     second.start()
     third.start()
 
-    def notes_all(member: Member) -> bool:
+    def has_all_configurations(member: Member) -> bool:
         members = member.group.configurations.committed.members
         return {each.name: each.address for each in members} == places
 
-    trio.until(lambda: all(map(notes_all, trio.members)), within_ms=30_000)
+    trio.until(lambda: all(map(has_all_configurations, trio.members)), within_ms=30_000)

@@ -270,14 +270,14 @@ def test_consumed_messages_go_while_space_is_scarce_and_log_idle(
     node.wait(10)
     assert node.journal.disk_bytes > 100_000
     node.housekeeping.is_space_scarce = True
-    asked = 0
+    requests = 0
     for _ in range(20):
         node.wait(2)
         if node.housekeeping.awaits_entry:
             node.append(make_entry(1, []))
-            asked += 1
+            requests += 1
     assert node.journal.disk_bytes < 10_000
-    assert asked <= 3
+    assert requests <= 3
     found = checkpoints(node)
     node.wait(100)
     assert not node.housekeeping.awaits_entry
@@ -290,13 +290,13 @@ def test_full_disk_of_unconsumed_messages_requests_few_entries() -> None:
     for _ in range(100):
         publish(node)
     node.housekeeping.is_space_scarce = True
-    asked = 0
+    requests = 0
     for _ in range(20):
         node.wait(2)
         if node.housekeeping.awaits_entry:
             node.append(make_entry(1, []))
-            asked += 1
-    assert asked <= 3
+            requests += 1
+    assert requests <= 3
     assert len(node.places) == 600
 
 
@@ -1011,8 +1011,8 @@ def carry_on(node: Node, model: dict[int, bytes], entries: int) -> None:
         model[index] = entry
         node.append(entry)
         index = node.journal.last_index + 1
-        gone = [place for place in node.places if place[0] % 6 != 1 or place[2] != 1]
-        model[index] = make_entry(1, [make_batch("n", 1, 1, [pack({"settle": gone})])])
+        unneeded = [place for place in node.places if place[0] % 6 != 1 or place[2] != 1]
+        model[index] = make_entry(1, [make_batch("n", 1, 1, [pack({"settle": unneeded})])])
         node.append(model[index])
 
 

@@ -476,9 +476,9 @@ def test_read_job_finds_its_entry_in_the_rewritten_segment() -> None:
     with pytest.raises(EntryMoved):
         job()
     assert node.journal.read_job([2])() == [payload_of(2, 1)]
-    gone = node.journal.read_job([3])
+    deleted = node.journal.read_job([3])
     with pytest.raises(EntryNotFound, match="no entry 3 in") as raised:
-        gone()
+        deleted()
     assert not isinstance(raised.value, EntryMoved)  # nobody need look again
 
 
@@ -817,13 +817,13 @@ def test_leftovers_are_removed_and_other_files_are_not() -> None:
         "00000000000000000007.checkpoint.tmp",
         segment_name(1, 99, sparse=True),
     ]
-    others = ["00000000000000000007.checkpoint", "notes"]
-    for name in (*leftovers, *others):
+    other_files = ["00000000000000000007.checkpoint", "notes"]
+    for name in (*leftovers, *other_files):
         node.disk.open(f"log/{name}", create=True).append([b"half"])
     journal = node.open()
     names = node.disk.list_directory("log")
     assert not set(leftovers) & set(names)
-    assert set(others) <= set(names)
+    assert set(other_files) <= set(names)
     assert journal.new_name(11, sparse=False) == segment_name(11, 100)
     assert contents(journal) == log_of(1, 10)
 
@@ -1304,11 +1304,11 @@ class Change(NamedTuple):
         return states
 
 
-def nothing(_node: Node) -> None:
+def no_change(_node: Node) -> None:
     """The log is empty."""
 
 
-def nobody(_index: int) -> bool:
+def no_reference(_index: int) -> bool:
     return False
 
 
@@ -1346,7 +1346,7 @@ def adopt(node: Node) -> None:
 
 
 CHANGES = {
-    "first entry": Change(nothing, [lambda node: node.add(1)]),
+    "first entry": Change(no_change, [lambda node: node.add(1)]),
     "rollover": Change(grown, [lambda node: node.add(20, term=3)]),
     "rollover after a seal": Change(sealed, [lambda node: node.add(20, term=3)]),
     "seal": Change(grown, [lambda node: node.journal.seal()]),
@@ -1366,13 +1366,13 @@ CHANGES = {
     "replacement of sparse ones": Change(
         with_sparse, [lambda node: node.compact(slice(2), lambda index: index % 9 == 0)]
     ),
-    "removal": Change(with_sparse, [lambda node: node.compact(slice(2), nobody)]),
-    "removal of all that is sealed": Change(grown, [lambda node: node.compact(slice(4), nobody)]),
+    "removal": Change(with_sparse, [lambda node: node.compact(slice(2), no_reference)]),
+    "removal of all that is sealed": Change(grown, [lambda node: node.compact(slice(4), no_reference)]),
     "removal behind new entries": Change(
-        grown, [lambda node: node.add(9, term=3), lambda node: node.compact(slice(4), nobody)]
+        grown, [lambda node: node.add(9, term=3), lambda node: node.compact(slice(4), no_reference)]
     ),
     "adoption": Change(grown, [adopt]),
-    "adoption by an empty log": Change(nothing, [adopt]),
+    "adoption by an empty log": Change(no_change, [adopt]),
 }
 
 

@@ -40,15 +40,15 @@ class Disks:
         self._now_s = 0.0
         self._due: list[tuple[float, int, Callable[[], Any]]] = []
         self._order = count()
-        self._written, self._stored, self._told = ([0] * len(disks) for _ in range(3))
+        self._written, self._stored, self._acknowledged = ([0] * len(disks) for _ in range(3))
         self._writing = [False] * len(disks)
         self._end = self._committed = 0
         self._entries: dict[int, int] = {}
         """How many clients wait for each entry."""
         self._waiting = clients
         self._disk_lag = DiskLag()
-        self._looked_s = 0.0
-        self._in(self._random.uniform(0, BEAT_S), self._beat)
+        self._checked_s = 0.0
+        self._in(self._random.uniform(0, BEAT_S), self._heartbeat)
         if rate:
             self._in(0.0, self._publish)
         self._propose()
@@ -88,10 +88,10 @@ class Disks:
         self._writing[node] = False
         self._stored[node] = index
         self._write(node, index)
-        self._in(HOP_S * (node != self._leader), partial(self._hear, node, index))
+        self._in(HOP_S * (node != self._leader), partial(self._receive, node, index))
 
-    def _hear(self, node: int, index: int) -> None:
-        self._told[node] = index
+    def _receive(self, node: int, index: int) -> None:
+        self._acknowledged[node] = index
         self._commit()
 
     def _commit(self) -> None:
@@ -105,19 +105,23 @@ class Disks:
 
     @property
     def _reached(self) -> int:
-        return sorted(self._told)[len(self._told) // 2]
+        return sorted(self._acknowledged)[len(self._acknowledged) // 2]
 
-    def _beat(self) -> None:
-        self._in(self._random.uniform(1.0, 1.05) * BEAT_S, self._beat)
+    def _heartbeat(self) -> None:
+        self._in(self._random.uniform(1.0, 1.05) * BEAT_S, self._heartbeat)
         delays_commit = self._committed < self._reached
         if delays_commit:
-            self.waited_s += self._now_s - self._looked_s
-        self._looked_s = self._now_s
+            self.waited_s += self._now_s - self._checked_s
+        self._checked_s = self._now_s
         self._disk_lag.add(self._now_s, BEAT_S, delays_commit=delays_commit)
-        fit = [node for node, told in enumerate(self._told) if told >= self._reached and node != self._leader]
+        fit = [
+            node
+            for node, index in enumerate(self._acknowledged)
+            if index >= self._reached and node != self._leader
+        ]
         if self._disk_lag.is_too_much and fit:
             # Who has everything is asked at once, and of several the first one.
-            self.reigns.append((self._now_s, min(fit, key=lambda node: self._told[node] < self._end)))
+            self.reigns.append((self._now_s, min(fit, key=lambda node: self._acknowledged[node] < self._end)))
             self._disk_lag.reset()
             self._commit()
 

@@ -305,7 +305,7 @@ def test_log_is_obsolete_if_the_rest_holds_it_in_half_the_space(
 
 
 @pytest.mark.parametrize(
-    ("heard", "why"),
+    ("connected", "why"),
     [
         ("abc", "no leader: all members answer, and should elect one in a moment"),
         ("ab", "no leader: c does not answer; the others are a majority"),
@@ -313,8 +313,8 @@ def test_log_is_obsolete_if_the_rest_holds_it_in_half_the_space(
         ("", "no majority: a, b, c do not answer"),
     ],
 )
-def test_silent_members_are_named_when_there_is_no_leader(heard: str, why: str) -> None:
-    known = {name: FIT._replace(hears_leader=0) if name in heard else None for name in "abc"}
+def test_silent_members_are_named_when_there_is_no_leader(connected: str, why: str) -> None:
+    known = {name: FIT._replace(hears_leader=0) if name in connected else None for name in "abc"}
     assert why_no_leader(Membership.of_voters("abc"), known) == why
 
 

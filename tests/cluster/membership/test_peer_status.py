@@ -80,8 +80,14 @@ def test_status_received_before_the_configuration_is_kept() -> None:
 
 
 def test_status_of_a_member_is_shown() -> None:
-    told = member_status("b", STATUS, is_up=True, leads=False)
-    assert (told.name, told.state, told.voter_status, told.alarm, told.clock_offset_ms) == (
+    reported = member_status("b", STATUS, is_up=True, leads=False)
+    assert (
+        reported.name,
+        reported.state,
+        reported.voter_status,
+        reported.alarm,
+        reported.clock_offset_ms,
+    ) == (
         "b",
         "follower",
         "voter",
@@ -89,8 +95,8 @@ def test_status_of_a_member_is_shown() -> None:
         700,
     )
     assert member_status("b", STATUS._replace(time_ms=0), is_up=True, leads=False).clock_offset_ms is None
-    assert told.last_index == STATUS.last_index
-    assert told.disk_free_bytes == STATUS.disk_free_bytes
+    assert reported.last_index == STATUS.last_index
+    assert reported.disk_free_bytes == STATUS.disk_free_bytes
     assert member_status("b", STATUS._replace(state=1), is_up=True, leads=False).state == "candidate"
     assert member_status("b", STATUS._replace(state=1), is_up=True, leads=True).state == "leader"
     assert member_status("b", STATUS, is_up=False, leads=True).state == "down"
@@ -127,7 +133,7 @@ def test_node_without_space_for_a_snapshot_stays_low_on_disk(peers: Peers) -> No
     engine = SimpleNamespace(journal=SimpleNamespace(full=False, last_index=0))
     housekeeping, receiver = SimpleNamespace(awaits_entry=False), SimpleNamespace(lacks_space=True)
     runtime = SimpleNamespace(monotonic=lambda: 10.0)
-    told: list[str | None] = []
+    reported: list[str | None] = []
     replica: Any = SimpleNamespace(
         housekeeping=housekeeping, engine=engine, runtime=runtime, log_sync=None, fail_stop=None
     )
@@ -135,10 +141,10 @@ def test_node_without_space_for_a_snapshot_stays_low_on_disk(peers: Peers) -> No
         "leadership": None,
         "statuses": None,
         "receiver": receiver,
-        "hooks": SimpleNamespace(alarm_changed=told.append, propose_nothing=lambda: None),
+        "hooks": SimpleNamespace(alarm_changed=reported.append, propose_nothing=lambda: None),
     }
     low_space = LowSpace(replica, alarms=alarms, **parts)
     for lacks_space in (True, True, False):
         receiver.lacks_space = lacks_space
         low_space.check()
-    assert told == ["low on disk", None]
+    assert reported == ["low on disk", None]

@@ -165,8 +165,8 @@ def test_pre_vote_is_granted_to_a_better_candidate(
 def test_member_with_an_empty_log_leads_no_cluster(last_index: int) -> None:
     """A new member, whose log is empty, too, knows its cluster from others: the candidate may be an emptied node."""
     members = configuration_of("abcde").members
-    told = Configurations(Configuration.of(8, members, b"c" * ID_BYTES))
-    new = Elections("b", told, FailureDetector(FLOOR_S, CEILING_S))
+    configurations = Configurations(Configuration.of(8, members, b"c" * ID_BYTES))
+    new = Elections("b", configurations, FailureDetector(FLOOR_S, CEILING_S))
     first = LogEnd(0, 1)
     answer = new.answer_pre_vote(
         "c", LogEnd(0, last_index), first, may_vote=True, is_later_term=True, hears_leader=False

@@ -111,7 +111,7 @@ class Node:
         )
         return self.journal
 
-    def replica(self, runtime: World, send: Callable[[str, Message], None], **others: Any) -> Any:
+    def replica(self, runtime: World, send: Callable[[str, Message], None], **collaborators: Any) -> Any:
         """Return the parts of the node that a transfer uses, as `Replica` has them."""
         return SimpleNamespace(
             disk=self.disk,
@@ -119,7 +119,7 @@ class Node:
             journal=self.journal,
             runtime=runtime,
             outbox=SimpleNamespace(transmit=send),
-            **others,
+            **collaborators,
         )
 
     def add(self, first: int, count: int) -> None:
@@ -269,7 +269,7 @@ class Transfer:
         self.there.open()
         self.check_log()
 
-    def check_given_up(self) -> None:
+    def check_aborted(self) -> None:
         """Whatever it was for which it was given up does not come either."""
         self.world.run()
         assert not self.installed
@@ -329,7 +329,7 @@ def test_a_snapshot_arrives_and_is_the_log_afterwards(transfer: Transfer) -> Non
 def test_broken_link_costs_only_chunks_in_flight(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 8)
-    asked_before = len(transfer.fetches())
+    fetches_before = len(transfer.fetches())
     transfer.is_up = False
     transfer.world.run()
     transfer.is_up = True
@@ -339,7 +339,7 @@ def test_broken_link_costs_only_chunks_in_flight(transfer: Transfer) -> None:
     first_parts = [fetch for fetch in transfer.fetches() if (fetch.file, fetch.offset) == (0, 0)]
     assert len(first_parts) == 1
     repeated = len(transfer.fetches()) - len({fetch[1:3] for fetch in transfer.fetches()})
-    assert 0 < repeated <= 4 < asked_before
+    assert 0 < repeated <= 4 < fetches_before
 
 
 def test_learner_gets_chunks_in_order_while_the_log_grows(transfer: Transfer) -> None:
@@ -482,10 +482,10 @@ def test_full_disk_ends_the_transfer_until_there_is_space_again(
     transfer.there.disk.full = True
     transfer.world.run()
     assert not transfer.installed
-    asked = len(transfer.fetches())
+    fetches_before = len(transfer.fetches())
     transfer.tick()
     transfer.world.run()
-    assert len(transfer.fetches()) == asked, "it is fetched though there is no space"
+    assert len(transfer.fetches()) == fetches_before, "it is fetched though there is no space"
     transfer.there.disk.full = False
     transfer.tick()
     transfer.world.run()
@@ -500,9 +500,9 @@ def test_without_space_the_next_attempts_come_later_and_later(transfer: Transfer
     transfer.begin()
     attempts: list[float] = []
     while transfer.world.now_s < 50.0:
-        asked = len(transfer.fetches())
+        fetches_before = len(transfer.fetches())
         transfer.world.run()
-        if len(transfer.fetches()) > asked:
+        if len(transfer.fetches()) > fetches_before:
             attempts.append(transfer.world.now_s)
         transfer.tick()
     pauses = [after - before for before, after in pairwise(attempts)]
@@ -582,9 +582,9 @@ def test_unneeded_snapshot_is_abandoned(transfer: Transfer) -> None:
     transfer.world.run(lambda: len(transfer.fetches()) > 8)
     transfer.there.add(2, 160)
     transfer.receiver.tick()
-    asked = len(transfer.fetches())
+    fetches_before = len(transfer.fetches())
     transfer.world.run()
-    assert len(transfer.fetches()) == asked
+    assert len(transfer.fetches()) == fetches_before
     transfer.check_clean()
 
 
@@ -608,31 +608,31 @@ def fill_disk(transfer: Transfer) -> None:
     transfer.there.disk.full = True
 
 
-@pytest.mark.parametrize("give_up", [withdraw, offer_another, catch_up_otherwise, fill_disk])
+@pytest.mark.parametrize("abort", [withdraw, offer_another, catch_up_otherwise, fill_disk])
 def test_snapshot_abandoned_before_its_move_leaves_no_files(
-    transfer: Transfer, give_up: Callable[[Transfer], None]
+    transfer: Transfer, abort: Callable[[Transfer], None]
 ) -> None:
     transfer.begin()
     transfer.run_until_complete()
-    give_up(transfer)
-    transfer.check_given_up()
+    abort(transfer)
+    transfer.check_aborted()
 
 
-@pytest.mark.parametrize("give_up", [withdraw, offer_another, catch_up_otherwise])
+@pytest.mark.parametrize("abort", [withdraw, offer_another, catch_up_otherwise])
 def test_snapshot_abandoned_after_its_move_leaves_no_files(
-    transfer: Transfer, give_up: Callable[[Transfer], None], monkeypatch: pytest.MonkeyPatch
+    transfer: Transfer, abort: Callable[[Transfer], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move = transfer.receiver._move
 
-    def move_and_give_up(taking: Any) -> Checkpoint | None:
+    def move_and_abort(taking: Any) -> Checkpoint | None:
         checkpoint = move(taking)
         assert 150 in list_checkpoints(transfer.there.disk, transfer.there.directory.log)
-        give_up(transfer)
+        abort(transfer)
         return checkpoint
 
-    monkeypatch.setattr(transfer.receiver, "_move", move_and_give_up)
+    monkeypatch.setattr(transfer.receiver, "_move", move_and_abort)
     transfer.begin()
-    transfer.check_given_up()
+    transfer.check_aborted()
 
 
 def test_snapshot_that_was_being_moved_at_the_end_is_no_damage(transfer: Transfer) -> None:
@@ -764,8 +764,8 @@ def test_removal_of_an_installed_snapshot_spares_the_next(transfer: Transfer) ->
     transfer.world.run()
     transfer.check_clean_incoming()
     transfer.tick()  # nothing of it is the log yet, so it is given again
-    asked = len(transfer.fetches())
-    transfer.world.run(lambda: len(transfer.fetches()) > asked + 8)
+    fetches_before = len(transfer.fetches())
+    transfer.world.run(lambda: len(transfer.fetches()) > fetches_before + 8)
     transfer.receiver.remove_installed()
     transfer.world.run()
     assert len(transfer.installed) == 2

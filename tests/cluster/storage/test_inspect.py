@@ -185,11 +185,11 @@ def flip_copies(file: Path) -> None:
 
 
 def test_whole_directory_is_described(group: Path) -> None:
-    whose, hard, manifest, mark, log, *rest = found_in(group)
-    assert isinstance(whose, OwnerFound)
-    assert whose.identity == Identity(OWNER, MACHINE_VERSION, ("n1", "n2", "n3"))
-    assert whose.start is not None
-    assert (whose.start.incarnation, whose.problem) == (1000, None)
+    identity, hard, manifest, mark, log, *rest = found_in(group)
+    assert isinstance(identity, OwnerFound)
+    assert identity.identity == Identity(OWNER, MACHINE_VERSION, ("n1", "n2", "n3"))
+    assert identity.start is not None
+    assert (identity.start.incarnation, identity.problem) == (1000, None)
     assert hard == HardStateFound(HardState(2, "n3", VoterStatus.VOTER), ("ok", "ok"), None)
     assert manifest == ManifestFound(present=True, problem=None)
     sizes = [(group / "log" / name).stat().st_size for name in (SPARSE, DENSE, SECOND_DENSE, OPEN)]

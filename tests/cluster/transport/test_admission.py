@@ -50,10 +50,10 @@ def test_preferred_listed_address_is_the_only_address() -> None:
 
 
 def test_future_member_is_dialled_where_members_are() -> None:
-    said = PeerAddress("n9.said", 25672)
-    assert known(prefers_listed=False).place("n9", said) == said
-    assert known(prefers_listed=True).place("n9", said) == IN_FILE["n9"]
-    assert known(prefers_listed=True).place("n8", said) == said
+    reported = PeerAddress("n9.said", 25672)
+    assert known(prefers_listed=False).place("n9", reported) == reported
+    assert known(prefers_listed=True).place("n9", reported) == IN_FILE["n9"]
+    assert known(prefers_listed=True).place("n8", reported) == reported
 
 
 def test_members_unknown_to_the_log_are_dialled_as_reported() -> None:
@@ -80,20 +80,20 @@ def test_node_in_the_file_only_is_no_member(prefers_listed: bool) -> None:
 @pytest.mark.parametrize("was_member", [False, True])
 def test_former_member_without_the_cluster_id_is_admitted(was_member: bool) -> None:
     """It was removed before it heard of the cluster's id, and nobody else could tell it (simulated: four voters)."""
-    gone = bytes([1]) * 16
+    removed = bytes([1]) * 16
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     named = [Member(name, place, name.encode()) for name, place in IN_LOG.items()]
     configuration = Configuration.of(8, named, b"cluster")
     if was_member:
-        known_once = [*named, Member("n4", PeerAddress("n4", 1), gone)]
-        configuration = Configuration.of(8, known_once, b"cluster").without("n4", gone)
+        known_once = [*named, Member("n4", PeerAddress("n4", 1), removed)]
+        configuration = Configuration.of(8, known_once, b"cluster").without("n4", removed)
     members.configure(b"n1", Configurations(configuration), {})
-    terms = Terms.of(IN_LOG, 8, bytes(16), cluster=UNNAMED, member=gone)
+    terms = Terms.of(IN_LOG, 8, bytes(16), cluster=UNNAMED, member=removed)
     assert (members.judge("n4", terms, None, dialled_here=False) is None) == was_member
 
 
-@pytest.mark.parametrize("told", [b"c" * 16, b"d" * 16, UNNAMED, NO_ID])
-def test_node_with_the_configuration_of_a_cluster_is_admitted(told: bytes) -> None:
+@pytest.mark.parametrize("cluster_id", [b"c" * 16, b"d" * 16, UNNAMED, NO_ID])
+def test_node_with_the_configuration_of_a_cluster_is_admitted(cluster_id: bytes) -> None:
     """The leader that had committed it told the other one, which has nothing of the log, and was lost (simulated)."""
     held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
@@ -105,13 +105,13 @@ def test_node_with_the_configuration_of_a_cluster_is_admitted(told: bytes) -> No
     held.appended(2, make_configuration(0, first))
     members.configure(b"1" * 16, held, {})
     assert members.terms.cluster == UNNAMED, "it is not known to be committed"
-    members.learn_cluster(Terms.of(IN_LOG, 8, bytes(16), cluster=told, member=b"2" * 16))
+    members.learn_cluster(Terms.of(IN_LOG, 8, bytes(16), cluster=cluster_id, member=b"2" * 16))
     members.configure(b"1" * 16, held, {})
-    assert members.terms.cluster == (b"c" * 16 if told == b"c" * 16 else UNNAMED)
+    assert members.terms.cluster == (b"c" * 16 if cluster_id == b"c" * 16 else UNNAMED)
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_earlier_links_end_when_a_node_reports_the_cluster(is_told: bool) -> None:
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_earlier_links_end_when_a_node_reports_the_cluster(is_reported: bool) -> None:
     """Another directory that was as new as this one may have joined another cluster meanwhile."""
     held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
@@ -121,7 +121,7 @@ def test_earlier_links_end_when_a_node_reports_the_cluster(is_told: bool) -> Non
     )
     held.appended(2, make_configuration(0, first))
     members.configure(b"1" * 16, held, {})
-    if is_told:
+    if is_reported:
         members.learn_cluster(Terms.of(IN_LOG, 8, bytes(16), cluster=b"c" * 16, member=b"n2" * 8))
     held.applied(2)
     before = {
@@ -157,12 +157,12 @@ def test_equally_new_node_must_reconnect_after_joining() -> None:
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     new = Configurations(Configuration.of(8, []))
     ids = {name: bytes([number]) * 16 for number, name in enumerate([*IN_LOG, "guest"])}
-    told = {name: Terms.of([name], 8, bytes(16), member=member_id) for name, member_id in ids.items()}
+    linked = {name: Terms.of([name], 8, bytes(16), member=member_id) for name, member_id in ids.items()}
     assert members.configure(ids["n1"], new, {}) == []
     joined = Configuration.of(8, [Member(*place, ids[place[0]]) for place in IN_LOG.items()], b"cluster")
-    assert members.configure(ids["n1"], Configurations(joined), told) == ["guest"]
+    assert members.configure(ids["n1"], Configurations(joined), linked) == ["guest"]
     # A guest that comes later has been told which cluster this is, and may wait for as long as it takes.
-    assert members.configure(ids["n1"], Configurations(joined), told) == []
+    assert members.configure(ids["n1"], Configurations(joined), linked) == []
 
 
 @pytest.mark.parametrize(("silent_s", "is_kept"), [(1.3, True), (2.5, False)])
@@ -171,8 +171,10 @@ def test_non_member_with_a_late_status_keeps_its_connection(silent_s: float, is_
     members = PeerAdmission("n1", Versions(8, 8), bytes(16), {})
     configuration = Configuration.of(8, [Member(*place, place[0].encode()) for place in IN_LOG.items()], b"c")
     members.configure(b"n1", Configurations(configuration), {})
-    guest = Terms.of(["n4"], 8, b"p" * 16, member=b"n4")
-    again = members.judge("n4", guest, Link(guest.process, guest.member, silent_s), dialled_here=False)
+    non_member = Terms.of(["n4"], 8, b"p" * 16, member=b"n4")
+    again = members.judge(
+        "n4", non_member, Link(non_member.process, non_member.member, silent_s), dialled_here=False
+    )
     assert isinstance(again, AlreadyLinkedError) == is_kept
 
 

@@ -135,10 +135,10 @@ def test_acceptor_reports_a_wrong_secret_to_the_dialler() -> None:
     error = error_of(other, one.receive(other.receive(one.opening())))
     assert isinstance(error, WrongSecretError)
     assert str(error) == "node 'n1' has proved no secret that this node accepts"
-    told = error_of(one, error.reply)
-    assert isinstance(told, RejectedError)
-    assert told.cause is WrongSecretError
-    assert "secret differs" in str(told)
+    reported = error_of(one, error.reply)
+    assert isinstance(reported, RejectedError)
+    assert reported.cause is WrongSecretError
+    assert "secret differs" in str(reported)
 
 
 def test_the_dialler_notices_an_acceptor_without_the_secret() -> None:
@@ -180,9 +180,9 @@ def test_both_sides_use_the_secret_that_the_dialler_proves(
     else:
         error = error_of(other, proof)
         assert isinstance(error, WrongSecretError)
-        told = error_of(one, error.reply)
-        assert isinstance(told, RejectedError)
-        assert told.cause is WrongSecretError
+        reported = error_of(one, error.reply)
+        assert isinstance(reported, RejectedError)
+        assert reported.cause is WrongSecretError
 
 
 def test_node_with_only_the_second_secret_cannot_answer() -> None:
@@ -256,9 +256,9 @@ def test_node_of_a_different_cluster_gets_the_reason() -> None:
     error = error_of(acceptor(cluster="blue"), one.opening())
     assert isinstance(error, WrongClusterError)
     assert str(error) == "the peer belongs to cluster 'red', this node to 'blue'"
-    told = error_of(one, error.reply)
-    assert isinstance(told, RejectedError)
-    assert told.cause is WrongClusterError
+    reported = error_of(one, error.reply)
+    assert isinstance(reported, RejectedError)
+    assert reported.cause is WrongClusterError
 
 
 DIFFERENCES = {
@@ -275,15 +275,15 @@ def test_disagreeing_members_refuse_each_other_with_the_reason(name: str) -> Non
     terms, error_type = DIFFERENCES[name]
     one, other = dialler(terms=terms), acceptor()
     error = error_of(other, one.receive(other.receive(one.opening())))
-    told = error_of(one, error.reply)
-    assert type(error) is type(told) is error_type
+    reported = error_of(one, error.reply)
+    assert type(error) is type(reported) is error_type
     if error_type is OtherMembersError:
         assert str(error) == (
             f"node 'n1' has another list of members ({terms.members_count} names) than this node (3): put the same "
             "list into the configuration of all nodes"
         )
     else:
-        assert str(told) == (
+        assert str(reported) == (
             f"node 'n2' is at version 7 of the state and can run 7, this node is at {terms.state_version} and can run "
             f"{terms.state_version}: start a program on both that can run both"
         )
@@ -354,8 +354,8 @@ def test_members_of_incompatible_clusters_refuse_each_other(
 ) -> None:
     one, other = dialler(terms=terms), acceptor(terms=living())
     error = error_of(other, one.receive(other.receive(one.opening())))
-    told = error_of(one, error.reply)
-    assert type(error) is type(told) is error_type
+    reported = error_of(one, error.reply)
+    assert type(error) is type(reported) is error_type
     assert text in str(error)
 
 
@@ -372,19 +372,19 @@ def test_a_node_of_the_last_release_is_spoken_to_in_its_version() -> None:
     "judged", [AlreadyLinkedError, SecondProcessError, TooManyNonMembersError, UnknownNodeError]
 )
 def test_rejected_dialler_gets_the_reason(judged: type[HandshakeError]) -> None:
-    asked: list[tuple[str, Terms]] = []
+    judged_peers: list[tuple[str, Terms]] = []
 
     def judge(peer: str, terms: Terms) -> HandshakeError:
-        asked.append((peer, terms))
+        judged_peers.append((peer, terms))
         return judged("because")
 
     one, other = dialler(), acceptor(judge=judge)
     error = error_of(other, one.receive(other.receive(one.opening())))
     assert type(error) is judged
-    assert asked == [("n1", TERMS)]
-    told = error_of(one, error.reply)
-    assert isinstance(told, RejectedError)
-    assert told.cause is judged
+    assert judged_peers == [("n1", TERMS)]
+    reported = error_of(one, error.reply)
+    assert isinstance(reported, RejectedError)
+    assert reported.cause is judged
 
 
 def test_dialler_judges_the_acceptor() -> None:
@@ -466,10 +466,10 @@ def test_unknown_version_is_answered_in_a_common_form() -> None:
     assert isinstance(error, VersionMismatchError)
     assert str(error) == "the peer speaks version 5 of the protocol, this node 3 and 4"
     reply_of_newer = error.reply[:4] + next_version + error.reply[6:]
-    told = error_of(one, reply_of_newer)
-    assert isinstance(told, RejectedError)
-    assert told.cause is VersionMismatchError
-    assert ": 5, this node 3 and 4" in str(told)
+    reported = error_of(one, reply_of_newer)
+    assert isinstance(reported, RejectedError)
+    assert reported.cause is VersionMismatchError
+    assert ": 5, this node 3 and 4" in str(reported)
 
 
 def test_garbage_is_noticed_at_its_first_byte_and_not_answered() -> None:

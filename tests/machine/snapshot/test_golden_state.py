@@ -219,6 +219,8 @@ def story(monkeypatch: pytest.MonkeyPatch, version: int) -> QueueMachine:
         for commands in MOVED_SINCE_8:
             driver.time_ms += 1
             driver.apply(*commands)
+        if version >= 11:
+            driver.apply(*MOVED_SINCE_11)
         driver.apply(*STORED_SINCE_8, messages=[b"f" * size for size in (3, 4, 5, 6)])
         driver.apply(*PUBLISHED_SINCE_8, messages=[b"large", b"g" * 7, b"larger"])
     driver.machine.outage(77)
@@ -301,6 +303,10 @@ MOVED_SINCE_8: Sequence[Sequence[Command]] = [
         c.PutParameter("/", "shovel", "again and again", "{}"),
         c.BeginMove("/", "again", "", "single", "automatic", 1, 2, "", "", {}, "again and again", True),
     ],
+]
+MOVED_SINCE_11: Sequence[Command] = [
+    c.BeginTextMove("/", "text", "ann", "single", "automatic", 0, 3, "rejected", "dies", {"h": 1}, "Ünique"),
+    c.EndMove("/", "text", ""),
 ]
 STORED_SINCE_8: Sequence[Command] = [c.StoreFragment(session) for session in (1, 1, 2, 5)]
 PUBLISHED_SINCE_8: Sequence[Command] = [

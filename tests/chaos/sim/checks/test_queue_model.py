@@ -84,7 +84,7 @@ def test_dead_letter_that_expires_at_once_makes_room() -> None:
             "/",
             dead.queue,
             dead.number,
-            dead.first,
+            dead.parts[0][0],
             1,
             "",
             dead.queue,

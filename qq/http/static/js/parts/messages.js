@@ -5,7 +5,7 @@ import { html, useEffect, useState } from "../lib.js";
 import { Badge, ExchangeLink, Facts, QueueLink } from "./bits.js";
 
 const COUNT = 20;
-const BODY_BYTES_MAX = 4096;
+export const BODY_BYTES_MAX = 4096;
 
 /** Where and why a message died, the last death first. @param {any} message @returns {any[]} */
 export const deathsOf = (message) => {
@@ -13,16 +13,14 @@ export const deathsOf = (message) => {
   return Array.isArray(deaths) ? deaths : [];
 };
 
-/**
- * @param {{vhost: string, queue: string, isWanted?: (message: any) => boolean, onPage?: (messages: any[]) => void}} props
- */
-export function Messages({ vhost, queue, isWanted = () => true, onPage = () => undefined }) {
+/** All ready messages of a queue, a page at a time. @param {{vhost: string, queue: string}} props */
+export function Messages({ vhost, queue }) {
   const [offset, setOffset] = useState(0);
   const [turn, setTurn] = useState(0);
   const [state, setState] = useState({ messages: /** @type {any[] | null} */ (null), problem: "" });
   useEffect(() => {
     let isAwaited = true;
-    const show = (/** @type {any} */ next) => { if (isAwaited) { setState(next); onPage(next.messages ?? []); } };
+    const show = (/** @type {any} */ next) => { if (isAwaited) setState(next); };
     get(path`queues/${vhost}/${queue}/browse` + query({ offset, count: COUNT, truncate: BODY_BYTES_MAX })).then(
       (messages) => show({ messages, problem: "" }),
       (error) => show({ messages: null, problem: error.message }),
@@ -30,17 +28,16 @@ export function Messages({ vhost, queue, isWanted = () => true, onPage = () => u
     return () => { isAwaited = false; };
   }, [vhost, queue, offset, turn]);
   const { messages, problem } = state;
-  const shown = (messages ?? []).filter(isWanted);
   return html`<div class="messages">
     <div class="toolbar">
-      <button name="browse" onClick=${() => setTurn(turn + 1)}>Look again</button>
+      <button name="browse" onClick=${() => setTurn(turn + 1)}>Refresh</button>
       <button disabled=${offset === 0} onClick=${() => setOffset(Math.max(offset - COUNT, 0))}>‹ Earlier</button>
       <button disabled=${(messages?.length ?? 0) < COUNT} onClick=${() => setOffset(offset + COUNT)}>Later ›</button>
       <span class="muted">${messages?.length ? `Ready messages ${whole(offset + 1)} to ${whole(offset + messages.length)}; they stay where they are.` : ""}</span>
     </div>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
-    ${messages && !shown.length && html`<p class="empty">${messages.length ? "None of these messages fits the filter." : "There is no ready message."}</p>`}
-    ${shown.map((message, at) => html`<${Message} key=${`${message.offset ?? at}`} vhost=${vhost} message=${message} />`)}
+    ${messages && !messages.length && html`<p class="empty">There is no ready message.</p>`}
+    ${(messages ?? []).map((message) => html`<${Message} key=${message.offset} vhost=${vhost} message=${message} />`)}
   </div>`;
 }
 
