@@ -301,11 +301,21 @@ def test_connection_is_shown_with_its_channels_and_closed(page: Page, node: Clus
     parameters = pika.URLParameters(node.url)
     parameters.client_properties = {"connection_name": "to be closed"}
     connection = pika.BlockingConnection(parameters)
-    connection.channel(7)
-    page.open("connections")
-    page.until_reads("to be closed")
+    channel = connection.channel(7)
+    channel.queue_declare("named", durable=True, arguments=QUORUM)
+    channel.basic_consume("named", lambda *_: None, consumer_tag="reader")
+    for view in ("connections", "channels", "queues/%2F/named?tab=consumers"):
+        page.open(view)
+        page.until_reads("to be closed", "tbody")
+        page.search("nosuch")
+        page.until_reads("has 'nosuch'.")
+        page.search("TO BE")
+        page.until_reads("to be closed", "tbody")
+    page.open("connections?name=to be")
+    page.until(lambda: [row[0].splitlines()[0] for row in page.rows("Connections")] == ["to be closed"])
     page.click('a.name[href^="#/connections/"]')
-    page.until(lambda: any(row[0].endswith("(7)") for row in page.rows("Channels")))
+    page.until(lambda: page.text("main h1") == "to be closed")
+    page.until(lambda: any(row[0].startswith("to be closed (7)") for row in page.rows("Channels")))
     page.press("close")
     page.confirm()
     with pytest.raises(pika.exceptions.ConnectionClosed, match="CONNECTION_FORCED"):
@@ -374,6 +384,39 @@ def test_policy_previews_its_matches_and_applies_after_creation(page: Page, chan
     page.click('table[aria-label="Policies"] tr button:last-child')
     page.confirm()
     page.until(lambda: page.rows("Policies") == [])
+
+
+VISIBLE = """return [...document.querySelectorAll('table[aria-label="Queues"] th')]
+    .filter((cell) => cell.offsetParent).map((cell) => cell.innerText.trim())"""
+"""The column titles that can be seen."""
+SCROLLS = """return [document.documentElement, ...document.querySelectorAll("main .scroll")]
+    .filter((box) => box.scrollWidth > box.clientWidth).length"""
+"""The number of boxes that are wider than their place."""
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (390, ["Name", "Ready", "Unacked", "Consumers"]),
+        (800, ["Name", "Virtual host", "State", "Ready", "Unacked", "Consumers", "In", "Out"]),
+    ],
+)
+def test_queues_fit_on_a_narrow_screen(page: Page, channel: Any, width: int, columns: list[str]) -> None:
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "narrow", "x-message-ttl": 10**9}
+    declare(channel, "narrow", 3, **dead)
+    screen = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": False}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    try:
+        page.open("queues?name=narrow")
+        page.until(lambda: page.rows("Queues"))
+        shown = page.browser.execute_script(VISIBLE)
+        assert [each for each in columns if each in (*shown, "Virtual host")] == columns
+        assert set(shown) <= set(columns)
+        assert page.browser.execute_script(SCROLLS) == 0
+        [row] = page.all('table[aria-label="Queues"] tbody tr')
+        assert row.size["height"] < 60
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_definitions_are_downloaded_and_uploaded(page: Page, node: ClusterNode, tmp_path: Path) -> None:

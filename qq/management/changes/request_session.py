@@ -81,7 +81,7 @@ async def until_applied(
         raise Unavailable(f"{broker.why_full}; {UNKNOWN if changes and not commands else NOT_CARRIED_OUT}")
     for command in commands:
         broker.submissions.add(command, lane)
-    broker.submissions.read_barrier(resolve, lane)
+    broker.submissions.read(resolve, lane)
     while not applied.done():
         before = broker.submissions.batches_applied
         await asyncio.wait([applied], timeout=CHANGE_TIMEOUT_S)

@@ -7,7 +7,7 @@ import { ask } from "../parts/dialog.js";
 import { objectIn } from "../parts/form.js";
 import { notify } from "../parts/notice.js";
 import { Picture } from "../parts/picture.js";
-import { listValues, Pager, Search, Table } from "../parts/table.js";
+import { listValues, nothingFound, Pager, Search, Table } from "../parts/table.js";
 import { adjust, go, to, usePlace } from "../router.js";
 import { useLive } from "../stream.js";
 import { useVhost, useVhosts } from "../vhosts.js";
@@ -23,12 +23,12 @@ const rateOf = (exchange, name) => rate(exchange.message_stats?.[`${name}_detail
 /** @type {import("../parts/table.js").Column[]} */
 const COLUMNS = [
   { key: "name", label: "Name", sort: "name", show: (each) => html`<${ExchangeLink} vhost=${each.vhost} name=${each.name} />` },
-  { key: "vhost", label: "Virtual host", sort: "vhost", show: (each) => each.vhost },
+  { key: "vhost", from: "tablet", label: "Virtual host", sort: "vhost", show: (each) => each.vhost },
   { key: "type", label: "Type", sort: "type", show: (each) => html`<${Badge} state="plain">${each.type}<//>` },
-  { key: "features", label: "Features", show: (each) => html`<span class="badges">${["internal", "auto_delete"].filter((name) => each[name]).map((name) =>
+  { key: "features", from: "desk", label: "Features", show: (each) => html`<span class="badges">${["internal", "auto_delete"].filter((name) => each[name]).map((name) =>
     html`<${Badge} key=${name} state="plain">${name.replace("_", "-")}<//>`)}${!each.durable && html`<${Badge} state="plain">transient<//>`}
     ${Object.entries(each.arguments).map(([name, value]) => html`<span key=${name} class="badge plain" title=${argument(value)}>${name}</span>`)}</span>` },
-  { key: "policy", label: "Policy", sort: "policy", show: (each) => each.policy ?? "" },
+  { key: "policy", from: "desk", label: "Policy", sort: "policy", show: (each) => each.policy ?? "" },
   { key: "in", label: "In", isNumber: true, sort: "message_stats.publish_in_details.rate", show: (each) => rateOf(each, "publish_in") },
   { key: "out", label: "Out", isNumber: true, sort: "message_stats.publish_out_details.rate", show: (each) => rateOf(each, "publish_out") },
 ];
@@ -54,7 +54,7 @@ function List({ values, vhost, isMany }) {
   if (!told) return problem ? html`<${Problem} problem=${problem} />` : html`<${Loading} />`;
   return html`<${Problem} problem=${problem} /><div class="card flush">
     <${Table} label="Exchanges" columns=${COLUMNS.filter((column) => column.key !== "vhost" || isMany)} rows=${told.items} isOld=${isOld}
-      rowKey=${(/** @type {any} */ each) => `${each.vhost}\n${each.name}`} empty="No exchange has such a name." />
+      rowKey=${(/** @type {any} */ each) => `${each.vhost}\n${each.name}`} empty=${nothingFound(values, "There are no exchanges.")} />
     <${Pager} told=${told} />
   </div>`;
 }

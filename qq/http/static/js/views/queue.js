@@ -9,6 +9,7 @@ import { objectIn } from "../parts/form.js";
 import { Message, Messages } from "../parts/messages.js";
 import { askForMove, Moves, useMovesThere } from "../parts/moves.js";
 import { notify } from "../parts/notice.js";
+import { Search } from "../parts/table.js";
 import { adjust, go, to, usePlace } from "../router.js";
 import { useLive } from "../stream.js";
 
@@ -29,7 +30,7 @@ export function useMay(thing) {
 /** @param {{names: string[]}} props */
 export function Queue({ names: [vhost, name] }) {
   const range = useRange(), { values } = usePlace();
-  const { told, problem } = useLive("queue", { vhost, name });
+  const { told, problem } = useLive("queue", { vhost, name, client: values.client });
   const known = useHistory({ vhost, name }, told?.sample, range);
   const may = useMay({ vhost, queue: name });
   const tab = values.tab ?? "";
@@ -113,23 +114,25 @@ function Replicas({ queue }) {
 
 /** @param {{queue: any}} props */
 function Consumers({ queue }) {
+  const { values } = usePlace();
   const consumers = queue.consumer_details;
-  if (!consumers.length) return html`<p class="empty">Nobody consumes this queue.</p>`;
-  return html`<div class="card flush scroll"><table aria-label="Consumers">
-    <thead><tr><th scope="col">Tag</th><th scope="col">Connection</th><th scope="col">Node</th><th scope="col">State</th>
-      <th scope="col">Acknowledges</th><th scope="col" class="number">Prefetch</th><th scope="col" class="number">Unacked</th>
+  return html`<div class="toolbar end"><${Search} label="Search by client or tag" name="client" hasPatterns=${false} /></div>
+    ${!consumers.length ? html`<p class="empty">${values.client ? `No client or tag has '${values.client}'.` : "The queue has no consumers."}</p>`
+    : html`<div class="card flush scroll"><table aria-label="Consumers">
+    <thead><tr><th scope="col">Tag</th><th scope="col">Client</th><th scope="col" class="from-tablet">Node</th><th scope="col" class="from-tablet">State</th>
+      <th scope="col" class="from-desk">Acknowledges</th><th scope="col" class="number">Prefetch</th><th scope="col" class="number">Unacked</th>
       <th scope="col" class="number">Credit</th></tr></thead>
     <tbody>${consumers.map((/** @type {any} */ consumer) => {
-      const { connection_name: connection, node, number } = consumer.channel_details;
+      const { connection_name: connection, user_provided_name: client, node, number } = consumer.channel_details;
       return html`<tr key=${`${node} ${number} ${consumer.consumer_tag}`}>
         <td>${consumer.consumer_tag} ${consumer.exclusive && html`<${Badge} state="plain">exclusive<//>`}</td>
-        <td>${connection ? html`<${ConnectionLink} name=${connection} /> (${number})` : `channel ${number}`}</td><td>${node}</td>
-        <td><${State} is=${consumer.activity_status} /></td><td>${consumer.ack_required ? "yes" : "no"}</td>
+        <td>${connection ? html`<${ConnectionLink} name=${connection} client=${client} more=${` (${number})`} />` : `channel ${number}`}</td><td class="from-tablet">${node}</td>
+        <td class="from-tablet"><${State} is=${consumer.activity_status} /></td><td class="from-desk">${consumer.ack_required ? "yes" : "no"}</td>
         <td class="number">${consumer.prefetch_count || "no limit"}</td><td class="number">${short(consumer.messages_unacknowledged)}</td>
         <td class="number">${consumer.credit === undefined ? "no limit" : short(consumer.credit)}</td></tr>`;
     })}</tbody></table>
     ${consumers.length < queue.consumers && html`<p class="muted padded">${whole(consumers.length)} of ${whole(queue.consumers)} are shown.</p>`}
-  </div>`;
+  </div>`}`;
 }
 
 /** @param {{vhost: string, name: string, may: Record<string, boolean>}} props */

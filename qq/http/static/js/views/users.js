@@ -5,7 +5,7 @@ import { Badge, Card, Heading, Loading, Problem } from "../parts/bits.js";
 import { ask } from "../parts/dialog.js";
 import { Limits } from "../parts/limits.js";
 import { notify } from "../parts/notice.js";
-import { Pager, Search, Table } from "../parts/table.js";
+import { nothingFound, Pager, Search, Table } from "../parts/table.js";
 import { go, to, usePlace } from "../router.js";
 import { useVhosts } from "../vhosts.js";
 
@@ -43,7 +43,7 @@ export function Users() {
         go(["users", given.name]);
       } })}>New user</button>`} />
     <${Problem} problem=${problem} />
-    ${told ? html`<div class="card flush"><${Table} label="Users" columns=${COLUMNS} rows=${told.items} rowKey=${(/** @type {any} */ user) => user.name} /><${Pager} told=${told} /></div>` : !problem && html`<${Loading} />`}`;
+    ${told ? html`<div class="card flush"><${Table} label="Users" columns=${COLUMNS} rows=${told.items} empty=${nothingFound(values, "There are no users.")} rowKey=${(/** @type {any} */ user) => user.name} /><${Pager} told=${told} /></div>` : !problem && html`<${Loading} />`}`;
 }
 
 /** @param {{names: string[]}} props */

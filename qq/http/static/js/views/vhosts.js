@@ -6,7 +6,7 @@ import { Badge, Heading, Loading, Problem } from "../parts/bits.js";
 import { ask } from "../parts/dialog.js";
 import { Limits } from "../parts/limits.js";
 import { notify } from "../parts/notice.js";
-import { Pager, Search, Table } from "../parts/table.js";
+import { nothingFound, Pager, Search, Table } from "../parts/table.js";
 import { adjust, to, usePlace } from "../router.js";
 import { may } from "../session.js";
 import { readVhosts } from "../vhosts.js";
@@ -42,7 +42,7 @@ export function Vhosts() {
         await reread();
       } })}>New virtual host</button>`}`} />
     <${Problem} problem=${problem} />
-    ${told ? html`<div class="card flush"><${Table} label="Virtual hosts" columns=${COLUMNS} rows=${told.items} rowKey=${(/** @type {any} */ vhost) => vhost.name} /><${Pager} told=${told} /></div>` : !problem && html`<${Loading} />`}
+    ${told ? html`<div class="card flush"><${Table} label="Virtual hosts" columns=${COLUMNS} rows=${told.items} empty=${nothingFound(values, "There are no virtual hosts.")} rowKey=${(/** @type {any} */ vhost) => vhost.name} /><${Pager} told=${told} /></div>` : !problem && html`<${Loading} />`}
     ${open && html`<${Vhost} key=${open} name=${open} read=${reread} />`}`;
 }
 
