@@ -100,6 +100,7 @@ class Group:
         self._evictions = membership.evictions
         self._outages = membership.outages
         self._low_space = parts.low_space
+        self._reads = parts.reads
 
         # Parts that the broker queries
         self.configurations = replica.configurations
@@ -152,6 +153,17 @@ class Group:
         sequence = self._pending.add(payload, weight)
         self._turns.request()
         return sequence
+
+    # Reading the state
+
+    @property
+    def can_read(self) -> bool:
+        """Whether `read` would probably succeed now."""
+        return self._reads.are_possible
+
+    def read(self, done: Callable[[], None], failed: Callable[[], None]) -> None:
+        """Call `done` when this node has applied all entries committed before this call, or `failed` (`Reads`)."""
+        self._reads.read(done, failed)
 
     # Reading entries
 
@@ -242,6 +254,7 @@ class Group:
             self._log_sync.awake_s()
             self.leadership.update_candidacy(is_fit=not self.journal.full and self.fail_stop.damage is None)
             self._low_space.check()
+            self._reads.beat()
             self._outages.check()
             self.fail_stop.stop_if_damaged()
             self._evictions.check()
@@ -273,6 +286,8 @@ class Group:
                 self._outbox.transmit_to_all(self.own_status.now())
             last_index = self.journal.last_index
             self.engine.turn(self._compose)
+            if self._reads.unapplied:
+                self._reads.applied(self.engine.applied_index)
             self._check_leader()
             if self.journal.last_index > last_index:
                 self._log_sync.send()  # new entries: every peer's disk is waiting for them
@@ -307,6 +322,7 @@ class Group:
             self._evictions.check()
         # Otherwise peers would believe for up to a second that this node still hears its old leader.
         self._outbox.transmit_to_all(self.own_status.now())
+        self._reads.leader_changed()
         self._turns.request()  # pending batches go to the new leader
         self._events.leader_changed(*leader_term)
 

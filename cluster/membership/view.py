@@ -18,6 +18,8 @@ from cluster.raft.messages import (
     HeartbeatResponse,
     PreVote,
     Query,
+    ReadIndexRequest,
+    TermConfirmed,
     Vote,
     VoteRequest,
 )
@@ -31,6 +33,19 @@ if TYPE_CHECKING:
     from cluster.replica import Replica
 
 log = logging.getLogger(__name__)
+
+
+_OF_MEMBERS = (
+    AppendResponse,
+    HeartbeatResponse,
+    Vote,
+    PreVote,
+    Forward,
+    Query,
+    ReadIndexRequest,
+    TermConfirmed,
+)
+"""Messages that count only from members."""
 
 
 class Members:
@@ -149,4 +164,4 @@ class Members:
         """
         if isinstance(message, VoteRequest):
             return not self._engine.hears_leader()
-        return not isinstance(message, AppendResponse | HeartbeatResponse | Vote | PreVote | Forward | Query)
+        return not isinstance(message, _OF_MEMBERS)

@@ -128,7 +128,7 @@ class Run(Scene):
         self.cluster.events.extend([submitters, self.brokers])
         self.client = LoneClient()
 
-    def _count_files(self) -> None:
+    def _check_files(self) -> None:
         pass
 
     def connect(self, *, to_leader: bool) -> None:

@@ -39,6 +39,7 @@ class Alarms:
 
     versions = (1, 2)
     outages_since = 2
+    reads_since = 2
     losses_since = 2
 
     def raise_to(self, version: int) -> None:
@@ -218,6 +219,10 @@ class Trio:
         ]
         return leader
 
+    def followers(self) -> list[Member]:
+        leader = self.leader()
+        return [member for member in self.members if member is not leader and member.runtime.alive]
+
     def pass_ms(self, time_ms: int) -> None:
         self.world.run_until(self.world.now_s + time_ms / 1000)
         assert not self.failures
@@ -307,10 +312,6 @@ class Growing(Trio):
         for member in self.members:
             if member.runtime.alive:
                 member.set_alarms(1)
-
-    def followers(self) -> list[Member]:
-        leader = self.leader()
-        return [member for member in self.members if member is not leader and member.runtime.alive]
 
 
 def _is_idle(member: Member) -> bool:

@@ -80,6 +80,14 @@ class LoneGroup:
     def undecided(self) -> list[str]:
         return []
 
+    @property
+    def can_read(self) -> bool:
+        return not self.holding and not self.skipping
+
+    def read(self, done: Callable[[], None], failed: Callable[[], None]) -> None:
+        """Call `done` soon, since a lone node has applied each entry that is committed."""
+        self._loop.call_soon(done)
+
     def start(self, broker: Broker) -> None:
         self._broker = broker
 

@@ -251,6 +251,8 @@ class _Group:
     def undecided(self) -> list[str]:
         return []
 
+    can_read = False
+
     def propose(self, payload: Any, weight: int = 0) -> int:
         self._sequence += 1
         asyncio.get_running_loop().call_soon(self._apply, self._sequence, payload)

@@ -109,6 +109,11 @@ class Page:
             # A driver types only characters of the basic plane, and a list of choices may cover the field.
             self.browser.execute_script(_FILL, self.all(selector)[0], text)
 
+    def search(self, text: str) -> None:
+        """Type a text into the search field of the view."""
+        self.until(lambda: self.all('main .search input[type="search"]'), "a search field")
+        self.browser.execute_script(_FILL, self.all('main .search input[type="search"]')[0], text)
+
     def confirm(self, **fields: str) -> None:
         """Fill in the open dialog, and confirm it."""
         self.fill(**fields)

@@ -71,6 +71,8 @@ class World:
         self.machine.end_entry(7)
         self.applied = 0
 
+    can_read = False
+
     def propose(self, payload: Sequence[bytes], weight: int) -> int:
         self.batches.append((b"".join(payload), weight))
         return len(self.batches)

@@ -127,6 +127,8 @@ class World:
         )
         self.submissions.applied(0)
 
+    can_read = False
+
     def propose(self, payload: Sequence[bytes], _weight: int) -> int:
         data = b"".join(payload)
         commands, offsets = decode_batch(data)

@@ -57,7 +57,7 @@ class Clock:
         self.timers.append(timer)
         return SimpleNamespace(cancel=lambda: timer in self.timers and self.timers.remove(timer))
 
-    def read_barrier(self, callback: Callable[[], None], _lane: object) -> None:
+    def read(self, callback: Callable[[], None], _lane: object) -> None:
         self.barriers.append(callback)
         self.barrier_count += 1
 

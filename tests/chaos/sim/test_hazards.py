@@ -30,6 +30,7 @@ from cluster.configuration.quorum import Membership
 from cluster.engine.engine import Engine
 from cluster.group.bootstrap import Bootstrap
 from cluster.group.group import Group
+from cluster.group.reads import Reads
 from cluster.log.compaction import Compact, compact_entry
 from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
@@ -38,6 +39,7 @@ from cluster.log.segment import Segment
 from cluster.raft.cluster_clock import ClusterClock
 from cluster.raft.messages import Append, AppendResponse
 from cluster.raft.proposals import LeaderTerm, PendingProposals
+from cluster.raft.read_index import ReadRounds
 from cluster.runtime.ports import Disk
 from cluster.state.dedup import Admission, Origins
 from cluster.state.group_state import GroupState, ReadState
@@ -718,6 +720,16 @@ def release_as_of_then(backlog: Backlog, now_ms: int, limit: int) -> int:
 release = Backlog.release
 
 
+def answer_reads_unconfirmed(_rounds: ReadRounds, _names: set[str]) -> bool:
+    """In place of `ReadRounds._is_majority`: the leader answers reads although a newer leader may exist."""
+    return True
+
+
+def answer_reads_with_the_commit_index(reads: Reads) -> int:
+    """In place of `Reads._read_index`: a new leader may not know yet that entries of earlier terms are committed."""
+    return reads._engine.commit_index
+
+
 def ignore_the_sync_mark(*_: object) -> None:
     """In place of `load_mark`: a missing end of the open segment counts as never written."""
 
@@ -743,6 +755,9 @@ def adopt_and_go_by_the_lowest_version(state: GroupState, read: ReadState) -> No
 
 UNASKED = {"chaos.sim.checks.campaigns.Campaigns.take": lambda _self, _name, _members: True}
 """Ignore pre-votes."""
+
+OFTEN_READ = {"chaos.sim.workload.workload.READS": 1.0}
+"""Clients read each time that they act."""
 
 KNOWN_BY_NAMES = {"chaos.sim.workload.ledger.Ledger.versions": (1, 1)}
 """The nodes' files list the members all the time, as with release 0.1."""
@@ -824,6 +839,24 @@ HAZARDS = [
         "campaigns though cut off",
         shown_by=4,
         world=UNASKED,
+    ),
+    Hazard(
+        Parts(engine=LeadsForEver),
+        replace(PARTITIONS, submit_interval_s=0.1),
+        5,
+        "was committed before the read",
+        ("cluster.raft.read_index.ReadRounds._is_majority", answer_reads_unconfirmed),
+        shown_by=0,
+        world=OFTEN_READ | {"chaos.sim.checks.checks.MINORITY_GRACE_S": 1e9},
+    ),
+    Hazard(
+        Parts(),
+        replace(PARTITIONS, nodes=3, submit_interval_s=0.05, faults={"kill": 1.0, "isolate": 1.0}),
+        5,
+        "was committed before the read",
+        ("cluster.group.reads.Reads._read_index", answer_reads_with_the_commit_index),
+        shown_by=0,
+        world=OFTEN_READ,
     ),
     Hazard(Parts(engine=LeadsForEver), PARTITIONS, 10, "leads though cut off", shown_by=9),
     Hazard(Parts(engine=HearsWholeMessagesOnly), LARGEST, 10, "has not converged", shown_by=5, is_long=True),
