@@ -39,6 +39,7 @@ class Seen(NamedTuple):
     expires_ms: int
     level: int
     deaths: Deaths
+    failed_before: int
 
 
 @dataclass(eq=False)
@@ -56,10 +57,19 @@ class Message:
     deaths: Deaths = ()
     key: str | None = None
     """The routing key that replaced those of its publish."""
+    failed_before: int = 0
+    """Failed deliveries in the quorum queues in which it died."""
 
     def seen(self) -> Seen:
         return Seen(
-            self.index, self.slot, self.deliveries, self.failures, self.expires_ms, self.level, self.deaths
+            self.index,
+            self.slot,
+            self.deliveries,
+            self.failures,
+            self.expires_ms,
+            self.level,
+            self.deaths,
+            self.failed_before,
         )
 
 
@@ -608,6 +618,9 @@ class Oracle:
                 moved = Message(message.index, message.slot, message.size, deaths=deaths, key=key)
                 moved.expires_ms = target.expiry_ms(NO_TTL, self.now_ms)
                 moved.level = target.level(command.priority)
+                moved.failed_before = message.failed_before
+                if queue.quorum:
+                    moved.failed_before += message.failures + (dead.reason == "rejected")
                 target.arrive(moved)
         self._serve_if_full(targets)
         return count, full[0] if count < len(messages) else ""
@@ -625,7 +638,10 @@ class Oracle:
             known.credit += len(taken)
         return self.queues[known.queue], taken
 
-    def _put_back(self, queue: OracleQueue | None, messages: list[Message], *, failed: bool) -> None:
+    def _put_back(
+        self, queue: OracleQueue | None, messages: list[Message], *, failed: bool, ended: bool = False
+    ) -> None:
+        """Return messages that a client rejected (`failed`), or whose channel ended (both), or neither."""
         if queue is None:
             return
         new_contract = queue.get("x-delivery-count-mode") == "4.3"
@@ -634,7 +650,7 @@ class Oracle:
         dead: list[Message] = []
         for message in messages:
             message.deliveries += 1
-            message.failures += failed and new_contract
+            message.failures += (failed and new_contract) or (ended and queue.quorum)
             counted = message.failures if new_contract else message.deliveries
             if 0 <= limit < counted:
                 dead.append(message)
@@ -661,7 +677,7 @@ class Oracle:
             by_queue.setdefault(consumer.queue, []).extend(taken)
         for name, messages in by_queue.items():
             messages.sort(key=lambda message: message.position)
-            self._put_back(self.queues[name], messages, failed=failed)
+            self._put_back(self.queues[name], messages, failed=failed, ended=failed)
 
     def _down(self, keys: list[Key], *, failed: bool) -> None:
         for key in keys:
@@ -897,8 +913,9 @@ def seen_of(ranges: Sequence[Range], histories: Mapping[int, History | None]) ->
     for r in ranges:
         history = histories.get(r.history)
         deaths = () if history is None else tuple((d.queue, d.reason, d.count) for d in history.deaths)
+        before = 0 if history is None else history.failures
         found += [
-            Seen(r.index, r.slot + at, r.deliveries, r.failures, r.expires_ms, r.level, deaths)
+            Seen(r.index, r.slot + at, r.deliveries, r.failures, r.expires_ms, r.level, deaths, before)
             for at in range(r.count)
         ]
     return found

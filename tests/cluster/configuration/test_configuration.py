@@ -61,7 +61,7 @@ def refused(step: Callable[[], object]) -> str:
     return str(info.value)
 
 
-# Steps one by one
+# Single steps
 
 
 def test_a_new_directory_joins_as_a_learner_and_is_promoted() -> None:
@@ -267,7 +267,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
 
 
 def majorities(configuration: Configuration) -> list[frozenset[str]]:
-    """All majorities of the smallest size, as ids: a name may stand for one directory and then for another."""
+    """Return all smallest majorities, as ids: a name may stand for two directories in turn."""
     voters = [str(member.id or member.name) for member in configuration.members if member.is_voter]
     return [frozenset(some) for some in combinations(voters, majority(len(voters)))]
 
@@ -356,7 +356,7 @@ def test_entry_of_a_different_kind_is_no_configuration(entry: bytes) -> None:
         read_configuration(entry)
 
 
-# Which one counts
+# The valid configuration
 
 
 def test_the_newest_in_the_log_counts_until_its_entry_is_deleted() -> None:

@@ -1,4 +1,4 @@
-"""Pre-votes: whom a member would vote for, and when it may campaign."""
+"""Pre-votes: grants and refusals, and the conditions of a campaign."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_answers_to_an_earlier_round_do_not_count(elections: Elections) -> None:
     second = elections.begin_round()
     assert second is not None
     assert not elections.count_pre_vote("c", first)
-    assert not elections.count_pre_vote("c", second)  # what a granted was the round before
+    assert not elections.count_pre_vote("c", second)  # a's grant in the previous round
     elections.end_round()
     assert not elections.count_pre_vote("d", second)
     assert not elections.is_won
@@ -167,7 +167,7 @@ def test_pre_vote_is_granted_to_a_better_candidate(
 
 @pytest.mark.parametrize("last_index", [1, 2])
 def test_member_with_an_empty_log_leads_no_cluster(last_index: int) -> None:
-    """A new member, whose log is empty, too, knows its cluster from others: the candidate may be an emptied node."""
+    """A new member with an empty log knows its cluster only from peers: the candidate may be an emptied node."""
     members = configuration_of("abcde").members
     configurations = Configurations(Configuration.of(8, members, b"c" * ID_BYTES))
     new = Elections("b", configurations, FailureDetector(FLOOR_S, CEILING_S))
@@ -188,7 +188,7 @@ def test_member_that_grants_a_pre_vote_ends_its_own_round(elections: Elections) 
 
 
 def test_resting_member_does_not_take_precedence(elections: Elections) -> None:
-    """It had asked, and lost its links: the one that still had links with a majority was refused for ever."""
+    """It had requested votes, and lost its links: the only candidate with links to a majority was refused for ever."""
     end = LogEnd(2, 7)
     elections.begin_round()
     assert not elections.is_better("c", end, end)

@@ -43,7 +43,7 @@ TERMS = Terms.of(MEMBERS, 7, PROCESS)
 
 
 def everybody(_peer: str, _terms: Terms) -> None:
-    """Let everybody in who knows the secret."""
+    """Admit each peer that knows the secret."""
 
 
 def dialler(
@@ -305,7 +305,7 @@ def test_unauthenticated_dialler_gets_no_terms() -> None:
 
 
 def test_terms_are_those_of_the_proving_side() -> None:
-    # The attacker in between lets both believe that the other one agrees with it.
+    # An attacker in between lets both sides believe that the peer agrees with it.
     one, other = dialler(terms=Terms.of(["n1"], 7, PROCESS)), acceptor()
     proof = one.receive(other.receive(one.opening()))
     forged = proof.replace(Terms.of(["n1"], 7, PROCESS).members_digest, TERMS.members_digest)
@@ -317,7 +317,7 @@ IDS = {name: name.encode() * 8 for name in ("c1", "c2", "d1", "d2")}
 
 
 def living(version: int = 8, cluster: str = "c1", member: str = "d1", versions: Versions = ENOUGH) -> Terms:
-    """The terms of a node whose log has a configuration."""
+    """Return the terms of a node whose log has a configuration."""
     return Terms.of(MEMBERS, version, PROCESS, versions, IDS[cluster], IDS[member])
 
 

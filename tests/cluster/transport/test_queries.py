@@ -11,7 +11,7 @@ from cluster.transport.queries import Queries
 
 
 class Nodes:
-    """Nodes whose messages wait until they are delivered."""
+    """Nodes whose messages wait for delivery by the test."""
 
     def __init__(self, *names: str) -> None:
         self.linked = set(names)
