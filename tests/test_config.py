@@ -438,6 +438,15 @@ def test_tls_for_clients(file: Path) -> None:
     assert (config.tls.fail_if_no_peer_cert, config.tls.minimum_version) == (False, "1.2")
 
 
+def test_tls_for_http_needs_no_port_of_its_own(file: Path) -> None:
+    http_tls = GOOD + TLS.replace("[tls]", "[http_tls]")
+    config = loaded(file, http_tls, QQ_HTTP_TLS_MINIMUM_VERSION="1.3")
+    here = file.parent
+    assert config.http_tls == ClientTls(here / "node.toml", here / "node.toml", minimum_version="1.3")
+    assert config.tls is None
+    assert loaded(file, GOOD).http_tls is None
+
+
 def test_amqps_host_defaults_to_the_amqp_host(file: Path) -> None:
     assert loaded(file, GOOD + '[listen]\namqp_host = "::"\n').amqps_host == "::"
     assert loaded(file, GOOD + '[listen]\namqp_host = "[::1]"\n').amqp_host == "::1"
@@ -686,6 +695,10 @@ def test_retained_bytes_may_be_0_and_intervals_fractional(file: Path) -> None:
             "[tls] cert_login_from: must be one of distinguished_name, common_name",
         ),
         (GOOD_TLS + 'cipher = "ALL"\n', "[tls] cipher: there is no such key"),
+        (
+            GOOD + TLS.replace("[tls]", "[http_tls]") + 'cert_login_from = "common_name"\n',
+            "[http_tls] cert_login_from: there is no such key",
+        ),
         (
             GOOD.replace("5672\nhttp", "0\nhttp"),
             "[[nodes]] number 1: amqp_port: must be a port number, 1 to 65535",

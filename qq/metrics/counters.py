@@ -9,8 +9,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.runtime.histogram import Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MESSAGE_SIZE_BOUNDS = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000)
 """RabbitMQ's upper bounds of message sizes, in bytes."""
@@ -164,6 +168,17 @@ class ClusterTotals:
     messages_unacked: int
 
 
+class CertificateEnd(NamedTuple):
+    """When the first certificate in a file ends."""
+
+    protocol: str
+    """The protocol of the port that uses the file, as in `Listener`."""
+    file: str
+    """"cert", or "ca" for the authorities that verify the other side."""
+    ends_s: float
+    """Seconds since 1970."""
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """All values of a single scrape."""
@@ -193,6 +208,8 @@ class MetricsSnapshot:
     """The id of the cluster, in hexadecimal; empty until it has an id."""
     spans: SpanCounts | None = None
     """None if messages are not traced."""
+    certificates: Sequence[CertificateEnd] = ()
+    """The certificates of this node's ports."""
     clients: ClientTotals = field(default_factory=ClientTotals)
     peers: Mapping[str, bool] = field(default_factory=dict)
     """Name of each other member -> whether it answers."""

@@ -17,12 +17,13 @@ from qq.metrics.counters import infos
 from qq.metrics.rabbitmq_series import rabbitmq_series
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prometheus_client import Metric
 
     from cluster.runtime.histogram import Histogram
     from qq.metrics.counters import (
+        CertificateEnd,
         ClusterTotals,
         Counters,
         DelayMetrics,
@@ -88,6 +89,8 @@ class _NodeCollector(Collector):
         yield from _dead_letters(snapshot.counters)
         if snapshot.spans is not None:
             yield _spans(snapshot.spans)
+        if snapshot.certificates:
+            yield _certificates(snapshot.certificates)
         yield from rabbitmq_series(snapshot)
 
 
@@ -293,3 +296,11 @@ def _dead_letters(counters: Counters) -> Iterator[Metric]:
     yield _counter(
         "global_messages_dead_lettered_confirmed", "Dead-lettered and in a queue", confirmed, labels
     )
+
+
+def _certificates(ends: Sequence[CertificateEnd]) -> Metric:
+    text = "When the first certificate in a file of this node ends, in seconds since unix epoch"
+    family = GaugeMetricFamily("rabbitmq_certificate_not_after_seconds", text, labels=["protocol", "file"])
+    for protocol, file, ends_s in ends:
+        family.add_metric([protocol, file], ends_s)
+    return family

@@ -33,6 +33,7 @@ from qq.machine.policy.policies import OPERATOR_KEYS, POLICY_KEYS
 from qq.machine.policy.queue_options import ALTERNATE_EXCHANGE, OWN_OPTIONS, QUEUE_OPTIONS
 from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.metrics.counters import (
+    CertificateEnd,
     ClusterTotals,
     Counters,
     DelayMetrics,
@@ -247,9 +248,10 @@ def known_settings() -> dict[str, set[str]]:
     reader = config._SettingsReader(Path("node.toml"), document | {"nodes": [node]}, {})
     config._read(reader)
     known = {section: set(keys) for section, keys in reader._known.items()}
-    for section, keys in {"tls": ("cert", "key", "ca"), "peer_tls": ("cert", "key", "ca")}.items():
-        known.setdefault(section, set()).update(keys)
-    known["tls"].add("ciphers")
+    for section in ("tls", "http_tls", "peer_tls"):
+        known[section] |= {"cert", "key", "ca"}
+    for section in ("tls", "http_tls"):
+        known[section].add("ciphers")
     known["nodes"] = {*node, "amqps_port"}
     return known
 
@@ -397,6 +399,7 @@ def known_metrics() -> set[str]:
         1,
         ClusterTotals(1, 1, 1, 1, 1),
         spans=SpanCounts(),
+        certificates=[CertificateEnd("https", "cert", 1.0)],
         peers={"n2": True},
     )
     samples = (sample for family in node_registry(lambda: snapshot).collect() for sample in family.samples)

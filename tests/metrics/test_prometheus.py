@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 from qq.metrics.counters import (
     MESSAGE_SIZE_BOUNDS,
+    CertificateEnd,
     ClusterTotals,
     Counters,
     DelayMetrics,
@@ -86,6 +87,7 @@ def scrape(
                 totals,
             ),
             peers=peers or {},
+            certificates=[CertificateEnd("https", "cert", 1.7e9)],
         )
     )
     lines = generate_latest(registry).decode().splitlines()
@@ -148,6 +150,7 @@ def test_gauges_have_the_names_of_rabbitmq() -> None:
         "rabbitmq_alarms_memory_used_watermark": 1,
         "rabbitmq_resident_memory_limit_bytes": 7000,
         "rabbitmq_clock_offset_seconds": -1.5,
+        'rabbitmq_certificate_not_after_seconds{file="cert",protocol="https"}': 1.7e9,
     }
     assert expected.items() <= shown.items()
     assert shown["rabbitmq_process_resident_memory_bytes"] > 0
