@@ -86,6 +86,8 @@ class Outcome(NamedTuple):
     events: int
     entries: int
     confirms: int
+    reads: int
+    """Reads that were answered without an entry."""
     elections: int
     installs: int
     """Snapshots that nodes installed."""
@@ -406,6 +408,7 @@ class Simulation(Scene):
             self.world.events,
             len(self.checks.committed),
             self.checks.confirms,
+            self.checks.reads,
             self.checks.elections,
             self.checks.installs,
             self.checks.repairs,

@@ -39,6 +39,7 @@ class Alarms:
 
     versions = (1, 2)
     outages_since = 2
+    reads_since = 2
     losses_since = 2
 
     def raise_to(self, version: int) -> None:
@@ -132,7 +133,7 @@ class Member:
         places: Mapping[str, PeerAddress] = MappingProxyType({}),
         **settings: Any,
     ) -> None:
-        """`places` is where other members are according to the node's file, beside what the log says."""
+        """Start the process. `places`: addresses of members in the node's file, in addition to those in the log."""
         trio = self._trio
         self._starts += 1
         self.machine = machine or Alarms()
@@ -194,10 +195,10 @@ class Member:
 
 
 class Trio:
-    """Three members, or fewer, in one world."""
+    """Up to three members in a simulated world."""
 
     def __init__(self, names: Sequence[str] = ("a", "b", "c"), listed: Sequence[str] = ()) -> None:
-        """`listed` are the members that each node's file lists besides itself; all if none are told."""
+        """`listed`: the members that each node's file lists besides itself; all members by default."""
         self.names = names
         self.listed = listed or names
         self.world = SimulatedWorld(1)
@@ -218,6 +219,10 @@ class Trio:
         ]
         return leader
 
+    def followers(self) -> list[Member]:
+        leader = self.leader()
+        return [member for member in self.members if member is not leader and member.runtime.alive]
+
     def pass_ms(self, time_ms: int) -> None:
         self.world.run_until(self.world.now_s + time_ms / 1000)
         assert not self.failures
@@ -230,7 +235,7 @@ class Trio:
 
 
 class Growing(Trio):
-    """Three members, and a fourth node that wants to be one."""
+    """Three members and a fourth node that can join."""
 
     def __init__(self, names: str = "abcd") -> None:
         super().__init__(list(names), listed=list(names[:-1]))
@@ -271,7 +276,7 @@ class Growing(Trio):
         self.until(lambda: self.agrees("abcd"))
 
     def lead_by(self, names: str) -> None:
-        """Have leadership handed over to one of these."""
+        """Transfer leadership until a member of `names` leads."""
         for _ in range(100):
             leaders = [node for node in self.members if node.runtime.alive and node.group.engine.is_leader]
             if leaders and leaders[0].name in names:
@@ -284,7 +289,7 @@ class Growing(Trio):
         raise AssertionError(f"none of {names} leads")
 
     def agrees(self, voters: str) -> bool:
-        """Whether all these vote, and nobody else, and everybody knows."""
+        """Return whether all running members know exactly these voters as committed."""
         running = [member for member in self.members if member.runtime.alive]
         return all(
             sorted(voters) == sorted(member.group.configurations.committed.membership.voters)
@@ -293,7 +298,7 @@ class Growing(Trio):
         )
 
     def stops(self, member: Member) -> None:
-        """Wait until a member stops because it is none any more."""
+        """Wait until a member stops because it was removed."""
         end_s = self.world.now_s + 10.0
         while not self.failures:
             assert self.world.now_s < end_s
@@ -307,10 +312,6 @@ class Growing(Trio):
         for member in self.members:
             if member.runtime.alive:
                 member.set_alarms(1)
-
-    def followers(self) -> list[Member]:
-        leader = self.leader()
-        return [member for member in self.members if member is not leader and member.runtime.alive]
 
 
 def _is_idle(member: Member) -> bool:
@@ -355,7 +356,7 @@ def submit(node: Member) -> None:
 
 
 def applied(growing: Growing, node: Member, *, request: Callable[[], None]) -> int:
-    """How many entries this node applies within four seconds, in which it submits a batch every 10 ms."""
+    """Return the number of entries that a node applies in four seconds with a batch submitted every 10 ms."""
     before = node.machine.entries
     for turn in range(400):
         if turn % 30 == 0:

@@ -35,7 +35,8 @@ def login(user: str) -> dict[str, str]:
 
 
 _RUNNER = asyncio.Runner()
-"""An application is of one event loop for its life, and to make one takes longer than most questions."""
+"""Runs all applications, because an application belongs to one loop and creating a loop takes longer than most
+requests."""
 atexit.register(_RUNNER.close)
 
 GUEST = login("guest")
@@ -58,7 +59,7 @@ async def answer(client: Client, path: str, method: str = "GET", **options: Any)
 
 
 class _Server(TestServer):
-    """A server that goes on with what was asked when whoever asked leaves, as a node does."""
+    """A server that completes a request whose client has left, as a node does."""
 
     async def _make_runner(self, **options: Any) -> BaseRunner:
         return AppRunner(self.app, **options | {"handler_cancellation": False})

@@ -47,7 +47,7 @@ def rewrite(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def foreign_changes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What others have changed of queues."""
+    """Changes of queues by code outside their package."""
     found: list[str] = []
 
     def record(changed: str) -> None:

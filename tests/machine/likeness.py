@@ -1,7 +1,7 @@
-"""Whether a machine that was loaded from a dump is like the one that was dumped, in everything that it keeps.
+"""Compare a machine loaded from a dump with the dumped machine, in all derived state.
 
-Equal dumps are not enough: counts and indexes are derived from the rows of a dump. A machine that has lived keeps them
-up, one that was loaded makes them anew, and where they differ, the two do different things some time later.
+Equal dumps are not enough: counts and indexes are derived from the rows of a dump. A running machine maintains them,
+and a loaded machine rebuilds them. If they differ, the machines diverge later.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _times(moments: _Moments) -> list[tuple[int, int]]:
 
 
 def _sets(masks: Masks[Any], numbered: Numbered[Any]) -> set[object]:
-    """Each key, with the things whose numbers are in the set under it."""
+    """Each key, with the objects whose numbers are in its set."""
     return {(key, _things(masks.get(key), numbered)) for key in (*masks._few, *masks._many)}
 
 
@@ -172,7 +172,7 @@ def _masks(place: Any) -> Iterable[int]:
 
 
 class Form(NamedTuple):
-    """What is compared instead of some attributes."""
+    """Values to compare in place of some attributes."""
 
     attributes: tuple[str, ...]
     read: Callable[[Any], object]
@@ -230,7 +230,7 @@ _IDENTICAL = (type, FunctionType, BuiltinFunctionType)
 
 
 def differences(lived: QueueMachine, loaded: QueueMachine) -> list[str]:
-    """Where a machine that was loaded is not like the one that was dumped, as paths from the machine."""
+    """Return the differences of a loaded machine from the dumped machine, as paths from the machine."""
     walk = _Walk()
     walk.compare("machine", lived, loaded)
     walk.finish()
@@ -245,7 +245,7 @@ class _Walk:
     def __init__(self) -> None:
         self.found: list[str] = []
         self._counterparts: dict[int, int] = {}
-        """Objects of the one that lived, and which objects of the other one stand for them; ..."""
+        """Objects of the running machine, and their counterparts in the loaded machine; ..."""
         self._originals: dict[int, int] = {}
         """... and the other way round."""
         self._pending: deque[tuple[str, object, object]] = deque()
@@ -311,9 +311,9 @@ class _Walk:
                 self.compare(f"{path}[{number}]", mine, theirs)
 
     def _pair(self, path: str, one: object, other: object) -> None:
-        """Let one object stand for the other wherever it is referred to."""
+        """Make two objects counterparts wherever they are referred to."""
         if isinstance(one, VirtualHost) and one.is_deleted and other.is_deleted:
-            # Nothing can be done there any more; each session that was loaded has one of its own.
+            # A deleted virtual host accepts no commands; each loaded session has its own copy.
             self.compare(path, one.name, other.name)
             return
         known = self._counterparts.get(id(one)), self._originals.get(id(other))
@@ -343,7 +343,10 @@ class _Walk:
             self.compare(f"{path}.{name}", getattr(one, name), getattr(other, name), ordered=ordered)
 
     def _compare_timers(self, path: str, one: Timers[Any], other: Timers[Any]) -> None:
-        """One that was loaded sets them anew; another may have some that go off for nothing, none too late."""
+        """A loaded machine sets its timers anew.
+
+        The running machine may have additional timers without effect, but none that is late.
+        """
         lived, loaded = _moments(one), _moments(other)
         for name, due_ms in loaded.items():
             if lived.get(name, NEVER_MS) > due_ms:
@@ -360,7 +363,7 @@ def _attributes(thing: object) -> set[str]:
 
 
 def _name(key: object) -> object:
-    """What a key of a dict is called, in whatever machine it is."""
+    """Return a name for a key of a dict that is equal in both machines."""
     match key:
         case Queue():
             return ("queue", key.number)

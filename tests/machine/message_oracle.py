@@ -1,7 +1,7 @@
-"""A deliberately dumb model of the queues: lists of single messages, and no idea of whose turn it is.
+"""A deliberately simple model of the queues: lists of single messages, without an order of consumers.
 
-It carries out commands by their definition and follows the deliveries that the machine decides on, checking that each
-is one that may be. What it knows of queues are their arguments; it knows the default exchange and amq.fanout.
+It carries out commands by their definition, follows the deliveries that the machine decides on, and checks that each
+delivery is allowed. Of queues it knows the arguments; it knows the default exchange and amq.fanout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Deaths = tuple[tuple[str, str, int], ...]
 
 
 class Seen(NamedTuple):
-    """What can be seen of a message."""
+    """The observable fields of a message."""
 
     index: int
     slot: int
@@ -39,11 +39,12 @@ class Seen(NamedTuple):
     expires_ms: int
     level: int
     deaths: Deaths
+    failed_before: int
 
 
 @dataclass(eq=False)
 class Message:
-    """One message in one queue."""
+    """A message in a queue."""
 
     index: int
     slot: int
@@ -55,11 +56,20 @@ class Message:
     position: int = 0
     deaths: Deaths = ()
     key: str | None = None
-    """The routing key that took the place of those with which it was published."""
+    """The routing key that replaced those of its publish."""
+    failed_before: int = 0
+    """Failed deliveries in the quorum queues in which it died."""
 
     def seen(self) -> Seen:
         return Seen(
-            self.index, self.slot, self.deliveries, self.failures, self.expires_ms, self.level, self.deaths
+            self.index,
+            self.slot,
+            self.deliveries,
+            self.failures,
+            self.expires_ms,
+            self.level,
+            self.deaths,
+            self.failed_before,
         )
 
 
@@ -92,7 +102,7 @@ class Stuck(NamedTuple):
 
     dead: Dead
     target: str
-    """The name of the queue; "" while they are routed to none."""
+    """The name of the queue; "" while the exchange routes them to no queue."""
 
 
 class OracleQueue:
@@ -109,7 +119,7 @@ class OracleQueue:
         self.dead: list[Dead] = []
         self.first_dead = 0
         self.stuck: dict[int, Stuck] = {}
-        """What some target could not take, by the number of its first message."""
+        """Messages that a target could not take, by the number of the first message."""
         self.arrived = 0
         self.delays = 0
         self.turn = 0
@@ -136,7 +146,7 @@ class OracleQueue:
         self.levels.append(message)
 
     def first(self) -> Message:
-        """The message whose turn it is."""
+        """The message to deliver next."""
         if self.returns:
             return self.returns[0]
         high = [message for message in self.levels if message.level > 4]
@@ -573,7 +583,10 @@ class Oracle:
         return taken
 
     def _move(self, queue: OracleQueue, number: int, dead: Dead, command: c.DeadLetter) -> tuple[int, str]:
-        """Bring messages to where they go. How many of them need not stay, and for which queue the others do."""
+        """Move messages to their targets.
+
+        Return the number of moved messages, and the queue for which the rest must wait.
+        """
         key = queue.get("x-dead-letter-routing-key", dead.messages[0].key)
         keys = [command.routing_key, *command.cc, *command.bcc] if key is None else [key]
         deaths = dead.messages[0].deaths
@@ -605,6 +618,9 @@ class Oracle:
                 moved = Message(message.index, message.slot, message.size, deaths=deaths, key=key)
                 moved.expires_ms = target.expiry_ms(NO_TTL, self.now_ms)
                 moved.level = target.level(command.priority)
+                moved.failed_before = message.failed_before
+                if queue.quorum:
+                    moved.failed_before += message.failures + (dead.reason == "rejected")
                 target.arrive(moved)
         self._serve_if_full(targets)
         return count, full[0] if count < len(messages) else ""
@@ -622,7 +638,10 @@ class Oracle:
             known.credit += len(taken)
         return self.queues[known.queue], taken
 
-    def _put_back(self, queue: OracleQueue | None, messages: list[Message], *, failed: bool) -> None:
+    def _put_back(
+        self, queue: OracleQueue | None, messages: list[Message], *, failed: bool, ended: bool = False
+    ) -> None:
+        """Return messages that a client rejected (`failed`), or whose channel ended (both), or neither."""
         if queue is None:
             return
         new_contract = queue.get("x-delivery-count-mode") == "4.3"
@@ -631,7 +650,7 @@ class Oracle:
         dead: list[Message] = []
         for message in messages:
             message.deliveries += 1
-            message.failures += failed and new_contract
+            message.failures += (failed and new_contract) or (ended and queue.quorum)
             counted = message.failures if new_contract else message.deliveries
             if 0 <= limit < counted:
                 dead.append(message)
@@ -658,7 +677,7 @@ class Oracle:
             by_queue.setdefault(consumer.queue, []).extend(taken)
         for name, messages in by_queue.items():
             messages.sort(key=lambda message: message.position)
-            self._put_back(self.queues[name], messages, failed=failed)
+            self._put_back(self.queues[name], messages, failed=failed, ended=failed)
 
     def _down(self, keys: list[Key], *, failed: bool) -> None:
         for key in keys:
@@ -688,7 +707,7 @@ class Oracle:
             consumer.budget.remove(consumer)
 
     def _settle_down(self) -> None:
-        """Forget consumers that are over, and see who is active."""
+        """Forget ended consumers, and determine the active consumers."""
         for key in [key for key, v in self.consumers.items() if not v.live and not v.held]:
             self._forget(key)
         for queue in self.queues.values():
@@ -719,7 +738,7 @@ class Oracle:
         for name, queue in self.queues.items():
             if name not in served:
                 self._serve(queue)
-        # Others of a channel may have had what its limit leaves.
+        # More queues of a channel may have used up its limit.
         for queue in self.queues.values():
             self._check_no_consumer_waits(queue)
 
@@ -751,7 +770,7 @@ class Oracle:
             self._die(queue, [message], "expired")
 
     def _waiting(self, queue: OracleQueue) -> list[Message]:
-        """All that may expire: what is delayed and was not returned does not."""
+        """Return all messages that may expire: delayed messages expire only if they were returned."""
         return queue.ready() + [message for _, _, returned, message in queue.delayed if returned]
 
     def _follow(self, queue: OracleQueue) -> None:
@@ -779,7 +798,7 @@ class Oracle:
         if queue.get("x-single-active-consumer"):
             assert not served or served == [queue.active] == [self._best(queue)]
         for consumer in self.consumers.values():
-            # Nobody gets anything while somebody with a higher priority could have it.
+            # A delivery goes to a consumer of the highest priority that could have it.
             if served and self._could_get(queue, consumer):
                 assert consumer.priority <= min(other.priority for other in served)
         self._check_no_consumer_waits(queue)
@@ -787,14 +806,14 @@ class Oracle:
     def _deliveries(
         self, queue: OracleQueue, ready: set[Seen], served: list[Consumer]
     ) -> Iterator[e.Deliver]:
-        """The next deliveries from that queue, one for each consumer."""
+        """Yield the next deliveries from the queue, at most one for each consumer."""
         while self.ahead and isinstance(effect := self.ahead[0], e.Deliver):
             consumer = self.consumers[effect.node, effect.consumer]
             released = seen_of(effect.ranges, effect.histories)
             if consumer.queue != queue.name or consumer in served or not ready.issuperset(released):
                 return
             if len(released) > self._room_of(consumer):
-                return  # so it comes of what is done later
+                return  # a later command causes this delivery
             self.ahead.popleft()
             yield effect
 
@@ -815,10 +834,10 @@ class Oracle:
         held = sum(len(other.held) for other in consumer.budget)
         return min(consumer.credit, limit - held) if limit else consumer.credit
 
-    # What must be equal
+    # Comparisons with the machine
 
     def compare(self, machine: QueueMachine, *, sizes: bool) -> None:
-        """`sizes`: those of all messages are known, as they are of equal size or kept one by one."""
+        """`sizes`: all sizes are known, because messages have equal sizes or are kept one by one."""
         assert list(machine.vhosts["/"].queues) == list(self.queues)
         for name, queue in self.queues.items():
             there = machine.vhosts["/"].queues[name]
@@ -848,7 +867,7 @@ class Oracle:
             assert there.credit == consumer.credit or not consumer.live
 
     def _compare_dead(self, queue: OracleQueue, there: Queue) -> None:
-        """The same have died; of those that died in one turn the machine decides the order."""
+        """Compare the dead messages; the machine decides the order of those that died at a single moment."""
         assert queue.first_dead == there.first_dead
         mine = [(message, dead.reason) for dead in queue.dead for message in dead.messages]
         by_sight = {(message.seen(), reason): message for message, reason in mine}
@@ -882,7 +901,7 @@ class Oracle:
 
 
 def goes_round(deaths: Deaths, target: str) -> bool:
-    """Whether it died in the target, and nobody rejected it since."""
+    """Return whether the message died in the target without a rejection since."""
     since = [death for death in deaths if death[0] == target]
     if not since:
         return False
@@ -894,8 +913,9 @@ def seen_of(ranges: Sequence[Range], histories: Mapping[int, History | None]) ->
     for r in ranges:
         history = histories.get(r.history)
         deaths = () if history is None else tuple((d.queue, d.reason, d.count) for d in history.deaths)
+        before = 0 if history is None else history.failures
         found += [
-            Seen(r.index, r.slot + at, r.deliveries, r.failures, r.expires_ms, r.level, deaths)
+            Seen(r.index, r.slot + at, r.deliveries, r.failures, r.expires_ms, r.level, deaths, before)
             for at in range(r.count)
         ]
     return found

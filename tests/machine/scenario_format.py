@@ -1,13 +1,14 @@
 """The language of the golden scenarios.
 
-A file is a story: a comment, then steps separated by empty lines. A step is one log entry: commands, `----`, and what
-the machine answers. Before `----`, one command per line: `NODE/SESSION[@CONNECTION] VERB ARGUMENT... KEY=VALUE...`, or
-only `NODE VERB ...` for what operators do there; lines that are indented are in the transaction above them. Messages
-are named by their bodies; `a*` is redelivered, `a*3` for the third time. A body `a?colour=red&size=1` has headers.
+A file is a story: a comment, then steps separated by empty lines. A step is a log entry: commands, `----`, and the
+answers of the machine. Before `----`, each line is a command: `NODE/SESSION[@CONNECTION] VERB ARGUMENT...
+KEY=VALUE...`, or only `NODE VERB ...` for commands of operators; indented lines are in the transaction above them.
+Messages are named by their bodies; `a*` is redelivered, `a*3` for the third time. A body `a?colour=red&size=1` has
+headers.
 
-`time T` lets the clock go on to T ms after the beginning; at each moment at which the machine wants an entry it gets
-one (`tick`). `repeat N` carries the step out N times and shows the last. Behind each entry comes what the leader does
-for messages that have died (`dead-letter`), as an entry of its own.
+`time T` advances the clock to T ms after the beginning; whenever the machine wants an entry meanwhile it gets one
+(`tick`). `repeat N` carries the step out N times and shows the last. After each entry follow the leader's entries for
+dead messages (`dead-letter`).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ FLAGS = {
 
 
 class Scenario:
-    """Runs the steps of one story."""
+    """Runs the steps of a story."""
 
     def __init__(self) -> None:
         self.machine = QueueMachine(content_of)
@@ -80,11 +81,11 @@ class Scenario:
         self.log = Log()
         self.bodies: dict[tuple[int, int], str] = {}
         self.sequences: dict[tuple[str, int], list[str]] = {}
-        """What each session has published."""
+        """The messages that each session has published."""
         self.shown: list[str] = []
 
     def step(self, lines: Sequence[str]) -> list[str]:
-        """Carry out the lines as one entry, one batch each, then do what a leader does."""
+        """Apply the lines as an entry with a batch for each line, then the entries of a leader."""
         if lines[0].startswith("repeat "):
             for _ in range(int(lines[0].split()[1]) - 1):
                 self.step(lines[1:])
@@ -101,7 +102,7 @@ class Scenario:
             self._lead()
         return self.shown
 
-    # What a group and its leader do
+    # Entries of the group and its leader
 
     def _both(self, act: Callable[[QueueMachine], list[e.Effect]]) -> None:
         effects = act(self.machine)
@@ -142,7 +143,7 @@ class Scenario:
             self._lead()
         self.now_ms = time_ms
 
-    # What the lines ask for
+    # Commands of the lines
 
     def _line(self, ordinal: int, group: Sequence[str]) -> None:
         words = shlex.split(group[0])
@@ -175,7 +176,7 @@ class Scenario:
                 self.log.published[place] = published._replace(headers=tuple(_headers(body).items()))
             self._apply(node, ordinal, commands, bodies)
 
-    # What is shown
+    # Output
 
     def _state(self) -> None:
         for queue in self.machine.queues():
@@ -313,7 +314,7 @@ class Scenario:
 
 
 def content_of(message: Any, number: int) -> Content:
-    """What the machines of a story see of a message."""
+    """Return the content of a message as machines of a story see it."""
     return Content(_headers(bytes(message).decode()), {}, number)
 
 
@@ -327,7 +328,7 @@ def _headers(body: str) -> dict[str, object]:
 
 
 def _groups(lines: Sequence[str]) -> list[list[str]]:
-    """Lines, each with the indented ones that follow it."""
+    """Return each line together with its indented lines."""
     groups: list[list[str]] = []
     for line in lines:
         if line.startswith(" "):

@@ -1,4 +1,4 @@
-"""An OpenID provider: it has a page to log in with (which asks nothing), and changes codes for tokens."""
+"""An OpenID provider: its login page redirects at once, and it exchanges codes for tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLIENT, SECRET = "qq-page", "a secret: 1&2"
 
 
 class OpenIdProvider(Issuer):
-    """Logs everybody in as ann, with these `scopes`, and says and does what else a test wants."""
+    """Logs each browser in as ann, with these `scopes`; tests set its faults."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,11 +26,11 @@ class OpenIdProvider(Issuer):
         """Further claims of the ID token."""
         self.refuses = False
         self.wanted: list[dict[str, str]] = []
-        """What browsers were sent with."""
+        """Query parameters of browsers that were sent here."""
         self._codes: dict[str, dict[str, str]] = {}
 
     def settings(self) -> dict[str, Any]:
-        """What the configuration of a node that is logged in to with this provider says of it."""
+        """Return the node's settings for this provider."""
         return {
             "resource_server_id": SERVICE,
             "issuer": self.url,

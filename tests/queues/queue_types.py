@@ -493,18 +493,92 @@ def deaths(broker: Broker, kind: Kind) -> Any:
 
 
 def _dead_letter(broker: Broker, kind: Kind, given: dict[str, Any], let_die: Callable[[Queue], Any]) -> Any:
-    with typed_fields(), queue_of(broker, KINDS["classic"]) as target:
-        to_target = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": target.name}
-        with queue_of(broker, kind, {**to_target, **given}) as queue:
-            let_die(queue)
-            end_s = time.monotonic() + QUIET_S
-            method, properties, body = None, None, b""
-            while method is None and time.monotonic() < end_s:
-                method, properties, body = target.channel.basic_get(target.name)
-            if method is None:
-                return None
-            text = json.dumps([method.redelivered, properties.headers, properties.expiration, body.decode()])
-            return json.loads(text.replace(queue.name, "Q").replace(target.name, "target"))
+    with (
+        typed_fields(),
+        queue_of(broker, KINDS["classic"]) as target,
+        queue_of(broker, kind, {**to_queue(target), **given}) as queue,
+    ):
+        let_die(queue)
+        end_s = time.monotonic() + QUIET_S
+        method, properties, body = None, None, b""
+        while method is None and time.monotonic() < end_s:
+            method, properties, body = target.channel.basic_get(target.name)
+        if method is None:
+            return None
+        text = json.dumps([method.redelivered, properties.headers, properties.expiration, body.decode()])
+        return json.loads(text.replace(queue.name, "Q").replace(target.name, "target"))
+
+
+def dead_letters_again(broker: Broker, kind: Kind) -> Any:
+    """The next deliveries of a dead letter, by target, strategy, cause, and the way of its returns before."""
+    strategies: dict[str, dict[str, Any]] = {"at-most-once": {}}
+    if kind.arguments == QUORUM:
+        least = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        strategies["at-least-once"] = least
+    seen: dict[str, Any] = {}
+    for target, strategy, way in itertools.product(
+        ("classic", "quorum"), strategies, ("none", "nack", "close")
+    ):
+        causes = {"rejected": {}, "expired": {"x-message-ttl": 300}}
+        if strategy == "at-most-once":
+            causes["maxlen"] = {"x-max-length": 1}
+        if kind.arguments == QUORUM and way != "none":
+            causes["delivery_limit"] = {"x-delivery-limit": 0}
+        for cause, arguments in causes.items():
+            with (
+                typed_fields(),
+                queue_of(broker, KINDS[target]) as dead,
+                queue_of(broker, kind, arguments | strategies[strategy] | to_queue(dead)) as queue,
+            ):
+                queue.publish("m")
+                return_one(queue, way)
+                if cause == "rejected":
+                    queue.channel.basic_reject(queue.get()[0].delivery_tag, requeue=False)
+                elif cause == "maxlen":
+                    queue.publish("n")
+                steps: list[Any] = []
+                for _ in range(3):
+                    method, properties, _ = dead.get()
+                    steps.append([method.redelivered, properties.headers.get("x-delivery-count")])
+                    dead.channel.basic_nack(method.delivery_tag)
+                seen[f"{target} {strategy} {cause} {way}"] = steps
+    return seen
+
+
+def return_one(queue: Queue, way: str) -> None:
+    """Return a message, by closing its channel or otherwise."""
+    if way == "nack":
+        queue.channel.basic_nack(queue.get()[0].delivery_tag)
+    elif way == "close":
+        channel = queue.broker.channel()
+        queue.get(channel)
+        channel.close()
+
+
+def to_queue(target: Queue) -> dict[str, Any]:
+    return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": target.name}
+
+
+def dead_letter_circles(broker: Broker, kind: Kind) -> Any:
+    """The deliveries of a message that is rejected, waits in a queue, and comes back; its keys in CC and BCC."""
+    seen: dict[str, Any] = {}
+    for waiting in ("classic", "quorum"):
+        with (
+            typed_fields(),
+            queue_of(broker, kind, {"x-dead-letter-exchange": "amq.fanout"}) as queue,
+            queue_of(broker, KINDS[waiting], {"x-message-ttl": 20} | to_queue(queue)) as wait,
+        ):
+            wait.channel.queue_bind(wait.name, "amq.fanout")
+            queue.publish("m", headers={"CC": ["copy"], "BCC": ["blind"]})
+            steps: list[Any] = []
+            for _ in range(4):
+                method, properties, _ = queue.get()
+                headers = [properties.headers.get(name) for name in ("x-delivery-count", "CC", "BCC")]
+                keys = [len(death["routing-keys"]) for death in properties.headers.get("x-death", [])]
+                steps.append([method.redelivered, *headers, keys])
+                queue.channel.basic_reject(method.delivery_tag, requeue=False)
+            seen[waiting] = steps
+    return seen
 
 
 def expiry(broker: Broker, kind: Kind) -> Any:
@@ -732,6 +806,7 @@ def fields(broker: Broker, kind: Kind) -> Any:
 CASES: tuple[Callable[[Broker, Kind], Any], ...] = (
     *(arguments, properties, redeclared),
     *(redelivered, consumed, got_over_http, order, priorities, deliveries, limits, deaths, expiry),
+    *(dead_letters_again, dead_letter_circles),
     *(consumer_arguments, exclusive_consumers, single_active, channel_limit, consumer_priorities),
     *(conditional_deletes, policies, fields),
 )

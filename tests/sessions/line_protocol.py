@@ -1,4 +1,4 @@
-"""Another protocol on the same sessions: lines of words, for one session in each connection.
+"""A second protocol on the same sessions: lines of words, with a session for each connection.
 
     HELLO user password         -> WELCOME
     DECLARE queue               -> DECLARED queue
@@ -7,7 +7,7 @@
     DONE id                                                     of a message
     anything that is refused    -> ERROR text                   and the end
 
-It is what a second protocol has to be: nothing outside this file knows of it.
+It is an example of a second protocol: no code outside this file knows it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FRAME_MAX = 131_072
 
 
 class LineConsumer:
-    """What a client consumes."""
+    """A consumer of a client."""
 
     def __init__(self, number: int) -> None:
         self.id = number
@@ -76,7 +76,7 @@ class LineConnection(asyncio.Protocol):
         self._ended = False
 
     def facts(self) -> Any:
-        """What operators see of it, as a connection and as a session."""
+        """Return the connection and session as operators see them."""
         return ConnectionFacts()
 
     # The socket
@@ -128,7 +128,7 @@ class LineConnection(asyncio.Protocol):
             if self.in_log:
                 self._broker.session_ended(self)
 
-    # What clients want
+    # Requests of clients
 
     def _unknown(self, *_: str) -> None:
         self._fail("unknown")
@@ -187,7 +187,7 @@ class LineConnection(asyncio.Protocol):
         first = int(number)
         self._broker.submissions.settle(commands.Settle, self._consumer.id, first, first, self.lane)
 
-    # Connection: what the log says of it
+    # Connection: events from the log
 
     @property
     def waits_for_log(self) -> bool:
@@ -219,7 +219,7 @@ class LineConnection(asyncio.Protocol):
         self._ended = True
         self._transport.abort()
 
-    # Publisher and session: what the log says of what was asked for
+    # Publisher and session: answers from the log
 
     @property
     def connection(self) -> LineConnection:

@@ -1,8 +1,8 @@
-"""Clients as users write them, with pika and aio-pika, that write down what they see.
+"""Clients as users write them, with pika and aio-pika, that record their history.
 
-Each is a thread with a home node. When its connection breaks it connects to another node and goes on, as an application
-would. A connection that breaks although its node was not killed, a nack and a closed channel go into the history as
-incidents.
+Each is a thread with a home node. When its connection breaks it connects to the next node and goes on, as an
+application would. A connection that breaks although its node was not killed, a nack and a closed channel go into the
+history as incidents.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Deaths:
 
 
 class World(NamedTuple):
-    """What all clients share."""
+    """The parts that all clients share."""
 
     nodes: Sequence[ClusterNode]
     history: History
@@ -87,7 +87,7 @@ class Client(threading.Thread, ABC):
 
     @property
     def identity(self) -> str:
-        """A new one for each connection."""
+        """A name that is new for each connection."""
         return f"{self.name}#{self.connections}"
 
     def run(self) -> None:

@@ -81,6 +81,7 @@ from qq.machine.protocol.effects import (
     Rejected,
     Reply,
 )
+from qq.machine.protocol.queue_types import QUORUM
 from qq.machine.queue.queue import DUE_MAX
 from qq.ranges import MESSAGE_BITS, Range
 from qq.stored.properties import NO_PRIORITY, NO_TTL
@@ -351,7 +352,7 @@ class QueueOracle:
         for name, queue in machine.vhosts[DEFAULT_VHOST].queues.items():
             model = self._queues.get(name)
             if model is None:
-                model = QueueModel(name, queue.number, queue.settings, 0, 0.0)
+                model = QueueModel(name, queue.number, queue.kind == QUORUM, queue.settings, 0, 0.0)
                 self._queues[name] = model
                 self._use(model)
             if model.settings.expires_ms != queue.settings.expires_ms and self._counts_outages:
@@ -755,10 +756,10 @@ class QueueOracle:
             self.fates["stuck"] += 1
             model.stuck[number] = message
             targets, _, _ = self._targets_of_dead(model, message)
-            names = [each.name for each in targets if rejects(each)]
+            names = [each.name for each in targets] or [""]
             if model.settings.dead_letter_strategy != "at-least-once":
                 self._fail(f"{message.name} of {model.name} stays, and need not: {command}")
-            elif target not in (names if targets else [""]):
+            elif target not in names:
                 self._fail(f"{message.name} of {model.name} waits for {target!r}, and not for one of {names}")
 
     def _dead_letter_in_order(self, machine: QueueMachine, model: QueueModel, command: DeadLetter) -> None:
@@ -939,9 +940,13 @@ class QueueOracle:
         return [holder.held.pop(number) for number in ids]
 
     def _give_back(self, holder: Holder, *, failed: bool) -> None:
-        self._put_back(holder.model, self._let_go(holder, 0, holder.next_id), failed=failed)
+        ended = failed and self._version >= 11 and holder.model.is_quorum
+        messages = self._let_go(holder, 0, holder.next_id)
+        self._put_back(holder.model, messages, failed=failed, ended=ended)
 
-    def _put_back(self, model: QueueModel, messages: Sequence[Message], *, failed: bool) -> None:
+    def _put_back(
+        self, model: QueueModel, messages: Sequence[Message], *, failed: bool, ended: bool = False
+    ) -> None:
         """Return messages to the queue after a failed delivery, now or after a delay.
 
         Messages over the delivery limit die.
@@ -951,7 +956,7 @@ class QueueOracle:
         counts_failures = settings.count_contract == "4.3"
         for message in messages:
             message.returns += 1
-            message.failures += failed and counts_failures
+            message.failures += (failed and counts_failures) or ended
             times = message.failures if counts_failures else message.returns
             if settings.delivery_limit > UNLIMITED and times > settings.delivery_limit:
                 self._die(model, message, DELIVERY_LIMIT)

@@ -57,6 +57,7 @@ class QueueModel:
 
     name: str
     number: int
+    is_quorum: bool
     settings: QueueSettings
     used_ms: int
     """Available time, in ms, of the last use by a client or the last change of `x-expires`."""

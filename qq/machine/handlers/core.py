@@ -42,7 +42,7 @@ from qq.machine.protocol.work_meter import (
     SERVING_RANGES,
 )
 from qq.machine.queue.consumers import Budget
-from qq.machine.queue.leaving import FAILED, RETURNED
+from qq.machine.queue.leaving import ENDED, FAILED, RETURNED
 from qq.machine.queue.timers import NEVER_MS, NOW_MS, Timers
 from qq.ranges import MESSAGE_MASK
 from qq.routing.content import Content
@@ -466,7 +466,7 @@ class Core:
             self.channels_with_room[key] = last
         return asked
 
-    def give_back(self, consumers: list[Consumer], *, failed: bool) -> None:
+    def give_back(self, consumers: list[Consumer], fate: int = RETURNED) -> None:
         """Return all messages that these consumers hold to their queues, in message order.
 
         Large amounts return in portions.
@@ -474,7 +474,6 @@ class Core:
         by_queue: dict[Queue, list[Consumer]] = {}
         for consumer in consumers:
             by_queue.setdefault(consumer.queue, []).append(consumer)
-        fate = FAILED if failed else RETURNED
         left = RANGES_AT_ONCE
         for queue, holders in by_queue.items():
             left -= queue.give_back_all(holders, fate, self.time_ms, left)
@@ -489,7 +488,8 @@ class Core:
                 consumer.queue.cancel(consumer, self.available_ms)
                 lost_a_consumer[consumer.queue] = None
                 self.touch(consumer.queue)
-        self.give_back(consumers, failed=failed)
+        fate = RETURNED if not failed else FAILED if self.version < 11 else ENDED
+        self.give_back(consumers, fate)
         self.abandon([queue for queue in lost_a_consumer if _is_deleted_with_consumers(queue)])
 
     # Queues

@@ -18,8 +18,9 @@ from qq.machine.handlers.fragments import Fragment
 from qq.machine.handlers.registry import handles
 from qq.machine.policy.value_checks import EXPIRY_MAX_MS
 from qq.machine.protocol import commands as c
-from qq.machine.protocol.death_history import SPREAD_MAX, died, is_cycle
+from qq.machine.protocol.death_history import REJECTED, SPREAD_MAX, died, is_cycle
 from qq.machine.protocol.effects import Committed, DeadLettered, DirectReply, Failed, Rejected, Returned
+from qq.machine.protocol.queue_types import CLASSIC
 from qq.machine.protocol.refusals import Refused, precondition_failed
 from qq.machine.protocol.work_meter import CONTENT_STEPS, COPIES_MAX, FEW_QUEUES
 from qq.machine.queue.queue import UNROUTED
@@ -737,8 +738,20 @@ class PublishHandlers:
         old = queue.histories.get(dead.range.history)
         published = (command.routing_key, *command.cc)
         expiration = command.expiration or None
+        failures = 0
+        if self._core.version >= 11 and queue.kind != CLASSIC:
+            failures = dead.range.failures + (dead.reason == REJECTED)
         new = died(
-            old, queue.name, dead.reason, dead.time_ms, command.exchange, published, expiration, exchange, key
+            old,
+            queue.name,
+            dead.reason,
+            dead.time_ms,
+            command.exchange,
+            published,
+            expiration,
+            exchange,
+            key,
+            failures,
         )
         keys = (key,) if key is not None else (*published, *command.bcc)
         if key is None and old is not None:

@@ -21,7 +21,7 @@ from qq.machine.protocol.queue_types import CLASSIC
 from qq.machine.protocol.work_meter import RANGES_AT_ONCE
 from qq.machine.queue.backlog import Backlog
 from qq.machine.queue.consumers import CREDIT_MAX, Holder, Rotation
-from qq.machine.queue.leaving import DISCARDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
+from qq.machine.queue.leaving import DISCARDED, ENDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
 from qq.machine.queue.timers import NOW_MS
 from qq.ranges import NORMAL, Range, RangeMap
 
@@ -47,6 +47,7 @@ DUE_MIN = 16
 DYING_MAX = 10_000
 """Number of messages awaiting dead-lettering from which on no more messages expire or are dropped over a limit. A
 million of them at once would be a million objects."""
+_COME_BACK = (RETURNED, FAILED, ENDED)
 TRIM_MAX = 1024
 """Ranges that may be dropped over a limit in an entry, or as many as arrived if those are more. Without this bound, a
 new limit might drop millions at once."""
@@ -789,7 +790,7 @@ class Queue:
         self._check_in(consumer, count)
         if fate == SETTLED and not consumer.no_ack:
             self.tally.acknowledged += count
-        is_put_off = self.returning if fate in (RETURNED, FAILED) else self.leaving
+        is_put_off = self.returning if fate in _COME_BACK else self.leaving
         if is_put_off or len(pieces) > RANGES_AT_ONCE:
             self._put_off(Leaving(fate, [RangeMap.from_pieces(pieces, count)]))
         else:
@@ -817,7 +818,7 @@ class Queue:
     def _put_off(self, leaving: Leaving) -> None:
         if not leaving.count:
             return
-        if leaving.fate in (RETURNED, FAILED):
+        if leaving.fate in _COME_BACK:
             self.returning.append(leaving)
             self.coming_back += leaving.count
         else:
@@ -869,12 +870,14 @@ class Queue:
         elif fate == DISCARDED:
             self.die(ranges, REJECTED, now_ms)
         else:
-            self._return(ranges, now_ms, failed=fate == FAILED)
+            self._return(ranges, now_ms, fate)
 
-    def _return(self, ranges: list[Range], now_ms: int, *, failed: bool) -> None:
+    def _return(self, ranges: list[Range], now_ms: int, fate: int) -> None:
         """Return messages after an unsuccessful delivery, now or after a delay; above the delivery limit they die."""
         settings, backlog = self.settings, self.backlog
-        failures = failed and self.counts_failures
+        failed = fate != RETURNED
+        # RabbitMQ 4.0 counts the failures of ended channels, too, but shows them only after the death of a message.
+        failures = (failed and self.counts_failures) or (fate == ENDED and self.kind != CLASSIC)
         is_delayed = settings.retry_type in ("all", "failed" if failed else "returned")
         is_ordered = self.kind == CLASSIC or settings.return_position == "original"
         limit = settings.delivery_limit

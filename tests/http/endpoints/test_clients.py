@@ -240,6 +240,45 @@ def test_pages_of_channels_are_parts_of_the_whole_list(
         each.close()
 
 
+def viewed(node: ClusterNode, query: str) -> dict[str, Any]:
+    """Return the first document of a view."""
+    there = HTTPConnection("127.0.0.1", node.http_port, timeout=20)
+    there.request("GET", f"/api/stream?view={query}", headers=GUEST)
+    answer = there.getresponse()
+    assert answer.status == 200
+    while answer.readline() != b"event: view\n":
+        pass
+    document = json.loads(answer.readline().removeprefix(b"data: "))
+    there.close()
+    return document
+
+
+def test_page_of_every_node_finds_clients_by_their_names(
+    nodes: list[ClusterNode], connection: Any, name: str
+) -> None:
+    channel = connection.channel()
+    channel.queue_declare(name, durable=True, arguments=QUORUM)
+    channel.basic_consume(name, lambda *_: None)
+    some = quote(name.upper()[:40])
+    for node in nodes:
+        for view in (
+            f"connections&name={some}",
+            f"channels&name={some}",
+            f"channels&use_regex=true&page=1&name={some}$",
+        ):
+            items = viewed(node, view)["items"]
+            found = [each.get("connection_details", each)["user_provided_name"] for each in items]
+            assert found == ([] if view.endswith("$") else [name]), view
+        queue = f"queue&vhost=%2F&name={quote(name)}&client="
+        [consumer] = viewed(node, queue + some)["consumer_details"]
+        assert consumer["channel_details"]["user_provided_name"] == name
+        assert viewed(node, queue + "nosuch")["consumer_details"] == []
+        here = viewed(node, f"connections&node=n3&name={some}")
+        there = viewed(node, f"connections&node=n1&name={some}")
+        assert (len(here["items"]), len(there["items"])) == (1, 0)
+    channel.queue_delete(name)
+
+
 def test_connection_of_a_different_node_is_closed_by_name(
     nodes: list[ClusterNode], connection: Any, name: str
 ) -> None:

@@ -23,7 +23,7 @@ def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
     monkeypatch.setattr(request_session, "CHANGE_TIMEOUT_S", 0.05)
 
     async def wait() -> str:
-        submissions = SimpleNamespace(batches_applied=0, add=lambda *_: None, read_barrier=lambda *_: None)
+        submissions = SimpleNamespace(batches_applied=0, add=lambda *_: None, read=lambda *_: None)
 
         async def go_on() -> None:
             for _ in range(batches):

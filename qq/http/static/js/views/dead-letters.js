@@ -6,7 +6,7 @@ import { Badge, Card, ExchangeLink, Heading, Loading, Problem, QueueLink } from 
 import { BODY_BYTES_MAX, Message } from "../parts/messages.js";
 import { askForMove, Moves, REASONS, search, useMovesThere } from "../parts/moves.js";
 import { Shovels } from "../parts/shovels.js";
-import { listValues, Pager, Search, Table } from "../parts/table.js";
+import { listValues, nothingFound, Pager, Search, Table } from "../parts/table.js";
 import { adjust, to, usePlace } from "../router.js";
 import { useLive } from "../stream.js";
 import { useVhost, useVhosts } from "../vhosts.js";
@@ -19,13 +19,13 @@ const TYPING_MS = 300;
 /** @type {import("../parts/table.js").Column[]} */
 const COLUMNS = [
   { key: "name", label: "Died in", sort: "name", show: (queue) => html`<${QueueLink} vhost=${queue.vhost} name=${queue.name} />` },
-  { key: "vhost", label: "Virtual host", sort: "vhost", show: (queue) => queue.vhost },
+  { key: "vhost", from: "tablet", label: "Virtual host", sort: "vhost", show: (queue) => queue.vhost },
   { key: "reasons", label: "Because of", show: (queue) => html`<span class="badges">${Object.entries(queue.died).map(([reason, count]) =>
     html`<${Badge} key=${reason} state="warn">${reason} ${short(/** @type {number} */ (count))}<//>`)}</span>` },
   { key: "died", label: "Died", sort: "died_in_all", isNumber: true, show: (queue) => short(queue.died_in_all) },
-  { key: "moved", label: "Dead-lettered", sort: "dead_letter", isNumber: true, show: (queue) => short(queue.dead_letter) },
-  { key: "dying", label: "On their way", sort: "messages_dlx", isNumber: true, show: (queue) => short(queue.messages_dlx) },
-  { key: "target", label: "They go to", show: (queue) => html`<${Target} queue=${queue} />` },
+  { key: "moved", from: "tablet", label: "Dead-lettered", sort: "dead_letter", isNumber: true, show: (queue) => short(queue.dead_letter) },
+  { key: "dying", from: "desk", label: "On their way", sort: "messages_dlx", isNumber: true, show: (queue) => short(queue.messages_dlx) },
+  { key: "target", from: "tablet", label: "They go to", show: (queue) => html`<${Target} queue=${queue} />` },
 ];
 
 export function DeadLetters() {
@@ -37,7 +37,7 @@ export function DeadLetters() {
       aside=${html`<${Search} label="Search by name" />`} />
     <${Problem} problem=${problem} />
     ${told ? html`<div class="card flush">
-      <${Table} label="Dead letters" columns=${columns} rows=${told.items} isOld=${isOld} empty="No message has died."
+      <${Table} label="Dead letters" columns=${columns} rows=${told.items} isOld=${isOld} empty=${nothingFound(values, "No message has died.")}
         rowKey=${(/** @type {any} */ queue) => `${queue.vhost}\n${queue.name}`} />
       <${Pager} told=${told} />
     </div>` : !problem && html`<${Loading} />`}
