@@ -68,6 +68,8 @@ TLS_RECEIVED_BYTES = 2 * READ_BYTES
 
 The event loop takes all of them at a time and keeps them, encrypted, until the connection may parse them.
 """
+TLS_WRITE_BYTES = 64 * 1024
+"""Bytes that wait to be written to a TLS connection, above which answers wait: as without TLS."""
 HEALTH_PATHS = ("/livez", "/healthz")
 """Paths that are answered without TLS, too, because load balancers and orchestrators ask them by the node's address."""
 REQUEST_S = 0.0005
@@ -266,6 +268,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
         if self.has_tls:
             self._slot.step(Stage.TLS)
             transport.set_read_buffer_limits(READ_BYTES)
+            transport.set_write_buffer_limits(TLS_WRITE_BYTES)
         self._expect_within(self._server.limits.header_timeout_s)
 
     @property

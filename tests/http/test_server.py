@@ -642,6 +642,20 @@ def test_unread_data_of_a_tls_client_is_bounded(run: Callable[..., None]) -> Non
 
 
 @over_tls
+def test_answers_that_a_tls_client_does_not_read_are_bounded(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        client = await Client.connect(server, limit=1024)
+        client.send(b"GET /api/queues HTTP/1.1\r\nHost: x\r\n\r\n" * 30_000)
+        [connection] = [
+            each for each in gc.get_objects() if isinstance(each, _HttpConnection) and each._server is server
+        ]
+        await until(lambda: connection._stalled is not None)
+        assert connection._transport.get_write_buffer_size() < 128 * 1024
+
+    run(story)
+
+
+@over_tls
 def test_failed_tls_handshake_is_logged(run: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     async def story(server: HttpServer) -> None:
         with contextlib.suppress(ConnectionError):
