@@ -32,11 +32,11 @@ READ_MAX = 1000
 READ_BYTES_MAX = 16 * 1024 * 1024
 """Octets of messages after which a search reads no further message."""
 COUNTED_MAX = 100_000
-"""Messages that a search looks at if it need not read them: a filter by reason and queue, or none."""
+"""Messages that a search looks at if it need not read them: filters by reason and queue, and empty filters."""
 
 
 class SearchLimits(NamedTuple):
-    """The first message that a search looks at, and what it returns at most."""
+    """Offset of the first message that a search looks at, and the limits of the search."""
 
     offset: int
     looked_at: int
@@ -98,7 +98,7 @@ class Search:
         return Searched(self._found, looked_at, ready, self._matched, self._returnable, self._died)
 
     def _to_read(self, messages: Range, history: History | None) -> Range:
-        """Return the messages to be read. If reading is not needed to count them, these are the shown ones."""
+        """Return the messages to be read: all, or those to show if their history is enough to count them."""
         if self._wanted.reads_messages:
             return messages
         self._count(messages.count, history)
