@@ -172,7 +172,7 @@ def test_handover_without_a_taker_delays_clients_only_once(growing: Growing) -> 
     leader, others = growing.leader(), growing.followers()
     for node in others:
         node.group.engine.may_vote = False
-        node.group.rejoin.advance = lambda _engine, _journal: False
+        node.group.rejoin.advance = lambda *_: False
     count = applied(
         growing, leader, ask=lambda: leader.group.reconfiguration.request(remove(leader), [].append)
     )
