@@ -61,6 +61,11 @@ class Machine(Protocol):
         ...
 
     @property
+    def reads_since(self) -> int:
+        """The lowest version of the state at which every program knows the messages of reads without an entry."""
+        ...
+
+    @property
     def losses_since(self) -> int:
         """The lowest version of the state whose configurations have the times of lost data directories."""
         ...

@@ -42,6 +42,7 @@ SECTIONS = (
     "users",
     "limits",
     "tls",
+    "http_tls",
     "peer_tls",
     "oauth2",
     "tracing",
@@ -112,7 +113,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """AMQP over TLS. The names are those of RabbitMQ's ssl_options."""
+    """TLS for the clients of a port: AMQP or HTTP. The names are those of RabbitMQ's ssl_options."""
 
     cert: Path
     """The certificate, with the intermediate certificates after it, and its private key (PEM files)."""
@@ -120,7 +121,7 @@ class ClientTls:
     ca: Path | None = None
     """The authority that signs the certificates of clients (PEM file); `verify_peer` needs it."""
     verify_peer: bool = False
-    """Whether a client's certificate is checked, and allows a login with EXTERNAL."""
+    """Whether a client's certificate is checked. With AMQP it then allows a login with EXTERNAL."""
     fail_if_no_peer_cert: bool = False
     """Whether a client must show a certificate."""
     minimum_version: str = "1.2"
@@ -128,7 +129,10 @@ class ClientTls:
     ciphers: str | None = None
     """The ciphers up to TLS 1.2, as OpenSSL writes them; None: the interpreter's choice."""
     cert_login_from: str = "distinguished_name"
-    """RabbitMQ's ssl_cert_login_from: the part of a certificate that is the user's name; a value of `CERT_LOGINS`."""
+    """RabbitMQ's ssl_cert_login_from: the part of a certificate that is the user's name; a value of `CERT_LOGINS`.
+
+    Only for AMQP.
+    """
     key_password_file: Path | None = None
     """The file with the passphrase of the key, if that is encrypted: RabbitMQ's ssl_options.password, in a file."""
 
@@ -454,6 +458,9 @@ class NodeConfig:
 
     limits: NodeLimits = NodeLimits()
     tls: ClientTls | None = None
+    """TLS for AMQP; None: not served."""
+    http_tls: ClientTls | None = None
+    """TLS for HTTP: the port then redirects other requests. None: plain HTTP."""
     peer_tls: TlsFiles | None = None
     oauth2: OAuth2 | None = None
     """Settings for tokens; None: tokens are refused."""
@@ -582,7 +589,7 @@ def _parse(path: Path) -> dict[str, Any]:
 def _read(reader: _SettingsReader) -> NodeConfig:
     default = NodeConfig("", Path(), (), ())
     seconds, text = reader.seconds, reader.text
-    amqp_host = text("listen", "amqp_host", default.amqp_host)
+    amqp_host = reader.host("amqp_host", default.amqp_host)
     return NodeConfig(
         name=text("node", "name"),
         data_dir=reader.path("node", "data_dir"),
@@ -599,14 +606,15 @@ def _read(reader: _SettingsReader) -> NodeConfig:
         election_timeout_max_s=seconds("cluster", "election_timeout_max_s", default.election_timeout_max_s),
         heartbeat_s=seconds("cluster", "heartbeat_s", default.heartbeat_s),
         amqp_host=amqp_host,
-        amqps_host=text("listen", "amqps_host", amqp_host),
-        http_host=text("listen", "http_host", default.http_host),
-        peer_host=text("listen", "peer_host", default.peer_host),
+        amqps_host=reader.host("amqps_host", amqp_host),
+        http_host=reader.host("http_host", default.http_host),
+        peer_host=reader.host("peer_host", default.peer_host),
         metrics_need_login=reader.flag("listen", "metrics_need_login", default.metrics_need_login),
         **reader.default_user(default),
         proxy_protocol_from=reader.networks("listen", "proxy_protocol_from"),
         limits=reader.limits(),
-        tls=reader.client_tls("tls"),
+        tls=reader.client_tls("tls", has_cert_logins=True),
+        http_tls=reader.client_tls("http_tls"),
         peer_tls=reader.tls("peer_tls"),
         oauth2=reader.oauth2("oauth2"),
         tracing=reader.tracing("tracing"),
@@ -667,6 +675,11 @@ class _SettingsReader:
         if not isinstance(value, str) or not value:
             raise self._error(section, key, "must be a non-empty string")
         return value
+
+    def host(self, key: str, default: str) -> str:
+        """Read the host of an address to listen on; an IPv6 address may have brackets, as in URLs."""
+        host = self.text("listen", key, default)
+        return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
     def texts(self, section: str, key: str, default: Default) -> tuple[str, ...] | Default:
         """Read a list of strings; in the environment separated by commas."""
@@ -808,7 +821,7 @@ class _SettingsReader:
         cert, key, ca = (self._existing_file(section, key) for key in ("cert", "key", "ca"))
         return TlsFiles(cert, key, ca, key_password_file)
 
-    def client_tls(self, section: str) -> ClientTls | None:
+    def client_tls(self, section: str, *, has_cert_logins: bool = False) -> ClientTls | None:
         # Optional keys are looked up in any case, so that they are known.
         ca = self._optional_file(section, "ca")
         key_password_file = self._optional_file(section, "key_password_file")
@@ -816,7 +829,9 @@ class _SettingsReader:
         verify_peer = self.choice(section, "verify", "none", ("none", "peer")) == "peer"
         fail_if_no_peer_cert = self.flag(section, "fail_if_no_peer_cert", False)
         minimum_version = self.choice(section, "minimum_version", TLS_VERSIONS[0], TLS_VERSIONS)
-        cert_login_from = self.choice(section, "cert_login_from", CERT_LOGINS[0], CERT_LOGINS)
+        cert_login_from = CERT_LOGINS[0]
+        if has_cert_logins:
+            cert_login_from = self.choice(section, "cert_login_from", cert_login_from, CERT_LOGINS)
         if not any(self._find(section, key) is not None for key in ("cert", "key")) and (
             section not in self._document
         ):

@@ -113,6 +113,20 @@ class RangeMap(Generic[V]):
         pieces.append(Piece(first, count, value, 0))
         self._len += count
 
+    def insert(self, first: int, count: int, value: V) -> None:
+        """Like `append`, with ids that may come before ids that are there. None of them may be there itself."""
+        position = self._find(first)
+        if position == len(self._pieces):
+            self.append(first, count, value)
+            return
+        if self._pieces[position].first < first + count:
+            raise ValueError(f"ids {first}..{first + count - 1} are there already, at least in part")
+        if self._shared:
+            position -= self._head
+            self._unshare()
+        self._pieces.insert(position, Piece(first, count, value, 0))
+        self._len += count
+
     def take(self, first: int, last: int) -> list[Piece[V]]:
         """Remove the ids `first` to `last`, both included, and return them in order; unknown ids are ignored."""
         pieces, head = self._pieces, self._head
@@ -163,6 +177,11 @@ class RangeMap(Generic[V]):
     def pieces(self) -> list[Piece[V]]:
         """Return the pieces, in order, as a copy."""
         return self._pieces[self._head :]
+
+    def pieces_from(self, first: int, most: int) -> list[Piece[V]]:
+        """Return the pieces that end at the id `first` or behind it, `most` at most."""
+        position = self._find(first)
+        return self._pieces[position : position + most]
 
     def freeze(self) -> FrozenPieces[V]:
         """Return the present pieces, for any thread, without a copy; the next `take` copies them."""

@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Options, markers and order of all tests."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-# How fast an example is says something about the machine, which may have other work to do, and nothing about the code.
-# Each run draws others, so few in each find in time what many find at once: `make fuzz` is for many.
-# Examples are the same in every run, so that what is being changed decides whether a run passes; `make fuzz` draws
-# new ones each time.
+# Examples have no deadline: their time depends on the load of the machine. A run draws the same few examples each
+# time, so that only the code decides whether it passes. `make fuzz` draws many new examples.
 settings.register_profile(
     "qq", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25, derandomize=True
 )
-# A test that wants more examples than others, or fewer, or is there once for each of some seeds, says how many in terms
-# of `settings.default.max_examples`: else `make quick` would try all of them, and `make fuzz` no more.
+# A test with a number of examples of its own must derive the number from `settings.default.max_examples`. Otherwise
+# `make quick` would try all of them, and `make fuzz` no more.
 settings.register_profile("quick", settings.get_profile("qq"), max_examples=6)
 settings.load_profile("qq")
 
@@ -38,11 +36,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.e
 # Hundreds of nodes are started. Where no byte code may be kept, as in many images, each would compile all of it anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A shell ignores Ctrl-C for what it starts in the background, and so would all programs that tests interrupt.
+# A shell ignores Ctrl-C for its background processes, and their children would ignore it too. Tests interrupt
+# programs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What `make quick` runs, without what is marked as slow: the pure packages, the log, and some of what stands on them.
+# `make quick` runs these without tests marked slow: the pure packages, the log, and some of the packages above.
 QUICK = [
     TESTS / name
     for name in (
@@ -80,8 +79,8 @@ NOT_QUICK = [
     )
 ]
 
-# What one worker alone has to do for minutes begins first, and then the simulation: else the others have nothing left
-# while one of them is at it. Short tests of a module stay together, because to hand each of them out takes longer.
+# These groups take a single worker minutes, so they begin first; simulation tests follow. Short tests of a module
+# stay in one group, because distributing them one by one takes longer.
 FIRST = [
     "members",
     "faults",
@@ -105,10 +104,10 @@ _SHARED = pytest.StashKey[dict[str, Any]]()
 
 @pytest.fixture(scope="module")
 def until_left(request: pytest.FixtureRequest) -> Callable[[str, AbstractContextManager[Any]], Any]:
-    """Enter a context that all tests of a directory share, unless one of that name has been entered already.
+    """Return a function that enters a context once for all tests of a directory; a name identifies the context.
 
-    It is left after the last of these tests in this process. A fixture of the session would go on while all others
-    run, and nodes that serve nobody take time, too.
+    The context is left after the last of these tests in this process. A session fixture would keep idle nodes running
+    during all remaining tests.
     """
     directory = request.node.getparent(pytest.Dir)
     assert directory is not None
@@ -132,7 +131,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config.option, "loadscopereorder"):
-        config.option.loadscopereorder = False  # groups begin in the order in which they are collected
+        config.option.loadscopereorder = False  # groups begin in the order of collection
     if examples := config.getoption("examples"):
         settings.register_profile(
             "examples", settings.get_profile("qq"), max_examples=examples, derandomize=False
@@ -152,7 +151,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays: to look for garbage in it takes time from all tests."""
+    """Exclude imported modules and collected tests from garbage collection, because scanning them slows all tests."""
     gc.freeze()
     gc.enable()
 

@@ -126,7 +126,7 @@ scopes = ["openid", "rabbitmq.tag:management"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("[oauth2]\n", "[oauth2] resource_server_id: is missing"),
         (OAUTH2, "[oauth2] issuer: is missing, and jwks_url and signing_keys are, too: give one"),
@@ -151,8 +151,8 @@ scopes = ["openid", "rabbitmq.tag:management"]
         (OAUTH2 + 'issuer = "https://i"\nkeys = 1\n', "[oauth2] keys: there is no such key"),
     ],
 )
-def test_invalid_token_setting_is_reported(file: Path, text: str, said: str) -> None:
-    assert refusal(file, GOOD + text).startswith(said)
+def test_invalid_token_setting_is_reported(file: Path, text: str, expected: str) -> None:
+    assert refusal(file, GOOD + text).startswith(expected)
 
 
 TRACING = """
@@ -187,7 +187,7 @@ service_name = "mq"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("[tracing]\n", "[tracing] endpoint: is missing"),
         (
@@ -203,8 +203,8 @@ service_name = "mq"
         (TRACING + "key = 1\n", "[tracing] key: there is no such key"),
     ],
 )
-def test_invalid_trace_setting_is_reported(file: Path, text: str, said: str) -> None:
-    assert refusal(file, GOOD + text).startswith(said)
+def test_invalid_trace_setting_is_reported(file: Path, text: str, expected: str) -> None:
+    assert refusal(file, GOOD + text).startswith(expected)
 
 
 def test_a_short_file_is_completed_with_the_defaults(file: Path) -> None:
@@ -333,7 +333,7 @@ def test_two_secrets_are_accepted_on_two_lines(file: Path, between: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "expected"),
     [
         ("short", "must have at least 16 characters on each line"),
         (f"{SECRET}\nshort", "must have at least 16 characters on each line"),
@@ -342,19 +342,21 @@ def test_two_secrets_are_accepted_on_two_lines(file: Path, between: str) -> None
         (" \n", "must be one secret, or 2 with a line each, not 0"),
     ],
 )
-def test_invalid_secret_is_reported(file: Path, text: str, what: str) -> None:
+def test_invalid_secret_is_reported(file: Path, text: str, expected: str) -> None:
     secret_file = file.parent / "secret"
     secret_file.write_text(text)
-    assert refusal(file, NODE + NODES, QQ_CLUSTER_SECRET=text) == f"environment: QQ_CLUSTER_SECRET: {what}"
+    assert (
+        refusal(file, NODE + NODES, QQ_CLUSTER_SECRET=text) == f"environment: QQ_CLUSTER_SECRET: {expected}"
+    )
     in_file = NODE + '[cluster]\nsecret_file = "secret"\n' + NODES
-    assert refusal(file, in_file) == f"[cluster] secret_file: {what}"
+    assert refusal(file, in_file) == f"[cluster] secret_file: {expected}"
     with pytest.raises(ConfigError) as caught:
         read_secrets(secret_file)
-    assert str(caught.value) == f"{secret_file}: {what}"
+    assert str(caught.value) == f"{secret_file}: {expected}"
 
 
 @pytest.mark.parametrize(
-    ("content", "what"),
+    ("content", "expected"),
     [
         (None, "cannot be read: No such file or directory"),
         (b"", "is empty"),
@@ -364,16 +366,16 @@ def test_invalid_secret_is_reported(file: Path, text: str, what: str) -> None:
 )
 @pytest.mark.parametrize(("section", "key"), [("cluster", "secret"), ("users", "default_password")])
 def test_unreadable_secret_file_is_reported(
-    file: Path, section: str, key: str, content: bytes | None, what: str
+    file: Path, section: str, key: str, content: bytes | None, expected: str
 ) -> None:
     hidden = file.parent / "hidden"
     if content is not None:
         hidden.write_bytes(content)
     text = GOOD if section == "users" else NODE + NODES
     in_file = text + f'[{section}]\n{key}_file = "hidden"\n'
-    assert refusal(file, in_file) == f"[{section}] {key}_file: {hidden}: {what}"
+    assert refusal(file, in_file) == f"[{section}] {key}_file: {hidden}: {expected}"
     variable = f"QQ_{section}_{key}_FILE".upper()
-    assert refusal(file, text, **{variable: "hidden"}) == f"environment: {variable}: {hidden}: {what}"
+    assert refusal(file, text, **{variable: "hidden"}) == f"environment: {variable}: {hidden}: {expected}"
     assert refusal(file, text, **{variable: ""}) == f"environment: {variable}: must be a non-empty string"
     both = {variable: "hidden", variable.removesuffix("_FILE"): SECRET}
     assert refusal(file, text, **both) == (
@@ -436,8 +438,18 @@ def test_tls_for_clients(file: Path) -> None:
     assert (config.tls.fail_if_no_peer_cert, config.tls.minimum_version) == (False, "1.2")
 
 
+def test_tls_for_http_needs_no_port_of_its_own(file: Path) -> None:
+    http_tls = GOOD + TLS.replace("[tls]", "[http_tls]")
+    config = loaded(file, http_tls, QQ_HTTP_TLS_MINIMUM_VERSION="1.3")
+    here = file.parent
+    assert config.http_tls == ClientTls(here / "node.toml", here / "node.toml", minimum_version="1.3")
+    assert config.tls is None
+    assert loaded(file, GOOD).http_tls is None
+
+
 def test_amqps_host_defaults_to_the_amqp_host(file: Path) -> None:
     assert loaded(file, GOOD + '[listen]\namqp_host = "::"\n').amqps_host == "::"
+    assert loaded(file, GOOD + '[listen]\namqp_host = "[::1]"\n').amqp_host == "::1"
     config = loaded(file, GOOD + '[listen]\namqps_host = "0.0.0.0"\n')
     assert (config.amqp_host, config.amqps_host) == ("127.0.0.1", "0.0.0.0")
 
@@ -452,12 +464,12 @@ def test_common_settings_hide_passwords_but_distinguish_them(file: Path) -> None
     file.write_text(GOOD)
     first = load(file, {}).common()
     assert first["[limits] frame_max"] == "131072"
-    others = {
+    other_settings = {
         "QQ_USERS_DEFAULT_PASSWORD": "other",
         "QQ_LIMITS_FRAME_MAX": "4096",
         "QQ_CLUSTER_HEARTBEAT_S": "0.3",
     }
-    second = load(file, others).common()
+    second = load(file, other_settings).common()
     assert {name for name in first if first[name] != second[name]} == {
         "[cluster] heartbeat_s",
         "[limits] frame_max",
@@ -683,6 +695,10 @@ def test_retained_bytes_may_be_0_and_intervals_fractional(file: Path) -> None:
             "[tls] cert_login_from: must be one of distinguished_name, common_name",
         ),
         (GOOD_TLS + 'cipher = "ALL"\n', "[tls] cipher: there is no such key"),
+        (
+            GOOD + TLS.replace("[tls]", "[http_tls]") + 'cert_login_from = "common_name"\n',
+            "[http_tls] cert_login_from: there is no such key",
+        ),
         (
             GOOD.replace("5672\nhttp", "0\nhttp"),
             "[[nodes]] number 1: amqp_port: must be a port number, 1 to 65535",

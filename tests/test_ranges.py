@@ -61,6 +61,31 @@ def test_ids_must_grow() -> None:
         ranges.append(8, 0, "b")
 
 
+def test_inserted_ids_are_found_in_their_order() -> None:
+    ids: RangeMap[str] = RangeMap()
+    for first, count, value in [(10, 2, "b"), (30, 1, "d"), (2, 3, "a"), (20, 5, "c"), (40, 1, "e")]:
+        frozen = ids.freeze()
+        before = frozen[0][frozen[1] : frozen[2]]
+        ids.insert(first, count, value)
+        assert frozen[0][frozen[1] : frozen[2]] == before
+    assert [(piece.first, piece.value) for piece in ids.pieces()] == [
+        (2, "a"),
+        (10, "b"),
+        (20, "c"),
+        (30, "d"),
+        (40, "e"),
+    ]
+    assert (len(ids), ids.first(), 4 in ids, 5 in ids) == (12, 2, True, False)
+    assert [piece.value for piece in ids.pieces_from(11, 2)] == ["b", "c"]
+    assert [piece.value for piece in ids.pieces_from(12, 9)] == ["c", "d", "e"]
+    for first, count in [(4, 1), (0, 3), (9, 2), (21, 1), (41, 0)]:
+        with pytest.raises(ValueError, match=r"\.\."):
+            ids.insert(first, count, "x")
+    ids.take(2, 11)
+    ids.insert(3, 2, "again")
+    assert [piece.value for piece in ids.pieces()] == ["again", "c", "d", "e"]
+
+
 def test_taking_from_the_front_of_a_range_map_frees_its_pieces() -> None:
     ranges: RangeMap[None] = RangeMap()
     for key in range(10_000):

@@ -42,7 +42,7 @@ def test_the_log_holds_the_extremes_of_every_type(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "complaint"),
+    ("table", "error"),
     [
         ([], "not a map"),
         ({1: 1}, "no name"),
@@ -65,8 +65,8 @@ def test_the_log_holds_the_extremes_of_every_type(value: Any) -> None:
     ],
     ids=map(str, range(18)),
 )
-def test_table_that_the_log_cannot_hold_is_refused(table: Any, complaint: str) -> None:
-    with pytest.raises(InvalidTable, match=complaint):
+def test_table_that_the_log_cannot_hold_is_refused(table: Any, error: str) -> None:
+    with pytest.raises(InvalidTable, match=error):
         check_table(table)
 
 

@@ -167,8 +167,8 @@ with _temporary_directory() as (directory, kept):
 def test_files_are_deleted_when_the_last_node_process_has_ended(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER_OF_A_SLOW_NODE]
     environ = os.environ | {"TMPDIR": str(tmp_path), "PATH": "/nowhere"}
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environ, check=False).stdout
-    number, directory = said.split()
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environ, check=False).stdout
+    number, directory = printed.split()
     try:
         time.sleep(0.2)
         assert list(tmp_path.iterdir()) == [Path(directory)]
@@ -301,8 +301,8 @@ def test_simultaneous_starts_of_a_node_start_it_once() -> None:
         node.kill()
         with ThreadPoolExecutor(4) as threads:
             starts = [threads.submit(node.start) for _ in range(4)]
-        said = sorted(str(start.exception()) for start in starts)
-        assert said == ["None", *["n1 is running already"] * 3]
+        printed = sorted(str(start.exception()) for start in starts)
+        assert printed == ["None", *["n1 is running already"] * 3]
 
 
 def test_an_error_carries_the_ends_of_the_nodes_logs() -> None:
@@ -350,17 +350,17 @@ def test_application_may_have_modules_named_chaos_and_cluster(tmp_path: Path) ->
 @pytest.mark.slow
 def test_lone_node_logs_the_peers_it_waits_for() -> None:
     with LocalCluster() as cluster:
-        first, *others = cluster.nodes
+        first, *followers = cluster.nodes
         for node in cluster.nodes:
             node.kill()
         before = len(first.log.read_text())
         first.start()
 
-        def said() -> str:
+        def printed() -> str:
             return first.log.read_text()[before:]
 
-        while "not serving yet: no leader is known" not in said():
+        while "not serving yet: no leader is known" not in printed():
             time.sleep(0.05)
-        for other in others:
-            assert said().count(f"waiting for peer {other.name}: nobody listens") == 1
-        assert "is dead" not in said()
+        for other in followers:
+            assert printed().count(f"waiting for peer {other.name}: nobody listens") == 1
+        assert "is dead" not in printed()

@@ -123,9 +123,9 @@ def test_all_requirement_files_pin_the_same_versions() -> None:
 def test_requirement_file_has_all_dependencies_of_the_package(name: str) -> None:
     """An image is built with nothing else: where one was not made anew, it cannot be built."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = project["dependencies"] + project["optional-dependencies"].get(name, [])
+    dependencies = project["dependencies"] + project["optional-dependencies"].get(name, [])
     pinned = _pinned(ROOT / "requirements" / f"{name}.txt")
-    for requirement in map(Requirement, asked):
+    for requirement in map(Requirement, dependencies):
         assert pinned.get(canonicalize_name(requirement.name), "none") in requirement.specifier
     assert pinned.keys() >= _pinned(ROOT / "requirements" / "run.txt").keys()
 

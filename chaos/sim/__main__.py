@@ -98,6 +98,7 @@ def _run_many(seeds: range, jobs: int, nodes: int, *, births: bool) -> int:
             virtual_s=int(outcome.virtual_s),
             entries=outcome.entries,
             confirms=outcome.confirms,
+            reads=outcome.reads,
             elections=outcome.elections,
             installs=outcome.installs,
             repairs=outcome.repairs,

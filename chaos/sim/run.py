@@ -89,6 +89,8 @@ class Outcome(NamedTuple):
     events: int
     entries: int
     confirms: int
+    reads: int
+    """Reads that were answered without an entry."""
     elections: int
     installs: int
     """Snapshots that nodes installed."""
@@ -417,6 +419,7 @@ class Simulation(Scene):
             self.world.events,
             len(self.checks.committed),
             self.checks.confirms,
+            self.checks.reads,
             self.checks.elections,
             self.checks.installs,
             self.checks.repairs,

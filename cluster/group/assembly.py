@@ -14,6 +14,7 @@ from cluster.group.bootstrap import Bootstrap, Ports
 from cluster.group.inbox import Handler, Inbox
 from cluster.group.install_snapshot import SnapshotInstaller
 from cluster.group.low_space import LowSpace
+from cluster.group.reads import Reads
 from cluster.membership.parts import MembershipParts
 from cluster.raft import messages
 from cluster.snapshots.backup_source import BackupSource
@@ -46,6 +47,7 @@ class Assembly:
         self.applying = Applier(replica.state, replica.pending)
         self.queries = Queries(replica.outbox.is_new, replica.outbox.transmit)
         self.membership = MembershipParts(replica, machine.outages_since, machine.losses_since)
+        self.reads = Reads(replica, self.membership.leadership, machine.reads_since)
         first_id = replica.pending.incarnation << SNAPSHOT_ID_BITS
         self.sender = SnapshotSender(replica, first_id)
         self.installer = SnapshotInstaller(
@@ -69,6 +71,7 @@ class Assembly:
             self.membership,
             receiver=self.installer.receiver,
             queries=self.queries,
+            reads=self.reads,
             handlers=self._handlers(),
         )
 
@@ -84,6 +87,10 @@ class Assembly:
             messages.ChangeRefused: membership.reconfiguration.change_refused,
             messages.Query: self.queries.query_received,
             messages.QueryAnswer: self.queries.answer_received,
+            messages.ReadIndexRequest: self.reads.requested,
+            messages.ReadIndexAnswer: self.reads.answered,
+            messages.TermCheck: self.reads.check_received,
+            messages.TermConfirmed: self.reads.confirmed,
             messages.SnapshotOffer: self.installer.offered,
             messages.FetchChunk: self.sender.fetch,
             messages.SnapshotDamaged: self.sender.spoilt,

@@ -115,7 +115,7 @@ class Bootstrap:
             links,
             config.group_id,
             linked,
-            self._engine.hold_back,
+            self._engine.peer_paused,
             lambda: configurations.newest.version >= machine.losses_since,
         )
         self.replica = Replica(

@@ -65,10 +65,10 @@ class Group:
         self._events: GroupEvents = NoEvents()
         self.apply_times = Histogram()
         """Time to apply each entry, without the time that this node takes to carry out the effects."""
-        self.beat_delays = Histogram()
+        self.heartbeat_delays = Histogram()
         """Delay of each heartbeat timer on the event loop. It shows every stall longer than a heartbeat interval, at
         its end."""
-        self._beat_due_s = math.inf
+        self._heartbeat_due_s = math.inf
         hooks = Hooks(
             turn=self._turn,
             apply=self._apply,
@@ -100,6 +100,7 @@ class Group:
         self._evictions = membership.evictions
         self._outages = membership.outages
         self._low_space = parts.low_space
+        self._reads = parts.reads
 
         # Parts that the broker queries
         self.configurations = replica.configurations
@@ -130,7 +131,7 @@ class Group:
         self._discovery.introduce()
         self._links.register(self.config.group_id, self.inbox)
         self.propose([])  # reports the new incarnation, so the cluster releases all held by the last
-        self._beat()
+        self._heartbeat()
         self._report_status()
 
     def stop(self) -> None:
@@ -152,6 +153,17 @@ class Group:
         sequence = self._pending.add(payload, weight)
         self._turns.request()
         return sequence
+
+    # Reading the state
+
+    @property
+    def can_read(self) -> bool:
+        """Whether `read` would probably succeed now."""
+        return self._reads.are_possible
+
+    def read(self, done: Callable[[], None], failed: Callable[[], None]) -> None:
+        """Call `done` when this node has applied all entries committed before this call, or `failed` (`Reads`)."""
+        self._reads.read(done, failed)
 
     # Reading entries
 
@@ -230,18 +242,19 @@ class Group:
 
     # The turn
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         """Ask for a turn, and poll all parts with deadlines, once in each heartbeat interval.
 
         Heartbeats and elections become due without an event.
         """
         if self._turns.is_on:
             now_s = self._runtime.monotonic()
-            self.beat_delays.add(max(0.0, now_s - self._beat_due_s))
+            self.heartbeat_delays.add(max(0.0, now_s - self._heartbeat_due_s))
             self._turns.request()
             self._log_sync.awake_s()
-            self.leadership.update_candidacy(is_fit=not self.journal.full and self.fail_stop.damage is None)
+            self.leadership.update_candidacy(may_lead=not self.journal.full and self.fail_stop.damage is None)
             self._low_space.check()
+            self._reads.beat()
             self._outages.check()
             self.fail_stop.stop_if_damaged()
             self._evictions.check()
@@ -249,8 +262,8 @@ class Group:
                 self.leadership.leave_if_late(self._turns.heartbeat_s)
                 self.leadership.leave_for_maintenance()
                 self.reconfiguration.take_due_step()
-            self._beat_due_s = now_s + self._turns.heartbeat_s
-            self._runtime.call_later(self._turns.heartbeat_s, self._beat)
+            self._heartbeat_due_s = now_s + self._turns.heartbeat_s
+            self._runtime.call_later(self._turns.heartbeat_s, self._heartbeat)
 
     def _turn(self) -> None:
         try:
@@ -273,13 +286,15 @@ class Group:
                 self._outbox.transmit_to_all(self.own_status.now())
             last_index = self.journal.last_index
             self.engine.turn(self._compose)
+            if self._reads.unapplied:
+                self._reads.applied(self.engine.applied_index)
             self._check_leader()
             if self.journal.last_index > last_index:
                 self._log_sync.send()  # new entries: every peer's disk is waiting for them
         if self._runtime.monotonic() - self._chores_s >= CHORES_S:
             self._do_chores()
         if alone_and_unsynced:
-            self._log_sync.ask_for_turn()
+            self._log_sync.request_turn()
         self._log_sync.begin()
         if self.engine.outbox:
             # These are only notices of the commit index. Clients get their effects first.
@@ -307,6 +322,7 @@ class Group:
             self._evictions.check()
         # Otherwise peers would believe for up to a second that this node still hears its old leader.
         self._outbox.transmit_to_all(self.own_status.now())
+        self._reads.leader_changed()
         self._turns.request()  # pending batches go to the new leader
         self._events.leader_changed(*leader_term)
 

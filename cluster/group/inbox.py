@@ -16,9 +16,22 @@ from cluster.log.entry import MalformedEntry
 from cluster.log.hardstate import VoterStatus
 from cluster.raft.elections import Role
 from cluster.raft.log_matching import ForeignLog
-from cluster.raft.messages import Append, AppendResponse, Forward, MalformedFrame, Message, Status, decode
+from cluster.raft.messages import (
+    Append,
+    AppendResponse,
+    Forward,
+    MalformedFrame,
+    Message,
+    ReadIndexAnswer,
+    ReadIndexRequest,
+    Status,
+    TermCheck,
+    TermConfirmed,
+    decode,
+)
 
 if TYPE_CHECKING:
+    from cluster.group.reads import Reads
     from cluster.membership.parts import MembershipParts
     from cluster.replica import Replica
     from cluster.snapshots.receiver import SnapshotReceiver
@@ -26,6 +39,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WITHOUT_TURN = (
+    Append,
+    AppendResponse,
+    ReadIndexRequest,
+    ReadIndexAnswer,
+    TermCheck,
+    TermConfirmed,
+)
+"""Messages that need a turn only if the engine wants one."""
 Handler = Callable[[str, Any], None]
 """Handles a message. The first argument is the sender's name."""
 
@@ -40,6 +62,7 @@ class Inbox:
         *,
         receiver: SnapshotReceiver,
         queries: Queries,
+        reads: Reads,
         handlers: Mapping[type[Message], Handler],
     ) -> None:
         """`handlers` maps types of messages to their handlers. All other types go to the engine."""
@@ -66,9 +89,10 @@ class Inbox:
         self._leadership = membership.leadership
         self._receiver = receiver
         self._queries = queries
+        self._reads = reads
         self._handlers: dict[type[Any], Handler] = {
             Forward: self._forwarded,
-            Status: self._told_status,
+            Status: self._status_received,
             **handlers,
         }
         self._malformed: set[str] = set()
@@ -92,6 +116,7 @@ class Inbox:
         self._outbox.transmit_to_all(self._own_status.now())
         self._receiver.connected(peer)
         self._pending.mark_unsent(peer)
+        self._reads.link_began(peer)
         self._turns.request()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
@@ -108,6 +133,7 @@ class Inbox:
         self._joining.forget(peer)
         self._rejoin.record_lost_link(peer)
         self._queries.fail_queries_to(peer)
+        self._reads.link_ended(peer)
         if peer in self._engine.progress:
             self._engine.peer_lost(peer)
         self._linked.link_ended(peer)
@@ -144,7 +170,7 @@ class Inbox:
         self._members.follow()
         is_member = self._linked.is_member(peer)
         if is_member:
-            self._peers.heard(peer, self._runtime.monotonic())
+            self._peers.record_contact(peer, self._runtime.monotonic())
         self._receiver.part_received(peer)
         if self._rejoin.voter_status is not VoterStatus.BLANK and (is_member or not self._engine.is_leader):
             self._engine.part_received(peer)
@@ -157,7 +183,7 @@ class Inbox:
         self._members.follow()
         is_member = self._linked.is_member(peer)
         if is_member:
-            self._peers.heard(peer, self._runtime.monotonic())
+            self._peers.record_contact(peer, self._runtime.monotonic())
         try:
             message = decode(frame)
         except MalformedFrame as error:
@@ -172,7 +198,7 @@ class Inbox:
                 self._receive(peer, message)
         except ForeignLog as error:
             self._fail_stop.foreign_log(error)
-        if not isinstance(message, Append | AppendResponse) or self._engine.wants_turn:
+        if not isinstance(message, _WITHOUT_TURN) or self._engine.wants_turn:
             self._turns.request()
         elif isinstance(message, Append) and not message.entries and self._engine.outbox:
             self._log_sync.send()  # the answer waits for no sync, and may be the only work until the next heartbeat
@@ -199,7 +225,7 @@ class Inbox:
         except MalformedEntry:
             log.exception("peer %s forwarded malformed batches; ignored", peer)
 
-    def _told_status(self, peer: str, status: Status) -> None:
+    def _status_received(self, peer: str, status: Status) -> None:
         if status.state == Role.LEADER:
             self._engine.check_end_of(peer, status.term, status.last_index)
             self._rejoin.record_leader_end(status)

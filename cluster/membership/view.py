@@ -18,6 +18,8 @@ from cluster.raft.messages import (
     HeartbeatResponse,
     PreVote,
     Query,
+    ReadIndexRequest,
+    TermConfirmed,
     Vote,
     VoteRequest,
 )
@@ -31,6 +33,19 @@ if TYPE_CHECKING:
     from cluster.replica import Replica
 
 log = logging.getLogger(__name__)
+
+
+_OF_MEMBERS = (
+    AppendResponse,
+    HeartbeatResponse,
+    Vote,
+    PreVote,
+    Forward,
+    Query,
+    ReadIndexRequest,
+    TermConfirmed,
+)
+"""Messages that count only from members."""
 
 
 class Members:
@@ -136,7 +151,7 @@ class Members:
         self._engine.follow_configuration(linked.non_members)
         came, went = linked.take_changes()
         for peer in went:
-            self._engine.hold_back(peer)
+            self._engine.peer_paused(peer)
         for peer in came:
             self._peers.connected(peer, now_s)
             self._engine.peer_connected(peer)
@@ -149,4 +164,4 @@ class Members:
         """
         if isinstance(message, VoteRequest):
             return not self._engine.hears_leader()
-        return not isinstance(message, AppendResponse | HeartbeatResponse | Vote | PreVote | Forward | Query)
+        return not isinstance(message, _OF_MEMBERS)

@@ -6,6 +6,7 @@ Invariant: no error ends the accepting. If the process has no file descriptors l
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from cluster.net.keepalive import Keepalive
     from cluster.net.log_throttle import ThrottledLog
 
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""Errors of an address that this machine does not have, such as an IPv6 address where IPv6 is off."""
 PAUSE_S = 0.2
 """Seconds to wait after a failed accept, because the process or the system may have no file descriptors left."""
 
@@ -24,14 +27,26 @@ PAUSE_S = 0.2
 async def listen_on(
     host: str, port: int, backlog: int, keepalive: Keepalive | None = None
 ) -> list[socket.socket]:
-    """Listen on all addresses of the host name, and return the sockets. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
+    """Listen on all addresses of the host name, and return the sockets. Raises OSError.
+
+    `::` means all addresses of both families, as in other programs. Each family has a socket of its own, so that the
+    addresses of IPv4 clients are IPv4 addresses. Addresses that this machine does not have are left out, if others
+    are left. A port of 0 is the same free port at all addresses.
+    """
     listeners: list[socket.socket] = []
+    problem: OSError | None = None
     try:
-        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-            listener = socket.create_server(address, family=family, backlog=backlog)
+        for family, address in await _addresses(host, port):
+            bound = (
+                (address[0], port or listeners[0].getsockname()[1], *address[2:]) if listeners else address
+            )
+            try:
+                listener = socket.create_server(bound, family=family, backlog=backlog)
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                problem = error
+                continue
             listeners.append(listener)
             listener.setblocking(False)
             # Accepted sockets inherit all options. Not every event loop sets TCP_NODELAY, and an answer in two parts
@@ -39,11 +54,24 @@ async def listen_on(
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if keepalive is not None:
                 keepalive.set_on(listener)
+        if problem is not None and not listeners:
+            raise problem
     except OSError:
         for listener in listeners:
             listener.close()
         raise
     return listeners
+
+
+async def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
+    """Return the families and addresses to bind, each once. Raises OSError."""
+    look_up = asyncio.get_running_loop().getaddrinfo
+    found = await look_up(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    if any(address[0] == "::" for *_, address in found):
+        found += await look_up(
+            None, port, family=socket.AF_INET, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
 async def accept_all(

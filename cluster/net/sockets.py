@@ -11,6 +11,8 @@ import socket
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from cluster.net.acceptor import listen_on
+
 if TYPE_CHECKING:
     from cluster.net.resolver import Resolver
 
@@ -24,15 +26,12 @@ _UNANSWERED_MS_MAX = 5_000
 _BACKLOG = 1024
 
 
-async def listen(bind: Address) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    host, port = bind
-    candidates = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = candidates[0]
-    listener = socket.create_server(address, family=family, backlog=_BACKLOG)
-    listener.setblocking(False)
-    _tune(listener)
-    return listener
+async def listen(bind: Address) -> list[socket.socket]:
+    """Listen for peers on all addresses of a host name. Raises OSError."""
+    listeners = await listen_on(*bind, _BACKLOG)
+    for listener in listeners:
+        _tune(listener)
+    return listeners
 
 
 async def connect(names: Resolver, host: str, port: int, *, is_peer: bool = True) -> socket.socket:

@@ -316,6 +316,41 @@ class QueryAnswer(NamedTuple):
     answer: bytes
 
 
+class ReadIndexRequest(NamedTuple):
+    """Asks the leader of `term` for the index that a read must wait for (Raft thesis 6.4)."""
+
+    term: int
+    number: int
+    """Number chosen by the asking node. The answer repeats it."""
+    applied_index: int
+    """Index of the last entry that the asking node has applied."""
+    confirms: int
+    """1 if the asking node is a voter that knows its last vote, so its term confirms the leader's; else 0."""
+
+
+class ReadIndexAnswer(NamedTuple):
+    """The leader's answer to the request with this number."""
+
+    term: int
+    number: int
+    read_index: int
+    """The read is up to date when this entry is applied."""
+
+
+class TermCheck(NamedTuple):
+    """Asks a member whether `term` is still the highest term that it knows. The answer repeats `round`."""
+
+    term: int
+    round: int
+
+
+class TermConfirmed(NamedTuple):
+    """A voter's answer to a `TermCheck`. A member that knows a higher term sends no answer."""
+
+    term: int
+    round: int
+
+
 Message = (
     Append
     | AppendResponse
@@ -341,6 +376,10 @@ Message = (
     | ChangeRefused
     | Query
     | QueryAnswer
+    | ReadIndexRequest
+    | ReadIndexAnswer
+    | TermCheck
+    | TermConfirmed
 )
 
 
@@ -365,6 +404,10 @@ NOT_IN_RELEASE_0_1 = (
     ChangeRefused,
     Query,
     QueryAnswer,
+    ReadIndexRequest,
+    ReadIndexAnswer,
+    TermCheck,
+    TermConfirmed,
 )
 STATUS_FIELDS_OF_RELEASE_0_1 = 14
 STATUS_FIELDS_WITHOUT_LOSSES = 18
@@ -394,7 +437,11 @@ _SMALL: dict[int, type[Any]] = {
     16: HeartbeatResponse,
     22: Query,
     23: QueryAnswer,
-    24: Memory,
+    24: ReadIndexRequest,
+    25: ReadIndexAnswer,
+    26: TermCheck,
+    27: TermConfirmed,
+    28: Memory,
 }
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
 FREE_BYTES_MAX = 2**64 - 1
@@ -408,6 +455,7 @@ _HIGHEST = {
     "disk_hangs": 1,
     "is_certain": 1,
     "may_join": 1,
+    "confirms": 1,
     "port": PORT_MAX,
 }
 """Highest values of fields with a bound other than `COUNT_MAX`. Unknown flags and verbs are accepted: unknown flags are
@@ -531,10 +579,10 @@ def _count(value: Any) -> int:
 
 
 def _decode_introduction(fields: Any) -> Introduction:
-    told = _checked(Introduction(*fields))
-    if len(told.member_id) != ID_BYTES or told.low > told.high:
+    introduction = _checked(Introduction(*fields))
+    if len(introduction.member_id) != ID_BYTES or introduction.low > introduction.high:
         raise MalformedFrame("Introduction without an id, or with the lowest version above the highest")
-    return told
+    return introduction
 
 
 def _decode_append(frame: bytes) -> Append:

@@ -182,9 +182,9 @@ class PeerLinks:
         self._bind = config.bind
         self._tls = tls
         self._limits = limits or LinkLimits()
-        if self._limits.stranger_bytes_max < MESSAGE_BYTES_MAX:
+        if self._limits.unauthenticated_bytes_max < MESSAGE_BYTES_MAX:
             raise ValueError(
-                f"stranger_bytes_max is at least {MESSAGE_BYTES_MAX}, the longest handshake message"
+                f"unauthenticated_bytes_max is at least {MESSAGE_BYTES_MAX}, the longest handshake message"
             )
         self._names = Resolver()
         self._groups: dict[int, LinkEvents] = {}
@@ -193,9 +193,9 @@ class PeerLinks:
         self._throttled_log = ThrottledLog(log, spares_repeats=True)
         self._unauthenticated = ConnectionSlots(
             SlotLimits(
-                self._limits.strangers_max,
-                quick_max=self._limits.strangers_max // QUICK_SHARE,
-                fair_s=self._limits.stranger_fair_s,
+                self._limits.unauthenticated_max,
+                quick_max=self._limits.unauthenticated_max // QUICK_SHARE,
+                fair_s=self._limits.unauthenticated_fair_s,
             ),
             throttled_log=self._throttled_log,
             label="peer connection",
@@ -212,7 +212,7 @@ class PeerLinks:
         self._dialling: dict[str | Address, asyncio.Task[None]] = {}
         """The dialling tasks, by peer or by seed."""
         self._probes: dict[str, asyncio.Task[None]] = {}
-        self._accepting: asyncio.Task[None] | None = None
+        self._accepting: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._logged_reasons: dict[str | Address, deque[str]] = {}
         """The last logged reasons for a missing link with a peer or a seed, so that they are logged only once."""
@@ -227,9 +227,10 @@ class PeerLinks:
         """Listen, then dial. Raises OSError when the address cannot be bound."""
         # First the listener: a dying process closes its files in the order of their numbers, so the listener refuses by
         # the time the peers see their connections break.
-        listener = await listen(self._bind)
-        self._accepting = self._spawn(accept_all(listener, self._accept, self._throttled_log, "peer"))
-        self._accepting.add_done_callback(lambda _: listener.close())
+        for listener in await listen(self._bind):
+            accepting = self._spawn(accept_all(listener, self._accept, self._throttled_log, "peer"))
+            accepting.add_done_callback(partial(_close, listener))
+            self._accepting.add(accepting)
         self._has_started = True
         for peer in sorted(self._known.addresses):
             self._start_dialling(peer)
@@ -240,8 +241,7 @@ class PeerLinks:
         self._groups.clear()
         connections = self._take_links()
         # The accepting task first: tasks for sockets that it has accepted must have begun, or those sockets stay open.
-        if self._accepting is not None:
-            await _cancel({self._accepting})
+        await _cancel(self._accepting)
         while self._tasks:
             await _cancel(self._tasks)
         connections += self._take_links()
@@ -506,7 +506,7 @@ class PeerLinks:
         """Find out whether a lost peer is dead, sooner than dialling would."""
         for delay_s in chain(_PROBE_DELAYS_S, repeat(_PROBE_INTERVAL_S)):
             await asyncio.sleep(delay_s)
-            answers = [await self._answer(address) for address in self._known.places(peer)]
+            answers = [await self._answer(address) for address in self._known.possible_addresses(peer)]
             if _HostAnswer.ACCEPTED in answers:
                 self._refused_since_s.pop(peer, None)
             elif peer in self._refused_since_s or set(answers) == {_HostAnswer.REFUSED}:
@@ -527,9 +527,9 @@ class PeerLinks:
 
     # The dialling side.
 
-    def place(self, peer: str, address: PeerAddress) -> PeerAddress:
+    def dial_address(self, peer: str, address: PeerAddress) -> PeerAddress:
         """Return where to dial a new member with this address: this node's file may list a different address."""
-        return self._known.place(peer, address)
+        return self._known.dial_address(peer, address)
 
     async def reach(self, peer: str, place: PeerAddress) -> bytes:
         """Connect to the node of this name at `place` and return the id of its data directory; it may be no member.
@@ -589,7 +589,7 @@ class PeerLinks:
 
     async def _try_peer(self, peer: str) -> str:
         linked, is_refused = self._links.get(peer), True
-        for address in self._known.places(peer):
+        for address in self._known.possible_addresses(peer):
             if linked is not None and linked.dialled == address:
                 is_refused = False
                 continue
@@ -677,9 +677,9 @@ class PeerLinks:
         self, version: int, secret: bytes, peer: str | None, address: Address
     ) -> PeerConnection:
         host, port = address
-        judge = partial(self._judge, dialled_here=True)
+        why_rejected = partial(self._why_rejected, dialled_here=True)
         handshake = DiallerHandshake(
-            self._credentials([secret]), peer, secrets.token_bytes(NONCE_BYTES), judge, version
+            self._credentials([secret]), peer, secrets.token_bytes(NONCE_BYTES), why_rejected, version
         )
         connection = PeerConnection(self, handshake, self._limits, dialled=address)
         try:
@@ -720,8 +720,8 @@ class PeerLinks:
 
     async def _admit(self, sock: socket.socket, host: str) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
-        judge = partial(self._judge, dialled_here=False)
-        handshake = AcceptorHandshake(self._credentials(self._secrets), nonce, judge)
+        why_rejected = partial(self._why_rejected, dialled_here=False)
+        handshake = AcceptorHandshake(self._credentials(self._secrets), nonce, why_rejected)
         connection = PeerConnection(self, handshake, self._limits)
         try:
             async with asyncio.timeout(self._limits.handshake_timeout_s):
@@ -746,12 +746,12 @@ class PeerLinks:
 
     # Both sides.
 
-    def _judge(self, peer: str, terms: Terms, *, dialled_here: bool) -> HandshakeError | None:
+    def _why_rejected(self, peer: str, terms: Terms, *, dialled_here: bool) -> HandshakeError | None:
         """Return why a node that knows the secret is refused under this name, or None to accept it."""
         self._known.learn_cluster(terms)
         # This node may have joined a cluster since the handshake began.
         error = disagreement(self._known.terms, peer, terms)
-        error = error or self._known.judge(peer, terms, self._link_of(peer), dialled_here=dialled_here)
+        error = error or self._known.why_rejected(peer, terms, self._link_of(peer), dialled_here=dialled_here)
         if isinstance(error, SecondProcessError):
             self._record_second_process(peer)
         if error is not None or peer in self._links or peer in self._known.addresses:
@@ -814,6 +814,10 @@ class PeerLinks:
             # decides.
             context = {"message": "the peer links are broken", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
+
+
+def _close(listener: socket.socket, _accepting: asyncio.Task[None]) -> None:
+    listener.close()
 
 
 async def _cancel(tasks: set[asyncio.Task[None]]) -> None:

@@ -18,7 +18,7 @@ from qq.errors import ChannelError, ConnectionFault, ReplyCode
 from qq.machine.protocol.commands import Settle
 from qq.ranges import Range, RangeMap
 from qq.sessions.entries import MessagesGone, ReadAhead
-from qq.sessions.headers import delivered, published_to
+from qq.sessions.headers import delivered, is_redelivered, published_to
 from qq.stored.editing import reframe, with_headers
 
 if TYPE_CHECKING:
@@ -342,19 +342,20 @@ class Outgoing:
             out: list[bytes] = []
             tag = self._next_tag
             history = delivery.histories.get(part.history)
+            redelivered = is_redelivered(part, history, delivery.count_contract)
             for messages in stored:
                 deliveries(
                     self._number,
                     consumer.tag,
                     tag,
-                    part.deliveries > 0,
+                    redelivered,
                     *published_to(messages, history),
                     self._framed(messages, part, history, delivery.count_contract),
                     out,
                 )
                 tag += len(messages.messages)
             self._connection.write(out)
-            self._count_written(consumer, delivery.next_id, part.count, redelivered=part.deliveries > 0)
+            self._count_written(consumer, delivery.next_id, part.count, redelivered=redelivered)
             delivery.next_id += part.count
             ranges.popleft()
             if ranges and not self._connection.has_room:
@@ -409,9 +410,9 @@ class Outgoing:
     def _write_got_range(self, item: _Got, part: Range, stored: list[Messages]) -> None:
         """Write the first range of the messages that basic.get has fetched."""
         out: list[bytes] = []
-        tag, redelivered = self._next_tag, part.deliveries > 0
         behind = item.remaining + sum(each.count for each in item.ranges)
         history = item.histories.get(part.history)
+        tag, redelivered = self._next_tag, is_redelivered(part, history, item.count_contract)
         for messages in stored:
             exchange, routing_key = published_to(messages, history)
             for message in self._framed(messages, part, history, item.count_contract):

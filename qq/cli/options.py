@@ -52,6 +52,12 @@ _NODE_OPTIONS = (
         help="[default: QQ_PASSWORD_FILE, QQ_PASSWORD, the file of the context, or the password guest]",
     ),
     click.option("--password", metavar="PASSWORD", help="Other users see it in the list of processes."),
+    click.option(
+        "--ca-file",
+        type=FILE,
+        metavar="FILE",
+        help="CA certificates that verify the nodes.  [default: QQ_CA_FILE, the file of the context, or the system's]",
+    ),
 )
 
 
@@ -68,6 +74,7 @@ def with_node(function: Command) -> Command:
         user: str | None,
         password: str | None,
         password_file: Any,
+        ca_file: Any,
         timeout: float | None = None,
         **options: Any,
     ) -> int:
@@ -77,7 +84,8 @@ def with_node(function: Command) -> Command:
             raise click.UsageError("give either --url or --context")
         from qq.cli.client.target import remote  # noqa: PLC0415
 
-        return function(remote(urls, context, user, password, password_file, timeout), **options)
+        node = remote(urls, context, user, password, password_file, ca_file=ca_file, timeout_s=timeout)
+        return function(node, **options)
 
     for option in reversed(_NODE_OPTIONS):
         run = option(run)

@@ -12,10 +12,9 @@ from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.net.acceptor import accept_all, begin, listen_on, readable
-from cluster.net.connection_slots import Stage
-from cluster.net.work_rate import WorkRate
 from qq.client_sockets.proxy import ProxyError, ProxyHeader, Source
 from qq.client_sockets.shared import Peer, keepalive_of
+from qq.tls.handshakes import TlsHandshakes
 
 if TYPE_CHECKING:
     import socket
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from cluster.net.connection_slots import Slot
     from qq.client_sockets.shared import ClientSockets
+    from qq.tls.handshakes import TlsOptions
 
     CertificateName = Callable[[Mapping[str, Any]], str | None]
     """Returns the user name in a client's verified certificate; None if it contains no name."""
@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-GOODBYE_S = 3.0
-"""Seconds that the client may take for its part of closing a TLS connection."""
-TLS_PER_S = 300
-"""TLS handshakes that a port begins in a second. Each takes 0.5 to 0.8 ms, so a flood of them uses a quarter of a core,
-and 2,000 clients that reconnect at once have all begun in 7 s."""
-TLS_AT_ONCE = 30
-"""TLS handshakes that may begin together after a quiet time. Other clients then wait for 20 ms."""
 
 
 class Tls(NamedTuple):
@@ -64,9 +57,9 @@ class ClientPort:
         """Create a port. Connections from the networks of `proxies` must begin with a PROXY protocol header."""
         self._sockets = sockets
         self._make_connection = make_connection
-        self._tls = tls
+        self._handshakes = TlsHandshakes(tls.context, sockets.limits.tls_handshake_timeout_s) if tls else None
+        self._certificate_name = tls.certificate_name if tls else None
         self._proxies = proxies
-        self._tls_rate = WorkRate(TLS_PER_S, TLS_AT_ONCE)
         self._listeners: list[socket.socket] = []
 
     async def listen(self, host: str, port: int) -> None:
@@ -107,14 +100,11 @@ class ClientPort:
             sock.close()
             slot.release()
             return
+        options: TlsOptions = self._handshakes.options() if self._handshakes else {}
         try:
             # From here on the transport owns the socket.
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._make_connection(peer, slot, self._tls.certificate_name if self._tls else None),
-                sock,
-                ssl=self._tls.context() if self._tls else None,
-                ssl_handshake_timeout=self._sockets.limits.tls_handshake_timeout_s if self._tls else None,
-                ssl_shutdown_timeout=GOODBYE_S if self._tls else None,
+                lambda: self._make_connection(peer, slot, self._certificate_name), sock, **options
             )
         except OSError as error:  # also TimeoutError and ssl.SSLError
             self._log_failure(peer, str(error) or type(error).__name__)
@@ -129,13 +119,9 @@ class ClientPort:
                 slot.port = peer.port
                 if not slot.move_to(peer.host):
                     return None
-            if self._tls:
-                # The state of a TLS connection takes ten times the memory of the rest, so it is allocated when the
-                # client sends.
-                async with asyncio.timeout(self._sockets.limits.tls_handshake_timeout_s):
-                    await readable(sock)
-                await self._tls_rate.wait(slot.source)
-                slot.step(Stage.TLS_BEGUN)
+            if self._handshakes:
+                await self._handshakes.wait_first_octet(sock)
+                await self._handshakes.wait_turn(slot)
         except ProxyError as error:
             self._sockets.throttled_log.warning(
                 "proxy", f"a connection from {source.host}:{source.port} is dropped: {error}"
@@ -147,7 +133,7 @@ class ClientPort:
         return peer
 
     def _log_failure(self, peer: Peer, why: str) -> None:
-        what = "TLS handshake" if self._tls else "connection"
+        what = "TLS handshake" if self._handshakes else "connection"
         self._sockets.throttled_log.warning("begin", f"the {what} with {peer.host}:{peer.port} failed: {why}")
 
     def _is_proxy(self, host: str) -> bool:

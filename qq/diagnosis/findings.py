@@ -391,18 +391,18 @@ def _group(findings: Sequence[Finding], places: Sequence[int]) -> dict[str, Any]
 def lines_of(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that a terminal shows for the JSON document: the verdict, and three lines per group.
 
-    Unprintable characters are shown as escapes, because the names in findings may contain any character.
+    The names in findings may contain any character, so the caller must escape each line for the terminal.
     """
-    yield _printable(document["verdict"])
+    yield document["verdict"]
     findings = document["findings"]
     # A node of an earlier release sends no groups.
     alone = [{**each, "title": each["subject"], "findings": [at]} for at, each in enumerate(findings)]
     for group in document.get("groups", alone):
         since = f", since {group['since']}" if group["since"] else ""
         members = [findings[place] for place in group["findings"]]
-        yield _printable(f"{group['severity'].upper()} {group['code']}: {group['title']}{since}")
-        yield _printable(f"    {members[0]['text'] if len(members) == 1 else _names(group, members)}")
-        yield _printable(f"    -> {group['advice']}")
+        yield f"{group['severity'].upper()} {group['code']}: {group['title']}{since}"
+        yield f"    {members[0]['text'] if len(members) == 1 else _names(group, members)}"
+        yield f"    -> {group['advice']}"
 
 
 def _names(group: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> str:
@@ -417,10 +417,6 @@ def _name(finding: Mapping[str, Any]) -> str:
         return subject
     vhost = about.get("vhost", "/")
     return about["name"] if vhost == "/" else f"{about['name']} (vhost {vhost})"
-
-
-def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def decode_finding(row: Any) -> Finding | None:

@@ -19,11 +19,11 @@ from qq.http import api
 from qq.http.base.door import READING
 from qq.http.base.error_responses import errors_as_json
 from qq.http.base.listener import HttpLimits
-from qq.http.base.login import is_encrypted, login_required
+from qq.http.base.login import is_forwarded_tls, login_required
 from qq.http.documents.prometheus import PER_OBJECT, ObjectExposition, info_lines
 from qq.http.documents.requests import BODY_TIMEOUT_S
 from qq.http.page.health_events import cluster_document
-from qq.http.server import HttpServer, strangers_watched, users_bounded
+from qq.http.server import HttpServer, strangers_watched, tls_required, users_bounded
 from qq.management.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from qq.http.base.door import Door
     from qq.http.base.node_view import NodeView
     from qq.management.management import Management
+    from qq.tls.handshakes import TlsHandshakes
 
 REQUEST_BYTES_MAX = 64 * 1024
 """Largest body of a request, except for definitions. The next largest document, a policy, has a few lines."""
@@ -55,12 +56,15 @@ _HEADERS = {
 _KEPT_IF_SAME = "no-cache"
 """Browsers cache the files of the page, and ask each time whether they have changed."""
 _STRICT_TRANSPORT = "max-age=31536000"
-"""A browser that came over TLS uses only TLS for a year."""
+"""A browser that came over a proxy's TLS uses only TLS for a year, at all ports of the host.
+
+Without a proxy, the node's host may have other services without TLS.
+"""
 
 
 def reading_app(limits: HttpLimits) -> web.Application:
     """Make the application for the time while the node reads its log: it reports that the node lives and reads."""
-    app = web.Application(middlewares=[strangers_watched, errors_as_json])
+    app = web.Application(middlewares=[strangers_watched, errors_as_json, tls_required])
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
     app.on_response_prepare.append(_add_headers)
     app.add_routes(
@@ -83,6 +87,7 @@ def build_app(
         middlewares=[
             strangers_watched,
             errors_as_json,
+            tls_required,
             login_required(view, management, metrics_need_login=limits.metrics_need_login),
             users_bounded(limits),
         ],
@@ -111,12 +116,13 @@ async def serve(
     listeners: Sequence[socket.socket],
     limits: HttpLimits | None = None,
     door: Door | None = None,
+    handshakes: TlsHandshakes | None = None,
 ) -> HttpServer:
     """Serve connections to these sockets until the result's `cleanup()`, which closes the sockets, too.
 
-    With a `door`, that accepts the connections.
+    With a `door`, that accepts the connections. With `handshakes`, requests without TLS are redirected.
     """
-    server = HttpServer(app, limits or HttpLimits())
+    server = HttpServer(app, limits or HttpLimits(), handshakes)
     await server.serve(listeners, door)
     return server
 
@@ -202,7 +208,7 @@ async def _page(_: web.Request) -> web.FileResponse:
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(_HEADERS)
-    if is_encrypted(request):
+    if is_forwarded_tls(request):
         response.headers["Strict-Transport-Security"] = _STRICT_TRANSPORT
     if request.path.startswith(_STATIC_PATH):
         response.headers[hdrs.CACHE_CONTROL] = _KEPT_IF_SAME

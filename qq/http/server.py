@@ -13,16 +13,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import nullcontext
+from http import HTTPStatus
+from socket import MSG_PEEK, SO_RCVBUF, SOL_SOCKET
 from time import thread_time
 from typing import TYPE_CHECKING, Any, cast
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from cluster.net.acceptor import accept_all, begin
 from cluster.net.connection_slots import QUICK_SHARE, ConnectionSlots, Slot, SlotLimits, Stage
 from cluster.net.log_throttle import ThrottledLog
 from qq.client_sockets.turns import TURN_S, ProcessorTurns
-from qq.http.base.login import has_login, login_of
+from qq.http.base.error_responses import bad_request
+from qq.http.base.login import has_login, host, login_of
 from qq.http.base.user_quota import UserShares
 from qq.http.page.event_stream import STREAM_PATH
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from qq.http.base.door import Door
     from qq.http.base.error_responses import Handler
     from qq.http.base.listener import HttpLimits
+    from qq.tls.handshakes import TlsHandshakes, TlsOptions
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +61,15 @@ COSTLY_SLICE_BYTES = 2048
 """Bytes are costly to parse if fewer than these take TURN_S / 2."""
 SLICE_BYTES_MIN = 256
 """Bytes parsed at a time at least: 0.5 ms if the body consists of chunks of a single octet."""
+TLS_HANDSHAKE = b"\x16"
+"""The first octet of a TLS connection: the content type of its first record (RFC 8446, 5.1)."""
+TLS_RECEIVED_BYTES = 2 * READ_BYTES
+"""Bytes of a TLS connection that the kernel buffers, to twice which it rounds up.
+
+The event loop takes all of them at a time and keeps them, encrypted, until the connection may parse them.
+"""
+HEALTH_PATHS = ("/livez", "/healthz")
+"""Paths that are answered without TLS, too, because load balancers and orchestrators ask them by the node's address."""
 REQUEST_S = 0.0005
 """Seconds of processor time that the start of a request is expected to take."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -66,8 +79,12 @@ _STOP_TIMEOUT_S = 1.0
 class HttpServer:
     """Serves an application on the sockets of an address."""
 
-    def __init__(self, app: web.Application, limits: HttpLimits) -> None:
+    def __init__(
+        self, app: web.Application, limits: HttpLimits, handshakes: TlsHandshakes | None = None
+    ) -> None:
         self.limits = limits
+        self.handshakes = handshakes
+        """The TLS handshakes of clients; None: plain HTTP is served."""
         self.throttled_log = ThrottledLog(log)
         self.slots = ConnectionSlots(
             SlotLimits(
@@ -78,9 +95,12 @@ class HttpServer:
             throttled_log=self.throttled_log,
             label="HTTP connection",
         )
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        """The buffer that all connections read into. Each copies its data at once.
+
+        A view: asyncio's TLS reads into slices of it, and the slice of a bytearray is a copy.
+        """
         self.turns = ProcessorTurns(_call_after_rest, thread_time)
-        self.read_buffer = bytearray(READ_BYTES)
-        """The buffer that all connections read into. Each copies its data at once."""
         # Data that is not HTTP would fill the log, so aiohttp's log lines about it are dropped.
         quiet = log.getChild("requests")
         quiet.setLevel(logging.CRITICAL)
@@ -147,17 +167,39 @@ class HttpServer:
         if slot is None:
             sock.close()
             return
-        begin(self._spawn(self._begin(sock, slot)), sock, slot)
+        begin(self._spawn(self._begin(sock, address, slot)), sock, slot)
 
-    async def _begin(self, sock: socket.socket, slot: Slot) -> None:
+    async def _begin(self, sock: socket.socket, address: Any, slot: Slot) -> None:
+        options = await self._tls_options(sock, slot)
+        if options is None:
+            sock.close()
+            slot.release()
+            return
         make = self._runner.server
         assert make is not None  # set up before
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _HttpConnection(self, make(), slot), sock
+                lambda: _HttpConnection(self, make(), slot), sock, **options
             )
-        except OSError:  # the client has closed it
+        except OSError as error:  # the client has closed it, or its handshake has failed
+            if options:
+                text = f"the TLS handshake with {address[0]}:{address[1]} (HTTP) failed: {error}"
+                self.throttled_log.warning("handshake", text)
             slot.release()
+
+    async def _tls_options(self, sock: socket.socket, slot: Slot) -> TlsOptions | None:
+        """Return the TLS options of a connection, empty ones for plain HTTP; None if the client is silent or gone."""
+        if self.handshakes is None:
+            return {}
+        try:
+            await self.handshakes.wait_first_octet(sock)
+            if sock.recv(1, MSG_PEEK) != TLS_HANDSHAKE:
+                return {}
+        except OSError:  # also TimeoutError
+            return None
+        await self.handshakes.wait_turn(slot)
+        sock.setsockopt(SOL_SOCKET, SO_RCVBUF, TLS_RECEIVED_BYTES)
+        return self.handshakes.options()
 
 
 def _call_after_rest(callback: Callable[[], None], rest_s: float) -> None:
@@ -221,7 +263,20 @@ class _HttpConnection(asyncio.BufferedProtocol):
             transport.abort()
             return
         self._slot.evict = transport.abort
+        if self.has_tls:
+            self._slot.step(Stage.TLS)
+            transport.set_read_buffer_limits(READ_BYTES)
         self._expect_within(self._server.limits.header_timeout_s)
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether the client speaks TLS to this node."""
+        return self._transport.get_extra_info("sslcontext") is not None
+
+    @property
+    def must_use_tls(self) -> bool:
+        """Whether the client must come again over TLS."""
+        return self._server.handshakes is not None and not self.has_tls
 
     def _expect_within(self, seconds: float) -> None:
         self._expect_nothing()
@@ -236,7 +291,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
     def _too_slow(self) -> None:
         self._transport.abort()
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
         return self._server.read_buffer
 
@@ -246,7 +301,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
             self._expect_within(self._server.limits.header_timeout_s)
         self._unparsed += self._server.read_buffer[:nbytes]
         if not self._is_full:
-            self._server.turns.ask(self._place)
+            self._server.turns.request(self._place)
         if self._unparsed and not self._transport.is_closing():
             self._transport.pause_reading()  # until all is parsed
 
@@ -257,7 +312,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
     def resume_parsing(self) -> None:
         self._is_full = False
         if self._unparsed:
-            self._server.turns.ask(self._place)
+            self._server.turns.request(self._place)
         elif not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -334,7 +389,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
         """Wait until the request may begin. Raises ConnectionResetError if the client has left."""
         turns = self._server.turns
         turn = _RequestTurn(turns)
-        turns.ask(turns.new_place(turn, self._slot.source))
+        turns.request(turns.new_place(turn, self._slot.source))
         await turn.come
         if self._transport.is_closing():
             raise ConnectionResetError
@@ -370,6 +425,18 @@ async def strangers_watched(request: web.Request, handler: Handler) -> web.Strea
         return await handler(request)
     finally:
         connection.request_ended(has_read_body=request.content.is_eof())
+
+
+@web.middleware
+async def tls_required(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware that redirects requests without TLS, except health checks, if the port speaks TLS."""
+    connection = _connection_of(request)
+    if connection is None or not connection.must_use_tls or request.path in HEALTH_PATHS:
+        return await handler(request)
+    if hdrs.HOST not in request.headers:
+        raise bad_request("this port speaks TLS: use https")
+    location = f"https://{host(request)}{request.rel_url.raw_path_qs}"
+    return web.Response(status=HTTPStatus.PERMANENT_REDIRECT, headers={hdrs.LOCATION: location})
 
 
 def users_bounded(limits: HttpLimits) -> Callable[..., Awaitable[web.StreamResponse]]:

@@ -9,6 +9,7 @@ different result. So it raises `MalformedBatch` and changes no state.
 from __future__ import annotations
 
 import hashlib
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.catalog.permissions import User
@@ -21,6 +22,7 @@ from qq.machine.handlers.declaring import DeclarationHandlers
 from qq.machine.handlers.moving import MoveHandlers
 from qq.machine.handlers.operating import OperatorHandlers
 from qq.machine.handlers.publishing import PublishHandlers
+from qq.machine.handlers.reading import Reads
 from qq.machine.handlers.registry import HANDLERS, bound_handlers, check_handlers
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import decode_commands, keep, message_sizes
@@ -32,7 +34,7 @@ from qq.machine.snapshot.state import FrozenMachine, MalformedDump, freeze, read
 from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from qq.machine.catalog.catalog import Catalog
     from qq.machine.catalog.vhost import VirtualHost
@@ -48,16 +50,20 @@ check_handlers(*_IN_APPLY)
 _COSTS = _IN_APPLY | {command: handler.cost for command, handler in HANDLERS.items()}
 
 
+ROOMS_MAX = 500
+"""Stuck dead letters that a target is tried with at once."""
+
+
 class PendingDeadLetters(NamedTuple):
-    """The first messages of a queue that await dead-lettering, for the leader that moves them."""
+    """Messages of a queue that await dead-lettering, for the leader that moves them."""
 
     vhost: str
     queue: str
     number: int
     """The queue's number."""
-    first: int
-    """The number of the first of these messages, counted over all messages that have ever died in this queue."""
-    ranges: list[Range]
+    parts: list[tuple[int, Range]]
+    """The messages, and the number of the first of each range, counted over all messages that ever died in the
+    queue."""
     needs_content: bool
     """Whether `DeadLetter` must carry headers and properties, because the dead-letter exchange looks into messages."""
 
@@ -67,6 +73,7 @@ class QueueMachine:
 
     versions = VERSIONS
     outages_since = 9
+    reads_since = 11
     losses_since = 11
 
     def __init__(self, content_of: ContentOf = no_content) -> None:
@@ -96,6 +103,8 @@ class QueueMachine:
         """Estimates of the cost of commands, for building batches. `adopt` makes a new object."""
         self.claims = Claims(core)
         """The claims of nodes that may have died. `adopt` makes a new object."""
+        self.reads = Reads(core)
+        """Answers of commands that change nothing. `adopt` makes a new object."""
         self._handlers: dict[type[c.Command], Callable[[Any], None]] = bound_handlers(
             parts, is_answered=False
         )
@@ -328,10 +337,39 @@ class QueueMachine:
         start = start % len(queues) if queues else 0
         for queue in queues[start:] + queues[:start]:
             if not queue.retry_ms:
-                first = [dead.range for dead, _ in zip(queue.dead, range(ranges_max), strict=False)]
-                needs_content = self._publishing.needs_content(queue)
-                place = queue.vhost, queue.name, queue.number, queue.first_dead
-                yield PendingDeadLetters(*place, first, needs_content)
+                number, parts = queue.first_dead, list[tuple[int, Range]]()
+                for dead in islice(queue.dead, ranges_max):
+                    parts.append((number, dead.range))
+                    number += dead.range.count
+                yield self._pending(queue, parts)
+
+    def _pending(self, queue: Queue, parts: list[tuple[int, Range]]) -> PendingDeadLetters:
+        place = queue.vhost, queue.name, queue.number
+        return PendingDeadLetters(*place, parts, self._publishing.needs_content(queue))
+
+    @property
+    def queues_with_stuck(self) -> Collection[Queue]:
+        """The queues with dead messages that their targets could not take (`Queue.stuck`)."""
+        return self._core.queues_with_stuck
+
+    def stuck_dead_letters(self, queue: Queue, target: str, first: int, most: int) -> PendingDeadLetters:
+        """Return the messages that wait for a target, from the number `first` on, in at most `most` ranges."""
+        stuck = queue.stuck_messages(target, first, most)
+        return self._pending(queue, [(number, dead.range) for number, dead in stuck])
+
+    def room_for_stuck(self, queue: Queue, target: str) -> int:
+        """Return how many of the first messages that wait for a target it may take now, about."""
+        known = self.vhosts[queue.vhost].queues.get(target)
+        if known is None:
+            return 0  # they have another route since then: see `is_still_stuck`
+        [(_, first)] = queue.stuck_messages(target, 0, 1)
+        sizes = [first.range.part(0, 1).size] * ROOMS_MAX
+        wanted = sum(consumer.room for consumer in islice(known.rotation, ROOMS_MAX))
+        return min(known.room(sizes) + wanted, ROOMS_MAX)
+
+    def is_still_stuck(self, command: c.DeadLetter, target: str) -> bool:
+        """Return whether the first message of the command must still wait for the target."""
+        return self._publishing.is_still_stuck(command, target)
 
     # The whole state
 

@@ -6,10 +6,15 @@ Invariant: the hot path adds to plain integers without Prometheus, whose library
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.runtime.histogram import Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MESSAGE_SIZE_BOUNDS = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000)
 """RabbitMQ's upper bounds of message sizes, in bytes."""
@@ -126,6 +131,28 @@ class DelayMetrics:
     """Durations of catching up by a snapshot, from its offer until it was installed."""
 
 
+@dataclass(slots=True)
+class Transferred:
+    """Octets and calls on the sockets of all clients since this node started, as of the last sample."""
+
+    octets_in: int = 0
+    reads: int = 0
+    octets_out: int = 0
+    writes: int = 0
+
+
+@dataclass(slots=True)
+class ClientTotals:
+    """Totals of this node's clients, as of the last sample."""
+
+    unacknowledged: int = 0
+    unconfirmed: int = 0
+    uncommitted: int = 0
+    """Messages in open transactions; `uncommitted_acks` are the acknowledgements in them."""
+    uncommitted_acks: int = 0
+    traffic: Transferred = field(default_factory=Transferred)
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterTotals:
     """Totals that are equal at every node.
@@ -139,6 +166,17 @@ class ClusterTotals:
     queues_deleted: int
     messages_ready: int
     messages_unacked: int
+
+
+class CertificateEnd(NamedTuple):
+    """When the first certificate in a file ends."""
+
+    protocol: str
+    """The protocol of the port that uses the file, as in `Listener`."""
+    file: str
+    """"cert", or "ca" for the authorities that verify the other side."""
+    ends_s: float
+    """Seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +208,11 @@ class MetricsSnapshot:
     """The id of the cluster, in hexadecimal; empty until it has an id."""
     spans: SpanCounts | None = None
     """None if messages are not traced."""
+    certificates: Sequence[CertificateEnd] = ()
+    """The certificates of this node's ports."""
+    clients: ClientTotals = field(default_factory=ClientTotals)
+    peers: Mapping[str, bool] = field(default_factory=dict)
+    """Name of each other member -> whether it answers."""
 
 
 def infos(snapshot: MetricsSnapshot, endpoint: str) -> dict[str, tuple[str, dict[str, str]]]:

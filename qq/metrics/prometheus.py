@@ -14,14 +14,16 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from qq.metrics.counters import infos
+from qq.metrics.rabbitmq_series import rabbitmq_series
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prometheus_client import Metric
 
     from cluster.runtime.histogram import Histogram
     from qq.metrics.counters import (
+        CertificateEnd,
         ClusterTotals,
         Counters,
         DelayMetrics,
@@ -87,6 +89,9 @@ class _NodeCollector(Collector):
         yield from _dead_letters(snapshot.counters)
         if snapshot.spans is not None:
             yield _spans(snapshot.spans)
+        if snapshot.certificates:
+            yield _certificates(snapshot.certificates)
+        yield from rabbitmq_series(snapshot)
 
 
 def _gauge(name: str, text: str, value: float, labels: dict[str, str] = _NO_LABELS) -> Metric:
@@ -291,3 +296,11 @@ def _dead_letters(counters: Counters) -> Iterator[Metric]:
     yield _counter(
         "global_messages_dead_lettered_confirmed", "Dead-lettered and in a queue", confirmed, labels
     )
+
+
+def _certificates(ends: Sequence[CertificateEnd]) -> Metric:
+    text = "When the first certificate in a file of this node ends, in seconds since unix epoch"
+    family = GaugeMetricFamily("rabbitmq_certificate_not_after_seconds", text, labels=["protocol", "file"])
+    for protocol, file, ends_s in ends:
+        family.add_metric([protocol, file], ends_s)
+    return family

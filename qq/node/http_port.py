@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from qq.http.server import HttpServer
     from qq.management.management import Management
     from qq.metrics.counters import MetricsSnapshot
+    from qq.tls.handshakes import TlsHandshakes
 
 ANSWERING = ("qq.http.app", "qq.metrics.prometheus")
 """The modules that answer requests, which are imported late."""
@@ -48,11 +50,16 @@ class HttpPort:
     """The listening sockets of the HTTP port, and the server that answers on them."""
 
     def __init__(
-        self, listeners: Sequence[socket.socket], limits: HttpLimits, failed: Callable[[BaseException], None]
+        self,
+        listeners: Sequence[socket.socket],
+        limits: HttpLimits,
+        failed: Callable[[BaseException], None],
+        handshakes: TlsHandshakes | None = None,
     ) -> None:
         """`failed` is called with the error that ends the HTTP server."""
         self._listeners = listeners
         self._limits = limits
+        self._handshakes = handshakes
         self._is_time = asyncio.Event()
         self._shown: asyncio.Future[_Served] = asyncio.get_running_loop().create_future()
         self._server: HttpServer | None = None
@@ -66,10 +73,15 @@ class HttpPort:
 
     @classmethod
     async def open(
-        cls, host: str, port: int, limits: HttpLimits, failed: Callable[[BaseException], None]
+        cls,
+        host: str,
+        port: int,
+        limits: HttpLimits,
+        failed: Callable[[BaseException], None],
+        handshakes: TlsHandshakes | None = None,
     ) -> HttpPort:
-        """Listen; raises StartError if the address cannot be used."""
-        return cls(await listen(host, port, limits.keepalive), limits, failed)
+        """Listen; raises StartError if the address cannot be used. Without `handshakes`, HTTP is served without TLS."""
+        return cls(await listen(host, port, limits.keepalive), limits, failed, handshakes)
 
     @property
     def number(self) -> int:
@@ -103,14 +115,19 @@ class HttpPort:
         from qq.http import app  # noqa: PLC0415
         from qq.metrics.prometheus import node_registry  # noqa: PLC0415
 
+        serve = partial(
+            app.serve,
+            listeners=self._listeners,
+            limits=self._limits,
+            door=self._door,
+            handshakes=self._handshakes,
+        )
         if not self._shown.done():
-            self._server = await app.serve(
-                app.reading_app(self._limits), self._listeners, self._limits, self._door
-            )
+            self._server = await serve(app.reading_app(self._limits))
         view, management, metrics = await self._shown
         application = app.build_app(view, management, node_registry(metrics), self._limits)
         if self._server is None:
-            self._server = await app.serve(application, self._listeners, self._limits, self._door)
+            self._server = await serve(application)
         else:
             await self._server.replace(application)
 

@@ -223,7 +223,10 @@ async def start(
     links = _make_links(config, files, machine)
     closing.push_async_callback(links.stop)
     http_limits = parts.http_limits(config, shares.http)
-    http = await HttpPort.open(config.http_host, config.address.http_port, http_limits, failure.come)
+    handshakes = parts.http_handshakes(config, files.http_tls)
+    http = await HttpPort.open(
+        config.http_host, config.address.http_port, http_limits, failure.come, handshakes
+    )
     closing.push_async_callback(http.close)
 
     with _start_errors(config.data_dir):

@@ -73,7 +73,7 @@ class NodeMetrics:
             ),
             delays=DelayMetrics(
                 group.apply_times,
-                group.beat_delays,
+                group.heartbeat_delays,
                 self._own.write_times,
                 self._broker.submissions.commit_times,
                 self._broker.submissions.queueing_times,
@@ -88,5 +88,8 @@ class NodeMetrics:
             dropped=self._broker.dropped,
             totals=self._management.statistics.totals if engine.is_leader else None,
             cluster_id=group.configurations.newest.cluster.hex(),
+            certificates=list(self._management.doctor.certificate_ends()),
+            clients=self._management.clients.totals,
+            peers={name: group.members.hears(name) for name in group.members.peers},
             spans=None if self._tracer is None else self._tracer.counts,
         )

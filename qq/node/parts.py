@@ -16,13 +16,16 @@ from qq.config import ConfigError
 from qq.errors import StartError
 from qq.http.base.listener import HttpLimits
 from qq.management.reports.nodes import CertificateFiles, Listener
+from qq.tls.handshakes import TlsHandshakes
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
+    from ssl import SSLContext
 
     from qq.config import NodeAddress, NodeConfig, Seed
     from qq.oauth2.code_flow import CodeFlow
     from qq.oauth2.verifier import Verifier
+    from qq.tls.reloadable import Reloadable
     from qq.tracing.tracer import OpenTelemetryTracer
 
 
@@ -86,6 +89,13 @@ def http_limits(config: NodeConfig, connections: int) -> HttpLimits:
     )
 
 
+def http_handshakes(config: NodeConfig, contexts: Reloadable[SSLContext] | None) -> TlsHandshakes | None:
+    """Return the TLS handshakes of the HTTP port, or None for plain HTTP."""
+    if contexts is None:
+        return None
+    return TlsHandshakes(lambda: contexts.current, config.limits.tls_handshake_timeout_s)
+
+
 def addresses(nodes: Iterable[NodeAddress]) -> dict[str, PeerAddress]:
     """Return the peer addresses of nodes by name. Raises ConfigError for a host that no resolver could look up."""
     for node in nodes:
@@ -111,7 +121,7 @@ def _check_host(what: str, host: str) -> None:
 
 def certificates(config: NodeConfig) -> list[CertificateFiles]:
     """Return the certificates that the management API shows with their expiry."""
-    shown = (("amqp/ssl", config.tls), ("clustering/ssl", config.peer_tls))
+    shown = (("amqp/ssl", config.tls), ("https", config.http_tls), ("clustering/ssl", config.peer_tls))
     return [
         CertificateFiles(protocol, str(files.cert), None if files.ca is None else str(files.ca))
         for protocol, files in shown
@@ -121,10 +131,10 @@ def certificates(config: NodeConfig) -> list[CertificateFiles]:
 
 def open_ports(config: NodeConfig, http_port: int, *, is_serving: bool) -> list[Listener]:
     """Return the open ports; those for AMQP clients only if `is_serving`."""
-    peer_tls = config.peer_tls is not None
+    peer_tls, http_tls = config.peer_tls is not None, config.http_tls is not None
     clustering = "clustering/ssl" if peer_tls else "clustering"
     ports = [
-        Listener("http", config.http_host, http_port),
+        Listener("https" if http_tls else "http", config.http_host, http_port, http_tls),
         Listener(clustering, config.peer_host, config.address.peer_port, peer_tls),
     ]
     if is_serving:

@@ -23,6 +23,7 @@ class RereadFiles:
 
     def __init__(self, config: NodeConfig) -> None:
         self.client_tls = contexts.for_clients(config.tls) if config.tls else None
+        self.http_tls = contexts.for_clients(config.http_tls) if config.http_tls else None
         self.peer_tls = contexts.for_peers(config.peer_tls) if config.peer_tls else None
         file = config.secret_file
         self._secrets = Reloadable([file], partial(read_secrets, file)) if file else None
@@ -36,8 +37,8 @@ class RereadFiles:
         """Read changed files and pass their contents on to the links, until cancelled."""
         while True:
             await asyncio.sleep(FILES_CHECK_INTERVAL_S)
-            if self.client_tls is not None:
-                self.client_tls.reload()
+            for each in filter(None, (self.client_tls, self.http_tls)):
+                each.reload()
             if self.peer_tls is not None and self.peer_tls.reload():
                 links.renew_tls(self.peer_tls.current)
             if self._secrets is not None and self._secrets.reload():

@@ -19,6 +19,7 @@ from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.commands import DeadLetter
 from qq.sessions.entries import MessagesGone
 from qq.sessions.lanes import Lane
+from qq.sessions.stuck_dead_letters import StuckDeadLetters
 from qq.stored.content import content_of
 from qq.stored.layout import FLAGS_AT, frame_stop
 from qq.stored.properties import NO_PRIORITY, kept_when_dead
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Runtime
     from qq.machine.machine import PendingDeadLetters, QueueMachine
     from qq.machine.protocol.commands import Table
+    from qq.machine.queue.queue import Queue
     from qq.ranges import Range
     from qq.sessions.entries import Entries, Messages
     from qq.sessions.submissions import Submissions
@@ -47,6 +49,9 @@ STEPS_MAX = 10_000
 """Cost of a step's commands, in steps of machine/handlers/cost_estimate.py, at which no more commands are made."""
 RETRY_S = 1.0
 """Seconds before a step without effect is repeated."""
+STUCK_S = 0.1
+"""Seconds between two looks at the dead letters that no queue took. The next look comes at once if some of them
+went."""
 
 
 _PLACE = 1 + DeadLetter._fields.index("count")
@@ -72,17 +77,26 @@ class DeadLetters:
         """Pending reads and submissions of the current step."""
         self._last_places: set[tuple[object, ...]] = set()
         """The messages of the last step: the first fields (_PLACE) of its commands."""
+        self._stuck = StuckDeadLetters(machine)
+        self._is_timer_set = False
+        self._looks_at_stuck = False
+        """Whether the next step has stuck dead letters, too."""
+        self._tried: list[tuple[Queue, str, int]] = []
+        """The stuck messages of the current step: queue, target, and number of the first of each command."""
 
     def set_leading(self, leads: bool) -> None:
         """Start moving dead-lettered messages if this node is the leader now; otherwise stop."""
         self._leads = leads
         self._last_places = set()
+        self._stuck.forget()
         self.submit_step()
 
     def submit_step(self) -> None:
         """Submit the next step for all queues, unless a step is under way."""
         if self._outstanding or not self._leads:
             return
+        self._set_timer()
+        stuck = self._stuck_commands() if self._looks_at_stuck else []
         step, left, steps, start = list[DeadLetter](), MESSAGES_MAX, 0, self._first
         for pending in self._machine.pending_dead_letters(RANGES_MAX, self._first):
             for command in self._commands(pending, left):
@@ -101,6 +115,7 @@ class DeadLetters:
                 break
         places: set[tuple[object, ...]] = {command[:_PLACE] for command in step}
         last, self._last_places = self._last_places, places
+        step += stuck
         if not step:
             return
         self._outstanding += 1
@@ -119,18 +134,56 @@ class DeadLetters:
 
     def _end_wait(self) -> None:
         self._outstanding -= 1
+        if not self._outstanding and self._tried:
+            tried, self._tried = self._tried, []
+            # Those that did not move might fail again, and again at once.
+            self._looks_at_stuck |= any(
+                target not in queue.stuck or number not in queue.stuck[target]
+                for queue, target, number in tried
+            )
         self.submit_step()
+
+    def _set_timer(self) -> None:
+        if self._machine.queues_with_stuck and not self._is_timer_set:
+            self._is_timer_set = True
+            self._runtime.call_later(STUCK_S, self._look_at_stuck)
+
+    def _look_at_stuck(self) -> None:
+        self._is_timer_set, self._looks_at_stuck = False, True
+        self.submit_step()
+
+    def _stuck_commands(self) -> list[DeadLetter]:
+        """Return commands for stuck dead letters that their targets may take now."""
+        self._looks_at_stuck = False
+        commands: list[DeadLetter] = []
+        steps = 0
+        for queue, target, pending, count_max, is_certain in self._stuck.candidates():
+            for command in self._commands(pending, count_max):
+                if not is_certain:
+                    self._stuck.examined(queue, command)
+                steps += self._submissions.cost_of(command)
+                if is_certain or not self._machine.is_still_stuck(command, target):
+                    commands.append(command)
+                    self._tried.append((queue, target, command.first))
+                if steps >= STEPS_MAX:
+                    return commands
+            if self._outstanding:  # the next messages must be read first
+                self._looks_at_stuck = True
+                return commands
+        return commands
 
     def _commands(self, pending: PendingDeadLetters, messages_max: int) -> Iterator[DeadLetter]:
         if pending.needs_content:
             messages_max = min(messages_max, CONTENT_MESSAGES_MAX)
         place = pending.vhost, pending.queue, pending.number
-        first, end, size = pending.first, pending.first + messages_max, 0
-        for position, part in enumerate(pending.ranges):
-            if first == end:
+        left, size = messages_max, 0
+        ranges = [part for _, part in pending.parts]
+        for position, (first, part) in enumerate(pending.parts):
+            if not left:
                 return
-            messages = part.part(0, min(part.count, end - first))
-            stored = self._stored(messages, pending.ranges, position)
+            messages = part.part(0, min(part.count, left))
+            left -= messages.count
+            stored = self._stored(messages, ranges, position)
             if stored is None:
                 return
             unknown = DeadLetter(*place, 0, 0, "", "", [], [], "", NO_PRIORITY, True, {}, {})

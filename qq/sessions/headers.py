@@ -35,27 +35,33 @@ def delivered(
     `part` holds the number of earlier deliveries, and `history` the dead-letter history or None. `count_contract` says
     which headers of the queue count deliveries.
     """
-    headers = redelivery_headers(part, count_contract=count_contract)
+    headers = redelivery_headers(part, history, count_contract=count_contract)
     if history is None:
         return with_headers(messages, additions=headers) if headers else messages
-    return with_headers(
-        messages,
-        additions=death_headers(history) | headers,
-        # A dead-letter routing key replaces all other keys, so the header CC, which listed them, is removed, too.
-        removals=("CC",) if history.cc_removed else (),
-        drop_expiration=True,
-    )
+    return with_headers(messages, additions=death_headers(history) | headers, drop_expiration=True)
 
 
-def redelivery_headers(part: Range, *, count_contract: CountContract | None) -> dict[str, HeaderValue]:
+def is_redelivered(part: Range, history: History | None, count_contract: CountContract | None) -> bool:
+    """Return the flag `redelivered` of a delivery.
+
+    At a quorum queue as of RabbitMQ 4.0 it includes failed deliveries in the quorum queues in which the message died.
+    """
+    return part.deliveries > 0 or (history is not None and history.failures > 0 and count_contract == "4.0")
+
+
+def redelivery_headers(
+    part: Range, history: History | None, *, count_contract: CountContract | None
+) -> dict[str, HeaderValue]:
     """Return the headers with the number of earlier deliveries: an empty dict for a first delivery.
 
     A classic queue, whose `count_contract` is None, adds none: some clients cannot read 64-bit integers in headers.
     """
-    if not part.deliveries or count_contract is None:
+    if count_contract is None or not is_redelivered(part, history, count_contract):
         return {}
     if count_contract == "4.0":
-        return {"x-delivery-count": part.deliveries}
+        # RabbitMQ 4.0 counts the returns in this queue as soon as there are any.
+        count = part.deliveries or (0 if history is None else history.failures)
+        return {"x-delivery-count": count}
     headers: dict[str, HeaderValue] = {"x-acquired-count": part.deliveries}
     if part.failures:
         headers["x-delivery-count"] = part.failures

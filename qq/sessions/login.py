@@ -371,7 +371,7 @@ class Logins:
         unsure, self._unsure = self._unsure, {}
         self._is_rechecking = bool(unsure)
         if unsure:
-            self._submissions.read_barrier(partial(self._rechecked, unsure), self._lane)
+            self._submissions.read(partial(self._rechecked, unsure), self._lane)
 
     def _rechecked(self, unsure: Collection[Attempt]) -> None:
         self._runtime.call_later(BARRIER_INTERVAL_S, self._recheck_unsure)

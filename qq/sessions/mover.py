@@ -23,7 +23,7 @@ from qq.machine.queue.moves import MovePiece
 from qq.sessions.access import Access, AccessRefused
 from qq.sessions.entries import MessagesGone
 from qq.sessions.lanes import Lane
-from qq.stored.content import content_of
+from qq.sessions.message_filter import filter_of
 from qq.stored.properties import kept_when_moved
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from qq.machine.queue.queue import Queue
     from qq.ranges import Range
     from qq.sessions.entries import Entries
+    from qq.sessions.message_filter import MessageFilter
     from qq.sessions.submissions import Submissions
 
 log = logging.getLogger(__name__)
@@ -246,16 +247,16 @@ class Mover:
     ) -> _Step | None:
         pieces: list[MovePiece] = []
         examined = matched = size = 0
-        key = found[0][0]
+        key, wanted = found[0][0], filter_of(move)
         for number, (first, messages) in enumerate(found):
             history = source.histories.get(messages.history)
             key = first
-            if not _applies_to(move, access, history):
+            if not _applies_to(move, wanted, access, history):
                 examined += messages.count
                 key += messages.count
                 continue
             part = messages.part(0, _fitting(messages, STEP_BYTES - size))
-            stored = self._stored(part)
+            stored = self._stored(part, wanted)
             if stored is None:
                 if examined:
                     break
@@ -263,7 +264,7 @@ class Mover:
                 self._load(move, list(ahead))
                 return None
             for message in stored:
-                if message is not None and _has_headers(message, move.headers):
+                if message is not None and wanted.takes_message(message):
                     _add_message(pieces, key, examined, *kept_when_moved(message))
                     matched += 1
                 examined += 1
@@ -275,13 +276,14 @@ class Mover:
                 break
         return _Step(pieces, examined, place, key)
 
-    def _stored(self, part: Range) -> Sequence[bytes | None] | None:
-        """Return the messages of a range, of large messages only the headers; None if they must be read first.
+    def _stored(self, part: Range, wanted: MessageFilter) -> Sequence[bytes | None] | None:
+        """Return the messages of a range; None if they must be read first.
 
-        A message that cannot be read is None in the list.
+        A message that cannot be read is None in the list. Of large messages only the headers are returned, unless the
+        filter searches for a text.
         """
         try:
-            groups = self._entries.messages(part, only_beginnings=True)
+            groups = self._entries.messages(part, only_beginnings=not wanted.text)
         except MessagesGone:
             # The state still refers to these messages, so this is a bug of qq. They stay in their queue.
             log.exception("messages of entry %d cannot be read, and are not moved", part.index)
@@ -311,15 +313,12 @@ def _check(access: Access, move: MoveState) -> None:
         access.check("write", "queue", move.destination)
 
 
-def _applies_to(move: MoveState, access: Access, history: History | None) -> bool:
+def _applies_to(move: MoveState, wanted: MessageFilter, access: Access, history: History | None) -> bool:
     """Return whether a move may apply to messages with this history, judged by the history alone."""
-    if history is None:
-        return bool(move.destination) and not (move.reason or move.from_queue)
-    reason, queue, _ = history.last
-    if (move.reason and reason != move.reason) or (move.from_queue and queue != move.from_queue):
+    if not wanted.takes_history(history):
         return False
-    if move.destination:
-        return True
+    if move.destination or history is None:
+        return bool(move.destination)
     try:
         access.check("write", "queue", history.first[1])
     except AccessRefused:
@@ -330,19 +329,6 @@ def _applies_to(move: MoveState, access: Access, history: History | None) -> boo
 def _fitting(messages: Range, octets: int) -> int:
     """Return how many of equally large messages fit into `octets`, at least 1."""
     return max(1, min(messages.count, octets * messages.count // max(messages.size, 1)))
-
-
-def _has_headers(message: bytes, headers: Mapping[str, object]) -> bool:
-    """Return whether a message has these headers, with these values."""
-    if not headers:
-        return True
-    found = content_of(message, 0).headers
-    return all(name in found and _is_equal(found[name], value) for name, value in headers.items())
-
-
-def _is_equal(found: object, wanted: object) -> bool:
-    """Return whether two values are equal, and not merely equal for Python as True and 1 are."""
-    return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
 def _add_message(pieces: list[MovePiece], key: int, examined: int, priority: int, ttl_ms: int) -> None:

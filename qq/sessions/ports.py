@@ -6,11 +6,11 @@ A protocol calls the `Broker` for each client in this order:
     logins.attempt          checks the credentials; the log never sees a client that fails here
     connect                 asks the log to admit the connection to its virtual host; then `admitted` or `not_admitted`
     session_opened          for each session, also directly after `connect`; the only answer is `failed`, if it fails
-    submissions             requests of the sessions: add, publish, settle, credit, commit
+    submissions             requests of the sessions: add, publish, settle, credit, commit, read
     session_ended           also after `failed`; the connection may then begin another session
     connection_closed       the socket is closed; all sessions must have ended before
 
-Before each request, the protocol must ask `Access`. It repeats a refused check behind `submissions.read_barrier`, with
+Before each request, the protocol must ask `Access`. It repeats a refused check behind `submissions.read`, with
 `Access.certain`, because this node may be behind. All requests are counted (`Connection.count_uncommitted`). A
 connection with more than `Broker.uncommitted_bytes_max` octets, or half of that while `Broker.is_full`, must stop
 reading from its client and call `Broker.waits_for_room`.
@@ -72,6 +72,18 @@ class Log(MessageStore, Protocol):
 
         The sequence number is reported when the batch is applied. `weight` is the estimated time of applying it, in
         milliseconds of each node.
+        """
+        ...
+
+    @property
+    def can_read(self) -> bool:
+        """Whether `read` would probably succeed now. If not, an entry must be used instead."""
+        ...
+
+    def read(self, done: Callable[[], None], failed: Callable[[], None]) -> None:
+        """Call `done` when this node has applied all entries committed before this call; no entry is needed.
+
+        Call `failed` instead if the leader gives no answer.
         """
         ...
 

@@ -1,8 +1,9 @@
-"""Speed of a real three-node cluster, as a Markdown table: `make bench`.
+"""Measure the speed of a real three-node cluster, as a Markdown table: `make bench`.
 
 Starts `qq up` on free ports in a temporary directory, drives it with `amqpload.c` (a load generator that costs little
-CPU; compiled on first use) and prints medians. With `--rival HOST:PORT,...` every scenario also runs against another
-broker's cluster right after ours, and the ratio is printed: on a noisy machine only the ratio of one run means much.
+CPU; compiled on first use) and prints medians. With `--rival HOST:PORT,...` every scenario also runs against the
+cluster of a different broker right after ours, and the ratio is printed: on a noisy machine only the ratio within a
+run means much.
 
     python tests/benchmarks/bench.py [--only REGEX] [--seconds 5] [--repeat 3] [--rival 127.0.0.1:5671,...]
 """
@@ -34,7 +35,7 @@ LOAD_TIMEOUT_S = 2 * 3600
 
 
 class Scenario(NamedTuple):
-    """One row: where the clients connect (positions in the list of endpoints, leader first) and amqpload's options."""
+    """A row: where the clients connect (positions in the list of endpoints, leader first) and amqpload's options."""
 
     name: str
     options: list[str]
@@ -143,7 +144,7 @@ def load(at: list[str], *options: str, consumers_at: list[str] | None = None) ->
 
 
 def run(scenario: Scenario, at: list[str]) -> dict[str, Any]:
-    """One measurement on a fresh queue."""
+    """Run a scenario once on a fresh queue, and return its figures."""
     queue = ["-q", "bench", "--queues", str(scenario.queues)]
     publishers = [at[position % len(at)] for position in scenario.publishers_at]
     consumers = [at[position % len(at)] for position in scenario.consumers_at]
@@ -161,7 +162,7 @@ def run(scenario: Scenario, at: list[str]) -> dict[str, Any]:
 
 
 class Figures(NamedTuple):
-    """Medians of the good runs of one scenario."""
+    """Medians of the good runs of a scenario."""
 
     rate: float
     confirm_p50_ms: float

@@ -1,11 +1,11 @@
-"""Where the time of one message goes that comes alone: a part of `make bench`.
+"""Divide the confirm time of a message that comes alone into its steps: a part of `make bench`.
 
-A client publishes one message of 12 bytes after the other, each as soon as the one before is confirmed. First through
-nodes as they are: how long a confirm takes, and what a message costs each node in CPU time and context switches. Then
-through nodes that note when they do what (nodes/noting.py): the microseconds from the client's write to each step, as
-the median over all messages. The clocks of all processes on a machine are one.
+A client publishes messages of 12 bytes one by one, each after the confirm of its predecessor. The first run measures
+the time of a confirm, and the CPU time and context switches of each node per message. In the second run the nodes
+record their steps (nodes/noting.py): the table has the median microseconds from the client's write to each step. All
+processes of a machine share a clock.
 
-Before that, what nobody can do without on this machine: the floor (floor.c), which is the hops and the sync alone.
+The floor (floor.c) comes first: the network hops and the sync alone, below which no confirm on this machine can be.
 
     python tests/benchmarks/budget.py [--messages 3000] [--follower] [--program DIRECTORY]
 """
@@ -43,12 +43,12 @@ WARM_UP = 500
 STEP_SHARE_MIN = 0.5
 """A step that fewer of the messages have is not shown."""
 LATER_THAN_CONFIRM_US = 3000
-"""So long after a message was sent, what nodes do counts as done for it, unless the next one was sent before."""
+"""Microseconds after a publish in which steps of nodes count for its message, unless the next publish comes earlier."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Cost(NamedTuple):
-    """What a process has used so far."""
+    """CPU time and context switches of a process since its start."""
 
     user_s: float
     system_s: float
@@ -81,7 +81,7 @@ class Sent(NamedTuple):
 
 
 def publish(node: ClusterNode, count: int) -> list[Sent]:
-    """Publish messages one by one. What is timed is a bare socket, so that the client costs next to nothing."""
+    """Publish messages one by one. A bare socket is timed, so that the client costs next to nothing."""
     parameters = pika.URLParameters(node.url)
     with pika.BlockingConnection(parameters) as connection:
         channel = connection.channel()
@@ -94,7 +94,7 @@ def publish(node: ClusterNode, count: int) -> list[Sent]:
 
 
 class Publisher:
-    """One connection in confirm mode."""
+    """A connection in confirm mode."""
 
     def __init__(self, node: ClusterNode) -> None:
         self._socket = socket.create_connection(("127.0.0.1", node.amqp_port))
@@ -145,7 +145,7 @@ def placed(nodes: LocalCluster, *, follower: bool) -> tuple[ClusterNode, list[Cl
 
 
 def floor(directory: Path, _program: Path, count: int, *, follower: bool) -> None:
-    """What the hops and the sync take; through a follower there is a hop more each way, which is not in it."""
+    """Print the time of the hops and the sync. A further hop each way through a follower is not included."""
     command = [compiled("floor"), str(directory), str(count)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     (synced, synced_p99), (bare, bare_p99) = (line.split() for line in lines)

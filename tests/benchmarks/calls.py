@@ -1,10 +1,10 @@
-"""What a message that comes alone costs all nodes together, in function calls: a part of `make bench`.
+"""Count the function calls of all nodes for a message that comes alone: a part of `make bench`.
 
-A client publishes one message of 12 bytes after the other, each as soon as the one before is confirmed. The nodes are
-those of the simulation, with the same seed each time, and nothing goes wrong. So what is counted does not depend on the
-machine, or on what else it does: two versions of the program can be compared by one run of each.
+A client publishes messages of 12 bytes one by one, each after the confirm of its predecessor. The nodes are simulated
+without faults, with the same seed each time. So the counts do not depend on the machine or its load: a single run of
+each suffices to compare two versions of the program.
 
-A call takes some 50 to 150 ns, and more on a machine whose caches are shared. System calls are not in it, since the
+A call takes some 50 to 150 ns, and more on a machine whose caches are shared. System calls are not counted, since the
 simulation makes none; budget.py has the times.
 
     python tests/benchmarks/calls.py [--messages 200] [--follower] [--consume] [--functions 40]
@@ -62,7 +62,7 @@ PACKAGES = {
 
 
 class LoneClient(ClientSide):
-    """Publishes with a window of one."""
+    """Publishes with a window of a single message."""
 
     def __init__(self) -> None:
         self.socket: ClientSocket
@@ -115,11 +115,11 @@ class LoneClient(ClientSide):
 
 
 class Run(Scene):
-    """Three nodes and one client."""
+    """Three nodes and a client."""
 
     def __init__(self) -> None:
         super().__init__(SEED, OPTIONS)
-        # Nobody looks on: what is called for that would be counted.
+        # Without checks, because their calls would be counted.
         for step in ("observe", "applied", "confirmed"):
             setattr(self.checks, step, lambda *_: None)
         self.checks.happened_first = lambda *_: False
@@ -128,7 +128,7 @@ class Run(Scene):
         self.cluster.events.extend([submitters, self.brokers])
         self.client = LoneClient()
 
-    def _count_files(self) -> None:
+    def _check_files(self) -> None:
         pass
 
     def connect(self, *, to_leader: bool) -> None:
@@ -150,7 +150,7 @@ class Run(Scene):
 
 
 def counted(profile: cProfile.Profile) -> Counter[tuple[str, str]]:
-    """The calls of functions of the production code, and of built-in ones by it, by place and name."""
+    """Return the calls of production functions, and of built-in functions by them, by place and name."""
     calls = Counter[tuple[str, str]]()
     stats: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     for (file, line, name), (_, count, _, _, callers) in stats.items():

@@ -1,4 +1,4 @@
-"""How many rows of a history the checker judges in a second: a part of `make bench`.
+"""Measure the rows of a history that the checker judges in a second: a part of `make bench`.
 
 Writes a history in which every promise was kept, as JSON Lines, and judges it as `python -m chaos check` does, the
 start of Spark included. Prints a Markdown table.

@@ -1,12 +1,12 @@
-"""What many connections cost, and how fast queues are declared: a part of `make bench`.
+"""Measure the cost of many connections, and the speed of queue declarations: a part of `make bench`.
 
-1. Idle connections to one node: how fast they are accepted, up to connection.open-ok, and the node's memory for each.
-2. Connections that publish slowly on ten channels each, with confirms: how long the node takes to answer something that
-   needs no log (channel.flow, on a channel that does nothing else). It stands in for heartbeats, which AMQP has nobody
-   answer: the node sends its own by a timer, and is as late with those as with this answer.
-3. Quorum queues declared one after the other on one connection.
+1. Idle connections to a node: their rate of acceptance, up to connection.open-ok, and the node's memory for each. 2.
+Connections that publish slowly on ten channels each, with confirms: the answer time of a request that needs no log
+(channel.flow, on an otherwise unused channel). It stands in for heartbeats, which AMQP does not answer: the node
+sends its own by a timer, and is as late with them as with this answer. 3. Quorum queues declared one after the other
+on a connection.
 
-Prints a Markdown table with what is aimed at, and fails if an aim is missed.
+Prints a Markdown table with the aims, and fails if an aim is missed.
 
     python tests/benchmarks/connections.py [--idle 10000] [--publishing 1000] [--queues 1000]
 """
@@ -44,15 +44,15 @@ QUEUE = "slow"
 KIB = 2**10
 
 ANSWER_P99_MS = 100.0
-"""Clients that wait for a sign of life, or for an answer that needs no log, notice nothing of a tenth of a second."""
+"""Aim: a tenth of a second is not noticed by clients that wait for a heartbeat or for an answer that needs no log."""
 RABBITMQ_MS = {"declared": 43.0, "deleted": 25.0}
 RABBITMQ_S = {"declared": 47.1, "deleted": 29.5}
-"""Median of each call, and all of 1000: RabbitMQ 4.0.5, three nodes and the client on two cores, one run."""
+"""Median of each call, and all of 1000: RabbitMQ 4.0.5, three nodes and the client on two cores, a single run."""
 RABBITMQ_QUEUES = 1000
 
 
 class Row(NamedTuple):
-    """What was measured and, perhaps, aimed at."""
+    """Figures, and the aim if there is any."""
 
     name: str
     figures: str
@@ -65,7 +65,7 @@ class Row(NamedTuple):
 
 
 class Client(asyncio.Protocol):
-    """A connection that keeps of what comes only whether it came."""
+    """A connection that records only the arrival of frames."""
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -137,7 +137,7 @@ async def connected(port: int, count: int) -> list[Client]:
 
 
 async def measure_idle(node: ClusterNode, port: int, count: int) -> list[Row]:
-    # What the first connections cost the process once, is not theirs.
+    # The first connections have costs that later connections do not have.
     for client in await connected(port, min(count, OPENING)):
         client.close()
     await asyncio.sleep(1)
@@ -224,7 +224,7 @@ def beside_rabbitmq(verb: str, count: int, seconds: float, p50_ms: float) -> Row
 
 
 def allow_files() -> None:
-    """Let this process, and the nodes that it starts, have as many open files as it may: each connection is one."""
+    """Raise the limit of open files of this process and the nodes that it starts to the hard limit."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 

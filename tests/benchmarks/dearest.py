@@ -1,8 +1,9 @@
-"""What the dearest legal entries cost: a part of `make bench` (ARCHITECTURE, law 3).
+"""Measure the processor time of the most expensive legal entries: a part of `make bench` (ARCHITECTURE, law 3).
 
-Builds each situation that is dear to a state machine at its limits, applies the largest entry to it that a leader
-would compose (`Costs`, `GroupConfig.entry_weight_max`) and takes the processor time of that, as every node spends it.
-Prints a Markdown table, and ends with status 1 if an entry takes more than is aimed at. Nothing is replicated or sent.
+Builds each expensive situation of a state machine at its limits, and applies the largest entry that a leader would
+compose for it (`Costs`, `GroupConfig.entry_weight_max`). Takes the processor time that every node spends on the
+entry. Prints a Markdown table, and ends with status 1 if an entry takes more than its aim. Entries are neither
+replicated nor sent.
 
     python tests/benchmarks/dearest.py [--only topic] [--repeat 3]
 """
@@ -72,7 +73,7 @@ Work = tuple[Sequence[Command], Sequence[bytes]]
 
 
 class Situation(NamedTuple):
-    """A machine in which something is dear, and entries that ask for it, each as large as it may be."""
+    """A machine at a limit, and the largest entries whose commands are expensive there."""
 
     machine: QueueMachine
     entries: Iterator[Work]
@@ -84,7 +85,7 @@ class World:
     def __init__(self) -> None:
         self.machine = QueueMachine(content_of)
         self.index = 0
-        # What many bindings of an exchange cost does not depend on how many queues they lead to.
+        # The cost of an exchange's bindings does not depend on the number of their queues.
         self.do([SetVhostLimits("/", {MAX_BINDINGS_PER_QUEUE: NONE})])
 
     def do(self, commands: Sequence[Command], messages: Sequence[bytes] = ()) -> None:
@@ -119,7 +120,7 @@ def apply(machine: QueueMachine, commands: Sequence[Command], messages: Sequence
 
 
 def filled(machine: QueueMachine, works: Iterator[tuple[Command, list[bytes]]]) -> Iterator[Work]:
-    """Entries of as many commands as a leader would put into one."""
+    """Return entries with as many commands as a leader would put into each."""
     limit = GroupConfig("n1", {}, "c").entry_weight_max * WEIGHT_STEPS
     commands: list[Command] = []
     messages: list[bytes] = []

@@ -1,15 +1,16 @@
-"""How long clients wait when the leader of a real cluster dies, and that a busy one stays: a part of `make bench`.
+"""Measure how long clients wait when the leader of a real cluster dies, and that a busy leader stays: a part of `make
+bench`.
 
-1. The leader is killed; or frozen, so that its sockets stay open; or its network is half open: what it says to the
-   others and to clients, and they to it, is lost, and no connection ends.
-2. Nothing befalls the leader, but busy loops take the processors from all nodes. It has to stay the leader.
+1. The leader is killed; or frozen, so that its sockets stay open; or its network is half open: all that it sends and
+receives is lost, and no connection ends. 2. Busy loops take the processors from all healthy nodes. The leader must
+stay.
 
-Beside the first part a publisher works at each of the followers, at a steady rate: the longest time in which one of
-them had messages under way and got no confirm is the silence of that death. Prints Markdown tables with what is aimed
-at, and fails if an aim is missed.
+In the first part a publisher at each follower works at a steady rate: the longest time in which a publisher had
+messages in flight and got no confirm is the silence of that death. Prints Markdown tables with the aims, and fails if
+an aim is missed.
 
-It needs no privileges. Links that lose everything are those of `chaos/live`: through Toxiproxy, which is built if it is
-not there, with Go.
+It needs no privileges. The lossy links are those of `chaos/live`: through Toxiproxy, which is built with Go if it is
+missing.
 
     python tests/benchmarks/failover.py [--repeat 5] [--busy 60]
 """
@@ -41,8 +42,7 @@ QUEUE = "failover"
 KILLED_MS_MAX = 300.0
 """Aim: a process that is gone closes its sockets, which its peers see at once."""
 SILENT_MS_MAX = 700.0
-"""Aim: one that only falls silent is missed after five heartbeats of a tenth of a second, and then there is an
-election."""
+"""Aim: a silent process is suspected after five heartbeats of a tenth of a second, and an election follows."""
 RATE = 500
 """Messages a second over all publishers."""
 AROUND_S = 2.0
@@ -59,11 +59,11 @@ class Watched(NamedTuple):
     silent_ms: float
     """Around the death of the leader."""
     rest_ms: float
-    """Right before, while nothing happens."""
+    """Right before the death."""
 
 
 def silence_ms(at: list[str], seconds: float) -> float:
-    """How long publishers at these endpoints, one at each, waited for any confirm, at most."""
+    """Return the longest wait for a confirm among publishers at these endpoints."""
     options = [
         "-q",
         QUEUE,
@@ -98,7 +98,7 @@ def declare(at: str) -> None:
 
 
 def deaths(die: Callable[[ClusterNode], None], repeat: int) -> Iterator[Watched]:
-    """Have one leader after the other die this way, and come back."""
+    """Kill leaders one by one in this way, and start each again."""
     with LocalCluster(3) as cluster:
         declare(endpoint(cluster.urls[0]))
         for _ in range(repeat):
@@ -111,7 +111,7 @@ def deaths(die: Callable[[ClusterNode], None], repeat: int) -> Iterator[Watched]
 
 
 async def half_open(directory: Path, repeat: int) -> list[Watched]:
-    """Cut one leader after the other off, and let it hear the others again; no connection ends at the cut."""
+    """Cut leaders off one by one, and let each receive again; no connection ends at the cut."""
     seen: list[Watched] = []
     loop = asyncio.get_running_loop()
     async with LiveCluster(directory) as cluster:
@@ -180,7 +180,7 @@ def measure_deaths(repeat: int) -> Iterator[bool]:
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Processes that do nothing, as fast as they can."""
+    """Run processes that loop without work."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -192,7 +192,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 @contextmanager
 def few_cores() -> Iterator[int]:
-    """Let this thread, and what it starts, run on `CORES` processors at most; on how many they do."""
+    """Restrict this thread and its children to `CORES` processors at most; return the number in use."""
     allowed = os.sched_getaffinity(0)
     used = sorted(allowed)[:CORES]
     os.sched_setaffinity(0, used)

@@ -1,10 +1,10 @@
-"""How long a light client waits while connections of another user flood its node: a part of `make bench`.
+"""Measure how long a light client waits while connections of a second user flood its node: a part of `make bench`.
 
 Each method of AMQP 0-9-1 that a client may send, and each other frame, is sent as fast as the leader of a real
-three-node cluster reads it. A light client with a user and a virtual host of its own is connected to the same node, and
-waits for each of its answers. Waits count until a second after the flood has hung up. Prints a Markdown table of the
-longest waits, by processor time of the node's main thread and by the clock. Ends with status 1 if a wait takes more
-processor time than WAIT_CPU_S, or if the leader loses its office.
+three-node cluster reads it. A light client with a user and a virtual host of its own is connected to the same node,
+and waits for each of its answers. Waits count until a second after the flood has hung up. Prints a Markdown table of
+the longest waits, by processor time of the node's main thread and by the clock. Ends with status 1 if a wait takes
+more processor time than WAIT_CPU_S, or if the leader loses its office.
 
     python tests/benchmarks/floods.py [--only REGEX] [--connections 1,20,100] [--seconds 1.5]
 """

@@ -1,9 +1,9 @@
-"""What one disk, peer or client that is slow costs everybody else: a part of `make bench`.
+"""Measure the cost of a single slow disk, peer or client for all other clients: a part of `make bench`.
 
-A light client waits for each confirm of a real three-node cluster: first while nothing is wrong, then while something
-is. The cluster is that of chaos runs: disks whose syncs take longer, and Toxiproxy between the nodes, which is on their
-way in both cases. Prints a Markdown table, with what is missed in each row: whoever has nothing to do with what is slow
-waits at most twice as long as without it. Ends with status 1 if any was missed.
+A light client waits for each confirm of a real three-node cluster: first without a fault, then with a fault. The
+cluster is that of chaos runs: disks whose syncs take longer, and Toxiproxy between the nodes, which is on their way
+in both cases. Prints a Markdown table with the missed aims of each row: a client that does not depend on the slow
+part waits at most twice as long as without the fault. Ends with status 1 if an aim was missed.
 
     python tests/benchmarks/hurt.py [--only REGEX] [--seconds 3] [--repeat 3]
 """
@@ -39,14 +39,14 @@ PEER_KB_PER_S = 100
 DEAF = 4
 """How many clients do not read."""
 FACTOR_MAX = 2.0
-"""Aim: with what is slow, the light client waits at most so many times as long."""
+"""Aim: with the slow part, the light client waits at most so many times as long."""
 SETTLE_S = 1.0
-"""The nodes may take so long to find out what is wrong: that a disk is slow, by its first slow write."""
+"""Seconds in which the nodes must detect the fault, for example a slow disk by its first slow write."""
 LIGHT = ["-q", "light", "-w", "1", "-s", "12"]
 FLOOD = ["-q", "flood", "-s", "1024", "-w", "200", "-P", "2", "-C", "2", "--rate", "2000", "both"]
-"""What goes on beside the light client while somebody does not take what comes of it."""
+"""Load beside the light client while a consumer does not read its deliveries."""
 HEAVY = ["-q", "deaf", "-s", "100", "-w", "1000", "-P", str(DEAF), "publish"]
-"""What deaf publishers are compared with: those that read."""
+"""Load of publishers that read their confirms, to compare deaf publishers with."""
 WARM_UP_S = 1.0
 QUEUES = ("light", "flood", "deaf")
 
@@ -66,11 +66,11 @@ class Hurt(NamedTuple):
     through: str
     """The node that the light client is connected to: `leader`, `follower` or `hurt`."""
     inflict: Callable[[LiveCluster, str], AbstractAsyncContextManager[None]]
-    """What is to be wrong, as long as the block lasts; it is given the name of the leader."""
+    """The fault, for the time of the block; its argument is the name of the leader."""
     beside: Sequence[str] = ()
     """A load that is there all the time, if any."""
     instead: Sequence[str] = ()
-    """A load that is there before, in the place of what is wrong, if any."""
+    """Load before the fault, in its place, if any."""
 
 
 def follower_of(cluster: LiveCluster, leader: str) -> str:
@@ -97,7 +97,7 @@ async def slow_peer(cluster: LiveCluster, leader: str) -> AsyncGenerator[None]:
 
 
 class Deaf:
-    """A client that writes as much as is taken, and never reads what it is sent."""
+    """A client that writes as much as the node accepts, and never reads."""
 
     def __init__(self, at: str) -> None:
         host, _, port = at.rpartition(":")

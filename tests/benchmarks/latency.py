@@ -1,8 +1,10 @@
-"""How long one waits for a real three-node cluster, alone, under light load and beside others: a part of `make bench`.
+"""Measure the latency of a real three-node cluster, alone, under light load and beside floods: a part of `make
+bench`.
 
-Each scenario runs on fresh queues, against `qq up` and, with `--rival HOST:PORT,...`, right after that against another
-broker's cluster. What is aimed at is said beside it, as far as it can be judged: some aims are shares of the rival's
-figures, one is a multiple of what the same client waits for when it is alone. The load generator is that of bench.py.
+Each scenario runs on fresh queues, against `qq up` and, with `--rival HOST:PORT,...`, right after that against the
+cluster of a different broker. The aim stands beside each figure that can be judged: some aims are shares of the
+rival's figures, and one is a multiple of the latency of the same client alone. The load generator is that of
+bench.py.
 
     python tests/benchmarks/latency.py [--only REGEX] [--seconds 5] [--repeat 3] [--queues 1000] [--rival ...]
 """
@@ -34,13 +36,13 @@ GETTERS = 20
 DEPTH = 50
 """Gets that are sent ahead of their answers where they are pipelined."""
 MANY = 1000
-"""Connections of which each publishes a message a second."""
+"""Connections that publish a message a second each."""
 CONNECTING_S = 6
-"""How long they may take to connect, and to catch up with what they did not publish meanwhile."""
+"""Seconds for them to connect, and to publish the messages that are late by then."""
 
 
 class Measured(NamedTuple):
-    """Of one run, or the medians of several: what was waited for, in milliseconds, and how much was done a second."""
+    """Figures of a run, or medians of several: latency in milliseconds, and operations a second."""
 
     p50_ms: float
     p99_ms: float
@@ -51,11 +53,11 @@ class Measured(NamedTuple):
 
 
 class Failure(Exception):
-    """A run that shows nothing; its text says why."""
+    """A run without a figure; the text is the reason."""
 
 
 class Scenario(NamedTuple):
-    """What is measured, with which options, and what is aimed at."""
+    """Name, options and aim of a measurement."""
 
     name: str
     measure: Callable[[list[str]], Measured]
@@ -143,7 +145,7 @@ def scenarios(seconds: float, queues: int) -> list[Scenario]:
 
 
 def loaded(options: list[str], endpoints: list[str], *, at: int | None, queues: int = 1) -> Measured:
-    """A load through one node, or spread over all: from publish to delivery if it consumes, else to the confirm."""
+    """Run a load through one node or all: from publish to delivery if it consumes, else to the confirm."""
     through = endpoints if at is None else [endpoints[at % len(endpoints)]]
     with fresh(endpoints, "latency", queues) as queue:
         result = good(load(through, *queue, *options))
@@ -151,7 +153,7 @@ def loaded(options: list[str], endpoints: list[str], *, at: int | None, queues: 
 
 
 def beside(subjects: list[str], options: list[str], endpoints: list[str]) -> Measured:
-    """A load through the leader, while others publish without end to a queue of their own."""
+    """Run a load through the leader while a flood publishes to a queue of its own."""
     with fresh(endpoints, "flood", 1) as queue, flooded(endpoints[:1], [*queue, *subjects]):
         return loaded(options, endpoints, at=0)
 
@@ -178,7 +180,7 @@ def declared(count: int, connections: int, endpoints: list[str]) -> Measured:
 
 @contextmanager
 def fresh(endpoints: list[str], name: str, count: int) -> Iterator[list[str]]:
-    """So many empty queues; the options that name them. More than one are declared round the nodes."""
+    """Provide empty queues, and yield the options that name them. Several queues are declared at all nodes in turn."""
     queue = ["-q", name, "--queues", str(count)]
     round_the_nodes = ["-P", str(min(count, len(endpoints)))]
     good(load(endpoints[:1], *queue, "delete"))

@@ -1,12 +1,12 @@
-"""How long clients wait while members of a real cluster come and go: a part of `make bench`.
+"""Measure how long clients wait while the members of a real cluster change: a part of `make bench`.
 
-1. Three nodes become five and then three others, the leader among those that go.
-2. Each of the three that are left is killed in turn, loses its disk, and is replaced by itself with a new directory.
-3. A new node is added beside a backlog, and has to be sent all of it.
+1. Three nodes become five, and then three of which two are new; the leader is removed too. 2. Each of these three is
+killed in turn, loses its disk, and is replaced by itself with a new directory. 3. A new node is added beside a
+backlog, all of which must be sent to it.
 
-Beside each change of the first two parts a publisher and a consumer work at every node that stays, at a steady rate:
-the longest that one of them waited is the pause of that change. Beside the third, clients publish now and then. Prints
-Markdown tables with what is aimed at, and fails if an aim is missed.
+During each change of the first two parts a publisher and a consumer work at every remaining node, at a steady rate:
+their longest wait is the pause of that change. During the third, clients publish now and then. Prints Markdown tables
+with the aims, and fails if an aim is missed.
 
     python tests/benchmarks/members.py [--repeat 3] [--backlog 10000000]
 """
@@ -33,7 +33,7 @@ QUEUE = "members"
 PAUSE_MS_MAX = 300.0
 """Aim: no client of a node that stays waits longer."""
 P99_SHARE_MAX = 2.0
-"""Aim: beside a catch-up, others' confirms take at most so much longer than before, at the 99th percentile."""
+"""Aim: during a catch-up, confirms of clients take at most so much longer than before, at the 99th percentile."""
 RATE = 500
 """Messages a second over all publishers."""
 AROUND_S = 1.0
@@ -52,13 +52,13 @@ def qq(node: ClusterNode, *arguments: str) -> None:
 
 
 class Watched(NamedTuple):
-    """A change, and what clients of the nodes that stay saw of it."""
+    """A change, and its effect on clients of the remaining nodes."""
 
     took_s: float
     pause_ms: float
     """The longest from a message to its confirm or to its delivery."""
     rest_ms: float
-    """The same in a time in which nothing was changed, right before."""
+    """The same right before, without a change."""
     lost: int
     duplicates: int
 

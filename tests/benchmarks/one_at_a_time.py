@@ -1,8 +1,8 @@
-"""Milliseconds per operation of clients that do one thing at a time: a part of `make bench`.
+"""Measure milliseconds per operation of clients with a single request at a time: a part of `make bench`.
 
-Each pattern runs in turn on `qq up` and, with `--rival HOST:PORT,HOST:PORT,HOST:PORT`, on another broker's cluster.
-Turn k starts at node k, so each node serves the client in its share of the turns. The figure of a pattern is the median
-of its turns. With a rival, a pattern whose ratio to the rival's median is above its bound misses its aim.
+Each pattern runs in turn on `qq up` and, with `--rival HOST:PORT,HOST:PORT,HOST:PORT`, on the cluster of a different
+broker. Turn k starts at node k, so each node serves the client in its share of the turns. The figure of a pattern is
+the median of its turns. With a rival, a pattern whose ratio to the rival's median is above its bound misses its aim.
 
     python tests/benchmarks/one_at_a_time.py [--only REGEX] [--messages 1000] [--turns 3] [--rival ...]
 """
@@ -31,13 +31,13 @@ QUEUE = "one-at-a-time"
 REQUESTS = "one-at-a-time-requests"
 WORKERS = 8
 SLOW_SHARE = 4
-"""Patterns whose operation takes several times as long as a delivery run with a quarter of the operations."""
+"""Divisor of the number of operations, for patterns whose operation takes several times as long as a delivery."""
 SILENCE_S = 2.0
-"""A consumer that gets no message for this long has lost one, and the run fails."""
+"""Seconds without a message after which a consumer has lost a message, and the run fails."""
 
 
 class Pattern(NamedTuple):
-    """What a client does, and how long it may take."""
+    """The actions of a client, and the bound of their time."""
 
     name: str
     run: Callable[[Sequence[str], int], float]
@@ -99,7 +99,7 @@ def consume(
     is_global: bool = False,
     together: int = 1,
 ) -> float:
-    """Drain a backlog; each `together` messages are acknowledged with one `multiple`."""
+    """Drain a backlog; a `multiple` acknowledgement covers `together` messages."""
     fill(nodes[0], messages, kind)
     with channel_at(nodes[0]) as channel:
         if prefetch:
@@ -202,7 +202,7 @@ def request(nodes: Sequence[str], requests: int, *, is_direct: bool) -> float:
 
 
 def visit(nodes: Sequence[str], visits: int) -> float:
-    """Connect, declare, publish one confirmed message and close, as a web request does."""
+    """Connect, declare, publish a confirmed message and close, as a web request does."""
     empty_queue(nodes[0])
     with timed() as took:
         for number in range(visits):

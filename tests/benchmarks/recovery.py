@@ -1,11 +1,10 @@
-"""How fast nodes come back with a large backlog, and what it costs them: a part of `make bench`.
+"""Measure how fast nodes restart with a large backlog, and their costs: a part of `make bench`.
 
-Fills one queue with 12-byte messages through ordinary clients, kills nodes with SIGKILL and times how long after their
-start a client has the first message: on one node while the others go on, and on a cluster of which all nodes were
-killed. The same with an empty cluster is what a start costs anyway. Also how long clients wait while a checkpoint is
-written, how long a backup takes (of a node whose files can be linked, and as a stream), how large it is and how long
-clients wait meanwhile, how long its restore takes, and how fast the backlog is drained. Prints a Markdown table, with
-the aims that were missed in each row, and ends with status 1 if any was.
+Fills a queue with 12-byte messages through ordinary clients, kills nodes with SIGKILL and measures the time from
+their start to a client's first message: of a single node, and of a cluster whose nodes were all killed. An empty
+cluster gives the time of a plain start. Also measured: the waits of clients during a checkpoint; the time and size of
+a backup (with linked files, and as a stream) and the waits meanwhile; the time of its restore; the rate of draining
+the backlog. Prints a Markdown table with the missed aims of each row, and ends with status 1 if an aim was missed.
 
     python tests/benchmarks/recovery.py [--messages 10000000] [--singles 1000000] [--repeat 3]
 
@@ -43,21 +42,21 @@ CHECKPOINTS = "*.checkpoint"
 PATIENCE_S = 120.0
 POLL_S = 0.005
 DEAD_S = 2.0
-"""A killed node stays away for so long: the others notice, and take back what its clients held."""
+"""Seconds for which a killed node stays away: its peers evict it, and requeue the messages that its clients held."""
 MIB = 2**20
 FILL_S_MAX = 3600
 """Enough for ten million messages with a confirm for each."""
 MORE_S_MAX = 1.0
-"""Aim: a start with the backlog takes at most so much longer than an empty one."""
+"""Aim: a start with the backlog takes at most so much longer than an empty start."""
 MORE_MIB_MAX = 100.0
 """Aim: a node holds at most so much more memory with the backlog than without."""
 DRAIN_SHARE_MIN = 0.9
 """Aim: the backlog is drained as fast as a queue that was just filled; so much of that, since runs differ."""
 STALL_MS_MAX = 10.0
-"""Aim: to write a checkpoint with the backlog in it keeps nobody waiting for longer, unless the machine does anyway."""
+"""Aim: a checkpoint of the backlog delays clients by at most this, unless the machine delays them anyway."""
 AROUND_CHECKPOINT_S = 3.0
 QUESTIONS = 200
-"""Asked from one look for a checkpoint to the next."""
+"""Requests between two checks for a checkpoint."""
 PAIRS = 12
 PAIR_MESSAGES = 200_000
 """A machine's speed differs from minute to minute: in so many places of the backlog the drain of a part is compared
@@ -65,14 +64,14 @@ with that of a queue that was just filled in the same way."""
 
 
 class Start(NamedTuple):
-    """Seconds from the start of the process, or of all of them, until a client has what it asked for."""
+    """Seconds from the start of the processes until a client has an answer."""
 
     one_node_s: float
     all_nodes_s: float
 
 
 def has_answer(url: str, *, empty: bool) -> bool:
-    """Whether `basic.get` on this node gives a message, or says that there is none if the queue is `empty`."""
+    """Return whether `basic.get` on this node returns a message, or get-empty if the queue is `empty`."""
     try:
         connection = pika.BlockingConnection(pika.URLParameters(url))
     except (pika.exceptions.AMQPError, OSError):
@@ -106,7 +105,7 @@ def time_starts(cluster: LocalCluster, repeat: int, *, empty: bool) -> Start:
 
 
 def time_start(cluster: LocalCluster, numbers: list[int], *, empty: bool) -> float:
-    """Kill these nodes, start them again at once, and wait until one of them answers."""
+    """Kill these nodes, start them again at once, and return the seconds until the first answer of any of them."""
     for number in numbers:
         cluster.nodes[number].kill()
     time.sleep(DEAD_S)
@@ -126,7 +125,7 @@ def memory_mib(cluster: LocalCluster) -> list[float]:
 
 
 def data_files(node: ClusterNode, pattern: str = "*") -> dict[str, os.stat_result]:
-    """The files in a node's data directory, and what they are; some go while one looks."""
+    """Return the files in a node's data directory with their status, except files removed meanwhile."""
     found: dict[str, os.stat_result] = {}
     for file in data_directory(node).rglob(pattern):
         with suppress(FileNotFoundError):
@@ -183,7 +182,7 @@ def watch_a_checkpoint(cluster: LocalCluster) -> Stall:
     while time.time() < written_s + AROUND_CHECKPOINT_S:
         if time.monotonic() - begun > PATIENCE_S:
             sys.exit(f"no checkpoint in {PATIENCE_S:.0f} s")
-        # Something must happen for which one is due, and who looks for files every time asks less often.
+        # A checkpoint needs new entries, and checking files at each request would lower the rate of requests.
         channel.basic_publish("", QUEUE, b"x" * 12)
         for _ in range(QUESTIONS):
             time.sleep(POLL_S / 5)
@@ -195,7 +194,7 @@ def watch_a_checkpoint(cluster: LocalCluster) -> Stall:
     connection.close()
     near = [wait_ms for time_s, wait_ms in requests if abs(time_s - written_s) < AROUND_CHECKPOINT_S]
     rest = [wait_ms for time_s, wait_ms in requests if abs(time_s - written_s) >= AROUND_CHECKPOINT_S]
-    # As many as there are near it: among more there would be longer ones.
+    # As many requests as there are near it: the longest of more requests would be longer.
     return Stall(max(rest[-len(near) :]), max(near))
 
 
@@ -214,7 +213,7 @@ class Backups(NamedTuple):
 
 
 def time_backups(cluster: LocalCluster) -> Backups:
-    """Two backups of a node at rest, one of them restored."""
+    """Take two backups of a node at rest, and restore the first."""
     node = cluster.followers()[0]
     directory = node.log.parent.parent
     url = f"http://127.0.0.1:{node.http_port}"
@@ -274,7 +273,7 @@ def drain_beside_fresh(cluster: LocalCluster, messages: int, options: list[str])
     for number in range(PAIRS):
         fill(cluster, FRESH_QUEUE, part, options)
         rates: dict[str, float] = {}
-        # Who is second shares the machine with what the nodes do about the first: they take turns.
+        # The second drain competes with work of the nodes for the first, so the order alternates.
         for queue in (FRESH_QUEUE, QUEUE)[:: -1 if number % 2 else 1]:
             rates[queue] = drain(cluster, queue, part)
         pairs.append(Drain(rates[FRESH_QUEUE], rates[QUEUE]))
@@ -290,15 +289,15 @@ def checked(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def report(aims: dict[str, bool], *cells: str) -> bool:
-    """Print a row that ends with the aims that are missed. Whether there are none."""
+    """Print a row that ends with the missed aims. Return whether all aims are met."""
     missed = [aim for aim, is_met in aims.items() if not is_met]
     print(f"| {' | '.join(cells)} | {', '.join(missed) or 'none'} |", flush=True)
     return not missed
 
 
 def run(name: str, messages: int, options: list[str], repeat: int) -> bool:
-    """Fill, start again, drain; print one row. Whether every aim was met."""
-    qq.testing.SERVE_COMMAND = SERVE_COMMAND  # what is measured is a start with all that belongs to it
+    """Fill, restart and drain; print a row. Return whether every aim was met."""
+    qq.testing.SERVE_COMMAND = SERVE_COMMAND  # a complete start is measured
     with LocalCluster(3) as cluster:
         for queue in (QUEUE, FRESH_QUEUE):
             checked(load([endpoint(cluster.urls[0])], "-q", queue, "declare"))

@@ -33,7 +33,7 @@ OPTIONS = [
 def test_make_bench_starts_every_benchmark() -> None:
     benchmarks = {file.name for file in HERE.glob("*.py") if not file.name.startswith("test_")}
     assert len(benchmarks) == len(OPTIONS)
-    # What sets up the environment has been done, or no test would run.
+    # The targets that set up the environment are up to date, because a test runs.
     command = ["make", "-o", "venv", "-o", "java", "bench", *(f"{option}=--help" for option in OPTIONS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -41,7 +41,7 @@ def test_make_bench_starts_every_benchmark() -> None:
 
 
 def test_node_with_recorded_steps_starts() -> None:
-    """What it watches is there, under the names by which it looks for it."""
+    """The methods that it records exist under their names."""
     command = [sys.executable, HERE / "nodes" / "noting.py", ROOT, "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

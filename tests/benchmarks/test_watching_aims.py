@@ -1,4 +1,4 @@
-"""The benchmark of what watching costs says whether its aims are met, and asks for what there is."""
+"""The benchmark of watching judges its aims, and requests existing resources."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What nodes do besides serving, and what clients notice of it: disk space given back, a node that catches up.
+"""Measure the upkeep of nodes and its effect on clients: disk space given back, and the catch-up of a node.
 
-1. A steady load of messages that are published and consumed, beside one message that nobody acknowledges: how much disk
-   the nodes take over time, and how much they may at most (`log/housekeeping.py`). For hours: `--seconds 14400`.
-   With `--rate 0` publishers outrun consumers for a while, and the bound is one of what piles up.
-2. A node with an empty disk joins a cluster with a backlog and is sent all of it: how long that takes, what it costs
-   the leader in memory, and how long other clients wait for confirms meanwhile.
+1. A steady load of published and consumed messages, beside a message that is never acknowledged: the disk use of the
+nodes over time, and its bound (`log/housekeeping.py`). For hours: `--seconds 14400`. With `--rate 0` publishers
+outrun consumers for a while, and the bound counts the backlog too. 2. A node with an empty disk joins a cluster with
+a backlog, all of which is sent to it: the time of that, the memory that it costs the leader, and the waits of other
+clients for confirms meanwhile.
 
-Prints Markdown tables with what is aimed at, and fails if an aim is missed. A part of `make bench`.
+Prints Markdown tables with the aims, and fails if an aim is missed. A part of `make bench`.
 
     python tests/benchmarks/upkeep.py [--seconds 120] [--rate 30000] [--backlog 1000000]
 """
@@ -49,7 +49,7 @@ FRAMES_BYTES = 128
 PARTS = 8
 """The time is shown in so many parts; the first two of them fill the log that is kept in any case."""
 FLAT_SHARE_MAX = 1.1
-"""Aim: the second half takes at most so much of what the first half took, besides what is in the queues."""
+"""Aim: the disk use of the second half is at most this share of that of the first half, without the queued messages."""
 CHURNED = 400_000
 """Messages that come and go behind the backlog, so that the log does not reach back to its beginning."""
 PROBE_S = 1.0
@@ -59,7 +59,7 @@ LEADER_MIB_MAX = 32.0
 """Aim: to send a snapshot costs the leader no more, however large that is."""
 MORE_P50_MS_MAX = 10.0
 MORE_P99_MS_MAX = 100.0
-"""Aims: other clients wait at most so much longer for a confirm, on a machine whose disk and cores all nodes share."""
+"""Aims: confirms of other clients take at most so much longer, on a machine whose disk and cores all nodes share."""
 
 
 @contextmanager

@@ -1,16 +1,16 @@
-"""What it costs to watch a cluster that has much to show: a part of `make bench`.
+"""Measure the cost of watching a large cluster: a part of `make bench`.
 
-Many queues, each bound once more, a few messages in every tenth, and many connections that do nothing. Meanwhile, each
-five seconds, one node is asked for every resource of its HTTP API that can be read without naming something, the first
-page of each list, and all nodes are scraped for all of their metrics. A publisher waits for each of its confirms. Time
-with and without that alternates: what is told is the processor time that watching takes of each node, and by how much
-the publisher waits longer.
+The cluster has many queues with an additional binding each, a few messages in every tenth queue, and many idle
+connections. Every five seconds, a node is asked for every resource of its HTTP API that can be read without a name,
+the first page of each list, and all nodes are scraped for all of their metrics. A publisher waits for each of its
+confirms. Phases with and without watching alternate: the figures are the processor time that watching takes of each
+node, and the additional wait of the publisher.
 
-Prints a Markdown table with what is aimed at, and fails if an aim is missed.
+Prints a Markdown table with the aims, and fails if an aim is missed.
 
     python tests/benchmarks/watching.py [--queues 10000] [--connections 1000] [--seconds 20] [--repeat 3] [--each]
 
-With `--each`, what each request has taken of the nodes' processor time is printed, too.
+With `--each`, the processor time of the nodes for each request is printed, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EVERY_S = 5.0
 PUBLISH_EVERY_S = 0.01
 PAGE = "page=1&page_size=100"
 UNWATCHED = ("/api/cluster/backup", "/api/definitions", "/api/all-configuration")
-"""What nobody reads who watches: copies of all there is."""
+"""Complete copies, which are not requested for watching."""
 IMPORTED_AT_ONCE = 2000
 METRICS = ("/metrics", "/metrics/per-object")
 CORE_PERCENT = 3.0
@@ -45,20 +45,20 @@ LONGER_MS = 5.0
 
 
 def resources() -> list[str]:
-    """All paths of the API that can be read and name nothing."""
+    """Return all readable paths of the API without a parameter."""
     routes = api.routes(cast("Any", None), cast("Any", None))
     paths = {each.path.removesuffix("/") for each in routes if each.method == "GET" and "{" not in each.path}
     return sorted({*paths, "/api/cluster"} - {*UNWATCHED})
 
 
 def processor_s(node: ClusterNode) -> float:
-    """What a node has used up so far."""
+    """Return the processor time of a node since its start."""
     threads = Path(f"/proc/{node.pid}/task").iterdir()
     return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
 
 class Phase(NamedTuple):
-    """Some time in which a cluster was watched, or was not."""
+    """A time with or without watching."""
 
     cores: list[float]
     """How much of a core each node used up."""
@@ -66,7 +66,7 @@ class Phase(NamedTuple):
     """How long the publisher waited for each confirm."""
 
     def cut_ms(self, place: int) -> float:
-        """The wait that so many hundredths, and one more, do not exceed."""
+        """Return the wait at a percentile; `place` counts from 0."""
         return statistics.quantiles(self.waited_ms, n=100)[place]
 
 
@@ -77,7 +77,7 @@ class Watcher:
         self._session = session
         self._nodes = nodes
         self.taken_s: dict[str, list[float]] = {}
-        """What the nodes used up during each request."""
+        """Processor time of the nodes during each request."""
 
     async def request_all(self) -> None:
         first, *_ = self._nodes
@@ -137,7 +137,7 @@ async def phase(nodes: list[ClusterNode], client: Client, seconds: float, watche
 
 
 def judge(quiet: list[Phase], watched: list[Phase], names: list[str]) -> list[Row]:
-    """What watching costs: medians of the phases with it, less those of the phases without."""
+    """Return the cost of watching: medians of the phases with it, less those of the phases without."""
     rows: list[Row] = []
     for place, name in enumerate(names):
         without, beside = (

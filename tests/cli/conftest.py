@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Said(NamedTuple):
-    """What a command has said, and its exit status."""
+    """Exit status and output of a command."""
 
     status: int
     output: str
@@ -34,9 +34,9 @@ Qq = Any
 
 @pytest.fixture(autouse=True)
 def no_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever clusters somebody works with here, no test asks them."""
+    """Hide the user's own clusters from the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    for variable in ("QQ_URL", "QQ_CONTEXT", "QQ_USER", "QQ_PASSWORD", "QQ_PASSWORD_FILE"):
+    for variable in ("QQ_URL", "QQ_CONTEXT", "QQ_USER", "QQ_PASSWORD", "QQ_PASSWORD_FILE", "QQ_CA_FILE"):
         monkeypatch.delenv(variable, raising=False)
 
 

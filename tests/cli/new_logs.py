@@ -24,7 +24,7 @@ def raising(error: Exception) -> None:
 def new_log(
     disk: RealDisk, incarnation: int, versions: Versions, members: list[str], segment_entries: int
 ) -> tuple[GroupDirectory, SegmentedJournal, GroupState]:
-    """The group of the new node n1 that is one of `members`, its log without entries, and its state."""
+    """Return the group of the new node n1 among `members`, its empty log, and its state."""
     group = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
 
     def open_journal(writes_lost: bool) -> SegmentedJournal:

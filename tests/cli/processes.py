@@ -26,14 +26,14 @@ def wait_until(condition: Callable[[], bool], event: str) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; a dead one that nobody has waited for counts as dead."""
+    """Return whether the process runs; a zombie counts as dead."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     return False
 
 
 class Qq:
-    """One `qq` process with its output in files, because a test may not read it in time."""
+    """A `qq` process with its output in files, because a test may not read it in time."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path, errors: Path) -> None:
         self.process = process

@@ -116,7 +116,7 @@ class Members:
         return ClusterMembers("n1", "qq", "cc" * 16, 8, "n1", [first, awaited, learner], removed)
 
     async def change(self, change: MemberChange, wait_s: float | None = None) -> None:
-        """Tell what was asked for; n5 takes two requests, n6 is refused, n7 takes long."""
+        """Print the requested change; n5 takes two requests, n6 is refused, n7 takes long."""
         print(Verb(change.verb).name, *change[1:5], flush=True)
         if change.name == "n5" and not self._was_requested:
             self._was_requested = True

@@ -1,9 +1,8 @@
-"""The command `qq` with a node that only listens on its ports, so that the commands are tested by themselves.
+"""The command `qq` with a node that only listens on its ports, so that commands can be tested without a cluster.
 
-`up`, `serve` and `status` are the real ones. The environment says how the node misbehaves:
-STUB_REFUSES=n2 (cannot start), STUB_STUBBORN=n2 (does not stop), STUB_HANGS=n2 (its event loop does not go on),
-STUB_CHATTY=n2 (fills its log), STUB_REMOVED=n2 (is no member any more), STUB_LEADER=n2 (leads). With STUB_LISTENS=yes
-it knows no answers and starts sooner.
+`up`, `serve` and `status` are the real commands. Environment variables choose the fault: STUB_REFUSES=n2 (cannot
+start), STUB_STUBBORN=n2 (does not stop), STUB_HANGS=n2 (its event loop hangs), STUB_CHATTY=n2 (fills its log),
+STUB_REMOVED=n2 (was removed), STUB_LEADER=n2 (leads). With STUB_LISTENS=yes it knows no answers and starts sooner.
 """
 
 from __future__ import annotations

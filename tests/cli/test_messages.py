@@ -149,6 +149,31 @@ def test_only_selected_messages_are_moved(tasks: Qq) -> None:
     assert tasks("delete", "queue", "--name", other).status == 0
 
 
+def test_messages_with_a_text_are_peeked_at_and_moved(tasks: Qq, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "SEARCHED_AT_ONCE", 2)
+    for number in range(7):
+        publish(tasks, f'{{"order": {number % 2}}}')
+    peek = "peek", "messages", "--queue", QUEUE, "--text", 'ORDER": 1'
+    *rows, end = tasks(*peek).lines[1:]
+    assert ([row.split()[0] for row in rows], end) == (["1", "3", "5"], "looked at 7 of 7 ready messages")
+    assert tasks(*peek, "--offset", "2", "--count", "1").lines[-1] == "looked at 2 of 7 ready messages"
+    assert [each["offset"] for each in json.loads(tasks(*peek, "-o", "json").output)] == [1, 3, 5]
+    assert tasks(*peek, "--reason", "expired").lines[-1] == "looked at 7 of 7 ready messages"
+    other = f"{QUEUE} other"
+    assert tasks("declare", "queue", "--name", other).status == 0
+    move = "move", "messages", "--from", QUEUE, "--to", other, "--text", 'order": 1'
+    would = f"of 7 messages from queue '{QUEUE}' in '/'\n"
+    assert tasks(*move, "--dry-run") == (0, f"would move 3 {would}", "")
+    assert tasks(*move, "--dry-run", "--count", "2") == (0, f"would move 2 {would}", "")
+    assert tasks("move", "messages", "--from", QUEUE, "--to-origin", "--dry-run") == (
+        0,
+        f"would move 0 {would}",
+        "",
+    )
+    assert tasks(*move) == (0, f"moved 3 messages from '{QUEUE}', and left 4\n", "")
+    assert tasks("delete", "queue", "--name", other).status == 0
+
+
 def test_impossible_move_is_refused(tasks: Qq) -> None:
     move = "move", "messages", "--from", QUEUE
     for arguments, status, text in (

@@ -43,7 +43,7 @@ class Connection:
         self.reasons: set[object] = set()
         self.turn_changes = 0
         self.unused_turns = 0
-        self.is_given_up = False
+        self.is_evicted = False
         self.is_read = True
 
     @property
@@ -63,7 +63,7 @@ class Connection:
         self.unused_turns += 1
 
     def close_stalled(self) -> None:
-        self.is_given_up = True
+        self.is_evicted = True
 
 
 class Timers:
@@ -113,8 +113,8 @@ class Setup:
         return [number for number, each in enumerate(self.all) if each.goes_on]
 
     @property
-    def given_up(self) -> list[int]:
-        return [number for number, each in enumerate(self.all) if each.is_given_up]
+    def evicted(self) -> list[int]:
+        return [number for number, each in enumerate(self.all) if each.is_evicted]
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_connection_with_a_long_frame_keeps_its_slot(setup: Setup) -> None:
         for _ in range(2):
             setup.record(0, LARGE, PROGRESS_BYTES // 2)
         setup.timers.pass_by()
-    assert (setup.going_on, setup.given_up) == ([0], [])
+    assert (setup.going_on, setup.evicted) == ([0], [])
 
 
 def test_idle_slot_holder_is_dropped_when_memory_is_exceeded(setup: Setup) -> None:
@@ -211,9 +211,9 @@ def test_idle_slot_holder_is_dropped_when_memory_is_exceeded(setup: Setup) -> No
     assert setup.timers.delays_s == [FIRST_CHECK_S, PATIENT_CHECK_S], "a busy node may not have read it yet"
     setup.record(0, LARGE + PROGRESS_BYTES)
     setup.timers.pass_by()
-    assert (setup.going_on, setup.given_up) == ([0], [])
+    assert (setup.going_on, setup.evicted) == ([0], [])
     setup.timers.pass_by()
-    assert (setup.going_on, setup.given_up) == ([1], [0])
+    assert (setup.going_on, setup.evicted) == ([1], [0])
     setup.partial_messages.remove(setup.all[0])
     setup.partial_messages.remove(setup.all[1])
     assert setup.going_on == [0, 1, 2]
@@ -225,7 +225,7 @@ def test_paused_connection_keeps_its_slot(setup: Setup) -> None:
     setup.all[0].is_read = False
     for _ in range(2):
         setup.timers.pass_by()
-    assert (setup.going_on, setup.given_up) == ([1], [])
+    assert (setup.going_on, setup.evicted) == ([1], [])
     assert not setup.all[0].unused_turns
 
 
@@ -278,11 +278,11 @@ def test_some_connection_is_always_read(steps: list[tuple[str, int, int]], count
         if step == "wait":
             takes_all = sum(held.values()) > SHARE * LIMIT
             timers.pass_by()
-            given_up = [each for each in connections if each.is_given_up]
-            assert len(given_up) <= takes_all
-            for each in given_up:
+            evicted = [each for each in connections if each.is_evicted]
+            assert len(evicted) <= takes_all
+            for each in evicted:
                 partial_messages.remove(each)
-                held[each], each.is_given_up = 0, False
+                held[each], each.is_evicted = 0, False
         elif step == "left":
             partial_messages.remove(connection)
             held[connection] = 0
@@ -307,7 +307,7 @@ def test_some_connection_is_always_read(steps: list[tuple[str, int, int]], count
         turns.update(each for each in connections if each.goes_on)
         timers.pass_by()
         for each in connections:
-            if each.is_given_up:
+            if each.is_evicted:
                 partial_messages.remove(each)
     assert turns == set(connections), "all have their turns"
 
@@ -450,10 +450,10 @@ def test_a_large_frame_counts_although_it_has_not_ended() -> None:
             client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
 
 
-@pytest.mark.parametrize("beats", [False, True])
+@pytest.mark.parametrize("has_heartbeats", [False, True])
 @pytest.mark.parametrize("speaks_tls", [False, True])
 def test_waiting_client_stays_while_its_heartbeats_arrive(
-    beats: bool, speaks_tls: bool, tmp_path: Path
+    has_heartbeats: bool, speaks_tls: bool, tmp_path: Path
 ) -> None:
     """Those that were dead once held what they had begun for ever, and had turns."""
     authority = Authority(tmp_path)
@@ -465,7 +465,7 @@ def test_waiting_client_stays_while_its_heartbeats_arrive(
         begun(broker, 5, left=last_frame, heartbeat=1, tls=context) as clients,
     ):
         wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")
-        if beats:
+        if has_heartbeats:
             end_s = time.monotonic() + 4.0
             while time.monotonic() < end_s:
                 for client in clients:

@@ -50,7 +50,7 @@ class Connection:
 
     def ask(self, work_s: float) -> None:
         self.work_s += work_s
-        self._loop.turns.ask(self.place)
+        self._loop.turns.request(self.place)
 
     def take_turn(self, _until_s: float) -> bool:
         done_s = min(self.step_s, self.work_s)
@@ -163,14 +163,14 @@ def test_past_use_of_an_idle_node_is_forgotten() -> None:
 
 def test_connections_without_a_login_share_a_place() -> None:
     loop = Loop()
-    strangers = [Connection(loop, "", name="stranger") for _ in range(30)]
-    for each in strangers:
+    unauthenticated = [Connection(loop, "", name="stranger") for _ in range(30)]
+    for each in unauthenticated:
         each.place = loop.turns.new_place(each, "host")
         each.ask(1.0)
     user = Connection(loop, "v")
     user.ask(1.0)
     loop.run(100)
-    assert abs(sum(1.0 - each.work_s for each in strangers) - (1.0 - user.work_s)) <= 10 * MS
+    assert abs(sum(1.0 - each.work_s for each in unauthenticated) - (1.0 - user.work_s)) <= 10 * MS
 
 
 def test_waiting_connection_may_move_to_its_user() -> None:
@@ -194,7 +194,7 @@ def test_turn_requested_in_the_own_turn_comes_after_it() -> None:
         def take_turn(self, until_s: float) -> bool:
             assert self.depth == 0
             self.depth += 1
-            self._loop.turns.ask(self.place)
+            self._loop.turns.request(self.place)
             left = super().take_turn(until_s)
             self.depth -= 1
             return left

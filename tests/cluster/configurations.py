@@ -9,13 +9,13 @@ from cluster.configuration.history import Configurations
 
 
 def configuration_of(voters: Iterable[str], learners: Iterable[str] = ()) -> Configuration:
-    """The configuration with these members, whose directories and addresses follow from their names."""
+    """Return the configuration with these members; directory ids and addresses follow from the names."""
     voting = [_member(name, is_voter=True) for name in voters]
     return Configuration.of(8, [*voting, *(_member(name, is_voter=False) for name in learners)])
 
 
 def configurations_of(voters: Iterable[str], learners: Iterable[str] = ()) -> Configurations:
-    """What a log holds in which nothing but this counts."""
+    """Return the configurations of a log with a single configuration."""
     return Configurations(configuration_of(voters, learners))
 
 

@@ -1,4 +1,4 @@
-"""Groups that tests of several rooms of the cluster begin with; a module may have others of the same name."""
+"""Clusters that tests of several packages use; a module may define its own fixture of the same name."""
 
 from __future__ import annotations
 

@@ -39,6 +39,7 @@ class Alarms:
 
     versions = (1, 2)
     outages_since = 2
+    reads_since = 2
     losses_since = 2
 
     def raise_to(self, version: int) -> None:
@@ -120,7 +121,7 @@ class Member:
         self.machine = Alarms()
         self.address = address_of(name)
         self._trio = trio
-        self._lives = 0
+        self._starts = 0
 
     def _schedule_disk(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._trio.world.after(delay_s, lambda: self.runtime.enter(callback))
@@ -132,13 +133,13 @@ class Member:
         places: Mapping[str, PeerAddress] = MappingProxyType({}),
         **settings: Any,
     ) -> None:
-        """`places` is where other members are according to the node's file, beside what the log says."""
+        """Start the process. `places`: addresses of members in the node's file, in addition to those in the log."""
         trio = self._trio
-        self._lives += 1
+        self._starts += 1
         self.machine = machine or Alarms()
-        random = trio.world.random(f"node {self.name} {self._lives}")
+        random = trio.world.random(f"node {self.name} {self._starts}")
         failed = trio.failures.append
-        self.runtime = SimulatedRuntime(trio.world, self.wall, random, nothing, failed, nothing)
+        self.runtime = SimulatedRuntime(trio.world, self.wall, random, ignore, failed, ignore)
         self.disk.wait = self.runtime.stall
         seeds = [address_of(name) for name in trio.listed] if settings.get("joins") else []
         versions = Versions(*self.machine.versions)
@@ -170,7 +171,7 @@ class Member:
     def set_alarms(self, *delays_ms: int) -> None:
         """Submit them, and wait until they are set."""
         entries = self.machine.entries
-        self.runtime.enter(lambda: nothing(self.group.propose([pack(delays_ms)])))
+        self.runtime.enter(lambda: ignore(self.group.propose([pack(delays_ms)])))
         self._trio.until(lambda: self.machine.entries > entries)
 
     def ticks(self) -> list[int]:
@@ -194,10 +195,10 @@ class Member:
 
 
 class Trio:
-    """Three members, or fewer, in one world."""
+    """Up to three members in a simulated world."""
 
     def __init__(self, names: Sequence[str] = ("a", "b", "c"), listed: Sequence[str] = ()) -> None:
-        """`listed` are the members that each node's file lists besides itself; all if none are told."""
+        """`listed`: the members that each node's file lists besides itself; all members by default."""
         self.names = names
         self.listed = listed or names
         self.world = SimulatedWorld(1)
@@ -218,6 +219,10 @@ class Trio:
         ]
         return leader
 
+    def followers(self) -> list[Member]:
+        leader = self.leader()
+        return [member for member in self.members if member is not leader and member.runtime.alive]
+
     def pass_ms(self, time_ms: int) -> None:
         self.world.run_until(self.world.now_s + time_ms / 1000)
         assert not self.failures
@@ -230,7 +235,7 @@ class Trio:
 
 
 class Growing(Trio):
-    """Three members, and a fourth node that wants to be one."""
+    """Three members and a fourth node that can join."""
 
     def __init__(self, names: str = "abcd") -> None:
         super().__init__(list(names), listed=list(names[:-1]))
@@ -240,7 +245,7 @@ class Growing(Trio):
         """Have the leader take a step as soon as it may; returns the index of the entry."""
         taken: list[int] = []
 
-        def ask() -> None:
+        def request() -> None:
             try:
                 taken.append(self.leader().group.reconfiguration.propose(step))
             except NotNow:
@@ -248,14 +253,14 @@ class Growing(Trio):
 
         def is_taken() -> bool:
             if not taken:
-                self.leader().runtime.enter(ask)
+                self.leader().runtime.enter(request)
             return bool(taken)
 
         self.until(is_taken)
         self.until(lambda: self.leader().group.engine.applied_index >= taken[0])
         return taken[0]
 
-    def asked(self, member: Member, change: MemberChange) -> str:
+    def outcome_of(self, member: Member, change: MemberChange) -> str:
         """Ask a member for a change until it is made, or refused: why then."""
         refusals: list[str] = []
         end_s = self.world.now_s + 20.0
@@ -271,7 +276,7 @@ class Growing(Trio):
         self.until(lambda: self.agrees("abcd"))
 
     def lead_by(self, names: str) -> None:
-        """Have leadership handed over to one of these."""
+        """Transfer leadership until a member of `names` leads."""
         for _ in range(100):
             leaders = [node for node in self.members if node.runtime.alive and node.group.engine.is_leader]
             if leaders and leaders[0].name in names:
@@ -284,7 +289,7 @@ class Growing(Trio):
         raise AssertionError(f"none of {names} leads")
 
     def agrees(self, voters: str) -> bool:
-        """Whether all these vote, and nobody else, and everybody knows."""
+        """Return whether all running members know exactly these voters as committed."""
         running = [member for member in self.members if member.runtime.alive]
         return all(
             sorted(voters) == sorted(member.group.configurations.committed.membership.voters)
@@ -293,7 +298,7 @@ class Growing(Trio):
         )
 
     def stops(self, member: Member) -> None:
-        """Wait until a member stops because it is none any more."""
+        """Wait until a member stops because it was removed."""
         end_s = self.world.now_s + 10.0
         while not self.failures:
             assert self.world.now_s < end_s
@@ -308,17 +313,13 @@ class Growing(Trio):
             if member.runtime.alive:
                 member.set_alarms(1)
 
-    def followers(self) -> list[Member]:
-        leader = self.leader()
-        return [member for member in self.members if member is not leader and member.runtime.alive]
-
 
 def _is_idle(member: Member) -> bool:
     group = member.group
     return not group.pending_batches and group.engine.applied_index == group.journal.last_index
 
 
-def nothing(_value: object = None) -> None: ...
+def ignore(_value: object = None) -> None: ...
 
 
 def voters_of(node: Member) -> list[str]:
@@ -339,7 +340,7 @@ def replace_(node: Member) -> MemberChange:
 
 def drain(growing: Growing, *nodes: Member) -> None:
     for node in nodes:
-        assert growing.asked(node, MemberChange(Verb.DRAIN, node.name)) == ""
+        assert growing.outcome_of(node, MemberChange(Verb.DRAIN, node.name)) == ""
 
 
 def leads(growing: Growing, *nodes: Member) -> bool:
@@ -354,12 +355,12 @@ def submit(node: Member) -> None:
     node.group.propose([b"\x90"])
 
 
-def applied(growing: Growing, node: Member, *, ask: Callable[[], None]) -> int:
-    """How many entries this node applies within four seconds, in which it submits a batch every 10 ms."""
+def applied(growing: Growing, node: Member, *, request: Callable[[], None]) -> int:
+    """Return the number of entries that a node applies in four seconds with a batch submitted every 10 ms."""
     before = node.machine.entries
     for turn in range(400):
         if turn % 30 == 0:
-            node.runtime.enter(ask)
+            node.runtime.enter(request)
         node.runtime.enter(lambda: submit(node))
         growing.pass_ms(10)
     return node.machine.entries - before

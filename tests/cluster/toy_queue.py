@@ -22,14 +22,14 @@ def entry_of(batches: Sequence[Sequence[bytes]]) -> bytes:
 
 
 def compact(payload: memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
-    """The batch with these messages, of which it may hold a part already."""
+    """Return the batch with these messages; the payload may have been compacted before."""
     wanted = {number for first, count in messages for number in range(first, first + count)}
     held = msgpack.unpackb(payload, strict_map_key=False)
     return pack({number: message for number, message in held.items() if number in wanted})
 
 
 def message_at(entry: bytes, batch: int, number: int) -> bytes:
-    """One message of an entry, compacted or not."""
+    """Return a message of an entry, compacted or not."""
     if is_compacted(entry):
         payload = compacted_parts(entry)[batch]
     else:
@@ -63,5 +63,5 @@ class FrozenToy:
 
 
 def load_places(data: bytes) -> list[Place]:
-    """What `FrozenToy.pieces` gave, in one."""
+    """Return the places in the joined output of `FrozenToy.pieces`."""
     return [(index, batch, number) for index, batch, number in msgpack.unpackb(data)]

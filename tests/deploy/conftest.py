@@ -1,4 +1,4 @@
-"""A real node, for what the files of a deployment say of it, our own package as it is installed, and a real engine."""
+"""A real node to compare deployment files with, the installed package, and a real container engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def node(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> Clust
 
 @pytest.fixture(scope="session")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What .dockerignore lets through."""
+    """Directory with the files that .dockerignore admits."""
     context = tmp_path_factory.mktemp("image") / "context"
     copy_context(ROOT, ROOT / ".dockerignore", context)
     return context
@@ -33,7 +33,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our own package, built of that where an older one has been built before."""
+    """The wheel of this package, built in a directory with leftovers of an older build."""
     (context / "build" / "lib" / "qq").mkdir(parents=True)
     (context / "build" / "lib" / "qq" / LEFT_BEHIND).touch()
     wheels = tmp_path_factory.mktemp("wheels")

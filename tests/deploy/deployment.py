@@ -16,7 +16,7 @@ RUNS_AS = 10001
 NODES = ("n1", "n2", "n3")
 """The nodes in docker-compose.yml."""
 LEFT_BEHIND = "left_behind.py"
-"""A module that an earlier build of our package had, and there is none of that name any more."""
+"""A module that an earlier build of the package had, and that no longer exists."""
 WHEEL_OPTIONS = ("--no-deps", "--no-build-isolation")
 
 
@@ -30,7 +30,7 @@ def document(file: Path) -> dict[str, Any]:
 
 
 def published(service: Mapping[str, Any]) -> dict[int, int]:
-    """Ports of this machine, by those of the container. Raises if one is open to others."""
+    """Return ports of this machine, by those of the container. Raises if a port is open to other machines."""
     found = {}
     for port in service["ports"]:
         host, outside, inside = port.split(":")

@@ -1,4 +1,4 @@
-"""As much of a Dockerfile as ours uses, and what .dockerignore lets into the build."""
+"""Parser of the Dockerfile syntax in use, and of .dockerignore."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Instruction(NamedTuple):
 
 
 def stages(file: Path) -> dict[str, list[Instruction]]:
-    """Read the instructions of each stage, by its name; the last one is what is built by default."""
+    """Return the instructions of each stage, by its name; the last stage is built by default."""
     text = re.sub(r"^#.*\n", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
     lines = text.replace("\\\n", "").splitlines()
     found: dict[str, list[Instruction]] = {}
@@ -36,7 +36,7 @@ def stages(file: Path) -> dict[str, list[Instruction]]:
 
 
 def copy_context(root: Path, ignore: Path, target: Path) -> None:
-    """Copy what the lines of .dockerignore leave: everything but those with a `!` is ignored, then some again."""
+    """Copy the files that .dockerignore admits: those after `!`, less those that later lines ignore again."""
     lines = [line for line in ignore.read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     again = [line.removeprefix("**/") for line in lines[1:] if not line.startswith("!")]

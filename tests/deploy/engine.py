@@ -33,7 +33,7 @@ docker-cli docker-compose docker-buildx), have it run (systemctl start docker), 
 
 
 class NoEngineError(Exception):
-    """No engine with compose answers; the message says how to get one."""
+    """No engine with compose answers; the message has the installation."""
 
 
 class Engine:
@@ -45,7 +45,7 @@ class Engine:
     def run(
         self, *arguments: str, check: bool = True, shown: bool = False, **environ: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command of the engine. What it prints is either shown or captured."""
+        """Run a command of the engine; its output is either shown or captured."""
         ran = subprocess.run(
             [self._command, *arguments],
             cwd=ROOT,
@@ -59,7 +59,7 @@ class Engine:
         return ran
 
     def inspect(self, container: str) -> dict[str, Any]:
-        """What the engine knows of a container, also of one that has ended."""
+        """Return the engine's document about a container, running or ended."""
         (document,) = json.loads(self.run("container", "inspect", container).stdout)
         return document
 
@@ -84,7 +84,7 @@ def find_engine() -> Engine:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, event: Callable[[], str]) -> float:
-    """Return after how many seconds the condition held. What did not come true is said when they are over."""
+    """Return the seconds until the condition held. Raises AssertionError with `event` after `seconds`."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < seconds, f"not within {seconds:g} s: {event()}"
@@ -93,7 +93,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, event: Callable[[]
 
 
 class Deployment:
-    """The services of docker-compose.yml. What compose adds to that file by itself (an override) counts."""
+    """The services of docker-compose.yml, with the override file that compose adds by itself."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -141,7 +141,7 @@ class Deployment:
         wait_until(lambda: not self.state(service)["Running"], 30, lambda: self.last_log_lines(service))
 
     def inspect(self, service: str) -> dict[str, Any]:
-        """What the engine knows of the container of a service, also of one that has ended."""
+        """Return the engine's document about the container of a service, running or ended."""
         return self._engine.inspect(self.compose("ps", "--all", "--quiet", service).stdout.strip())
 
     def state(self, service: str) -> dict[str, Any]:
@@ -163,12 +163,12 @@ class Deployment:
         return shown.stdout.strip()
 
     def members(self, node: str) -> dict[str, Any]:
-        """Who the members are, as `qq member list` shows it."""
+        """Return the members as `qq member list` shows them."""
         shown = self.qq(node, "member", "list", "--json")
         assert shown.returncode == 0, shown.stderr
         return json.loads(shown.stdout)
 
     def wait_until_safe_to_stop(self, node: str, *, via: str) -> None:
-        """Wait as operators do, until this node says that the others go on without that one."""
+        """Wait as operators do, until `via` reports that the cluster can spare the node."""
         result = self.qq(via, "check", "safe-to-stop", "--node", node, "--timeout", "60")
         assert result.returncode == 0, result.stdout + result.stderr

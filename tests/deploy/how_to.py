@@ -1,4 +1,4 @@
-"""What is in docs/how-to for others to copy: commands that make certificates, and settings of Kubernetes."""
+"""Blocks in docs/how-to that users copy: commands that make certificates, and settings of Kubernetes."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def secrets_for_kubernetes(directory: Path) -> dict[str, dict[str, Path]]:
 
 
 def with_a_fourth_node(settings: str) -> str:
-    """Change what is in the ConfigMap as docs/how-to/kubernetes.md says, so that qq-3 joins."""
+    """Change the ConfigMap's text as docs/how-to/kubernetes.md describes, so that qq-3 joins."""
     join, table = (block("kubernetes.md", beginning) for beginning in ("join = ", "[[nodes]]"))
     return settings.replace("[cluster]\n", f"[cluster]\n{join}") + f"\n{table}"

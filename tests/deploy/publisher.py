@@ -1,4 +1,4 @@
-"""Applications that work all the time, and go to another node when their own is gone."""
+"""Applications that work all the time, and fail over to the next node."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Application:
 
 
 class Publisher(_Application):
-    """Publishes one message after the other."""
+    """Publishes messages one by one."""
 
     def __init__(self, ports: Sequence[int], queue: str) -> None:
         super().__init__(ports, queue)
@@ -94,7 +94,7 @@ class Publisher(_Application):
             time.sleep(0.02)
 
     def longest_pause(self) -> float:
-        """The seconds for which nothing was confirmed."""
+        """Return the longest time in seconds without a confirm."""
         return max(after - before for (before, _), (after, _) in pairwise(self.confirmed))
 
     def _work(self, channel: BlockingChannel) -> None:
@@ -106,7 +106,7 @@ class Publisher(_Application):
 
 
 class Consumer(_Application):
-    """Takes and acknowledges what comes."""
+    """Takes and acknowledges messages."""
 
     def __init__(self, ports: Sequence[int], queue: str) -> None:
         super().__init__(ports, queue)

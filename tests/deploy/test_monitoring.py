@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from qq.testing import ClusterNode
+from qq.testing import LocalCluster
 from tests.deploy.deployment import DEPLOY, ROOT, document
+from tests.harness.certificates import Authority
 
 pytestmark = pytest.mark.xdist_group("deploy")
 
@@ -53,10 +55,21 @@ def expressions() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def shown(node: ClusterNode) -> dict[str, set[str]]:
-    """Labels by name of the metric."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{node.http_port}/metrics") as answer:
-        families = list(text_string_to_metric_families(answer.read().decode()))
+def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Labels by name of the metric, from a node with a certificate that has been read."""
+    authority = Authority(tmp_path_factory.mktemp("ca"))
+    files, context = authority.issue("server"), authority.context()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("QQ_HTTP_TLS_CERT", str(files.cert))
+        patched.setenv("QQ_HTTP_TLS_KEY", str(files.key))
+        with LocalCluster(nodes=1) as cluster:
+            url = f"https://localhost:{cluster.nodes[0].http_port}/metrics"
+            text = ""
+            while "rabbitmq_certificate" not in text:
+                time.sleep(0.2)
+                with urllib.request.urlopen(url, context=context) as answer:
+                    text = answer.read().decode()
+    families = list(text_string_to_metric_families(text))
     found: dict[str, set[str]] = {}
     for sample in (sample for family in families for sample in family.samples):
         found.setdefault(sample.name, set()).update(sample.labels)

@@ -231,10 +231,10 @@ def test_largest_queues_are_reported_and_the_rest_is_counted() -> None:
     queues = [FACTS._replace(number=n, name=f"q{n}", ready=n, consumers=0) for n in range(1, 1001)]
     for _ in range(14):
         queue.check(*queues)
-    told = queue.watch.findings
-    assert [each.subject for each in told[:2]] == ["queue 'q1000' in vhost '/'", "queue 'q999' in vhost '/'"]
-    assert len(told) == REPORTED_MAX + 1
-    assert (told[-1].subject, told[-1].text) == ("other queues", "the same holds for 990 more")
+    found = queue.watch.findings
+    assert [each.subject for each in found[:2]] == ["queue 'q1000' in vhost '/'", "queue 'q999' in vhost '/'"]
+    assert len(found) == REPORTED_MAX + 1
+    assert (found[-1].subject, found[-1].text) == ("other queues", "the same holds for 990 more")
     # Queues of equal length are told, too.
     for _ in range(14):
         queue.check(*(each._replace(ready=5) for each in queues))
@@ -248,13 +248,13 @@ def test_deleted_queue_is_forgotten() -> None:
     assert not queue.watch.knows(7)
 
 
-@pytest.mark.parametrize(("count", "told"), [(1, 1), (REPORTED_MAX, REPORTED_MAX), (500, REPORTED_MAX + 1)])
-def test_consumers_that_hold_a_message_for_long(count: int, told: int) -> None:
+@pytest.mark.parametrize(("count", "found"), [(1, 1), (REPORTED_MAX, REPORTED_MAX), (500, REPORTED_MAX + 1)])
+def test_consumers_that_hold_a_message_for_long(count: int, found: int) -> None:
     watch = HeldWatch()
     for number in range(count):
         watch.record(HeldFacts("/", "q", f"c{number}", "n2", 10_000 + number, 1_800_000, 4))
     watch.end_pass()
-    assert len(watch.findings) == told
+    assert len(watch.findings) == found
     first = watch.findings[0]
     assert (first.code, first.subject) == ("unacked-long", "consumer 'c0' of queue 'q' in vhost '/'")
     assert first.since_ms == 10_000

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from dataclasses import fields
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -32,6 +33,7 @@ from qq.machine.policy.policies import OPERATOR_KEYS, POLICY_KEYS
 from qq.machine.policy.queue_options import ALTERNATE_EXCHANGE, OWN_OPTIONS, QUEUE_OPTIONS
 from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.metrics.counters import (
+    CertificateEnd,
     ClusterTotals,
     Counters,
     DelayMetrics,
@@ -246,9 +248,10 @@ def known_settings() -> dict[str, set[str]]:
     reader = config._SettingsReader(Path("node.toml"), document | {"nodes": [node]}, {})
     config._read(reader)
     known = {section: set(keys) for section, keys in reader._known.items()}
-    for section, keys in {"tls": ("cert", "key", "ca"), "peer_tls": ("cert", "key", "ca")}.items():
-        known.setdefault(section, set()).update(keys)
-    known["tls"].add("ciphers")
+    for section in ("tls", "http_tls", "peer_tls"):
+        known[section] |= {"cert", "key", "ca"}
+    for section in ("tls", "http_tls"):
+        known[section].add("ciphers")
     known["nodes"] = {*node, "amqps_port"}
     return known
 
@@ -396,6 +399,8 @@ def known_metrics() -> set[str]:
         1,
         ClusterTotals(1, 1, 1, 1, 1),
         spans=SpanCounts(),
+        certificates=[CertificateEnd("https", "cert", 1.0)],
+        peers={"n2": True},
     )
     samples = (sample for family in node_registry(lambda: snapshot).collect() for sample in family.samples)
     return {sample.name for sample in samples if not sample.name.endswith("_created")}
@@ -404,6 +409,26 @@ def known_metrics() -> set[str]:
 def test_every_metric_is_in_the_reference() -> None:
     text = (REFERENCE / "metrics.md").read_text()
     assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == known_metrics()
+
+
+def test_public_metrics_are_shown_or_explained() -> None:
+    """The list has RabbitMQ 4.0's own metrics, and those of its operator's rules, its mixin and alert collections."""
+    text = (REFERENCE / "metrics.md").read_text()
+    rows = re.findall(
+        r"^\| .* \| (`.*) \|$", text.partition("These metrics of RabbitMQ 4.0")[2], re.MULTILINE
+    )
+    absent = [pattern for row in rows for pattern in re.findall(r"`([\w*]+)`", row)]
+    of_queues = re.findall(r"\bqueue_\w+", text.partition("## Of single queues")[2])
+    shown = known_metrics() | {f"rabbitmq_detailed_{name}" for name in of_queues}
+    public = (ROOT / "tests" / "metrics" / "public_names.txt").read_text().split()
+    unexplained = [
+        name
+        for name in public
+        if name not in shown
+        and f"{name}_bucket" not in shown
+        and not any(fnmatch(name.removeprefix("rabbitmq_"), pattern) for pattern in absent)
+    ]
+    assert unexplained == []
 
 
 @of_each_document

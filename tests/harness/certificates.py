@@ -25,7 +25,7 @@ class Authority:
         self._ca.cert_pem.write_to_path(str(self.file))
 
     def issue(self, name: str, organization: str = "orders") -> Files:
-        """For `localhost` and 127.0.0.1, with a common name; a second one of that name takes the place of the first."""
+        """Issue a certificate for `localhost` and 127.0.0.1; it replaces the earlier certificate of this name."""
         issued = self._ca.issue_cert(
             "localhost",
             "127.0.0.1",
@@ -39,7 +39,7 @@ class Authority:
         return files
 
     def context(self, client: Files | None = None) -> ssl.SSLContext:
-        """What a client that trusts this authority uses."""
+        """Return the TLS context of a client that trusts this authority."""
         context = ssl.create_default_context(cafile=str(self.file))
         if client is not None:
             context.load_cert_chain(client.cert, client.key)

@@ -1,6 +1,6 @@
-"""A broker with its sockets and its machine, and a group that only pretends: what is submitted is applied at once.
+"""A broker with real sockets and a real machine on a fake group, which applies submitted batches at once.
 
-A test can have the group say what a real one says rarely: that there is an alarm, that a snapshot was installed.
+Tests raise rare events of a group: an alarm, an installed snapshot.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ def wait_until(condition: Callable[[], bool], event: str) -> None:
 
 
 class LoneGroup:
-    """Keeps the entries; `skipping`, it applies them without telling the broker, as if a snapshot brought them.
+    """A fake group that keeps its entries.
 
-    `holding`, it applies nothing.
+    With `skipping` it applies batches without reporting them to the broker, like a snapshot. With `holding` it
+    applies no batches.
     """
 
     def __init__(self, machine: QueueMachine, loop: asyncio.AbstractEventLoop) -> None:
@@ -78,6 +79,14 @@ class LoneGroup:
 
     def undecided(self) -> list[str]:
         return []
+
+    @property
+    def can_read(self) -> bool:
+        return not self.holding and not self.skipping
+
+    def read(self, done: Callable[[], None], failed: Callable[[], None]) -> None:
+        """Call `done` soon, since a lone node has applied each entry that is committed."""
+        self._loop.call_soon(done)
 
     def start(self, broker: Broker) -> None:
         self._broker = broker
@@ -209,7 +218,7 @@ class LoneBroker:
         return await self._listen(None)
 
     def _begin(self) -> None:
-        """What a group submits by itself at the begin of each life of its node has been applied."""
+        """Report the batch that a group submits by itself after each process start as applied."""
         self.broker.submissions.applied(0)
 
     async def _listen(self, speaks_tls: Tls | None) -> int:
@@ -260,12 +269,12 @@ class LoneBroker:
         return answer.result(10)
 
     def add_user(self, name: str, password: str | None) -> None:
-        """Known to this node, and not by way of its own log; one that may do all."""
+        """Add a user with all permissions, known to this node without an entry of its own log."""
         hashed = hash_password(SALT, password.encode()) if password is not None else b""
         self.learn(PutUser(name, SALT, hashed, []), SetPermissions(name, DEFAULT_VHOST, ".*", ".*", ".*"))
 
     def operate(self, *commands: Command) -> None:
-        """What an operator does through this node."""
+        """Submit commands through this node and wait until they are applied, like an operator."""
         applied = threading.Event()
 
         def submit() -> None:
@@ -277,17 +286,17 @@ class LoneBroker:
         assert applied.wait(10)
 
     def learn(self, *commands: Command) -> None:
-        """What an operator does through another node: it is known here all at once."""
+        """Apply commands that an operator submitted at a peer; they take effect here in a single batch."""
         batch = encode_batch(list(commands), [])
         self.call(self.machine.apply_batch, "n2", 1, 0, 0, b"".join(batch))
 
     def lose_messages(self, kept: int = 0) -> None:
-        """The log holds no entry any more, or but one."""
+        """Drop all entries of the log except `kept`."""
         self.group.entries = {index: entry for index, entry in self.group.entries.items() if index == kept}
         self.broker.entries._views.clear()
 
     def pass_some_time(self) -> None:
-        """Let the loop do what it has to do, and what follows from that, also what is put off for a moment."""
+        """Let the loop run all callbacks, those that follow from them, and those that were put off for a moment."""
         deadline_s = time.monotonic() + 10
         for _ in range(5):
             while not self.call(self._has_run_everything):
@@ -302,22 +311,22 @@ class LoneBroker:
         self.call(self.broker.alarm_changed, reason)
 
     def evict(self) -> None:
-        """The cluster gives the node up: what was under way is dropped, and the node begins a new life."""
+        """Evict the node: the cluster drops its pending batches, and the node begins a new incarnation."""
         self.group.drop_held()
         effects = self.machine.origin_down(NAME, 0, evicted=True)
         self.broker.applied(self.group.last_index, [*effects, Evicted()])
         self._begin()
 
     def skip(self) -> None:
-        """From now on the log goes on without the broker's hearing of it.
+        """Apply entries from now on without reporting them to the broker.
 
-        What is skipped stays under way, in the more batches the busier the machine is: yet all that is asked for is
+        Skipped batches stay in flight, and a busy machine may have many of them. A raised limit lets all batches be
         submitted.
         """
         self._skipping.enter_context(patch.object(submissions, "BATCHES_IN_FLIGHT_MAX", 100))
         self.group.skipping = True
 
     def resume(self) -> None:
-        """The state of what was skipped arrives."""
+        """Install the state with the skipped entries, and report entries again."""
         self._skipping.close()
         self.call(self.group.resume)

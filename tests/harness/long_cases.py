@@ -1,4 +1,4 @@
-"""Cases of a test of which `make test` tries some, and `make long` the others."""
+"""Test cases of which `make test` tries some and `make long` tries the rest."""
 
 from __future__ import annotations
 

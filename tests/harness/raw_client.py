@@ -1,4 +1,4 @@
-"""An AMQP client without manners: sends what it is told, reads when it is told."""
+"""An AMQP client at the level of frames, which may break the protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pamqp.heartbeat import Heartbeat
 HEADER = b"AMQP\x00\x00\x09\x01"
 CAPABILITIES = {"authentication_failure_close": True, "consumer_cancel_notify": True, "basic.nack": True}
 FRAME_HEAD = Struct(">BHI")
-"""Type, channel and the length of the payload, behind which one octet ends the frame."""
+"""Type, channel and payload length; the frame's end octet follows the payload."""
 F = TypeVar("F")
 
 

@@ -1,10 +1,10 @@
-"""How long something takes, and how slow the machine is meanwhile.
+"""Measure elapsed time and the present slowness of the machine.
 
     with Stopwatch() as watch:
         client.expect_end()
     assert watch.seconds < 2 * watch.slowness
 
-A limit of time in a test says what is right on an idle machine, and grows with what else the machine has to do.
+A time limit in a test is right for an idle machine, and grows with the load on the machine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import time
 from typing import Self
 
 PIECE_S = 0.01
-"""CPU time of one piece of work that is measured: more than a process is given at once where others want the core."""
+"""CPU time of a single piece of measured work: more than a time slice of the scheduler on a busy machine."""
 EVERY_S = 0.25
 
 
 class Stopwatch:
-    """A thread beside what is measured does a piece of work again and again, and notes how long it took."""
+    """Elapsed time; meanwhile a thread repeats a piece of work and measures its duration."""
 
     def __init__(self) -> None:
         self._stopping = threading.Event()

@@ -1,4 +1,4 @@
-"""A fake node and a fake broker with its own machine, whose answers the test sets."""
+"""A fake node, and a fake broker with a real machine; the test sets their answers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class FakeView:
 
 
 class _Group:
-    """Applies at once what is submitted, and knows of other nodes only what the test says."""
+    """A fake group that applies submitted batches at once; the test sets the statuses of other nodes."""
 
     pending_bytes = 0
     config = SimpleNamespace(name="n1", cluster="qq")
@@ -130,7 +130,7 @@ class _Group:
         self.machine = machine
         self.entries: dict[int, bytes] = {}
         self.unheard: list[Command] = []
-        """What the cluster has committed and this node does not know yet: it comes before what is submitted now."""
+        """Committed commands that this node has not applied yet; they are applied before the next submitted batch."""
         self._sequence = 0
         self.leader: str | None = "n1"
         self.engine = SimpleNamespace(is_leader=True, applied_index=1)
@@ -141,20 +141,20 @@ class _Group:
         self.flaws: dict[str, str] = {}
         """Why nodes are not fit to lead."""
         self.verdict = Verdict(True, "it may be stopped")
-        """What comes of looking at who goes on without a member, here and at the leader."""
-        self.asked_to_lead: list[str | None] = []
+        """The verdict on stopping a member, here and at the leader."""
+        self.requested_leaders: list[str | None] = []
         self.ignored_requests = 0
-        """How many of the next requests to lead come to nothing."""
+        """Number of the next leadership requests that have no effect."""
         self.configurations = SimpleNamespace(committed=trio())
-        self.asked_to_change: list[MemberChange] = []
-        self.heard_after: int | None = None
+        self.requested_changes: list[MemberChange] = []
+        self.answers_after: int | None = None
         """After how many changes that were asked for the verdict is a yes."""
         self.unheard_configuration: Configuration | None = None
-        """One that the cluster has committed, and that this node applies before what is submitted now."""
+        """A committed configuration that this node applies before the next submitted batch."""
         self.delayed_changes = 0
-        """How many of the next changes of the members come to nothing."""
+        """Number of the next member changes that have no effect."""
         self.apply_times = Histogram()
-        self.beat_delays = Histogram()
+        self.heartbeat_delays = Histogram()
         self.alarms = SimpleNamespace(own=lambda _: self.known["n1"].alarm, free_bytes=10**9)
         self.journal = SimpleNamespace(disk_bytes=1234)
         self.own_status = SimpleNamespace(flaw=lambda: self.flaw)
@@ -165,11 +165,11 @@ class _Group:
             "n2": SimpleNamespace(alarm=Alarm(0), misses=(), disk_hangs=0, hears_leader=1),
             "n3": None,
         }
-        """What the nodes that are heard say of themselves."""
+        """The status of each connected node."""
         self.short: dict[str, str] = {}
         """Why nodes have no space."""
         self.stuck: str | None = None
-        """Why nothing is stored."""
+        """Reason why entries cannot be stored, or None."""
         self.statuses = SimpleNamespace(
             known=lambda: self.known,
             all=_statuses,
@@ -186,10 +186,10 @@ class _Group:
         self.listeners: dict[PeerAddress, str] = {}
         """The names of the nodes that listen."""
         self.listed: dict[str, PeerAddress] = {}
-        """Where the node's file says that others listen, which counts more than the log."""
-        self.leadership = SimpleNamespace(request_transfer=self._ask_for_transfer)
+        """Peer addresses in the node's file, which precede those in the log."""
+        self.leadership = SimpleNamespace(request_transfer=self._request_transfer)
         self.reconfiguration = SimpleNamespace(
-            request=self._ask_for_change, why_no_majority=lambda _: self.no_majority
+            request=self._request_change, why_no_majority=lambda _: self.no_majority
         )
         self.no_majority: str | None = None
         self.reasons: dict[str, str] = {}
@@ -203,7 +203,7 @@ class _Group:
     def is_twice(self, peer: str) -> bool:
         return peer in self.twice
 
-    def place(self, name: str, address: PeerAddress) -> PeerAddress:
+    def dial_address(self, name: str, address: PeerAddress) -> PeerAddress:
         return self.listed.get(name, address)
 
     async def reach(self, name: str, place: PeerAddress) -> bytes:
@@ -216,20 +216,20 @@ class _Group:
     def _judge(self, name: str) -> Verdict:
         return self.verdict._replace(text=f"{name}: {self.verdict.text}")
 
-    def _ask_for_transfer(self, to: str | None) -> None:
-        self.asked_to_lead.append(to)
-        if len(self.asked_to_lead) > self.ignored_requests:
+    def _request_transfer(self, to: str | None) -> None:
+        self.requested_leaders.append(to)
+        if len(self.requested_leaders) > self.ignored_requests:
             successor = to or next(name for name in self.members.names if name != self.leader)
             self.leader = None
             asyncio.get_running_loop().call_soon(setattr, self, "leader", successor)
 
-    def _ask_for_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
-        self.asked_to_change.append(change)
-        if len(self.asked_to_change) <= self.delayed_changes:
+    def _request_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+        self.requested_changes.append(change)
+        if len(self.requested_changes) <= self.delayed_changes:
             return
         held = self.configurations.committed
         try:
-            if self.heard_after is not None and len(self.asked_to_change) > self.heard_after:
+            if self.answers_after is not None and len(self.requested_changes) > self.answers_after:
                 self.verdict = Verdict(True, "")
             is_raise = change.verb == Verb.FINISH_UPGRADE
             after = held.raised(held.version + 1, b"c" * 16) if is_raise else change.step(held)
@@ -240,7 +240,7 @@ class _Group:
                 self.configurations.committed = after
                 return
             refusal = self._judge(change.name).text
-        asyncio.get_running_loop().call_later(0.005, refused, refusal)  # another node leads
+        asyncio.get_running_loop().call_later(0.005, refused, refusal)  # the peer that leads refuses later
 
     def disk_failed(self, error: Exception) -> None:
         raise error
@@ -250,6 +250,8 @@ class _Group:
 
     def undecided(self) -> list[str]:
         return []
+
+    can_read = False
 
     def propose(self, payload: Any, weight: int = 0) -> int:
         self._sequence += 1
@@ -317,11 +319,11 @@ class _Carrier:
     """Carries out shovels, as the test says."""
 
     def __init__(self) -> None:
-        self.told: dict[tuple[str, str], Report] = {}
+        self.current_reports: dict[tuple[str, str], Report] = {}
         self.restarted: list[tuple[str, str]] = []
 
     def reports(self) -> dict[tuple[str, str], Report]:
-        return self.told
+        return self.current_reports
 
     def restart(self, vhost: str, name: str) -> bool:
         self.restarted.append((vhost, name))
@@ -372,7 +374,7 @@ class FakeChanges(Changes):
 
 
 class MachineManagement(Management):
-    """Management of a machine that applies at once what is asked for. `guest` may do everything in "/"."""
+    """Management of a machine that applies requested changes at once. `guest` has all permissions in "/"."""
 
     def __init__(self) -> None:
         broker, group = _broker()
@@ -405,7 +407,7 @@ class MachineManagement(Management):
         self.make(SetPermissions("guest", "/", ".*", ".*", ".*"))
 
     def make(self, *commands: Command, node: str = "n2") -> None:
-        """Have a command of another node applied."""
+        """Apply commands of a peer."""
         batch = b"".join(encode_batch(commands, []))
         self.machine.apply_batch(node, 1, 0, 0, batch)
 
@@ -414,7 +416,7 @@ class MachineManagement(Management):
         self.broker._leader = "n1"
 
     def make_elsewhere(self, *commands: Command) -> None:
-        """Have a command of another node committed; this node has not heard of it."""
+        """Commit commands of a peer that this node has not applied yet."""
         self.group.unheard += commands
 
     def keep(self, payload: Any) -> None:

@@ -35,7 +35,8 @@ def login(user: str) -> dict[str, str]:
 
 
 _RUNNER = asyncio.Runner()
-"""An application is of one event loop for its life, and to make one takes longer than most questions."""
+"""Runs all applications, because an application belongs to one loop and creating a loop takes longer than most
+requests."""
 atexit.register(_RUNNER.close)
 
 GUEST = login("guest")
@@ -58,7 +59,7 @@ async def answer(client: Client, path: str, method: str = "GET", **options: Any)
 
 
 class _Server(TestServer):
-    """A server that goes on with what was asked when whoever asked leaves, as a node does."""
+    """A server that completes a request whose client has left, as a node does."""
 
     async def _make_runner(self, **options: Any) -> BaseRunner:
         return AppRunner(self.app, **options | {"handler_cancellation": False})
@@ -75,24 +76,24 @@ class Node(Generic[M]):
     def app(self) -> Application:
         return build_app(self.view, self.management, self.registry, self.limits)
 
-    def ask(self, path: str, method: str = "GET", **options: Any) -> Answer:
-        async def ask(client: Client) -> Answer:
+    def request(self, path: str, method: str = "GET", **options: Any) -> Answer:
+        async def request(client: Client) -> Answer:
             return await answer(client, path, method, **options)
 
-        return self.tell(ask)
+        return self.run(request)
 
-    def tell(self, story: Callable[[Client], Awaitable[T]]) -> T:
+    def run(self, story: Callable[[Client], Awaitable[T]]) -> T:
         """Have something asked in a way of its own, by `answer`."""
 
-        async def tell() -> T:
+        async def run() -> T:
             async with TestClient(_Server(self.app)) as client:
                 return await story(client)
 
-        return _RUNNER.run(tell())
+        return _RUNNER.run(run())
 
     def api(self, path: str, method: str = "GET", *, user: str = "guest", **options: Any) -> Answer:
         """Ask below /api, logged in."""
-        return self.ask(f"/api/{path}", method, headers=login(user), **options)
+        return self.request(f"/api/{path}", method, headers=login(user), **options)
 
     def add_user(self, name: str, *tags: str, vhosts: tuple[str, ...] = ()) -> None:
         """Known to the machine, and able to log in over HTTP."""
@@ -104,4 +105,4 @@ class Node(Generic[M]):
     def close(self, path: str, reason: str | None) -> Answer:
         """Close a connection."""
         headers = {} if reason is None else {"X-Reason": reason}
-        return self.ask(f"/api/{path}", "DELETE", headers=GUEST | headers)
+        return self.request(f"/api/{path}", "DELETE", headers=GUEST | headers)

@@ -166,7 +166,7 @@ def test_json_that_cannot_be_stored_is_400(path: str, text: str) -> None:
 def check(path: str, method: str, body: dict[str, Any]) -> None:
     node = Node(MachineManagement())
 
-    async def tell(client: Client) -> list[Answer]:
+    async def send_all(client: Client) -> list[Answer]:
         return [
             await answer(client, f"/api/{path}", method, headers=GUEST, data=data)
             for path, method, data in (
@@ -176,7 +176,7 @@ def check(path: str, method: str, body: dict[str, Any]) -> None:
             )
         ]
 
-    _, answered, definitions = node.tell(tell)
+    _, answered, definitions = node.run(send_all)
     assert answered.status in (200, 201, 204, 400, 401, 404)
     assert definitions.status == 200
     machine, other = node.management.machine, QueueMachine()

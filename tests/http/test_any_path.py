@@ -77,22 +77,22 @@ def test_object_of_any_name_is_found_and_deleted(name: str) -> None:
     node = Node(MachineManagement())
 
     async def story(client: Client) -> None:
-        async def ask(path: str, method: str, body: Any = None) -> tuple[int, Any]:
+        async def request(path: str, method: str, body: Any = None) -> tuple[int, Any]:
             data = None if body is None else json.dumps(body)
             got = await answer(client, f"/api/{path}", method, headers=GUEST, data=data)
             return got.status, json.loads(got.text) if got.text else None
 
         for template, body in MADE.items():
             path = template.format(quote(name, safe="").replace(".", "%2E"))  # clients resolve dots
-            assert (await ask(path, "PUT", body))[0] == 201, path
-            status, found = await ask(path, "GET")
+            assert (await request(path, "PUT", body))[0] == 201, path
+            status, found = await request(path, "GET")
             assert (status, found["name"]) == (200, name)
-            _, listed = await ask(template.removesuffix("/{}"), "GET")
+            _, listed = await request(template.removesuffix("/{}"), "GET")
             assert [each["name"] for each in listed].count(name) == 1
-            assert (await ask(path, "DELETE"))[0] == 204
-            assert (await ask(path, "GET"))[0] == 404
+            assert (await request(path, "DELETE"))[0] == 204
+            assert (await request(path, "GET"))[0] == 404
 
-    node.tell(story)
+    node.run(story)
 
 
 @pytest.mark.parametrize("name", ["%ff", "%c0%80", "%ed%a0%80", "%", "%zz", "a%2"])
@@ -117,7 +117,7 @@ def test_escaped_path_reaches_names_of_dots_and_slashes(name: str) -> None:
     assert node.api(bound).json[0]["destination"] == name
     assert node.api(path, "DELETE").status == 204
     assert node.api("queues").json == []
-    assert node.ask(f"/api/{path}").status == 401
+    assert node.request(f"/api/{path}").status == 401
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\n", "\r\n"])
@@ -163,9 +163,9 @@ AUTHORIZATION = f"Host: x\r\nAuthorization: {GUEST['Authorization']}\r\n"
 def test_head_answer_has_no_body() -> None:
     async def story(server: HttpServer) -> None:
         for path in [*paths(), "/metrics/detailed?family=exchange_names", "/api/exchanges?page=1"]:
-            asked = f"HEAD {path} HTTP/1.1\r\n{AUTHORIZATION}\r\n"
+            request_head = f"HEAD {path} HTTP/1.1\r\n{AUTHORIZATION}\r\n"
             following = f"GET /livez HTTP/1.1\r\n{AUTHORIZATION}Connection: close\r\n\r\n"
-            head, _, rest = (await sent(server, asked + following)).partition(b"\r\n\r\n")
+            head, _, rest = (await sent(server, request_head + following)).partition(b"\r\n\r\n")
             assert b"\r\nconnection: close" in head.lower() or rest.startswith(b"HTTP/1.1 200 OK\r\n"), path
 
     serving(story)

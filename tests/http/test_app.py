@@ -22,24 +22,24 @@ def node() -> Node[FakeManagement]:
 
 
 def test_a_serving_node_is_healthy_without_a_login(node: Node[FakeManagement]) -> None:
-    answer = node.ask("/healthz")
+    answer = node.request("/healthz")
     assert (answer.status, answer.json) == (200, {"status": "ok"})
 
 
 def test_health_of_a_node_that_does_not_serve_gives_the_reason(node: Node[FakeManagement]) -> None:
     node.view.reason = "no leader is known"
-    answer = node.ask("/healthz")
+    answer = node.request("/healthz")
     assert (answer.status, answer.json) == (503, {"status": "failed", "reason": "no leader is known"})
 
 
 def test_a_node_that_does_not_serve_is_alive(node: Node[FakeManagement]) -> None:
     node.view.reason = "no leader is known"
-    answer = node.ask("/livez")
+    answer = node.request("/livez")
     assert (answer.status, answer.json) == (200, {"status": "ok"})
 
 
 def test_cluster_status_shows_unknown_values_as_null(node: Node[FakeManagement]) -> None:
-    answer = node.ask("/api/cluster", headers=GUEST)
+    answer = node.request("/api/cluster", headers=GUEST)
     assert answer.status == 200
     assert answer.json == {
         "cluster": "qq",
@@ -105,7 +105,7 @@ def test_guest_user_may_log_in_from_loopback_only(
     node: Node[FakeManagement], monkeypatch: pytest.MonkeyPatch, address: str | None, status: int
 ) -> None:
     monkeypatch.setattr(web.BaseRequest, "remote", address)
-    assert node.ask("/api/cluster", headers=GUEST).status == status
+    assert node.request("/api/cluster", headers=GUEST).status == status
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_guest_user_may_log_in_from_loopback_only(
 def test_api_without_a_valid_password_is_401(
     node: Node[FakeManagement], path: str, authorization: str | None
 ) -> None:
-    answer = node.ask(path, headers={} if authorization is None else {"Authorization": authorization})
+    answer = node.request(path, headers={} if authorization is None else {"Authorization": authorization})
     assert answer.status == 401
     assert answer.headers["WWW-Authenticate"] == 'Basic realm="qq", charset="UTF-8"'
     assert answer.json["error"] == "not_authorized"
@@ -134,7 +134,7 @@ def test_api_without_a_valid_password_is_401(
 
 def test_metrics_are_prometheus_text_without_a_login(node: Node[FakeManagement]) -> None:
     Gauge("rabbitmq_raft_term", "Term", registry=node.registry).set(3)
-    answer = node.ask("/metrics")
+    answer = node.request("/metrics")
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/plain")
     assert "rabbitmq_raft_term 3.0\n" in answer.text
@@ -152,7 +152,7 @@ def test_metrics_are_prometheus_text_without_a_login(node: Node[FakeManagement])
     ],
 )
 def test_an_unknown_path_is_404_in_json(node: Node[FakeManagement], path: str) -> None:
-    answer = node.ask(path, headers=GUEST)
+    answer = node.request(path, headers=GUEST)
     assert (answer.status, answer.json["error"]) == (404, "Object Not Found")
 
 
@@ -171,29 +171,29 @@ def test_an_unknown_path_is_404_in_json(node: Node[FakeManagement], path: str) -
     ],
 )
 def test_a_method_that_a_path_does_not_have_is_405_in_json(node: Node[FakeManagement], path: str) -> None:
-    answer = node.ask(path, "POST", headers=GUEST, data=b"x")
+    answer = node.request(path, "POST", headers=GUEST, data=b"x")
     assert (answer.status, answer.json["error"]) == (405, "method_not_allowed")
     assert "GET" in answer.headers["Allow"]
 
 
 def test_internal_error_is_500_without_details(node: Node[FakeManagement]) -> None:
     node.view.broken = True
-    answer = node.ask("/api/cluster", headers=GUEST)
+    answer = node.request("/api/cluster", headers=GUEST)
     assert answer.status == 500
     assert "invariant" not in answer.text
     assert "Traceback" not in answer.text
 
 
 def test_a_path_cannot_leave_the_static_files(node: Node[FakeManagement]) -> None:
-    assert node.ask("/static/%2e%2e/app.py").status == 404
-    assert node.ask("/static/").status in (403, 404)
+    assert node.request("/static/%2e%2e/app.py").status == 404
+    assert node.request("/static/").status in (403, 404)
 
 
 @pytest.mark.parametrize(
     "path", ["/", "/static/js/main.js", "/livez", "/metrics", "/api/cluster", "/nothing"]
 )
 def test_answer_has_security_headers(node: Node[FakeManagement], path: str) -> None:
-    headers = node.ask(path).headers
+    headers = node.request(path).headers
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
@@ -201,7 +201,7 @@ def test_answer_has_security_headers(node: Node[FakeManagement], path: str) -> N
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Referrer-Policy"] == "same-origin"
     assert "Strict-Transport-Security" not in headers
-    encrypted = node.ask(path, headers={"X-Forwarded-Proto": "https"}).headers
+    encrypted = node.request(path, headers={"X-Forwarded-Proto": "https"}).headers
     assert encrypted["Strict-Transport-Security"] == "max-age=31536000"
 
 
@@ -235,8 +235,8 @@ def test_port_in_use_is_reported_in_a_single_line() -> None:
 def test_metrics_need_a_login_if_the_setting_says_so(node: Node[FakeManagement], path: str) -> None:
     node.limits = HttpLimits(metrics_need_login=True)
     node.view.tags |= {"scraper": ["monitoring"], "ann": ["management"]}
-    for stranger in ({}, login("ann")):
-        assert node.ask(path, headers=stranger).status == 401
+    for headers in ({}, login("ann")):
+        assert node.request(path, headers=headers).status == 401
     for user in ("scraper", "guest"):
-        assert node.ask(path, headers=login(user)).status in (200, 404)
-    assert node.ask("/livez").status == 200
+        assert node.request(path, headers=login(user)).status in (200, 404)
+    assert node.request("/livez").status == 200

@@ -178,7 +178,7 @@ async def put_together(client: Client, first: tuple[str, Any], second: tuple[str
 def test_two_limits_set_concurrently_are_both_kept(node: Machine, base: str, limit: str) -> None:
     path = f"/api/{base}"
     requests = (f"{path}/max-connections", {"value": 5}), (f"{path}/{limit}", {"value": 3})
-    assert node.tell(lambda client: put_together(client, *requests)) == [204, 204]
+    assert node.run(lambda client: put_together(client, *requests)) == [204, 204]
     assert node.api(base).json[0]["value"] == {"max-connections": 5, limit: 3}
 
 
@@ -186,7 +186,7 @@ def test_concurrent_updates_of_a_virtual_host_are_merged(node: Machine) -> None:
     node.management.make(VHOST)
     path = "/api/vhosts/v"
     requests = (path, {"description": "orders"}), (path, {"default_queue_type": "quorum"})
-    assert node.tell(lambda client: put_together(client, *requests)) == [204, 204]
+    assert node.run(lambda client: put_together(client, *requests)) == [204, 204]
     assert node.api("vhosts/v").json["metadata"] == {
         "description": "orders",
         "tags": [],
@@ -205,10 +205,10 @@ def test_concurrent_partial_updates_are_serialized(node: Machine, count: int) ->
 
     path = "/api/global-parameters/publisher-deduplication"
     bodies = [{"value": {"limit": 3000}}, {"value": {"age_ms": 70_000}}] * count
-    assert set(node.tell(lambda client: put_all(client, path, bodies))) == {204}
+    assert set(node.run(lambda client: put_all(client, path, bodies))) == {204}
     assert node.management.machine.catalog.publishers_bounds == (3000, 70_000)
     bodies = [{"default_queue_type": "quorum"}] + [{"tags": "t"}] * count
-    assert set(node.tell(lambda client: put_all(client, "/api/vhosts/v", bodies))) == {204}
+    assert set(node.run(lambda client: put_all(client, "/api/vhosts/v", bodies))) == {204}
     assert node.api("vhosts/v").json["default_queue_type"] == "quorum"
 
 

@@ -54,7 +54,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.node.name
 
 
-def ask(
+def request(
     node: ClusterNode,
     path: str,
     method: str = "GET",
@@ -74,7 +74,7 @@ def ask(
 
 
 def queue_of(node: ClusterNode, name: str) -> dict[str, Any]:
-    return ask(node, f"queues/%2F/{name}").json
+    return request(node, f"queues/%2F/{name}").json
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -112,7 +112,7 @@ def test_a_queue_shows_where_its_messages_are(real_node: ClusterNode, channel: A
     stats = queue["message_stats"]
     counted = {key: stats[key] for key in ("publish", "deliver", "get", "deliver_get", "ack")}
     assert counted == {"publish": 6, "deliver": 0, "get": 2, "deliver_get": 2, "ack": 1}
-    listed = [each for each in ask(real_node, "queues").json if each["name"] == name]
+    listed = [each for each in request(real_node, "queues").json if each["name"] == name]
     assert [each["messages"] for each in listed] == [5]
 
 
@@ -130,7 +130,7 @@ def test_consumer_shows_its_settings(real_node: ClusterNode, channel: Any, name:
     channel.basic_consume(name, print, consumer_tag="automatic", auto_ack=True)
     shown = {
         each["consumer_tag"]: each
-        for each in ask(real_node, "consumers/%2F").json
+        for each in request(real_node, "consumers/%2F").json
         if each["queue"]["name"] == name
     }
     mine, automatic = shown["mine"], shown["automatic"]
@@ -156,7 +156,7 @@ def test_single_active_consumer_is_shown_as_active(real_node: ClusterNode, chann
     def shown() -> dict[str, tuple[bool, str]]:
         return {
             each["consumer_tag"]: (each["active"], each["activity_status"])
-            for each in ask(real_node, "consumers").json
+            for each in request(real_node, "consumers").json
             if each["queue"]["name"] == name
         }
 
@@ -201,23 +201,23 @@ def test_policy_is_effective_from_its_answer_to_its_deletion(
         "apply-to": "quorum_queues",
         "priority": 5,
     }
-    assert ask(real_node, f"policies/%2F/{name}", "PUT", policy).status == 201
+    assert request(real_node, f"policies/%2F/{name}", "PUT", policy).status == 201
     queue = queue_of(real_node, name)
     assert (queue["messages"], queue["policy"]) == (3, name)
     assert queue["effective_policy_definition"] == {"max-length": 3}
     shown = policy | {"vhost": "/", "name": name}
-    assert ask(real_node, f"policies/%2F/{name}").json == shown
-    assert shown in ask(real_node, "policies").json
+    assert request(real_node, f"policies/%2F/{name}").json == shown
+    assert shown in request(real_node, "policies").json
 
     operators = {"pattern": f"^{name}$", "definition": {"max-length": 2}, "apply-to": "queues"}
-    assert ask(real_node, f"operator-policies/%2F/{name}", "PUT", operators).status == 201
+    assert request(real_node, f"operator-policies/%2F/{name}", "PUT", operators).status == 201
     queue = queue_of(real_node, name)
     assert (queue["messages"], queue["operator_policy"]) == (2, name)
     assert queue["effective_policy_definition"] == {"max-length": 2}
 
     for kind in ("policies", "operator-policies"):
-        assert ask(real_node, f"{kind}/%2F/{name}", "DELETE").status == 204
-        assert ask(real_node, f"{kind}/%2F/{name}", "DELETE").status == 404
+        assert request(real_node, f"{kind}/%2F/{name}", "DELETE").status == 204
+        assert request(real_node, f"{kind}/%2F/{name}", "DELETE").status == 404
     queue = queue_of(real_node, name)
     assert (queue["policy"], queue["operator_policy"], queue["effective_policy_definition"]) == (
         None,
@@ -228,15 +228,15 @@ def test_policy_is_effective_from_its_answer_to_its_deletion(
 
 def test_invalid_policy_changes_no_state(real_node: ClusterNode, name: str) -> None:
     policy = {"pattern": ".*", "definition": {"max-priority": 3}}
-    answer = ask(real_node, f"policies/%2F/{name}", "PUT", policy)
+    answer = request(real_node, f"policies/%2F/{name}", "PUT", policy)
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert "are not recognised policy settings" in answer.json["reason"]
-    assert ask(real_node, f"policies/%2F/{name}").status == 404
+    assert request(real_node, f"policies/%2F/{name}").status == 404
 
 
 def test_the_bounds_of_deduplication_hold(real_node: ClusterNode, channel: Any, name: str) -> None:
     path = "global-parameters/publisher-deduplication"
-    before = ask(real_node, path).json["value"]
+    before = request(real_node, path).json["value"]
     assert before == {"limit": 100_000, "age_ms": 7 * 24 * 3600 * 1000}
     channel.queue_declare(name, durable=True, arguments=QUORUM)
 
@@ -247,15 +247,15 @@ def test_the_bounds_of_deduplication_hold(real_node: ClusterNode, channel: Any, 
     publish("a", 1)
     publish("a", 1)
     assert queue_of(real_node, name)["messages"] == 1
-    assert ask(real_node, path, "PUT", {"value": {"limit": 1000}}).status == 204
-    assert ask(real_node, path).json["value"] == {"limit": 1000, "age_ms": before["age_ms"]}
+    assert request(real_node, path, "PUT", {"value": {"limit": 1000}}).status == 204
+    assert request(real_node, path).json["value"] == {"limit": 1000, "age_ms": before["age_ms"]}
     unconfirmed = channel.connection.channel()
     for number in range(1000):
         publish(f"b{number}", 1, unconfirmed)
     unconfirmed.confirm_delivery()
     publish("a", 1, unconfirmed)  # others have taken its place
     assert queue_of(real_node, name)["messages"] == 1002
-    assert ask(real_node, path, "PUT", {"value": before}).status == 204
+    assert request(real_node, path, "PUT", {"value": before}).status == 204
 
 
 @pytest.fixture
@@ -271,26 +271,26 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_change_without_a_majority_is_503_and_may_be_made_later() -> None:
     with LocalCluster(nodes=3) as cluster:
-        node, *others = cluster.nodes
+        node, *followers = cluster.nodes
         policy = {"pattern": "x", "definition": {"max-length": 3}}
-        assert ask(node, "policies/%2F/p", "PUT", policy).status == 201
-        for other in others:
+        assert request(node, "policies/%2F/p", "PUT", policy).status == 201
+        for other in followers:
             other.kill()
         policy["definition"] = {"max-length": 4}
-        answer = ask(node, "policies/%2F/p", "PUT", policy, timeout_s=30)
+        answer = request(node, "policies/%2F/p", "PUT", policy, timeout_s=30)
         assert (answer.status, answer.json["error"]) == (503, "service_unavailable")
-        silent = f"no majority: {', '.join(other.name for other in others)} do not answer"
+        silent = f"no majority: {', '.join(other.name for other in followers)} do not answer"
         assert answer.json["reason"] == f"{silent}; outcome unknown: it may still be carried out"
         # Nobody knows whether there is such a one; so it is not made, either.
-        answer = ask(node, "policies/%2F/q", "PUT", policy, timeout_s=30)
+        answer = request(node, "policies/%2F/q", "PUT", policy, timeout_s=30)
         assert (answer.status, answer.json["reason"]) == (503, f"{silent}; not carried out")
         assert node.queues() == []
-        for other in others:
+        for other in followers:
             other.start()
         cluster.wait_caught_up()
         for each in cluster.nodes:
-            eventually(lambda: ask(each, "policies/%2F/p").json["definition"] == {"max-length": 4})  # noqa: B023
-            assert ask(each, "policies/%2F/q").status == 404
+            eventually(lambda: request(each, "policies/%2F/p").json["definition"] == {"max-length": 4})  # noqa: B023
+            assert request(each, "policies/%2F/q").status == 404
 
 
 # --- virtual hosts and users
@@ -323,40 +323,40 @@ def connect() -> Generator[Connect]:
 
 def permit(node: ClusterNode, user: str, vhost: str) -> None:
     permissions = {"configure": ".*", "write": ".*", "read": ".*"}
-    assert ask(node, f"permissions/{vhost}/{user}", "PUT", permissions).status in (201, 204)
+    assert request(node, f"permissions/{vhost}/{user}", "PUT", permissions).status in (201, 204)
 
 
 def test_client_uses_a_virtual_host_created_over_http(
     real_node: ClusterNode, connect: Connect, name: str
 ) -> None:
-    assert ask(real_node, f"vhosts/{name}", "PUT", {"default_queue_type": "quorum"}).status == 201
-    assert ask(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": ""}).status == 201
+    assert request(real_node, f"vhosts/{name}", "PUT", {"default_queue_type": "quorum"}).status == 201
+    assert request(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": ""}).status == 201
     with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="access to vhost"):
         connect(real_node, name, "pw", name)
     permit(real_node, name, name)
     channel = connect(real_node, name, "pw", name).channel()
     channel.queue_declare("q", durable=True)
     channel.basic_publish("", "q", b"hello")
-    queue = ask(real_node, f"queues/{name}/q").json
+    queue = request(real_node, f"queues/{name}/q").json
     assert (queue["type"], queue["vhost"]) == ("quorum", name)
-    eventually(lambda: ask(real_node, f"queues/{name}/q").json["messages"] == 1)
-    assert ask(real_node, "queues/%2F/q").status == 404
-    assert ask(real_node, f"queues/{name}/q/browse").json[0]["payload"] == "hello"
+    eventually(lambda: request(real_node, f"queues/{name}/q").json["messages"] == 1)
+    assert request(real_node, "queues/%2F/q").status == 404
+    assert request(real_node, f"queues/{name}/q/browse").json[0]["payload"] == "hello"
     body = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
-    assert [each["payload"] for each in ask(real_node, f"queues/{name}/q/get", "POST", body).json] == [
+    assert [each["payload"] for each in request(real_node, f"queues/{name}/q/get", "POST", body).json] == [
         "hello"
     ]
-    assert ask(real_node, f"queues/{name}/q").json["messages"] == 0
-    assert ask(real_node, f"vhosts/{name}", "DELETE").status == 204
+    assert request(real_node, f"queues/{name}/q").json["messages"] == 0
+    assert request(real_node, f"vhosts/{name}", "DELETE").status == 204
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match=f"vhost '{name}' is deleted"):
         channel.basic_get("q")
-    assert ask(real_node, f"queues/{name}").status == 404
+    assert request(real_node, f"queues/{name}").status == 404
 
 
 def test_limit_is_effective_from_its_answer(real_node: ClusterNode, connect: Connect, name: str) -> None:
-    ask(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": ""})
+    request(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": ""})
     permit(real_node, name, "%2F")
-    assert ask(real_node, f"user-limits/{name}/max-connections", "PUT", {"value": 1}).status == 204
+    assert request(real_node, f"user-limits/{name}/max-connections", "PUT", {"value": 1}).status == 204
     first = connect(real_node, name, "pw")
     with pytest.raises(
         pika.exceptions.ProbableAccessDeniedError, match=r"user connection limit \(1\) is reached"
@@ -364,7 +364,7 @@ def test_limit_is_effective_from_its_answer(real_node: ClusterNode, connect: Con
         connect(real_node, name, "pw")
     first.close()
     connect(real_node, name, "pw").close()
-    assert ask(real_node, f"users/{name}", "DELETE").status == 204
+    assert request(real_node, f"users/{name}", "DELETE").status == 204
     with pytest.raises(pika.exceptions.ProbableAuthenticationError):
         connect(real_node, name, "pw")
 
@@ -372,41 +372,41 @@ def test_limit_is_effective_from_its_answer(real_node: ClusterNode, connect: Con
 def test_a_connection_is_shown_and_closed_with_a_reason(
     real_node: ClusterNode, connect: Connect, name: str
 ) -> None:
-    ask(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": ""})
+    request(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": ""})
     permit(real_node, name, "%2F")
     connection = connect(real_node, name, "pw")
     connection.channel()
-    [shown] = ask(real_node, f"connections/username/{name}").json
+    [shown] = request(real_node, f"connections/username/{name}").json
     assert (shown["node"], shown["vhost"], shown["state"]) == ("n1", "/", "running")
     assert (shown["channels"], shown["client_properties"]["connection_name"]) == (1, "mine")
     assert shown["name"] == f"{shown['peer_host']}:{shown['peer_port']} -> 127.0.0.1:{real_node.amqp_port}"
     path = f"connections/{quote(shown['name'], safe='')}"
-    assert ask(real_node, path).json["name"] == shown["name"]
-    assert ask(real_node, path, "DELETE", headers={"X-Reason": "for a test"}).status == 204
+    assert request(real_node, path).json["name"] == shown["name"]
+    assert request(real_node, path, "DELETE", headers={"X-Reason": "for a test"}).status == 204
     with pytest.raises(
         pika.exceptions.ConnectionClosedByBroker, match="CONNECTION_FORCED - for a test"
     ) as closed:
         connection.process_data_events(5)
     assert closed.value.reply_code == 320
-    eventually(lambda: ask(real_node, path).status == 404)
+    eventually(lambda: request(real_node, path).status == 404)
 
 
 def test_definitions_of_a_node_are_imported_into_a_new_cluster(
     real_node: ClusterNode, connect: Connect, name: str
 ) -> None:
-    assert ask(real_node, f"vhosts/{name}", "PUT").status == 201
-    ask(real_node, f"queues/{name}/q", "PUT", {"arguments": QUORUM})
-    ask(real_node, f"exchanges/{name}/x", "PUT", {"type": "fanout"})
-    assert ask(real_node, f"bindings/{name}/e/x/q/q", "POST", {}).status == 201
-    ask(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": "management"})
+    assert request(real_node, f"vhosts/{name}", "PUT").status == 201
+    request(real_node, f"queues/{name}/q", "PUT", {"arguments": QUORUM})
+    request(real_node, f"exchanges/{name}/x", "PUT", {"type": "fanout"})
+    assert request(real_node, f"bindings/{name}/e/x/q/q", "POST", {}).status == 201
+    request(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": "management"})
     permit(real_node, name, name)
-    written = ask(real_node, "definitions").json
+    written = request(real_node, "definitions").json
     with LocalCluster(nodes=1) as cluster:
         [node] = cluster.nodes
-        assert ask(node, "definitions", "POST", written).status == 204
-        again = ask(node, "definitions").json
+        assert request(node, "definitions", "POST", written).status == 204
+        again = request(node, "definitions").json
         assert {key: again[key] for key in again} == written
-        assert ask(node, "definitions", "POST", written).status == 204
+        assert request(node, "definitions", "POST", written).status == 204
         channel = connect(node, name, "pw", name).channel()
         channel.confirm_delivery()
         channel.basic_publish("x", "", b"m", mandatory=True)
@@ -417,19 +417,19 @@ def test_definitions_of_a_node_are_imported_into_a_new_cluster(
 def test_change_at_a_node_is_effective_at_all_nodes(connect: Connect) -> None:
     with LocalCluster(nodes=3) as cluster:
         first, _, third = cluster.nodes
-        assert ask(first, "vhosts/v", "PUT").status == 201
-        assert ask(first, "users/ann", "PUT", {"password": "pw", "tags": ""}).status == 201
+        assert request(first, "vhosts/v", "PUT").status == 201
+        assert request(first, "users/ann", "PUT", {"password": "pw", "tags": ""}).status == 201
         permit(first, "ann", "v")
         connection = connect(third, "ann", "pw", "v")
         connection.channel().queue_declare("q", durable=True)
-        eventually(lambda: bool(ask(first, "connections/username/ann").json))
-        [shown] = ask(first, "connections/username/ann").json
+        eventually(lambda: bool(request(first, "connections/username/ann").json))
+        [shown] = request(first, "connections/username/ann").json
         assert (shown["node"], shown["peer_host"], shown["port"]) == ("n3", "127.0.0.1", third.amqp_port)
-        assert ask(first, f"connections/{quote(shown['name'], safe='')}", "DELETE").status == 204
+        assert request(first, f"connections/{quote(shown['name'], safe='')}", "DELETE").status == 204
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="Closed via management plugin"):
             connection.process_data_events(5)
         connection = connect(third, "ann", "pw", "v")
-        assert ask(first, "users/ann", "DELETE").status == 204
+        assert request(first, "users/ann", "DELETE").status == 204
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="user 'ann' is deleted"):
             connection.process_data_events(5)
 
@@ -442,7 +442,7 @@ def test_browsing_leaves_messages_in_the_queue(real_node: ClusterNode, channel: 
     for number in range(120):
         channel.basic_publish("", name, b"%d" % number, pika.BasicProperties(headers={"n": number}))
     found: list[dict[str, Any]] = []
-    while page := ask(real_node, f"queues/%2F/{name}/browse?offset={len(found)}").json:
+    while page := request(real_node, f"queues/%2F/{name}/browse?offset={len(found)}").json:
         found += page
     assert [each["payload"] for each in found] == [str(number) for number in range(120)]
     assert [each["properties"]["headers"] for each in found] == [{"n": number} for number in range(120)]
@@ -459,7 +459,7 @@ def test_browsing_reads_bodies_that_are_only_on_disk(tmp_path: Path, monkeypatch
             channel.queue_declare("q", durable=True, arguments=QUORUM)
             for number in range(50):
                 channel.basic_publish("", "q", b"%03d" % number * 1000)
-        answer = ask(node, "queues/%2F/q/browse?truncate=3")
+        answer = request(node, "queues/%2F/q/browse?truncate=3")
         assert [each["payload"] for each in answer.json] == [f"{number:03}" for number in range(50)]
         assert {each["payload_bytes"] for each in answer.json} == {3000}
 
@@ -479,21 +479,23 @@ def test_browsing_a_queue_while_it_is_consumed_keeps_the_order(
     consumer = threading.Thread(target=consume)
     consumer.start()
     while consumer.is_alive():
-        page = [int(each["payload"]) for each in ask(real_node, f"queues/%2F/{name}/browse?count=1000").json]
+        page = [
+            int(each["payload"]) for each in request(real_node, f"queues/%2F/{name}/browse?count=1000").json
+        ]
         assert page == sorted(set(page))
     consumer.join()
-    assert ask(real_node, f"queues/%2F/{name}/browse").json == []
+    assert request(real_node, f"queues/%2F/{name}/browse").json == []
 
 
 # --- the node itself
 
 
 def test_node_shows_its_own_ports_and_figures(real_node: ClusterNode, channel: Any) -> None:
-    [shown] = ask(real_node, "nodes").json
+    [shown] = request(real_node, "nodes").json
     assert shown["os_pid"] == str(real_node.pid)
     assert (shown["running"], shown["sockets_used"] >= 1, shown["io_sync_count"] >= 1) == (True, True, True)
-    eventually(lambda: ask(real_node, "overview").json["object_totals"]["channels"] >= 1)
-    overview = ask(real_node, "overview").json
+    eventually(lambda: request(real_node, "overview").json["object_totals"]["channels"] >= 1)
+    overview = request(real_node, "overview").json
     ports = {each["protocol"]: each["port"] for each in overview["listeners"]}
     assert ports.keys() == {"amqp", "clustering", "http"}
     assert (ports["amqp"], ports["http"]) == (real_node.amqp_port, real_node.http_port)
@@ -502,33 +504,35 @@ def test_node_shows_its_own_ports_and_figures(real_node: ClusterNode, channel: A
         "protocol-listener/amqp091",
         "ready-to-serve-clients",
     ):
-        assert ask(real_node, f"health/checks/{check}").status == 200
-    settings = ask(real_node, "config/effective").text
+        assert request(real_node, f"health/checks/{check}").status == 200
+    settings = request(real_node, "config/effective").text
     assert f"name = {real_node.name}\n" in settings
     assert "secret_file" in settings
     assert "default_password" not in settings
-    protocols = [each["protocol"] for each in ask(real_node, f"auth/attempts/{real_node.name}").json]
+    protocols = [each["protocol"] for each in request(real_node, f"auth/attempts/{real_node.name}").json]
     assert protocols == ["amqp091", "http"]
 
 
 def test_clients_receive_the_configured_cluster_name(real_node: ClusterNode) -> None:
-    def told() -> str:
+    def log_text() -> str:
         with channel_of(real_node) as channel:
             return channel.connection._impl.server_properties["cluster_name"]
 
-    first = told()
-    assert ask(real_node, "cluster-name", "PUT", {"name": "blue"}).status == 204
-    assert (first, told()) == (ask(real_node, "cluster").json["cluster"], "blue")
-    assert ask(real_node, "global-parameters/cluster_name", "DELETE").status == 204
-    assert told() == first
+    first = log_text()
+    assert request(real_node, "cluster-name", "PUT", {"name": "blue"}).status == 204
+    assert (first, log_text()) == (request(real_node, "cluster").json["cluster"], "blue")
+    assert request(real_node, "global-parameters/cluster_name", "DELETE").status == 204
+    assert log_text() == first
 
 
 def test_refused_login_is_logged_with_user_and_address(real_node: ClusterNode) -> None:
     for user in ("intruder", "guest"):
         wrong = {"Authorization": encode_basic_auth(user, "hidden-word")}
-        assert ask(real_node, "whoami", headers=wrong).status == 401
+        assert request(real_node, "whoami", headers=wrong).status == 401
     form = {"username": "by-form", "password": "hidden-word"}
-    assert ask(real_node, "login", "POST", form, headers={"Content-Type": "application/json"}).status == 401
+    assert (
+        request(real_node, "login", "POST", form, headers={"Content-Type": "application/json"}).status == 401
+    )
     log = real_node.log.read_text()
     for user in ("intruder", "guest", "by-form"):
         assert f"login of user '{user}' from 127.0.0.1 (HTTP) refused\n" in log

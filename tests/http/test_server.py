@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
+import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,14 +19,17 @@ import uvloop
 from prometheus_client import CollectorRegistry, Counter
 
 from qq.client_sockets.turns import PASS_S, TURN_S
+from qq.config import ClientTls
 from qq.http.app import build_app
 from qq.http.app import serve as serve_http
 from qq.http.base.listener import HttpLimits, listen
 from qq.http.server import (
     FIELDS_MAX,
+    HEALTH_PATHS,
     READ_BYTES,
     SKIPPED_BYTES_MAX,
     SLICE_BYTES_MIN,
+    TLS_HANDSHAKE,
     HttpServer,
     _HttpConnection,
     _RequestTurn,
@@ -32,10 +37,16 @@ from qq.http.server import (
 from qq.management.errors import LoginThrottled, Unavailable
 from qq.management.reports.logins import LoggedIn
 from qq.management.reports.queues import QueueStatus
+from qq.tls import contexts
+from qq.tls.handshakes import TlsHandshakes
+from tests.harness.certificates import Authority
 from tests.http.fakes import FakeManagement, FakeQueues, FakeView, MachineManagement
 from tests.http.http_node import GUEST, login
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+OVER_TLS = ["asyncio over TLS", "uvloop over TLS"]
+over_tls_too = pytest.mark.parametrize("run", [*LOOPS, *OVER_TLS], indirect=True)
+over_tls = pytest.mark.parametrize("run", OVER_TLS, indirect=True)
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 AUTHORIZATION = f"Authorization: {GUEST['Authorization']}\r\n"
 TINY_CHUNKS = (
@@ -50,6 +61,8 @@ class Client:
     """A connection, and what is sent on it as it is."""
 
     all: ClassVar[list[Client]] = []
+    tls: ClassVar[ssl.SSLContext | None] = None
+    """What the next connections speak; None: plain HTTP."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -57,7 +70,10 @@ class Client:
 
     @classmethod
     async def connect(cls, server: HttpServer, source: str = HERE, limit: int = 2**16) -> Client:
-        return cls(*await asyncio.open_connection(HERE, server.port, local_addr=(source, 0), limit=limit))
+        options: dict[str, Any] = {"ssl": cls.tls, "server_hostname": "localhost"} if cls.tls else {}
+        return cls(
+            *await asyncio.open_connection(HERE, server.port, local_addr=(source, 0), limit=limit, **options)
+        )
 
     def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -76,9 +92,17 @@ class Client:
         return True
 
 
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
 @pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Callable[..., None]:
+def run(request: pytest.FixtureRequest, authority: Authority) -> Generator[Callable[..., None]]:
     """Run a story against a server; nothing that happens may reach the event loop's owner."""
+    loop, _, over_tls = request.param.partition(" over ")
+    context = contexts.for_clients(ClientTls(*authority.issue("server"))).current
+    Client.tls = authority.context() if over_tls else None
 
     def run(
         story: Story,
@@ -95,23 +119,26 @@ def run(request: pytest.FixtureRequest) -> Callable[..., None]:
             app = build_app(
                 view or FakeView(), management or FakeManagement(), registry or CollectorRegistry(), chosen
             )
-            server = await serve_http(app, await listen(HERE, 0), chosen)
+            handshakes = TlsHandshakes(lambda: context, chosen.header_timeout_s) if over_tls else None
+            server = await serve_http(app, await listen(HERE, 0), chosen, handshakes=handshakes)
             try:
                 await story(server)
             finally:
                 for client in Client.all:
-                    client.writer.close()
+                    # A TLS client would wait until the server has read what it has sent.
+                    client.writer.transport.abort() if over_tls else client.writer.close()
                     with contextlib.suppress(ConnectionError):
                         await client.writer.wait_closed()
                 Client.all.clear()
                 await server.cleanup()
             assert (server.slots.unauthenticated, server.slots.authenticated) == (0, 0)
 
-        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+        with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
             runner.run(serve())
         assert unhandled == []
 
-    return run
+    yield run
+    Client.tls = None
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -129,7 +156,7 @@ async def flood(server: HttpServer, count: int) -> list[Client]:
     return clients
 
 
-async def ask(client: Client, path: str = "/livez", more: str = "") -> int:
+async def request(client: Client, path: str = "/livez", more: str = "") -> int:
     client.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode())
     status, _, _ = await client.answer()
     return status
@@ -141,11 +168,11 @@ def test_unfinished_requests_are_bounded_and_whole_served(run: Callable[..., Non
         clients = await flood(server, 300)
         assert server.slots.unauthenticated <= 8
         assert await clients[-2].is_ended()  # the last one has the quick slot
-        assert await ask(await Client.connect(server, ELSEWHERE)) == 200
+        assert await request(await Client.connect(server, ELSEWHERE)) == 200
         await asyncio.sleep(0.3)
-        assert await ask(await Client.connect(server)) == 200
+        assert await request(await Client.connect(server)) == 200
         assert await clients[0].is_ended()
-        assert await ask(await Client.connect(server), "/api/cluster", AUTHORIZATION) == 200
+        assert await request(await Client.connect(server), "/api/cluster", AUTHORIZATION) == 200
 
     run(story, HttpLimits(connections=8))
 
@@ -153,20 +180,21 @@ def test_unfinished_requests_are_bounded_and_whole_served(run: Callable[..., Non
 def test_single_address_evicts_no_different_address(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         kept = await Client.connect(server, ELSEWHERE)
-        assert await ask(kept) == 200
+        assert await request(kept) == 200
         await flood(server, 100)
-        assert await ask(kept) == 200
+        assert await request(kept) == 200
 
     run(story, HttpLimits(connections=4))
 
 
+@over_tls_too
 def test_request_header_must_arrive_within_its_time_limit(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         silent, half, dripping = [await Client.connect(server) for _ in range(3)]
         again = await Client.connect(server)
-        assert await ask(again) == 200
-        half.send(HALF)
-        again.send(HALF)
+        assert await request(again) == 200
+        for client in (half, dripping, again):
+            client.send(HALF)
 
         async def drip() -> None:
             with contextlib.suppress(ConnectionError):
@@ -182,11 +210,12 @@ def test_request_header_must_arrive_within_its_time_limit(run: Callable[..., Non
     run(story, HttpLimits(header_timeout_s=0.3))
 
 
+@over_tls_too
 def test_an_idle_connection_is_closed(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         client = await Client.connect(server)
-        assert await ask(client) == 200
-        assert await ask(client) == 200
+        assert await request(client) == 200
+        assert await request(client) == 200
         assert await client.is_ended()
 
     run(story, HttpLimits(idle_timeout_s=0.3))
@@ -211,6 +240,7 @@ def test_a_users_request_is_not_pushed_out(run: Callable[..., None]) -> None:
     run(story, HttpLimits(connections=4))
 
 
+@over_tls_too
 def test_request_body_must_arrive_within_its_time_limit(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         for path in ("policies/%2F/p", "definitions"):
@@ -237,10 +267,10 @@ def test_requests_above_the_limit_are_503(run: Callable[..., None]) -> None:
         status, headers, body = await second.answer()
         assert (status, headers["retry-after"]) == (503, "1")
         assert b"1 requests are under way, 1 of 'guest' (http_request_max)" in body
-        assert await ask(second) == 200
+        assert await request(second) == 200
         first.send(b" " * 99)
         assert (await first.answer())[0] == 400
-        assert await ask(second, "/api/cluster", AUTHORIZATION) == 200
+        assert await request(second, "/api/cluster", AUTHORIZATION) == 200
 
     run(story, HttpLimits(requests=1))
 
@@ -261,7 +291,7 @@ def test_user_with_many_requests_leaves_slots_for_a_second_user(run: Callable[..
         status, _, body = await refused.answer()
         assert status == 503
         assert b"4 requests are under way, 4 of 'eve' (http_request_max)" in body
-        assert await ask(await Client.connect(server), "/api/cluster", AUTHORIZATION) == 200
+        assert await request(await Client.connect(server), "/api/cluster", AUTHORIZATION) == 200
 
     run(story, HttpLimits(requests=8), view)
 
@@ -319,6 +349,7 @@ class Chatty(FakeManagement):
         self.queues = ManyQueues()
 
 
+@over_tls_too
 def test_client_that_does_not_read_its_answer_is_dropped(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         client = await Client.connect(server, limit=1024)
@@ -345,6 +376,7 @@ async def longest_pass() -> AsyncIterator[list[float]]:
     measuring.cancel()
 
 
+@over_tls_too
 @pytest.mark.parametrize(
     "flood",
     [
@@ -363,8 +395,8 @@ def test_flood_without_a_login_leaves_the_loop_free(run: Callable[..., None], fl
                 client.send(flood)
             await asyncio.sleep(1)
             client = await Client.connect(server)
-            assert await asyncio.wait_for(ask(client), 1) == 200
-        assert longest[0] < 0.03
+            assert await asyncio.wait_for(request(client), 1) == 200
+        assert longest[0] < (0.06 if Client.tls else 0.03)  # the clients encrypt on the same loop
         connections = [each for each in gc.get_objects() if isinstance(each, _HttpConnection)]
         assert connections
         assert max(len(each._unparsed) for each in connections) <= READ_BYTES
@@ -404,17 +436,18 @@ def test_cancelled_request_leaves_its_turn_to_the_next(run: Callable[..., None])
         await asyncio.sleep(0)
         waits[0].cancel()
         await asyncio.wait_for(asyncio.gather(*waits[1:]), 5)
-        assert await ask(client) == 200
+        assert await request(client) == 200
 
     run(story)
 
 
 async def request_turn(server: HttpServer) -> None:
     turn = _RequestTurn(server.turns)
-    server.turns.ask(server.turns.new_place(turn, HERE))
+    server.turns.request(server.turns.new_place(turn, HERE))
     await turn.come
 
 
+@over_tls_too
 def test_connection_ends_when_its_header_is_too_large(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         client = await Client.connect(server)
@@ -427,6 +460,7 @@ def test_connection_ends_when_its_header_is_too_large(run: Callable[..., None]) 
     run(story, HttpLimits(header_timeout_s=60))
 
 
+@over_tls_too
 def test_body_of_a_refused_request_is_read_to_a_limit(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         client = await Client.connect(server)
@@ -440,20 +474,21 @@ def test_body_of_a_refused_request_is_read_to_a_limit(run: Callable[..., None]) 
     run(story)
 
 
+@over_tls_too
 def test_large_body_of_a_user_arrives_whole(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         body = b'{"users": [' + b" " * 8_000_000 + b"nothing"
         client = await Client.connect(server)
         client.send(put_policy(body).replace(b"PUT /api/policies/%2F/p", b"POST /api/definitions"))
-        status, _, said = await client.answer()
-        assert (status, b"not_json" in said or b"JSON" in said) == (400, True)
+        status, _, text = await client.answer()
+        assert (status, b"not_json" in text or b"JSON" in text) == (400, True)
         chunks = (
             b"".join(b"1\r\n%c\r\n" % octet for octet in b'{"pattern": 1}' + b" " * 20_000) + b"0\r\n\r\n"
         )
         client.send(put_policy(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + chunks)
         status, _, _ = await client.answer()
         assert status == 400
-        assert await ask(client) == 200
+        assert await request(client) == 200
 
     run(story)
 
@@ -488,7 +523,7 @@ def test_gathering_metrics_takes_a_small_share_of_the_processor(
     async def story(server: HttpServer) -> None:
         client = await Client.connect(server)
         for _ in range(4):
-            assert await ask(client, "/metrics") == 200
+            assert await request(client, "/metrics") == 200
             await asyncio.sleep(0.1)
         assert times == gathered
 
@@ -503,13 +538,13 @@ def test_error_in_the_http_parser_ends_only_its_connection(
 
     async def story(server: HttpServer) -> None:
         other = await Client.connect(server)
-        assert await ask(other) == 200
+        assert await request(other) == 200
         client = await Client.connect(server)
         with monkeypatch.context() as patched:
             patched.setattr("aiohttp.web_protocol.RequestHandler.data_received", fail)
             client.send(HALF)
             assert await client.is_ended()
-        assert await ask(other) == 200
+        assert await request(other) == 200
 
     run(story)
     assert "ZeroDivisionError" in caplog.text
@@ -526,3 +561,93 @@ def test_rubbish_leaves_no_line_in_the_log(
 
     run(story, management=MachineManagement())
     assert caplog.records == []
+
+
+async def exchange(sock: socket.socket, data: bytes) -> bytes:
+    """Send `data` without TLS and return all that comes until the end."""
+    reader, writer = await asyncio.open_connection(sock=sock)
+    writer.write(data)
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+
+
+def connect(server: HttpServer, source: str = HERE) -> socket.socket:
+    return socket.create_connection((HERE, server.port), 10, (source, 0))
+
+
+@over_tls
+def test_plain_requests_are_redirected_to_tls(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        head = b"Host: n1:15672\r\nConnection: close\r\n"
+        for first, location in (
+            (b"GET /api/queues/%2F/a%20b?x=%2F HTTP/1.1", b"/api/queues/%2F/a%20b?x=%2F"),
+            (b"PUT //evil.example/ HTTP/1.1", b"//evil.example/"),
+            (b"GET http://evil.example/x HTTP/1.1", b"/x"),
+        ):
+            answer = await exchange(connect(server), first + b"\r\n" + head + b"\r\n")
+            assert answer.startswith(b"HTTP/1.1 308 ")
+            assert b"\r\nLocation: https://n1:15672" + location + b"\r\n" in answer
+        answer = await exchange(connect(server), b"GET / HTTP/1.0\r\n\r\n")
+        assert b"this port speaks TLS: use https" in answer
+        for path in HEALTH_PATHS:
+            answer = await exchange(connect(server), b"GET %b HTTP/1.1\r\n%b\r\n" % (path.encode(), head))
+            assert answer.startswith(b"HTTP/1.1 200 ")
+
+    run(story)
+
+
+@over_tls
+def test_silent_clients_of_a_tls_port_are_bounded(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        server.slots.limits = replace(server.slots.limits, fair_s=0.3)
+        kept = await Client.connect(server, ELSEWHERE)
+        assert await request(kept) == 200
+        flood = [connect(server) for _ in range(200)]
+        for number, sock in enumerate(flood):
+            if number % 2:
+                sock.sendall(TLS_HANDSHAKE)
+        await asyncio.sleep(0.3)
+        assert server.slots.unauthenticated <= 8
+        assert await request(kept) == 200
+        assert await request(await Client.connect(server, ELSEWHERE)) == 200
+        await asyncio.sleep(1)
+        assert server.slots.unauthenticated <= 2  # none of the silent clients
+        for sock in flood:
+            sock.close()
+
+    run(story, HttpLimits(connections=8, header_timeout_s=0.5))
+
+
+@over_tls
+def test_unread_data_of_a_tls_client_is_bounded(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        client = await Client.connect(server)
+        client.send(
+            put_policy(b"{", 100_000_000).replace(b"PUT /api/policies/%2F/p", b"POST /api/definitions")
+        )
+        await until(lambda: server.slots.authenticated > 0)
+        [connection] = [
+            each for each in gc.get_objects() if isinstance(each, _HttpConnection) and each._server is server
+        ]
+        connection.pause_parsing()
+        client.send(bytes(30_000_000))
+        await asyncio.sleep(0.5)
+        assert READ_BYTES < connection._transport.get_read_buffer_size() <= 5 * READ_BYTES
+        client.writer.transport.abort()
+
+    run(story)
+
+
+@over_tls
+def test_failed_tls_handshake_is_logged(run: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    async def story(server: HttpServer) -> None:
+        with contextlib.suppress(ConnectionError):
+            await exchange(connect(server), TLS_HANDSHAKE + b" nonsense")
+        await until(lambda: server.slots.unauthenticated == 0)
+
+    run(story)
+    [line] = caplog.messages
+    assert line.startswith("the TLS handshake with 127.0.0.1:")
+    assert "(HTTP) failed" in line

@@ -1,7 +1,7 @@
 """A Celery application as its documentation advises for quorum queues, or with queues at their default.
 
-The worker's processes make it from QQ_INTEROP_BROKER, QQ_INTEROP_RESULTS and QQ_INTEROP_QUEUE_TYPE; who publishes has
-a `client` of the same configuration, which knows no tasks but their names.
+The worker's processes make it from QQ_INTEROP_BROKER, QQ_INTEROP_RESULTS and QQ_INTEROP_QUEUE_TYPE. A publisher has a
+`client` of the same configuration, which knows only the names of tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from celery import Celery, shared_task
 
 
 def client(broker: str, results: str, queue_type: str) -> Celery:
-    """`broker` is one address or several, separated by `;`, `results` a directory."""
+    """Return the client's application. `broker`: addresses separated by `;`. `results`: a directory."""
     app = Celery(f"interop-{queue_type}", broker=broker, backend=Path(results).as_uri(), set_as_current=False)
     app.conf.update(
         broker_connection_retry_on_startup=True,

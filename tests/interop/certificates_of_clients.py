@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 AMQPS_PORT_OFFSET = -1000
-"""From a node's port for plain AMQP to the one for TLS."""
+"""Offset from a node's port for plain AMQP to its port for TLS."""
 
 
 def write_certificates(directory: Path) -> None:
-    """Write an authority, what it has signed for the cluster and for a client, and a pair that does not match."""
+    """Write an authority, certificates for the cluster and a client, and a pair that does not match."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(directory / "ca_certificate.pem"))
     issued = {name: authority.issue_cert("localhost", "127.0.0.1") for name in ("server", "client", "other")}

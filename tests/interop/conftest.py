@@ -16,14 +16,14 @@ from qq import testing
 from qq.testing import LocalCluster
 from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET, write_certificates
 
-# What the suites of aio-pika and aiormq have RabbitMQ configured with; the default is RabbitMQ's 16 MiB.
+# The limit that the suites of aio-pika and aiormq set for RabbitMQ; the default is RabbitMQ's 16 MiB.
 MESSAGE_BYTES = "134217728"
 TROUBLE = re.compile(r"Traceback|CRITICAL|never retrieved|unexpected:", re.IGNORECASE)
 
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory of certificates: those of the cluster, and what a client may show."""
+    """Directory with certificates of the cluster and of clients."""
     directory = tmp_path_factory.mktemp("certificates")
     write_certificates(directory)
     return directory

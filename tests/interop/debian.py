@@ -19,7 +19,7 @@ _PIN = re.compile(r"(?P<name>\S+) (?P<version>\S+) (?P<suite>\S+) sha256:(?P<dig
 
 
 def install(*packages: str) -> None:
-    """Install what is missing. Raises SourceMissingError if that cannot be done here; it says how to do it."""
+    """Install missing packages. Raises SourceMissingError, with the commands to run, if that is impossible here."""
     if not _missing(packages):
         return
     how = f"apt-get install {' '.join(packages)}"
@@ -79,7 +79,7 @@ def debian_source(name: str) -> Path:
 
 
 def _source_lists(suite: str, directory: Path) -> dict[str, str]:
-    """Write a configuration of apt that knows the sources of one release; gives the environment to use it with."""
+    """Write a configuration of apt with the sources of a release; return the environment that uses it."""
     targets = ["--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian", "Component: main"]
     [mirror, *_] = run(
         ["apt-get", "indextargets", *targets], directory, "the address of apt's mirror"

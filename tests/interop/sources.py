@@ -40,11 +40,11 @@ _GO_PIN = re.compile(r"(?P<module>\S+?/(?P<name>[\w.-]+)(?:/v\d+)?) v(?P<version
 
 
 class SourceMissingError(Exception):
-    """A source package could not be fetched; the message says what to do."""
+    """A source package could not be fetched; the message says how to fetch it."""
 
 
 class WrongHashError(Exception):
-    """What was fetched is not what was pinned."""
+    """A fetched file differs from its pin."""
 
 
 def python_clients() -> Path:
@@ -85,7 +85,9 @@ def python_source(name: str, build_tools: Path | None = None) -> Path:
 
 
 def amqplib_source() -> Path:
-    """Directory of the packages in `sources_node.txt`: the first one, and the others as what it needs."""
+    """Return the directory of the packages in `sources_node.txt`: the first package, with the rest as its
+    dependencies.
+    """
     pins = [
         pin
         for line in (HERE / "sources_node.txt").read_text().splitlines()
@@ -128,7 +130,7 @@ def node_clients() -> Path:
 
 
 def go_source(name: str) -> Path:
-    """Directory of a module in `sources_go.txt`, after what its tests need was fetched (GO_ENVIRONMENT)."""
+    """Return the directory of a module in `sources_go.txt`, after fetching its tests' dependencies (GO_ENVIRONMENT)."""
     pins = [_GO_PIN.fullmatch(line) for line in (HERE / "sources_go.txt").read_text().splitlines()]
     [pin] = [pin for pin in pins if pin and pin["name"] == name]
     directory = UNPACKED / f"{pin['name']}-{pin['version']}"
@@ -145,7 +147,7 @@ def go_source(name: str) -> Path:
 
 @contextmanager
 def fetching(directory: Path) -> Generator[Path | None]:
-    """Yield a directory whose `unpacked` becomes the wanted one, None if that is there; one process at a time."""
+    """Yield a directory whose `unpacked` becomes `directory`, or None if that exists; one process at a time."""
     UNPACKED.mkdir(exist_ok=True)
     with (UNPACKED / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -167,7 +169,7 @@ def run(
     settings: Mapping[str, str] | None = None,
     timeout_s: float = FETCH_TIMEOUT_S,
 ) -> str:
-    """Give what the command prints. Raises SourceMissingError."""
+    """Return the output of a command. Raises SourceMissingError."""
     # Build tools are looked for on the path, and the virtual environment need not be active.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     try:
@@ -192,7 +194,7 @@ def run(
 
 def unpack(archive: Path, directory: Path) -> None:
     with tarfile.open(archive) as tar:
-        # Not before Python 3.11.4; what is unpacked is pinned by its hash.
+        # Not before Python 3.11.4; the unpacked file is pinned by its hash.
         tar.extraction_filter = getattr(tarfile, "data_filter", None)
         for member in tar.getmembers():
             # The archive's own top directory goes.

@@ -43,7 +43,7 @@ _RANDOM = re.compile("/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 @dataclass(frozen=True)
 class Known:
-    """Tests of one suite that do not pass, and why."""
+    """Tests of a suite that do not pass, and the reason."""
 
     tests: Sequence[str]
     because: str
@@ -60,7 +60,7 @@ class Outcome:
     skipped: set[str] = field(default_factory=set)
 
     def judge(self, known: Sequence[Known]) -> list[str]:
-        """Sentences about what is not as the table says."""
+        """Return sentences about differences from the table."""
         problems = []
         excused: set[str] = set()
         for entry in known:
@@ -104,7 +104,7 @@ def known_failures(suite: str) -> list[Known]:
 def unaccounted(
     source: Path, patterns: Sequence[str], tests: Sequence[str], known: Sequence[Known]
 ) -> list[str]:
-    """The files that match glob patterns, and of which nobody says why they are not among the `tests` that are run."""
+    """Return the files that match glob patterns, and are neither run nor left out with a reason."""
     left_out = [test for entry in known if not entry.run for test in entry.tests]
     files = sorted(path.relative_to(source) for pattern in patterns for path in source.glob(pattern))
     return [
@@ -240,7 +240,7 @@ def run_rspec(
         else:
             outcome.failed[name] = _shown(example["exception"]["message"])
     assert not document["summary"]["errors_outside_of_examples_count"], document["messages"]
-    # Two tests of one file may have the same description.
+    # Two tests of a file may have the same description.
     outcome.passed -= outcome.failed.keys()
     return outcome
 
@@ -255,7 +255,7 @@ def run_phpunit(
 
 
 def run_prove(directory: Path, files: Sequence[str], timeout_s: float) -> Outcome:
-    """Run test files of a Perl package; a file is one test."""
+    """Run test files of a Perl package; each file is a test."""
     outcome = Outcome()
     for file in files:
         output = run_command(["prove", "--verbose", file], directory, {}, timeout_s)
@@ -268,7 +268,7 @@ def run_prove(directory: Path, files: Sequence[str], timeout_s: float) -> Outcom
 
 
 def moved(source: Path, directory: Path, ports: Mapping[int, int], patterns: Sequence[str]) -> Path:
-    """Copy a source package whose tests know only the standard ports: others take their place in the files."""
+    """Copy a source package whose tests know only the standard ports, and replace the ports in its files."""
     copy = shutil.copytree(source, directory)
     for file in [file for pattern in patterns for file in copy.glob(pattern)]:
         text = file.read_text(errors="surrogateescape")
@@ -305,7 +305,7 @@ def run_maven(
 
 
 def _redirected(directory: Path, scratch: Path, amqp_port: int, http_port: int) -> dict[str, str]:
-    """Write copies of the files that know only the standard ports; for each file, the one to compile instead."""
+    """Write copies of the files that know only the standard ports; return the replacement to compile for each file."""
     replaced = {}
     for file in directory.rglob("*.go"):
         text = file.read_text()
@@ -320,7 +320,7 @@ def _redirected(directory: Path, scratch: Path, amqp_port: int, http_port: int) 
 def run_suite(
     command: Sequence[str], directory: Path, report: Path, settings: Mapping[str, str], timeout_s: float
 ) -> None:
-    """Run a command that writes a report. Raises AssertionError if it writes none in time."""
+    """Run a command that writes a report. Raises AssertionError if there is no report in time."""
     output = run_command(command, directory, settings, timeout_s)
     assert report.exists(), f"no report was written:\n{_tail(output)}"
 
@@ -328,7 +328,7 @@ def run_suite(
 def run_command(
     command: Sequence[str], directory: Path, settings: Mapping[str, str], timeout_s: float
 ) -> str:
-    """Run a command and give what it prints. Raises AssertionError if it is not done in time."""
+    """Run a command and return its output. Raises AssertionError if it is not done in time."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     with subprocess.Popen(
         command,
@@ -355,7 +355,7 @@ def _shown(message: str) -> str:
 
 
 def _so_far(output: str) -> str:
-    """What has failed, if a suite says so as it goes, and where it is."""
+    """Return the failures that a suite has reported so far, and its last lines."""
     failed = [line for line in output.splitlines() if re.search(" (FAILED|ERROR)", line)]
     return "\n".join([*failed, _tail(output)])
 
@@ -365,7 +365,7 @@ def _tail(output: str) -> str:
 
 
 def read_report(report: Path) -> Outcome:
-    """Read a JUnit report. What fails at its end, after it has passed, is in it twice."""
+    """Read a JUnit report. A test that fails at its end, after it has passed, is in it twice."""
     outcome = Outcome()
     for case in ET.parse(report).iter("testcase"):
         # Tests of PHP that are a file each have no class.

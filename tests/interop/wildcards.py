@@ -1,4 +1,4 @@
-"""Patterns of test names. It imports nothing of these tests: a plugin uses it in processes that have other `tests`."""
+"""Match patterns of test names. It imports no module of these tests, because a plugin uses it beside other `tests`."""
 
 from __future__ import annotations
 

@@ -46,20 +46,20 @@ def rewrite(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def strangers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What others have changed of queues."""
+def foreign_changes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Changes of queues by code outside their package."""
     found: list[str] = []
 
-    def note(what: str) -> None:
+    def record(changed: str) -> None:
         caller = sys._getframe(2).f_globals["__name__"]
         if caller not in PARTS:
-            found.append(f"{caller}: {what}")
+            found.append(f"{caller}: {changed}")
 
     def checked(kind: type, name: str) -> Callable[..., Any]:
         change = getattr(kind, name)
 
         def call(self: Any, *values: Any, **options: Any) -> Any:
-            note(f"{kind.__name__}.{name}")
+            record(f"{kind.__name__}.{name}")
             return change(self, *values, **options)
 
         return call

@@ -1,7 +1,7 @@
-"""Whether a machine that was loaded from a dump is like the one that was dumped, in everything that it keeps.
+"""Compare a machine loaded from a dump with the dumped machine, in all derived state.
 
-Equal dumps are not enough: counts and indexes are derived from the rows of a dump. A machine that has lived keeps them
-up, one that was loaded makes them anew, and where they differ, the two do different things some time later.
+Equal dumps are not enough: counts and indexes are derived from the rows of a dump. A running machine maintains them,
+and a loaded machine rebuilds them. If they differ, the machines diverge later.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
     PublishHandlers: dict.fromkeys(("_slot", "_count", "_size"), _ENTRY),
     Catalog: {"deferred_free": _REMAINS},
     VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE)
-    | {"_deferred_free": _REMAINS, "exchange_counts": _SHOWN},
+    | {"_deferred_free": _REMAINS, "exchange_counts": _SHOWN, "routing_revision": _SHOWN},
     Published: {"_by_node": _SHOWN},
     RoutingTable: {
         "_content_dependent": _CACHE,
@@ -97,6 +97,7 @@ _SORTED = "Sorted by whoever goes through it."
 UNORDERED: dict[type, dict[str, str]] = {
     Core: {
         "queues_with_dead": "In which order a leader looks at queues is its own affair.",
+        "queues_with_stuck": "In which order a leader looks at queues is its own affair.",
         "reviewing": _SORTED,
     },
     Rotation: {"_rings": "Their order is that of the levels."},
@@ -128,7 +129,7 @@ def _times(moments: _Moments) -> list[tuple[int, int]]:
 
 
 def _sets(masks: Masks[Any], numbered: Numbered[Any]) -> set[object]:
-    """Each key, with the things whose numbers are in the set under it."""
+    """Each key, with the objects whose numbers are in its set."""
     return {(key, _things(masks.get(key), numbered)) for key in (*masks._few, *masks._many)}
 
 
@@ -171,7 +172,7 @@ def _masks(place: Any) -> Iterable[int]:
 
 
 class Form(NamedTuple):
-    """What is compared instead of some attributes."""
+    """Values to compare in place of some attributes."""
 
     attributes: tuple[str, ...]
     read: Callable[[Any], object]
@@ -229,7 +230,7 @@ _IDENTICAL = (type, FunctionType, BuiltinFunctionType)
 
 
 def differences(lived: QueueMachine, loaded: QueueMachine) -> list[str]:
-    """Where a machine that was loaded is not like the one that was dumped, as paths from the machine."""
+    """Return the differences of a loaded machine from the dumped machine, as paths from the machine."""
     walk = _Walk()
     walk.compare("machine", lived, loaded)
     walk.finish()
@@ -243,9 +244,9 @@ class _Walk:
 
     def __init__(self) -> None:
         self.found: list[str] = []
-        self._others: dict[int, int] = {}
-        """Objects of the one that lived, and which objects of the other one stand for them; ..."""
-        self._ones: dict[int, int] = {}
+        self._counterparts: dict[int, int] = {}
+        """Objects of the running machine, and their counterparts in the loaded machine; ..."""
+        self._originals: dict[int, int] = {}
         """... and the other way round."""
         self._pending: deque[tuple[str, object, object]] = deque()
 
@@ -292,14 +293,14 @@ class _Walk:
     def _compare_dicts(
         self, path: str, one: Mapping[Any, object], other: Mapping[Any, object], *, ordered: bool
     ) -> None:
-        names, others = {_name(key): key for key in one}, {_name(key): key for key in other}
-        if list(names) != list(others) if ordered else names.keys() != others.keys():
-            self._differ(path, list(names), list(others))
+        names, other_names = {_name(key): key for key in one}, {_name(key): key for key in other}
+        if list(names) != list(other_names) if ordered else names.keys() != other_names.keys():
+            self._differ(path, list(names), list(other_names))
             return
         for name, key in names.items():
             place = f"{path}[{name!r}]"
-            self.compare(place, key, others[name])
-            self.compare(place, one[key], other[others[name]])
+            self.compare(place, key, other_names[name])
+            self.compare(place, one[key], other[other_names[name]])
 
     def _compare_sequences(self, path: str, one: Sequence[object], other: Sequence[object]) -> None:
         if len(one) != len(other):
@@ -310,14 +311,14 @@ class _Walk:
                 self.compare(f"{path}[{number}]", mine, theirs)
 
     def _pair(self, path: str, one: object, other: object) -> None:
-        """Let one object stand for the other wherever it is referred to."""
+        """Make two objects counterparts wherever they are referred to."""
         if isinstance(one, VirtualHost) and one.is_deleted and other.is_deleted:
-            # Nothing can be done there any more; each session that was loaded has one of its own.
+            # A deleted virtual host accepts no commands; each loaded session has its own copy.
             self.compare(path, one.name, other.name)
             return
-        known = self._others.get(id(one)), self._ones.get(id(other))
+        known = self._counterparts.get(id(one)), self._originals.get(id(other))
         if known == (None, None):
-            self._others[id(one)], self._ones[id(other)] = id(other), id(one)
+            self._counterparts[id(one)], self._originals[id(other)] = id(other), id(one)
             self._pending.append((path, one, other))
         elif known != (id(other), id(one)):
             self._differ(path, one, "another object that is found elsewhere")
@@ -342,7 +343,10 @@ class _Walk:
             self.compare(f"{path}.{name}", getattr(one, name), getattr(other, name), ordered=ordered)
 
     def _compare_timers(self, path: str, one: Timers[Any], other: Timers[Any]) -> None:
-        """One that was loaded sets them anew; another may have some that go off for nothing, none too late."""
+        """A loaded machine sets its timers anew.
+
+        The running machine may have additional timers without effect, but none that is late.
+        """
         lived, loaded = _moments(one), _moments(other)
         for name, due_ms in loaded.items():
             if lived.get(name, NEVER_MS) > due_ms:
@@ -359,7 +363,7 @@ def _attributes(thing: object) -> set[str]:
 
 
 def _name(key: object) -> object:
-    """What a key of a dict is called, in whatever machine it is."""
+    """Return a name for a key of a dict that is equal in both machines."""
     match key:
         case Queue():
             return ("queue", key.number)

@@ -24,12 +24,13 @@ from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from qq.machine.handlers.fragments import Fragment
+    from qq.machine.machine import PendingDeadLetters
     from qq.machine.protocol.commands import Command, Table
     from qq.machine.protocol.effects import Effect
-    from qq.machine.queue.queue import Consumer, Queue
+    from qq.machine.queue.queue import Consumer, DeadMessages, Queue
 
 Message = tuple[int, int, int]
 """Index, slot, deliveries."""
@@ -37,7 +38,7 @@ Place = tuple[int, int, int]
 """Index, ordinal of the batch, ordinal of the message."""
 
 TICKS_MAX = 1_000
-"""A leader that has more to do than that at one moment would never be done."""
+"""Bound for the entries of a leader at a single moment: more mean an endless loop."""
 
 
 def declare(name: str, session: int = 1, **arguments: object) -> DeclareQueue:
@@ -96,7 +97,7 @@ def reloaded(machine: QueueMachine) -> QueueMachine:
 
 
 def assert_kept_is_current(machine: QueueMachine) -> None:
-    """What queues keep of the last freeze is what they would freeze now. They go on with it afterwards."""
+    """Assert that the kept parts of the last freeze equal a new freeze. Queues use them afterwards."""
     dumped = machine.dump()
     kept = {queue: queue._frozen for queue in machine.queues()}
     for queue in kept:
@@ -107,7 +108,10 @@ def assert_kept_is_current(machine: QueueMachine) -> None:
 
 
 def never_later(old: QueueMachine, loaded: QueueMachine) -> bool:
-    """A machine that was loaded sets its timers anew; another may have some that go off for nothing, none too late."""
+    """Return whether no timer is late.
+
+    A loaded machine sets its timers anew; the old one may have more without effect.
+    """
     due_ms, exact_ms = old.due_ms(), loaded.due_ms()
     return exact_ms is None or (due_ms is not None and due_ms <= exact_ms)
 
@@ -117,7 +121,7 @@ def messages_of(ranges: Sequence[Range]) -> list[Message]:
 
 
 def ready_ranges(queue: Queue) -> list[Range]:
-    """Every ready message, in the order in which they would be served now."""
+    """Return every ready message, in the present order of delivery."""
     backlog = Backlog()
     backlog.load(queue.backlog.freeze().dump())
     return backlog.take(queue.ready)
@@ -128,7 +132,7 @@ def ready_messages(queue: Queue) -> list[Message]:
 
 
 def delayed_ranges(queue: Queue) -> list[Range]:
-    """Every delayed message, in the order in which they were delayed."""
+    """Return every delayed message, in the order of their delays."""
     return list(queue.backlog._delayed.browse())
 
 
@@ -137,8 +141,22 @@ def held_ranges(consumer: Consumer) -> list[tuple[int, Range]]:
 
 
 def leaving_ranges(queue: Queue) -> list[Range]:
-    """What consumers hold no more, and that is not yet where it goes."""
+    """Return the messages that consumers released, and that have not arrived at their next place yet."""
     return [messages for each in (*queue.leaving, *queue.returning) for messages in ranges_of(each.pieces())]
+
+
+def dead_ranges(queue: Queue) -> list[Range]:
+    """Return the dead messages: those in no line of a target first."""
+    return [dead.range for dead in (*queue.dead, *(dead for _, dead, _ in stuck_dead(queue)))]
+
+
+def stuck_dead(queue: Queue) -> list[tuple[int, DeadMessages, str]]:
+    """Return the messages in the lines: number of the first, the messages, and the target."""
+    return sorted(
+        (number, dead, target)
+        for target in queue.stuck
+        for number, dead in queue.stuck_messages(target, 0, 10**9)
+    )
 
 
 def held_messages(consumer: Consumer) -> dict[int, Message]:
@@ -149,10 +167,10 @@ def held_messages(consumer: Consumer) -> dict[int, Message]:
 
 
 def live_messages(machine: QueueMachine) -> list[Place]:
-    """Whatever anything refers to, as often as it is referred to."""
+    """Return all references to messages, with repetitions."""
     ranges: list[Range] = []
     for queue in machine.queues():
-        ranges += ready_ranges(queue) + delayed_ranges(queue) + [dead.range for dead in queue.dead]
+        ranges += ready_ranges(queue) + delayed_ranges(queue) + dead_ranges(queue)
         ranges += leaving_ranges(queue)
     for consumer in machine.consumers.values():
         ranges += [messages for _, messages in held_ranges(consumer)]
@@ -173,7 +191,7 @@ def _range_of(fragment: Fragment) -> Range:
 
 
 class Published(NamedTuple):
-    """What a message was published with, as `DeadLetter` tells it."""
+    """The fields of a publish, as `DeadLetter` has them."""
 
     exchange: str
     routing_key: str
@@ -185,12 +203,12 @@ class Published(NamedTuple):
 
 
 class Log:
-    """What the messages of a log were published with, for its leader."""
+    """The fields of all publishes in a log, for its leader."""
 
     def __init__(self) -> None:
         self.published: dict[tuple[int, int], Published] = {}
 
-    def note(
+    def record(
         self, index: int, ordinal: int, commands: Sequence[Command], bcc: Collection[str] = ()
     ) -> list[tuple[int, int]]:
         """Read a batch; `bcc` are the keys that no header CC names. Returns the places of the messages."""
@@ -215,39 +233,49 @@ class Log:
     def dead_letters(self, machine: QueueMachine, ranges_max: int = 500) -> list[DeadLetter]:
         """The next step of the leader, as qq/broker/dead_letters.py takes it."""
         commands: list[DeadLetter] = []
-        for dying in machine.pending_dead_letters(ranges_max):
-            first = dying.first
-            places = [(index, slot) for index, slot, _ in messages_of(dying.ranges)]
-            told = {place: self.published[place] for place in places}
-            if not dying.needs_content:
-                told = {place: published._replace(headers=()) for place, published in told.items()}
-            for published, alike in groupby(map(told.__getitem__, places)):
-                count = len(list(alike))
-                exchange, key, cc, bcc, expiration, priority, headers = published
-                commands.append(
-                    DeadLetter(
-                        dying.vhost,
-                        dying.queue,
-                        dying.number,
-                        first,
-                        count,
-                        exchange,
-                        key,
-                        list(cc),
-                        list(bcc),
-                        expiration,
-                        priority,
-                        dying.needs_content,
-                        dict(headers),
-                        {},
-                    )
-                )
-                first += count
+        for dead in machine.pending_dead_letters(ranges_max):
+            commands += self.dead_letters_of(dead)
+        for queue in machine.queues_with_stuck:
+            for target in queue.stuck:
+                stuck = machine.stuck_dead_letters(queue, target, 0, ranges_max)
+                tried = self.dead_letters_of(stuck)
+                room = machine.room_for_stuck(queue, target)
+                commands += [each for each in tried if room or not machine.is_still_stuck(each, target)]
         return commands
+
+    def dead_letters_of(self, dead: PendingDeadLetters) -> Iterator[DeadLetter]:
+        numbered: list[tuple[Published, int]] = []
+        for number, messages in dead.parts:
+            for place, (index, slot, _) in enumerate(messages_of([messages])):
+                published = self.published[index, slot]
+                if not dead.needs_content:
+                    published = published._replace(headers=())
+                numbered.append((published, number + place))
+        # Equal publishes with consecutive numbers.
+        for _, group in groupby(enumerate(numbered), lambda each: (each[1][0], each[1][1] - each[0])):
+            alike = [each for _, each in group]
+            (published, first), count = alike[0], len(alike)
+            exchange, key, cc, bcc, expiration, priority, headers = published
+            yield DeadLetter(
+                dead.vhost,
+                dead.queue,
+                dead.number,
+                first,
+                count,
+                exchange,
+                key,
+                list(cc),
+                list(bcc),
+                expiration,
+                priority,
+                dead.needs_content,
+                dict(headers),
+                {},
+            )
 
 
 class Shell:
-    """What a node knows of its sessions: from the effects, and from the state when it missed some."""
+    """A node's view of its sessions: from effects, and from the state after a gap."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -257,7 +285,7 @@ class Shell:
         self._messages: dict[int, dict[int, Message]] = {}
         """By consumer and message id, everything that it was ever given."""
 
-    def hear(self, effects: Sequence[Effect]) -> None:
+    def receive(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if effect.node != self.node:
                 continue
@@ -272,12 +300,12 @@ class Shell:
                     pass
 
     def forget(self, session: int) -> None:
-        """The session is down; the next one may have its number."""
+        """Forget a session that is down; a new session may reuse its number."""
         self._answers.pop(session, None)
         self._last.pop(session, None)
 
     def resume(self, machine: QueueMachine) -> None:
-        """Take from the state what was missed, and find that nothing is missing then."""
+        """Catch up from the state, and assert that the view equals the state then."""
         self.missed = False
         effects = machine.outstanding(self.node)
         assert {effect.node for effect in effects} <= {self.node}
@@ -302,7 +330,7 @@ class Shell:
         for (node, number), consumer in machine.consumers.items():
             if node == self.node:
                 assert (number in live) == consumer.live
-                # What `Get` took is in its answer.
+                # `Get` has its message in the answer.
                 for message_id, message in held_messages(consumer).items() if consumer.next_id else ():
                     assert self._messages[number][message_id] == message
 
@@ -321,7 +349,7 @@ class Shell:
 
 
 class Driver:
-    """One machine; each call is an entry with one batch of one node. The clock stands still unless it is set."""
+    """A machine; each call is an entry with a batch of one node. Tests set the clock."""
 
     def __init__(self) -> None:
         self.machine = QueueMachine()
@@ -330,15 +358,15 @@ class Driver:
         self.log = Log()
 
     def apply(self, *commands: Command, node: str = "n1", messages: Sequence[bytes] = ()) -> list[Effect]:
-        """Carry out an entry; messages that are not given are of one octet."""
+        """Apply an entry; messages that are not given have a single octet."""
         self.index += 1
-        places = self.log.note(self.index, 0, commands)
+        places = self.log.record(self.index, 0, commands)
         payload = batch(commands, messages or [b"x"] * len(places))
         effects = self.machine.apply_batch(node, self.index, 0, self.time_ms, payload)
         return effects + self.machine.end_entry(self.time_ms)
 
     def lead(self) -> list[Effect]:
-        """Do what a leader does now: entries for what is due and for what has died."""
+        """Apply the entries that a leader would submit now: for due timers and for dead letters."""
         effects: list[Effect] = []
         for _ in range(TICKS_MAX):
             due_ms = self.machine.due_ms()

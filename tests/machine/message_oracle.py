@@ -1,7 +1,7 @@
-"""A deliberately dumb model of the queues: lists of single messages, and no idea of whose turn it is.
+"""A deliberately simple model of the queues: lists of single messages, without an order of consumers.
 
-It carries out commands by their definition and follows the deliveries that the machine decides on, checking that each
-is one that may be. What it knows of queues are their arguments; it knows the default exchange and amq.fanout.
+It carries out commands by their definition, follows the deliveries that the machine decides on, and checks that each
+delivery is allowed. Of queues it knows the arguments; it knows the default exchange and amq.fanout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qq.machine.protocol import commands as c
 from qq.machine.protocol import effects as e
 from qq.machine.protocol.queue_types import QUORUM
 from qq.stored.properties import NO_PRIORITY, NO_TTL
-from tests.machine.machine_driver import delayed_ranges, held_ranges, ready_ranges
+from tests.machine.machine_driver import delayed_ranges, held_ranges, ready_ranges, stuck_dead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,11 +28,9 @@ Key = tuple[str, int]
 Deaths = tuple[tuple[str, str, int], ...]
 """Queue, reason and how often, the newest first."""
 
-DEAD_LETTER_RETRY_MS = 5_000
-
 
 class Seen(NamedTuple):
-    """What can be seen of a message."""
+    """The observable fields of a message."""
 
     index: int
     slot: int
@@ -41,11 +39,12 @@ class Seen(NamedTuple):
     expires_ms: int
     level: int
     deaths: Deaths
+    failed_before: int
 
 
 @dataclass(eq=False)
 class Message:
-    """One message in one queue."""
+    """A message in a queue."""
 
     index: int
     slot: int
@@ -57,11 +56,20 @@ class Message:
     position: int = 0
     deaths: Deaths = ()
     key: str | None = None
-    """The routing key that took the place of those with which it was published."""
+    """The routing key that replaced those of its publish."""
+    failed_before: int = 0
+    """Failed deliveries in the quorum queues in which it died."""
 
     def seen(self) -> Seen:
         return Seen(
-            self.index, self.slot, self.deliveries, self.failures, self.expires_ms, self.level, self.deaths
+            self.index,
+            self.slot,
+            self.deliveries,
+            self.failures,
+            self.expires_ms,
+            self.level,
+            self.deaths,
+            self.failed_before,
         )
 
 
@@ -89,6 +97,14 @@ class Dead:
     reason: str
 
 
+class Stuck(NamedTuple):
+    """Messages that died together and wait for a queue."""
+
+    dead: Dead
+    target: str
+    """The name of the queue; "" while the exchange routes them to no queue."""
+
+
 class OracleQueue:
     def __init__(self, name: str, number: int, arguments: Mapping[str, Any]) -> None:
         self.name = name
@@ -102,7 +118,8 @@ class OracleQueue:
         """When it is due, which came to wait first, whether it was returned."""
         self.dead: list[Dead] = []
         self.first_dead = 0
-        self.retry_ms = 0
+        self.stuck: dict[int, Stuck] = {}
+        """Messages that a target could not take, by the number of the first message."""
         self.arrived = 0
         self.delays = 0
         self.turn = 0
@@ -117,7 +134,11 @@ class OracleQueue:
         return sum(message.size for message in self.ready() + [message for *_, message in self.delayed])
 
     def messages(self) -> int:
-        return len(self.ready()) + len(self.delayed) + sum(len(dead.messages) for dead in self.dead)
+        return len(self.ready()) + len(self.delayed) + len(self.dying())
+
+    def dying(self) -> list[Message]:
+        groups = [*self.dead, *(stuck.dead for stuck in self.stuck.values())]
+        return [message for dead in groups for message in dead.messages]
 
     def arrive(self, message: Message) -> None:
         message.position = self.arrived
@@ -125,7 +146,7 @@ class OracleQueue:
         self.levels.append(message)
 
     def first(self) -> Message:
-        """The message whose turn it is."""
+        """The message to deliver next."""
         if self.returns:
             return self.returns[0]
         high = [message for message in self.levels if message.level > 4]
@@ -291,18 +312,18 @@ class Oracle:
                 if if_empty and queue.messages():
                     self._fails(command.session)
                     return
-                gone = {key for key, v in self.consumers.items() if v.queue == name and v.live}
+                ended = {key for key, v in self.consumers.items() if v.queue == name and v.live}
                 assert self._reply() == e.QueueDeleted(len(queue.ready()))
-                told = [self.ahead.popleft() for _ in gone]
-                assert {(effect.node, effect.consumer) for effect in told} == gone
+                released = [self.ahead.popleft() for _ in ended]
+                assert {(effect.node, effect.consumer) for effect in released} == ended
                 self._deleted(name)
             case c.PurgeQueue(_, _, name):
                 queue = self.queues[name]
                 self._serve(queue)
                 assert self._reply() == e.QueuePurged(queue.messages())
-                queue.first_dead += sum(len(dead.messages) for dead in queue.dead)
+                queue.first_dead += len(queue.dying())
                 queue.returns, queue.levels, queue.delayed, queue.dead = [], [], [], []
-                queue.retry_ms = 0
+                queue.stuck = {}
             case c.Checkout(session, _, _, consumer, name, _, credit, no_ack):
                 budget = None if no_ack else self._on_channel(session)
                 priority = command.arguments.get("x-priority", 0)
@@ -509,36 +530,63 @@ class Oracle:
 
     def _dead_letter(self, command: c.DeadLetter) -> None:
         queue = self.queues.get(command.queue)
-        if queue is None or queue.number != command.number or queue.first_dead != command.first:
+        if queue is None or queue.number != command.number:
             return
-        taken: list[Dead] = []
-        left = command.count
-        while left and queue.dead:
-            dead = queue.dead[0]
-            taken.append(Dead(dead.messages[:left], dead.reason))
-            del dead.messages[:left]
-            left -= len(taken[-1].messages)
-            if not dead.messages:
-                del queue.dead[0]
-        queue.first_dead += command.count - left
-        gone: dict[str, int] = {}
-        while taken:
-            moved = self._move(queue, taken[0], command)
+        taken = self._taken_again(queue, command) or self._taken_first(queue, command)
+        ended: dict[str, int] = {}
+        for number, dead in taken.items():
+            moved, target = self._move(queue, number, dead, command)
             if moved:
-                gone[taken[0].reason] = gone.get(taken[0].reason, 0) + moved
-            del taken[0].messages[:moved]
-            if taken[0].messages:
-                queue.first_dead -= sum(len(dead.messages) for dead in taken)
-                queue.dead[:0] = taken
-                queue.retry_ms = 0 if gone else self.now_ms + DEAD_LETTER_RETRY_MS
-                break
-            del taken[0]
+                ended[dead.reason] = ended.get(dead.reason, 0) + moved
+            del dead.messages[:moved]
+            if dead.messages:
+                queue.stuck[number + moved] = Stuck(dead, target)
         strategy = "at-least-once" if queue.at_least_once else "at-most-once"
-        for reason, count in gone.items():
+        for reason, count in ended.items():
             assert self.ahead.popleft() == e.DeadLettered(self.node, reason, strategy, count)
 
-    def _move(self, queue: OracleQueue, dead: Dead, command: c.DeadLetter) -> int:
-        """Bring messages to where they go. How many of them need not stay."""
+    def _taken_first(self, queue: OracleQueue, command: c.DeadLetter) -> dict[int, Dead]:
+        taken: dict[int, Dead] = {}
+        left = command.count if queue.first_dead == command.first else 0
+        while left and queue.dead:
+            dead = queue.dead[0]
+            taken[queue.first_dead] = part = Dead(dead.messages[:left], dead.reason)
+            del dead.messages[:left]
+            left -= len(part.messages)
+            queue.first_dead += len(part.messages)
+            if not dead.messages:
+                del queue.dead[0]
+        return taken
+
+    def _taken_again(self, queue: OracleQueue, command: c.DeadLetter) -> dict[int, Dead]:
+        """Those of the command that wait for the same target as its first."""
+        end = command.first + command.count
+        waiting = {
+            number + place: (stuck, place)
+            for number, stuck in queue.stuck.items()
+            for place in range(len(stuck.dead.messages))
+        }
+        if command.first not in waiting:
+            return {}
+        target = waiting[command.first][0].target
+        taken: dict[int, Dead] = {}
+        for number, (dead, for_target) in sorted(queue.stuck.items()):
+            low, high = max(number, command.first), min(number + len(dead.messages), end)
+            if for_target != target or low >= high:
+                continue
+            del queue.stuck[number]
+            if number < low:
+                queue.stuck[number] = Stuck(Dead(dead.messages[: low - number], dead.reason), target)
+            if dead.messages[high - number :]:
+                queue.stuck[high] = Stuck(Dead(dead.messages[high - number :], dead.reason), target)
+            taken[low] = Dead(dead.messages[low - number : high - number], dead.reason)
+        return taken
+
+    def _move(self, queue: OracleQueue, number: int, dead: Dead, command: c.DeadLetter) -> tuple[int, str]:
+        """Move messages to their targets.
+
+        Return the number of moved messages, and the queue for which the rest must wait.
+        """
         key = queue.get("x-dead-letter-routing-key", dead.messages[0].key)
         keys = [command.routing_key, *command.cc, *command.bcc] if key is None else [key]
         deaths = dead.messages[0].deaths
@@ -550,21 +598,32 @@ class Oracle:
         targets = [self.queues[name] for name in routed if not goes_round(deaths, name)]
         messages = dead.messages
         sizes = [message.size for message in messages]
+        behind = [
+            target.name
+            for target in targets
+            if any(stuck.target == target.name and other < number for other, stuck in queue.stuck.items())
+        ]
+        if queue.at_least_once and (behind or not routed):
+            return 0, behind[0] if behind else ""
         any_refuses = any(target.refuses for target in targets)
         room = [len(sizes)] * len(targets)
         if any_refuses:
             room = self._rooms(targets, sizes, at_once=True)
         count = len(messages)
         if queue.at_least_once:
-            count = min(room, default=count) if routed else 0
+            count = min(room, default=count)
+        full = [target.name for target, free in zip(targets, room, strict=True) if free == count]
         for target, free in zip(targets, room, strict=True):
             for message in messages[: min(free, count)]:
                 moved = Message(message.index, message.slot, message.size, deaths=deaths, key=key)
                 moved.expires_ms = target.expiry_ms(NO_TTL, self.now_ms)
                 moved.level = target.level(command.priority)
+                moved.failed_before = message.failed_before
+                if queue.quorum:
+                    moved.failed_before += message.failures + (dead.reason == "rejected")
                 target.arrive(moved)
         self._serve_if_full(targets)
-        return count
+        return count, full[0] if count < len(messages) else ""
 
     # Messages come back
 
@@ -579,7 +638,10 @@ class Oracle:
             known.credit += len(taken)
         return self.queues[known.queue], taken
 
-    def _put_back(self, queue: OracleQueue | None, messages: list[Message], *, failed: bool) -> None:
+    def _put_back(
+        self, queue: OracleQueue | None, messages: list[Message], *, failed: bool, ended: bool = False
+    ) -> None:
+        """Return messages that a client rejected (`failed`), or whose channel ended (both), or neither."""
         if queue is None:
             return
         new_contract = queue.get("x-delivery-count-mode") == "4.3"
@@ -588,7 +650,7 @@ class Oracle:
         dead: list[Message] = []
         for message in messages:
             message.deliveries += 1
-            message.failures += failed and new_contract
+            message.failures += (failed and new_contract) or (ended and queue.quorum)
             counted = message.failures if new_contract else message.deliveries
             if 0 <= limit < counted:
                 dead.append(message)
@@ -615,7 +677,7 @@ class Oracle:
             by_queue.setdefault(consumer.queue, []).extend(taken)
         for name, messages in by_queue.items():
             messages.sort(key=lambda message: message.position)
-            self._put_back(self.queues[name], messages, failed=failed)
+            self._put_back(self.queues[name], messages, failed=failed, ended=failed)
 
     def _down(self, keys: list[Key], *, failed: bool) -> None:
         for key in keys:
@@ -645,7 +707,7 @@ class Oracle:
             consumer.budget.remove(consumer)
 
     def _settle_down(self) -> None:
-        """Forget consumers that are over, and see who is active."""
+        """Forget ended consumers, and determine the active consumers."""
         for key in [key for key, v in self.consumers.items() if not v.live and not v.held]:
             self._forget(key)
         for queue in self.queues.values():
@@ -676,13 +738,11 @@ class Oracle:
         for name, queue in self.queues.items():
             if name not in served:
                 self._serve(queue)
-        # Others of a channel may have had what its limit leaves.
+        # More queues of a channel may have used up its limit.
         for queue in self.queues.values():
-            self._check_nobody_waits(queue)
+            self._check_no_consumer_waits(queue)
 
     def _serve(self, queue: OracleQueue) -> None:
-        if queue.retry_ms <= self.now_ms:
-            queue.retry_ms = 0
         for entry in sorted(queue.delayed, key=lambda entry: entry[:2]):
             if entry[0] <= self.now_ms:
                 queue.delayed.remove(entry)
@@ -710,7 +770,7 @@ class Oracle:
             self._die(queue, [message], "expired")
 
     def _waiting(self, queue: OracleQueue) -> list[Message]:
-        """All that may expire: what is delayed and was not returned does not."""
+        """Return all messages that may expire: delayed messages expire only if they were returned."""
         return queue.ready() + [message for _, _, returned, message in queue.delayed if returned]
 
     def _follow(self, queue: OracleQueue) -> None:
@@ -738,26 +798,26 @@ class Oracle:
         if queue.get("x-single-active-consumer"):
             assert not served or served == [queue.active] == [self._best(queue)]
         for consumer in self.consumers.values():
-            # Nobody gets anything while somebody with a higher priority could have it.
+            # A delivery goes to a consumer of the highest priority that could have it.
             if served and self._could_get(queue, consumer):
                 assert consumer.priority <= min(other.priority for other in served)
-        self._check_nobody_waits(queue)
+        self._check_no_consumer_waits(queue)
 
     def _deliveries(
         self, queue: OracleQueue, ready: set[Seen], served: list[Consumer]
     ) -> Iterator[e.Deliver]:
-        """The next deliveries from that queue, one for each consumer."""
+        """Yield the next deliveries from the queue, at most one for each consumer."""
         while self.ahead and isinstance(effect := self.ahead[0], e.Deliver):
             consumer = self.consumers[effect.node, effect.consumer]
-            told = seen_of(effect.ranges, effect.histories)
-            if consumer.queue != queue.name or consumer in served or not ready.issuperset(told):
+            released = seen_of(effect.ranges, effect.histories)
+            if consumer.queue != queue.name or consumer in served or not ready.issuperset(released):
                 return
-            if len(told) > self._room_of(consumer):
-                return  # so it comes of what is done later
+            if len(released) > self._room_of(consumer):
+                return  # a later command causes this delivery
             self.ahead.popleft()
             yield effect
 
-    def _check_nobody_waits(self, queue: OracleQueue) -> None:
+    def _check_no_consumer_waits(self, queue: OracleQueue) -> None:
         if queue.ready():
             assert not any(self._could_get(queue, consumer) for consumer in self.consumers.values())
 
@@ -774,17 +834,17 @@ class Oracle:
         held = sum(len(other.held) for other in consumer.budget)
         return min(consumer.credit, limit - held) if limit else consumer.credit
 
-    # What must be equal
+    # Comparisons with the machine
 
     def compare(self, machine: QueueMachine, *, sizes: bool) -> None:
-        """`sizes`: those of all messages are known, as they are of equal size or kept one by one."""
+        """`sizes`: all sizes are known, because messages have equal sizes or are kept one by one."""
         assert list(machine.vhosts["/"].queues) == list(self.queues)
         for name, queue in self.queues.items():
             there = machine.vhosts["/"].queues[name]
             mine = [v for v in self.consumers.values() if v.queue == name]
-            assert looked_at(there, ready_ranges(there)) == [m.seen() for m in queue.in_order()]
+            assert peeked(there, ready_ranges(there)) == [m.seen() for m in queue.in_order()]
             delayed = [entry[3].seen() for entry in sorted(queue.delayed, key=lambda entry: entry[1])]
-            assert looked_at(there, delayed_ranges(there)) == delayed
+            assert peeked(there, delayed_ranges(there)) == delayed
             assert there.ready == len(queue.ready())
             assert there.messages == queue.messages()
             if sizes or there.backlog.exact_sizes:
@@ -800,27 +860,48 @@ class Oracle:
             held = {
                 first + step: seen
                 for first, messages in held_ranges(there)
-                for step, seen in enumerate(looked_at(there.queue, [messages]))
+                for step, seen in enumerate(peeked(there.queue, [messages]))
             }
             assert held == {number: message.seen() for number, message in consumer.held.items()}
             assert there.live == consumer.live
             assert there.credit == consumer.credit or not consumer.live
 
     def _compare_dead(self, queue: OracleQueue, there: Queue) -> None:
-        """The same have died; of those that died in one turn the machine decides the order."""
+        """Compare the dead messages; the machine decides the order of those that died at a single moment."""
         assert queue.first_dead == there.first_dead
         mine = [(message, dead.reason) for dead in queue.dead for message in dead.messages]
         by_sight = {(message.seen(), reason): message for message, reason in mine}
         groups = [
-            ([by_sight.pop((seen, dead.reason)) for seen in looked_at(there, [dead.range])], dead.reason)
+            ([by_sight.pop((seen, dead.reason)) for seen in peeked(there, [dead.range])], dead.reason)
             for dead in there.dead
         ]
         assert not by_sight
         queue.dead = [Dead(messages, reason) for messages, reason in groups]
+        stuck = stuck_dead(there)
+        assert [
+            (number + place, seen, dead.reason, target)
+            for number, dead, target in stuck
+            for place, seen in enumerate(peeked(there, [dead.range]))
+        ] == [
+            (number + place, message.seen(), dead.reason, target)
+            for number, (dead, target) in sorted(queue.stuck.items())
+            for place, message in enumerate(dead.messages)
+        ]
+        messages = {
+            number + place: message
+            for number, (dead, _) in queue.stuck.items()
+            for place, message in enumerate(dead.messages)
+        }
+        queue.stuck = {
+            number: Stuck(
+                Dead([messages[number + place] for place in range(dead.range.count)], dead.reason), target
+            )
+            for number, dead, target in stuck
+        }
 
 
 def goes_round(deaths: Deaths, target: str) -> bool:
-    """Whether it died in the target, and nobody rejected it since."""
+    """Return whether the message died in the target without a rejection since."""
     since = [death for death in deaths if death[0] == target]
     if not since:
         return False
@@ -832,12 +913,13 @@ def seen_of(ranges: Sequence[Range], histories: Mapping[int, History | None]) ->
     for r in ranges:
         history = histories.get(r.history)
         deaths = () if history is None else tuple((d.queue, d.reason, d.count) for d in history.deaths)
+        before = 0 if history is None else history.failures
         found += [
-            Seen(r.index, r.slot + at, r.deliveries, r.failures, r.expires_ms, r.level, deaths)
+            Seen(r.index, r.slot + at, r.deliveries, r.failures, r.expires_ms, r.level, deaths, before)
             for at in range(r.count)
         ]
     return found
 
 
-def looked_at(queue: Queue, ranges: Sequence[Range]) -> list[Seen]:
+def peeked(queue: Queue, ranges: Sequence[Range]) -> list[Seen]:
     return seen_of(ranges, {r.history: queue.histories.get(r.history) for r in ranges})

@@ -1,13 +1,14 @@
 """The language of the golden scenarios.
 
-A file is a story: a comment, then steps separated by empty lines. A step is one log entry: commands, `----`, and what
-the machine answers. Before `----`, one command per line: `NODE/SESSION[@CONNECTION] VERB ARGUMENT... KEY=VALUE...`, or
-only `NODE VERB ...` for what operators do there; lines that are indented are in the transaction above them. Messages
-are named by their bodies; `a*` is redelivered, `a*3` for the third time. A body `a?colour=red&size=1` has headers.
+A file is a story: a comment, then steps separated by empty lines. A step is a log entry: commands, `----`, and the
+answers of the machine. Before `----`, each line is a command: `NODE/SESSION[@CONNECTION] VERB ARGUMENT...
+KEY=VALUE...`, or only `NODE VERB ...` for commands of operators; indented lines are in the transaction above them.
+Messages are named by their bodies; `a*` is redelivered, `a*3` for the third time. A body `a?colour=red&size=1` has
+headers.
 
-`time T` lets the clock go on to T ms after the beginning; at each moment at which the machine wants an entry it gets
-one (`tick`). `repeat N` carries the step out N times and shows the last. Behind each entry comes what the leader does
-for messages that have died (`dead-letter`), as an entry of its own.
+`time T` advances the clock to T ms after the beginning; whenever the machine wants an entry meanwhile it gets one
+(`tick`). `repeat N` carries the step out N times and shows the last. After each entry follow the leader's entries for
+dead messages (`dead-letter`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tests.machine.machine_driver import (
     messages_of,
     ready_messages,
     reloaded,
+    stuck_dead,
 )
 
 _COMMANDS = {opcode: kind.__name__ for kind, opcode in c.OPCODES.items()}
@@ -65,7 +67,7 @@ FLAGS = {
 
 
 class Scenario:
-    """Runs the steps of one story."""
+    """Runs the steps of a story."""
 
     def __init__(self) -> None:
         self.machine = QueueMachine(content_of)
@@ -79,11 +81,11 @@ class Scenario:
         self.log = Log()
         self.bodies: dict[tuple[int, int], str] = {}
         self.sequences: dict[tuple[str, int], list[str]] = {}
-        """What each session has published."""
+        """The messages that each session has published."""
         self.shown: list[str] = []
 
     def step(self, lines: Sequence[str]) -> list[str]:
-        """Carry out the lines as one entry, one batch each, then do what a leader does."""
+        """Apply the lines as an entry with a batch for each line, then the entries of a leader."""
         if lines[0].startswith("repeat "):
             for _ in range(int(lines[0].split()[1]) - 1):
                 self.step(lines[1:])
@@ -100,7 +102,7 @@ class Scenario:
             self._lead()
         return self.shown
 
-    # What a group and its leader do
+    # Entries of the group and its leader
 
     def _both(self, act: Callable[[QueueMachine], list[e.Effect]]) -> None:
         effects = act(self.machine)
@@ -128,7 +130,7 @@ class Scenario:
                 return
             self.index += 1
             for command in dead:
-                self.shown.append(f"dead-letter {command.queue}: {self._dying(command)}")
+                self.shown.append(f"dead-letter {command.queue}: {self._dead(command)}")
             if not dead:
                 self.shown.append(f"tick {self.now_ms - START_MS}")
             self._apply("n1", 0, dead)
@@ -141,7 +143,7 @@ class Scenario:
             self._lead()
         self.now_ms = time_ms
 
-    # What the lines ask for
+    # Commands of the lines
 
     def _line(self, ordinal: int, group: Sequence[str]) -> None:
         words = shlex.split(group[0])
@@ -155,26 +157,26 @@ class Scenario:
             node, _, channel = actor.partition("/")
             session, _, connection = channel.partition("@")
             ids = int(session or 0), int(connection or 1)
-            asked = [(verb, rest), *((word, more) for word, *more in map(shlex.split, group[1:]))]
+            given = [(verb, rest), *((verb_word, more) for verb_word, *more in map(shlex.split, group[1:]))]
             if verb == "commit":
                 rest.append(str(len(group) - 1))
             sequence = self.sequences.setdefault((node, ids[0]), [""])
             commands: list[c.Command] = []
             bodies: list[str] = []
             bcc: list[str] = []
-            for word, more in asked:
-                command, messages, hidden = _command(*ids, word, more, len(sequence))
+            for verb_word, more in given:
+                command, messages, hidden = _command(*ids, verb_word, more, len(sequence))
                 sequence += messages
                 commands.append(command)
                 bodies += messages
                 bcc += hidden
-            for place, body in zip(self.log.note(self.index, ordinal, commands, bcc), bodies, strict=True):
+            for place, body in zip(self.log.record(self.index, ordinal, commands, bcc), bodies, strict=True):
                 self.bodies[place] = body.rstrip(".")
                 published = self.log.published[place]
                 self.log.published[place] = published._replace(headers=tuple(_headers(body).items()))
             self._apply(node, ordinal, commands, bodies)
 
-    # What is shown
+    # Output
 
     def _state(self) -> None:
         for queue in self.machine.queues():
@@ -206,23 +208,33 @@ class Scenario:
 
     def _queue(self, queue: Queue) -> str:
         ready = " ".join(self._name(message) for message in ready_messages(queue))
-        told = f"queue {queue.name}{_there(queue.vhost)}: consumers={queue.consumers} ready=[{ready}]"
+        rendered = f"queue {queue.name}{_there(queue.vhost)}: consumers={queue.consumers} ready=[{ready}]"
         if queue.backlog.delayed:
-            told += f" delayed=[{' '.join(self._names(delayed_ranges(queue)))}]"
-        if queue.dead:
-            dying = " ".join(
+            rendered += f" delayed=[{' '.join(self._names(delayed_ranges(queue)))}]"
+        if queue.dead or queue.stuck:
+            dying_text = [
                 f"{name}:{dead.reason}" for dead in queue.dead for name in self._names([dead.range])
-            )
-            told += f" dying=[{dying}]"
+            ]
+            dying_text += [
+                f"{name}:{dead.reason} waits for '{target}'"
+                for _, dead, target in stuck_dead(queue)
+                for name in self._names([dead.range])
+            ]
+            rendered += f" dying=[{' '.join(dying_text)}]"
         if queue.active is not None:
-            told += f" active=c{queue.active.id}"
-        return told
+            rendered += f" active=c{queue.active.id}"
+        return rendered
 
-    def _dying(self, command: c.DeadLetter) -> str:
+    def _dead(self, command: c.DeadLetter) -> str:
         queue = self.machine.vhosts[command.vhost].queues[command.queue]
+        numbered = {
+            number + place: name
+            for number, dead, _ in stuck_dead(queue)
+            for place, name in enumerate(self._names([dead.range]))
+        }
         names = self._names([dead.range for dead in queue.dead])
-        first = command.first - queue.first_dead
-        return " ".join(names[first : first + command.count])
+        numbered |= dict(enumerate(names, queue.first_dead))
+        return " ".join(numbered[command.first + place] for place in range(command.count))
 
     def _name(self, message: Message) -> str:
         index, slot, deliveries = message
@@ -237,7 +249,7 @@ class Scenario:
             return [f"{effect.node} expelled"]
         if isinstance(effect, e.DeadLettered):
             return []  # the oracle of messages checks that
-        lines = [f"{effect.node}/{effect.session} {self._told(effect)}"]
+        lines = [f"{effect.node}/{effect.session} {self._effect_text(effect)}"]
         match effect:
             case e.Deliver(_, _, _, _, ranges, histories):
                 lines += self._histories(ranges, histories)
@@ -260,7 +272,7 @@ class Scenario:
             lines.append(f"        first {first}, last {last}")
         return lines
 
-    def _told(self, effect: e.SessionEffect) -> str:
+    def _effect_text(self, effect: e.SessionEffect) -> str:
         match effect:
             case e.Deliver(_, _, consumer, first, ranges):
                 names = " ".join(f"{first + step}:{name}" for step, name in enumerate(self._names(ranges)))
@@ -302,7 +314,7 @@ class Scenario:
 
 
 def content_of(message: Any, number: int) -> Content:
-    """What the machines of a story see of a message."""
+    """Return the content of a message as machines of a story see it."""
     return Content(_headers(bytes(message).decode()), {}, number)
 
 
@@ -316,7 +328,7 @@ def _headers(body: str) -> dict[str, object]:
 
 
 def _groups(lines: Sequence[str]) -> list[list[str]]:
-    """Lines, each with the indented ones that follow it."""
+    """Return each line together with its indented lines."""
     groups: list[list[str]] = []
     for line in lines:
         if line.startswith(" "):
@@ -333,17 +345,23 @@ def _there(vhost: str) -> str:
 def _death(death: Death) -> str:
     keys = " ".join(death.routing_keys)
     seconds = (death.time_ms - START_MS) // 1000
-    told = f"{death.count} x {death.reason} in {death.queue} from '{death.exchange}' [{keys}] at {seconds} s"
-    return told if death.original_expiration is None else f"{told} expiration={death.original_expiration}"
+    rendered = (
+        f"{death.count} x {death.reason} in {death.queue} from '{death.exchange}' [{keys}] at {seconds} s"
+    )
+    return (
+        rendered
+        if death.original_expiration is None
+        else f"{rendered} expiration={death.original_expiration}"
+    )
 
 
 def _command(
     session: int, connection: int, verb: str, words: list[str], sequence: int
 ) -> tuple[c.Command, list[str], list[str]]:
     """A command, the bodies of its messages, and those of their keys that are hidden (BCC)."""
-    flags = {word: True for word in words if word in FLAGS}
+    flags = {verb_word: True for verb_word in words if verb_word in FLAGS}
     options = {key: _value(value) for key, _, value in (w.partition("=") for w in words if _is_option(w))}
-    plain = [word for word in words if word not in FLAGS and not _is_option(word)]
+    plain = [verb_word for verb_word in words if verb_word not in FLAGS and not _is_option(verb_word)]
 
     def on(*names: str) -> list[bool]:
         return [name in flags for name in names]
@@ -475,8 +493,8 @@ def _command(
     raise AssertionError(f"unknown verb {verb}")
 
 
-def _is_option(word: str) -> bool:
-    key, equals, _ = word.partition("=")
+def _is_option(verb_word: str) -> bool:
+    key, equals, _ = verb_word.partition("=")
     return bool(equals) and key.replace("-", "").replace("_", "").isalnum()
 
 
@@ -492,13 +510,13 @@ def _value(text: str) -> Any:
 def rerun(text: str) -> str:
     """The story with the answers that the machine gives now."""
     scenario = Scenario()
-    told: list[str] = []
+    rendered: list[str] = []
     for step in text.rstrip("\n").split("\n\n"):
         lines = step.split("\n")
         comment = [line for line in lines if line.startswith("#")]
         stop = lines.index("----") if "----" in lines else None
-        asked = [line for line in lines[:stop] if line[:1] not in ("#", "")]
-        if asked:
-            comment += [*asked, "----", *(scenario.step(asked) or ["nothing"])]
-        told.append("\n".join(comment))
-    return "\n\n".join(told) + "\n"
+        given = [line for line in lines[:stop] if line[:1] not in ("#", "")]
+        if given:
+            comment += [*given, "----", *(scenario.step(given) or ["nothing"])]
+        rendered.append("\n".join(comment))
+    return "\n\n".join(rendered) + "\n"

@@ -73,7 +73,14 @@ from qq.routing.content import Content
 from qq.routing.routers import DestinationKind
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 from tests.machine.likeness import differences
-from tests.machine.machine_driver import Log, assert_kept_is_current, batch, live_messages, reloaded
+from tests.machine.machine_driver import (
+    Log,
+    assert_kept_is_current,
+    batch,
+    dead_ranges,
+    live_messages,
+    reloaded,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -274,8 +281,8 @@ entries = st.lists(
 )
 
 
-def published_by(asked: Sequence[Command]) -> int:
-    return sum(map(messages_of, asked))
+def published_by(batch_commands: Sequence[Command]) -> int:
+    return sum(map(messages_of, batch_commands))
 
 
 SMALL = {
@@ -348,11 +355,13 @@ class Pair:
         self.other.raise_to(version)
         assert differences(self.one, self.other) == []
 
-    def entry(self, origin: str, asked: list[Command]) -> None:
+    def entry(self, origin: str, batch_commands: list[Command]) -> None:
         self.index += 1
-        payload = batch(asked, [b"x" * (1 + number % 3) for number in range(published_by(asked))])
-        assert len(decode_commands(payload)) == len(asked)
-        self.log.note(self.index, 254, asked, bcc=["r"])
+        payload = batch(
+            batch_commands, [b"x" * (1 + number % 3) for number in range(published_by(batch_commands))]
+        )
+        assert len(decode_commands(payload)) == len(batch_commands)
+        self.log.record(self.index, 254, batch_commands, bcc=["r"])
         effects = self.one.apply_batch(origin, self.index, 254, self.time_ms, payload)
         assert effects == self.other.apply_batch(origin, self.index, 254, self.time_ms, payload)
 
@@ -407,10 +416,11 @@ class Pair:
         queues = set(self.one.queues())
         assert {consumer.queue for consumer in self.one.consumers.values()} <= queues
         assert queues.issuperset(self.one._core.queues_with_dead)
+        assert {queue for queue in queues if queue.stuck} == set(self.one._core.queues_with_stuck)
         assert queues.issuperset(self.one._core.abandoned)
-        asking = [each for each in sessions if each.requester is not None]
-        for vhost in [*catalog.vhosts.values(), *(each.vhost for each in asking)]:
-            mine = [each.requester for each in asking if each.vhost is vhost]
+        requesting = [each for each in sessions if each.requester is not None]
+        for vhost in [*catalog.vhosts.values(), *(each.vhost for each in requesting)]:
+            mine = [each.requester for each in requesting if each.vhost is vhost]
             assert sorted(vhost.requesters.values()) == sorted(filter(None, mine))
 
     def check(self) -> None:
@@ -461,8 +471,9 @@ def check_counts(queue: Queue) -> None:
     assert queue.unacked == sum(piece.count for piece in held)
     assert queue.unacked_size == sum(piece.value.part(piece.offset, piece.count).size for piece in held)
     assert queue.consumers == sum(holder.live for holder in queue.holders)
-    assert queue.dead_count == sum(dead.range.count for dead in queue.dead)
-    assert queue.dead_size == sum(dead.range.size for dead in queue.dead)
+    assert queue.dead_count == sum(dead.count for dead in dead_ranges(queue))
+    assert queue.dead_size == sum(dead.size for dead in dead_ranges(queue))
+    assert all(queue.stuck.values())
     browsed = backlog.browse(0, backlog.count + 1)
     assert backlog.count == sum(messages.count for messages in browsed)
     assert backlog.size == sum(messages.size for messages in browsed)
@@ -470,7 +481,7 @@ def check_counts(queue: Queue) -> None:
     assert backlog.delayed == sum(messages.count for messages in delayed)
     assert backlog.delayed_size == sum(messages.size for messages in delayed)
     befell: dict[int, int] = {}
-    for messages in [*browsed, *delayed, *(dead.range for dead in queue.dead)]:
+    for messages in [*browsed, *delayed, *dead_ranges(queue)]:
         befell[messages.history] = befell.get(messages.history, 0) + messages.count
     for piece in held:
         befell[piece.value.history] = befell.get(piece.value.history, 0) + piece.count
@@ -485,12 +496,12 @@ def test_any_commands_leave_two_machines_equal(
     entries: Sequence[tuple[str, list[Command] | bool, int]],
 ) -> None:
     pair = Pair()
-    for origin, asked, pause_ms in entries:
+    for origin, batch_commands, pause_ms in entries:
         pair.pass_ms(pause_ms, is_outage=pause_ms % 4 == 1)
-        if isinstance(asked, bool):
-            pair.down(origin, evicted=asked)
+        if isinstance(batch_commands, bool):
+            pair.down(origin, evicted=batch_commands)
         else:
-            pair.entry(origin, asked)
+            pair.entry(origin, batch_commands)
         pair.end_entry()
         pair.lead()
         pair.check()
@@ -704,9 +715,9 @@ class Chance(Random):
                     flags = self.random() < 0.1, False, self.random() < 0.8, False, self.random() < 0.5
                     found.append(Checkout(*ids, *flags, self.choice([0, 1_000]), arguments))
                 case 2:
-                    asked = (number, connection, 1, free, queue.name, self.random() < 0.3, 1_000)
-                    several = GetMessages(*asked, self.randrange(1, 5))
-                    found.append(several if self.random() < 0.5 else Get(*asked))
+                    batch_commands = (number, connection, 1, free, queue.name, self.random() < 0.3, 1_000)
+                    several = GetMessages(*batch_commands, self.randrange(1, 5))
+                    found.append(several if self.random() < 0.5 else Get(*batch_commands))
                 case 3:
                     found.append(Limit(number, self.randrange(4)))
                 case 4 | 5:
@@ -744,10 +755,10 @@ class Chance(Random):
                 places = [RETURNED, *(place_of(level) for level in range(LEVELS))]
                 place = next((p for p in sorted(places) if source.peek(p, 0, 2**64, 1)), PLACES)
                 place = self.choice([move.place, place])
-                looked = source.peek(place, self.choice([0, move.key]), 2**64, self.randrange(1, 6))
+                peeked = source.peek(place, self.choice([0, move.key]), 2**64, self.randrange(1, 6))
                 pieces = [
                     (key, self.randrange(1, messages.count + 2), 0, NO_PRIORITY, NO_TTL)
-                    for key, messages in looked
+                    for key, messages in peeked
                     if self.random() < 0.8
                 ]
                 numbers = [number for piece in pieces for number in piece]
@@ -814,7 +825,7 @@ class Chance(Random):
 @pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(settings.default.max_examples // 10))
 def test_long_run_of_absurd_commands_does_not_raise(seed: int) -> None:
-    absurd_life(seed)
+    absurd_run(seed)
 
 
 @pytest.mark.slow
@@ -832,7 +843,7 @@ def test_long_run_in_the_smallest_portions_does_not_raise(monkeypatch: pytest.Mo
     }
     for name, most in least.items():
         monkeypatch.setattr(core_module, name, most)
-    absurd_life(seed)
+    absurd_run(seed)
 
 
 @pytest.mark.slow
@@ -842,13 +853,13 @@ def test_long_run_with_raised_versions_does_not_raise(seed: int) -> None:
     chance = Random(seed)
     first, *later = sorted(chance.sample(range(VERSIONS[0], VERSIONS[1] + 1), chance.choice([2, 3])))
     raises = zip(sorted(chance.sample(range(5, 55), len(later))), later, strict=True)
-    absurd_life(seed, first, dict(raises))
+    absurd_run(seed, first, dict(raises))
 
 
-def known_to(version: int, asked: Sequence[Command]) -> list[Command]:
+def known_to(version: int, batch_commands: Sequence[Command]) -> list[Command]:
     """Those of the commands that there are in this version of the state; transactions go as a whole."""
     found: list[Command] = []
-    left = deque(asked)
+    left = deque(batch_commands)
     while left:
         command = left.popleft()
         count = command.count if isinstance(command, Commit) else 0
@@ -858,7 +869,7 @@ def known_to(version: int, asked: Sequence[Command]) -> list[Command]:
     return found
 
 
-def absurd_life(seed: int, version: int = VERSIONS[1], raises: Mapping[int, int] = NEVER_RAISED) -> None:
+def absurd_run(seed: int, version: int = VERSIONS[1], raises: Mapping[int, int] = NEVER_RAISED) -> None:
     """Live from this version of the state on; `raises` tells before which entries it goes over to others."""
     chance = Chance(seed)
     pair = Pair(version)
@@ -886,9 +897,9 @@ def absurd_life(seed: int, version: int = VERSIONS[1], raises: Mapping[int, int]
     st.integers(0, 300),
 )
 def test_damaged_batch_is_applied_or_refused_without_effect(
-    asked: list[Command], flips: list[tuple[int, int]], cut: int
+    batch_commands: list[Command], flips: list[tuple[int, int]], cut: int
 ) -> None:
-    payload = bytearray(batch(asked, [b"x"] * published_by(asked)))
+    payload = bytearray(batch(batch_commands, [b"x"] * published_by(batch_commands)))
     for place, mask in flips:
         payload[place % len(payload)] ^= mask
     machine = newest_machine()

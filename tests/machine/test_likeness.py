@@ -52,7 +52,7 @@ def forget_a_number(machine: QueueMachine) -> None:
     machine.vhosts["/"]._table._routers["headers"]._wants_all ^= 1
 
 
-def forget_a_word(machine: QueueMachine) -> None:
+def forget_a_pattern_word(machine: QueueMachine) -> None:
     machine.vhosts["/"]._table._routers["topic"]._patterns._places[1].any_word = 0
 
 
@@ -73,7 +73,7 @@ def change_a_type(machine: QueueMachine) -> None:
     machine.vhosts["/"].queues["q"].durable = 1
 
 
-def wait_for_nothing(machine: QueueMachine) -> None:
+def wait_for_no_timer(machine: QueueMachine) -> None:
     machine._core.sessions["n1", 1].budget.waiting.append(7)
 
 
@@ -102,10 +102,10 @@ FAULTS = [
     count_arguments_twice,
     forget_a_number,
     forget_a_timer,
-    forget_a_word,
+    forget_a_pattern_word,
     keep_an_attribute,
     share_no_budget,
-    wait_for_nothing,
+    wait_for_no_timer,
 ]
 
 

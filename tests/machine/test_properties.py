@@ -81,11 +81,13 @@ verbs = (
     *["publish-to-both", "credit", "set-prefetch", "cancel", "get", "recover", "session-down"],
     *["limit", "commit", "commit", "purge", "delete"],
 )
-asks = st.tuples(st.sampled_from(verbs), number, number, number)
+requests = st.tuples(st.sampled_from(verbs), number, number, number)
 PAUSES = (0, 0, 0, 1, 99, 100, 300, 5_000)
 steps = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(NODES), st.lists(asks, min_size=1, max_size=4), st.sampled_from(PAUSES)),
+        st.tuples(
+            st.sampled_from(NODES), st.lists(requests, min_size=1, max_size=4), st.sampled_from(PAUSES)
+        ),
         st.tuples(st.sampled_from(NODES), st.just("down"), st.sampled_from(PAUSES)),
     ),
     max_size=25,
@@ -159,14 +161,14 @@ class Run:
         self.shells = {node: Shell(node) for node in NODES}
         self.oracle = Oracle(self.arguments)
         self.log = Log()
-        self.told: list[c.DeadLetter] = []
+        self.moved: list[c.DeadLetter] = []
         """What leaders have submitted before."""
         self.index = 0
         self.now_ms = 1_000_000
         self.ids = count(1)
         self.sequences = {"p1": count(1, 3), "p2": count(1, 3)}
 
-    def entry(self, node: str, asked: Sequence[tuple[str, int, int, int]], pause_ms: int) -> None:
+    def entry(self, node: str, drawn_commands: Sequence[tuple[str, int, int, int]], pause_ms: int) -> None:
         self.now_ms += pause_ms
         # A queue that was deleted comes back, so that there is always something to do.
         commands: list[c.Command] = []
@@ -175,8 +177,8 @@ class Run:
                 arguments = self.arguments[name]
                 commands.append(c.DeclareQueue(9, 9, name, False, True, False, False, False, arguments))
                 commands.append(c.BindQueue(9, 9, name, "amq.fanout", "", {}))
-        for ask in asked:
-            command = self._command(node, *ask)
+        for drawn in drawn_commands:
+            command = self._command(node, *drawn)
             if isinstance(command, list):
                 commands += command
             elif command is not None:
@@ -191,14 +193,14 @@ class Run:
 
     def _apply(self, node: str, commands: list[c.Command]) -> None:
         self.index += 1
-        messages = len(self.log.note(self.index, 0, commands, bcc=["s"]))
+        messages = len(self.log.record(self.index, 0, commands, bcc=["s"]))
         sizes = [1 + (slot * 7 if self.varied else self.index) % 13 for slot in range(messages)]
         payload = batch(commands, [b"x" * size for size in sizes])
         effects = self.machine.apply_batch(node, self.index, 0, self.now_ms, payload)
         for other in (self.twin, *self.heirs):
             assert other.apply_batch(node, self.index, 0, self.now_ms, payload) == effects
         self.oracle.apply(node, self.index, self.now_ms, commands, sizes, effects)
-        self._told(effects)
+        self._receive(effects)
         self._end_entry()
 
     def node_down(self, node: str, pause_ms: int, *, evicted: bool) -> None:
@@ -223,8 +225,8 @@ class Run:
             if not dead and (due_ms is None or due_ms > self.now_ms):
                 return
             # An earlier leader's commands come again, or late.
-            late = self.told[-2:] if self.index % 2 else []
-            self.told += dead
+            late = self.moved[-2:] if self.index % 2 else []
+            self.moved += dead
             self._apply("n1", [*late, *dead, *(dead[:1] if self.index % 3 else [])])
         assert hurried
 
@@ -232,7 +234,7 @@ class Run:
         self.twin = reloaded(self.twin)
         served = self.machine.end_entry(self.now_ms)
         self.oracle.end_entry(self.now_ms, served)
-        self._told(served)
+        self._receive(served)
         dump = self.machine.dump()
         for other in (self.twin, *self.heirs):
             assert other.end_entry(self.now_ms) == served
@@ -245,14 +247,14 @@ class Run:
             self.moments.append(Moment(self.machine))
             self.heirs = [*self.heirs[-2:], reloaded(self.machine)]
 
-    def _told(self, effects: Sequence[e.Effect]) -> None:
+    def _receive(self, effects: Sequence[e.Effect]) -> None:
         """Each node hears of some entries and is given the state instead of others."""
         for number, shell in enumerate(self.shells.values()):
             if (self.index // 5 + number) % 3:
                 if shell.missed:
                     shell.resume(self.machine)
                 else:
-                    shell.hear(effects)
+                    shell.receive(effects)
             else:
                 shell.missed = True
 
@@ -302,8 +304,8 @@ class Run:
             case "cancel":
                 return c.Cancel(known.session if known else session, consumer)
             case "get":
-                asked = (session, 9, 1, next(self.ids), queue, three % 4 == 0, 0)
-                return c.GetMessages(*asked, 1 + two % 5) if one % 2 else c.Get(*asked)
+                drawn_commands = (session, 9, 1, next(self.ids), queue, three % 4 == 0, 0)
+                return c.GetMessages(*drawn_commands, 1 + two % 5) if one % 2 else c.Get(*drawn_commands)
             case "recover":
                 return c.Recover(session)
             case "session-down":
@@ -350,9 +352,9 @@ def test_machine_agrees_with_the_oracle_after_every_entry(
     choices: tuple[tuple[int, ...], ...], varied: bool, steps: list[tuple[str, object, int]]
 ) -> None:
     run = Run(choices, varied=varied)
-    for node, asked, pause_ms in steps:
-        if isinstance(asked, list):
-            run.entry(node, asked, pause_ms)
+    for node, drawn_commands, pause_ms in steps:
+        if isinstance(drawn_commands, list):
+            run.entry(node, drawn_commands, pause_ms)
         else:
             run.node_down(node, pause_ms, evicted=run.index % 2 == 0)
     run.moments.append(Moment(run.machine))
@@ -377,9 +379,9 @@ def live(seed: int, entries: int) -> None:
         if chance.random() < 0.03:
             run.node_down(node, pause_ms, evicted=chance.random() < 0.5)
         else:
-            asked = [
+            drawn_commands = [
                 (chance.choice(verbs), *(chance.randrange(2**16) for _ in range(3)))
                 for _ in range(chance.randrange(1, 6))
             ]
-            run.entry(node, asked, pause_ms)
+            run.entry(node, drawn_commands, pause_ms)
     run.check_moments()

@@ -12,7 +12,7 @@ SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_the_machine_still_answers_as_written(path: Path, rewrite: bool, strangers: list[str]) -> None:
+def test_the_machine_still_answers_as_written(path: Path, rewrite: bool, foreign_changes: list[str]) -> None:
     written = path.read_text(encoding="utf-8")
     answered = rerun(written)
     if rewrite:
@@ -20,5 +20,5 @@ def test_the_machine_still_answers_as_written(path: Path, rewrite: bool, strange
     assert rewrite or answered == written
     # The driver lets backlogs of its own be loaded, to look into others.
     assert {
-        stranger for stranger in strangers if not stranger.startswith("tests.machine.machine_driver: ")
+        change for change in foreign_changes if not change.startswith("tests.machine.machine_driver: ")
     } == set()

@@ -24,13 +24,13 @@ class Two:
             name: Queries(lambda _: True, lambda peer, message, name=name: self._send(name, peer, message))
             for name in "ab"
         }
-        self.asking, self.asked = (NodeQueries(each, lambda: ["b"]) for each in self.queries.values())
+        self.requester, self.responder = (NodeQueries(each, lambda: ["b"]) for each in self.queries.values())
 
-    def told(self, topic: str, *arguments: Any) -> Any:
-        return asyncio.run(self.asking.query("b", topic, *arguments))
+    def answer_to(self, topic: str, *arguments: Any) -> Any:
+        return asyncio.run(self.requester.query("b", topic, *arguments))
 
     def rows(self, topic: str) -> dict[str, list[Any]]:
-        return asyncio.run(self.asking.rows_of_all(topic))
+        return asyncio.run(self.requester.rows_of_all(topic))
 
     def _send(self, sender: str, receiver: str, message: Message) -> None:
         if self.is_stuck:
@@ -52,8 +52,8 @@ def numbered(rows: list[Any]) -> node_queries.AnswerRows:
 
 def test_peer_answers_a_topic() -> None:
     two = Two()
-    two.asked.answer("sum", lambda one, other: {"sum": one + other})
-    assert two.told("sum", 1, 2) == {"sum": 3}
+    two.responder.answer("sum", lambda one, other: {"sum": one + other})
+    assert two.answer_to("sum", 1, 2) == {"sum": 3}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_peer_answers_a_topic() -> None:
 )
 def test_all_rows_are_returned_once_and_in_order(rows: list[Any]) -> None:
     two = Two()
-    two.asked.answer_rows("rows", numbered(rows))
+    two.responder.answer_rows("rows", numbered(rows))
     assert two.rows("rows") == {"b": rows}
 
 
@@ -78,51 +78,54 @@ def test_requested_rows_are_returned_once_and_in_order(size: int) -> None:
     """Those that there are; in one answer no more than it holds."""
     two, count = Two(), 2 * node_queries.PART_ROWS_MAX + 10
     rows = {number: f"{number} {'x' * size}" for number in range(0, count, 20)}
-    two.asked.answer_keys("some", lambda keys: ((key, rows[key]) for key in keys if key in rows))
-    told = asyncio.run(two.asking.rows_with_keys("b", "some", list(range(count))))
-    assert told == list(rows.values())
-    assert asyncio.run(two.asking.rows_with_keys("b", "some", [])) == []
-    assert asyncio.run(two.asking.rows_with_keys("b", "unheard of", [1])) == []
+    two.responder.answer_keys("some", lambda keys: ((key, rows[key]) for key in keys if key in rows))
+    answer_to = asyncio.run(two.requester.rows_with_keys("b", "some", list(range(count))))
+    assert answer_to == list(rows.values())
+    assert asyncio.run(two.requester.rows_with_keys("b", "some", [])) == []
+    assert asyncio.run(two.requester.rows_with_keys("b", "unheard of", [1])) == []
 
 
 def test_name_of_a_client_is_queried_once() -> None:
     """And again if another one has its number; those of a node that tells nothing have none."""
     two = Two()
-    asked: list[int] = []
+    responder: list[int] = []
     called = {1: "one", 2: "two", 4: "four"}
 
     def name(number: int) -> str | None:
-        asked.append(number)
+        responder.append(number)
         return called.get(number)
 
-    names: ClientNames[object, str] = ClientNames("a", two.asking, "names", {7: "mine"}.get)
-    ClientNames[object, str]("b", two.asked, "names", name)
+    names: ClientNames[object, str] = ClientNames("a", two.requester, "names", {7: "mine"}.get)
+    ClientNames[object, str]("b", two.responder, "names", name)
 
-    def told(clients: dict[tuple[str, int], object]) -> dict[tuple[str, int], str]:
+    def answer_to(clients: dict[tuple[str, int], object]) -> dict[tuple[str, int], str]:
         return asyncio.run(names.find(list(clients.items())))
 
     clients = {("a", 7): object(), ("b", 1): object(), ("b", 2): object(), ("b", 3): object()}
-    assert told(clients) == {("a", 7): "mine", ("b", 1): "one", ("b", 2): "two"}
-    assert asked == [1, 2, 3]
-    assert told(clients) == {("a", 7): "mine", ("b", 1): "one", ("b", 2): "two"}
-    assert asked == [1, 2, 3, 3]
+    assert answer_to(clients) == {("a", 7): "mine", ("b", 1): "one", ("b", 2): "two"}
+    assert responder == [1, 2, 3]
+    assert answer_to(clients) == {("a", 7): "mine", ("b", 1): "one", ("b", 2): "two"}
+    assert responder == [1, 2, 3, 3]
     called[1] = "another"
-    assert told({("b", 1): object(), ("b", 2): clients["b", 2]}) == {("b", 1): "another", ("b", 2): "two"}
+    assert answer_to({("b", 1): object(), ("b", 2): clients["b", 2]}) == {
+        ("b", 1): "another",
+        ("b", 2): "two",
+    }
     two.queries["b"].set_responder(lambda _: b"")
-    assert told({("b", 2): clients["b", 2], ("b", 4): object()}) == {("b", 2): "two"}
+    assert answer_to({("b", 2): clients["b", 2], ("b", 4): object()}) == {("b", 2): "two"}
 
 
 def test_a_row_that_no_answer_holds_is_left_out() -> None:
     two = Two()
-    two.asked.answer_rows("rows", numbered([1, "x" * ANSWER_BYTES_MAX, 2]))
+    two.responder.answer_rows("rows", numbered([1, "x" * ANSWER_BYTES_MAX, 2]))
     assert two.rows("rows") == {"b": [1, 2]}
 
 
 def test_unknown_or_failing_topic_has_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     two = Two()
-    two.asked.answer("wrong", lambda: 1 // 0)
-    assert two.told("unheard of") is None
-    assert two.told("wrong") is None
+    two.responder.answer("wrong", lambda: 1 // 0)
+    assert two.answer_to("unheard of") is None
+    assert two.answer_to("wrong") is None
     assert two.rows("wrong") == {"b": []}
     assert "ZeroDivisionError" in caplog.text
 
@@ -130,8 +133,8 @@ def test_unknown_or_failing_topic_has_no_answer(caplog: pytest.LogCaptureFixture
 def test_unanswered_query_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_queries, "ANSWER_WAIT_S", 0.01)
     two = Two()
-    two.asked.answer("one", lambda: 1)
+    two.responder.answer("one", lambda: 1)
     two.is_stuck = True
-    assert two.told("one") is None
+    assert two.answer_to("one") is None
     two.is_stuck = False
-    assert two.told("one") == 1
+    assert two.answer_to("one") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -12,6 +13,7 @@ from prometheus_client import generate_latest
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 from qq.metrics.counters import (
     MESSAGE_SIZE_BOUNDS,
+    CertificateEnd,
     ClusterTotals,
     Counters,
     DelayMetrics,
@@ -32,7 +34,10 @@ TOTALS = ClusterTotals(
 
 
 def scrape(
-    counters: Counters, clock_offset_s: float | None = -1.5, totals: ClusterTotals | None = TOTALS
+    counters: Counters,
+    clock_offset_s: float | None = -1.5,
+    totals: ClusterTotals | None = TOTALS,
+    peers: Mapping[str, bool] | None = None,
 ) -> dict[str, float]:
     raft = RaftMetrics(
         term=7,
@@ -64,7 +69,25 @@ def scrape(
     )
     registry = node_registry(
         lambda: MetricsSnapshot(
-            "n1", "qq", "0.1", counters, raft, disk, memory, delays, clock_offset_s, 60.0, 4, 2, 40, 2, totals
+            *(
+                "n1",
+                "qq",
+                "0.1",
+                counters,
+                raft,
+                disk,
+                memory,
+                delays,
+                clock_offset_s,
+                60.0,
+                4,
+                2,
+                40,
+                2,
+                totals,
+            ),
+            peers=peers or {},
+            certificates=[CertificateEnd("https", "cert", 1.7e9)],
         )
     )
     lines = generate_latest(registry).decode().splitlines()
@@ -127,6 +150,7 @@ def test_gauges_have_the_names_of_rabbitmq() -> None:
         "rabbitmq_alarms_memory_used_watermark": 1,
         "rabbitmq_resident_memory_limit_bytes": 7000,
         "rabbitmq_clock_offset_seconds": -1.5,
+        'rabbitmq_certificate_not_after_seconds{file="cert",protocol="https"}': 1.7e9,
     }
     assert expected.items() <= shown.items()
     assert shown["rabbitmq_process_resident_memory_bytes"] > 0
@@ -192,11 +216,11 @@ def test_dead_letters_are_counted_by_reason_and_strategy() -> None:
     )
     shown = scrape(Counters(dead_lettered=dead_lettered, replies_dropped=16))
     prefix = "rabbitmq_global_messages_dead_lettered_"
-    told = {name.removeprefix(prefix): value for name, value in shown.items() if name.startswith(prefix)}
+    values = {name.removeprefix(prefix): value for name, value in shown.items() if name.startswith(prefix)}
     most = '{dead_letter_strategy="at_most_once",queue_type="rabbit_quorum_queue"}'
     least = '{dead_letter_strategy="at_least_once",queue_type="rabbit_quorum_queue"}'
     replies = '{dead_letter_strategy="disabled",queue_type="rabbit_volatile_queue"}'
-    assert told == {
+    assert values == {
         f"maxlen_total{most}": 1,
         f"expired_total{most}": 0,
         f"rejected_total{most}": 2,
@@ -232,3 +256,18 @@ def test_delays_are_counted_in_the_smallest_fitting_bucket() -> None:
     assert shown['rabbitmq_raft_log_write_seconds_bucket{le="0.2"}'] == 0
     assert shown['rabbitmq_raft_log_write_seconds_bucket{le="0.5"}'] == 1
     assert shown["rabbitmq_raft_commit_seconds_count"] == 2
+
+
+def test_unroutable_messages_fire_public_alerts() -> None:
+    shown = scrape(Counters(messages_unroutable_returned=4, messages_received=9))
+    for of in ("channel", "exchange"):
+        assert shown[f"rabbitmq_{of}_messages_unroutable_dropped_total"] == 2
+        assert shown[f"rabbitmq_{of}_messages_unroutable_returned_total"] == 4
+        assert shown[f"rabbitmq_{of}_messages_published_total"] == 9
+
+
+def test_lost_peer_is_not_established() -> None:
+    shown = scrape(Counters(), peers={"n2": True, "n3": False})
+    assert shown['erlang_vm_dist_node_state{peer="n2"}'] == 3
+    assert shown['erlang_vm_dist_node_state{peer="n3"}'] == 1
+    assert shown["rabbitmq_unreachable_cluster_peers_count"] == 1

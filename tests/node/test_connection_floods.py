@@ -56,10 +56,10 @@ def cluster() -> Generator[LocalCluster]:
 
 def connect(port: int, first: bytes) -> socket.socket:
     """A stranger from another address than the clients; those of one address are in test_reconnect_storm.py."""
-    stranger = socket.create_connection(("127.0.0.1", port), 10, ("127.0.0.2", 0))
+    client = socket.create_connection(("127.0.0.1", port), 10, ("127.0.0.2", 0))
     with contextlib.suppress(ConnectionError):
-        stranger.sendall(first)
-    return stranger
+        client.sendall(first)
+    return client
 
 
 @contextlib.contextmanager
@@ -129,14 +129,14 @@ def test_node_and_its_clients_survive_a_connection_flood(
 
 
 def metrics(node: ClusterNode) -> str:
-    async def ask() -> str:
+    async def request() -> str:
         async with (
             ClientSession() as session,
             session.get(f"http://127.0.0.1:{node.http_port}/metrics") as answer,
         ):
             return await answer.text()
 
-    return asyncio.run(ask())
+    return asyncio.run(request())
 
 
 def test_valid_logins_are_answered_while_100_clients_fail(cluster: LocalCluster) -> None:
@@ -180,18 +180,18 @@ def test_too_many_failed_logins_over_http_are_throttled(cluster: LocalCluster) -
     async def story() -> list[tuple[int, str | None]]:
         async with ClientSession() as session:
 
-            async def ask(password: str) -> tuple[int, str | None]:
+            async def request(password: str) -> tuple[int, str | None]:
                 headers = {"Authorization": encode_basic_auth("guest", password)}
                 async with session.get(url, headers=headers) as answer:
                     return answer.status, answer.headers.get("Retry-After")
 
             for _ in range(3):
-                await ask("wrong")
+                await request("wrong")
             # Each failure makes the next answer take longer, up to 5 s.
-            asking = [asyncio.create_task(ask(f"wrong {number}")) for number in range(60)]
+            requests = [asyncio.create_task(request(f"wrong {number}")) for number in range(60)]
             await asyncio.sleep(0.5)
-            assert (await ask("guest"))[0] == 200
-            return await asyncio.gather(*asking)
+            assert (await request("guest"))[0] == 200
+            return await asyncio.gather(*requests)
 
     answers: Any = asyncio.run(story())
     assert {status for status, _ in answers} == {401, 429}
@@ -214,10 +214,10 @@ def test_all_connections_together_leave_a_node_its_own_files(files: int) -> None
         NodeLimits(connection_max=10**7, http_connection_max=10**7, strangers_max=10**7),
         NodeLimits(connection_max=1, http_connection_max=1, strangers_max=1),
     ):
-        clients, _, strangers, http = shares_of(files, MEMORY, limits)
+        clients, _, unauthenticated, http = shares_of(files, MEMORY, limits)
         assert clients + 2 * http <= files - OWN
-        assert min(clients, strangers, http) > 0
-        assert strangers <= clients
+        assert min(clients, unauthenticated, http) > 0
+        assert unauthenticated <= clients
 
 
 def test_the_shares_of_usual_limits() -> None:

@@ -57,10 +57,10 @@ async def status(port: HttpPort, path: str) -> int:
 
 def test_serve_command_does_not_import_the_http_library() -> None:
     """It is half of all that a node imports, and clients of AMQP would wait for it."""
-    told = (
+    program = (
         "import sys, qq.cli.local.serve; print(sorted({'aiohttp', 'prometheus_client'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
@@ -70,11 +70,11 @@ def test_early_http_request_is_answered_once_the_node_serves(monkeypatch: pytest
     monkeypatch.setattr(http_port, "PATIENCE_S", LONG_S)
 
     async def story(port: HttpPort, _: asyncio.Future[BaseException]) -> None:
-        asked = asyncio.create_task(status(port, "/early"))
+        request = asyncio.create_task(status(port, "/early"))
         await asyncio.sleep(0.1)
-        assert not asked.done()
+        assert not request.done()
         port.begin()
-        assert await asked == HTTPStatus.SERVICE_UNAVAILABLE
+        assert await request == HTTPStatus.SERVICE_UNAVAILABLE
 
     run(story)
 
@@ -102,11 +102,11 @@ def test_failed_import_of_the_http_port_is_reported_to_the_node() -> None:
 @pytest.mark.usefixtures("to_import")
 def test_port_closed_before_its_answer_reports_no_failure() -> None:
     async def story(port: HttpPort, failed: asyncio.Future[BaseException]) -> None:
-        asked = asyncio.create_task(status(port, "/early"))
+        request = asyncio.create_task(status(port, "/early"))
         await asyncio.sleep(0.05)
         await port.close()
         with pytest.raises(aiohttp.ClientError):
-            await asked
+            await request
         assert not failed.done()
 
     run(story)

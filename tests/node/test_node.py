@@ -205,12 +205,12 @@ def test_freed_memory_raises_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal in_use, kept
         in_use, kept = used_then * mib, kept_then * mib
 
-        async def look() -> None:
+        async def poll() -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.0):
                     await watch.watch()
 
-        asyncio.run(look())
+        asyncio.run(poll())
         return group.alarms.low_on_memory
 
     monkeypatch.setattr(memory, "resident_bytes", lambda: in_use + kept)

@@ -24,8 +24,8 @@ def _open_umask() -> object:
 
 def shared(root: Path) -> list[Path]:
     """The paths to which other users have some access."""
-    others = stat.S_IRWXG | stat.S_IRWXO
-    return [path for path in (root, *root.rglob("*")) if path.stat().st_mode & others]
+    group_and_world = stat.S_IRWXG | stat.S_IRWXO
+    return [path for path in (root, *root.rglob("*")) if path.stat().st_mode & group_and_world]
 
 
 @pytest.mark.usefixtures("_open_umask")

@@ -52,9 +52,9 @@ def test_evicted_node_serves_only_after_catching_up_again() -> None:
     cluster = Cluster(15.0, [0.0, 9.0])
     applied = cluster.have_applied
 
-    def give_up(callback: Callable[[], None]) -> None:
+    def run_at_once(callback: Callable[[], None]) -> None:
         cluster.waits_s = [2.0, 3.0]
         applied(callback)
 
-    asyncio.run(catch_up(cluster.is_live, give_up, lambda: cluster.now_s))
+    asyncio.run(catch_up(cluster.is_live, run_at_once, lambda: cluster.now_s))
     assert cluster.now_s == 15.0 + 3.0 + 2.0 + 9.0 + 3.0 + 2.0

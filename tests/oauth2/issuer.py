@@ -1,4 +1,4 @@
-"""Somebody who issues tokens: keys, tokens that are signed with them, and a real server that publishes the keys."""
+"""An issuer of tokens: keys, tokens signed with them, and a real server that publishes the keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 SERVICE = "rabbitmq"
 RSA = rsa.generate_private_key(65537, 2048)
-"""To make one takes a while, so all tests have the same."""
+"""A key for all tests, because generating a key takes long."""
 
 
 class Issuer:
@@ -25,14 +25,14 @@ class Issuer:
 
     def __init__(self) -> None:
         self.keys: dict[str, Any] = {"one": RSA}
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
         """The paths that were asked for."""
         self.answer: Callable[[str], tuple[int, bytes]] = self._answer
         issuer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                issuer.asked.append(self.path)
+                issuer.requested_paths.append(self.path)
                 self._write(*issuer.answer(self.path))
 
             def do_POST(self) -> None:
@@ -100,7 +100,7 @@ def token(
     algorithm: str = "",
     **claims: Any,
 ) -> str:
-    """A token with these scopes, which have the usual prefix; a claim of None is left out."""
+    """Return a token with these scopes, which get the usual prefix; a claim of None is left out."""
     usual = {
         "sub": "ann",
         "aud": SERVICE,

@@ -1,4 +1,4 @@
-"""An OpenID provider: it has a page to log in with (which asks nothing), and changes codes for tokens."""
+"""An OpenID provider: its login page redirects at once, and it exchanges codes for tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLIENT, SECRET = "qq-page", "a secret: 1&2"
 
 
 class OpenIdProvider(Issuer):
-    """Logs everybody in as ann, with these `scopes`, and says and does what else a test wants."""
+    """Logs each browser in as ann, with these `scopes`; tests set its faults."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,11 +26,11 @@ class OpenIdProvider(Issuer):
         """Further claims of the ID token."""
         self.refuses = False
         self.wanted: list[dict[str, str]] = []
-        """What browsers were sent with."""
+        """Query parameters of browsers that were sent here."""
         self._codes: dict[str, dict[str, str]] = {}
 
     def settings(self) -> dict[str, Any]:
-        """What the configuration of a node that is logged in to with this provider says of it."""
+        """Return the node's settings for this provider."""
         return {
             "resource_server_id": SERVICE,
             "issuer": self.url,
@@ -51,34 +51,34 @@ class OpenIdProvider(Issuer):
             ).encode()
         if parts.path != "/authorize":
             return super()._answer(path)
-        asked = dict(parse_qsl(parts.query, strict_parsing=True))
-        self.wanted.append(asked)
-        back = {"state": asked["state"], "iss": self.url}
+        query = dict(parse_qsl(parts.query, strict_parsing=True))
+        self.wanted.append(query)
+        back = {"state": query["state"], "iss": self.url}
         if self.refuses:
             back["error"] = "access_denied"
         else:
             back["code"] = f"code-{len(self.wanted)}"
-            self._codes[back["code"]] = asked
-        return 302, f"{asked['redirect_uri']}?{urlencode(back)}".encode()
+            self._codes[back["code"]] = query
+        return 302, f"{query['redirect_uri']}?{urlencode(back)}".encode()
 
     def take(self, path: str, form: str, headers: Message) -> tuple[int, bytes]:
         given = dict(parse_qsl(form, strict_parsing=True))
-        asked = self._codes.pop(given.get("code", ""), None)
+        query = self._codes.pop(given.get("code", ""), None)
         secret = base64.b64encode(b"qq-page:a+secret%3A+1%262").decode()
-        if path != "/token" or asked is None or headers["Authorization"] != f"Basic {secret}":
+        if path != "/token" or query is None or headers["Authorization"] != f"Basic {secret}":
             return 401, b"{}"
         digest = hashlib.sha256(given["code_verifier"].encode()).digest()
         is_right = (
             given["grant_type"] == "authorization_code"
-            and given["client_id"] == asked["client_id"] == CLIENT
-            and given["redirect_uri"] == asked["redirect_uri"]
-            and asked["code_challenge_method"] == "S256"
-            and asked["code_challenge"] == base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+            and given["client_id"] == query["client_id"] == CLIENT
+            and given["redirect_uri"] == query["redirect_uri"]
+            and query["code_challenge_method"] == "S256"
+            and query["code_challenge"] == base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
         )
         if not is_right:
             return 400, b"{}"
         access = {"iss": self.url} | self.claims
-        identity = {"iss": self.url, "aud": CLIENT, "nonce": asked["nonce"], "scope": None} | self.id_claims
+        identity = {"iss": self.url, "aud": CLIENT, "nonce": query["nonce"], "scope": None} | self.id_claims
         tokens = {
             "access_token": self.token(*self.scopes, **access),
             "id_token": self.token(**identity),

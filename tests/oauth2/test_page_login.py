@@ -44,7 +44,7 @@ def node(cluster: LocalCluster) -> ClusterNode:
     return cluster.nodes[0]
 
 
-class Told(NamedTuple):
+class Response(NamedTuple):
     status: int
     place: str
     """Where the browser is sent."""
@@ -65,10 +65,10 @@ class Browser:
         self.seen: list[str] = []
         """All that the node has answered, headers included, and all addresses."""
 
-    def ask(self, path: str, method: str = "GET", port: int = 0, **headers: str) -> Told:
+    def request(self, path: str, method: str = "GET", port: int = 0, **headers: str) -> Response:
         return self.go(f"http://127.0.0.1:{self.port}{path}", method, port, **headers)
 
-    def go(self, url: str, method: str = "GET", port: int = 0, **headers: str) -> Told:
+    def go(self, url: str, method: str = "GET", port: int = 0, **headers: str) -> Response:
         """Ask for an address; with `port` another node is behind it, as behind a load balancer."""
         parts = urlsplit(url)
         is_node = parts.port == self.port
@@ -87,57 +87,57 @@ class Browser:
                         del self.cookies[name]
             if is_node:
                 self.seen.append(f"{url} {answer.headers} {text}")
-            return Told(answer.status, answer.headers.get("Location") or "", text)
+            return Response(answer.status, answer.headers.get("Location") or "", text)
         finally:
             connection.close()
 
     def come_back(self) -> str:
         """Go to the provider; returns the address with which it sends the browser back."""
-        told = self.ask(LOGIN)
-        assert told.status == 303
-        back = self.go(told.place)
+        response = self.request(LOGIN)
+        assert response.status == 303
+        back = self.go(response.place)
         assert back.status == 302
         return back.place
 
     def log_in(self) -> str:
         """Log in; returns where the browser is at the end."""
-        told = self.go(self.come_back())
-        assert told.status == 303
-        return told.place
+        response = self.go(self.come_back())
+        assert response.status == 303
+        return response.place
 
 
 def test_user_logs_in_at_the_issuers_page_and_logs_out(node: ClusterNode, provider: OpenIdProvider) -> None:
     browser = Browser(node)
     shown = {"oauth_enabled": True, "oauth_client_id": CLIENT, "oauth_provider_url": provider.url}
-    assert browser.ask("/api/auth").json == shown
+    assert browser.request("/api/auth").json == shown
     back = browser.come_back()
-    asked = provider.wanted[-1]
-    assert asked["kept"] == "1"
-    assert (asked["response_type"], asked["client_id"]) == ("code", CLIENT)
-    assert asked["scope"] == "openid profile rabbitmq.tag:management"
-    assert asked["redirect_uri"] == f"http://127.0.0.1:{node.http_port}{CALLBACK}"
-    assert len({asked["state"], asked["nonce"], asked["code_challenge"]}) == 3
+    query = provider.wanted[-1]
+    assert query["kept"] == "1"
+    assert (query["response_type"], query["client_id"]) == ("code", CLIENT)
+    assert query["scope"] == "openid profile rabbitmq.tag:management"
+    assert query["redirect_uri"] == f"http://127.0.0.1:{node.http_port}{CALLBACK}"
+    assert len({query["state"], query["nonce"], query["code_challenge"]}) == 3
     [(name, morsel)] = browser.attributes.items()
-    assert name == cookie_of(asked["state"], node)
+    assert name == cookie_of(query["state"], node)
     assert (morsel["httponly"], morsel["samesite"], morsel["max-age"]) == (True, "Lax", "600")
-    told = browser.go(back)
-    assert (told.status, told.place) == (303, "/")
+    response = browser.go(back)
+    assert (response.status, response.place) == (303, "/")
     assert list(browser.cookies) == [f"qq-session-{node.http_port}"]
     session = browser.attributes[f"qq-session-{node.http_port}"]
     assert (session["httponly"], session["samesite"]) == (True, "Strict")
-    shown = browser.ask("/api/session").json
+    shown = browser.request("/api/session").json
     assert (shown["name"], shown["tags"]) == ("ann", ["management"])
     assert abs(shown["expiry"] - time.time() - 600) < 5
-    assert browser.ask("/api/whoami").json["name"] == "ann"
-    assert [each["name"] for each in browser.ask("/api/vhosts").json] == ["/"]
-    assert browser.ask("/api/users").status == 401
-    assert browser.ask("/api/queues/%2F/q", "PUT").status == 403  # no CSRF token
+    assert browser.request("/api/whoami").json["name"] == "ann"
+    assert [each["name"] for each in browser.request("/api/vhosts").json] == ["/"]
+    assert browser.request("/api/users").status == 401
+    assert browser.request("/api/queues/%2F/q", "PUT").status == 403  # no CSRF token
     csrf = {"X-CSRF-Token": shown["csrf_token"]}
-    assert browser.ask("/api/queues/%2F/q", "PUT", **csrf).status == 401  # no permission
+    assert browser.request("/api/queues/%2F/q", "PUT", **csrf).status == 401  # no permission
     kept = dict(browser.cookies)
-    assert browser.ask("/api/session", "DELETE", **csrf).status == 204
+    assert browser.request("/api/session", "DELETE", **csrf).status == 204
     browser.cookies = kept
-    assert browser.ask("/api/session").status == 401
+    assert browser.request("/api/session").status == 401
     # No token was in any address, cookie or answer.
     assert not any("eyJ" in text for text in browser.seen)
 
@@ -151,10 +151,10 @@ def test_user_logs_in_in_two_tabs_at_once(node: ClusterNode, provider: OpenIdPro
     browser = Browser(node)
     one, other = browser.come_back(), browser.come_back()
     # Nor does a page of somebody else that sends the browser there end what was begun.
-    assert browser.ask(f"{CALLBACK}?code=x&state=y").place == "/?login=refused"
+    assert browser.request(f"{CALLBACK}?code=x&state=y").place == "/?login=refused"
     for tab in (one, other):
         assert browser.go(tab).place == "/"
-        assert browser.ask("/api/whoami").json["name"] == "ann"
+        assert browser.request("/api/whoami").json["name"] == "ann"
     assert list(browser.cookies) == [f"qq-session-{node.http_port}"]
 
 
@@ -171,19 +171,19 @@ def test_session_and_login_are_valid_at_all_nodes(cluster: LocalCluster, provide
     browser = Browser(first)
     back = browser.come_back()
     assert browser.go(back, port=second.http_port).place == "/"
-    assert browser.ask("/api/whoami").json["name"] == "ann"
-    csrf = {"X-CSRF-Token": browser.ask("/api/session").json["csrf_token"]}
+    assert browser.request("/api/whoami").json["name"] == "ann"
+    csrf = {"X-CSRF-Token": browser.request("/api/session").json["csrf_token"]}
     kept = dict(browser.cookies)
-    assert browser.ask("/api/session", "DELETE", **csrf).status == 204
+    assert browser.request("/api/session", "DELETE", **csrf).status == 204
     browser.cookies = kept
-    assert browser.ask("/api/session", port=second.http_port).status == 401
+    assert browser.request("/api/session", port=second.http_port).status == 401
 
 
 def refusal(node: ClusterNode, browser: Browser, url: str) -> str:
     """Why a browser that comes back is not logged in."""
     log_end = node.log.stat().st_size
-    told = browser.go(url)
-    assert (told.status, told.place) == (303, "/?login=refused")
+    response = browser.go(url)
+    assert (response.status, response.place) == (303, "/?login=refused")
     line = node.log_since(log_end)
     assert "eyJ" not in line
     assert "code-" not in line
@@ -234,7 +234,7 @@ def test_the_issuer_refuses(node: ClusterNode, provider: OpenIdProvider) -> None
 
 
 @pytest.mark.parametrize(
-    ("id_claims", "said"),
+    ("id_claims", "reason"),
     [
         ({"nonce": "other"}, "its nonce is not that of this login"),
         ({"nonce": None}, "its nonce is not that of this login"),
@@ -247,15 +247,15 @@ def test_the_issuer_refuses(node: ClusterNode, provider: OpenIdProvider) -> None
     ],
 )
 def test_invalid_id_token_is_refused(
-    node: ClusterNode, provider: OpenIdProvider, id_claims: dict[str, Any], said: str
+    node: ClusterNode, provider: OpenIdProvider, id_claims: dict[str, Any], reason: str
 ) -> None:
     provider.id_claims = id_claims
     browser = Browser(node)
-    assert said in refusal(node, browser, browser.come_back())
+    assert reason in refusal(node, browser, browser.come_back())
 
 
 @pytest.mark.parametrize(
-    ("scopes", "claims", "said"),
+    ("scopes", "claims", "reason"),
     [
         (("read:%2F",), {}, "Not management user"),
         (("tag:management",), {"aud": "other"}, "login was refused"),
@@ -268,11 +268,11 @@ def test_invalid_id_token_is_refused(
     ],
 )
 def test_an_access_token_that_opens_no_session(
-    node: ClusterNode, provider: OpenIdProvider, scopes: tuple[str, ...], claims: dict[str, Any], said: str
+    node: ClusterNode, provider: OpenIdProvider, scopes: tuple[str, ...], claims: dict[str, Any], reason: str
 ) -> None:
     provider.scopes, provider.claims = scopes, claims
     browser = Browser(node)
-    assert said in refusal(node, browser, browser.come_back())
+    assert reason in refusal(node, browser, browser.come_back())
 
 
 def test_token_user_is_not_the_password_user_of_the_same_name(
@@ -281,9 +281,9 @@ def test_token_user_is_not_the_password_user_of_the_same_name(
     provider.claims = {"sub": "guest"}
     browser = Browser(node)
     assert browser.log_in() == "/"
-    shown = browser.ask("/api/session").json
+    shown = browser.request("/api/session").json
     assert (shown["name"], shown["tags"]) == ("guest", ["management"])
-    assert browser.ask("/api/users").status == 401
+    assert browser.request("/api/users").status == 401
 
 
 def test_an_issuer_that_does_not_answer(node: ClusterNode, provider: OpenIdProvider) -> None:

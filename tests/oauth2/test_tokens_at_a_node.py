@@ -42,7 +42,9 @@ def connect(node: ClusterNode, token: str, vhost: str = "/", user: str = "app") 
     return pika.BlockingConnection(parameters)
 
 
-def ask(node: ClusterNode, path: str, token: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
+def request(
+    node: ClusterNode, path: str, token: str, method: str = "GET", body: Any = None
+) -> tuple[int, Any]:
     connection = HTTPConnection("127.0.0.1", node.http_port, timeout=10)
     try:
         text = None if body is None else json.dumps(body)
@@ -79,7 +81,7 @@ def test_client_with_a_token_is_limited_to_its_scopes(node: ClusterNode, issuer:
         with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="user_id property set to 'bob'"):
             other.basic_publish("", "mine-1", b"x", pika.BasicProperties(user_id="bob"))
     admin = issuer.token(*ALL, "tag:administrator")
-    assert "ann" not in [user["name"] for user in ask(node, "users", admin)[1]]
+    assert "ann" not in [user["name"] for user in request(node, "users", admin)[1]]
 
 
 def test_routing_keys_are_restricted_at_topic_exchanges(node: ClusterNode, issuer: Issuer) -> None:
@@ -95,7 +97,7 @@ def test_routing_keys_are_restricted_at_topic_exchanges(node: ClusterNode, issue
 
 
 @pytest.mark.parametrize(
-    ("vhost", "scopes", "said"),
+    ("vhost", "scopes", "expected"),
     [
         ("/", ("read:other",), "access to vhost '/' refused for user 'ann'"),
         ("other", ALL, "access to vhost 'other' refused for user 'ann'"),
@@ -103,9 +105,9 @@ def test_routing_keys_are_restricted_at_topic_exchanges(node: ClusterNode, issue
     ],
 )
 def test_a_virtual_host_has_to_be_in_a_scope(
-    node: ClusterNode, issuer: Issuer, vhost: str, scopes: tuple[str, ...], said: str
+    node: ClusterNode, issuer: Issuer, vhost: str, scopes: tuple[str, ...], expected: str
 ) -> None:
-    with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match=said):
+    with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match=expected):
         connect(node, issuer.token(*scopes), vhost)
 
 
@@ -115,9 +117,9 @@ def test_invalid_token_is_refused_like_a_wrong_password(node: ClusterNode, issue
             connect(node, bad)
         with pytest.raises(pika.exceptions.ProbableAuthenticationError):
             connect(node, bad, user="guest")
-    said = node.log.read_text()
-    assert "from 127.0.0.1 (PLAIN) refused: invalid token: " in said
-    assert "eyJ" not in said
+    expected = node.log.read_text()
+    assert "from 127.0.0.1 (PLAIN) refused: invalid token: " in expected
+    assert "eyJ" not in expected
     # Passwords are good all the same.
     with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
         assert connection.is_open
@@ -153,7 +155,7 @@ def test_a_new_token_renews_a_connection_and_its_permissions(node: ClusterNode, 
 
 
 @pytest.mark.parametrize(
-    ("claims", "said"),
+    ("claims", "expected"),
     [
         ({"sub": "bob"}, "it is another user's"),
         ({"lifetime_s": -9}, "Signature has expired"),
@@ -161,10 +163,10 @@ def test_a_new_token_renews_a_connection_and_its_permissions(node: ClusterNode, 
     ],
 )
 def test_invalid_new_token_closes_the_connection(
-    node: ClusterNode, issuer: Issuer, claims: dict[str, Any], said: str
+    node: ClusterNode, issuer: Issuer, claims: dict[str, Any], expected: str
 ) -> None:
     with connect(node, issuer.token(*ALL)) as connection:
-        with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match=said) as closed:
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match=expected) as closed:
             connection.update_secret(issuer.token(*ALL, **claims), "renewal")
         assert closed.value.reply_code == 530
 
@@ -174,7 +176,7 @@ def test_invalid_new_token_closes_the_connection(
 
 def test_token_decides_whoami_and_visible_vhosts(node: ClusterNode, issuer: Issuer) -> None:
     token = issuer.token("tag:management", "tag:other", "read:%2F/q*")
-    assert ask(node, "whoami", token) == (
+    assert request(node, "whoami", token) == (
         200,
         {
             "name": "ann",
@@ -183,12 +185,12 @@ def test_token_decides_whoami_and_visible_vhosts(node: ClusterNode, issuer: Issu
             "auth_backend": "rabbit_auth_backend_oauth2",
         },
     )
-    assert [each["name"] for each in ask(node, "vhosts", token)[1]] == ["/"]
-    assert ask(node, "vhosts", issuer.token("tag:management", "read:other"))[1] == []
-    assert ask(node, "users", token)[0] == 401
-    assert ask(node, "whoami", issuer.token("read:%2F"))[0] == 401  # no tag
-    assert ask(node, "whoami", issuer.token("tag:management", lifetime_s=-9))[0] == 401
-    assert ask(node, "whoami", "nonsense")[0] == 401
+    assert [each["name"] for each in request(node, "vhosts", token)[1]] == ["/"]
+    assert request(node, "vhosts", issuer.token("tag:management", "read:other"))[1] == []
+    assert request(node, "users", token)[0] == 401
+    assert request(node, "whoami", issuer.token("read:%2F"))[0] == 401  # no tag
+    assert request(node, "whoami", issuer.token("tag:management", lifetime_s=-9))[0] == 401
+    assert request(node, "whoami", "nonsense")[0] == 401
 
 
 def test_scopes_decide_permissions_over_http(node: ClusterNode, issuer: Issuer) -> None:
@@ -196,22 +198,25 @@ def test_scopes_decide_permissions_over_http(node: ClusterNode, issuer: Issuer) 
         "tag:management", "configure:%2F/h*", "read:%2F/h*", "write:%2F/h*", "write:%2F/amq.default"
     )
     durable = {"durable": True}
-    assert ask(node, "queues/%2F/h1", token, "PUT", durable)[0] == 201
-    assert ask(node, "queues/%2F/x1", token, "PUT", durable)[0] == 401
+    assert request(node, "queues/%2F/h1", token, "PUT", durable)[0] == 201
+    assert request(node, "queues/%2F/x1", token, "PUT", durable)[0] == 401
     message = {"properties": {}, "routing_key": "h1", "payload": "m", "payload_encoding": "string"}
-    assert ask(node, "exchanges/%2F/amq.default/publish", token, "POST", message) == (200, {"routed": True})
+    assert request(node, "exchanges/%2F/amq.default/publish", token, "POST", message) == (
+        200,
+        {"routed": True},
+    )
     wanted = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
-    [got] = ask(node, "queues/%2F/h1/get", token, "POST", wanted)[1]
+    [got] = request(node, "queues/%2F/h1/get", token, "POST", wanted)[1]
     assert got["payload"] == "m"
-    assert ask(node, "queues/%2F/h1/browse", issuer.token("tag:management", "write:%2F"))[0] == 401
-    assert ask(node, "queues/%2F/h1", issuer.token("tag:administrator"), "DELETE")[0] == 401
+    assert request(node, "queues/%2F/h1/browse", issuer.token("tag:management", "write:%2F"))[0] == 401
+    assert request(node, "queues/%2F/h1", issuer.token("tag:administrator"), "DELETE")[0] == 401
 
 
 def test_move_with_a_token_is_refused(node: ClusterNode, issuer: Issuer) -> None:
     token, moves = issuer.token(*ALL, "tag:administrator"), "moves/%2F"
     for queue in ("m1", "m2"):
-        assert ask(node, f"queues/%2F/{queue}", token, "PUT", {"durable": True})[0] == 201
-    refused = ask(node, moves, token, "POST", {"source": "m1", "destination": "m2"})
+        assert request(node, f"queues/%2F/{queue}", token, "PUT", {"durable": True})[0] == 201
+    refused = request(node, moves, token, "POST", {"source": "m1", "destination": "m2"})
     assert refused == (
         403,
         {
@@ -219,26 +224,26 @@ def test_move_with_a_token_is_refused(node: ClusterNode, issuer: Issuer) -> None
             "reason": "messages are moved with a password: a move goes on when a token has expired",
         },
     )
-    assert ask(node, moves, token) == (200, [])
+    assert request(node, moves, token) == (200, [])
 
 
 def test_an_administrator_by_token(node: ClusterNode, issuer: Issuer) -> None:
     token = issuer.token("tag:administrator", "configure:*", sub="guest")
-    assert ask(node, "vhosts/by-token", token, "PUT", {})[0] == 201
+    assert request(node, "vhosts/by-token", token, "PUT", {})[0] == 201
     # guest, who may log in with a password, is somebody else.
-    assert ask(node, "vhosts/by-token/permissions", token) == (200, [])
-    assert ask(node, "definitions", token, "POST", {})[0] == 403
-    assert ask(node, "login", token, "POST", {"username": "", "password": token})[0] in (400, 401)
-    assert ask(node, "vhosts/by-token", token, "DELETE")[0] == 204
+    assert request(node, "vhosts/by-token/permissions", token) == (200, [])
+    assert request(node, "definitions", token, "POST", {})[0] == 403
+    assert request(node, "login", token, "POST", {"username": "", "password": token})[0] in (400, 401)
+    assert request(node, "vhosts/by-token", token, "DELETE")[0] == 204
 
 
 # --- keys
 
 
 def test_new_key_of_the_issuer_is_fetched_on_use(node: ClusterNode, issuer: Issuer) -> None:
-    ask(node, "whoami", issuer.token(*ALL))
+    request(node, "whoami", issuer.token(*ALL))
     issuer.keys["new"] = new_key()
     deadline_s = time.monotonic() + 15  # the issuer may have been asked a moment ago
-    while ask(node, "whoami", issuer.token("tag:monitoring", number="new"))[0] != 200:
+    while request(node, "whoami", issuer.token("tag:monitoring", number="new"))[0] != 200:
         assert time.monotonic() < deadline_s
         time.sleep(0.2)

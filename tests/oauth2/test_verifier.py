@@ -205,10 +205,10 @@ def test_keys_are_fetched_once_and_again_for_an_unknown_key(
         verifier = Verifier(settings(jwks_url=f"{issuer.url}/keys"))
         outcomes = [await judged(verifier, text) for text in (first, first, second)]
         assert all(isinstance(each, TokenUser) for each in outcomes)
-        assert issuer.asked == ["/keys"]
+        assert issuer.requested_paths == ["/keys"]
         issuer.keys = {"three": new_key()}
         assert isinstance(await judged(verifier, issuer.token(number="three")), TokenUser)
-        assert issuer.asked == ["/keys"] * 2
+        assert issuer.requested_paths == ["/keys"] * 2
         # One that its issuer has withdrawn is good no longer.
         assert await judged(verifier, second) == "its signing key is unknown"
         await verifier.close()
@@ -222,7 +222,7 @@ def test_unknown_keys_do_not_each_cost_a_request_to_the_issuer(issuer: Issuer) -
     assert isinstance(outcomes[0], TokenUser)
     assert isinstance(outcomes[-1], TokenUser)
     assert set(outcomes[1:-1]) == {"its signing key is unknown"}
-    assert issuer.asked == ["/keys"]
+    assert issuer.requested_paths == ["/keys"]
 
 
 def test_old_keys_are_fetched_again(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,8 +263,8 @@ def test_issuer_is_reached_while_40_name_lookups_hang(
         loop = asyncio.get_running_loop()
         waiting = [asyncio.create_task(loop.getaddrinfo(f"slow{number}", 1)) for number in range(40)]
         await asyncio.sleep(0.05)
-        asked = provider.Provider(settings()).get(f"{issuer.url}/keys".replace("127.0.0.1", "localhost"))
-        assert await asyncio.wait_for(asked, 3)
+        fetched = provider.Provider(settings()).get(f"{issuer.url}/keys".replace("127.0.0.1", "localhost"))
+        assert await asyncio.wait_for(fetched, 3)
         answers.set()
         await asyncio.wait(waiting)
 
@@ -278,7 +278,7 @@ def test_issuer_is_reached_while_40_name_lookups_hang(
 def test_keys_are_found_by_issuer_discovery(issuer: Issuer) -> None:
     [user] = judge(settings(issuer=issuer.url), issuer.token(iss=issuer.url))
     assert isinstance(user, TokenUser)
-    assert issuer.asked == ["/.well-known/openid-configuration", "/keys"]
+    assert issuer.requested_paths == ["/.well-known/openid-configuration", "/keys"]
 
 
 def test_a_token_that_names_no_key(issuer: Issuer) -> None:
@@ -286,8 +286,8 @@ def test_a_token_that_names_no_key(issuer: Issuer) -> None:
     [user] = judge(config, issuer.token(number=None))
     assert isinstance(user, TokenUser)
     issuer.keys["two"] = new_key()
-    [nobody] = judge(config, issuer.token(number=None))
-    assert nobody == "its signing key is unknown"
+    [refused] = judge(config, issuer.token(number=None))
+    assert refused == "its signing key is unknown"
     [user] = judge(settings(jwks_url=f"{issuer.url}/keys", default_key="one"), issuer.token(number=None))
     assert isinstance(user, TokenUser)
 
@@ -299,11 +299,11 @@ FIELDS = st.sampled_from(["kty", "kid", "use", "alg", "crv", "n", "e", "d", "k",
 
 
 @given(st.lists(st.dictionaries(FIELDS, ODD, min_size=1, max_size=4) | ODD, max_size=3), ODD)
-def test_good_keys_are_found_among_malformed_keys(others: list[Any], odd: Any) -> None:
+def test_good_keys_are_found_among_malformed_keys(further_keys: list[Any], odd: Any) -> None:
     """Such a document is fetched by a task that nobody waits for: what it raises ends the node."""
     good = json.loads(RSAAlgorithm.to_jwk(RSA.public_key()))
-    changed = [good | each if isinstance(each, dict) else each for each in others]
-    assert "mine" in keys.keys_in({"keys": [*changed, good | {"kid": "mine"}, *others]})
+    changed = [good | each if isinstance(each, dict) else each for each in further_keys]
+    assert "mine" in keys.keys_in({"keys": [*changed, good | {"kid": "mine"}, *further_keys]})
     assert isinstance(keys.keys_in({"keys": odd}), dict)
 
 
@@ -327,21 +327,21 @@ def test_answer_without_keys_is_reported(
 ) -> None:
     issuer.answer = answer
     with caplog.at_level(logging.WARNING):
-        [nobody] = judge(settings(jwks_url=f"{issuer.url}/keys"), issuer.token())
-    assert nobody == "its signing key is unknown"
+        [refused] = judge(settings(jwks_url=f"{issuer.url}/keys"), issuer.token())
+    assert refused == "its signing key is unknown"
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"the keys of tokens cannot be fetched: {issuer.url}/keys: ")
     assert why in line
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("told", ['"http://elsewhere/keys"', "7"])
-def test_keys_at_a_url_without_tls_are_not_fetched(issuer: Issuer, told: str) -> None:
-    document = f'{{"issuer": "{issuer.url}", "jwks_uri": {told}}}'.encode()
+@pytest.mark.parametrize("url", ['"http://elsewhere/keys"', "7"])
+def test_keys_at_a_url_without_tls_are_not_fetched(issuer: Issuer, url: str) -> None:
+    document = f'{{"issuer": "{issuer.url}", "jwks_uri": {url}}}'.encode()
     issuer.answer = lambda _: (200, document)
-    [nobody] = judge(settings(issuer=issuer.url), issuer.token(iss=issuer.url))
-    assert nobody == "its signing key is unknown"
-    assert len(issuer.asked) == 1
+    [refused] = judge(settings(issuer=issuer.url), issuer.token(iss=issuer.url))
+    assert refused == "its signing key is unknown"
+    assert len(issuer.requested_paths) == 1
 
 
 def test_unreachable_issuer_is_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -58,7 +58,7 @@ class Page:
         return self.browser.find_elements(By.CSS_SELECTOR, selector)
 
     def text(self, selector: str = "main") -> str:
-        """What is to be read there; "" if there is no such thing."""
+        """Return the visible text; "" if no element matches."""
         try:
             return "\n".join(element.text for element in self.all(selector))
         except StaleElementReferenceException:
@@ -71,7 +71,7 @@ class Page:
         return self.browser.execute_script(read, label)
 
     def until(self, is_so: Callable[[], object], event: str = "") -> None:
-        """Wait until something is so. Raises AssertionError, with what is to be read instead."""
+        """Wait until a condition is true. Raises AssertionError with the visible text."""
         deadline = time.monotonic() + PATIENCE_S
         while not is_so():
             if time.monotonic() > deadline:
@@ -106,11 +106,16 @@ class Page:
         for name, text in fields.items():
             selector = f'{within} [name="{name}"]'
             self.until(lambda selector=selector: self.all(selector), selector)
-            # A driver types only what is on the basic plane, and the list of choices may be in its way.
+            # A driver types only characters of the basic plane, and a list of choices may cover the field.
             self.browser.execute_script(_FILL, self.all(selector)[0], text)
 
+    def search(self, text: str) -> None:
+        """Type a text into the search field of the view."""
+        self.until(lambda: self.all('main .search input[type="search"]'), "a search field")
+        self.browser.execute_script(_FILL, self.all('main .search input[type="search"]')[0], text)
+
     def confirm(self, **fields: str) -> None:
-        """Fill in the dialog that is open, and have done what it is about."""
+        """Fill in the open dialog, and confirm it."""
         self.fill(**fields)
         self.press("confirm", "dialog")
         self.until(lambda: not self.all("dialog"), "the dialog is gone")
@@ -127,7 +132,7 @@ class Page:
         self.press("login")
 
     def console_errors(self) -> list[str]:
-        """What the browser has complained of, but for answers that are no success."""
+        """Return the errors in the browser's console, without answers that are no success."""
         try:
             log = self.browser.get_log("browser")
         except WebDriverException:

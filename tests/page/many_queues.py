@@ -1,8 +1,8 @@
-"""The page with very many queues: how long one waits for it, and what it costs the node.
+"""Measure the page with very many queues: its waiting times, and its cost for the node.
 
     python -m tests.page.many_queues --queues 20000
 
-Prints what it measures, and fails if an aim is missed. It takes a minute.
+Prints the figures, and fails if an aim is missed. It takes a minute.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 AT_ONCE = 2000
 WAIT_MAX_S = 2.0
-"""The longest that one waits for a page, a search or another order."""
+"""The longest wait for a page, a search or a new order."""
 COST_MAX = 0.3
-"""The largest share of a processor that viewers cost the node, however many there are: a tenth of the time is for
-them, and the rest is what is always done for queues."""
+"""The largest share of a processor that viewers cost the node, regardless of their number: a tenth is for them, and
+the rest is the usual work for queues."""
 WATCHED_S = 20.0
 VIEWERS = 30
 
@@ -81,7 +81,7 @@ def first_row(page: Page) -> str:
 
 
 def measure_views(page: Page, count: int) -> dict[str, float]:
-    """How long one waits for what one does on the page."""
+    """Return the waiting times of actions on the page."""
     last = f"queue-{count - 1:06}"
     page.open("overview")
     page.until_reads("Messages a second")

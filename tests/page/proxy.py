@@ -30,13 +30,13 @@ def below_a_path(port: int) -> Generator[str]:
                 if name.lower() not in _OF_ONE_CONNECTION:
                     self.send_header(name, value)
             self.end_headers()
-            with suppress(OSError, HTTPException):  # one of both has ended a stream
+            with suppress(OSError, HTTPException):  # either side has ended a stream
                 while part := answer.read1():
                     self.wfile.write(part)
             node.close()
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log no requests."""
 
     for method in ("GET", "PUT", "POST", "DELETE"):
         setattr(Proxy, f"do_{method}", Proxy.pass_on)

@@ -30,7 +30,7 @@ class Picture(NamedTuple):
     view: str
     is_dark: bool = False
     opened: str = ""
-    """What is clicked before, if anything."""
+    """Element to click first, if any."""
 
 
 PICTURES = (

@@ -160,6 +160,7 @@ def test_messages_are_published_browsed_got_and_purged(page: Page, node: Cluster
     page.until_reads("bonjour", ".message")
     page.click(".message summary")
     page.until_reads("<b>", ".message .facts")
+    assert page.text(".message .body") == "bonjour"
     assert api(node, "queues/%2F/letters")["messages_ready"] == 1
     page.press("get")
     page.fill(count="1", mode="ack_requeue_false")
@@ -194,6 +195,39 @@ def test_consumers_show_credit_and_bindings_are_changed(page: Page, channel: Any
     page.until_reads("Only bound to the default exchange")
 
 
+def test_bodies_are_indented_json_text_or_base64(page: Page, channel: Any) -> None:
+    shown = {
+        b'{"a":[1,{"b":"x y"}]}': '{\n  "a": [\n    1,\n    {\n      "b": "x y"\n    }\n  ]\n}',
+        b'{"a": 1.0, "a": 12345678901234567890}': '{"a": 1.0, "a": 12345678901234567890}',
+        b"[no json": "[no json",
+        b"\xff": "/w==",
+    }
+    declare(channel, "bodies")
+    for body in shown:
+        channel.basic_publish("", "bodies", body)
+    page.open("queues/%2F/bodies?tab=messages")
+    page.until(lambda: len(page.all(".message")) == len(shown))
+    read = "return [...document.querySelectorAll('.message .body')].map((each) => each.textContent)"
+    assert page.browser.execute_script(read) == list(shown.values())
+    assert "in base64" in page.browser.execute_script("return document.querySelector('main').textContent")
+
+
+def test_bindings_of_an_exchange_stand_before_its_picture(page: Page, channel: Any) -> None:
+    channel.exchange_declare("wide", "topic", durable=True)
+    declare(channel, "bound")
+    for number in range(14):
+        channel.queue_bind("bound", "wide", f"key.{number:02}")
+    page.open("exchanges/%2F/wide")
+    page.until(lambda: len(page.rows("Bindings")) == 14)
+    page.click('table[aria-label="Bindings"] button')
+    page.until_reads("key.00", "dialog")
+    page.confirm()
+    page.until(lambda: [row[2] for row in page.rows("Bindings")][:1] == ["key.01"])
+    assert not page.all("details[open] .picture")
+    page.click("main details summary")
+    page.until(lambda: page.all("details[open] .picture"))
+
+
 def test_dead_letters_are_listed_with_their_reasons(page: Page, node: ClusterNode, channel: Any) -> None:
     declare(channel, "morgue")
     dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "morgue"}
@@ -213,10 +247,49 @@ def test_dead_letters_are_listed_with_their_reasons(page: Page, node: ClusterNod
     page.until_reads("None of these messages fits")
     page.fill("main", reason="expired")
     page.press("send-back")
-    page.confirm(count="3")
+    page.until_reads("Moves 4 of 4 messages.", "dialog .counted")
+    page.fill(count="3")
+    page.until_reads("Moves 3 of 4 messages.", "dialog .counted")
+    page.confirm()
     page.until(
         lambda: [each["moved"] for each in api(node, "moves/%2F") if each["state"] == "finished"] == [3]
     )
+
+
+def test_node_searches_dead_letters_and_moves_those_found(
+    page: Page, node: ClusterNode, channel: Any
+) -> None:
+    declare(channel, "grave", 1200)
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "grave"}
+    declare(channel, "buyers", **dead)
+    declare(channel, "sellers", **dead)
+    for number in range(40):
+        body = json.dumps({"order": number % 4, "customer": "c"})
+        channel.basic_publish("", ("buyers", "sellers")[number % 2], body.encode())
+    for name in ("buyers", "sellers"):
+        for _ in range(20):
+            channel.basic_reject(channel.basic_get(name)[0].delivery_tag, requeue=False)
+    page.until(lambda: api(node, "queues/%2F/grave")["messages_ready"] == 1240)
+    page.open("dead-letters/%2F/grave")
+    page.until(lambda: sorted(chip.split()[-1] for chip in page.text(".chips").splitlines()) == ["20", "20"])
+    page.fill("main", text='"order": 3,')  # as it is written in the body, behind a thousand others
+    page.until_reads("0 found; looked at 1,000 of 1,240 ready messages.", ".found")
+    page.press("further")
+    page.until_reads("10 found; looked at 1,240 of 1,240 ready messages.", ".found")
+    page.press("send-back")
+    page.until_reads("Moves 10 of 1,240 messages.", "dialog .counted")
+    page.confirm()
+    page.until(lambda: api(node, "queues/%2F/sellers")["messages_ready"] == 10)
+    page.until_reads(
+        "0 found; looked at 1,000 of 1,230 ready messages.", ".found"
+    )  # without a press of a button
+    page.until(lambda: "10" in page.text(".chips"))
+    page.press("send-back")
+    page.until_reads("Moves 0 of 1,230 messages.", "dialog .counted")
+    page.fill(text="")
+    page.until_reads("Moves 30 of 1,230 messages.", "dialog .counted")  # the others never died
+    page.browser.back()
+    page.until(lambda: not page.all("dialog"), "a dialog closes when the view below it changes")
 
 
 def test_queues_are_searched_sorted_and_paged_by_the_node(page: Page, channel: Any) -> None:
@@ -262,11 +335,21 @@ def test_connection_is_shown_with_its_channels_and_closed(page: Page, node: Clus
     parameters = pika.URLParameters(node.url)
     parameters.client_properties = {"connection_name": "to be closed"}
     connection = pika.BlockingConnection(parameters)
-    connection.channel(7)
-    page.open("connections")
-    page.until_reads("to be closed")
+    channel = connection.channel(7)
+    channel.queue_declare("named", durable=True, arguments=QUORUM)
+    channel.basic_consume("named", lambda *_: None, consumer_tag="reader")
+    for view in ("connections", "channels", "queues/%2F/named?tab=consumers"):
+        page.open(view)
+        page.until_reads("to be closed", "tbody")
+        page.search("nosuch")
+        page.until_reads("has 'nosuch'.")
+        page.search("TO BE")
+        page.until_reads("to be closed", "tbody")
+    page.open("connections?name=to be")
+    page.until(lambda: [row[0].splitlines()[0] for row in page.rows("Connections")] == ["to be closed"])
     page.click('a.name[href^="#/connections/"]')
-    page.until(lambda: any(row[0].endswith("(7)") for row in page.rows("Channels")))
+    page.until(lambda: page.text("main h1") == "to be closed")
+    page.until(lambda: any(row[0].startswith("to be closed (7)") for row in page.rows("Channels")))
     page.press("close")
     page.confirm()
     with pytest.raises(pika.exceptions.ConnectionClosed, match="CONNECTION_FORCED"):
@@ -279,7 +362,7 @@ def test_member_is_made_leader_drained_and_added(page: Page, cluster: LocalClust
     follower = cluster.followers()[0].name
     page.press(f"lead-{follower}")
     page.confirm()
-    page.until(lambda: follower in page.text(".member.leads h3"))
+    page.until(lambda: follower in page.text(".member.leads h2"))
     other = next(each.name for each in cluster.nodes[1:] if each.name != follower)
     page.press(f"drain-{other}")
     page.until_reads("goes on without it", "dialog")
@@ -301,7 +384,9 @@ def test_users_get_permissions_and_virtual_hosts_limits(page: Page, node: Cluste
     page.until(lambda: ["max-queues", "12"] in [row[:2] for row in page.rows("Limits")])
     page.open("users")
     page.press("new-user")
-    page.confirm(name="dora", password="dora", tags="monitoring")
+    page.fill(name="dora", password="dora")
+    page.click('dialog [name="monitoring"]')
+    page.confirm()
     page.until(lambda: page.text("main h1") == "dora")
     page.press("set-permissions")
     page.confirm(vhost="games", write="^$")
@@ -327,6 +412,8 @@ def test_policy_previews_its_matches_and_applies_after_creation(page: Page, chan
     page.fill("main", **{"match-pattern": "("})
     page.until_reads("pattern:", "main .problem")
     page.press("new-policies")
+    page.until(lambda: page.all('dialog [name="pattern"]'))
+    assert page.all('dialog [name="pattern"]')[0].get_attribute("value") == "("  # that was tried
     page.confirm(name="short", pattern="^limited", definition='{"max-length": 3}')
     page.until(lambda: [row[0] for row in page.rows("Policies")] == ["short"])
     page.open("queues/%2F/limited.a")
@@ -335,6 +422,39 @@ def test_policy_previews_its_matches_and_applies_after_creation(page: Page, chan
     page.click('table[aria-label="Policies"] tr button:last-child')
     page.confirm()
     page.until(lambda: page.rows("Policies") == [])
+
+
+VISIBLE = """return [...document.querySelectorAll('table[aria-label="Queues"] th')]
+    .filter((cell) => cell.offsetParent).map((cell) => cell.innerText.trim())"""
+"""The column titles that can be seen."""
+SCROLLS = """return [document.documentElement, ...document.querySelectorAll("main .scroll")]
+    .filter((box) => box.scrollWidth > box.clientWidth).length"""
+"""The number of boxes that are wider than their place."""
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (390, ["Name", "Ready", "Unacked", "Consumers"]),
+        (800, ["Name", "Virtual host", "State", "Ready", "Unacked", "Consumers", "In", "Out"]),
+    ],
+)
+def test_queues_fit_on_a_narrow_screen(page: Page, channel: Any, width: int, columns: list[str]) -> None:
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "narrow", "x-message-ttl": 10**9}
+    declare(channel, "narrow", 3, **dead)
+    screen = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": False}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    try:
+        page.open("queues?name=narrow")
+        page.until(lambda: page.rows("Queues"))
+        shown = page.browser.execute_script(VISIBLE)
+        assert [each for each in columns if each in (*shown, "Virtual host")] == columns
+        assert set(shown) <= set(columns)
+        assert page.browser.execute_script(SCROLLS) == 0
+        [row] = page.all('table[aria-label="Queues"] tbody tr')
+        assert row.size["height"] < 60
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_definitions_are_downloaded_and_uploaded(page: Page, node: ClusterNode, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def frozen(server: ForkServer, directory: Path, kept: Sequence[int] = ()) -> For
     return server.start(["serve", "--config", str(pipe)], {}, stdout=2, stderr=2, kept=kept)
 
 
-def is_gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
@@ -117,7 +117,7 @@ def test_nodes_end_with_their_fork_server(tmp_path: Path) -> None:
         number = node.pid
         parent = int(Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[1])
         os.kill(parent, signal.SIGKILL)
-        while not is_gone(number):
+        while not has_ended(number):
             time.sleep(0.01)
         assert not node.running
         node.start()
@@ -145,10 +145,10 @@ def test_changed_interpreter_environment_gets_a_new_server(monkeypatch: pytest.M
 def test_concurrent_requests_share_a_fork_server() -> None:
     barrier = threading.Barrier(4)
 
-    def ask(_number: int) -> ForkServer:
+    def start_child(_number: int) -> ForkServer:
         barrier.wait()
         return fork_server("asked for at once")
 
     with ThreadPoolExecutor(4) as threads:
-        servers = set(threads.map(ask, range(4)))
+        servers = set(threads.map(start_child, range(4)))
     assert len(servers) == 1

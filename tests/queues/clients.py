@@ -1,4 +1,4 @@
-"""Clients as applications write them, with pika, and few words for what a test does with them."""
+"""Clients as applications write them, with pika, and short helpers for tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Bodies = list[bytes]
 
 
 class Message(NamedTuple):
-    """What a client is given."""
+    """A message as delivered, or as returned by `basic.get`."""
 
     tag: int
     redelivered: bool
@@ -37,7 +37,7 @@ class Message(NamedTuple):
 
 
 class Taker:
-    """A consumer that keeps what it is given, and acknowledges what it is told to."""
+    """A consumer that keeps its deliveries, and acknowledges them on request."""
 
     def __init__(self, channel: BlockingChannel, queue: str, **options: Any) -> None:
         self.channel = channel
@@ -69,8 +69,8 @@ class Taker:
         self.until(lambda: len(self.messages) >= count)
         return self.messages
 
-    def look(self) -> Bodies:
-        """All that the log has given it so far: what follows in the log is told behind that."""
+    def received(self) -> Bodies:
+        """Return all bodies that the log has delivered by now; the barrier's answer follows them in the log."""
         barrier(self.channel)
         self.channel.connection.process_data_events(0)
         return self.bodies
@@ -80,7 +80,7 @@ class Taker:
             self.channel.basic_ack(message.tag)
 
     def take_back(self) -> list[Message]:
-        """What it was given, which it forgets."""
+        """Return the received messages, and forget them."""
         messages, self.messages = self.messages, []
         return messages
 
@@ -124,7 +124,7 @@ def got(channel: BlockingChannel, queue: str, *, auto_ack: bool = True) -> Messa
 
 
 def drain(channel: BlockingChannel, queue: str) -> list[Message]:
-    """Take all that is ready, one by one, in the order of delivery."""
+    """Get all ready messages one by one, in the order of delivery."""
     return list(iter(lambda: get(channel, queue), None))
 
 
@@ -133,7 +133,7 @@ def bodies_of(messages: Iterable[Message]) -> Bodies:
 
 
 def exactly(messages: Iterable[Message]) -> Message:
-    """The only one."""
+    """Return the only message."""
     [message] = messages
     return message
 
@@ -156,7 +156,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def close(channel: BlockingChannel) -> None:
-    """End a channel, and wait until what it held is back: close-ok comes before that, in RabbitMQ, too."""
+    """Close a channel, and wait until its unacknowledged messages are requeued; as in RabbitMQ, close-ok precedes
+    that.
+    """
     connection = channel.connection
     channel.close()
     behind = connection.channel()
@@ -179,7 +181,7 @@ def refused(code: int, text: str) -> Generator[None]:
 
 
 def send(channel: BlockingChannel, queue: str, publisher: str, *numbers: int) -> None:
-    """Publish messages of which each has its number as body, and wait for each confirm."""
+    """Publish messages with their numbers as bodies, and wait for each confirm."""
     for number in numbers:
         headers = {"x-publisher-id": publisher, "x-publish-seq": number}
         channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(headers=headers))

@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the tests over workers so that each cluster is needed by one."""
+    """Distribute the tests over workers so that a single worker needs each cluster."""
     ours = [item for item in items if item.path.parent == HERE]
     modules = sorted({item.path for item in ours})
     for item in ours:
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Trouble(logging.Handler):
-    """Collects what nodes log when something is wrong with them."""
+    """Collects errors from the logs of nodes."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -76,7 +76,10 @@ def trouble() -> Generator[Trouble]:
 
 @pytest.fixture(params=CHANGES)
 def world(request: pytest.FixtureRequest) -> Generator[World]:
-    """The cluster, twice: leadership is handed over, and nothing happens to it; `ALSO_KILLED` adds a third time."""
+    """The cluster, for two runs of a test: with a change of the leader, and without.
+
+    `ALSO_KILLED` adds a run in which the leader is killed.
+    """
     if request.param == "kill":
         yield from _world_of_processes(request.getfixturevalue("processes"))
     else:
@@ -85,13 +88,13 @@ def world(request: pytest.FixtureRequest) -> Generator[World]:
 
 
 def _world_of_processes(cluster: LocalCluster) -> Generator[World]:
-    leader, others = cluster.leader(), cluster.followers()
+    leader, followers = cluster.leader(), cluster.followers()
 
     def kill() -> None:
         leader.kill()
         cluster.leader()
 
-    world = World([leader, *others], kill, leader_dies=True)
+    world = World([leader, *followers], kill, leader_dies=True)
     yield world
     if not leader.running:
         leader.start()

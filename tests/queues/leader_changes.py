@@ -7,12 +7,13 @@ import pytest
 from tests.harness.long_cases import cases
 
 CHANGES = cases(["quiet", "handover"], lambda change: change == "handover")
-"""A cluster in which nothing happens shows little that one does not in which leadership is handed over."""
+"""Without a change of the leader, tests find few faults that they do not find with a change."""
 QUIET = pytest.mark.parametrize("world", ["quiet"], indirect=True)
-"""For what a leader has no part in."""
+"""For tests of behaviour in which the leader has no part."""
 KILLED = pytest.mark.parametrize("world", ["kill"], indirect=True)
 ALSO_KILLED = pytest.mark.parametrize("world", [*CHANGES, "kill"], indirect=True)
 KILLED_IF_LONG = pytest.mark.parametrize(
     "world", [*CHANGES, pytest.param("kill", marks=pytest.mark.long)], indirect=True
 )
-"""For what a node that dies takes no more of than one that hands over; what is confirmed or held is `ALSO_KILLED`."""
+"""For tests on which a killed leader has the same effect as a transfer. Tests of confirmed or unacknowledged messages
+have `ALSO_KILLED`."""

@@ -1,7 +1,6 @@
-"""A cluster of real nodes inside this process: with sockets, files and all, on one event loop in a thread.
+"""A cluster of real nodes inside this process: real sockets and files, on an event loop in a thread.
 
-Here a leader can be had to hand over without a process that ends, what nodes log and hold can be looked at, and what
-takes seconds by design can be made to take less.
+Tests can transfer leadership without ending a process, inspect logs and states of nodes, and shorten long times.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ LAG_S = 0.2
 
 
 class NodeHere:
-    """One node, that can be stopped in good order and started again."""
+    """A node that can be stopped cleanly and started again."""
 
     def __init__(self, settings: NodeConfig) -> None:
         self.config = settings
@@ -64,7 +63,7 @@ class NodeHere:
                 await self._closing.aclose()
 
     def check(self) -> None:
-        """Raise what has brought the node down."""
+        """Raise the error that ended the node, if any."""
         if self.node is not None and self._serving.done():
             self._serving.result()
 
@@ -75,7 +74,7 @@ class NodeHere:
 class ClusterHere:
     """Three nodes. Its methods are called from the thread of the test.
 
-    However they have fared, none of them is left when it ends; what has brought one down is raised then.
+    On exit it stops all nodes, and raises the error that ended a node, if any.
     """
 
     def __init__(self, directory: Path, limits: NodeLimits | None = None) -> None:
@@ -86,9 +85,7 @@ class ClusterHere:
 
     def __enter__(self) -> Self:
         with ExitStack() as cleanup:
-            cleanup.callback(
-                garbage.collect
-            )  # nodes that begin to serve exempt what is there by then, also of others
+            cleanup.callback(garbage.collect)  # nodes that begin to serve exempt all existing objects
             cleanup.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(SWITCH_INTERVAL_S)
             files = local_nodes(self._directory, 3, _reserve_ports(3, cleanup))
@@ -116,7 +113,7 @@ class ClusterHere:
         self._thread.join()
         self._loop.close()
 
-    # What runs on the loop
+    # Functions on the loop
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         async def call() -> T:
@@ -137,7 +134,7 @@ class ClusterHere:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     def wait_until(self, condition: Callable[[], T | None]) -> T:
-        """What a condition says once it says something true."""
+        """Wait until a condition is true, and return its value."""
         deadline_s = time.monotonic() + PATIENCE_S
         while not (found := self.call(condition)):
             assert time.monotonic() < deadline_s
@@ -145,7 +142,7 @@ class ClusterHere:
         return found
 
     def operate(self, node: NodeHere, *commands: Command) -> None:
-        """What an operator does through a node; returns when it has applied that, whatever the others have."""
+        """Submit an operator's commands through a node, and return when this node has applied them."""
         assert node.node is not None
         submissions = node.node.broker.submissions
         applied = threading.Event()
@@ -160,7 +157,7 @@ class ClusterHere:
 
     @contextmanager
     def lagging(self, node: NodeHere) -> Generator[None]:
-        """Whatever the others say reaches this node late, by less than what would make it think the leader gone."""
+        """Delay messages of peers to this node, by less than the time after which it would suspect its leader."""
         assert node.node is not None
         links: Any = node.node.links
         deliver = links.deliver
@@ -175,7 +172,7 @@ class ClusterHere:
                 deliver(*late.popleft())
 
         def deliver_rest() -> None:
-            """A link never changes the order, so what still waits comes before what is heard in time again."""
+            """Deliver the delayed messages before new ones, because a link keeps the order."""
             del links.deliver
             while late:
                 deliver_first()
@@ -193,19 +190,19 @@ class ClusterHere:
         return [node for node in self.nodes if node.running]
 
     def leader(self) -> NodeHere:
-        """The node that leads, and that all others know as their leader."""
+        """Return the leader, once all nodes know it."""
         name = self.wait_until(self._leader_of_all)
         return next(node for node in self.nodes if node.name == name)
 
     def _leader_of_all(self) -> str | None:
-        first, *others = {self._leader_of(node) for node in self.running}
-        return None if others else first
+        first, *rest = {self._leader_of(node) for node in self.running}
+        return None if rest else first
 
     def _leader_of(self, node: NodeHere) -> str | None:
         return node.node.group.leader if node.node else None
 
     def hand_over(self) -> None:
-        """Have another node lead, and wait until all nodes know."""
+        """Transfer leadership, and wait until all nodes know the new leader."""
         old = self.leader()
         assert old.node is not None
         term = self.call(lambda: old.node.group.engine.term)

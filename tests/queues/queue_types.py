@@ -67,17 +67,17 @@ class Broker:
         self._numbers = itertools.count(1)
         self.statistics_s = statistics_s
         """Seconds until the management API shows a change."""
-        self.ask("DELETE", f"/api/vhosts/{VHOST}")
-        self.ask("PUT", f"/api/vhosts/{VHOST}")
+        self.request("DELETE", f"/api/vhosts/{VHOST}")
+        self.request("PUT", f"/api/vhosts/{VHOST}")
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
-        self.ask("PUT", f"/api/permissions/{VHOST}/guest", everything)
+        self.request("PUT", f"/api/permissions/{VHOST}/guest", everything)
 
     def close(self) -> None:
         if self._connection is not None and self._connection.is_open:
             self._connection.close()
-        self.ask("DELETE", f"/api/vhosts/{VHOST}")
+        self.request("DELETE", f"/api/vhosts/{VHOST}")
 
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         client = http.client.HTTPConnection(self._http.netloc, timeout=ANSWER_S)
         credentials = base64.b64encode(b"guest:guest").decode()
         headers = {"Authorization": f"Basic {credentials}", "Content-Type": "application/json"}
@@ -174,7 +174,7 @@ class Queue:
         return channel
 
     def shown(self) -> dict[str, Any]:
-        return self.broker.ask("GET", f"/api/queues/{VHOST}/{self.name}")[1]
+        return self.broker.request("GET", f"/api/queues/{VHOST}/{self.name}")[1]
 
     def delete(self) -> None:
         self.broker.outcome(lambda: self.broker.channel().queue_delete(self.name))
@@ -266,7 +266,7 @@ def _declared(broker: Broker, kind: Kind, given: dict[str, Any]) -> str:
     outcome = broker.outcome(lambda: names.append(declare(channel, name, kind, table)), name)
     if outcome != "ok":
         return outcome
-    shown = broker.ask("GET", f"/api/queues/{VHOST}/{names[0]}")[1]
+    shown = broker.request("GET", f"/api/queues/{VHOST}/{names[0]}")[1]
     channel.queue_delete(names[0])
     channel.close()
     return f"ok {shown['type']} {json.dumps(shown['arguments'], sort_keys=True)}"
@@ -321,15 +321,15 @@ def redeclared(broker: Broker, kind: Kind) -> Any:
         return None
     outcomes: dict[str, str] = {}
     with queue_of(broker, kind) as queue:
-        for what, other in AGAIN.items():
+        for case, other in AGAIN.items():
             for of_type in ("", "of its type"):
                 table = {**(kind.arguments if of_type else {}), **other.arguments}
-                again = other if what in list(AGAIN)[:6] else kind
+                again = other if case in list(AGAIN)[:6] else kind
                 outcome = broker.outcome(
                     lambda again=again, table=table: declare(broker.channel(), queue.name, again, table),
                     queue.name,
                 )
-                outcomes[f"{what} {of_type}".strip()] = outcome
+                outcomes[f"{case} {of_type}".strip()] = outcome
     return outcomes
 
 
@@ -344,8 +344,8 @@ def redelivered(broker: Broker, kind: Kind) -> Any:
             for way in ("nack", "reject", "recover", "close"):
                 queue.publish("m", headers=headers)
                 channel = broker.channel()
-                method, told, _ = queue.get(channel)
-                steps = [(method.redelivered, told.headers)]
+                method, properties, _ = queue.get(channel)
+                steps = [(method.redelivered, properties.headers)]
                 if way == "nack":
                     channel.basic_nack(method.delivery_tag)
                 elif way == "reject":
@@ -355,8 +355,8 @@ def redelivered(broker: Broker, kind: Kind) -> Any:
                 else:
                     channel.close()
                 for _ in range(2):
-                    method, told, _ = queue.get()
-                    steps.append((method.redelivered, told.headers))
+                    method, properties, _ = queue.get()
+                    steps.append((method.redelivered, properties.headers))
                     queue.channel.basic_nack(method.delivery_tag)
                 queue.channel.basic_ack(queue.get()[0].delivery_tag)
                 seen[f"{headers} {way}"] = steps
@@ -368,8 +368,8 @@ def consumed(broker: Broker, kind: Kind) -> Any:
     seen: list[Any] = []
     with typed_fields(), queue_of(broker, kind) as queue:
 
-        def take(channel: BlockingChannel, method: Any, told: Any, _: bytes) -> None:
-            seen.append((method.redelivered, told.headers))
+        def take(channel: BlockingChannel, method: Any, properties: Any, _: bytes) -> None:
+            seen.append((method.redelivered, properties.headers))
             (channel.basic_nack if len(seen) < 3 else channel.basic_ack)(method.delivery_tag)
 
         queue.publish("m")
@@ -389,7 +389,7 @@ def got_over_http(broker: Broker, kind: Kind) -> Any:
         for mode in ("ack_requeue_true", "reject_requeue_true", "ack_requeue_false"):
             queue.wait(1)
             wanted = {"count": 1, "ackmode": mode, "encoding": "auto"}
-            [message] = broker.ask("POST", f"/api/queues/{VHOST}/{queue.name}/get", wanted)[1]
+            [message] = broker.request("POST", f"/api/queues/{VHOST}/{queue.name}/get", wanted)[1]
             seen.append((message["redelivered"], message["properties"]))
     return seen
 
@@ -397,19 +397,19 @@ def got_over_http(broker: Broker, kind: Kind) -> Any:
 def order(broker: Broker, kind: Kind) -> Any:
     """The position of returned messages."""
     seen: dict[str, str] = {}
-    for what in ("c, a, b", "all at once", "with the channel"):
+    for case in ("c, a, b", "all at once", "with the channel"):
         with queue_of(broker, kind) as queue:
             queue.publish(*"abcdef")
             channel = broker.channel()
             a, b, c = (queue.get(channel)[0].delivery_tag for _ in range(3))
-            if what == "c, a, b":
+            if case == "c, a, b":
                 for tag in (c, a, b):
                     channel.basic_nack(tag)
-            elif what == "all at once":
+            elif case == "all at once":
                 channel.basic_nack(c, multiple=True)
             else:
                 channel.close()
-            seen[what] = "".join(queue.drained(6))
+            seen[case] = "".join(queue.drained(6))
     return seen
 
 
@@ -432,7 +432,7 @@ def deliveries(broker: Broker, kind: Kind) -> Any:
     got: list[str] = []
     with queue_of(broker, kind) as queue:
 
-        def take(channel: BlockingChannel, method: Any, _told: Any, body: bytes) -> None:
+        def take(channel: BlockingChannel, method: Any, _properties: Any, body: bytes) -> None:
             got.append(body.decode())
             if len(got) < DELIVERIES:
                 channel.basic_nack(method.delivery_tag)
@@ -493,18 +493,92 @@ def deaths(broker: Broker, kind: Kind) -> Any:
 
 
 def _dead_letter(broker: Broker, kind: Kind, given: dict[str, Any], let_die: Callable[[Queue], Any]) -> Any:
-    with typed_fields(), queue_of(broker, KINDS["classic"]) as target:
-        to_target = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": target.name}
-        with queue_of(broker, kind, {**to_target, **given}) as queue:
-            let_die(queue)
-            end_s = time.monotonic() + QUIET_S
-            method, told, body = None, None, b""
-            while method is None and time.monotonic() < end_s:
-                method, told, body = target.channel.basic_get(target.name)
-            if method is None:
-                return None
-            text = json.dumps([method.redelivered, told.headers, told.expiration, body.decode()])
-            return json.loads(text.replace(queue.name, "Q").replace(target.name, "target"))
+    with (
+        typed_fields(),
+        queue_of(broker, KINDS["classic"]) as target,
+        queue_of(broker, kind, {**to_queue(target), **given}) as queue,
+    ):
+        let_die(queue)
+        end_s = time.monotonic() + QUIET_S
+        method, properties, body = None, None, b""
+        while method is None and time.monotonic() < end_s:
+            method, properties, body = target.channel.basic_get(target.name)
+        if method is None:
+            return None
+        text = json.dumps([method.redelivered, properties.headers, properties.expiration, body.decode()])
+        return json.loads(text.replace(queue.name, "Q").replace(target.name, "target"))
+
+
+def dead_letters_again(broker: Broker, kind: Kind) -> Any:
+    """The next deliveries of a dead letter, by target, strategy, cause, and the way of its returns before."""
+    strategies: dict[str, dict[str, Any]] = {"at-most-once": {}}
+    if kind.arguments == QUORUM:
+        least = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        strategies["at-least-once"] = least
+    seen: dict[str, Any] = {}
+    for target, strategy, way in itertools.product(
+        ("classic", "quorum"), strategies, ("none", "nack", "close")
+    ):
+        causes = {"rejected": {}, "expired": {"x-message-ttl": 300}}
+        if strategy == "at-most-once":
+            causes["maxlen"] = {"x-max-length": 1}
+        if kind.arguments == QUORUM and way != "none":
+            causes["delivery_limit"] = {"x-delivery-limit": 0}
+        for cause, arguments in causes.items():
+            with (
+                typed_fields(),
+                queue_of(broker, KINDS[target]) as dead,
+                queue_of(broker, kind, arguments | strategies[strategy] | to_queue(dead)) as queue,
+            ):
+                queue.publish("m")
+                return_one(queue, way)
+                if cause == "rejected":
+                    queue.channel.basic_reject(queue.get()[0].delivery_tag, requeue=False)
+                elif cause == "maxlen":
+                    queue.publish("n")
+                steps: list[Any] = []
+                for _ in range(3):
+                    method, properties, _ = dead.get()
+                    steps.append([method.redelivered, properties.headers.get("x-delivery-count")])
+                    dead.channel.basic_nack(method.delivery_tag)
+                seen[f"{target} {strategy} {cause} {way}"] = steps
+    return seen
+
+
+def return_one(queue: Queue, way: str) -> None:
+    """Return a message, by closing its channel or otherwise."""
+    if way == "nack":
+        queue.channel.basic_nack(queue.get()[0].delivery_tag)
+    elif way == "close":
+        channel = queue.broker.channel()
+        queue.get(channel)
+        channel.close()
+
+
+def to_queue(target: Queue) -> dict[str, Any]:
+    return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": target.name}
+
+
+def dead_letter_circles(broker: Broker, kind: Kind) -> Any:
+    """The deliveries of a message that is rejected, waits in a queue, and comes back; its keys in CC and BCC."""
+    seen: dict[str, Any] = {}
+    for waiting in ("classic", "quorum"):
+        with (
+            typed_fields(),
+            queue_of(broker, kind, {"x-dead-letter-exchange": "amq.fanout"}) as queue,
+            queue_of(broker, KINDS[waiting], {"x-message-ttl": 20} | to_queue(queue)) as wait,
+        ):
+            wait.channel.queue_bind(wait.name, "amq.fanout")
+            queue.publish("m", headers={"CC": ["copy"], "BCC": ["blind"]})
+            steps: list[Any] = []
+            for _ in range(4):
+                method, properties, _ = queue.get()
+                headers = [properties.headers.get(name) for name in ("x-delivery-count", "CC", "BCC")]
+                keys = [len(death["routing-keys"]) for death in properties.headers.get("x-death", [])]
+                steps.append([method.redelivered, *headers, keys])
+                queue.channel.basic_reject(method.delivery_tag, requeue=False)
+            seen[waiting] = steps
+    return seen
 
 
 def expiry(broker: Broker, kind: Kind) -> Any:
@@ -681,23 +755,23 @@ def policies(broker: Broker, kind: Kind) -> Any:
     } | {f"apply-to {each}": ("policies", each, {"message-ttl": 60000}) for each in APPLY_TO}
     seen: dict[str, Any] = {}
     queues: dict[str, Queue] = {}
-    for what, (path, apply_to, definition) in wanted.items():
+    for case, (path, apply_to, definition) in wanted.items():
         queue = Queue(broker, kind)
         policy = {"pattern": f"^{queue.name}$", "apply-to": apply_to, "definition": definition}
-        status, answer = broker.ask("PUT", f"/api/{path}/{VHOST}/{queue.name}", policy)
+        status, answer = broker.request("PUT", f"/api/{path}/{VHOST}/{queue.name}", policy)
         if status < 300:
-            queues[what] = queue
+            queues[case] = queue
         else:  # RabbitMQ's texts are made for HTML
             reason = answer["reason"].replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"')
-            seen[what] = f"{status} {reason}"
+            seen[case] = f"{status} {reason}"
     time.sleep(broker.statistics_s)
-    for what, queue in queues.items():
+    for case, queue in queues.items():
         shown = queue.shown()
         applied = [shown.get("policy"), shown.get("operator_policy")]
         names = ["applies" if name == queue.name else name for name in applied]
-        seen[what] = [*names, shown.get("effective_policy_definition")]
+        seen[case] = [*names, shown.get("effective_policy_definition")]
         for path in ("policies", "operator-policies"):
-            broker.ask("DELETE", f"/api/{path}/{VHOST}/{queue.name}")
+            broker.request("DELETE", f"/api/{path}/{VHOST}/{queue.name}")
         queue.delete()
     return seen
 
@@ -715,9 +789,11 @@ def fields(broker: Broker, kind: Kind) -> Any:
         queue.consume([])
         time.sleep(broker.statistics_s)
         shown = queue.shown()
-        [listed] = [row for row in broker.ask("GET", f"/api/queues/{VHOST}")[1] if row["name"] == queue.name]
+        [listed] = [
+            row for row in broker.request("GET", f"/api/queues/{VHOST}")[1] if row["name"] == queue.name
+        ]
         basic_path = f"/api/queues/{VHOST}?disable_stats=true"
-        [basic] = [row for row in broker.ask("GET", basic_path)[1] if row["name"] == queue.name]
+        [basic] = [row for row in broker.request("GET", basic_path)[1] if row["name"] == queue.name]
     values = ("type", "durable", "exclusive", "auto_delete", "delivery_limit", "state")
     return {
         "shown": sorted(OF_TYPES & shown.keys()),
@@ -730,6 +806,7 @@ def fields(broker: Broker, kind: Kind) -> Any:
 CASES: tuple[Callable[[Broker, Kind], Any], ...] = (
     *(arguments, properties, redeclared),
     *(redelivered, consumed, got_over_http, order, priorities, deliveries, limits, deaths, expiry),
+    *(dead_letters_again, dead_letter_circles),
     *(consumer_arguments, exclusive_consumers, single_active, channel_limit, consumer_priorities),
     *(conditional_deletes, policies, fields),
 )

@@ -35,7 +35,7 @@ def filled(world: World, queue: str, bodies: str, arguments: dict[str, Any] | No
 
 
 def unacked(world: World, queue: str) -> int:
-    return world.ask(f"/api/queues/%2F/{queue}", at=2)["messages_unacknowledged"]
+    return world.request(f"/api/queues/%2F/{queue}", at=2)["messages_unacknowledged"]
 
 
 # Acknowledgements
@@ -229,14 +229,14 @@ def test_recovered_message_may_go_to_a_different_consumer(world: World, queue: s
     preferred = Taker(other, queue, arguments={"x-priority": 1})
     world.change_leader()
     channel.basic_recover(requeue=True)
-    assert (preferred.look(), consumer.look()) == ([b"a", b"b"], [b"a", b"b"])
+    assert (preferred.received(), consumer.received()) == ([b"a", b"b"], [b"a", b"b"])
 
 
 # How often
 
 
-def deliver_until_gone(
-    world: World, queue: str, give_up: Callable[[Any, int], None], most: int
+def deliver_until_dead(
+    world: World, queue: str, settle: Callable[[Any, int], None], most: int
 ) -> list[int | None]:
     """Have a message returned again and again; its x-delivery-count each time."""
     channel = world.channel(2)
@@ -249,7 +249,7 @@ def deliver_until_gone(
             return counts
         assert message.redelivered == bool(counts)
         counts.append(message.headers.get("x-delivery-count"))
-        give_up(channel, message.tag)
+        settle(channel, message.tag)
     return counts
 
 
@@ -263,7 +263,7 @@ RETURNS: dict[str, Callable[[Any, int], None]] = {
 @pytest.mark.parametrize("how", RETURNS)
 def test_message_is_delivered_21_times_by_default_then_dropped(world: World, queue: str, how: str) -> None:
     filled(world, queue, "a")
-    counts = deliver_until_gone(world, queue, RETURNS[how], 22)
+    counts = deliver_until_dead(world, queue, RETURNS[how], 22)
     assert counts == [None, *range(1, DELIVERED_AT_ALL)]
     assert unacked(world, queue) == 0
 
@@ -282,7 +282,7 @@ def test_message_above_the_delivery_limit_is_dead_lettered(world: World, queue: 
     dead = declare(world.channel(1), f"{queue}-dead")
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, "x-delivery-limit": 2}
     filled(world, queue, "a", arguments)
-    assert len(deliver_until_gone(world, queue, RETURNS["nack"], 4)) == 3
+    assert len(deliver_until_dead(world, queue, RETURNS["nack"], 4)) == 3
     consumer = Taker(world.channel(2), dead)
     [message] = consumer.wait(1)
     assert message.headers["x-death"][0]["reason"] == "delivery_limit"
@@ -310,7 +310,7 @@ def test_delivery_limit_is_the_lower_of_argument_and_policy(
     filled(world, queue, "a", {} if argument is None else {"x-delivery-limit": argument})
     if policy is not None:
         world.policy(queue, {"delivery-limit": policy})
-    counts = deliver_until_gone(world, queue, RETURNS["nack"], 30)
+    counts = deliver_until_dead(world, queue, RETURNS["nack"], 30)
     assert len(counts) == (deliveries or 30)
 
 
@@ -318,10 +318,10 @@ def test_mode_4_3_counts_only_rejected_deliveries(world: World, queue: str) -> N
     filled(world, queue, "a", {"x-delivery-count-mode": "4.3", "x-delivery-limit": 1})
     channel = world.channel(2)
     headers: list[dict[str, Any]] = []
-    for give_up in ("nack", "nack", "reject", "nack", "reject"):
+    for settle in ("nack", "nack", "reject", "nack", "reject"):
         message = got(channel, queue, auto_ack=False)
         headers.append(message.headers)
-        RETURNS[give_up](channel, message.tag)
+        RETURNS[settle](channel, message.tag)
         world.change_leader()
     assert headers == [
         {},

@@ -249,5 +249,5 @@ def test_pika_and_aio_pika_share_a_queue(world: World, queue: str) -> None:
     publish(channel, queue, "b")
     barrier(channel)
     consumer.wait(3)
-    assert sorted(consumer.look()) == [b"a", b"a", b"b"]
+    assert sorted(consumer.received()) == [b"a", b"a", b"b"]
     assert bodies_of(drain(channel, queue)) == []

@@ -30,23 +30,23 @@ def jumped(cluster: ClusterHere, nodes: Iterable[Any], jump_ms: int) -> Generato
 
 
 @pytest.mark.parametrize(
-    ("who", "days"), [("leader", 1), ("leader", -1), ("all", 100_000), ("all", -100_000)]
+    ("affected", "days"), [("leader", 1), ("leader", -1), ("all", 100_000), ("all", -100_000)]
 )
 @pytest.mark.parametrize("world", ["handover"], indirect=True)
 def test_delays_and_expirations_are_kept_when_clocks_jump(
     world: World,
     checked_cluster: ClusterHere,
     queue: str,
-    who: str,
+    affected: str,
     days: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     names = [f"{queue}-{name}" for name in ("soon", "later", "lives", "held")]
-    soon, later, lives, held = names
+    soon, later, stays, held = names
     channel, slow = world.channel(1), world.channel(2)
     for name in names:
         declare(channel, name, {"x-consumer-timeout": SHORT_MS} if name == held else {})
-    publish(channel, lives, "a", expiration=str(HOUR_MS))
+    publish(channel, stays, "a", expiration=str(HOUR_MS))
     publish(channel, later, "a", headers={"x-delay": HOUR_MS})
 
     def delay() -> None:
@@ -54,7 +54,7 @@ def test_delays_and_expirations_are_kept_when_clocks_jump(
         assert get(channel, soon) is None
         wait_until(lambda: get(channel, soon) is not None)
 
-    hurt = world.nodes[:1] if who == "leader" else world.nodes
+    hurt = world.nodes[:1] if affected == "leader" else world.nodes
     delay()
     with jumped(checked_cluster, hurt, days * DAY_MS):
         publish(channel, held, "a")
@@ -67,4 +67,4 @@ def test_delays_and_expirations_are_kept_when_clocks_jump(
             text = f"the clock of node {node.name} is "  # pyright: ignore[reportAttributeAccessIssue]
             wait_until(lambda: any(text in line for line in caplog.messages))  # noqa: B023
     delay()
-    assert [ready(channel, name) for name in (lives, later)] == [1, 0]
+    assert [ready(channel, name) for name in (stays, later)] == [1, 0]

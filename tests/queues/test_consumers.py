@@ -44,7 +44,10 @@ def test_consumers_on_different_nodes_are_served_in_turn(world: World, queue: st
     world.change_leader()
     for number in range(4, 8):
         publish(publisher, queue, [str(number)])
-    assert [consumer.look() for consumer in takers] == [[b"0", b"2", b"4", b"6"], [b"1", b"3", b"5", b"7"]]
+    assert [consumer.received() for consumer in takers] == [
+        [b"0", b"2", b"4", b"6"],
+        [b"1", b"3", b"5", b"7"],
+    ]
 
 
 def test_a_backlog_is_shared_evenly(world: World, queue: str) -> None:
@@ -53,7 +56,7 @@ def test_a_backlog_is_shared_evenly(world: World, queue: str) -> None:
     takers = [taker(world.channel(at), queue, prefetch=100) for at in (0, 1, 2)]
     world.change_leader()
     publish(publisher, queue, ["m"] * 300)
-    assert [len(consumer.look()) for consumer in takers] == [100, 100, 100]
+    assert [len(consumer.received()) for consumer in takers] == [100, 100, 100]
 
 
 # Priorities of consumers
@@ -65,12 +68,12 @@ def test_consumer_of_higher_priority_is_served_first_with_credit(world: World, q
     other = taker(world.channel(2), queue, prefetch=10)
     preferred = taker(world.channel(0), queue, prefetch=3, **PREFERRED)
     publish(publisher, queue, "abcde")
-    assert (preferred.look(), other.look()) == ([b"a", b"b", b"c"], [b"d", b"e"])
+    assert (preferred.received(), other.received()) == ([b"a", b"b", b"c"], [b"d", b"e"])
     world.change_leader()
     preferred.ack(preferred.messages[0])
     barrier(preferred.channel)
     publish(publisher, queue, "fg")
-    assert (preferred.look()[3:], other.look()[2:]) == ([b"f"], [b"g"])
+    assert (preferred.received()[3:], other.received()[2:]) == ([b"f"], [b"g"])
 
 
 def test_consumers_of_equal_priority_take_turns_before_the_lower(world: World, queue: str) -> None:
@@ -81,7 +84,7 @@ def test_consumers_of_equal_priority_take_turns_before_the_lower(world: World, q
     world.change_leader()
     for body in "abcdef":
         publish(publisher, queue, body)
-    assert [each.look() for each in (*equals, below)] == [[b"a", b"c"], [b"b", b"d"], [b"e", b"f"]]
+    assert [each.received() for each in (*equals, below)] == [[b"a", b"c"], [b"b", b"d"], [b"e", b"f"]]
 
 
 # The single active consumer
@@ -95,7 +98,7 @@ ENDS: dict[str, Callable[[Taker], None]] = {
 
 
 def active_consumer(world: World, queue: str, at: int) -> str | None:
-    return world.ask(f"/api/queues/%2F/{queue}", at=at)["single_active_consumer_tag"]
+    return world.request(f"/api/queues/%2F/{queue}", at=at)["single_active_consumer_tag"]
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -111,8 +114,8 @@ def test_next_consumer_becomes_active_when_the_active_ends(world: World, queue: 
     ENDS[end](first)
     wait_until(lambda: counted(publisher, queue)[1] == 2)
     publish(publisher, queue, "cd")
-    assert second.look() == [b"c", b"d"]
-    assert (first.bodies, third.look()) == ([b"a", b"b"], [])
+    assert second.received() == [b"c", b"d"]
+    assert (first.bodies, third.received()) == ([b"a", b"b"], [])
 
 
 @KILLED
@@ -165,7 +168,7 @@ def test_waiting_consumer_gets_no_message_while_active_is_full(world: World, que
     active, waiting = taker(world.channel(1), queue, prefetch=1), taker(world.channel(2), queue)
     world.change_leader()
     publish(publisher, queue, "abc")
-    assert (active.look(), waiting.look()) == ([b"a"], [])
+    assert (active.received(), waiting.received()) == ([b"a"], [])
 
 
 @ALSO_KILLED
@@ -177,11 +180,11 @@ def test_preferred_consumer_takes_over_after_the_active_settles(world: World, qu
     active.wait(2)
     better = taker(world.channel(2), queue, prefetch=2, **PREFERRED)
     active.ack(active.messages[0])
-    assert (active.look(), better.look()) == ([b"a", b"b"], [])
+    assert (active.received(), better.received()) == ([b"a", b"b"], [])
     assert active_consumer(world, queue, 2) == active.tag
     world.change_leader()
     active.ack(active.messages[1])
-    assert (active.look(), better.look()) == ([b"a", b"b"], [b"c", b"d"])
+    assert (active.received(), better.received()) == ([b"a", b"b"], [b"c", b"d"])
     assert active_consumer(world, queue, 2) == better.tag
 
 
@@ -191,7 +194,7 @@ def test_preferred_consumer_takes_over_from_an_idle_active(world: World, queue: 
     active, better = Taker(world.channel(1), queue), Taker(world.channel(2), queue, arguments=PREFERRED)
     world.change_leader()
     publish(publisher, queue, "ab")
-    assert (active.look(), better.look()) == ([], [b"a", b"b"])
+    assert (active.received(), better.received()) == ([], [b"a", b"b"])
 
 
 def test_successor_has_the_highest_priority_then_waits_longest(world: World, queue: str) -> None:
@@ -203,7 +206,7 @@ def test_successor_has_the_highest_priority_then_waits_longest(world: World, que
     active.channel.basic_cancel(active.tag)
     world.change_leader()
     publish(publisher, queue, "a")
-    assert [consumer.look() for consumer in (low, high, younger)] == [[], [b"a"], []]
+    assert [consumer.received() for consumer in (low, high, younger)] == [[], [b"a"], []]
 
 
 def test_api_reports_the_active_consumer(world: World, queue: str) -> None:
@@ -212,9 +215,9 @@ def test_api_reports_the_active_consumer(world: World, queue: str) -> None:
     first, second = Taker(world.channel(1), queue), Taker(world.channel(2), queue)
     world.change_leader()
     barrier(publisher)
-    consumers = [each for each in world.ask("/api/consumers/%2F") if each["queue"]["name"] == queue]
-    told = {each["consumer_tag"]: (each["active"], each["activity_status"]) for each in consumers}
-    assert told == {first.tag: (True, "single_active"), second.tag: (False, "waiting")}
+    consumers = [each for each in world.request("/api/consumers/%2F") if each["queue"]["name"] == queue]
+    reported = {each["consumer_tag"]: (each["active"], each["activity_status"]) for each in consumers}
+    assert reported == {first.tag: (True, "single_active"), second.tag: (False, "waiting")}
     assert active_consumer(world, queue, 1) == first.tag
 
 
@@ -248,7 +251,7 @@ def test_exclusive_is_accepted_and_ignored_on_a_quorum_queue(world: World, queue
     takers = [Taker(world.channel(at), queue, exclusive=True) for at in (1, 2)]
     world.change_leader()
     publish(channel, queue, "ab")
-    assert [consumer.look() for consumer in takers] == [[b"a"], [b"b"]]
+    assert [consumer.received() for consumer in takers] == [[b"a"], [b"b"]]
 
 
 def test_exclusive_consumer_locks_a_classic_queue_until_it_ends(world: World, queue: str) -> None:
@@ -300,7 +303,7 @@ def test_leader_change_cancels_only_consumers_that_requested_it(
     if "handover" in request.node.name:
         fragile.until(lambda: fragile.is_cancelled)
     publish(channel, queue, "ab")
-    taken = robust.look()
+    taken = robust.received()
     assert (fragile.is_cancelled, len(taken)) == (
         (True, 2) if "handover" in request.node.name else (False, 1)
     )

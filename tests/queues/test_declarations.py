@@ -13,7 +13,7 @@ from tests.queues.world import World
 
 
 @pytest.mark.parametrize(
-    ("flags", "what"),
+    ("flags", "expected"),
     [
         ({"durable": False}, "non-durable"),
         ({"durable": True, "auto_delete": True}, "auto-delete"),
@@ -23,11 +23,11 @@ from tests.queues.world import World
     ],
 )
 def test_a_quorum_queue_is_durable_shared_and_permanent(
-    world: World, queue: str, flags: dict[str, bool], what: str
+    world: World, queue: str, flags: dict[str, bool], expected: str
 ) -> None:
     channel = world.channel(1)
     world.change_leader()
-    with refused(406, f"PRECONDITION_FAILED - invalid property '{what}' for queue '{queue}' {HERE}"):
+    with refused(406, f"PRECONDITION_FAILED - invalid property '{expected}' for queue '{queue}' {HERE}"):
         channel.queue_declare(queue, arguments=dict(QUORUM), **flags)
 
 
@@ -57,7 +57,7 @@ def test_valid_arguments_are_kept(world: World, queue: str, arguments: dict[str,
     declare(channel, queue, arguments)
     world.change_leader()
     declare(channel, queue, arguments)
-    assert world.ask(f"/api/queues/%2F/{queue}")["arguments"] == {**QUORUM, **arguments}
+    assert world.request(f"/api/queues/%2F/{queue}")["arguments"] == {**QUORUM, **arguments}
 
 
 # The same again

@@ -87,10 +87,10 @@ def test_a_time_to_live_of_0_is_enough_for_a_consumer_that_waits(world: World, q
     consumer = Taker(other, queue)
     world.change_leader()
     publish(channel, queue, "ab", expiration="0")
-    assert consumer.look() == [b"a"]
+    assert consumer.received() == [b"a"]
     assert ready(channel, queue) == 0
     consumer.ack()
-    assert consumer.look() == [b"a"]
+    assert consumer.received() == [b"a"]
 
 
 def test_message_with_ttl_0_expires_without_a_waiting_consumer(world: World, queue: str) -> None:
@@ -120,7 +120,7 @@ def test_a_message_that_a_consumer_holds_does_not_expire(world: World, queue: st
     message = got(channel, queue, auto_ack=False)
     world.change_leader()
     time.sleep(0.45)
-    assert world.ask(f"/api/queues/%2F/{queue}")["messages_unacknowledged"] == 1
+    assert world.request(f"/api/queues/%2F/{queue}")["messages_unacknowledged"] == 1
     channel.basic_ack(message.tag)
     barrier(channel)
 
@@ -172,7 +172,7 @@ def use_by_redeclaring(channel: BlockingChannel, queue: str, arguments: dict[str
     declare(channel, queue, arguments)
 
 
-def use_by_asking(channel: BlockingChannel, queue: str, _: dict[str, Any]) -> None:
+def use_by_passive_declare(channel: BlockingChannel, queue: str, _: dict[str, Any]) -> None:
     ready(channel, queue)
 
 
@@ -180,7 +180,7 @@ def use_by_getting(channel: BlockingChannel, queue: str, _: dict[str, Any]) -> N
     get(channel, queue)
 
 
-@pytest.mark.parametrize("use", [use_by_redeclaring, use_by_asking, use_by_getting])
+@pytest.mark.parametrize("use", [use_by_redeclaring, use_by_passive_declare, use_by_getting])
 def test_a_queue_that_is_used_stays(world: World, queue: str, use: Any) -> None:
     channel = world.channel(1)
     arguments = {"x-expires": 800}
@@ -221,7 +221,7 @@ def test_a_policy_that_is_taken_back_lets_a_queue_stay(world: World, queue: str)
     declare(channel, queue)
     path = world.policy(queue, {"expires": 800})
     world.change_leader()
-    world.ask(path, "DELETE")
+    world.request(path, "DELETE")
     world.forget(path)
     time.sleep(0.9)
     assert world.exists(queue)

@@ -92,7 +92,7 @@ def test_full_queue_accepts_messages_for_a_waiting_consumer(world: World, queue:
     consumer = Taker(world.channel(2), queue)
     world.change_leader()
     publish(world.channel(1), queue, "ab")
-    assert consumer.look() == [b"a", b"b"]
+    assert consumer.received() == [b"a", b"b"]
 
 
 def test_a_policy_shortens_a_queue_at_once(world: World, queue: str) -> None:
@@ -121,7 +121,7 @@ def test_operator_policy_limits_the_policy(world: World, queue: str) -> None:
     world.change_leader()
     publish(channel, queue, "abcdefg")
     assert ready(channel, queue) == 2
-    status = world.ask(f"/api/queues/%2F/{queue}")
+    status = world.request(f"/api/queues/%2F/{queue}")
     assert (status["policy"], status["operator_policy"]) == (queue, queue)
     assert status["effective_policy_definition"] == {"max-length": 2}
 
@@ -151,7 +151,7 @@ def test_dropped_messages_are_dead_lettered_in_order(world: World, queue: str) -
     publish(channel, queue, bodies[100:])
     consumer = Taker(world.channel(2), dead)
     consumer.wait(190)
-    assert consumer.look() == bodies[:190]
+    assert consumer.received() == bodies[:190]
     assert {m.headers["x-death"][0]["reason"] for m in consumer.messages} == {"maxlen"}
     assert bodies_of(drain(channel, queue)) == bodies[190:]
 
@@ -221,7 +221,7 @@ def test_rejecting_queue_accepts_messages_for_a_waiting_consumer(world: World, q
     channel = world.channel(1, confirms=True)
     world.change_leader()
     assert [accepted(channel, queue, body) for body in "abc"] == [True, True, True]
-    assert consumer.look() == [b"a", b"b", b"c"]
+    assert consumer.received() == [b"a", b"b", b"c"]
 
 
 def test_rejecting_queue_accepts_a_burst_for_a_waiting_consumer(world: World, queue: str) -> None:
@@ -229,7 +229,7 @@ def test_rejecting_queue_accepts_a_burst_for_a_waiting_consumer(world: World, qu
     consumer = Taker(world.channel(2), queue)
     world.change_leader()
     publish(world.channel(1), queue, ["m"] * 20)
-    assert len(consumer.look()) == 20
+    assert len(consumer.received()) == 20
 
 
 def test_policy_changes_overflow_behaviour(world: World, queue: str) -> None:
@@ -239,7 +239,7 @@ def test_policy_changes_overflow_behaviour(world: World, queue: str) -> None:
     world.change_leader()
     path = world.policy(queue, REJECTS)
     assert not accepted(channel, queue, "c")
-    world.ask(path, "DELETE")
+    world.request(path, "DELETE")
     world.forget(path)
     assert accepted(channel, queue, "d")
     assert bodies_of(drain(channel, queue)) == [b"d"]
@@ -264,7 +264,7 @@ def everything_in(world: World, queue: str) -> None:
 
 
 def counts(world: World, queue: str) -> dict[str, int]:
-    status = world.ask(f"/api/queues/%2F/{queue}")
+    status = world.request(f"/api/queues/%2F/{queue}")
     return {name: status[f"messages_{name}"] for name in ("ready", "delayed", "dlx", "unacknowledged")}
 
 

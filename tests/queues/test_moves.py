@@ -16,13 +16,13 @@ MANY = 600
 
 def begin(world: World, **body: Any) -> str:
     """Begin a move; returns its path."""
-    wait_until(lambda: world.ask("/api/cluster")["version"] >= 8)
-    return f"/api/moves/%2F/{quote(world.ask('/api/moves/%2F', 'POST', body)['id'])}"
+    wait_until(lambda: world.request("/api/cluster")["version"] >= 8)
+    return f"/api/moves/%2F/{quote(world.request('/api/moves/%2F', 'POST', body)['id'])}"
 
 
 def wait_ended(world: World, path: str) -> dict[str, Any]:
-    wait_until(lambda: world.ask(path)["state"] != "running")
-    return world.ask(path)
+    wait_until(lambda: world.request(path)["state"] != "running")
+    return world.request(path)
 
 
 @ALSO_KILLED
@@ -33,7 +33,7 @@ def test_each_message_is_moved_exactly_once_and_in_order(world: World, queue: st
     publish(channel, queue, [b"%d" % number for number in range(MANY)])
     wait_until(lambda: ready(channel, queue) == MANY)
     path = begin(world, source=queue, destination=target, rate=1000)
-    wait_until(lambda: world.ask(path)["moved"] > MANY // 5)
+    wait_until(lambda: world.request(path)["moved"] > MANY // 5)
     world.change_leader()
     move = wait_ended(world, path)
     assert (move["state"], move["moved"], move["ready"]) == ("finished", MANY, MANY)

@@ -52,9 +52,9 @@ def test_channel_without_qos_has_the_nodes_default_prefetch(world: World, queue:
     publish(publisher, declare(publisher, queue), ["m"] * 10)
     world.change_leader()
     consumer = Taker(channel, queue)
-    assert len(consumer.look()) == 3
+    assert len(consumer.received()) == 3
     channel.basic_qos(prefetch_count=0)
-    assert len(Taker(channel, queue).look()) == 7
+    assert len(Taker(channel, queue).received()) == 7
 
 
 def test_consumers_of_a_channel_are_limited(world: World, queue: str) -> None:

@@ -43,9 +43,9 @@ def test_user_created_at_a_node_works_at_once_at_the_rest(
     cluster_here: ClusterHere, trouble: object, is_lagging: bool
 ) -> None:
     leader = cluster_here.leader()
-    others = [node for node in cluster_here.nodes if node is not leader]
+    followers = [node for node in cluster_here.nodes if node is not leader]
     for number in range(2 if is_lagging else TIMES):
-        one, other = (leader, others[0]) if is_lagging or number % 2 else (others[1], others[0])
+        one, other = (leader, followers[0]) if is_lagging or number % 2 else (followers[1], followers[0])
         name = f"v{number}-{is_lagging}"
         if not is_lagging:
             work_at_once(cluster_here, one, other, name)

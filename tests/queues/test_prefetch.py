@@ -29,7 +29,7 @@ def queues_of(world: World, queue: str, count: int, messages: int) -> list[str]:
 
 
 def held(*takers: Taker) -> list[int]:
-    return [len(taker.look()) for taker in takers]
+    return [len(taker.received()) for taker in takers]
 
 
 def test_consumer_holds_at_most_the_prefetch_at_its_start(world: World, queue: str) -> None:

@@ -183,7 +183,7 @@ def test_delayed_messages_are_counted_and_not_ready(world: World, queue: str) ->
     publish(channel, queue, "ab", headers={"x-delay": 60_000})
     world.change_leader()
     barrier(channel)
-    status = world.ask(f"/api/queues/%2F/{queue}")
+    status = world.request(f"/api/queues/%2F/{queue}")
     assert (status["messages_ready"], status["messages_delayed"], status["messages"]) == (0, 2, 2)
     assert get(channel, queue) is None
     assert channel.queue_purge(queue).method.message_count == 2
@@ -216,8 +216,8 @@ def test_delayed_message_with_ttl_0_reaches_a_waiting_consumer(world: World, que
         channel.basic_publish("", queue, b"m", pika.BasicProperties(headers=headers, expiration="0"))
     barrier(channel)
     world.change_leader()
-    wait_until(lambda: world.ask(f"/api/queues/%2F/{queue}")["messages_delayed"] == 0)
-    assert len(consumer.look()) == 20
+    wait_until(lambda: world.request(f"/api/queues/%2F/{queue}")["messages_delayed"] == 0)
+    assert len(consumer.received()) == 20
 
 
 def test_delayed_message_exchange_routes_as_its_inner_type(world: World, queue: str) -> None:
@@ -274,7 +274,7 @@ def test_returned_message_waits_for_the_retry_delay(world: World, queue: str, by
     consumer = Taker(world.channel(2), queue)
     consumer.channel.basic_nack(consumer.wait(2)[0].tag)
     began_s = time.monotonic()
-    assert consumer.look() == [b"a", b"b"]
+    assert consumer.received() == [b"a", b"b"]
     world.change_leader()
     message = consumer.wait(3)[2]
     assert (message.body, message.redelivered, message.headers) == (b"a", True, {"x-delivery-count": 1})

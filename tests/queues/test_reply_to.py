@@ -16,7 +16,7 @@ REPLY_TO = "amq.rabbitmq.reply-to"
 CALLS = 100
 
 
-def ask(channel: BlockingChannel, queue: str, *bodies: str) -> None:
+def request(channel: BlockingChannel, queue: str, *bodies: str) -> None:
     for body in bodies:
         properties = pika.BasicProperties(reply_to=REPLY_TO, correlation_id=body)
         channel.basic_publish("", queue, body.encode(), properties)
@@ -53,12 +53,12 @@ def test_requests_at_a_node_are_answered_at_a_different_node(world: World, queue
     replies = Taker(client, REPLY_TO, auto_ack=True)
     replier = Replier(server, queue)
     bodies = [f"call {number}" for number in range(CALLS)]
-    ask(client, queue, *bodies[: CALLS // 2])
+    request(client, queue, *bodies[: CALLS // 2])
     replier.serve_until(replies, 10)
     world.change_leader()
-    ask(client, queue, *bodies[CALLS // 2 :])
+    request(client, queue, *bodies[CALLS // 2 :])
     replier.serve_until(replies, CALLS)
-    assert sorted(replies.look()) == sorted(body.upper().encode() for body in bodies)
+    assert sorted(replies.received()) == sorted(body.upper().encode() for body in bodies)
     assert [message.tag for message in replies.messages] == list(range(1, CALLS + 1))
     assert {(message.exchange, message.routing_key) for message in replies.messages} == {
         ("", name) for name in replier.names
@@ -73,15 +73,15 @@ def test_next_replier_answers_requests_of_a_dead_replier(world: World, queue: st
     declare(client, queue)
     replies = Taker(client, REPLY_TO, auto_ack=True)
     replier = Replier(doomed, queue)
-    ask(client, queue, "a", "b")
+    request(client, queue, "a", "b")
     replier.serve_until(replies, 2)
     held = Taker(doomed, queue)
     doomed.basic_cancel(exactly(set(doomed.consumer_tags) - {held.tag}))
-    ask(client, queue, "c", "d")
+    request(client, queue, "c", "d")
     held.wait(2)
     world.change_leader()
     Replier(world.channel(2), queue).serve_until(replies, 4)
-    assert sorted(replies.look()) == [b"A", b"B", b"C", b"D"]
+    assert sorted(replies.received()) == [b"A", b"B", b"C", b"D"]
 
 
 @KILLED_IF_LONG
@@ -89,7 +89,7 @@ def test_reply_name_is_known_at_all_nodes_while_it_is_consumed(world: World, que
     client, server = world.channel(1), world.channel(2)
     declare(server, queue)
     Taker(client, REPLY_TO, auto_ack=True)
-    ask(client, queue, "x")
+    request(client, queue, "x")
     barrier(client)
     name = got(server, queue).properties.reply_to
     world.change_leader()
@@ -106,7 +106,7 @@ def test_reply_to_a_requester_on_a_dead_node_is_confirmed(world: World, queue: s
     doomed, server = world.doomed_channel(), world.channel(2, confirms=True)
     declare(server, queue)
     Taker(doomed, REPLY_TO, auto_ack=True)
-    ask(doomed, queue, "x")
+    request(doomed, queue, "x")
     barrier(doomed)
     name = got(server, queue).properties.reply_to
     world.change_leader()

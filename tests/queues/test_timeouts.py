@@ -102,14 +102,14 @@ def test_consumer_that_keeps_acknowledging_stays(world: World, queue: str) -> No
 
 
 @pytest.mark.usefixtures("_soon")
-@pytest.mark.parametrize(("argument", "consumer_says"), [(100, 10_000), (100, 0)])
+@pytest.mark.parametrize(("argument", "consumer_argument"), [(100, 10_000), (100, 0)])
 def test_consumer_timeout_argument_overrides_the_queue(
-    world: World, queue: str, argument: int, consumer_says: int
+    world: World, queue: str, argument: int, consumer_argument: int
 ) -> None:
     publisher, channel = world.channel(1), world.channel(2)
     declare(publisher, queue, {"x-consumer-timeout": argument})
     publish(publisher, queue, "a")
-    consumer = Taker(channel, queue, arguments={"x-consumer-timeout": consumer_says})
+    consumer = Taker(channel, queue, arguments={"x-consumer-timeout": consumer_argument})
     consumer.wait(1)
     world.change_leader()
     time.sleep(0.4)

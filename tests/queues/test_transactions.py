@@ -68,9 +68,9 @@ def test_acknowledgements_and_messages_are_committed_together(world: World, queu
     channel.basic_publish("", other, b"done")
     barrier(channel)
     world.change_leader()
-    assert world.ask(f"/api/queues/%2F/{one}", at=2)["messages_unacknowledged"] == 3
+    assert world.request(f"/api/queues/%2F/{one}", at=2)["messages_unacknowledged"] == 3
     channel.tx_commit()
-    wait_until(lambda: world.ask(f"/api/queues/%2F/{one}", at=2)["messages_unacknowledged"] == 1)
+    wait_until(lambda: world.request(f"/api/queues/%2F/{one}", at=2)["messages_unacknowledged"] == 1)
     assert bodies_of(drain(witness, other)) == [b"done"]
     close(channel)
     assert bodies_of(drain(witness, one)) == [b"c"]
@@ -224,9 +224,9 @@ def test_deliveries_continue_during_a_transaction(world: World, queue: str) -> N
     consumer.wait(1)
     consumer.ack()
     world.change_leader()
-    assert consumer.look() == [b"a"]
+    assert consumer.received() == [b"a"]
     channel.tx_commit()
-    assert consumer.look() == [b"a", b"b"]
+    assert consumer.received() == [b"a", b"b"]
 
 
 # Modes

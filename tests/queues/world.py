@@ -29,21 +29,22 @@ class Member(Protocol):
 
 
 class World:
-    """The cluster as the clients of one test see it.
+    """The cluster as the clients of a test use it.
 
-    `nodes` are the leader, as the test begins, and its followers. When the leader is killed those at 1 and 2 go on.
+    `nodes` are the leader at the begin of the test, and its followers at 1 and 2. They remain when the leader is
+    killed.
     """
 
     def __init__(self, nodes: list[Member], change: Callable[[], None], *, leader_dies: bool = False) -> None:
         self.nodes = nodes
         self.change_leader = change
-        """Have another node lead, unless it is to be a quiet test."""
+        """Change the leader, except in a quiet test."""
         self.leader_dies = leader_dies
         self._open: list[BlockingConnection] = []
         self._policies: list[str] = []
 
     def connect(self, at: int = 1, *, doomed: bool = False, **parameters: Any) -> BlockingConnection:
-        """A connection to the leader (0), to a follower (1) or to the other one (2)."""
+        """Return a connection to the leader (0), or to a follower (1 or 2)."""
         assert at or doomed or not self.leader_dies
         settings = pika.URLParameters(f"{self.nodes[at].url}?heartbeat=0")
         for name, value in parameters.items():
@@ -63,7 +64,7 @@ class World:
         """A channel at the leader, that dies with it."""
         return self.connect(0, doomed=True).channel()
 
-    def ask(self, path: str, method: str = "GET", body: Any = None, at: int = 1) -> Any:
+    def request(self, path: str, method: str = "GET", body: Any = None, at: int = 1) -> Any:
         """The HTTP interface."""
         client = http.client.HTTPConnection("127.0.0.1", self.nodes[at].http_port, timeout=10)
         headers = {"Authorization": f"Basic {CREDENTIALS}"}
@@ -76,14 +77,14 @@ class World:
 
     def exists(self, queue: str, at: int = 1) -> bool:
         """Whether there is such a queue, without its counting as used."""
-        return any(each["name"] == queue for each in self.ask("/api/queues/%2F", at=at))
+        return any(each["name"] == queue for each in self.request("/api/queues/%2F", at=at))
 
     def policy(self, queue: str, definition: dict[str, Any], *, operator: bool = False, at: int = 1) -> str:
-        """Set a policy for one queue; it holds when this returns."""
+        """Set a policy for a queue, and return when it applies."""
         kind = "operator-policies" if operator else "policies"
         path = f"/api/{kind}/%2F/{quote(queue, safe='')}"
         body = {"pattern": f"^{re.escape(queue)}$", "definition": definition, "apply-to": "queues"}
-        self.ask(path, "PUT", body, at)
+        self.request(path, "PUT", body, at)
         if path not in self._policies:
             self._policies.append(path)
         return path
@@ -94,10 +95,10 @@ class World:
 
     def close(self) -> None:
         for path in self._policies:
-            self.ask(path, "DELETE")
+            self.request(path, "DELETE")
         for connection in self._open:
             if connection.is_open:
-                # A test that has failed may have left a node that answers nothing any more.
+                # A failed test may have left a node that does not answer.
                 connection._impl.ioloop.call_later(CLOSING_S, partial(lose, connection))
                 with suppress(pika.exceptions.AMQPError):
                     connection.close()
@@ -106,11 +107,11 @@ class World:
 
 def world_here(cluster: ClusterHere, change: str) -> Generator[World]:
     leader = cluster.leader()
-    others: list[Any] = [node for node in cluster.nodes if node is not leader]
-    world = World([leader, *others], cluster.hand_over if change == "handover" else _nothing)
+    followers: list[Any] = [node for node in cluster.nodes if node is not leader]
+    world = World([leader, *followers], cluster.hand_over if change == "handover" else _ignore)
     yield world
     world.close()
 
 
-def _nothing() -> None:
+def _ignore() -> None:
     pass

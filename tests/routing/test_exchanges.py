@@ -290,10 +290,10 @@ def test_routes_are_the_reachable_queues_in_any_binding_order(
     bindings: list[Binding], alternates: dict[str, str], data: st.DataObject
 ) -> None:
     routing = table(*bindings)
-    gone = data.draw(st.lists(st.sampled_from(bindings), unique=True)) if bindings else []
-    for binding in gone:
+    removed = data.draw(st.lists(st.sampled_from(bindings), unique=True)) if bindings else []
+    for binding in removed:
         routing.unbind(binding)
-    left = [binding for binding in bindings if binding not in gone]
+    left = [binding for binding in bindings if binding not in removed]
     fresh = table(*reversed(left))
     for source, alternate in alternates.items():
         routing.set_alternate(source, alternate)
@@ -344,9 +344,9 @@ def test_types_ignore_binding_order_and_content_not_requested(
         bindings[Binding(source, destination, key, repr(sorted(merged.items())).encode())] = merged
     for binding, arguments in bindings.items():
         one.bind(binding, arguments)
-    for gone in data.draw(st.lists(st.sampled_from(list(bindings)), unique=True)) if bindings else []:
-        one.unbind(gone)
-        del bindings[gone]
+    for removed in data.draw(st.lists(st.sampled_from(list(bindings)), unique=True)) if bindings else []:
+        one.unbind(removed)
+        del bindings[removed]
     for binding in data.draw(st.permutations(list(bindings))):
         other.bind(binding, bindings[binding])
     keys = data.draw(st.lists(st.sampled_from(["1", "2", "3.1"]), min_size=1, max_size=2))
@@ -405,12 +405,12 @@ def test_search_for_many_matching_keys_stops_at_the_limit(
     match = router.match
     found: list[Binding] = []
 
-    def noted(_: object, routing_keys: Sequence[str], content: Content | None) -> Iterator[Binding]:
+    def record_route(_: object, routing_keys: Sequence[str], content: Content | None) -> Iterator[Binding]:
         for binding in match(routing_keys, content):
             found.append(binding)
             yield binding
 
-    monkeypatch.setattr(type(router), "match", noted)
+    monkeypatch.setattr(type(router), "match", record_route)
     with pytest.raises(RouteTooLong, match=r"more steps than the limit \(75000\)"):
         routing.route("x", *keys)
     assert 0 < len(found) <= ROUTE_STEPS_MAX

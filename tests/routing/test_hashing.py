@@ -135,9 +135,12 @@ def test_header_or_property_is_hashed_instead_of_the_routing_key() -> None:
         assert found == set(weights)
         assert all(picked(router, "k", at) == picked(router, "other", at) for at in values[:50])
     # Without it all go to one destination, whichever key they have.
-    nothing = [Content({"other": 1}, {"timestamp": "5"}, number) for number in range(50)]
+    without_header = [Content({"other": 1}, {"timestamp": "5"}, number) for number in range(50)]
     for router in (by_header, by_property):
-        assert len({picked(router, key, content) for key, content in zip(KEYS, nothing, strict=False)}) == 1
+        assert (
+            len({picked(router, key, content) for key, content in zip(KEYS, without_header, strict=False)})
+            == 1
+        )
 
 
 @pytest.mark.parametrize("value", [None, True, 5, 1.5, b"\xff", "ü", [1, {"k": [None]}], {"b": 1, "a": "x"}])
@@ -195,17 +198,17 @@ def test_picked_destination_does_not_depend_on_binding_order(
     bindings: list[Binding], kind: type[Router], keys: list[str], data: st.DataObject
 ) -> None:
     one, other = kind({}), kind({})
-    gone = data.draw(st.lists(st.sampled_from(bindings), unique=True)) if bindings else []
+    removed = data.draw(st.lists(st.sampled_from(bindings), unique=True)) if bindings else []
     for bound in bindings:
         one.bind(bound, {})
-    for bound in gone:
+    for bound in removed:
         one.unbind(bound)
-    for bound in data.draw(st.permutations([bound for bound in bindings if bound not in gone])):
+    for bound in data.draw(st.permutations([bound for bound in bindings if bound not in removed])):
         other.bind(bound, {})
     for number, key in enumerate(keys):
         content = Content({}, {}, number)
         assert picked(one, key, content) == picked(other, key, content)
-        assert (picked(one, key, content) is None) is (len(bindings) == len(gone))
+        assert (picked(one, key, content) is None) is (len(bindings) == len(removed))
 
 
 @given(st.integers(1, 2**64 - 1))

@@ -78,9 +78,9 @@ def test_headers_match_as_defined_in_any_binding_order(
     bindings = {key: _valid(arguments) for key, arguments in bindings.items()}
     for key, arguments in bindings.items():
         router.bind(key, arguments)
-    for gone in data.draw(st.lists(st.sampled_from(list(bindings)), unique=True)) if bindings else []:
-        router.unbind(gone)
-        del bindings[gone]
+    for removed in data.draw(st.lists(st.sampled_from(list(bindings)), unique=True)) if bindings else []:
+        router.unbind(removed)
+        del bindings[removed]
     for key in data.draw(st.permutations(list(bindings))):
         reordered.bind(key, bindings[key])
     for headers in messages:
@@ -138,10 +138,10 @@ def test_removing_all_bindings_leaves_the_router_empty() -> None:
 class CountingMasks(Masks[Condition]):
     """Counts how often a set is asked for."""
 
-    asked = 0
+    lookups = 0
 
     def get(self, key: Condition) -> int:
-        CountingMasks.asked += 1
+        CountingMasks.lookups += 1
         return super().get(key)
 
 
@@ -155,24 +155,24 @@ def test_bindings_with_equal_conditions_share_their_lookups(
         router = Headers({})
         for number in range(count):
             router.bind(binding(number), {"x-match": how, "type": "order", "unit": None, "h1": 1, "no": 1})
-        CountingMasks.asked = 0
+        CountingMasks.lookups = 0
         assert len(matched(router, headers)) == (count if how == "any" else 0)
-        assert CountingMasks.asked == 2 * 3  # of what no binding names, nothing is looked up
+        assert CountingMasks.lookups == 2 * 3  # of what no binding names, nothing is looked up
         content = Content(headers, {}, 0)
-        assert router.steps(("k",), content) >= CountingMasks.asked
+        assert router.steps(("k",), content) >= CountingMasks.lookups
 
 
 def test_only_values_that_a_binding_names_are_made_comparable(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[object] = []
 
-    def noted(value: object) -> Hashable:
+    def record_value(value: object) -> Hashable:
         compared.append(value)
         return comparable(value)
 
     router = Headers({})
     for number, how in enumerate(("any", "all")):
         router.bind(binding(number), {"x-match": how, "a": [None], "b": None})
-    monkeypatch.setattr(headers_module, "comparable", noted)
+    monkeypatch.setattr(headers_module, "comparable", record_value)
     large: list[object] = [None] * (headers_module.VALUES_MAX + 1)
     assert len(matched(router, {"b": large, "c": [None]})) == 1
     assert len(matched(router, {"a": {"k": [large]}})) == 0

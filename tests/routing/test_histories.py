@@ -54,9 +54,9 @@ def _live(kind: type[Router], chance: Random) -> None:
             lived.bind(binding, arguments)
             there[binding] = arguments
         if chance.random() < 0.6:
-            gone = chance.choice(list(there))
-            lived.unbind(gone)
-            del there[gone]
+            removed = chance.choice(list(there))
+            lived.unbind(removed)
+            del there[removed]
     loaded = kind({})
     for binding, arguments in there.items():
         loaded.bind(binding, arguments)

@@ -1,4 +1,4 @@
-"""Another protocol on the same sessions: lines of words, for one session in each connection.
+"""A second protocol on the same sessions: lines of words, with a session for each connection.
 
     HELLO user password         -> WELCOME
     DECLARE queue               -> DECLARED queue
@@ -7,7 +7,7 @@
     DONE id                                                     of a message
     anything that is refused    -> ERROR text                   and the end
 
-It is what a second protocol has to be: nothing outside this file knows of it.
+It is an example of a second protocol: no code outside this file knows it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FRAME_MAX = 131_072
 
 
 class LineConsumer:
-    """What a client consumes."""
+    """A consumer of a client."""
 
     def __init__(self, number: int) -> None:
         self.id = number
@@ -76,7 +76,7 @@ class LineConnection(asyncio.Protocol):
         self._ended = False
 
     def facts(self) -> Any:
-        """What operators see of it, as a connection and as a session."""
+        """Return the connection and session as operators see them."""
         return ConnectionFacts()
 
     # The socket
@@ -91,34 +91,34 @@ class LineConnection(asyncio.Protocol):
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             if not self._ended:
-                verb, *words = line.decode().split(" ", 2)
-                self._carry_out(verb, words)
+                verb, *arguments = line.decode().split(" ", 2)
+                self._carry_out(verb, arguments)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
         self._broker.connection_closed(self)
 
-    def _carry_out(self, verb: str, words: list[str]) -> None:
+    def _carry_out(self, verb: str, arguments: list[str]) -> None:
         try:
             {"HELLO": self._hello, "DECLARE": self._declare, "PUBLISH": self._publish}.get(
                 verb, {"CONSUME": self._consume, "DONE": self._done}.get(verb, self._unknown)
-            )(*words)
+            )(*arguments)
         except AccessRefused as refused:
             if self._access.certain:
                 self._fail(str(refused))
             else:
-                self._broker.submissions.read_barrier(lambda: self._certainly(verb, words), self.lane)
+                self._broker.submissions.read_barrier(lambda: self._certainly(verb, arguments), self.lane)
 
-    def _certainly(self, verb: str, words: list[str]) -> None:
+    def _certainly(self, verb: str, arguments: list[str]) -> None:
         self._access.certain = True
-        self._carry_out(verb, words)
+        self._carry_out(verb, arguments)
         self._access.certain = False
 
-    def _say(self, *words: object) -> None:
-        self._transport.write((" ".join(map(str, words)) + "\n").encode())
+    def _print(self, *arguments: object) -> None:
+        self._transport.write((" ".join(map(str, arguments)) + "\n").encode())
 
     def _fail(self, text: str) -> None:
-        self._say("ERROR", text)
+        self._print("ERROR", text)
         self._end()
         self._transport.close()
 
@@ -128,7 +128,7 @@ class LineConnection(asyncio.Protocol):
             if self.in_log:
                 self._broker.session_ended(self)
 
-    # What clients want
+    # Requests of clients
 
     def _unknown(self, *_: str) -> None:
         self._fail("unknown")
@@ -145,14 +145,14 @@ class LineConnection(asyncio.Protocol):
 
         self._broker.logins.attempt(Login(user, password.encode(), self.peer_host), decided)
 
-    def _ask(self, command: commands.Command, answer: str) -> None:
+    def _request(self, command: commands.Command, answer: str) -> None:
         self._answers.append(answer)
         self._broker.submissions.add(command, self.lane)
 
     def _declare(self, queue: str) -> None:
         self._access.declare_queue(queue, {}, passive=False)
         command = commands.DeclareQueue(self.session, self.id, queue, False, True, False, False, False, {})
-        self._ask(command, f"DECLARED {queue}")
+        self._request(command, f"DECLARED {queue}")
 
     def _publish(self, queue: str, text: str) -> None:
         self._access.publish(b"default", "")
@@ -180,14 +180,14 @@ class LineConnection(asyncio.Protocol):
             0,
             {},
         )
-        self._ask(command, "CONSUMING")
+        self._request(command, "CONSUMING")
 
     def _done(self, number: str) -> None:
         assert self._consumer is not None
         first = int(number)
         self._broker.submissions.settle(commands.Settle, self._consumer.id, first, first, self.lane)
 
-    # Connection: what the log says of it
+    # Connection: events from the log
 
     @property
     def waits_for_log(self) -> bool:
@@ -202,7 +202,7 @@ class LineConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def admitted(self) -> None:
-        self._say("WELCOME")
+        self._print("WELCOME")
 
     def not_admitted(self, failure: effects.Failed) -> None:
         self._fail(failure.text)
@@ -219,7 +219,7 @@ class LineConnection(asyncio.Protocol):
         self._ended = True
         self._transport.abort()
 
-    # Publisher and session: what the log says of what was asked for
+    # Publisher and session: answers from the log
 
     @property
     def connection(self) -> LineConnection:
@@ -232,12 +232,12 @@ class LineConnection(asyncio.Protocol):
     def confirm(self, published: int) -> None:
         if published > self._confirmed:
             self._confirmed = published
-            self._say("CONFIRMED", published)
+            self._print("CONFIRMED", published)
 
     def refuse(self, first: int, last: int) -> None:
         self.confirm(first - 1)
         self._confirmed = last
-        self._say("REFUSED", last)
+        self._print("REFUSED", last)
 
     def refuse_unconfirmed(self, published: int) -> None:
         if published > self._confirmed:
@@ -247,7 +247,7 @@ class LineConnection(asyncio.Protocol):
         self.answered += 1
         if isinstance(result, effects.Consuming) and self._consumer is not None:
             self._consumer.started = True
-        self._say(self._answers.popleft())
+        self._print(self._answers.popleft())
 
     def failed(self, failure: effects.Failed) -> None:
         self.has_failed = True
@@ -297,12 +297,12 @@ class LineConnection(asyncio.Protocol):
                 for message in delivered(
                     messages.messages, part, history, count_contract=effect.count_contract
                 ):
-                    self._say("MESSAGE", number, content(message).body.decode())
+                    self._print("MESSAGE", number, content(message).body.decode())
                     number += 1
 
     def cancelled(self, consumer_id: int) -> None:
         self._consumer = None
-        self._say("CANCELLED", consumer_id)
+        self._print("CANCELLED", consumer_id)
 
     def unroutable(self, effect: effects.Returned) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Permissions: what each method needs, what a client is told that lacks it, and when a change counts."""
+"""Permissions: the needs of each method, the text of a refusal, and the time at which a change takes effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.harness.raw_client import RawClient, frame_bytes, marshal, publish
 Basic, Exchange, Queue, Tx = commands.Basic, commands.Exchange, commands.Queue, commands.Tx
 Confirm, Flow = commands.Confirm, commands.Channel.Flow
 Needed = tuple[str, str, str]
-"""Permission, kind and name of what it is needed for."""
+"""Permission, and kind and name of its object."""
 PASSWORD = hash_password(SALT, b"anna")
 
 
@@ -42,7 +42,7 @@ def topics(write: str, read: str, exchange: str = "t", user: str = "anna") -> Se
 
 @pytest.fixture
 def broker() -> Generator[LoneBroker]:
-    """With the queue q, the exchanges x, y (direct) and t (topic), and anna, who may do nothing yet."""
+    """A broker with the queue q, the exchanges x, y (direct) and t (topic), and anna without permissions."""
     with LoneBroker() as broker:
         exchanges = [
             DeclareExchange(1000, name, kind, False, True, False, False, {})
@@ -59,7 +59,7 @@ class Client(RawClient):
         self.open_channel(1)
 
     def probe(self) -> None:
-        """Nothing has gone wrong on channel 1."""
+        """Assert that channel 1 is open."""
         self.call(1, Tx.Select(), Tx.SelectOk)
 
     def expect_refused(self, text: str, method: tuple[int, int], channel: int = 1) -> None:
@@ -91,9 +91,9 @@ def refusal(needed: Needed, user: str = "anna") -> str:
 
 
 class Row(NamedTuple):
-    asked: Frame | bytes
+    sent: Frame | bytes
     needed: list[Needed]
-    """In the order in which they are looked at."""
+    """In the order of their checks."""
     method: tuple[int, int]
 
 
@@ -105,9 +105,9 @@ def exchange(permission: str, name: str) -> Needed:
     return permission, "exchange", name
 
 
-def line_ends(asked: Frame) -> bytes:
+def line_ends(sent: Frame) -> bytes:
     """With a line end for each @: the codec of the tests takes no names with any."""
-    return marshal(1, asked).replace(b"@", b"\n")
+    return marshal(1, sent).replace(b"@", b"\n")
 
 
 DLX = "x-dead-letter-exchange"
@@ -173,37 +173,37 @@ TABLE = {
 
 @pytest.mark.parametrize("name", TABLE)
 def test_method_needs_exactly_its_permissions(broker: LoneBroker, client: Client, name: str) -> None:
-    asked, needed, method = TABLE[name]
-    data = asked if isinstance(asked, bytes) else line_ends(asked)
+    sent, needed, method = TABLE[name]
+    data = sent if isinstance(sent, bytes) else line_ends(sent)
     for missing in needed:
         broker.operate(granted([other for other in needed if other != missing]))
         client.write(data)
         client.expect_refused(refusal(missing), method)
     broker.operate(granted(needed))
     client.write(data)
-    if isinstance(asked, bytes):
+    if isinstance(sent, bytes):
         client.probe()
     else:
         channel, answer = client.receive()
         assert channel == 1
-        assert answer.name in {f"{asked.name}Ok", "Basic.GetEmpty"}
+        assert answer.name in {f"{sent.name}Ok", "Basic.GetEmpty"}
 
 
 @pytest.mark.parametrize(
-    ("there", "gone"),
+    ("there", "deletion"),
     [
         (Queue.Declare(queue="q", passive=True), Queue.Declare(queue="gone", passive=True)),
         (Exchange.Declare(exchange="x", passive=True), Exchange.Declare(exchange="gone", passive=True)),
     ],
 )
 def test_passive_declare_needs_only_access_to_the_virtual_host(
-    broker: LoneBroker, client: Client, there: Frame, gone: Frame
+    broker: LoneBroker, client: Client, there: Frame, deletion: Frame
 ) -> None:
     broker.operate(granted([]))
     client.send(1, there)
     assert client.receive()[1].name == f"{there.name}Ok"
-    client.send(1, gone)
-    thing = gone.name.partition(".")[0].lower()
+    client.send(1, deletion)
+    thing = deletion.name.partition(".")[0].lower()
     client.expect_close(404, f"NOT_FOUND - no {thing} 'gone' in vhost '/'", channel=1)
 
 
@@ -218,7 +218,7 @@ def test_repeated_declare_needs_no_dead_letter_permissions(broker: LoneBroker, c
 
 
 @pytest.mark.parametrize(
-    ("asked", "text"),
+    ("sent", "text"),
     [
         (Exchange.Declare(exchange=""), "operation not permitted on the default exchange"),
         (Exchange.Declare(exchange="", passive=True), "operation not permitted on the default exchange"),
@@ -230,10 +230,10 @@ def test_repeated_declare_needs_no_dead_letter_permissions(broker: LoneBroker, c
     ],
 )
 def test_operation_forbidden_to_all_is_refused_with_its_reason(
-    client: Client, asked: Frame, text: str
+    client: Client, sent: Frame, text: str
 ) -> None:
-    client.send(1, asked)
-    client.expect_refused(text, (asked.index >> 16, asked.index & 0xFFFF))
+    client.send(1, sent)
+    client.expect_refused(text, (sent.index >> 16, sent.index & 0xFFFF))
 
 
 def test_binding_from_the_default_exchange_needs_write_first(broker: LoneBroker, client: Client) -> None:
@@ -246,20 +246,20 @@ def test_binding_from_the_default_exchange_needs_write_first(broker: LoneBroker,
 
 
 def test_empty_queue_name_means_the_last_declared_queue(broker: LoneBroker, client: Client) -> None:
-    for asked, method in (
+    for sent, method in (
         (Queue.Purge(queue=""), (50, 30)),
         (Basic.Get(queue=""), (60, 70)),
         (Basic.Consume(queue=""), (60, 20)),
     ):
         broker.operate(permissions(configure="^q$"))
         client.call(1, Queue.Declare(queue="q", durable=True), Queue.DeclareOk)
-        client.send(1, asked)
+        client.send(1, sent)
         client.expect_refused(refusal(queue("read")), method)
     client.call(1, Queue.Declare(queue="q", durable=True), Queue.DeclareOk)
     client.write(line_ends(Queue.Bind(queue="@", exchange="x")))
     client.expect_refused(refusal(queue("write")), (50, 20))
-    for asked in (Queue.Purge(queue=""), Queue.Bind(queue="", exchange="x")):
-        client.send(1, asked)
+    for sent in (Queue.Purge(queue=""), Queue.Bind(queue="", exchange="x")):
+        client.send(1, sent)
         client.expect_close(404, "NOT_FOUND - no previously declared queue", channel=1)
         client.send(1, commands.Channel.CloseOk())
         client.open_channel(1)
@@ -324,7 +324,7 @@ def test_consumer_continues_after_its_read_permission_is_revoked(broker: LoneBro
 
 
 def test_refusal_waits_for_permissions_granted_at_other_nodes(broker: LoneBroker, client: Client) -> None:
-    """And whatever the client sends meanwhile is carried out behind it, once and in order."""
+    """Later methods of the client are carried out after it, once and in order."""
     broker.group.holding = True
     client.send(1, Basic.Consume(queue="q", consumer_tag="c", no_ack=True))
     bodies = [b"%d" % number for number in range(20)]
@@ -445,13 +445,13 @@ def test_all_routing_keys_of_a_message_have_to_be_permitted(
     ],
 )
 def test_the_key_of_a_binding_has_to_be_permitted(topic_client: Client, bind: Frame, unbind: Frame) -> None:
-    for asked in (bind, unbind):
-        asked.routing_key = "b1"
-        topic_client.send(1, asked)
-        assert topic_client.receive()[1].name == f"{asked.name}Ok"
-        asked.routing_key = "a1"
-        topic_client.send(1, asked)
-        topic_client.expect_refused(topic_refusal("a1", "read"), (asked.index >> 16, asked.index & 0xFFFF))
+    for sent in (bind, unbind):
+        sent.routing_key = "b1"
+        topic_client.send(1, sent)
+        assert topic_client.receive()[1].name == f"{sent.name}Ok"
+        sent.routing_key = "a1"
+        topic_client.send(1, sent)
+        topic_client.expect_refused(topic_refusal("a1", "read"), (sent.index >> 16, sent.index & 0xFFFF))
 
 
 def test_binding_without_queue_and_key_uses_the_queue_name(
@@ -567,7 +567,7 @@ def test_a_new_restriction_counts_for_the_next_message(broker: LoneBroker, topic
     topic_client.expect_refused(topic_refusal("z"), (60, 40))
 
 
-# What is remembered
+# Cached permissions
 
 
 def test_caches_of_permissions_are_bounded(
@@ -608,7 +608,7 @@ def test_only_an_impersonator_may_set_a_different_user_id(
             client.expect_close(406, text, channel=1)
 
 
-# What follows a message
+# Answers after a message
 
 ASKED: list[tuple[Frame, type[Frame]]] = [
     (Confirm.Select(), Confirm.SelectOk),
@@ -620,22 +620,22 @@ ASKED: list[tuple[Frame, type[Frame]]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "answer"), ASKED)
+@pytest.mark.parametrize(("sent", "answer"), ASKED)
 def test_returned_message_precedes_the_answer_to_a_later_method(
-    broker: LoneBroker, asked: Frame, answer: type[Frame]
+    broker: LoneBroker, sent: Frame, answer: type[Frame]
 ) -> None:
     with Client(broker, "guest") as client:
-        client.write(publish(1, "nowhere", b"m", mandatory=True) + marshal(1, asked))
+        client.write(publish(1, "nowhere", b"m", mandatory=True) + marshal(1, sent))
         method, _, body = client.expect_message()
         assert (method.name, body) == ("Basic.Return", b"m")
         client.expect(answer)
-        client.call(1, asked, answer)
+        client.call(1, sent, answer)
 
 
-@pytest.mark.parametrize("asked", [asked for asked, _ in ASKED])
-def test_refused_message_precedes_the_answer_to_a_later_method(broker: LoneBroker, asked: Frame) -> None:
+@pytest.mark.parametrize("sent", [sent for sent, _ in ASKED])
+def test_refused_message_precedes_the_answer_to_a_later_method(broker: LoneBroker, sent: Frame) -> None:
     with Client(broker, "guest") as client:
-        client.write(publish(1, "k", b"m", exchange="amq.rabbitmq.trace") + marshal(1, asked))
+        client.write(publish(1, "k", b"m", exchange="amq.rabbitmq.trace") + marshal(1, sent))
         text = "ACCESS_REFUSED - cannot publish to internal exchange 'amq.rabbitmq.trace' in vhost '/'"
         client.expect_close(403, text, channel=1)
 

@@ -42,12 +42,12 @@ def client(broker: LoneBroker) -> Generator[RawClient]:
         yield client
 
 
-def expect_nothing(client: RawClient) -> None:
+def expect_no_frame(client: RawClient) -> None:
     with pytest.raises(TimeoutError):
         client.receive(0.1)
 
 
-def give_up(broker: LoneBroker) -> None:
+def evict_owner(broker: LoneBroker) -> None:
     """The other node is dead."""
     broker.call(lambda: broker.machine.origin_down("n2", 0, evicted=True))
 
@@ -58,15 +58,15 @@ def turn_out_to_live(broker: LoneBroker) -> None:
 
 def test_command_waits_until_the_owner_node_is_evicted(broker: LoneBroker, client: RawClient) -> None:
     client.send(1, MINE, Queue.Bind(queue="mine", exchange="amq.fanout"), Basic.Consume(queue="mine"))
-    expect_nothing(client)
-    give_up(broker)
+    expect_no_frame(client)
+    evict_owner(broker)
     for answer in (Queue.DeclareOk, Queue.BindOk, Basic.ConsumeOk):
         client.expect(answer, 1)
 
 
 def test_a_command_is_refused_when_the_node_turns_out_to_live(broker: LoneBroker, client: RawClient) -> None:
     client.send(1, MINE)
-    expect_nothing(client)
+    expect_no_frame(client)
     turn_out_to_live(broker)
     assert client.expect(Chan.Close, 1).reply_code == LOCKED
 
@@ -79,11 +79,11 @@ def test_a_channel_that_closes_submits_no_waiting_command(broker: LoneBroker, cl
     client.open_channel(2)
     [connection] = broker.broker.connections.values()
     client.send(1, MINE)
-    expect_nothing(client)
+    expect_no_frame(client)
     channel = broker.call(lambda: connection._channels[1])  # type: ignore[attr-defined]
     broker.call(channel.end)
-    give_up(broker)
-    expect_nothing(client)
+    evict_owner(broker)
+    expect_no_frame(client)
     assert "mine" not in broker.machine.vhosts["/"].queues
     client.call(2, MINE, Queue.DeclareOk)
 
@@ -96,8 +96,8 @@ def test_a_channel_that_closes_submits_no_waiting_command(broker: LoneBroker, cl
 def test_a_connection_waits_for_the_place_of_a_dead_nodes_client(broker: LoneBroker, limit: Any) -> None:
     broker.learn(limit)
     with RawClient(broker.amqp_port, admitted=False) as client:
-        expect_nothing(client)
-        give_up(broker)
+        expect_no_frame(client)
+        evict_owner(broker)
         client.expect(Conn.OpenOk, 0)
         client.open_channel(1)
 
@@ -105,8 +105,8 @@ def test_a_connection_waits_for_the_place_of_a_dead_nodes_client(broker: LoneBro
 def test_a_connection_that_hangs_up_waits_for_no_place(broker: LoneBroker) -> None:
     broker.learn(SetVhostLimits("/", {"max-connections": 1}))
     with RawClient(broker.amqp_port, admitted=False) as client:
-        expect_nothing(client)
-    give_up(broker)
+        expect_no_frame(client)
+    evict_owner(broker)
     with RawClient(broker.amqp_port):
         assert len(broker.machine.catalog.connections) == 1
 
@@ -116,8 +116,8 @@ def test_a_channel_waits_for_the_place_of_a_dead_nodes_client(broker: LoneBroker
     with RawClient(broker.amqp_port) as client:
         client.send(1, Chan.Open(), Queue.Declare(queue="q"))
         client.expect(Chan.OpenOk, 1)
-        expect_nothing(client)
-        give_up(broker)
+        expect_no_frame(client)
+        evict_owner(broker)
         client.expect(Queue.DeclareOk, 1)
 
 
@@ -126,8 +126,8 @@ def test_a_channel_that_closes_waits_for_no_place(broker: LoneBroker) -> None:
     with RawClient(broker.amqp_port) as client:
         client.open_channel(1)
         client.send(1, Chan.Close(200, "bye", 0, 0))
-        expect_nothing(client)  # it is closed behind what it waits for
-        give_up(broker)
+        expect_no_frame(client)  # it closes after its pending method
+        evict_owner(broker)
         client.expect(Chan.CloseOk, 1)
         client.open_channel(1)
         client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
@@ -135,7 +135,7 @@ def test_a_channel_that_closes_waits_for_no_place(broker: LoneBroker) -> None:
 
 
 BAR_S = 0.0004
-"""What a look at a connection takes that 5,000 others bar."""
+"""CPU time of a check of a connection that 5,000 clients wait for."""
 
 
 class Busy:
@@ -170,7 +170,7 @@ class Busy:
         self.timers.append((self.now_s + delay_s, call))
 
     def go_on(self, until_s: float) -> None:
-        """Call what is due; the time until something is due is idle."""
+        """Call due timers; the time between them is idle."""
         while self.timers and min(due_s for due_s, _ in self.timers) < until_s:
             self.timers.sort(key=lambda timer: timer[0])
             due_s, call = self.timers.pop(0)
@@ -213,6 +213,6 @@ def test_command_waits_when_the_loss_is_noticed_later(broker: LoneBroker, client
     client.send(1, MINE)
     broker.pass_some_time()
     broker.group.lost = ("n2",)  # type: ignore[attr-defined]
-    expect_nothing(client)
-    give_up(broker)
+    expect_no_frame(client)
+    evict_owner(broker)
     client.expect(Queue.DeclareOk, 1)

@@ -1,4 +1,4 @@
-"""The leader's steps of dead letters: how large one may be, and what happens if one changes nothing."""
+"""The leader's steps of dead letters: their size, and steps without an effect."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from qq.machine.machine import PendingDeadLetters
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.commands import DeadLetter
 from qq.machine.protocol.versions import VERSIONS
+from qq.machine.queue.queue import Queue
 from qq.ranges import Range
 from qq.sessions.dead_letters import BYTES_MAX, RETRY_S, STEPS_MAX, DeadLetters
 from qq.sessions.entries import Messages
@@ -28,10 +29,11 @@ class World:
         self.makes_progress = makes_progress
         self.first = 0
         self.steps_each = self.priced = 0
-        """What a command is expected to cost."""
+        """The estimated cost of a command."""
         self.steps: list[list[DeadLetter]] = []
         self.delays_s: list[float] = []
         self.later: list[Callable[[], None]] = []
+        self.queues_with_stuck: list[Queue] = []
         self._step: list[DeadLetter] = []
         self._applied: list[Callable[[], None]] = []
         self.dead_letters = DeadLetters(*[cast("Any", self)] * 4)
@@ -39,10 +41,10 @@ class World:
     def pending_dead_letters(self, _ranges_max: int, _first: int) -> Iterator[PendingDeadLetters]:
         if self.first < len(self.stored):
             left = Range(1, self.first, len(self.stored) - self.first)
-            yield PendingDeadLetters("/", "q", 1, self.first, [left], needs_content=True)
+            yield PendingDeadLetters("/", "q", 1, [(self.first, left)], needs_content=True)
 
     def messages(self, part: Range, *, only_beginnings: bool) -> list[Messages]:
-        assert only_beginnings  # not even one of several large ones need be in memory as a whole
+        assert only_beginnings  # large messages need not be in memory as a whole
         stored = self.stored[part.slot : part.slot + part.count]
         return [Messages("", "q", 1, stored)]
 
@@ -61,7 +63,7 @@ class World:
         self.later.append(callback)
 
     def apply(self) -> bool:
-        """Have the step that is under way applied; whether there was one."""
+        """Apply the pending step; return whether there was a step."""
         applied, self._applied = self._applied, []
         if self._step:
             self.steps.append(self._step)
@@ -114,5 +116,5 @@ def test_dead_letter_step_is_bounded_in_cost(caplog: pytest.LogCaptureFixture) -
     while world.apply():
         pass
     assert [len(step) for step in world.steps] == [2, 2, 2, 2, 1]
-    assert world.priced == 9  # none was made for nothing
+    assert world.priced == 9  # each estimate was used
     assert caplog.records == []

@@ -1,4 +1,4 @@
-"""Messages by reference, from whole entries and from what is left of them, while files come and go."""
+"""Messages by reference, from whole and compacted entries, while files are removed and added."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class FakeJournal:
         self.cached: dict[int, bytes] = {}
         self.stored: dict[int, bytes] = {}
         self.sparse: set[int] = set()
-        """Of these entries nothing was kept, but of others in their file."""
+        """Entries without kept messages, in a file of kept entries."""
         self.unapplied = 0
         """How many of the newest entries are not applied."""
         self.error: Exception | None = None
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self._replaced = 0
 
     @property
@@ -54,7 +54,7 @@ class FakeJournal:
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
         if any(index not in self.stored for index in indexes):
             raise EntryNotFound("not here")
-        self.asked.extend(indexes)
+        self.requested.extend(indexes)
         payloads, replaced = [self.stored[index] for index in indexes], self._replaced
         sizes = accumulate(map(len, payloads), initial=0)
         payloads = [payload for payload, before in zip(payloads, sizes, strict=False) if before < bytes_max]
@@ -123,9 +123,9 @@ def setup() -> Setup:
 
 
 def payload(*bodies: bytes) -> bytes:
-    """A batch that publishes the first two messages to one exchange and the others to another."""
-    asked = [Enqueue(1, 1, 2, "x", "k", False, 1), Enqueue(1, 1, len(bodies) - 2, "y", "l", False, 2)]
-    return b"".join(encode_batch(asked, list(bodies)))
+    """Return a batch that publishes the first two messages to an exchange and the rest to a second exchange."""
+    requested = [Enqueue(1, 1, 2, "x", "k", False, 1), Enqueue(1, 1, len(bodies) - 2, "y", "l", False, 2)]
+    return b"".join(encode_batch(requested, list(bodies)))
 
 
 BODIES = [b"0", b"1", b"2", b"3", b"4"]
@@ -137,7 +137,7 @@ SECOND = 1 << MESSAGE_BITS
 
 
 def test_an_entry_that_is_not_applied_is_not_read_ahead(setup: Setup) -> None:
-    """A leader that was cut off with a large one would have delivered its messages in place of the next leader's."""
+    """A large entry of an isolated leader would have delivered its messages in place of the next leader's."""
     setup.journal.stored = {6: WHOLE, 7: WHOLE, 8: WHOLE}
     setup.journal.unapplied = 1
     ahead = ReadAhead()
@@ -145,8 +145,8 @@ def test_an_entry_that_is_not_applied_is_not_read_ahead(setup: Setup) -> None:
         setup.load(index, ahead=ahead)
         setup.disk.read()
         assert setup.bodies(index, 0, 1) == [b"0"]
-    others = make_entry(2, [make_batch("n1", 1, 1, [payload(b"a", b"b", b"c")])])
-    setup.journal.stored[8], setup.journal.unapplied = others, 0
+    other_entry = make_entry(2, [make_batch("n1", 1, 1, [payload(b"a", b"b", b"c")])])
+    setup.journal.stored[8], setup.journal.unapplied = other_entry, 0
     assert setup.bodies(8, 0, 1) is None
     setup.load(8, ahead=ahead)
     setup.disk.read()
@@ -159,7 +159,7 @@ def test_messages_in_memory_are_returned_at_once(setup: Setup) -> None:
 
 
 def test_messages_of_several_publications(setup: Setup) -> None:
-    """A range goes over the borders of publications, also in what was kept, and not over a hole."""
+    """A range spans publications, also in a compacted entry, but not a gap."""
     both = [Messages("x", "k", 1, [b"1"]), Messages("y", "l", 2, [b"2", b"3"])]
     setup.journal.cached = {7: WHOLE, 8: KEPT}
     assert setup.entries.messages(Range(7, SECOND | 1, 3, 0)) == both
@@ -185,8 +185,8 @@ def test_the_smaller_the_entries_are_the_more_are_read_together(setup: Setup) ->
     large = make_entry(1, [make_batch("n1", 1, 1, [payload(*[bytes(120_000)] * 4)])])
     setup.journal.stored = dict.fromkeys(range(1000), WHOLE) | dict.fromkeys(range(1000, 2000), large)
     bounded = READ_BYTES_MAX // len(large) + 1
-    large_ones = [(first, bounded) for first in range(1000, 1080, 10)]
-    for first, together in ((0, READ_AHEAD_MIN), (10, READ_AHEAD_MAX), *large_ones, (1400, READ_AHEAD_MIN)):
+    large_ranges = [(first, bounded) for first in range(1000, 1080, 10)]
+    for first, together in ((0, READ_AHEAD_MIN), (10, READ_AHEAD_MAX), *large_ranges, (1400, READ_AHEAD_MIN)):
         indexes = range(first, first + READ_AHEAD_MAX + 1)
         setup.load(*indexes)
         setup.disk.read()
@@ -223,7 +223,7 @@ def test_sequential_reader_is_read_ahead_in_growing_steps(setup: Setup) -> None:
 
 
 def test_sequential_reader_waits_only_for_its_first_reads(setup: Setup) -> None:
-    """The next entries are read while those before are used; nothing is read twice, and nothing that is in memory."""
+    """Entries are read ahead of their use, once, and not if they are in memory."""
     setup.journal.stored = dict.fromkeys(range(4000), WHOLE)
     setup.journal.cached = dict.fromkeys(range(3000, 4000), WHOLE)
     ahead = ReadAhead()
@@ -237,7 +237,7 @@ def test_sequential_reader_waits_only_for_its_first_reads(setup: Setup) -> None:
             setup.disk.read()
     assert len(setup.loaded) == 2
     assert setup.disk.reads <= 2 * 2990 // READ_AHEAD_MAX
-    assert len(setup.journal.asked) == len(set(setup.journal.asked)) == 2990
+    assert len(setup.journal.requested) == len(set(setup.journal.requested)) == 2990
 
 
 def test_random_reader_is_not_due_for_read_ahead(setup: Setup) -> None:
@@ -251,7 +251,9 @@ def test_random_reader_is_not_due_for_read_ahead(setup: Setup) -> None:
 
 
 def test_entries_needed_in_any_order_are_read_once(setup: Setup) -> None:
-    """Messages that came back lie behind newer ones; what follows the last one is needed already (seed 25, 3 nodes)."""
+    """Requeued messages lie behind newer messages; the entries after the last read are needed already (seed 25, 3
+    nodes).
+    """
     setup.journal.stored = dict.fromkeys(range(100), WHOLE)
     ahead = ReadAhead()
     for index in (5, 6):
@@ -260,7 +262,7 @@ def test_entries_needed_in_any_order_are_read_once(setup: Setup) -> None:
     setup.load(14, 13, 11, 12, 10, ahead=ahead)
     setup.disk.read()
     assert setup.loaded == [""] * 3
-    assert len(setup.journal.asked) == len(set(setup.journal.asked))
+    assert len(setup.journal.requested) == len(set(setup.journal.requested))
     assert [index for index in range(10, 15) if setup.bodies(index, 0, 1)] == [*range(10, 15)]
 
 
@@ -327,8 +329,8 @@ def test_empty_compacted_entry_is_requested_once(setup: Setup) -> None:
 
 def large(*fragments: bytes, at: int = 50) -> tuple[bytes, dict[int, bytes], list[Fragment]]:
     """The entry that joins fragments, those of the fragments, and where these are."""
-    asked = [Enqueue(1, 1, 1, "x", "k", False, 1), JoinFragments(1), Enqueue(1, 1, 2, "x", "k", False, 1)]
-    joined = make_entry(1, [make_batch("n1", 1, 1, encode_batch(asked, [b"a", b"begins-", b"c"]))])
+    requested = [Enqueue(1, 1, 1, "x", "k", False, 1), JoinFragments(1), Enqueue(1, 1, 2, "x", "k", False, 1)]
+    joined = make_entry(1, [make_batch("n1", 1, 1, encode_batch(requested, [b"a", b"begins-", b"c"]))])
     stored = {
         at + number: make_entry(1, [make_batch("n1", 1, 1, encode_batch([StoreFragment(1)], [fragment]))])
         for number, fragment in enumerate(fragments)
@@ -363,13 +365,13 @@ def test_a_large_message_on_disk_is_read_first(
     setup.fragments = {90: {1: fragments}}
     found: list[list[bytes] | None] = []
 
-    def look() -> None:
+    def attempt() -> None:
         found.append(setup.bodies(90, 1, 1))
         if found[-1] is None:
-            setup.entries.load([90], look)
+            setup.entries.load([90], attempt)
 
-    look()
-    setup.entries.load([90], look)  # another consumer, who is told at the same time
+    attempt()
+    setup.entries.load([90], attempt)  # a second consumer, called at the same time
     setup.disk.read()
     assert [each for each in found if each is not None] == [[b"begins-" + b"".join(content)]] * 2
     assert not setup.entries._gathered
@@ -397,10 +399,10 @@ def test_large_messages_leave_no_reference_cycle(setup: Setup) -> None:
 
 
 def test_two_large_messages_of_an_entry(setup: Setup) -> None:
-    """One waits for its fragments while somebody begins to wait for those of the other."""
-    asked = [JoinFragments(1), Enqueue(1, 1, 1, "", "q", False, 1)] * 2
+    """A consumer waits for the fragments of the first message when a second consumer begins to wait for the second."""
+    requested = [JoinFragments(1), Enqueue(1, 1, 1, "", "q", False, 1)] * 2
     setup.journal.stored[90] = make_entry(
-        1, [make_batch("n1", 1, 1, encode_batch(asked, [b"one-", b"other-"]))]
+        1, [make_batch("n1", 1, 1, encode_batch(requested, [b"one-", b"other-"]))]
     )
     setup.fragments[90] = {}
     for slot, at in enumerate((50, 60)):
@@ -408,15 +410,15 @@ def test_two_large_messages_of_an_entry(setup: Setup) -> None:
         setup.journal.stored |= stored
     found: dict[int, list[bytes] | None] = {}
 
-    def look(slot: int) -> None:
+    def attempt(slot: int) -> None:
         found[slot] = setup.bodies(90, slot, 1)
         if found[slot] is None:
-            setup.entries.load([90], partial(look, slot))
+            setup.entries.load([90], partial(attempt, slot))
 
     setup.load(90)
     setup.disk.read()
-    look(0)
-    look(1)
+    attempt(0)
+    attempt(1)
     setup.disk.read()
     assert found == {0: [b"one-50-ends"], 1: [b"other-60-ends"]}
 
@@ -449,18 +451,18 @@ def test_large_message_with_missing_fragments_raises(setup: Setup, how: str) -> 
     if how == "compacted":
         setup.journal.sparse = {51}
         setup.fragments = {90: {1: fragments}}
-    gone: list[str] = []
+    missing: list[str] = []
 
-    def look() -> None:
+    def attempt() -> None:
         try:
             if setup.bodies(90, 1, 1) is None:
-                setup.entries.load([90], look)
+                setup.entries.load([90], attempt)
         except MessagesGone as error:
-            gone.append(str(error))
+            missing.append(str(error))
 
-    look()
+    attempt()
     setup.disk.read()
-    assert len(gone) == 1
+    assert len(missing) == 1
     assert setup.failures == []
 
 
@@ -515,18 +517,18 @@ def test_a_file_that_was_replaced_while_it_was_read(setup: Setup) -> None:
 
 
 def test_missing_entry_raises_after_it_was_requested(setup: Setup) -> None:
-    gone: list[int] = []
+    missing: list[int] = []
 
     def used() -> None:
         with pytest.raises(MessagesGone):
             setup.bodies(7, 0, 1)
-        gone.append(7)
+        missing.append(7)
 
     setup.journal.stored = {8: WHOLE}
     setup.entries.load([7, 8], used)
-    assert gone == []
+    assert missing == []
     setup.disk.read()
-    assert gone == [7]
+    assert missing == [7]
     assert setup.bodies(8, 0, 1) == [b"0"]
 
 

@@ -1,11 +1,12 @@
 from datetime import UTC, datetime
 
+import pytest
 from pamqp import body, commands, frame, header
 
 from qq.machine.protocol.death_history import EXPIRED, REJECTED, Death, History, died
 from qq.machine.protocol.effects import CountContract
 from qq.ranges import Range
-from qq.sessions.headers import death_headers, delivered, redelivery_headers
+from qq.sessions.headers import death_headers, delivered, is_redelivered, redelivery_headers
 from qq.stored.editing import content
 
 CONTRACTS: tuple[CountContract | None, ...] = ("4.0", "4.3", None)
@@ -48,9 +49,23 @@ def test_a_classic_queue_adds_no_count_to_a_redelivered_message() -> None:
 
 
 def test_message_has_both_counts_under_contract_4_3() -> None:
-    assert redelivery_headers(part(3, 0), count_contract="4.3") == {"x-acquired-count": 3}
+    assert redelivery_headers(part(3, 0), None, count_contract="4.3") == {"x-acquired-count": 3}
     both = {"x-acquired-count": 3, "x-delivery-count": 2}
-    assert redelivery_headers(part(3, 2), count_contract="4.3") == both
+    assert redelivery_headers(part(3, 2), None, count_contract="4.3") == both
+
+
+@pytest.mark.parametrize(
+    ("contract", "returns", "count"), [("4.0", 0, 5), ("4.0", 2, 2), ("4.3", 0, None), (None, 0, None)]
+)
+def test_first_delivery_counts_the_failures_before_the_death(
+    contract: CountContract | None, returns: int, count: int | None
+) -> None:
+    history = twice_dead()._replace(failures=5)
+    [sent] = delivered([message()], part(returns), history, count_contract=contract)
+    properties, _ = content(sent)
+    assert properties.headers is not None
+    assert properties.headers.get("x-delivery-count") == count
+    assert is_redelivered(part(returns), history, contract) == (count is not None)
 
 
 def test_x_death_header_lists_deaths_newest_first() -> None:
@@ -103,9 +118,9 @@ def test_the_fields_of_a_death_have_rabbitmqs_types() -> None:
 
 def test_dead_lettering_changes_only_its_own_headers() -> None:
     properties = {"content_type": "text/plain", "priority": 3, "message_id": "m", "delivery_mode": 2}
-    mine = {"CC": ["copy"], "a": 1}
-    stored = message(headers=mine | {"x-death": "mine"}, expiration="60000", **properties)
-    for new_key, kept in ((None, mine), ("key", {"a": 1})):
+    kept = {"CC": ["copy"], "a": 1}
+    stored = message(headers=kept | {"x-death": "mine"}, expiration="60000", **properties)
+    for new_key in (None, "key"):
         history = twice_dead(new_key)
         [first] = delivered([stored], part(), history, count_contract="4.0")
         expected = commands.Basic.Properties(headers=kept | death_headers(history), **properties)

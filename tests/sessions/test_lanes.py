@@ -1,4 +1,4 @@
-"""Who is served first, and that nothing that was asked for is lost, doubled or counted for ever."""
+"""The order of service among clients; requests are neither lost nor duplicated, and counts return to zero."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ if TYPE_CHECKING:
 EMPTY = b"\x02\x00\x01\x00\x00\x00\x0e\x00\x3c\x00\x00" + bytes(8) + b"\x00\x00\xce"
 """The stored form of a message without properties and body."""
 FULL_OF_OCTETS = BATCH_BYTES_MAX // STEP_BYTES
-"""What a batch costs, in steps, that is full of octets."""
+"""Steps of a batch that is full of octets."""
 PATTERNS = 3000
 """Binding keys with wildcards; a new key of 64 words takes some 2,500 steps beside them."""
 
 
 class Connection:
-    """A client's connection, as far as submissions know one."""
+    """A client's connection, with the interface that submissions use."""
 
     vhost = "/"
 
@@ -80,7 +80,7 @@ class Connection:
 
 @dataclass(eq=False)
 class Client:
-    """Its channel, and what was asked for on it and has come."""
+    """A channel with the messages that it published and those that arrived."""
 
     session: int
     number: int = 1
@@ -88,7 +88,7 @@ class Client:
     has_failed: bool = False
     published: int = 0
     confirmed: int = 0
-    asked: list[bytes] = field(default_factory=list)
+    sent_messages: list[bytes] = field(default_factory=list)
     came: list[bytes] = field(default_factory=list)
     stored: bytes = b""
     """The fragments of the next message."""
@@ -101,7 +101,7 @@ class Client:
 
 
 class World:
-    """A node whose batches are applied when the test says so."""
+    """A node whose batches the test applies."""
 
     def __init__(self, clients: int) -> None:
         self.machine = QueueMachine(content_of)
@@ -109,9 +109,9 @@ class World:
         commands: list[Any] = [
             DeclareQueue(1, 1, name, False, True, False, False, False, {}) for name in queues
         ]
-        words = ["*", "#", "a"]
+        parts = ["*", "#", "a"]
         for number in range(PATTERNS):
-            key = ".".join(words[number // 3**place % 3] for place in range(8))
+            key = ".".join(parts[number // 3**place % 3] for place in range(8))
             commands.append(BindQueue(1, 1, f"p{number % 3}", "amq.topic", key, {}))
         effects = self.machine.apply_batch("n1", 1, 0, 7, b"".join(encode_batch(commands, [])))
         assert not any(isinstance(effect, Failed) for effect in effects)
@@ -119,13 +119,15 @@ class World:
         self.clients = [Client(2 + number) for number in range(clients)]
         self.batches: list[tuple[list[Any], list[bytes]]] = []
         self.applied = 0
-        self._asked: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self.now_s = 0.0
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self.submissions = Submissions(
             "n1", cast("Group", self), self.machine, cast("Runtime", self), publish_timeout_s=0.0
         )
         self.submissions.applied(0)
+
+    can_read = False
 
     def propose(self, payload: Sequence[bytes], _weight: int) -> int:
         data = b"".join(payload)
@@ -138,7 +140,7 @@ class World:
         return len(self.batches)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        self._asked.append(callback)
+        self._callbacks.append(callback)
 
     def monotonic(self) -> float:
         return self.now_s
@@ -147,7 +149,7 @@ class World:
         self._timers.append((self.now_s + delay_s, callback))
 
     def wait(self, seconds: float) -> None:
-        """Let time go by while nothing is applied."""
+        """Advance the clock without applying batches."""
         self.now_s += seconds
         due = [callback for at_s, callback in self._timers if at_s <= self.now_s]
         self._timers = [timer for timer in self._timers if timer[0] > self.now_s]
@@ -160,13 +162,13 @@ class World:
         return len(self.batches) - self.applied
 
     def turn(self) -> None:
-        """One pass of the loop."""
-        asked, self._asked = self._asked, []
-        for callback in asked:
+        """Run a pass of the loop."""
+        sent_messages, self._callbacks = self._callbacks, []
+        for callback in sent_messages:
             callback()
 
     def apply(self) -> bool:
-        """Have the next batch applied; False if there is none."""
+        """Apply the next batch; return False if there is none."""
         if self.applied == len(self.batches):
             return False
         commands, messages = self.batches[self.applied]
@@ -184,16 +186,16 @@ class World:
                 rest, client.stored = client.stored, b""
             elif isinstance(command, Enqueue | Publish):
                 assert client is not None
-                beginning, *others = messages[start : start + command.count]
-                client.came += [beginning + rest, *others]
+                beginning, *more = messages[start : start + command.count]
+                client.came += [beginning + rest, *more]
                 rest = b""
                 start += command.count
         self.submissions.applied(self.applied)
         return True
 
     def settle(self) -> None:
-        """Let everything come to its end, without a timer: what is applied makes room."""
-        while self._asked or self.under_way:
+        """Run until no batch is left, without timers: applied batches make room."""
+        while self._callbacks or self.under_way:
             self.turn()
             self.apply()
 
@@ -213,7 +215,7 @@ class World:
             )
             client.run = run
         client.published += 1
-        client.asked.append(message)
+        client.sent_messages.append(message)
         self.submissions.publish(run, [message], is_new=is_new)
 
     def batches_until_served(self, client: Client, number: int) -> int:
@@ -227,7 +229,7 @@ class World:
 
 
 def dear_key(number: int) -> str:
-    """A routing key that nobody has used before, and whose way is long."""
+    """Return a new routing key whose route is long."""
     return ".".join("ab"[number >> place & 1] for place in range(64))
 
 
@@ -242,7 +244,7 @@ def test_modest_client_does_not_wait_for_a_greedy_client() -> None:
         assert world.batches_until_served(modest, number) <= 3
     assert len(greedy.came) < 150
     world.settle()
-    assert greedy.came == greedy.asked
+    assert greedy.came == greedy.sent_messages
 
 
 def large(size: int, content: bytes = b"") -> bytes:
@@ -257,11 +259,11 @@ def test_client_does_not_wait_for_a_whole_large_message() -> None:
     world.publish(heavy, "", "q", large(16 * 2**20))
     world.publish(heavy, "", "q", large(3))
     for number in range(10):
-        # Those under way, and its own. When the first ones come, it does not know yet that somebody asks for little.
+        # The batches in flight, and its own. At first it does not count as a light client yet.
         assert world.batches_until_served(light, number) <= 3 or number < 2
     assert not heavy.came
     world.settle()
-    assert heavy.came == heavy.asked
+    assert heavy.came == heavy.sent_messages
     assert all(sum(map(len, messages)) <= BATCH_BYTES_MAX for _, messages in world.batches)
     check_counts(world)
 
@@ -294,25 +296,25 @@ def test_large_messages_come_once_in_order_and_whole(seed: int) -> None:
             rng.choice([world.turn, world.apply])()
         if rng.random() < 0.1:
             run = OpenEnqueue(cast("Publisher", client), 0, "", "q", False, None)
-            client.asked.append(large(rng.choice(sizes[:4]), b"tx"))
-            run.add([client.asked[-1]])
+            client.sent_messages.append(large(rng.choice(sizes[:4]), b"tx"))
+            run.add([client.sent_messages[-1]])
             client.run = None
             world.submissions.commit(client.session, [run], client.connection.lane, lambda _: None)
     world.settle()
     for client in world.clients:
-        assert client.came == client.asked
+        assert client.came == client.sent_messages
         assert client.confirmed in (client.published, 0)
     check_counts(world)
 
 
-@pytest.mark.parametrize("others", [3, 30])
-def test_new_client_is_served_before_clients_already_served(others: int) -> None:
-    world = World(1 + others)
+@pytest.mark.parametrize("more", [3, 30])
+def test_new_client_is_served_before_clients_already_served(more: int) -> None:
+    world = World(1 + more)
     modest, *greedy = world.clients
     for number, client in enumerate(greedy):
         for each in range(10):
             world.publish(client, "amq.topic", dear_key(number * 10 + each), b"dear")
-    for _ in range(10 + others):
+    for _ in range(10 + more):
         world.turn()
         world.apply()
     world.publish(modest, "", "q", b"x")
@@ -324,7 +326,7 @@ def test_new_client_is_served_before_clients_already_served(others: int) -> None
 
 
 def test_expensive_routes_cost_a_second_client_no_batch() -> None:
-    """Once what was merely not looked for counted as a whole batch."""
+    """Once a route outside the cache counted as a whole batch."""
     world = World(2)
     greedy, modest = world.clients
     world.publish(greedy, "amq.topic", dear_key(1), b"dear")
@@ -344,7 +346,9 @@ def test_ack_does_not_overtake_an_earlier_message() -> None:
     world.turn()
     client.run = None
     world.submissions.settle(Settle, 7, 1, 1, lane)
-    world.publish(client, "", "results", bytes(BATCH_BYTES_MAX - 300))  # of what is acknowledged next
+    world.publish(
+        client, "", "results", bytes(BATCH_BYTES_MAX - 300)
+    )  # replies to the next acknowledged requests
     world.submissions.settle(Settle, 7, 2, 2, lane)
     world.settle()
     commands = [command for commands, _ in world.batches[4:] for command in commands]
@@ -353,7 +357,7 @@ def test_ack_does_not_overtake_an_earlier_message() -> None:
 
 @pytest.fixture
 def beside_floods() -> World:
-    """Three clients that have asked for much, and one that asks for little now and then."""
+    """Three clients with many requests, and one with a few now and then."""
     world = World(4)
     for client in world.clients[1:]:
         for _ in range(1000):
@@ -374,7 +378,7 @@ def test_much_is_in_flight_while_all_clients_flood(beside_floods: World) -> None
 def test_little_is_in_flight_ahead_of_a_modest_client(beside_floods: World) -> None:
     world = beside_floods
     modest = world.clients[0]
-    while world.applied < 40:  # so that the floods have had more than what an idle lane is put ahead by
+    while world.applied < 40:  # the floods have used more than the lead of an idle lane
         world.apply()
     for _ in range(20):
         world.publish(modest, "", "q", b"little")
@@ -384,14 +388,14 @@ def test_little_is_in_flight_ahead_of_a_modest_client(beside_floods: World) -> N
         before = world.applied
         world.publish(modest, "", "q", b"little")
         world.turn()
-        while len(modest.came) < len(modest.asked):
+        while len(modest.came) < len(modest.sent_messages):
             assert world.apply()
         assert world.applied - before <= COST_AT_ONCE // FULL_OF_OCTETS + 2
     world.settle()
 
 
 def keeping_pace(world: World) -> World:
-    """Somebody has asked for little beside the floods, and no more is under way than that allows."""
+    """A light client works beside the floods, and no more batches are in flight than that allows."""
     for _ in range(40):
         world.apply()
     world.publish(world.clients[0], "", "q", b"little")
@@ -475,7 +479,7 @@ def test_partial_batch_follows_when_the_last_is_applied_or_late() -> None:
     world.wait(SPACING_S)
     assert world.under_way == BATCHES_IN_FLIGHT_MAX
     world.settle()
-    assert client.came == client.asked
+    assert client.came == client.sent_messages
 
 
 def test_equal_shares_of_a_batch() -> None:
@@ -494,17 +498,17 @@ def test_equal_shares_of_a_batch() -> None:
 
 
 def tenants(world: World, first: int) -> None:
-    """The first so many clients are of one virtual host, all others of another one."""
+    """Put the first clients into one virtual host, and the rest into a second one."""
     for number, client in enumerate(world.clients):
         client.connection.lane.tenant = world.submissions.tenant("one" if number < first else "other")
 
 
-@pytest.mark.parametrize("others", [1, 25])
-def test_tenant_keeps_its_share_against_many_connections(others: int) -> None:
-    world = World(1 + others)
+@pytest.mark.parametrize("more", [1, 25])
+def test_tenant_keeps_its_share_against_many_connections(more: int) -> None:
+    world = World(1 + more)
     tenants(world, 1)
     for client in world.clients:
-        for _ in range(3000 if client is world.clients[0] else 3000 // others):
+        for _ in range(3000 if client is world.clients[0] else 3000 // more):
             world.publish(client, "", "q", bytes(2000))
     world.turn()
     while world.applied < 20:
@@ -513,15 +517,15 @@ def test_tenant_keeps_its_share_against_many_connections(others: int) -> None:
     mine, *theirs = [len(client.came) for client in world.clients]
     assert mine == pytest.approx(sum(theirs), rel=0.1)
     world.settle()
-    assert all(client.came == client.asked for client in world.clients)
+    assert all(client.came == client.sent_messages for client in world.clients)
 
 
-@pytest.mark.parametrize("others", [1, 25])
+@pytest.mark.parametrize("more", [1, 25])
 def test_light_tenant_waits_equally_beside_1_and_25_floods(
-    others: int,
+    more: int,
 ) -> None:
-    world = World(2 + others)
-    tenants(world, 2)  # of which one floods, so that the tenant has no turn of its own kept for it
+    world = World(2 + more)
+    tenants(world, 2)  # with a flood, so that the tenant has no slot reserved for it
     modest = world.clients[0]
     for client in world.clients[1:]:
         for _ in range(3000):
@@ -533,7 +537,7 @@ def test_light_tenant_waits_equally_beside_1_and_25_floods(
     for _ in range(10):
         world.publish(modest, "", "q", b"little")
         before = world.applied
-        while len(modest.came) < len(modest.asked):
+        while len(modest.came) < len(modest.sent_messages):
             world.turn()
             assert world.apply()
         # Those under way, the turn of the other tenant, its own.
@@ -584,7 +588,7 @@ def run_of(client: Client, exchange: str, key: str, messages: list[bytes]) -> Op
 
 
 def test_refused_transactions_do_not_delay_a_second_client() -> None:
-    """They cost nothing but to look for their ways, and once nothing counted for that."""
+    """A refusal costs only the check of its routes, which once was not counted."""
     world = World(2)
     greedy, modest = world.clients
     refused: list[int] = []
@@ -614,7 +618,7 @@ def test_modest_client_precedes_large_transactions() -> None:
         for _ in range(2):
             commit(world, client, [run_of(client, "", "q", [bytes(2_000_000)])], refused)
     for number in range(20, 30):
-        assert world.batches_until_served(modest, number) <= 2  # that which is under way, and its own
+        assert world.batches_until_served(modest, number) <= 2  # the batch in flight, and its own
     world.settle()
     assert [len(client.came) for client in greedy] == [2] * len(greedy)
     assert not refused
@@ -646,7 +650,7 @@ def test_cost_of_transactions_is_computed_in_several_turns() -> None:
 
 
 def check_counts(world: World) -> None:
-    """Whatever has been applied is counted no more."""
+    """Assert that applied work is not counted any more."""
     submissions = world.submissions
     assert submissions.pending_bytes == 0
     assert submissions._cost_in_flight == 0
@@ -654,7 +658,7 @@ def check_counts(world: World) -> None:
 
 
 def test_command_cost_is_that_at_its_submission() -> None:
-    """While it waits, others may bind what is to be deleted, a thousand times."""
+    """While it waits, further clients may bind the queue that it deletes, a thousand times."""
     world = World(1)
     names = ["d0", "d1", "d2"]
     declared = [DeclareQueue(1, 1, name, False, True, False, False, False, {}) for name in names]
@@ -694,7 +698,7 @@ def test_submitted_commands_are_applied_once_in_order(seed: int) -> None:
                     size = rng.choice(sizes) if number < 3 else 12
                     follows = attributes and attributes._replace(publish_seq=attributes.publish_seq + number)
                     world.publish(
-                        client, "", key, b"%d-%d" % (len(client.asked), size) + bytes(size), follows
+                        client, "", key, b"%d-%d" % (len(client.sent_messages), size) + bytes(size), follows
                     )
             case 4:
                 first = rng.randrange(100)
@@ -709,9 +713,9 @@ def test_submitted_commands_are_applied_once_in_order(seed: int) -> None:
                 barriers += 1
             case 7:
                 run = OpenEnqueue(cast("Publisher", client), 0, "", "q", False, None)
-                message = b"tx %d" % len(client.asked)
+                message = b"tx %d" % len(client.sent_messages)
                 run.add([message])
-                client.asked.append(message)
+                client.sent_messages.append(message)
                 client.run = None
                 world.submissions.commit(
                     client.session, [run, Settle(1, 1, 1)], client.connection.lane, called.append
@@ -723,7 +727,7 @@ def test_submitted_commands_are_applied_once_in_order(seed: int) -> None:
         assert world.submissions._cost_in_flight <= COST_IN_FLIGHT_MAX + 2 * 4 * BATCH_STEPS_MAX
     world.settle()
     for client in world.clients:
-        assert client.came == client.asked
+        assert client.came == client.sent_messages
         assert client.confirmed in (client.published, 0)
     assert len(called) == barriers
     commits = [
@@ -740,8 +744,10 @@ def test_commands_wait_until_lost_sessions_have_ended(
     monkeypatch.setattr(core_module, "LOST_MAX", 1)
     world = World(1)
     machine = world.machine
-    asked = [Checkout(1, 1, 1, number, "q", f"t{number}", 1, *[False] * 5, 0, {}) for number in range(10)]
-    machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(asked, [])))
+    sent_messages = [
+        Checkout(1, 1, 1, number, "q", f"t{number}", 1, *[False] * 5, 0, {}) for number in range(10)
+    ]
+    machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(sent_messages, [])))
     machine.origin_down("n1", 7, evicted=True)
     world.publish(world.clients[0], "", "q", b"x")
     while machine.has_lost_sessions("n1"):
@@ -754,12 +760,14 @@ def test_commands_wait_until_lost_sessions_have_ended(
 
 
 def test_commands_wait_until_the_cluster_knows_the_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether anything is left of an earlier one is not known before; and so it is again when this one is over."""
+    """Leftovers of an earlier process are unknown until then; the same holds after the end of this process."""
     monkeypatch.setattr(core_module, "LOST_MAX", 1)
     world = World(1)
     machine, submissions = world.machine, world.submissions
-    asked = [Checkout(1, 1, 1, number, "q", f"t{number}", 1, *[False] * 5, 0, {}) for number in range(10)]
-    machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(asked, [])))
+    sent_messages = [
+        Checkout(1, 1, 1, number, "q", f"t{number}", 1, *[False] * 5, 0, {}) for number in range(10)
+    ]
+    machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(sent_messages, [])))
     submissions.abandon()
     world.publish(world.clients[0], "", "q", b"x")
     world.turn()

@@ -1,4 +1,4 @@
-"""A second protocol is a package of its own on the same sessions: nothing else has to know of it."""
+"""A second protocol is a package of its own on the same sessions, without changes elsewhere."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LineClient:
         while any(there.peer_port == port for there in self._broker.broker.connections.values()):  # noqa: ASYNC110
             await asyncio.sleep(0)
 
-    def say(self, *lines: str) -> None:
+    def send_lines(self, *lines: str) -> None:
         self._socket.sendall("".join(f"{line}\n" for line in lines).encode())
 
     def expect(self, *lines: str) -> None:
@@ -57,7 +57,7 @@ class LineClient:
         return self._lines.readline()
 
     def log_in(self) -> None:
-        self.say("HELLO guest guest")
+        self.send_lines("HELLO guest guest")
         self.expect("WELCOME")
 
 
@@ -71,7 +71,7 @@ def lines(broker: LoneBroker) -> Generator[LineClient]:
 def test_message_published_by_line_protocol_is_consumed_by_amqp(
     broker: LoneBroker, lines: LineClient
 ) -> None:
-    lines.say("DECLARE q", "PUBLISH q one message", "PUBLISH q another")
+    lines.send_lines("DECLARE q", "PUBLISH q one message", "PUBLISH q another")
     lines.expect("DECLARED q", "CONFIRMED 2")
     with RawClient(broker.amqp_port) as amqp:
         amqp.open_channel(1)
@@ -79,28 +79,28 @@ def test_message_published_by_line_protocol_is_consumed_by_amqp(
         assert [amqp.expect_message()[2] for _ in range(2)] == [b"one message", b"another"]
         amqp.send(1, Basic.Ack(2, multiple=True))
         amqp.call(1, Basic.Cancel("c"), Basic.CancelOk)
-        lines.say("CONSUME q 1")
+        lines.send_lines("CONSUME q 1")
         lines.expect("CONSUMING")
         amqp.write(publish(1, "q", b"back") + publish(1, "q", b"and forth"))
         lines.expect("MESSAGE 0 back")
-        lines.say("DONE 0")
+        lines.send_lines("DONE 0")
         lines.expect("MESSAGE 1 and forth")
 
 
 def test_messages_held_by_a_line_client_return_when_it_leaves(broker: LoneBroker, lines: LineClient) -> None:
     with LineClient(broker) as other:
         other.log_in()
-        other.say("DECLARE q", "PUBLISH q held")
+        other.send_lines("DECLARE q", "PUBLISH q held")
         other.expect("DECLARED q", "CONFIRMED 1")
-        other.say("CONSUME q 10")
+        other.send_lines("CONSUME q 10")
         other.expect("CONSUMING", "MESSAGE 0 held")
-        lines.say("CONSUME q 10")
+        lines.send_lines("CONSUME q 10")
         lines.expect("CONSUMING")
     lines.expect("MESSAGE 0 held")
 
 
 def test_line_consumer_is_notified_of_a_deleted_queue(broker: LoneBroker, lines: LineClient) -> None:
-    lines.say("DECLARE q", "CONSUME q 10")
+    lines.send_lines("DECLARE q", "CONSUME q 10")
     lines.expect("DECLARED q", "CONSUMING")
     with RawClient(broker.amqp_port) as amqp:
         amqp.open_channel(1)
@@ -109,22 +109,22 @@ def test_line_consumer_is_notified_of_a_deleted_queue(broker: LoneBroker, lines:
 
 
 def test_refused_command_ends_a_line_session(lines: LineClient) -> None:
-    lines.say("CONSUME missing 1")
+    lines.send_lines("CONSUME missing 1")
     assert lines.next() == "ERROR no queue 'missing' in vhost '/'\n"
     assert not lines.next()
 
 
 def test_line_login_with_a_wrong_password_is_refused(broker: LoneBroker) -> None:
     with LineClient(broker) as client:
-        client.say("HELLO guest wrong")
+        client.send_lines("HELLO guest wrong")
         client.expect("ERROR who are you?")
 
 
 def test_snapshot_delivers_missed_messages_to_a_line_client(broker: LoneBroker, lines: LineClient) -> None:
-    lines.say("DECLARE q", "CONSUME q 10")
+    lines.send_lines("DECLARE q", "CONSUME q 10")
     lines.expect("DECLARED q", "CONSUMING")
     broker.skip()
-    lines.say("PUBLISH q unseen")
+    lines.send_lines("PUBLISH q unseen")
     [queue] = broker.machine.queues()
     while not queue.unacked:
         broker.pass_some_time()

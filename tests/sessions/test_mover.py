@@ -55,7 +55,7 @@ def bodies(channel: Any, queue: str) -> list[bytes]:
     return [body for _, _, body in drained(channel, queue)]
 
 
-def moved(broker: LoneBroker, command: c.BeginMove) -> MoveState:
+def moved(broker: LoneBroker, command: c.BeginMove | c.BeginTextMove) -> MoveState:
     """Have messages moved, and wait for the end."""
     broker.operate(command)
     move = broker.machine.moves.all[command.vhost, command.move]
@@ -78,7 +78,7 @@ def test_all_messages_are_moved_unchanged(broker: LoneBroker, channel: Any) -> N
 
 def test_only_messages_with_the_headers_are_moved(broker: LoneBroker, channel: Any) -> None:
     wanted = {"text": "é", "number": 1, "flag": True}
-    others: list[dict[str, Any]] = [
+    other_definitions: list[dict[str, Any]] = [
         wanted | {"number": True},
         wanted | {"flag": 1},
         wanted | {"text": "e"},
@@ -87,7 +87,7 @@ def test_only_messages_with_the_headers_are_moved(broker: LoneBroker, channel: A
     ]
     for number in range(3):
         publish(channel, b"yes%d" % number, headers=wanted | {"more": None})
-        for other in others:
+        for other in other_definitions:
             publish(channel, b"no%d" % number, headers=other)
     publish(channel, b"plain")
     move = moved(broker, MOVE._replace(headers=wanted, count=2))
@@ -95,6 +95,26 @@ def test_only_messages_with_the_headers_are_moved(broker: LoneBroker, channel: A
     moved(broker, MOVE._replace(headers=wanted, move="n"))
     assert bodies(channel, "to") == [b"yes2"]
     assert bodies(channel, "q") == [body for n in range(3) for body in [b"no%d" % n] * 5] + [b"plain"]
+
+
+def test_only_messages_with_the_text_are_moved(broker: LoneBroker, channel: Any) -> None:
+    broker.call(broker.machine.raise_to, 11)
+    order = b'{"order": 36, "name": "Z\xc3\xbcrich"}'
+    publish(channel, order, b'{"order": 37}', b"\xff\xfeorder")
+    publish(channel, b"in a property", message_id='order": 36,')
+    publish(channel, b"in a header", headers={"deep": [{"a": 'x order": 36, y'}], "n": 36})
+    publish(channel, b"x" * 3_000_000 + b'order": 36,')  # behind the part of a body that is searched
+    publish(channel, b'order": 36,' + b"x" * 3_000_000)
+    found = {'order": 36,': 4, "züRICH": 1, "deep": 1, "36": 4, "nothing of it": 0, "\ufffd\ufffdorder": 1}
+    for number, (text, count) in enumerate(found.items()):
+        begin = c.BeginTextMove("/", f"m{number}", "guest", "q", "to", 0, 0, "", "", {}, text)
+        move = moved(broker, begin)
+        assert (move.state, move.examined, move.moved) == ("finished", 7, count), text
+        back = moved(broker, MOVE._replace(source="to", destination="q", move=f"b{number}"))
+        assert back.moved == count
+    both = c.BeginTextMove("/", "both", "guest", "q", "to", 0, 0, "", "", {"n": 36}, "ORDER")
+    assert moved(broker, both).moved == 1
+    assert bodies(channel, "to") == [b"in a header"]
 
 
 def test_dead_letters_are_moved_back_by_reason_and_queue(broker: LoneBroker, channel: Any) -> None:
@@ -273,12 +293,12 @@ def test_unreadable_message_stays_and_is_logged(
     broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(channel, b"a", b"b")
-    gone = broker.group.last_index
+    missing = broker.group.last_index
     messages = broker.broker.entries.messages
 
     def some(part: Any, *, only_beginnings: bool) -> Any:
-        assert only_beginnings  # a body says nothing about a move, and may be large
-        if part.index == gone:
+        assert only_beginnings  # a move does not depend on bodies, which may be large
+        if part.index == missing:
             raise MessagesGone("it is gone")
         return messages(part, only_beginnings=only_beginnings)
 
@@ -288,7 +308,7 @@ def test_unreadable_message_stays_and_is_logged(
     assert (move.moved, move.examined) == (1, 2)
     assert bodies(channel, "to") == [b"a"]
     assert bodies(channel, "q") == [b"b"]
-    assert f"messages of entry {gone} cannot be read" in caplog.text
+    assert f"messages of entry {missing} cannot be read" in caplog.text
 
 
 def test_messages_that_are_not_in_memory_are_read(
@@ -316,11 +336,11 @@ def test_step_examines_few_octets(broker: LoneBroker, channel: Any, monkeypatch:
     steps: list[Any] = []
     add = broker.broker.submissions.add
 
-    def note(command: Any, lane: Any = None) -> None:
+    def record(command: Any, lane: Any = None) -> None:
         steps.append(command)
         add(command, lane)
 
-    monkeypatch.setattr(broker.broker.submissions, "add", note)
+    monkeypatch.setattr(broker.broker.submissions, "add", record)
     assert moved(broker, MOVE).moved == 5
     examined = [command.examined for command in steps if isinstance(command, c.MoveMessages)]
     assert max(examined) <= 2

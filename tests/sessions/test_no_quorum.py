@@ -20,14 +20,14 @@ DECLARE = commands.Queue.Declare(queue="q", durable=True)
 
 
 def lead(broker: LoneBroker, leader: str | None) -> None:
-    """Let the node hear of a leader, or of none: then nothing is applied."""
+    """Report a leader to the node, or None: then no batch is applied."""
     broker.group.holding = leader is None
     broker.call(broker.broker.leader_changed, leader, 1)
     if leader is not None:
         broker.call(broker.group.release)
 
 
-def asking(broker: LoneBroker) -> RawClient:
+def connect_later(broker: LoneBroker) -> RawClient:
     client = RawClient(broker.amqp_port)
     client.open_channel(1)
     return client
@@ -42,9 +42,9 @@ def reason(client: RawClient) -> str:
 def test_waiting_clients_are_refused_and_idle_clients_are_not() -> None:
     with (
         LoneBroker(majority_timeout_ms=300) as broker,
-        asking(broker) as declaring,
-        asking(broker) as publishing,
-        asking(broker) as idle,
+        connect_later(broker) as declaring,
+        connect_later(broker) as publishing,
+        connect_later(broker) as idle,
     ):
         publishing.send(1, DECLARE)
         publishing.expect(commands.Queue.DeclareOk)
@@ -54,11 +54,11 @@ def test_waiting_clients_are_refused_and_idle_clients_are_not() -> None:
         publishing.write(publish(1, "q", b"m"))
         assert reason(declaring) == reason(publishing) == UNKNOWN
         assert time.monotonic() - began_s > 0.25
-        # Whoever comes now is told at once, when it asks for something, or a moment later.
-        with RawClient(broker.amqp_port) as asks:
-            asks.send(1, commands.Channel.Open())
-            asks.expect(commands.Channel.OpenOk)
-            assert reason(asks) == TRY_AGAIN
+        # A later client gets the error at its first request, or a moment later.
+        with RawClient(broker.amqp_port) as waiting:
+            waiting.send(1, commands.Channel.Open())
+            waiting.expect(commands.Channel.OpenOk)
+            assert reason(waiting) == TRY_AGAIN
         with RawClient(broker.amqp_port) as waits:
             assert reason(waits) == TRY_AGAIN
         with RawClient(broker.amqp_port) as leaves:
@@ -67,14 +67,14 @@ def test_waiting_clients_are_refused_and_idle_clients_are_not() -> None:
         assert broker.call(lambda: len(broker.broker.sessions)) == 1
         lead(broker, "n2")
         idle.send(1, DECLARE)
-        # What those have asked for who were told was carried out.
+        # Requests of clients that got the error were carried out.
         assert idle.expect(commands.Queue.DeclareOk).message_count == 1
         RawClient(broker.amqp_port).socket.close()
 
 
 def test_consumer_that_holds_a_message_is_not_waiting() -> None:
-    """Its credit for the next one, which the node keeps until there is a batch to go with, is nothing it waits for."""
-    with LoneBroker(majority_timeout_ms=300) as broker, asking(broker) as client:
+    """The node keeps its credit for the next message until there is a batch; the client does not wait for that."""
+    with LoneBroker(majority_timeout_ms=300) as broker, connect_later(broker) as client:
         client.call(1, DECLARE, commands.Queue.DeclareOk)
         client.call(1, commands.Basic.Consume(queue="q"), commands.Basic.ConsumeOk)
         client.write(publish(1, "q", b"m"))
@@ -87,7 +87,7 @@ def test_consumer_that_holds_a_message_is_not_waiting() -> None:
 
 
 def test_election_does_not_refuse_clients() -> None:
-    with LoneBroker(majority_timeout_ms=400) as broker, asking(broker) as client:
+    with LoneBroker(majority_timeout_ms=400) as broker, connect_later(broker) as client:
         for _ in range(3):
             lead(broker, None)
             client.send(1, DECLARE)
@@ -98,7 +98,7 @@ def test_election_does_not_refuse_clients() -> None:
 
 @pytest.mark.parametrize("limits", [{"majority_timeout_ms": 0}, {}])
 def test_majority_timeout_delays_the_refusal(limits: dict[str, Any]) -> None:
-    with LoneBroker(**limits) as broker, asking(broker) as client:
+    with LoneBroker(**limits) as broker, connect_later(broker) as client:
         lead(broker, None)
         client.send(1, DECLARE)
         time.sleep(0.3)
@@ -109,7 +109,7 @@ def test_majority_timeout_delays_the_refusal(limits: dict[str, Any]) -> None:
 def test_many_clients_are_refused_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(no_quorum, "DISCONNECTED_AT_ONCE", 2)
     with LoneBroker(majority_timeout_ms=100) as broker, ExitStack() as stack:
-        clients = [stack.enter_context(asking(broker)) for _ in range(7)]
+        clients = [stack.enter_context(connect_later(broker)) for _ in range(7)]
         lead(broker, None)
         for client in clients:
             client.send(1, DECLARE)

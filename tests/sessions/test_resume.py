@@ -1,4 +1,4 @@
-"""A snapshot takes the place of entries that the node never saw: what its clients hear then."""
+"""A snapshot replaces entries that the node never applied: the effects on its clients."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Client(RawClient):
             method, _, body = self.expect_message()
             assert (method.delivery_tag, body) == (delivery_tag, expected)
 
-    def expect_nothing_more(self) -> None:
-        """The next that comes is the answer to what is asked now."""
+    def expect_no_frame(self) -> None:
+        """Assert that the next frame is the answer to a new request."""
         self.open_channel(self._next_channel)
         self._next_channel += 1
 
     def settled(self) -> None:
-        """What was sent before is applied, though nothing of it is heard."""
+        """Wait until earlier requests are applied."""
         self.open_channel(self._next_channel)
         self._next_channel += 1
         self.broker.pass_some_time()
@@ -94,7 +94,7 @@ def test_batches_outside_the_snapshot_continue(broker: LoneBroker, client: Clien
     client.settled()
     broker.resume()
     assert client.expect(Basic.Nack).delivery_tag == 1
-    client.expect_nothing_more()
+    client.expect_no_frame()
     broker.call(broker.group.release)
     client.expect_message()
     assert client.expect(Basic.Ack).delivery_tag == 2
@@ -123,7 +123,7 @@ def test_missed_answers_arrive_and_known_answers_do_not(broker: LoneBroker, clie
     broker.resume()
     assert client.expect(Queue.DeclareOk).queue == "late"
     assert client.expect(Queue.DeclareOk).queue == "later"
-    client.expect_nothing_more()
+    client.expect_no_frame()
 
 
 @pytest.mark.parametrize("multiple", [False, True])
@@ -151,7 +151,7 @@ def test_deliveries_continue_after_the_last_known_delivery(
 
 
 def test_partly_delivered_range_is_cut(broker: LoneBroker, client: Client, other: Client) -> None:
-    """The machine holds it in one piece, because the pieces that it was delivered in were settled in between."""
+    """The machine holds a single piece, because the pieces between the deliveries were settled."""
     client.consume()
     other.write(b"".join(publish(1, "q", body) for body in (b"1", b"2", b"3", b"4")))
     other.declare()
@@ -174,7 +174,7 @@ def test_partly_delivered_range_is_cut(broker: LoneBroker, client: Client, other
     broker.call(setattr, consumer, "next_id", 3)
     broker.call(broker.broker.resumed, 0, outstanding)
     client.expect_bodies(5, b"4")
-    client.expect_nothing_more()
+    client.expect_no_frame()
 
 
 def test_consume_ok_comes_before_the_first_message(broker: LoneBroker, client: Client, other: Client) -> None:
@@ -198,7 +198,7 @@ def test_cancel_ok_comes_behind_the_last_message(broker: LoneBroker, client: Cli
     broker.resume()
     client.expect_bodies(1, b"m")
     client.expect(Basic.CancelOk)
-    client.expect_nothing_more()
+    client.expect_no_frame()
 
 
 def test_recover_ok_comes_before_the_messages_that_come_again(
@@ -215,7 +215,7 @@ def test_recover_ok_comes_before_the_messages_that_come_again(
     method, _, body = client.expect_message()
     assert (method.delivery_tag, method.redelivered, body) == (2, True, b"m")
     client.send(1, Basic.Ack(2))
-    client.expect_nothing_more()
+    client.expect_no_frame()
 
 
 def test_a_fetched_message_comes_as_the_answer(broker: LoneBroker, client: Client, other: Client) -> None:
@@ -247,7 +247,7 @@ def test_consumer_of_a_deleted_queue_is_cancelled_by_a_snapshot(
     broker.call(broker.group.release)
     assert client.expect(Basic.ConsumeOk).consumer_tag == "to come"
     broker.resume()
-    client.expect_nothing_more()
+    client.expect_no_frame()
 
 
 def test_channel_close_is_the_last_frame_after_a_snapshot(
@@ -264,7 +264,7 @@ def test_channel_close_is_the_last_frame_after_a_snapshot(
     broker.resume()
     client.expect(Basic.CancelOk)
     client.expect(commands.Channel.CloseOk)
-    client.expect_nothing_more()
+    client.expect_no_frame()
 
 
 def test_consumers_cancelled_by_a_leader_change_are_notified(broker: LoneBroker, client: Client) -> None:
@@ -278,14 +278,14 @@ def test_consumers_cancelled_by_a_leader_change_are_notified(broker: LoneBroker,
     broker.resume()
     assert [client.expect(Basic.Cancel).consumer_tag for _ in range(3)] == ["a", "b", "c"]
     client.expect(Queue.DeclareOk)
-    client.expect_nothing_more()
+    client.expect_no_frame()
 
 
 def test_effects_for_unknown_sessions_are_ignored(broker: LoneBroker, client: Client) -> None:
-    gone = [
+    unknown = [
         Reply("n1", 999, QueueDeclared("q", 0, 0), 1),
         Deliver("n1", 999, 1, 0, [Range(2, 0, 1, 0)], {}, count_contract=None),
         Known("n1", 999, 1, [1]),
     ]
-    broker.call(broker.broker.resumed, 0, gone)
-    client.expect_nothing_more()
+    broker.call(broker.broker.resumed, 0, unknown)
+    client.expect_no_frame()

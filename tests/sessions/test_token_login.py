@@ -1,4 +1,4 @@
-"""Tokens in place of passwords, with a verifier that says what the test wants; tests/oauth2 has a real one."""
+"""Tokens in place of passwords, with a fake verifier; tests/oauth2 has a real one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKEN = "eyJ-good"
 
 
 class Verifier:
-    """Knows the tokens that are in `users`; others may be good by another key, if `has_issuer`."""
+    """Accepts the tokens in `users`; with `has_issuer`, others may be valid with a further key."""
 
     def __init__(self) -> None:
         self.users = {TOKEN: ann()}
@@ -151,7 +151,7 @@ def test_new_token_counts_at_once(broker: LoneBroker, verifier: Verifier) -> Non
 
 
 @pytest.mark.parametrize(
-    ("user", "said"),
+    ("user", "expected"),
     [
         (None, "it is not known"),
         (ann(name="bob"), "it is another user's"),
@@ -161,7 +161,7 @@ def test_new_token_counts_at_once(broker: LoneBroker, verifier: Verifier) -> Non
 )
 @pytest.mark.parametrize("has_issuer", [False, True])
 def test_invalid_new_token_closes_the_connection(
-    broker: LoneBroker, verifier: Verifier, user: TokenUser | None, said: str, has_issuer: bool
+    broker: LoneBroker, verifier: Verifier, user: TokenUser | None, expected: str, has_issuer: bool
 ) -> None:
     with opened(broker) as client:
         verifier.has_issuer = has_issuer
@@ -173,11 +173,11 @@ def test_invalid_new_token_closes_the_connection(
             if user is not None:
                 verifier.users["eyJ-two"] = user
             broker.call(verifier.renew)
-        closed(client, 530, f"New secret was refused by one of the backends: {said}")
+        closed(client, 530, f"New secret was refused by one of the backends: {expected}")
 
 
 def test_second_update_secret_before_the_answer_is_refused(broker: LoneBroker, verifier: Verifier) -> None:
-    """Each may have to wait, and none is kept without a bound."""
+    """Each may have to wait, and the number of pending updates must be bounded."""
     verifier.has_issuer = True
     with opened(broker) as client:
         client.send(0, update("eyJ-two"), update("eyJ-three"))

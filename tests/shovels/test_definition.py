@@ -171,9 +171,9 @@ def test_new_leader_reads_many_shovels_in_steps(monkeypatch: pytest.MonkeyPatch)
     texts = [json.dumps(value | {"src-queue": f"q{number}"}) for number in range(20)]
     parameters = {("other", "o"): "1"} | {(SHOVEL, f"s{number}"): text for number, text in enumerate(texts)}
     vhost: Any = SimpleNamespace(name="/", parameters=parameters)
-    looks = [len(list(definition.shovels_of([vhost]))) for _ in range(9)]
-    assert looks[0] * len(texts[0]) < 2000
-    assert looks == sorted(looks)
-    assert looks[-1] == 20
+    counts = [len(list(definition.shovels_of([vhost]))) for _ in range(9)]
+    assert counts[0] * len(texts[0]) < 2000
+    assert counts == sorted(counts)
+    assert counts[-1] == 20
     with pytest.raises(InvalidShovel, match="16 URIs at most"):
         definition_of("/", value | {"src-uri": ["amqp://far"] * 17})

@@ -63,7 +63,7 @@ STREAM = b"".join(
 )
 
 
-def told(event: Any) -> Any:
+def reported(event: Any) -> Any:
     return event if isinstance(event, tuple) else dict(event)
 
 
@@ -87,7 +87,7 @@ def test_deliveries_returns_and_confirms_of_a_broker_are_read() -> None:
 def test_stream_may_arrive_in_any_pieces(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(STREAM)]
     pieces = [STREAM[begin:end] for begin, end in pairwise(places)]
-    assert list(map(told, read(*pieces))) == list(map(told, read(STREAM)))
+    assert list(map(reported, read(*pieces))) == list(map(reported, read(STREAM)))
 
 
 @given(st.integers(0, len(STREAM) - 1), st.binary(min_size=1, max_size=9))
@@ -200,8 +200,8 @@ def headers_of(message: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize("knows_publishers", [False, True])
 def test_target_with_deduplication_sees_only_the_shovel_id(knows_publishers: bool) -> None:
     [message] = read(delivery(headers={"x-publisher-id": "p", "x-publish-seq": 1, "h": 1}))
-    told = headers_of(prepared({}, knows_publishers=knows_publishers).message(message, 0, None))
-    assert sorted(told) == ["h", *([] if knows_publishers else ["x-publish-seq", "x-publisher-id"])]
+    reported = headers_of(prepared({}, knows_publishers=knows_publishers).message(message, 0, None))
+    assert sorted(reported) == ["h", *([] if knows_publishers else ["x-publish-seq", "x-publisher-id"])]
 
 
 def test_message_in_a_circle_names_only_the_last_shovels() -> None:

@@ -147,7 +147,7 @@ def bodies(messages: list[tuple[Any, Any, bytes]]) -> list[bytes]:
     return [body for _, _, body in messages]
 
 
-def is_gone(carried: Carried) -> bool:
+def has_ended(carried: Carried) -> bool:
     return not carried.broker.machine.vhosts["/"].parameters and carried.report() is None
 
 
@@ -170,9 +170,14 @@ def test_shovelled_messages_get_headers_and_properties(carried: Carried, channel
     )
     properties = {"type": "new", "delivery_mode": 2}
     carried.put(dest_add_forward_headers=True, add_timestamp_header=True, publish_properties=properties)
-    [(_, told, _)] = arrived(channel, 1)
-    assert (told.type, told.delivery_mode, told.app_id, told.headers["h"]) == ("new", 2, "kept", 1)
-    way, before = told.headers["x-shovelled"]
+    [(_, headers, _)] = arrived(channel, 1)
+    assert (headers.type, headers.delivery_mode, headers.app_id, headers.headers["h"]) == (
+        "new",
+        2,
+        "kept",
+        1,
+    )
+    way, before = headers.headers["x-shovelled"]
     assert before == {"shovel-name": "before"}
     assert (way["shovelled-by"], way["shovel-name"], way["shovel-vhost"], way["src-queue"]) == (
         "blue",
@@ -181,7 +186,7 @@ def test_shovelled_messages_get_headers_and_properties(carried: Carried, channel
         "q",
     )
     assert way["dest-uri"] == carried.far.replace("guest:guest@", "")
-    assert abs(told.headers["x-shovelled-timestamp"] - time.time()) < 60
+    assert abs(headers.headers["x-shovelled-timestamp"] - time.time()) < 60
 
 
 def test_shovel_ends_may_be_exchanges(carried: Carried, channel: Any) -> None:
@@ -210,7 +215,7 @@ def test_shovel_with_delete_after_is_deleted(
     channel.queue_declare("q", passive=True)
     carried.put(src_delete_after=after, ack_mode=ack_mode)
     assert bodies(arrived(channel, 3)) == [b"1", b"2", b"3"]
-    wait_until(lambda: is_gone(carried), "the end of the shovel")
+    wait_until(lambda: has_ended(carried), "the end of the shovel")
     if after == 3:
         assert bodies(arrived(channel, 1, "q")) == [b"4"]
 
@@ -236,13 +241,13 @@ def test_message_numbers_are_kept_until_the_shovel_is_deleted(carried: Carried, 
     publish(channel, b"2", headers={"x-publisher-id": "mine", "x-publish-seq": 5})
     publish(channel, b"3")
     carried.put()
-    told = [properties.headers or {} for _, properties, _ in arrived(channel, 3)]
-    assert [each.get("x-publish-seq") for each in told] == [1, 2, None]
-    assert told[0]["x-publisher-id"] == told[1]["x-publisher-id"] != "mine"
+    headers = [properties.headers or {} for _, properties, _ in arrived(channel, 3)]
+    assert [each.get("x-publish-seq") for each in headers] == [1, 2, None]
+    assert headers[0]["x-publisher-id"] == headers[1]["x-publisher-id"] != "mine"
     parameters = carried.broker.machine.vhosts["/"].parameters
     assert (LEDGER, "s") in parameters
     carried.broker.operate(c.DeleteParameter("/", SHOVEL, "s"))
-    wait_until(lambda: is_gone(carried), "the end of the shovel and its numbers")
+    wait_until(lambda: has_ended(carried), "the end of the shovel and its numbers")
 
 
 def test_shovel_that_is_set_again_recognizes_its_messages(carried: Carried, channel: Any) -> None:

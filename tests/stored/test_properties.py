@@ -49,7 +49,7 @@ def group(
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered() -> None:
+def empty_caches() -> None:
     properties._known.clear()
     properties._known_publishers.clear()
     properties._known_delayed.clear()
@@ -245,8 +245,8 @@ def test_first_of_two_headers_with_the_same_name_counts() -> None:
 
 def test_names_inside_of_values_are_nobodys_headers() -> None:
     name = b"\x0dx-publish-seq"
-    lookalike = long_string(name + long(9))
-    headers = [("a", lookalike), ("x-publisher-id", long_string("p")), ("x-publish-seq", long(1))]
+    similar = long_string(name + long(9))
+    headers = [("a", similar), ("x-publisher-id", long_string("p")), ("x-publish-seq", long(1))]
     for sequence in (1, 2):
         headers[2] = ("x-publish-seq", long(sequence))
         assert attributes(stored_message(headers)) == Attributes(publisher="p", publish_seq=sequence)
@@ -459,16 +459,16 @@ def test_messages_before_an_invalid_message_are_grouped() -> None:
 
 
 def test_user_id_must_match_the_authenticated_user() -> None:
-    none, mine, others = (
+    without, mine, foreign = (
         stored_message(priority=1),
         stored_message(user_id=b"me"),
         stored_message(user_id=b"you"),
     )
     assert [len(alike) for _, alike in group([mine, mine], "me")] == [2]
-    assert [len(alike) for _, alike in group([none, mine, others])] == [1, 2]
+    assert [len(alike) for _, alike in group([without, mine, foreign])] == [1, 2]
     text = "user_id property set to 'you' but authenticated user was 'me'"
-    for before in (none, mine):
-        groups = group([before, before, others], "me")
+    for before in (without, mine):
+        groups = group([before, before, foreign], "me")
         assert len(next(groups)[1]) == 2
         with refusal(text):
             next(groups)

@@ -1,8 +1,8 @@
-"""Clients as users write them, with pika and aio-pika, that write down what they see.
+"""Clients as users write them, with pika and aio-pika, that record their history.
 
-Each is a thread with a home node. When its connection breaks it connects to another node and goes on, as an application
-would. A connection that breaks although its node was not killed, a nack and a closed channel go into the history as
-incidents.
+Each is a thread with a home node. When its connection breaks it connects to the next node and goes on, as an
+application would. A connection that breaks although its node was not killed, a nack and a closed channel go into the
+history as incidents.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Deaths:
         return self._changes.get(node.name, 0)
 
     def explain_loss(self, node: ClusterNode, count_when_connected: int) -> bool:
-        is_dying = self.count(node) % 2 == 1
-        return is_dying or self.count(node) != count_when_connected
+        is_ending = self.count(node) % 2 == 1
+        return is_ending or self.count(node) != count_when_connected
 
 
 class World(NamedTuple):
-    """What all clients share."""
+    """The parts that all clients share."""
 
     nodes: Sequence[ClusterNode]
     history: History
@@ -87,7 +87,7 @@ class Client(threading.Thread, ABC):
 
     @property
     def identity(self) -> str:
-        """A new one for each connection."""
+        """A name that is new for each connection."""
         return f"{self.name}#{self.connections}"
 
     def run(self) -> None:
@@ -99,8 +99,8 @@ class Client(threading.Thread, ABC):
             raise
 
     def _connect_somewhere(self) -> None:
-        others = [node for node in self.world.nodes if node is not self.home]
-        for node in [self.home, *others]:
+        peers = [node for node in self.world.nodes if node is not self.home]
+        for node in [self.home, *peers]:
             deaths = self.world.deaths.count(node)
             self.connections += 1
             if self._worked_at(node, deaths) or self.stopping.is_set():

@@ -16,7 +16,7 @@ ANSWER_TIMEOUT_S = 90
 
 
 def run_qq(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What a command ends with, prints and complains of."""
+    """Run a command of `qq`, and return its status, output and errors."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = fork_server().start(arguments, os.environ, stdout=output.fileno(), stderr=errors.fileno())
         status = process.wait(ANSWER_TIMEOUT_S)

@@ -1,8 +1,8 @@
-"""What happens to a node's disk in the tests: damage, loss, another node's files, no space, failing calls.
+"""Faults of a node's disk for tests: damage, loss, files of a foreign node, no space, failing calls.
 
-Damage is done while the node does not run; what is found then is what `qq inspect` finds. Space is taken on a file
-system of the node's own, which needs the right to mount one. A failing call of the operating system is one that a
-module raises in the node's process, because no test can break a disk.
+Damage is done while the node does not run; `qq inspect` then finds it. Space is taken on a file system of the node's
+own, which needs the right to mount one. A module in the node's process raises failing calls of the operating system,
+because no test can break a disk.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class NodeFiles:
     def findings(self) -> list[Finding]:
         disk, versions = cast("Disk", ReadOnlyDisk(self.group)), Versions(*QueueMachine.versions)
         while True:
-            # A node that runs removes files: what was listed may not be there any more.
+            # A running node removes files, so a listed file may be missing.
             with suppress(FileNotFoundError):
                 return list(inspect(disk, "", lambda _: "", versions))
 
@@ -96,7 +96,7 @@ class NodeFiles:
 
     @property
     def is_open_segment_marked(self) -> bool:
-        """Not if the node was killed before the first sync of a new one."""
+        """Whether the open segment has a sync mark; false if the node was killed before its first sync."""
         return [each.name for each in self.segments("open")] == [self.mark.name]
 
     def cut_last_synced_record(self) -> Path:
@@ -125,7 +125,7 @@ class NodeFiles:
 
 
 def flip(file: Path, place: int | None = None) -> None:
-    """Flip one bit; in the middle unless a place is given."""
+    """Flip a bit; in the middle unless a place is given."""
     data = bytearray(file.read_bytes())
     data[len(data) // 2 if place is None else place] ^= 0x04
     file.write_bytes(data)
@@ -138,7 +138,7 @@ def flip_copies(file: Path) -> None:
 
 
 def change_version(file: Path) -> None:
-    """Make the file one of a version that does not exist yet, with the right checksums."""
+    """Give the file an unknown format version, with the right checksums."""
     data = bytearray(file.read_bytes())
     starts = (0, len(data) // 2) if file.name in ("identity", "manifest") else (0,)
     for start in starts:
@@ -161,7 +161,7 @@ def _crc(data: bytes | bytearray) -> bytes:
 
 
 def lines_since(node: ClusterNode, size: int) -> list[str]:
-    """What the node has logged since its log had `size` bytes."""
+    """Return the lines that the node has logged since its log had `size` bytes."""
     return node.log.read_bytes()[size:].decode().splitlines()
 
 
@@ -217,7 +217,7 @@ class FailingCalls:
         monkeypatch.setenv("TEST_FAILURE", str(self._order))
 
     def order(self, call: str, path: str) -> None:
-        """Let the next such call on a file whose path contains `path` fail, once."""
+        """Make the next call of this kind fail, for a file whose path contains `path`."""
         temporary = self._order.with_suffix(".new")
         temporary.write_text(f"{call} {path}")
         temporary.replace(self._order)

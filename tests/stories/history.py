@@ -1,7 +1,7 @@
-"""What the clients of a system test saw, and what may not be found in it.
+"""The history that clients of a system test observed, and the search for violations in it.
 
-A publisher numbers its messages 1, 2, 3 ... and each reaches every queue. Publishers and consumers are named anew for
-each connection, so what is said of one never spans a lost connection.
+A publisher numbers its messages 1, 2, 3 ... and each reaches every queue. Publishers and consumers have a new name
+for each connection, so no row about them spans a lost connection.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Delivery(NamedTuple):
 
 @dataclass
 class History:
-    """Clients append from many threads; `changed` wakes whoever waits for something to happen."""
+    """Observations of clients, appended from many threads; `changed` wakes threads that wait for an event."""
 
     confirms: list[Confirm] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter, init=False)
     """How many of these each client has had, over all its connections."""
     lost_consumers: set[str] = field(default_factory=set)
-    """Consumers whose node died: what they held comes back to others."""
+    """Consumers whose node died: their unacknowledged messages are requeued."""
     incidents: list[str] = field(default_factory=list)
-    """What no client may see: a nack, a return, a closed channel, a connection lost to a node that lives."""
+    """Forbidden events: a nack, a return, a closed channel, a connection lost to a live node."""
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def confirmed(self, confirm: Confirm) -> None:
@@ -69,9 +69,9 @@ class History:
             self.done[client_of(delivery.consumer)] += 1
             self.changed.notify_all()
 
-    def incident(self, what: str) -> None:
+    def incident(self, incident_text: str) -> None:
         with self.changed:
-            self.incidents.append(what)
+            self.incidents.append(incident_text)
             self.changed.notify_all()
 
     def longest_wait_s(self, since_s: float) -> float:
@@ -80,12 +80,12 @@ class History:
 
 
 def client_of(identity: str) -> str:
-    """Who it is, whatever the connection."""
+    """Return the name of a client, without its connection."""
     return identity.partition("#")[0]
 
 
 def violations(history: History, queues: list[str], ordered_queues: list[str]) -> list[str]:
-    """Everything that breaks a promise, in words. `ordered_queues` have had one consumer at a time."""
+    """Return all violations as sentences. `ordered_queues` have had a single consumer at a time."""
     found = list(history.incidents)
     for queue in queues:
         deliveries = [delivery for delivery in history.deliveries if delivery.queue == queue]

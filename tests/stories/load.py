@@ -87,7 +87,7 @@ class Load:
             self._world.deaths.end(node)
 
     @contextmanager
-    def dying(self, node: ClusterNode) -> Generator[None]:
+    def killed_meanwhile(self, node: ClusterNode) -> Generator[None]:
         """The node may drop its clients at any moment, because it finds its disk damaged or failing."""
         self._world.deaths.begin(node)
         self._fault_s = time.monotonic()
@@ -111,13 +111,13 @@ class Load:
 
     # Waiting
 
-    def until(self, condition: Callable[[], bool], complaint: Callable[[], str]) -> None:
+    def until(self, condition: Callable[[], bool], problem: Callable[[], str]) -> None:
         with self.history.changed:
             happened = self.history.changed.wait_for(
                 lambda: condition() or bool(self.history.incidents), PATIENCE_S
             )
         assert not self.history.incidents, "\n".join(self.history.incidents)
-        assert happened, complaint()
+        assert happened, problem()
 
     def until_all_work(self, besides: Sequence[ClusterNode] = ()) -> None:
         """Wait until each client has got `ENOUGH` more, except those whose home is one of `besides`."""
@@ -200,9 +200,9 @@ def _stop(clients: Sequence[Client]) -> None:
         assert not client.is_alive(), f"{client.name} does not end: it waits for an answer"
 
 
-def poll(condition: Callable[[], object], complaint: Callable[[], str], every_s: float = POLL_S) -> None:
+def poll(condition: Callable[[], object], problem: Callable[[], str], every_s: float = POLL_S) -> None:
     """Wait until the condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, complaint()
+        assert time.monotonic() < deadline, problem()
         time.sleep(every_s)

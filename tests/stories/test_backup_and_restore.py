@@ -57,7 +57,7 @@ def qq(*arguments: object) -> tuple[int, str, str]:
 
 
 def make_backup(node: ClusterNode, target: Path) -> None:
-    status, _, errors = qq("backup", target, *asking(node))
+    status, _, errors = qq("backup", target, *backup_target(node))
     assert (status, errors) == (0, "")
 
 
@@ -76,7 +76,7 @@ def piped(*arguments: object, given: bytes = b"") -> bytes:
     return done.stdout
 
 
-def asking(node: ClusterNode) -> tuple[str, str]:
+def backup_target(node: ClusterNode) -> tuple[str, str]:
     return "--http", f"http://127.0.0.1:{node.http_port}"
 
 
@@ -125,8 +125,8 @@ def kill_all(cluster: LocalCluster) -> None:
             node.kill()
 
 
-@pytest.mark.parametrize("asked", [pytest.param("leader", marks=pytest.mark.long), "follower"])
-def test_backup_under_load_holds_all_messages_confirmed_before(tmp_path: Path, asked: str) -> None:
+@pytest.mark.parametrize("source", [pytest.param("leader", marks=pytest.mark.long), "follower"])
+def test_backup_under_load_holds_all_messages_confirmed_before(tmp_path: Path, source: str) -> None:
     """Also what a consumer holds; what is confirmed later may be in it, once; exclusive queues are gone."""
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
         first = cluster.nodes[0]
@@ -138,7 +138,7 @@ def test_backup_under_load_holds_all_messages_confirmed_before(tmp_path: Path, a
             poll(lambda: len(publishers[0].confirmed) > 150, lambda: "nothing is confirmed")
             for _ in range(HELD):
                 assert channel.basic_get(QUEUE)[2] is not None
-            node = cluster.leader() if asked == "leader" else cluster.followers()[0]
+            node = cluster.leader() if source == "leader" else cluster.followers()[0]
             before = [name for publisher in publishers for name in list(publisher.confirmed)]
             make_backup(node, tmp_path / "backup")
             assert "broken off" not in node.log.read_text()
@@ -191,7 +191,7 @@ def test_restored_cluster_grows_and_old_nodes_cannot_rejoin(tmp_path: Path) -> N
         first, second, _ = cluster.nodes
         declare(first)
         confirmed = publish_to(second, 20)
-        data = piped("backup", "-", *asking(second))
+        data = piped("backup", "-", *backup_target(second))
         until_named(cluster)
         kill_all(cluster)
         shutil.rmtree(NodeFiles(first).root)
@@ -211,7 +211,7 @@ def test_restored_cluster_grows_and_old_nodes_cannot_rejoin(tmp_path: Path) -> N
 def until_safe_to_stop(node: ClusterNode) -> None:
     """Wait until the others vote, and are enough."""
     poll(
-        lambda: qq("check", "safe-to-stop", *asking(node))[0] == 0,
+        lambda: qq("check", "safe-to-stop", *backup_target(node))[0] == 0,
         lambda: "the others are not enough",
         COMMAND_POLL_S,
     )
@@ -263,6 +263,6 @@ def stays_away(old: ClusterNode, new: ClusterNode) -> None:
     declare(new)
     assert [status["name"] for status in new.status()["nodes"]] == [new.name]
     for one, other in ((old, new), (new, old)):
-        last_life = one.log.read_text().rpartition("qq.cli.local.serve: node")[2]
-        assert f"peer {other.name} is connected" not in last_life
+        last_log = one.log.read_text().rpartition("qq.cli.local.serve: node")[2]
+        assert f"peer {other.name} is connected" not in last_log
     old.kill()

@@ -144,11 +144,11 @@ class Holding:
 
     def _prepare(self) -> None:
         port = self._claimed_at.http_port
-        ask(port, "DELETE", f"vhosts/{self._vhost}")
-        ask(port, "PUT", f"vhosts/{self._vhost}", {})
-        ask(port, "PUT", f"users/{self._user}", {"password": USER, "tags": ""})
+        request(port, "DELETE", f"vhosts/{self._vhost}")
+        request(port, "PUT", f"vhosts/{self._vhost}", {})
+        request(port, "PUT", f"users/{self._user}", {"password": USER, "tags": ""})
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
-        ask(port, "PUT", f"permissions/{self._vhost}/{self._user}", everything)
+        request(port, "PUT", f"permissions/{self._vhost}/{self._user}", everything)
         if self._row.limit is None:
             client = self._connect(self._claimed_at)
             declared(client, "shared", durable=True)
@@ -159,7 +159,7 @@ class Holding:
             client.close()
         else:
             kind, name = self._row.limit
-            ask(port, "PUT", f"{kind}-limits/{self._vhost}/{name}", {"value": 1})
+            request(port, "PUT", f"{kind}-limits/{self._vhost}/{name}", {"value": 1})
 
     def _connect(self, node: ClusterNode) -> Client:
         url = f"amqp://{self._user}:{USER}@127.0.0.1:{node.amqp_port}/{self._vhost}?heartbeat=0&socket_timeout=5"
@@ -198,7 +198,7 @@ class Holding:
             self.holder.close()
 
 
-def ask(port: int, method: str, path: str, body: object = None) -> None:
+def request(port: int, method: str, path: str, body: object = None) -> None:
     request = Request(f"http://127.0.0.1:{port}/api/{path}", method=method, data=json.dumps(body).encode())
     request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
     try:

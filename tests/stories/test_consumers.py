@@ -116,14 +116,14 @@ def test_deleted_queue_cancels_consumers_on_every_node(cluster: LocalCluster) ->
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
 def test_messages_of_a_killed_nodes_consumer_are_redelivered(cluster: LocalCluster, role: str) -> None:
-    dying = cluster.leader() if role == "leader" else cluster.followers()[0]
-    [living, *_] = [node for node in cluster.nodes if node is not dying]
-    with queue_at(living) as (connection, channel), connected(dying) as doomed:
+    killed = cluster.leader() if role == "leader" else cluster.followers()[0]
+    [living, *_] = [node for node in cluster.nodes if node is not killed]
+    with queue_at(living) as (connection, channel), connected(killed) as doomed:
         holder = Consumer(doomed)
         bodies = publish(channel, HELD)
         holder.until(lambda: len(holder.received) == HELD)
         heir = Consumer(connection)
-        dying.kill()
+        killed.kill()
         killed_s = time.monotonic()
         heir.until(lambda: heir.received == [(body, True) for body in bodies])
         print(f"came back after {time.monotonic() - killed_s:.2f} s")
@@ -132,16 +132,16 @@ def test_messages_of_a_killed_nodes_consumer_are_redelivered(cluster: LocalClust
 def test_held_messages_are_redelivered_after_a_total_outage(
     cluster: LocalCluster,
 ) -> None:
-    [lost, *others] = cluster.nodes
+    [lost, *survivors] = cluster.nodes
     with queue_at(lost) as (connection, channel):
         holder = Consumer(connection)
         bodies = publish(channel, HELD)
         holder.until(lambda: len(holder.received) == HELD)
         for node in cluster.nodes:
             node.kill()
-    for node in others:
+    for node in survivors:
         node.start()
-    others[0].wait_ready()
-    with connected(others[0]) as connection:
+    survivors[0].wait_ready()
+    with connected(survivors[0]) as connection:
         heir = Consumer(connection)
         heir.until(lambda: heir.received == [(body, True) for body in bodies])

@@ -189,10 +189,12 @@ def test_damaged_node_is_repaired(cluster: LocalCluster, name: str) -> None:
         assert files.problems() == []
         damaged = damage.do(files)
         remains = content(damaged)
-        with load.dying(node):
+        with load.killed_meanwhile(node):
             size = node.log.stat().st_size
             node.start()
-            poll(lambda: said(node, size, damage.logged), lambda: f"{node.name} says nothing of {damaged}")
+            poll(
+                lambda: log_text(node, size, damage.logged), lambda: f"{node.name} says nothing of {damaged}"
+            )
             poll(
                 lambda: remains is None or content(damaged) != remains,
                 lambda: f"{damaged} is as it was",
@@ -201,10 +203,12 @@ def test_damaged_node_is_repaired(cluster: LocalCluster, name: str) -> None:
         cluster.wait_caught_up()
         assert standing(node) == "voter"
         # The others' logs begin long after the first entry: an empty node cannot be sent all entries.
-        assert bool(said(node, size, "installed a snapshot")) == (name in LOST_LOGS)
+        assert bool(log_text(node, size, "installed a snapshot")) == (name in LOST_LOGS)
         load.until_all_work()
         assert_stored(node)
-        assert damaged == files.root or damaged.name in said(node, size, damage.logged) or not damage.logged
+        assert (
+            damaged == files.root or damaged.name in log_text(node, size, damage.logged) or not damage.logged
+        )
         poll(lambda: is_whole(files), lambda: f"what is damaged: {files.problems()}")
 
 
@@ -216,7 +220,7 @@ def is_whole(files: NodeFiles) -> bool:
         return False
 
 
-def said(node: ClusterNode, size: int, text: str) -> str:
+def log_text(node: ClusterNode, size: int, text: str) -> str:
     """The lines with this text that the node has logged since its log had `size` bytes."""
     return "\n".join(line for line in lines_since(node, size) if text in line)
 
@@ -247,7 +251,7 @@ def test_no_majority_serves_when_two_of_three_logs_are_lost(cluster: LocalCluste
     lost = "the logs of n1, n2 are damaged or lost, so no majority knows what was confirmed"
     for node, size in sizes.items():
         poll(lambda node=node: lost in health(node), lambda node=node: f"{node.name}: {health(node)}")
-        assert said(node, size, lost)
+        assert log_text(node, size, lost)
     time.sleep(2.0)  # longer than an election would take
     assert all(lost in health(node) for node in cluster.nodes)
     for node in cluster.nodes:
@@ -305,9 +309,9 @@ def test_node_refuses_the_directory_of_a_different_node(
     cluster: LocalCluster, stopped: ClusterNode, stopped_files: NodeFiles
 ) -> None:
     put_back(stopped_files, NodeFiles(cluster.nodes[0]).root)
-    said = refusal(stopped)
-    assert "groups/0/identity: the directory belongs to node 'n1' of cluster 'qq', not to" in said
-    assert said.endswith("check the data directory setting")
+    log_text = refusal(stopped)
+    assert "groups/0/identity: the directory belongs to node 'n1' of cluster 'qq', not to" in log_text
+    assert log_text.endswith("check the data directory setting")
 
 
 def test_node_refuses_the_directory_of_a_different_cluster(
@@ -341,8 +345,8 @@ def test_node_refuses_a_file_of_an_unknown_format_version(
 ) -> None:
     file = OF_ANOTHER_VERSION[name](stopped_files)
     change_version(file)
-    assert f"{file.name}: format version " in (said := refusal(stopped))
-    assert "is unknown; start the program version that wrote it" in said
+    assert f"{file.name}: format version " in (log_text := refusal(stopped))
+    assert "is unknown; start the program version that wrote it" in log_text
 
 
 def publish(node: ClusterNode, queue: str, count: int) -> None:
@@ -391,22 +395,22 @@ class Watcher:
     """A client that has published, and notes when it is told to wait."""
 
     def __init__(self, node: ClusterNode) -> None:
-        self.told: list[str] = []
+        self.notices: list[str] = []
         self._connection = pika_connection(node)
         self._connection.add_on_connection_blocked_callback(
-            lambda _, frame: self.told.append(frame.method.reason)
+            lambda _, frame: self.notices.append(frame.method.reason)
         )
-        self._connection.add_on_connection_unblocked_callback(lambda *_: self.told.append("go on"))
+        self._connection.add_on_connection_unblocked_callback(lambda *_: self.notices.append("go on"))
         channel = self._connection.channel()
         channel.queue_declare("watchers", durable=True)
         channel.basic_publish("", "watchers", b"here")
 
-    def until_told(self, what: str) -> None:
-        def is_told() -> bool:
+    def until_noticed(self, notice: str) -> None:
+        def is_noticed() -> bool:
             self._connection.process_data_events(0.02)
-            return self.told[-1:] == [what]
+            return self.notices[-1:] == [notice]
 
-        poll(is_told, lambda: f"told {self.told} and not {what!r}")
+        poll(is_noticed, lambda: f"told {self.notices} and not {notice!r}")
 
     def close(self) -> None:
         self._connection.close()
@@ -432,14 +436,14 @@ def test_a_node_without_space_holds_up_its_own_publishers_only(
         watcher = Watcher(node)
         files = NodeFiles(node)
         files.fill(leaving=FREE_LIMIT_BYTES // 2)
-        watcher.until_told("low on disk")
+        watcher.until_noticed("low on disk")
         load.until_all_work(besides=[node])
         files.fill(leaving=0)
-        others = [other for other in cluster.nodes if other is not node]
-        poll(lambda: any(other.leads() for other in others), lambda: f"{node.name} leads with a full disk")
+        survivors = [other for other in cluster.nodes if other is not node]
+        poll(lambda: any(other.leads() for other in survivors), lambda: f"{node.name} leads with a full disk")
         load.until_all_work(besides=[node])
         files.clear()
-        watcher.until_told("go on")
+        watcher.until_noticed("go on")
         load.until_all_work()
         watcher.close()
         files.fill(leaving=0)
@@ -450,10 +454,10 @@ def test_a_node_without_space_holds_up_its_own_publishers_only(
             poll(lambda: listens(node) and node._not_ready() in (None, FULL), lambda: str(node._not_ready()))
             assert standing(node) == "voter"
         watcher = Watcher(node)
-        watcher.until_told("low on disk")
+        watcher.until_noticed("low on disk")
         load.until_all_work(besides=[node])
         files.clear()
-        watcher.until_told("go on")
+        watcher.until_noticed("go on")
         watcher.close()
         load.until_all_work()
         poll(lambda: is_whole(files), lambda: f"what is damaged: {files.problems()}")
@@ -470,7 +474,7 @@ def test_full_disks_stop_publishers_but_not_consumers(
         for files in disks:
             files.fill(leaving=FREE_LIMIT_BYTES // 2)
         for watcher in watchers:
-            watcher.until_told("low on disk")
+            watcher.until_noticed("low on disk")
         poll(load.is_drained, lambda: "consumers do not go on")
         confirmed = len(load.history.confirms)
         for files in disks:
@@ -483,7 +487,7 @@ def test_full_disks_stop_publishers_but_not_consumers(
         for files in disks:
             files.clear()
         for watcher in watchers:
-            watcher.until_told("go on")
+            watcher.until_noticed("go on")
             watcher.close()
         late.join(10.0)
         assert not late.is_alive()
@@ -501,7 +505,7 @@ def test_node_stops_when_a_sync_fails_and_comes_back(
     with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
         node = cluster.leader()
         size = node.log.stat().st_size
-        with load.dying(node):
+        with load.killed_meanwhile(node):
             calls.order("fdatasync", f"/{node.name}/data/groups/0/log/")
             poll(lambda: not node.running, lambda: f"{node.name} goes on")
         assert "its disk failed: [Errno 5] Input/output error" in lines_since(node, size)[-1]
@@ -527,11 +531,14 @@ def test_a_node_that_cannot_read_a_sector_is_repaired(
             lambda: "nothing was compacted",
         )
         size = node.log.stat().st_size
-        with load.dying(node):
+        with load.killed_meanwhile(node):
             calls.order("pread", files.segments("sparse")[0].name)
             with suppress(*CONNECTION_ERRORS, *REFUSALS):
                 assert_stored(node)
-            poll(lambda: said(node, size, "cannot be read: Input/output error"), lambda: "no read has failed")
+            poll(
+                lambda: log_text(node, size, "cannot be read: Input/output error"),
+                lambda: "no read has failed",
+            )
             node.wait_ready()
         cluster.wait_caught_up()
         assert standing(node) == "voter"

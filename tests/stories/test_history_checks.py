@@ -27,8 +27,8 @@ def found(judged: History, *, ordered: bool = False) -> list[str]:
 
 
 def test_a_message_that_was_confirmed_and_not_delivered_is_lost() -> None:
-    [what] = found(history(first(1), confirmed=2))
-    assert "number=2) was confirmed and never came out of q" in what
+    [finding] = found(history(first(1), confirmed=2))
+    assert "number=2) was confirmed and never came out of q" in finding
     assert found(history(first(1), first(2), confirmed=2)) == []
 
 

@@ -39,8 +39,8 @@ def test_leadership_moves_around_under_load(tmp_path: Path) -> None:
         nodes = cluster.nodes
         load.fault_begins()
         for number in range(4):
-            asked, target = nodes[number * 2 % 3], nodes[number % 3]
-            assert qq(asked, "leader", "transfer", "--to", target.name) == (0, f"{target.name} leads")
+            via, target = nodes[number * 2 % 3], nodes[number % 3]
+            assert qq(via, "leader", "transfer", "--to", target.name) == (0, f"{target.name} leads")
             assert qq(target, "leader", "show") == (0, target.name)
         load.until_all_work()
         load.assert_waited_less_than(PAUSE_MAX_S)
@@ -112,8 +112,8 @@ def test_check_safe_to_stop_keeps_a_majority(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster:
         leader, first, second = cluster.leader(), *cluster.followers()
         assert qq(first, "check", "safe-to-stop")[0] == 0
-        note = "it leads, and hands over before it stops"
-        assert note in qq(first, "check", "safe-to-stop", "--node", leader.name)[1]
+        log_line = "it leads, and hands over before it stops"
+        assert log_line in qq(first, "check", "safe-to-stop", "--node", leader.name)[1]
         first.kill()
         poll(lambda: not is_safe(second), lambda: f"{first.name} is not missed", COMMAND_POLL_S)
         status, text = qq(second, "check", "safe-to-stop", "--node", leader.name)

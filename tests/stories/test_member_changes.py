@@ -61,8 +61,8 @@ def exit_status(node: ClusterNode) -> int | None:
     return node._process.poll()
 
 
-def until_down(asked: ClusterNode, name: str) -> None:
-    poll(lambda: members(asked)[name]["state"] == "down", lambda: f"{name} counts as up", COMMAND_POLL_S)
+def until_down(via: ClusterNode, name: str) -> None:
+    poll(lambda: members(via)[name]["state"] == "down", lambda: f"{name} counts as up", COMMAND_POLL_S)
 
 
 def until_members_are_in_the_log(cluster: LocalCluster) -> None:
@@ -76,21 +76,21 @@ def test_a_cluster_grows_and_shrinks_while_clients_are_at_work(tmp_path: Path) -
     with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
         first, second, third = cluster.nodes
         load.fault_begins()
-        for asked in (first, second):
+        for via in (first, second):
             node = cluster.add_node()
-            assert done(asked, "member", "add", node.name, address(node)) == f"{node.name} votes"
+            assert done(via, "member", "add", node.name, address(node)) == f"{node.name} votes"
             assert done(third, "member", "add", node.name, address(node)) == f"{node.name} votes"
         assert roles(third) == dict.fromkeys(["n1", "n2", "n3", "n4", "n5"], "voter")
         load.until_all_work()
-        for node, asked in ((cluster.leader(), third), (first, third), (second, third)):
+        for node, via in ((cluster.leader(), third), (first, third), (second, third)):
             if node not in cluster.nodes or len(cluster.nodes) == 3:
                 continue
-            asked = next(each for each in cluster.nodes if each is not node)
-            with load.dying(node):
-                assert done(asked, "member", "remove", node.name).startswith(f"{node.name} is no member")
+            via = next(each for each in cluster.nodes if each is not node)
+            with load.killed_meanwhile(node):
+                assert done(via, "member", "remove", node.name).startswith(f"{node.name} is no member")
                 assert exit_status(node) == os.EX_CONFIG
                 cluster.forget_node(node)
-            assert done(asked, "member", "remove", node.name).startswith(f"{node.name} is no member")
+            assert done(via, "member", "remove", node.name).startswith(f"{node.name} is no member")
             load.until_all_work()
         assert len(members(cluster.nodes[0])) == 3
         load.assert_waited_less_than(PAUSE_MAX_S)
@@ -207,7 +207,7 @@ def test_drained_node_loses_leadership_and_clients(tmp_path: Path) -> None:
     settings = {"limits": {"drain_grace_s": 1}}
     with LocalCluster(3, tmp_path, settings) as cluster, loaded(cluster) as load:
         leader, other, _ = cluster.leader(), *cluster.followers()
-        with load.dying(leader):
+        with load.killed_meanwhile(leader):
             for _ in range(2):
                 text = f"{leader.name} is under maintenance: it leads nothing and has no clients"
                 assert done(other, "drain", leader.name) == text

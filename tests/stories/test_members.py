@@ -43,13 +43,13 @@ def refusal(node: ClusterNode) -> str:
     return lines_since(node, size)[-1]
 
 
-def said(nodes: Sequence[ClusterNode], what: str) -> int:
+def log_count(nodes: Sequence[ClusterNode], text: str) -> int:
     """How many lines of the nodes' logs say it."""
-    return sum(what in line for node in nodes for line in node.log.read_text().splitlines())
+    return sum(text in line for node in nodes for line in node.log.read_text().splitlines())
 
 
-def until_said(nodes: Sequence[ClusterNode], what: str) -> None:
-    poll(lambda: said(nodes, what) > 0, lambda: f"{[node.name for node in nodes]} do not say {what!r}")
+def until_logged(nodes: Sequence[ClusterNode], text: str) -> None:
+    poll(lambda: log_count(nodes, text) > 0, lambda: f"{[node.name for node in nodes]} do not say {text!r}")
 
 
 def reason_not_ready(node: ClusterNode) -> str:
@@ -118,7 +118,7 @@ def test_lists_that_differ_from_the_log_do_not_count(tmp_path: Path) -> None:
         with listing([second, third], ["n2", "n3", "n4"]):
             for node in (second, third):
                 node.start()
-                until_said([node], "not those in [[nodes]]: n1 is not listed, n5 is not listed")
+                until_logged([node], "not those in [[nodes]]: n1 is not listed, n5 is not listed")
             cluster.wait_caught_up()
             load.until_all_work()
             load.kill(third)
@@ -132,7 +132,7 @@ def test_node_of_an_unsupported_version_does_not_count(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster:
         first, second, third = cluster.nodes
         publish(first, BODIES)
-        until_said([third], f"the cluster is at version {HIGH} of the state now")
+        until_logged([third], f"the cluster is at version {HIGH} of the state now")
         third.kill()
         with of_an_older_version(tmp_path):
             assert (
@@ -140,13 +140,13 @@ def test_node_of_an_unsupported_version_does_not_count(tmp_path: Path) -> None:
             ) in refusal(third)
             empty(third)
             third.start()
-        what = "node {0!r} is at version {1} of the state and can run {2}, this node is at {3} and can run {4}: start"
+        text = "node {0!r} is at version {1} of the state and can run {2}, this node is at {3} and can run {4}: start"
         ours, theirs = (HIGH, f"{LOW} to {HIGH}"), (OLDER, f"{OLDER} to {LOW}")
-        until_said([first, second], "cannot connect to peer n3")
-        until_said([third], "refused a connection from 127.0.0.1: " + what.format("n1", *ours, *theirs))
-        until_said([third], what.format("n2", *ours, *theirs))
+        until_logged([first, second], "cannot connect to peer n3")
+        until_logged([third], "refused a connection from 127.0.0.1: " + text.format("n1", *ours, *theirs))
+        until_logged([third], text.format("n2", *ours, *theirs))
         publish(second, BODIES)
-        assert said([first, second], what.format("n3", *theirs, *ours)) == 2  # once each
+        assert log_count([first, second], text.format("n3", *theirs, *ours)) == 2  # once each
         deadline_s = time.monotonic() + 10
         while not (reason := reason_not_ready(third)).startswith("waiting for n1, n2: "):
             assert time.monotonic() < deadline_s, reason

@@ -27,9 +27,9 @@ def cluster() -> Generator[LocalCluster]:
         yield cluster
 
 
-def refusal(ask: Callable[[], Any]) -> str:
+def refusal(request: Callable[[], Any]) -> str:
     with pytest.raises(pika.exceptions.AMQPConnectionError) as closed:
-        ask()
+        request()
     return str(closed.value)
 
 
@@ -39,19 +39,19 @@ def connect(node: ClusterNode, user: str = "guest:guest") -> pika.BlockingConnec
 
 def test_waiting_clients_are_refused_and_idle_clients_stay(cluster: LocalCluster) -> None:
     node = cluster.leader()
-    others = [each for each in cluster.nodes if each is not node]
-    why = f"no majority: {', '.join(each.name for each in others)} do not answer"
+    peers = [each for each in cluster.nodes if each is not node]
+    why = f"no majority: {', '.join(each.name for each in peers)} do not answer"
     unknown = f"{why}; what was asked for may still be carried out; try again, here or at another node"
     publisher, declarer, getter, idle = (connect(node).channel() for _ in range(4))
     queue = "q"
     publisher.queue_declare(queue, durable=True, arguments=QUORUM)
     publisher.confirm_delivery()
-    for other in others:
+    for other in peers:
         other.kill()
     with Stopwatch() as watch, ThreadPoolExecutor() as threads:
         waiting = [
-            threads.submit(refusal, ask)
-            for ask in (
+            threads.submit(refusal, request)
+            for request in (
                 lambda: publisher.basic_publish("", queue, b"late"),
                 lambda: declarer.queue_declare(f"{queue}-2", durable=True),
                 lambda: getter.basic_get(queue),
@@ -60,14 +60,16 @@ def test_waiting_clients_are_refused_and_idle_clients_stay(cluster: LocalCluster
                 lambda: connect(node, "nobody:x"),
             )
         ]
-        told = [each.result() for each in waiting]
+        outcomes = [each.result() for each in waiting]
     assert 0.9 < watch.seconds < 8 * watch.slowness
-    assert told[:3] == [f"(320, 'CONNECTION_FORCED - {unknown}')"] * 3
+    assert outcomes[:3] == [f"(320, 'CONNECTION_FORCED - {unknown}')"] * 3
     # On a busy machine, who connects is given up before it is known who does not answer.
     reasons = [
         f"CONNECTION_FORCED - {each}; try again, here or at another node'" for each in (why, UNANSWERED)
     ]
-    for each in told[3:]:  # pika guesses what the end of a login means, and tells the node's text behind it
+    for each in outcomes[
+        3:
+    ]:  # pika guesses what the end of a login means, and tells the node's text behind it
         assert any(reason in each for reason in reasons), each
     # From now on nobody waits for it.
     time.sleep(0.6)
@@ -84,7 +86,7 @@ def test_waiting_clients_are_refused_and_idle_clients_stay(cluster: LocalCluster
 
     asyncio.run(aio())
     # Who asks for nothing hears of nothing, and goes on as if nothing had been.
-    for other in others:
+    for other in peers:
         other.start()
     cluster.wait_caught_up()
     assert idle.queue_declare(queue, durable=True, arguments=QUORUM).method.message_count == 1

@@ -105,10 +105,10 @@ def _code_of_declaring(connection: pika.BlockingConnection) -> int:
 
 def test_leader_stopped_under_load_hands_over_leadership(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster:
-        leader, *others = [cluster.leader(), *cluster.followers()]
-        with flooded(others[0]):
+        leader, *followers = [cluster.leader(), *cluster.followers()]
+        with flooded(followers[0]):
             leader.stop()
-            assert any(node.leads() for node in others)
+            assert any(node.leads() for node in followers)
 
 
 @pytest.mark.long

@@ -29,29 +29,29 @@ def give(node: ClusterNode, *secrets: str) -> None:
     (node.log.parent / "secret").write_text("".join(f"{secret}\n" for secret in secrets))
 
 
-def give_while_it_runs(node: ClusterNode, *secrets: str, said: str = "read again: ") -> None:
+def give_while_it_runs(node: ClusterNode, *secrets: str, logged: str = "read again: ") -> None:
     """Change the node's file, and wait until the node says that it has noticed."""
     size = node.log.stat().st_size
     give(node, *secrets)
-    until_said(node, size, said)
+    until_logged(node, size, logged)
 
 
-def until_said(node: ClusterNode, size: int, text: str) -> None:
+def until_logged(node: ClusterNode, size: int, text: str) -> None:
     poll(
         lambda: any(text in line for line in lines_since(node, size)),
         lambda: f"{node.name} does not say {text!r}",
     )
 
 
-def until_safe_to_stop(node: ClusterNode, *, asked: ClusterNode, but: str = "") -> None:
+def until_safe_to_stop(node: ClusterNode, *, via: ClusterNode, but: str = "") -> None:
     """Wait until it is said that this node may be stopped, or the opposite in these words."""
 
-    def said() -> str:
-        return run_command(asked, "check", "safe-to-stop", "--node", node.name).stdout.strip()
+    def logged() -> str:
+        return run_command(via, "check", "safe-to-stop", "--node", node.name).stdout.strip()
 
     poll(
-        lambda: said() == but if but else " may be stopped: " in said(),
-        lambda: f"{asked.name} says {said()}",
+        lambda: logged() == but if but else " may be stopped: " in logged(),
+        lambda: f"{via.name} says {logged()}",
         COMMAND_POLL_S,
     )
 
@@ -76,9 +76,9 @@ def test_node_with_the_sole_links_is_not_safe_to_stop(tmp_path: Path) -> None:
         cluster.wait_caught_up()
         apart = f"{ahead.name} and {behind.name} have no link (look at the network between them, and at their secrets)"
         few = f"do not stop {between.name}: {ahead.name} would be no majority of 3 voters; {apart}"
-        until_safe_to_stop(between, asked=between, but=few)
-        for asked in (ahead, behind):
-            assert run_command(asked, "check", "safe-to-stop", "--node", between.name).returncode == 1
+        until_safe_to_stop(between, via=between, but=few)
+        for via in (ahead, behind):
+            assert run_command(via, "check", "safe-to-stop", "--node", between.name).returncode == 1
         assert run_command(between, "check", "safe-to-stop", "--node", behind.name).returncode == 0
         for change in (["drain", between.name], ["leader", "transfer", "--to", ahead.name]):
             refused = run_command(between, *change)
@@ -86,7 +86,7 @@ def test_node_with_the_sole_links_is_not_safe_to_stop(tmp_path: Path) -> None:
             assert apart in refused.stderr
         assert cluster.leader() is between
         give_while_it_runs(behind, NEW, OLD)
-        until_safe_to_stop(between, asked=between)
+        until_safe_to_stop(between, via=between)
         assert run_command(between, "drain", between.name).returncode == 0
 
 
@@ -116,20 +116,20 @@ def test_the_secret_is_changed_under_load(tmp_path: Path) -> None:
             start_again(node)
 
         # One node is given the wrong one: it is by itself until that is put right, and the others go on.
-        first, *others = cluster.nodes
-        give_while_it_runs(first, "short", said="; what was read before stays in use")
+        first, *peers = cluster.nodes
+        give_while_it_runs(first, "short", logged="; what was read before stays in use")
         give(first, OLD)
         load.stop(first)
         size = first.log.stat().st_size
         first.start()
-        until_said(first, size, "the peer rejects this node: its cluster secret differs")
+        until_logged(first, size, "the peer rejects this node: its cluster secret differs")
         differs = "(the peer rejects this node: its cluster secret differs)"
         apart = f"no leader is known: no connection with n2 {differs}, n3 {differs}"
         poll(
             lambda: reason_not_ready(first.http_port) == apart, lambda: str(reason_not_ready(first.http_port))
         )
         load.until_all_work(besides=[first])
-        for node in others:
+        for node in peers:
             assert "node 'n1' has proved no secret that this node accepts" in node.log.read_text()
         give_while_it_runs(first, OLD, NEW)
         cluster.wait_caught_up()

@@ -91,24 +91,24 @@ def kill(load: Load, node: ClusterNode, program: Path) -> None:
     load.cluster.wait_caught_up()
 
 
-def until_safe_to_stop(node: ClusterNode, *, asked: ClusterNode) -> None:
+def until_safe_to_stop(node: ClusterNode, *, via: ClusterNode) -> None:
     """Wait until a node of this program says that another one may be stopped."""
 
     def why_not() -> str | None:
-        answer = get_document(asked.http_port, f"/api/health/checks/safe-to-stop/{node.name}")
+        answer = get_document(via.http_port, f"/api/health/checks/safe-to-stop/{node.name}")
         return None if answer["status"] == "ok" else answer["reason"]
 
     poll(lambda: why_not() is None, lambda: str(why_not()))
 
 
-def until_said(node: ClusterNode, what: str) -> None:
-    poll(lambda: what in node.log.read_text(), lambda: f"{node.name} does not say {what!r}")
+def until_logged(node: ClusterNode, text: str) -> None:
+    poll(lambda: text in node.log.read_text(), lambda: f"{node.name} does not say {text!r}")
 
 
 def until_raised(cluster: LocalCluster) -> None:
     for node in cluster.nodes:
         poll(lambda node=node: agreed_version(node) == NEXT, lambda node=node: f"{node.name} stays behind")
-        until_said(node, f"the cluster is at version {NEXT} of the state now")
+        until_logged(node, f"the cluster is at version {NEXT} of the state now")
 
 
 def agreed_version(node: ClusterNode) -> int:
@@ -118,14 +118,14 @@ def agreed_version(node: ClusterNode) -> int:
     return found.machine_version
 
 
-def check_what_is_said_during_an_upgrade(cluster: LocalCluster, old: ClusterNode) -> None:
+def check_reports_during_an_upgrade(cluster: LocalCluster, old: ClusterNode) -> None:
     """Operators see which node is not upgraded yet, and are told at once what cannot be done before it is."""
-    asked = cluster.nodes[0]
-    shown = {row["name"]: row["versions"] for row in asked.status()["nodes"]}
+    via = cluster.nodes[0]
+    shown = {row["name"]: row["versions"] for row in via.status()["nodes"]}
     new = f"{RELEASED} to {NEXT}"
     assert shown == {node.name: str(RELEASED) if node is old else new for node in cluster.nodes}
     leader = cluster.leader()
-    refused = run_command(asked, "upgrade", "finish")
+    refused = run_command(via, "upgrade", "finish")
     assert refused.returncode == 1
     if leader is old:
         assert f"node '{old.name}' leads, and runs release 0.1" in refused.stderr
@@ -134,7 +134,7 @@ def check_what_is_said_during_an_upgrade(cluster: LocalCluster, old: ClusterNode
             f"node '{old.name}' has not told yet which data directory it has: start it, with"
             in refused.stderr
         )
-    refused = run_command(asked, "drain", asked.name)
+    refused = run_command(via, "drain", via.name)
     assert refused.returncode == 1
     assert f"start this release at {old.name}, too, and then `qq upgrade finish`" in refused.stderr
 
@@ -148,15 +148,15 @@ def test_release_0_1_is_upgraded_node_by_node_without_loss(tmp_path: Path, relea
     ):
         first, second, third = cluster.nodes
         restart(load, first, ROOT)
-        until_safe_to_stop(second, asked=first)
+        until_safe_to_stop(second, via=first)
         restart(load, second, ROOT)
-        check_what_is_said_during_an_upgrade(cluster, old=third)
+        check_reports_during_an_upgrade(cluster, old=third)
         if cluster.leader() is third:
             restart(load, third, release)  # from now on one of this program leads
         assert cluster.leader() is not third
         restart(load, first, release)
         restart(load, first, ROOT)
-        until_safe_to_stop(third, asked=second)
+        until_safe_to_stop(third, via=second)
         assert [agreed_version(node) for node in cluster.nodes] == [RELEASED] * 3
         restart(load, third, ROOT)
         until_raised(cluster)
@@ -173,8 +173,8 @@ def test_release_0_1_is_upgraded_node_by_node_without_loss(tmp_path: Path, relea
         shutil.rmtree(NodeFiles(third).root)
         size = third.log.stat().st_size
         start(third, release)
-        until_said(first, "3, this node 4 since the cluster has an id: start this release there")
-        until_said(third, "the peer speaks version 4 of the protocol, this node 3")
+        until_logged(first, "3, this node 4 since the cluster has an id: start this release there")
+        until_logged(third, "the peer speaks version 4 of the protocol, this node 3")
         assert "is connected" not in "\n".join(lines_since(third, size))
         third.kill()
         shutil.rmtree(NodeFiles(third).root)
@@ -205,7 +205,7 @@ def test_upgrade_is_finished_without_a_lost_node(tmp_path: Path, release: Path) 
         start(lost, ROOT)
         cluster.wait_caught_up()
         until_raised(cluster)
-        with load.dying(lost):
+        with load.killed_meanwhile(lost):
             removed = run_command(first, "member", "remove", lost.name)
             assert removed.returncode == 0, removed.stderr
             poll(lambda: not lost.running, lambda: "a removed node goes on")

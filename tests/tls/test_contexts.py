@@ -25,7 +25,7 @@ def issue(directory: Path, begins: timedelta, ends: timedelta) -> TlsFiles:
 
 
 @pytest.mark.parametrize(
-    ("begins", "ends", "said"),
+    ("begins", "ends", "expected"),
     [
         (-9 * DAY, -3.3 * DAY, "expired 3 days ago"),
         (-9 * DAY, 29.3 * DAY, "expires in 29 days"),
@@ -38,12 +38,12 @@ def test_dates_of_certificates_are_logged_when_files_are_read(
     caplog: pytest.LogCaptureFixture,
     begins: timedelta,
     ends: timedelta,
-    said: str | None,
+    expected: str | None,
 ) -> None:
     files = issue(tmp_path, begins, ends)
     peers = for_peers(files)
     clients = for_clients(ClientTls(files.cert, files.key))
-    lines = [] if said is None else [f"a certificate in {files.cert} {said}"]
+    lines = [] if expected is None else [f"a certificate in {files.cert} {expected}"]
     assert caplog.messages == lines * 2
     caplog.clear()
     files = issue(tmp_path, begins, ends)

@@ -60,7 +60,7 @@ def answering(answer: Answer, tls: ssl.SSLContext | None = None) -> Generator[st
     thread.join()
 
 
-def says(head: str, *parts: bytes) -> Answer:
+def response(head: str, *parts: bytes) -> Answer:
     def answer(client: socket.socket) -> None:
         client.sendall(f"HTTP/1.1 {head}\r\n\r\n".encode() + b"".join(parts))
 
@@ -90,15 +90,15 @@ def spans() -> list[ReadableSpan]:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (says("200 OK\r\nContent-Length: 0"), ""),
-        (says("200 OK\r\nContent-Length: 2", b"{}"), ""),
-        (says("200 OK\r\nTransfer-Encoding: chunked", b"2\r\n{}\r\n0\r\n\r\n"), ""),
+        (response("200 OK\r\nContent-Length: 0"), ""),
+        (response("200 OK\r\nContent-Length: 2", b"{}"), ""),
+        (response("200 OK\r\nTransfer-Encoding: chunked", b"2\r\n{}\r\n0\r\n\r\n"), ""),
         (
-            says("301 Moved\r\nLocation: https://127.0.0.1:1/\r\nContent-Length: 0"),
+            response("301 Moved\r\nLocation: https://127.0.0.1:1/\r\nContent-Length: 0"),
             "what is there is elsewhere",
         ),
-        (says("401 Unauthorized\r\nContent-Length: 0"), "status 401"),
-        (says("nonsense"), "ConnectionError"),
+        (response("401 Unauthorized\r\nContent-Length: 0"), "status 401"),
+        (response("nonsense"), "ConnectionError"),
         (never_ends(b"x" * 65536, 0), "its answer does not end"),
         (never_ends(b"x", 0.02), "its answer does not end"),
         (never_ends(b"x", 0.02, before=b"HTTP/1.1 200 "), "its answer does not end"),
@@ -140,8 +140,8 @@ def test_export_succeeds_only_with_a_complete_2xx_answer(
         exporter.shutdown()
     is_success = result is SpanExportResult.SUCCESS
     assert (is_success, counts.exported, counts.failed) == (not why, int(not why), int(bool(why)))
-    told = [record.getMessage() for record in caplog.records]
-    assert told == ([f"traces cannot be sent to {url}/v1/traces, and are dropped ({why})"] if why else [])
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == ([f"traces cannot be sent to {url}/v1/traces, and are dropped ({why})"] if why else [])
 
 
 def test_configured_ca_overrides_requests_ca_bundle(
@@ -153,7 +153,7 @@ def test_configured_ca_overrides_requests_ca_bundle(
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "another.pem"))
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(tls)
-    with answering(says("200 OK\r\nContent-Length: 0"), tls) as url:
+    with answering(response("200 OK\r\nContent-Length: 0"), tls) as url:
         exporter = CountingExporter(Tracing(endpoint=url, ca=file), SpanCounts())
         assert exporter.export(spans) is SpanExportResult.SUCCESS
         exporter.shutdown()

@@ -140,9 +140,9 @@ def test_a_collector_that_does_not_answer_costs_its_spans(
         collector.status = 200
         channel.basic_publish("", "nowhere", b"", traced())
     collector.wait(bool)
-    while "again" not in (said := node.log_since(log_end)):
+    while "again" not in (logged := node.log_since(log_end)):
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
-    assert len(re.findall(r"traces cannot be sent to http://127\S+/v1/traces, and are dropped", said)) == 1
-    assert len(re.findall(r"traces are sent to \S+ again", said)) == 1
-    assert "secret" not in said
+    assert len(re.findall(r"traces cannot be sent to http://127\S+/v1/traces, and are dropped", logged)) == 1
+    assert len(re.findall(r"traces are sent to \S+ again", logged)) == 1
+    assert "secret" not in logged

@@ -1155,7 +1155,7 @@ exchange("confirms beside transactions", TX_SELECT, SELECT)
 MAKERS: dict[str, Callable[[str, Table], bytes]] = {"classic": own, "quorum": quorum}
 
 
-def dying(queue: str, kind: str, arguments: Table | None = None) -> list[Step]:
+def dead_lettering(queue: str, kind: str, arguments: Table | None = None) -> list[Step]:
     """Declare a queue, and consume from the queue that its dead letters get into."""
     dead = f"{queue}-dead"
     to: Table = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
@@ -1171,33 +1171,33 @@ for _kind, _make in MAKERS.items():
     _d = f"d-{_kind}"
     exchange(
         f"dead letter that was rejected from a {_kind} queue",
-        *dying(f"{_d}-1", _kind),
+        *dead_lettering(f"{_d}-1", _kind),
         *rejected(f"{_d}-1"),
     )
     exchange(
         f"dead letter with all properties of a {_kind} queue",
-        *dying(f"{_d}-2", _kind),
+        *dead_lettering(f"{_d}-2", _kind),
         *rejected(f"{_d}-2", ALL_PROPERTIES),
         nack(2),
     )
     exchange(
         f"dead letter that expired in a {_kind} queue",
-        *dying(f"{_d}-3", _kind, {"x-message-ttl": 1}),
+        *dead_lettering(f"{_d}-3", _kind, {"x-message-ttl": 1}),
         publish(f"{_d}-3"),
     )
     exchange(
         f"dead letter that expired by itself in a {_kind} queue",
-        *dying(f"{_d}-4", _kind),
+        *dead_lettering(f"{_d}-4", _kind),
         publish(f"{_d}-4", b"m", b"\x21\0" + table({"a": 1}) + short("1")),
     )
     exchange(
         f"dead letter that was dropped by a {_kind} queue",
-        *dying(f"{_d}-5", _kind, {"x-max-length": 1}),
+        *dead_lettering(f"{_d}-5", _kind, {"x-max-length": 1}),
         publish(f"{_d}-5", b"one") + publish(f"{_d}-5", b"two"),
     )
     exchange(
         f"dead letter with headers of a {_kind} queue",
-        *dying(f"{_d}-6", _kind),
+        *dead_lettering(f"{_d}-6", _kind),
         *rejected(f"{_d}-6", headers(ALL_FIELDS)),
     )
     exchange(
@@ -1218,12 +1218,12 @@ for _kind, _make in MAKERS.items():
     )
     exchange(
         f"dead letter of a {_kind} queue with a history of the client",
-        *dying(f"{_d}-8", _kind),
+        *dead_lettering(f"{_d}-8", _kind),
         *rejected(f"{_d}-8", headers({"x-death": "mine", "x-first-death-queue": "mine"})),
     )
     exchange(
         f"dead letter of a redelivered message of a {_kind} queue",
-        *dying(f"{_d}-9", _kind),
+        *dead_lettering(f"{_d}-9", _kind),
         publish(f"{_d}-9"),
         get(f"{_d}-9"),
         nack(1),
@@ -1241,7 +1241,7 @@ for _kind, _make in MAKERS.items():
     )
     exchange(
         f"dead letter of two queues with a {_kind} queue",
-        *dying(f"{_d}-11-middle", "classic"),
+        *dead_lettering(f"{_d}-11-middle", "classic"),
         consume(f"{_d}-11-middle", "middle"),
         _make(f"{_d}-11", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{_d}-11-middle"}),
         *rejected(f"{_d}-11"),
@@ -1249,7 +1249,7 @@ for _kind, _make in MAKERS.items():
     )
 exchange(
     "dead letter of a quorum queue at its delivery limit",
-    *dying("d-limit", "quorum", {"x-delivery-limit": 1}),
+    *dead_lettering("d-limit", "quorum", {"x-delivery-limit": 1}),
     publish("d-limit"),
     get("d-limit"),
     nack(1),
@@ -1258,7 +1258,9 @@ exchange(
 )
 exchange(
     "dead letter of a quorum queue, at least once",
-    *dying("d-once", "quorum", {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}),
+    *dead_lettering(
+        "d-once", "quorum", {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    ),
     *rejected("d-once"),
 )
 exchange(

@@ -123,6 +123,8 @@ class Checks:
         self.entry_bytes_max = 0
         """Bytes of the largest committed entry."""
         self.confirms = 0
+        self.reads = 0
+        """Number of reads that were answered without an entry."""
         self.installs = 0
         self.repairs = 0
         self.voters_max = 0
@@ -750,6 +752,21 @@ class Checks:
     def least_time_ms(self) -> float:
         """Return the lower bound of the cluster's present time in ms, if the cluster has run."""
         return self._time_ms + (self._world.now_s - self._time_s) * 1000 * SLOWER
+
+    def read_begins(self, node: SimulatedNode) -> Callable[[], None]:
+        """Return the check of a read that begins now at this node; it must be called when the read is answered."""
+        owed_index = len(self.committed) + 1
+
+        def check() -> None:
+            self.reads += 1
+            applied = node.group.applied_index
+            if applied < owed_index:
+                raise ViolationError(
+                    f"{node.name} answers a read with entry {applied} applied, "
+                    f"but entry {owed_index} was committed before the read"
+                )
+
+        return check
 
     def confirmed(self, origin: str, client: int, number: int) -> None:
         """Check that a confirmed batch has taken effect."""

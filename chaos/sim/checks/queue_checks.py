@@ -23,6 +23,7 @@ from chaos.sim.checks.queue_model import (
     Key,
     Message,
     QueueModel,
+    dead_ranges,
     deaths_after,
     deaths_of,
     expiry_ms,
@@ -32,6 +33,7 @@ from chaos.sim.checks.queue_model import (
     over_after,
     ready_messages,
     rejects,
+    stuck_of,
     waiting_ranges,
 )
 from qq.machine.catalog.deduplication import PUBLISHER_AGE_MS
@@ -79,6 +81,7 @@ from qq.machine.protocol.effects import (
     Rejected,
     Reply,
 )
+from qq.machine.protocol.queue_types import QUORUM
 from qq.machine.queue.queue import DUE_MAX
 from qq.ranges import MESSAGE_BITS, Range
 from qq.stored.properties import NO_PRIORITY, NO_TTL
@@ -134,6 +137,8 @@ class QueueOracle:
         self._majority_s = majority_s
         self._now_ms = 0
         self._outage_ms = 0
+        self._version = 0
+        """The version of the state at the last batch."""
         """Milliseconds of the cluster's time that entries have declared as outages."""
         self._counts_outages = False
         """Whether the agreed version has outages."""
@@ -181,22 +186,28 @@ class QueueOracle:
         return self._queues[queue].held if queue in self._queues else 0
 
     def dead(self, queue: str) -> int:
+        """Return the number of messages that await dead-lettering, without those that may wait for ever."""
         model = self._queues.get(queue)
-        return 0 if model is None else len(model.dead) + len(model.died)
+        if model is None:
+            return 0
+        stuck = sum(not self._may_wait(model, message) for message in model.stuck.values())
+        return (0 if self._is_stuck(model) else len(model.dead) + len(model.died)) + stuck
 
     @property
     def moves_under_way(self) -> int:
         return self._moves.under_way
 
-    def is_stuck(self, queue: str) -> bool:
-        """Return whether a queue's dead letters may wait for ever, because no client makes room in the target.
+    def _is_stuck(self, model: QueueModel) -> bool:
+        """Return whether a queue's dead letters may wait for ever behind the first one (before version 11)."""
+        return self._version < 11 and bool(model.dead) and self._may_wait(model, model.dead[0])
+
+    def _may_wait(self, model: QueueModel, dead: Message) -> bool:
+        """Return whether a dead letter may wait for ever, because no client makes room in the target.
 
         This happens where queues dead-letter at least once to each other: the waiting messages count in their queue.
         """
-        model = self._queues.get(queue)
-        if model is None or not model.dead or model.settings.dead_letter_strategy != "at-least-once":
+        if model.settings.dead_letter_strategy != "at-least-once":
             return False
-        dead = model.dead[0]
         targets, deaths, _ = self._targets_of_dead(model, dead)
         over = over_after(dead, model.name, dead.reason)
         return any(is_full(target) and not goes_in_circles(deaths, over, target.name) for target in targets)
@@ -238,6 +249,7 @@ class QueueOracle:
         effects: Sequence[Any],
     ) -> None:
         self._advance(time_ms)
+        self._version = machine.version
         outcomes = _outcomes(origin, effects)
         commands = decode_commands(payload)
         self._delete(commands, outcomes)
@@ -340,7 +352,7 @@ class QueueOracle:
         for name, queue in machine.vhosts[DEFAULT_VHOST].queues.items():
             model = self._queues.get(name)
             if model is None:
-                model = QueueModel(name, queue.number, queue.settings, 0, 0.0)
+                model = QueueModel(name, queue.number, queue.kind == QUORUM, queue.settings, 0, 0.0)
                 self._queues[name] = model
                 self._use(model)
             if model.settings.expires_ms != queue.settings.expires_ms and self._counts_outages:
@@ -425,8 +437,10 @@ class QueueOracle:
             # There are never so many that some would stay for the next entry.
             if over > 0 and backlog.count:
                 self._fail(f"{model.name} has {over} messages more than its limit")
-        if model.died or queue.dead_count != len(model.dead):
+        if model.died or queue.dead_count != len(model.dead) + len(model.stuck):
             self._check_dead(model, queue)
+        if model.stuck or queue.stuck:
+            self._check_stuck(model, queue)
         if queue.unacked != model.held:
             self._fail(f"consumers hold {queue.unacked} messages of {model.name}, not {model.held}")
         model.begin_entry()
@@ -689,17 +703,69 @@ class QueueOracle:
             message.reason = reason
             model.died.append(message)
 
+    def _check_stuck(self, model: QueueModel, queue: Queue) -> None:
+        """Check that the messages in the lines of full targets are those that found no room."""
+        there = {
+            number + place: name
+            for number, dead, _ in stuck_of(queue)
+            for place, name in enumerate(names_of(queue, [dead.range]))
+        }
+        known = {number: message.name for number, message in model.stuck.items()}
+        if there != known:
+            self._fail(f"the stuck messages of {model.name} should be {known} and are {there}")
+
     def _dead_letter(self, machine: QueueMachine, command: DeadLetter) -> None:
         model = self._queues.get(command.queue)
-        if model is None or model.number != command.number or model.first_dead != command.first:
+        is_known = model is not None and model.number == command.number
+        if model is not None and is_known and command.first in model.stuck:
+            self.fates["tried again"] += 1
+            asked = range(command.first, command.first + command.count)
+            self._try(machine, model, command, {n: model.stuck.pop(n) for n in asked if n in model.stuck})
+            return
+        if model is None or not is_known or model.first_dead != command.first:
             self.fates["asked to move in vain"] += 1
             return  # another node has done it already
         self.fates["asked to move"] += 1
-        requested = min(command.count, len(model.dead))
-        moved = min(
-            machine.vhosts[DEFAULT_VHOST].queues[command.queue].first_dead - model.first_dead, requested
+        if machine.version < 11:
+            self._dead_letter_in_order(machine, model, command)
+            return
+        tried: dict[int, Message] = {}
+        end = min(
+            machine.vhosts[DEFAULT_VHOST].queues[command.queue].first_dead, command.first + command.count
         )
-        if moved < requested and model.settings.dead_letter_strategy != "at-least-once":
+        while model.first_dead < end and model.dead:
+            tried[model.first_dead] = model.dead.popleft()
+            model.first_dead += 1
+        self._try(machine, model, command, tried)
+
+    def _try(
+        self, machine: QueueMachine, model: QueueModel, command: DeadLetter, tried: dict[int, Message]
+    ) -> None:
+        """Follow dead letters that were tried: each has left its queue, or waits for a target that refuses messages."""
+        waits_for = {
+            number + place: target
+            for number, dead, target in stuck_of(machine.vhosts[DEFAULT_VHOST].queues[command.queue])
+            for place in range(dead.range.count)
+        }
+        for number, message in tried.items():
+            target = waits_for.get(number)
+            if target is None:
+                self._check_publication(model, message, command)
+                self._move(model, message)
+                continue
+            self.fates["stuck"] += 1
+            model.stuck[number] = message
+            targets, _, _ = self._targets_of_dead(model, message)
+            names = [each.name for each in targets] or [""]
+            if model.settings.dead_letter_strategy != "at-least-once":
+                self._fail(f"{message.name} of {model.name} stays, and need not: {command}")
+            elif target not in names:
+                self._fail(f"{message.name} of {model.name} waits for {target!r}, and not for one of {names}")
+
+    def _dead_letter_in_order(self, machine: QueueMachine, model: QueueModel, command: DeadLetter) -> None:
+        asked = min(command.count, len(model.dead))
+        moved = min(machine.vhosts[DEFAULT_VHOST].queues[command.queue].first_dead - model.first_dead, asked)
+        if moved < asked and model.settings.dead_letter_strategy != "at-least-once":
             self._fail(f"dead letters of {model.name} stay, and none has to: {command}")
         for _ in range(moved):
             message = model.dead.popleft()
@@ -764,7 +830,7 @@ class QueueOracle:
 
     def _resolve_doubts(self, model: QueueModel, queue: Queue) -> None:
         """Drop dead letters that found no room; at-least-once dead letters are kept."""
-        there = Counter(names_of(queue, [*waiting_ranges(queue), *(dead.range for dead in queue.dead)]))
+        there = Counter(names_of(queue, [*waiting_ranges(queue), *dead_ranges(queue)]))
         for message in model.doubtful:
             if there[message.name]:
                 there[message.name] -= 1
@@ -829,6 +895,7 @@ class QueueOracle:
         for message in list(ready_messages(model)):
             self._forget_ready(model, message)
         model.dead.clear()
+        model.stuck.clear()
         model.died.clear()
         model.first_dead = machine.vhosts[DEFAULT_VHOST].queues[model.name].first_dead
 
@@ -873,9 +940,13 @@ class QueueOracle:
         return [holder.held.pop(number) for number in ids]
 
     def _give_back(self, holder: Holder, *, failed: bool) -> None:
-        self._put_back(holder.model, self._let_go(holder, 0, holder.next_id), failed=failed)
+        ended = failed and self._version >= 11 and holder.model.is_quorum
+        messages = self._let_go(holder, 0, holder.next_id)
+        self._put_back(holder.model, messages, failed=failed, ended=ended)
 
-    def _put_back(self, model: QueueModel, messages: Sequence[Message], *, failed: bool) -> None:
+    def _put_back(
+        self, model: QueueModel, messages: Sequence[Message], *, failed: bool, ended: bool = False
+    ) -> None:
         """Return messages to the queue after a failed delivery, now or after a delay.
 
         Messages over the delivery limit die.
@@ -885,7 +956,7 @@ class QueueOracle:
         counts_failures = settings.count_contract == "4.3"
         for message in messages:
             message.returns += 1
-            message.failures += failed and counts_failures
+            message.failures += (failed and counts_failures) or ended
             times = message.failures if counts_failures else message.returns
             if settings.delivery_limit > UNLIMITED and times > settings.delivery_limit:
                 self._die(model, message, DELIVERY_LIMIT)
@@ -1063,7 +1134,7 @@ class QueueOracle:
             model = self._queues[queue.name]
             backlog = queue.backlog
             counts = (backlog.count + backlog.delayed, queue.unacked, queue.dead_count)
-            expected = (model.count, model.held, len(model.dead))
+            expected = (model.count, model.held, len(model.dead) + len(model.stuck))
             if counts != expected:
                 self._fail(
                     f"{queue.name} at {name} has {counts} messages ready, unacked, dying, not {expected}"

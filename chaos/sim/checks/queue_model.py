@@ -12,7 +12,7 @@ from qq.machine.protocol.death_history import REJECTED, History
 from qq.ranges import Range
 
 if TYPE_CHECKING:
-    from qq.machine.queue.queue import Queue
+    from qq.machine.queue.queue import DeadMessages, Queue
 
 Deaths = tuple[tuple[str, str, int], ...]
 """A message's death history, newest first: queue, reason, count."""
@@ -57,6 +57,7 @@ class QueueModel:
 
     name: str
     number: int
+    is_quorum: bool
     settings: QueueSettings
     used_ms: int
     """Available time, in ms, of the last use by a client or the last change of `x-expires`."""
@@ -74,6 +75,8 @@ class QueueModel:
     """Messages that died after these; their order has not been read from the machine yet."""
     first_dead: int = 0
     """Number of the first message in `dead`, counted since the queue was declared."""
+    stuck: dict[int, Message] = field(default_factory=dict)
+    """Dead messages that some target had no room for, by number (since version 11)."""
     expiries: list[tuple[int, int, Message]] = field(default_factory=list)
     """A heap of messages by expiry time; some of them are not ready any more."""
     delays: list[tuple[int, int, Message]] = field(default_factory=list)
@@ -119,7 +122,7 @@ class QueueModel:
     @property
     def messages(self) -> int:
         """Number of all messages except held messages."""
-        return self.count + len(self.dead) + len(self.died)
+        return self.count + len(self.dead) + len(self.died) + len(self.stuck)
 
 
 class Holder:
@@ -171,6 +174,18 @@ def waiting_ranges(queue: Queue) -> list[Range]:
         *(backlog.browse(0, queue.backlog.count) if queue.backlog.count else ()),
         *backlog.delayed.browse(),
     ]
+
+
+def dead_ranges(queue: Queue) -> list[Range]:
+    """Return all messages that await dead-lettering."""
+    return [dead.range for dead in (*queue.dead, *(dead for _, dead, _ in stuck_of(queue)))]
+
+
+def stuck_of(queue: Queue) -> Iterator[tuple[int, DeadMessages, str]]:
+    """Yield the messages in the lines of targets: the number of the first, the messages, and the target."""
+    for target in queue.stuck:
+        for number, dead in queue.stuck_messages(target, 0, queue.dead_count):
+            yield number, dead, target
 
 
 def names_of(queue: Queue, ranges: Iterable[Range]) -> Iterator[Key]:

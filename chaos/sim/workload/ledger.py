@@ -114,6 +114,7 @@ class Ledger:
     versions = (1, 2)
     """The versions of the state; the higher version has members and outages in the log."""
     outages_since = 2
+    reads_since = 2
     losses_since = 2
 
     def raise_to(self, version: int) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PENDING_MAX = 100
 """Pending batches of a node, at most; clients submit no further batches before some are confirmed."""
+READS = 0.3
+"""Probability that a client reads without an entry when it acts."""
 DISOBEDIENCE = 0.1
 """Probability that a client publishes although its node has raised an alarm."""
 
@@ -72,6 +74,10 @@ class ActingClient(SimulatedClient, ABC):
 
     @abstractmethod
     def act(self) -> None: ...
+
+    def read(self) -> None:
+        """Read without an entry. The node must then have applied all entries that were committed before."""
+        self.node.group.read(self._checks.read_begins(self.node), lambda: None)
 
     def must_wait(self) -> bool:
         """Return whether this client obeys its node's alarm."""
@@ -160,6 +166,7 @@ class SimulatedWorkload(Generations[A]):
         super().__init__(checks)
         self.world = world
         self.random = world.random("workload")
+        self._random_of_reads = world.random("reads")
         self.options = options
         self._interval_s = options.submit_interval_s
         self._stopped = False
@@ -191,6 +198,8 @@ class SimulatedWorkload(Generations[A]):
     def _act(self, client: A) -> None:
         if self._stopped or self.clients.get(client.node.name) is not client:
             return
+        if self._random_of_reads.random() < READS:
+            client.read()
         if client.node.group.pending_batches < PENDING_MAX:
             client.act()
         self._later(client)

@@ -44,6 +44,13 @@ class TaggedLog:
         job = self._group.read_job(indexes, bytes_max)
         return lambda: [_without_tags(entry) for entry in job()]
 
+    @property
+    def can_read(self) -> bool:
+        return self._group.can_read
+
+    def read(self, done: Callable[[], None], failed: Callable[[], None]) -> None:
+        self._group.read(done, failed)
+
     def disk_failed(self, error: Exception) -> None:
         self._group.disk_failed(error)
 

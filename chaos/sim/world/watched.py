@@ -89,6 +89,10 @@ class WatchedMachine:
         return self.inner.outages_since
 
     @property
+    def reads_since(self) -> int:
+        return self.inner.reads_since
+
+    @property
     def losses_since(self) -> int:
         return self.inner.losses_since
 

@@ -266,19 +266,45 @@ class ConsumingMethods:
             frame.no_ack,
             broker.limits.consumer_timeout_ms,
         )
+        command = commands.GetMessages(*asked, count) if at_once > 1 else commands.Get(*asked)
+        answer = partial(self._got, count, no_ack=frame.no_ack)
+        if broker.submissions.can_read(connection.lane) and self._is_empty(command):
+            core.methods.wait_read(partial(self._get_if_empty, command, answer))
+        else:
+            core.request(command, answer)
 
-        def answer(result: effects.Got | effects.GetOk | effects.GetEmpty) -> bytes | None:
-            got = result if isinstance(result, effects.Got) else _as_got(result)
-            if got.ranges:
-                core.outgoing.got(got, no_ack=frame.no_ack)
-            empty = count - sum(part.count for part in got.ranges)
-            if not empty:
-                return None
-            broker.counters.get_empty += empty
-            core.counts.get_empty += empty
-            return encode(core.number, amqp.Basic.GetEmpty()) * empty
+    def _is_empty(self, command: commands.Get | commands.GetMessages) -> bool:
+        broker = self._core.broker
+        return broker.machine.reads.empty_get(broker.name, command) is not None
 
-        core.request(commands.GetMessages(*asked, count) if at_once > 1 else commands.Get(*asked), answer)
+    def _get_if_empty(
+        self, command: commands.Get | commands.GetMessages, answer: Callable[[Any], bytes | None]
+    ) -> None:
+        """Answer a get by a read of the state if the queue is empty. If not, the get needs an entry."""
+        core, broker = self._core, self._core.broker
+        result = broker.machine.reads.empty_get(broker.name, command)
+        if result is None:
+            core.request(command, answer)
+            return
+        broker.machine.reads.count_empty_gets(broker.name, command)
+        empty = answer(result)
+        if empty is not None:
+            core.outgoing.send(empty)
+
+    def _got(
+        self, count: int, result: effects.Got | effects.GetOk | effects.GetEmpty, *, no_ack: bool
+    ) -> bytes | None:
+        """Deliver what `count` gets got. Return the frames for the gets that found no message."""
+        core = self._core
+        got = result if isinstance(result, effects.Got) else _as_got(result)
+        if got.ranges:
+            core.outgoing.got(got, no_ack=no_ack)
+        empty = count - sum(part.count for part in got.ranges)
+        if not empty:
+            return None
+        core.broker.counters.get_empty += empty
+        core.counts.get_empty += empty
+        return encode(core.number, amqp.Basic.GetEmpty()) * empty
 
     # Events from the log
 

@@ -8,6 +8,7 @@ Identical methods that follow directly may be carried out together (`take_held`)
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qq.amqp.connection import ChannelCloseRequested
@@ -116,19 +117,26 @@ class MethodQueue:
     def recheck(self, event: Event) -> None:
         """Carry out an event, and the events held behind it, when this node has applied all entries committed now."""
         self.hold(event)
-        self.wait_applied(self._carry_out_first)
+        self.wait_read(self._carry_out_first)
+
+    def wait_read(self, then: Callable[[], None]) -> None:
+        """Hold back all events until this node has applied all entries committed now, and all requests of the channel.
+
+        Call `then` before the events.
+        """
+        self._is_blocked = True
+        self._submissions.read(partial(self._waited, then), self._connection.lane)
 
     def wait_applied(self, then: Callable[[], None]) -> None:
         """Hold back all events until all requests of the channel so far are applied. Call `then` before the events."""
-
-        def applied() -> None:
-            self._is_blocked = False
-            if not self._is_ended:
-                then()
-                self._carry_out_held()
-
         self._is_blocked = True
-        self._submissions.read_barrier(applied, self._connection.lane)
+        self._submissions.read_barrier(partial(self._waited, then), self._connection.lane)
+
+    def _waited(self, then: Callable[[], None]) -> None:
+        self._is_blocked = False
+        if not self._is_ended:
+            then()
+            self._carry_out_held()
 
     def _carry_out_first(self) -> None:
         self._access.certain = True

@@ -16,12 +16,13 @@ from qq.errors import CommandError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_USER, _PASSWORD, _PASSWORD_FILE, URL, CONTEXT = VARIABLES = (
+_USER, _PASSWORD, _PASSWORD_FILE, URL, CONTEXT, CA_FILE = VARIABLES = (
     "QQ_USER",
     "QQ_PASSWORD",
     "QQ_PASSWORD_FILE",
     "QQ_URL",
     "QQ_CONTEXT",
+    "QQ_CA_FILE",
 )
 """Environment variables of commands, which nodes do not take for settings."""
 

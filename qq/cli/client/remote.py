@@ -312,6 +312,8 @@ class Remote:
         reason = reason_of(answer)
         if answer.status == HTTPStatus.UNAUTHORIZED and reason in (None, _LOGIN_REFUSED):
             return f"{url}: login of {self._login.user!r} was refused"
+        if answer.status == HTTPStatus.PERMANENT_REDIRECT:
+            return f"{url}: the port speaks TLS: use https:// in place of http://"
         return f"{url}: {reason or f'HTTP status {answer.status}: {_FOREIGN}'}"
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 import ssl
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qq.cli.client import contexts
-from qq.cli.client.credentials import CONTEXT, URL, client_login
+from qq.cli.client.credentials import CA_FILE, CONTEXT, URL, client_login
 from qq.cli.client.remote import Remote
 from qq.cli.command_line.values import read_url
 from qq.cli.layout import USER
@@ -22,7 +24,6 @@ from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 DEFAULT_URL = "http://127.0.0.1:15672"
 _LOCAL = contexts.Context((DEFAULT_URL,))
@@ -34,10 +35,16 @@ def remote(
     user: str | None,
     password: str | None,
     password_file: Path | None,
+    *,
+    ca_file: Path | None = None,
     timeout_s: float | None = None,
 ) -> Remote:
     """Make the `Remote` given by the options, the environment or a context. Raises OperatingError."""
     found = _context(urls, context, os.environ)
+    if ca_file is None and os.environ.get(CA_FILE):
+        ca_file = Path(os.environ[CA_FILE])
+    if ca_file is not None:
+        found = replace(found, ca_file=ca_file)
     login = client_login(user, password, password_file, os.environ, found.user or USER, found.password_file)
     return Remote(found.urls, login, timeout_s, _tls(found))
 

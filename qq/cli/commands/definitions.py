@@ -19,6 +19,7 @@ from qq.cli.client.api import JSON, path_of
 from qq.cli.command_line.tree import CommandGroup
 from qq.cli.command_line.values import NAME
 from qq.cli.options import with_force, with_node
+from qq.cli.terminal.escaping import escaped
 from qq.cli.terminal.progress import Wait, progress_bar
 from qq.cli.terminal.streams import STANDARD_STREAM, read_within
 from qq.errors import CommandError
@@ -101,8 +102,10 @@ def import_definitions(node: Remote, *, file: str, vhost: str | None, query: dic
     if document is None:
         raise CommandError(f"{file}: is larger than {_BYTES_MAX:,} bytes: take it over in parts")
     wait = Wait("the definitions to be taken over")
-    node.send("POST", _path(vhost), document, query=query, is_long=True, wait=wait)
+    answer = node.send("POST", _path(vhost), document, query=query, is_long=True, wait=wait)
     print(f"{len(document):,} bytes of definitions: taken over")
+    for each in (answer.document or {}).get("left_out", ()):
+        print(escaped(f"left out: {each['object']}: {each['reason']}"), file=sys.stderr)
     return 0
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qq.cli.options import with_node, with_output_and_json
+from qq.cli.terminal.escaping import escaped
 from qq.cli.terminal.output import print_answer
 from qq.diagnosis.findings import Severity, lines_of
 
@@ -27,7 +28,7 @@ def doctor_command(node: Remote, *, form: str) -> int:
     """
     answer = node.get("/api/doctor")
     try:
-        lines = list(lines_of(answer))
+        lines = list(map(escaped, lines_of(answer)))
         is_calm = all(each["severity"] == _INFO for each in answer["findings"])
     except (KeyError, TypeError, AttributeError):
         raise node.foreign_answer() from None

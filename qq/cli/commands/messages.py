@@ -11,6 +11,7 @@ from qq.cli.command_line.tree import CommandGroup
 from qq.cli.command_line.values import NAME, OBJECT, REQUIRED
 from qq.cli.objects import DEFAULT_EXCHANGE, exchange_object, queue_object
 from qq.cli.options import with_name, with_node, with_output, with_vhost
+from qq.cli.searches import search, with_filter
 from qq.cli.terminal.escaping import quoted
 from qq.cli.terminal.output import print_rows
 from qq.cli.terminal.progress import progress_bar
@@ -28,6 +29,8 @@ BODY_BYTES_MAX = 1024 * 1024
 """Largest body in bytes. The limit over HTTP is somewhat smaller, because the whole document has this limit."""
 PAGE_MESSAGES = 1000
 """Messages requested at a time, which is a node's maximum."""
+SEARCHED_AT_ONCE = 200
+"""Messages of a search requested at a time, which is a node's maximum."""
 _ACK_MODES = ("ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false")
 _GET_COUNT_MAX = 1000
 _GET_COLUMNS = ("exchange", "routing_key", "redelivered", "payload_bytes", "payload")
@@ -162,13 +165,45 @@ def peek_command() -> None:
     "--offset", type=click.IntRange(0), default=0, metavar="NUMBER", help="Messages to skip.  [default: 0]"
 )
 @click.option("--count", type=click.IntRange(1), default=10, metavar="NUMBER", help="[default: 10]")
+@with_filter
 @with_output
 @with_node
-def peek_messages(node: Remote, *, name: str, vhost: str, offset: int, count: int, form: str) -> int:
-    """Print the ready messages of a queue, in the order of delivery."""
+def peek_messages(
+    node: Remote, *, name: str, vhost: str, offset: int, count: int, form: str, **filters: Any
+) -> int:
+    """Print the ready messages of a queue, in the order of delivery.
+
+    With a filter the node searches the queue, and the last line says how many messages it has looked at.
+    """
+    queue, wanted = queue_object(vhost, name), {key: value for key, value in filters.items() if value}
+    if wanted:
+        found = _Found()
+        print_rows(form, found.messages(node, queue, wanted, offset, count), _PEEK_COLUMNS)
+        if form == "table":
+            print(f"looked at {found.looked_at:,} of {found.ready:,} ready messages")
+        return 0
     with progress_bar("reading messages", prints=True) as bar:
-        print_rows(form, _browse(node, queue_object(vhost, name), offset, count, bar), _PEEK_COLUMNS)
+        print_rows(form, _browse(node, queue, offset, count, bar), _PEEK_COLUMNS)
     return 0
+
+
+class _Found:
+    """The messages that a search finds, and how many it has looked at."""
+
+    def __init__(self) -> None:
+        self.looked_at = self.ready = 0
+
+    def messages(
+        self, node: Remote, queue: ApiObject, wanted: dict[str, Any], offset: int, count: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the first `count` messages, or all that the node returns of them."""
+        left = count
+        for answer, end in search(node, queue, wanted, offset, min(count, SEARCHED_AT_ONCE)):
+            found, self.ready, self.looked_at = answer["messages"], answer["ready"], end - offset
+            yield from found[:left]
+            left -= len(found)
+            if left <= 0:
+                return
 
 
 def _browse(

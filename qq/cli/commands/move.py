@@ -12,8 +12,10 @@ import click
 
 from qq.cli.client.api import path_of
 from qq.cli.command_line.tree import CommandGroup
-from qq.cli.command_line.values import OBJECT, REQUIRED
+from qq.cli.command_line.values import REQUIRED
+from qq.cli.objects import queue_object
 from qq.cli.options import with_node, with_output, with_vhost
+from qq.cli.searches import search, with_filter
 from qq.cli.terminal.escaping import escaped, quoted
 from qq.cli.terminal.output import print_rows
 from qq.cli.terminal.progress import progress_bar
@@ -22,6 +24,7 @@ from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from qq.cli.client.remote import Remote
+    from qq.cli.objects import ApiObject
 
 _POLL_S = 0.5
 """Seconds between polls of a move."""
@@ -59,19 +62,8 @@ def move_command() -> None:
 @with_vhost
 @click.option("--count", type=_FROM_ONE, metavar="N", help="Most messages to move.  [default: all]")
 @click.option("--rate", type=_FROM_ONE, metavar="N", help="Most messages per second.  [default: no limit]")
-@click.option(
-    "--reason", type=REQUIRED, metavar="REASON", help="Only messages that died of it: rejected, expired, ..."
-)
-@click.option(
-    "--died-in",
-    "from_queue",
-    type=REQUIRED,
-    metavar="QUEUE",
-    help="Only messages that last died in this queue.",
-)
-@click.option(
-    "--headers", type=OBJECT, default="{}", metavar="JSON", help="Only messages with these headers."
-)
+@with_filter
+@click.option("--dry-run", is_flag=True, help="Only print how many messages would be moved.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the end of the move.")
 @with_node
 def move_messages(
@@ -84,6 +76,7 @@ def move_messages(
     count: int | None,
     rate: int | None,
     no_wait: bool,
+    dry_run: bool,
     **filters: Any,
 ) -> int:
     """Move the ready messages of a queue, and wait until they are moved.
@@ -96,6 +89,8 @@ def move_messages(
     target = {"to_origin": True} if destination is None else {"destination": destination}
     limits = {name: value for name, value in {"count": count, "rate": rate}.items() if value is not None}
     given = {name: value for name, value in filters.items() if value}
+    if dry_run:
+        return _count(node, queue_object(vhost, source), given, count, to_origin=to_origin)
     begun = node.send(
         "POST", path_of("moves", vhost), {"source": source, **target, **limits, "filter": given}
     ).document
@@ -103,6 +98,19 @@ def move_messages(
         print(f"move {escaped(begun['id'])} is under way: `qq move list` shows its progress")
         return 0
     return _wait_for_end(node, begun)
+
+
+def _count(
+    node: Remote, source: ApiObject, wanted: dict[str, Any], most: int | None, *, to_origin: bool
+) -> int:
+    """Print how many messages a move would move now."""
+    found = ready = 0
+    for answer, _ in search(node, source, wanted):
+        found += answer["returnable" if to_origin else "matched"]
+        ready = answer["ready"]
+    moved = found if most is None else min(found, most)
+    print(f"would move {moved:,} of {number(ready, 'message')} from {source.text}")
+    return 0
 
 
 def _wait_for_end(node: Remote, move: dict[str, Any]) -> int:

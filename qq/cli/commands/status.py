@@ -44,8 +44,8 @@ _WIDE_COLUMNS = (
 
 @click.command("status")
 @click.option("--wide", is_flag=True, help="Show roles, versions and the indexes of the log instead.")
-@with_output_and_json
 @with_node
+@with_output_and_json
 def status_command(node: Remote, *, form: str, wide: bool) -> int:
     """Show the cluster as the asked node sees it. The first line and the exit status say whether all is well."""
     answer = _cluster(node)

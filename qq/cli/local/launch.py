@@ -25,7 +25,7 @@ PARENT_VARIABLE = "QQ_PARENT_PID"
 
 # -P: modules are not searched in the current directory and that of the script. The file is run instead of `-m qq`,
 # because the node must have the same code as the process that starts it.
-SERVE_COMMAND = (sys.executable, "-P", str(Path(__file__).parents[1] / "__main__.py"), "serve")
+SERVE_COMMAND = (sys.executable, "-P", str(Path(__file__).parents[2] / "__main__.py"), "serve")
 
 _SETTINGS = tuple(variable_of(section, "") for section in SECTIONS)
 _OF_ONE_NODE = (variable_of("node", "name"), variable_of("node", "data_dir"))

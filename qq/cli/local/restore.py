@@ -234,7 +234,7 @@ def _read_survivor(group: Path) -> _Survivor:
     if not is_blank and problems:
         raise CommandError(
             f"{group}: {problems[0].what}: take the directory of another survivor, or a backup "
-            f"(`qq inspect {group}` tells what is there)"
+            f"(`qq inspect {group}` shows its contents)"
         )
     if is_blank or identity is None or not last_index:
         raise CommandError(

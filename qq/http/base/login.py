@@ -263,8 +263,13 @@ def is_encrypted(request: web.Request) -> bool:
 
     A client that forges the header only gets a cookie, or a header, that browsers ignore without TLS.
     """
+    return request.secure or is_forwarded_tls(request)
+
+
+def is_forwarded_tls(request: web.Request) -> bool:
+    """Return whether a proxy says that the browser sent the request over TLS."""
     scheme = request.headers.get(_FORWARDED_PROTO, "").partition(",")[0]
-    return request.secure or scheme.strip().lower() == "https"
+    return scheme.strip().lower() == "https"
 
 
 async def session_of(management: Management, request: web.Request) -> WebLogin | None:

@@ -71,6 +71,8 @@ class Listing(NamedTuple, Generic[T]):
     """Fields that remain with `disable_stats`; None if the list has no statistics."""
     whole: Callable[[Sequence[T]], Awaitable[Sequence[Document]]] | None = None
     """Makes the full documents of several objects at once, if `fields` contain only the fields used for most orders."""
+    searched: Sequence[str] = ("name",)
+    """Fields in which the requested name is searched; a match in one of them is enough."""
     completed: Callable[[T, Document], Document] = _as_it_is
     """Completes the document of an object that is sent, from its fields."""
 
@@ -230,16 +232,18 @@ async def _kept(things: Iterable[T], is_kept: Callable[[T], bool] | None, slices
 
 async def _named(listing: Listing[T], things: Sequence[T], names: _Names, slices: Slices) -> Sequence[T]:
     """Return the objects with matching names. Objects without a name match any name."""
-    name_of = _value_of(listing, "name")
-    if not names.text or not things or not isinstance(name_of(things[0]), str):
+    names_of = [_value_of(listing, field) for field in listing.searched]
+    if not names.text or not things or not isinstance(names_of[0](things[0]), str):
         return things
     if names.is_pattern:
-        return await _matching(things, name_of, names.text, slices)
+        return await _matching(things, names_of, names.text, slices)
     wanted = names.text.lower()
-    return await _kept(things, lambda thing: wanted in name_of(thing).lower(), slices)
+    return await _kept(things, lambda thing: any(wanted in name(thing).lower() for name in names_of), slices)
 
 
-async def _matching(things: Sequence[T], name_of: Callable[[Any], str], text: str, slices: Slices) -> list[T]:
+async def _matching(
+    things: Sequence[T], names_of: Sequence[Callable[[Any], str]], text: str, slices: Slices
+) -> list[T]:
     """Return the objects with names that match a regular expression; an invalid expression matches no name.
 
     Raises Refusal.
@@ -251,7 +255,7 @@ async def _matching(things: Sequence[T], name_of: Callable[[Any], str], text: st
     found: list[T] = []
     search = Search(pattern, bad_request("the search for the regular expression takes too long", _INVALID))
     for thing in things:
-        if search.finds_in(name_of(thing)):
+        if any(search.finds_in(name(thing)) for name in names_of):
             found.append(thing)
         await slices.give_way()
     return found

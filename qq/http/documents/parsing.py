@@ -23,13 +23,14 @@ from qq.machine.catalog.limits import (
     VALUE_BYTES,
     table_bytes,
 )
-from qq.machine.catalog.permissions import HASH_BYTES, SHA256
+from qq.machine.catalog.permissions import HASH_BYTES, MD5, SHA256
 from qq.machine.handlers.declaring import stripped
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.policy.policies import InvalidPolicy, Policy, check_policy, erlang_term
 from qq.machine.policy.value_checks import INTEGERS
 from qq.machine.protocol.commands import (
     BeginMove,
+    BeginTextMove,
     BindExchange,
     BindQueue,
     DeclareExchange,
@@ -43,12 +44,14 @@ from qq.machine.protocol.commands import (
 )
 from qq.machine.protocol.death_history import REASONS
 from qq.machine.protocol.queue_types import MODULES
+from qq.machine.queue.moves import TEXT_BYTES_MAX
 from qq.management.reports.catalog import Deduplication
 from qq.management.reports.messages import AckMode, NewMessage
+from qq.sessions.message_filter import MessageFilter
 from qq.tables import NAME_BYTES_MAX, TABLE_DEPTH_MAX, InvalidTable, check_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from qq.machine.protocol.commands import Table
 
@@ -262,12 +265,19 @@ def _password(body: Body, hash_password: Callable[[str], tuple[bytes, bytes]]) -
 
 
 def _hashing(body: Body) -> str:
-    algorithm = body.get("hashing_algorithm") or HASHING + SHA256
+    """Return the hashing of a user's password. Documents of RabbitMQ 3.5 do not name it: it is MD5 there."""
+    algorithm = body.get("hashing_algorithm") or HASHING + (MD5 if _has_md5(body) else SHA256)
     for hashing in HASH_BYTES:
         if algorithm == HASHING + hashing:
             return hashing
     known = ", ".join(HASHING + hashing for hashing in HASH_BYTES)
     raise bad_request(f"hashing_algorithm {erlang_term(algorithm)} is not known; there are {known}")
+
+
+def _has_md5(body: Body) -> bool:
+    encoded = body["password_hash"]
+    size = SALT_BYTES + HASH_BYTES[MD5]
+    return isinstance(encoded, str) and len(encoded.rstrip("=")) == (size * 4 + 2) // 3
 
 
 def _salt_and_hash(body: Body, hashing: str) -> tuple[bytes, bytes]:
@@ -302,7 +312,7 @@ def _pattern(body: Body, name: str) -> str:
 # --- moves
 
 
-def read_move(vhost: str, move: str, user: str, body: Body) -> BeginMove:
+def read_move(vhost: str, move: str, user: str, body: Body) -> BeginMove | BeginTextMove:
     """Return the move to begin."""
     _check_keys(body, ("source", "destination", "to_origin", "count", "rate", "filter"), "a move")
     source = _required_name(field(body, "source", str), "a source")
@@ -313,8 +323,38 @@ def read_move(vhost: str, move: str, user: str, body: Body) -> BeginMove:
             "either 'destination' has to name a queue, or 'to_origin' has to be true: then each message goes back to "
             "the queue in which it first died"
         )
-    wanted = field(body, "filter", dict, {})
-    _check_keys(wanted, ("headers", "reason", "from_queue"), "a filter")
+    wanted = read_filter(field(body, "filter", dict, {}))
+    fields: dict[str, Any] = {
+        "vhost": vhost,
+        "move": move,
+        "user": user,
+        "source": source,
+        "destination": name_of(destination, "destination"),
+        "count": _from_one(body, "count", INTEGERS.stop - 1),
+        "rate": _from_one(body, "rate", RATE_MAX),
+        "reason": wanted.reason,
+        "from_queue": wanted.from_queue,
+        "headers": wanted.headers,
+    }
+    if wanted.text:
+        return BeginTextMove(**fields, text=wanted.text)
+    return BeginMove(**fields, shovel="", is_endless=False)
+
+
+def query_filter(query: Mapping[str, str]) -> MessageFilter:
+    """Return the filter in the query of a request; its headers are a JSON object."""
+    wanted: Body = {name: query[name] for name in ("reason", "from_queue", "text") if name in query}
+    if query.get("headers"):
+        try:
+            wanted["headers"] = json.loads(query["headers"])
+        except ValueError:
+            raise bad_request("headers must be a JSON object") from None
+    return read_filter(wanted)
+
+
+def read_filter(wanted: Body) -> MessageFilter:
+    """Return the filter of a move or a search."""
+    _check_keys(wanted, MessageFilter._fields, "a filter")
     reason = field(wanted, "reason", str, "")
     if reason and reason not in REASONS:
         raise bad_request(
@@ -324,20 +364,11 @@ def read_move(vhost: str, move: str, user: str, body: Body) -> BeginMove:
     for name, value in headers.items():
         if not isinstance(value, str | int | float):
             raise bad_request(f"header '{name}' of the filter should be a string, a number, true or false")
-    return BeginMove(
-        vhost=vhost,
-        move=move,
-        user=user,
-        source=source,
-        destination=name_of(destination, "destination"),
-        count=_from_one(body, "count", INTEGERS.stop - 1),
-        rate=_from_one(body, "rate", RATE_MAX),
-        reason=reason,
-        from_queue=name_of(field(wanted, "from_queue", str, ""), "from_queue"),
-        headers=headers,
-        shovel="",
-        is_endless=False,
-    )
+    text = field(wanted, "text", str, "")
+    if len(text.encode()) > TEXT_BYTES_MAX:
+        raise bad_request(f"the text of the filter is longer than {TEXT_BYTES_MAX} octets")
+    from_queue = name_of(field(wanted, "from_queue", str, ""), "from_queue")
+    return MessageFilter(reason, from_queue, headers, text)
 
 
 def _check_keys(body: Body, known: Sequence[str], whose: str) -> None:

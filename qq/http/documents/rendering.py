@@ -190,7 +190,12 @@ def deduplication_document(bounds: Deduplication) -> dict[str, Any]:
 
 def move_document(move: MoveStatus) -> dict[str, Any]:
     """Return the document of a move. Times are in milliseconds since 1970."""
-    wanted = {"headers": move.headers, "reason": move.reason, "from_queue": move.from_queue}
+    wanted = {
+        "headers": move.headers,
+        "reason": move.reason,
+        "from_queue": move.from_queue,
+        "text": move.text,
+    }
     return {
         "vhost": move.vhost,
         "id": move.id,

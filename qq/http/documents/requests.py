@@ -22,7 +22,7 @@ from qq.management.slices import next_slice
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 
-    from qq.machine.protocol.commands import BeginMove, Declaration, Get
+    from qq.machine.protocol.commands import BeginMove, BeginTextMove, Declaration, Get
     from qq.management.management import Management
     from qq.management.reports.messages import AllPublications, NewMessage
 
@@ -229,7 +229,7 @@ async def check_permitted(
     request: web.Request,
     management: Management,
     vhost: str,
-    command: Declaration | Get | NewMessage | AllPublications | BeginMove,
+    command: Declaration | Get | NewMessage | AllPublications | BeginMove | BeginTextMove,
 ) -> None:
     """Raise RequestRefused unless an AMQP client of the same user has the permissions for this."""
     login = login_of(request)

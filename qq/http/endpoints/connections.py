@@ -201,8 +201,12 @@ async def _documents(clients: Iterable[Client]) -> list[dict[str, Any]]:
     return documents
 
 
-_HEAD = {name: attrgetter(name) for name in ("name", "vhost", "user", "node")}
+_HEAD = {name: attrgetter(name) for name in ("name", "vhost", "user", "node")} | {
+    "user_provided_name": attrgetter("client")
+}
 """Fields of a connection or a channel that all nodes know."""
+CLIENT_NAMES = ("name", "user_provided_name")
+"""Fields in which the page searches clients."""
 
 
 def _closing(request: web.Request, connection: ConnectionHead) -> CloseConnection:

@@ -75,7 +75,8 @@ class DefinitionEndpoints:
             lists = {name: map(_without_vhost, documents) for name, documents in lists.items()}
         return await write_object(request, whole, lists)
 
-    async def post(self, request: web.Request) -> web.Response:
+    async def post(self, request: web.Request) -> web.StreamResponse:
+        """Import a document. The answer names objects that are left out; it is empty if there are none."""
         require(request, ADMINISTRATORS)
         login = login_of(request)
         if login.scopes is not None:
@@ -87,8 +88,11 @@ class DefinitionEndpoints:
             body = await read_large_object(await read_raw(request, DEFINITIONS_BYTES_MAX))
             # Catch up first, because existing objects stay as they are, also those created through a different node.
             await self._management.changes.wait_applied()
-            await Import(self._management, login.user, vhost, is_forced=is_asked(request, "force")).run(body)
-        return done()
+            importing = Import(self._management, login.user, vhost, is_forced=is_asked(request, "force"))
+            left_out = await importing.run(body)
+        if not left_out:
+            return done()
+        return await write_object(request, {}, {"left_out": (each._asdict() for each in left_out)})
 
     # Written at once
 

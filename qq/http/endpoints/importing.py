@@ -19,6 +19,7 @@ from qq.http.endpoints.shovels import NotCarriedOut
 from qq.http.endpoints.vhosts import creation
 from qq.machine.catalog import limits
 from qq.machine.catalog.permissions import user_of
+from qq.machine.catalog.vhost import PREDECLARED
 from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol.codec import InvalidCommand
 from qq.machine.protocol.commands import (
@@ -30,7 +31,7 @@ from qq.machine.protocol.commands import (
     SetUserLimits,
     SetVhostLimits,
 )
-from qq.machine.protocol.queue_types import MODULES
+from qq.machine.protocol.queue_types import CLASSIC, MODULES
 from qq.management.errors import RequestRefused, Unavailable
 from qq.management.slices import Slices
 
@@ -50,8 +51,15 @@ OF_VHOSTS = ("exchanges", "policies", "queues", "bindings", "parameters")
 OBJECTS_PER_BATCH = 100
 """Objects declared in a batch: they take some milliseconds of every node's time."""
 
-SKIPPED_SHOWN_MAX = 20
-"""Skipped objects named in the log at most."""
+LEFT_OUT_LOGGED_MAX = 20
+"""Objects named in the log at most that an import has left out."""
+
+
+class LeftOut(NamedTuple):
+    """An object of a document that is not imported."""
+
+    object: str
+    reason: str
 
 
 class _Object(NamedTuple):
@@ -87,12 +95,15 @@ class Import:
         self._users = set(management.catalog.users())
         self._entered = {row.vhost for row in management.catalog.permissions() if row.user == user}
         """Virtual hosts that the user has permissions for, or will have after the import."""
-        self._skipped: list[str] = []
+        self._left_out: list[LeftOut] = []
         self._counts: dict[str, int] = {}
         self._slices = Slices()
 
-    async def run(self, body: Body) -> None:
-        """Import the document. Raises Refusal or Unavailable, naming the object and the imports before it."""
+    async def run(self, body: Body) -> Sequence[LeftOut]:
+        """Import the document, and return the objects that are left out.
+
+        Raises Refusal or Unavailable, naming the object and the imports before it.
+        """
         categories = {name: read for name, read in self._readers() if body.get(name)}
         stages = [(name, await self._read(name, body[name], read)) for name, read in categories.items()]
         await self._check_entry(stages)
@@ -107,8 +118,11 @@ class Import:
                 await self._carry_out("limits", loosened)
                 loosened = []
             await self._carry_out(category, objects)
-        skipped, shown = len(self._skipped), self._skipped[:SKIPPED_SHOWN_MAX]
-        log.info("definitions imported: %s; skipped: %d, of them %s", self._imported(), skipped, shown)
+        shown = [each.object for each in self._left_out[:LEFT_OUT_LOGGED_MAX]]
+        log.info(
+            "definitions imported: %s; left out: %d, of them %s", self._imported(), len(self._left_out), shown
+        )
+        return self._left_out
 
     def _readers(self) -> list[tuple[str, Callable[[Body], _Object | None]]]:
         """Return the readers in the order of the import. Limits come last, so that they do not block objects."""
@@ -216,8 +230,8 @@ class Import:
     def _global_parameter_object(self, row: Body) -> _Object | None:
         name = parsing.field(row, "name", str)
         what = f"global parameter '{name}'"
-        if name == CLUSTER_ID:
-            return self._skip(what)
+        if name == CLUSTER_ID:  # each cluster keeps its own
+            return None
         if name == DEDUPLICATION:
             bounds = parsing.read_deduplication(row, self._management.catalog.deduplication())
             return _Object(what, (name,), [LimitPublishers(*bounds)])
@@ -234,28 +248,31 @@ class Import:
         component = parsing.field(row, "component", str)
         what, key = f"parameter '{name}' of {component} in vhost '{vhost}'", (vhost, component, name)
         if not has_meaning(component):
-            return self._skip(what)
+            return self._leave_out(what, f"there is no {component} here")
         try:
             change = read_parameter(vhost, component, name, row.get("value"))
-        except NotCarriedOut:
-            return self._skip(what)
+        except NotCarriedOut as error:
+            return self._leave_out(what, error.reason.strip())
         return _Object(what, key, [change])
 
     def _exchange_object(self, row: Body) -> _Object | None:
         vhost, name = self._vhost_of(row), stripped(parsing.field(row, "name", str, ""))
         what = f"exchange '{name}' in vhost '{vhost}'"
-        if not name or name.startswith(RESERVED):
-            return self._skip(what)
+        if not name or name in PREDECLARED:
+            return None
+        if name.startswith(RESERVED):
+            return self._leave_out(what, f"exchange names that begin with '{RESERVED}' are the broker's own")
         command = parsing.read_exchange(name, row)
         return _Object(what, (vhost, command.name), vhost=vhost, declaration=command)
 
     def _queue_object(self, row: Body) -> _Object | None:
         vhost, name = self._vhost_of(row), stripped(parsing.field(row, "name", str))
         what = f"queue '{name}' in vhost '{vhost}'"
-        if name.startswith(RESERVED):
-            return self._skip(what)
         command = parsing.read_queue(name, row)
         kind = parsing.field(row, "type", str, "")
+        if name.startswith(RESERVED):
+            # A node has made the name of this queue, which outlives its connection.
+            command, kind = command._replace(server_named=True), kind or CLASSIC
         if kind in MODULES:
             # The queue keeps its type, even if the virtual host has a different default here.
             command.arguments.setdefault("x-queue-type", kind)
@@ -265,8 +282,8 @@ class Import:
         vhost, source, destination = self._vhost_of(row), *self._ends(row)
         kind = parsing.field(row, "destination_type", str)
         what = f"binding of exchange '{source}' to {kind} '{destination}' in vhost '{vhost}'"
-        if not source or (kind == "queue" and destination.startswith(RESERVED)):
-            return self._skip(what)
+        if not source:  # each queue has a binding of the default exchange
+            return None
         command = parsing.read_binding(source, destination, kind, row)
         routing_key, arguments = command.routing_key, str(command.arguments)
         key = (vhost, source, kind, destination, routing_key, arguments)
@@ -277,8 +294,8 @@ class Import:
         source, destination = parsing.field(row, "source", str, ""), parsing.field(row, "destination", str)
         return stripped(source), stripped(destination)
 
-    def _skip(self, what: str) -> None:
-        self._skipped.append(what)
+    def _leave_out(self, what: str, reason: str) -> None:
+        self._left_out.append(LeftOut(what, reason))
 
     async def _check_entry(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> None:
         """Refuse objects in virtual hosts that the user may not enter, because a session of this user declares them."""

@@ -30,7 +30,7 @@ from qq.http.documents.requests import (
 from qq.machine.protocol.commands import EndMove, Get
 
 if TYPE_CHECKING:
-    from qq.machine.protocol.commands import BeginMove
+    from qq.machine.protocol.commands import BeginMove, BeginTextMove
     from qq.management.management import Management
     from qq.management.reports.catalog import MoveStatus
 
@@ -84,7 +84,7 @@ class MoveEndpoints:
         await self._management.changes.apply(EndMove(move.vhost, move.id, ""))
         return done()
 
-    def _are_there(self, command: BeginMove) -> bool:
+    def _are_there(self, command: BeginMove | BeginTextMove) -> bool:
         queues = filter(None, (command.source, command.destination))
         return all(self._management.queues.find(command.vhost, name) for name in queues)
 

@@ -60,7 +60,7 @@ def context_documents(report: NodeReport) -> list[dict[str, Any]]:
             "port": str(each.port),
         }
         for each in report.listeners
-        if each.protocol == "http"
+        if each.protocol in ("http", "https")
     ]
 
 

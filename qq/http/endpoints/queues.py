@@ -13,7 +13,7 @@ from qq.http.base.error_responses import NOT_FOUND, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, login_of, require
 from qq.http.base.payloads import message_parts
 from qq.http.documents.lists import STATS_DISABLED, Listing, narrowed, write_listing
-from qq.http.documents.parsing import read_get, read_queue
+from qq.http.documents.parsing import query_filter, read_get, read_queue
 from qq.http.documents.rendering import (
     QUEUE_BASICS,
     QUEUE_TOTALS,
@@ -43,6 +43,7 @@ from qq.http.documents.samples import adding_samples, with_samples
 from qq.http.endpoints.consumers import consumer_documents, consumer_listing
 from qq.http.endpoints.topology import binding_listing
 from qq.machine.protocol.commands import DeleteQueue, Get, PurgeQueue
+from qq.management.objects.search import COUNTED_MAX, SearchLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +55,9 @@ BROWSE_COUNT_MAX = 1000
 BROWSE_BYTES_MAX = 1024 * 1024
 """Bytes of bodies in an answer at most. A single larger body is cut off there."""
 OFFSET_MAX = 10**18
+SEARCH_LOOK_AT = 1000
+SEARCH_COUNT = 20
+SEARCH_COUNT_MAX = 200
 
 _QUEUE = "/api/queues/{vhost}/{name}"
 
@@ -74,6 +78,7 @@ class QueueEndpoints:
             web.delete(_QUEUE, self.delete),
             web.get(f"{_QUEUE}/bindings", self.bindings),
             web.get(f"{_QUEUE}/browse", self.browse),
+            web.get(f"{_QUEUE}/search", self.search),
             web.delete(f"{_QUEUE}/contents", self.purge),
             web.post(f"{_QUEUE}/get", self.get),
             web.post(f"{_QUEUE}/actions", self.act),
@@ -158,6 +163,39 @@ class QueueEndpoints:
         as_base64 = encoding == "base64"
         documents = (browsed_document(each, as_base64=as_base64, truncate=truncate) for each in messages)
         return await write_list(request, documents)
+
+    async def search(self, request: web.Request) -> web.Response:
+        """Answer with the messages that a move with the same filter would move, and with their number."""
+        vhost, name = await self._existing(request)
+        limits = SearchLimits(
+            offset=number(request, "offset", 0, OFFSET_MAX),
+            looked_at=number(request, "look_at", SEARCH_LOOK_AT, COUNTED_MAX),
+            messages=number(request, "count", SEARCH_COUNT, SEARCH_COUNT_MAX),
+            bytes=BROWSE_BYTES_MAX,
+        )
+        truncate = number(request, "truncate", BROWSE_BYTES_MAX, BROWSE_BYTES_MAX)
+        wanted = query_filter(request.query)
+        await self._check_reader(request, vhost, name)
+        found = await self._management.queues.search(vhost, name, wanted, limits)
+        if found is None:
+            raise not_found()
+        next_offset = limits.offset + found.looked_at
+        died = [
+            {"queue": queue, "reason": reason, "count": count}
+            for (queue, reason), count in found.died.items()
+        ]
+        messages = [browsed_document(each, as_base64=False, truncate=truncate) for each in found.messages]
+        return web.json_response(
+            {
+                "messages": messages,
+                "matched": found.matched,
+                "returnable": found.returnable,
+                "looked_at": found.looked_at,
+                "ready": found.ready,
+                "next_offset": next_offset if found.looked_at and next_offset < found.ready else None,
+                "died": died,
+            }
+        )
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         vhost, name = await self._existing(request)

@@ -19,7 +19,7 @@ from qq.http.base.login import ADMINISTRATORS, MONITORS, login_of, only_own, req
 from qq.http.documents.lists import Listing, listed_page
 from qq.http.documents.rendering import fields_of, queue_document, row_fields
 from qq.http.documents.requests import check_permitted, existing, number, sees
-from qq.http.endpoints.connections import channel_listing, connection_listing
+from qq.http.endpoints.connections import CLIENT_NAMES, channel_listing, connection_listing
 from qq.http.endpoints.consumers import consumer_documents
 from qq.http.endpoints.nodes import node_document
 from qq.http.page.health_events import cluster_document
@@ -29,12 +29,13 @@ from qq.management.reports.catalog import ExchangeStatus
 from qq.management.reports.messages import NewMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from qq.http.base.node_view import NodeView
     from qq.http.page.event_stream import View
     from qq.machine.protocol.commands import Declaration
     from qq.management.management import Management
+    from qq.management.reports.queues import ConsumerStatus
 
 CONSUMERS_MAX = 200
 """Consumers shown in the view of a queue at most."""
@@ -131,10 +132,28 @@ class LiveViews:
     async def queue(self, request: web.Request) -> bytes:
         vhost, name = await self._queue_named(request)
         queue = await existing(self._management, lambda: self._management.queues.find(vhost, name))
-        found = list(islice(self._management.consumers.of_queue(vhost, name), CONSUMERS_MAX))
-        consumers = await consumer_documents(self._management, found)
+        consumers = self._management.consumers.of_queue(vhost, name)
+        if client := request.query.get("client"):
+            consumers = await self._consumers_of_client(consumers, client)
+        found = list(islice(consumers, CONSUMERS_MAX))
+        details = await consumer_documents(self._management, found)
         sample = self._management.charts.newest_sample(("queue", vhost, name))
-        return _json(queue_document(queue) | {"consumer_details": consumers, "sample": sample})
+        return _json(queue_document(queue) | {"consumer_details": details, "sample": sample})
+
+    async def _consumers_of_client(
+        self, consumers: Iterable[ConsumerStatus], client: str
+    ) -> Iterator[ConsumerStatus]:
+        """Return the consumers with this text in their tag or in the name of their connection."""
+        heads = await self._management.clients.channel_heads()
+        names = {(head.node, head.id): f"{head.name} {head.client}".lower() for head in heads}
+        wanted = client.lower()
+
+        def is_wanted(consumer: ConsumerStatus) -> bool:
+            details = consumer.channel_details
+            name = names.get((details["node"], details["id"]), "")
+            return wanted in name or wanted in consumer.consumer_tag.lower()
+
+        return filter(is_wanted, consumers)
 
     async def exchanges(self, request: web.Request) -> bytes:
         vhost, is_seen = await self._vhost(request), sees(request, self._management)
@@ -153,16 +172,20 @@ class LiveViews:
     async def connections(self, request: web.Request) -> bytes:
         """Return a page of connections: those of all users, or of the client's own user, filtered by the query.
 
-        The query may have a virtual host and a connection name.
+        The query may have a virtual host, a node and a connection name.
         """
         vhost, own = await self._vhost(request, MONITORS), only_own(request)
-        name = request.query.get("connection")
+        name, node = request.query.get("connection"), request.query.get("node")
         heads = [
             head
             for head in await self._management.clients.connection_heads()
-            if vhost in (None, head.vhost) and own in (None, head.user) and name in (None, head.name)
+            if vhost in (None, head.vhost)
+            and own in (None, head.user)
+            and name in (None, head.name)
+            and node in (None, head.node)
         ]
-        return await listed_page(request, connection_listing(self._management, heads))
+        listing = connection_listing(self._management, heads)
+        return await listed_page(request, listing._replace(searched=CLIENT_NAMES))
 
     async def channels(self, request: web.Request) -> bytes:
         """Return a page of channels: those of all users, or of the client's own user, filtered by the query.
@@ -178,7 +201,8 @@ class LiveViews:
             and own in (None, head.user)
             and connection in (None, head.connection)
         ]
-        return await listed_page(request, channel_listing(self._management, heads))
+        listing = channel_listing(self._management, heads)
+        return await listed_page(request, listing._replace(searched=CLIENT_NAMES))
 
     async def history(self, request: web.Request) -> web.Response:
         age_s = number(request, "age", AGE_DEFAULT_S, AGE_MAX_S)

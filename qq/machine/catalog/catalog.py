@@ -30,6 +30,7 @@ from qq.machine.catalog.vhost import VirtualHost
 from qq.machine.protocol.commands import (
     DEFAULT_VHOST,
     BeginMove,
+    BeginTextMove,
     DeleteVhost,
     PutGlobalParameter,
     PutHashedUser,
@@ -199,12 +200,12 @@ class Catalog:
                 check_table_size(doing, change.definition)
                 if not vhost.policies.has(name, operator=operator):
                     vhost.check_room(doing, MAX_POLICIES, len(vhost.policies))
-            case BeginMove(vhost_name) if vhost_name in self.vhosts:
+            case BeginMove(vhost_name) | BeginTextMove(vhost_name) if vhost_name in self.vhosts:
                 self._check_move(self.vhosts[vhost_name], change)
             case _:
                 pass
 
-    def _check_move(self, vhost: VirtualHost, command: BeginMove) -> None:
+    def _check_move(self, vhost: VirtualHost, command: BeginMove | BeginTextMove) -> None:
         source = vhost.queue(command.source, None)
         if command.destination and vhost.queue(command.destination, None) is source:
             thing = the_queue(source.name, vhost.name)
@@ -214,9 +215,10 @@ class Catalog:
             raise precondition_failed(
                 f"cannot begin a move: the headers of its filter take {size} bytes, the limit is {FILTER_BYTES_MAX}"
             )
-        if command.shovel and (SHOVEL, command.shovel) not in vhost.parameters:
-            raise not_found(f"shovel '{command.shovel}' in vhost '{vhost.name}'")
-        self.moves.check_room(vhost.name, source.name, source.number, for_shovel=bool(command.shovel))
+        shovel = command.shovel if isinstance(command, BeginMove) else ""
+        if shovel and (SHOVEL, shovel) not in vhost.parameters:
+            raise not_found(f"shovel '{shovel}' in vhost '{vhost.name}'")
+        self.moves.check_room(vhost.name, source.name, source.number, for_shovel=bool(shovel))
 
     # Connections and channels
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 ADMINISTRATOR = "administrator"
 """The tag of a user that may change everything."""
-SHA256 = "sha256"
-HASH_BYTES = {SHA256: 32, "sha512": 64, "md5": 16}
+SHA256, MD5 = "sha256", "md5"
+HASH_BYTES = {SHA256: 32, "sha512": 64, MD5: 16}
 """Password hash algorithm (its name in hashlib) -> octets of the hash."""
 
 

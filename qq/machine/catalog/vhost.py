@@ -88,6 +88,8 @@ _PREDECLARED = (
     Exchange("amq.match", "headers", True, False, False, {}),
     Exchange("amq.rabbitmq.trace", "topic", True, False, True, {}),
 )
+PREDECLARED = frozenset(exchange.name for exchange in _PREDECLARED)
+"""The names of the exchanges that each virtual host has from its beginning."""
 
 
 class VirtualHost:
@@ -144,6 +146,8 @@ class VirtualHost:
         self._owned: dict[QueueOwner, dict[str, None]] = {}
         self._bindings_from: dict[str, dict[Binding, None]] = {}
         self._table = RoutingTable()
+        self.routing_revision = 0
+        """Number of changes of queues, exchanges and bindings since this process began. Not part of the state."""
         self._routes: dict[tuple[str, str], tuple[Queue, ...]] = {}
         self._steps_of: dict[tuple[str, str], int] = {}
         """Steps to compute each of `_routes`."""
@@ -290,6 +294,7 @@ class VirtualHost:
 
     def _forget_routes(self) -> None:
         """Drop all cached routes, because they may have changed."""
+        self.routing_revision += 1
         if self._routes:
             self._make_room()
         self._work.expensive_routes.pop(self.name, None)

@@ -98,7 +98,7 @@ class ConsumerHandlers:
     @answers(c.Recover, cost=_recover_steps)
     def recover(self, command: c.Recover) -> Recovered:
         session = self._core.session(self._core.origin, command.session)
-        self._core.give_back(list(session.consumers.values()), failed=False)
+        self._core.give_back(list(session.consumers.values()))
         return Recovered()
 
     @answers(c.Get, cost=_GET_STEPS)

@@ -42,7 +42,7 @@ from qq.machine.protocol.work_meter import (
     SERVING_RANGES,
 )
 from qq.machine.queue.consumers import Budget
-from qq.machine.queue.leaving import FAILED, RETURNED
+from qq.machine.queue.leaving import ENDED, FAILED, RETURNED
 from qq.machine.queue.timers import NEVER_MS, NOW_MS, Timers
 from qq.ranges import MESSAGE_MASK
 from qq.routing.content import Content
@@ -146,7 +146,9 @@ class Core:
         self.dirty: dict[Queue, None] = {}
         """Changed queues of this entry, and queues that were left unserved for the next entries."""
         self.queues_with_dead: dict[Queue, None] = {}
-        """Queues with messages that await dead-lettering."""
+        """Queues with messages that await dead-lettering and were not tried yet."""
+        self.queues_with_stuck: dict[Queue, None] = {}
+        """Queues with dead messages that their targets could not take."""
         self.fragments = Fragments()
         self.behind: dict[Queue, None] = {}
         """Queues with put-off work, because too much was settled or returned at once; the next queue first."""
@@ -464,7 +466,7 @@ class Core:
             self.channels_with_room[key] = last
         return asked
 
-    def give_back(self, consumers: list[Consumer], *, failed: bool) -> None:
+    def give_back(self, consumers: list[Consumer], fate: int = RETURNED) -> None:
         """Return all messages that these consumers hold to their queues, in message order.
 
         Large amounts return in portions.
@@ -472,7 +474,6 @@ class Core:
         by_queue: dict[Queue, list[Consumer]] = {}
         for consumer in consumers:
             by_queue.setdefault(consumer.queue, []).append(consumer)
-        fate = FAILED if failed else RETURNED
         left = RANGES_AT_ONCE
         for queue, holders in by_queue.items():
             left -= queue.give_back_all(holders, fate, self.time_ms, left)
@@ -487,7 +488,8 @@ class Core:
                 consumer.queue.cancel(consumer, self.available_ms)
                 lost_a_consumer[consumer.queue] = None
                 self.touch(consumer.queue)
-        self.give_back(consumers, failed=failed)
+        fate = RETURNED if not failed else FAILED if self.version < 11 else ENDED
+        self.give_back(consumers, fate)
         self.abandon([queue for queue in lost_a_consumer if _is_deleted_with_consumers(queue)])
 
     # Queues
@@ -599,9 +601,15 @@ class Core:
         self.consumer_timers.keep(lambda consumer: consumer.queue.vhost != name)
         self.queue_timers.keep(lambda queue: queue.vhost != name)
         self.idle_timers.keep(lambda queue: queue.vhost != name)
-        self.dirty, self.queues_with_dead, self.behind, self.abandoned = (
+        self.dirty, self.queues_with_dead, self.queues_with_stuck, self.behind, self.abandoned = (
             {queue: None for queue in queues if queue.vhost != name}
-            for queues in (self.dirty, self.queues_with_dead, self.behind, self.abandoned)
+            for queues in (
+                self.dirty,
+                self.queues_with_dead,
+                self.queues_with_stuck,
+                self.behind,
+                self.abandoned,
+            )
         )
         self.reviewing.pop(name, None)
         self.catalog.delete_vhost(vhost)
@@ -609,6 +617,7 @@ class Core:
     def _forget_queue(self, queue: Queue) -> list[ConsumerGone]:
         self.dirty.pop(queue, None)
         self.queues_with_dead.pop(queue, None)
+        self.queues_with_stuck.pop(queue, None)
         self.behind.pop(queue, None)
         self.abandoned.pop(queue, None)
         self.queue_timers.set(queue, None)

@@ -102,6 +102,7 @@ class DeclarationHandlers:
         core.serve(queue)
         purged = queue.purge()
         core.queues_with_dead.pop(queue, None)
+        core.queues_with_stuck.pop(queue, None)
         core.touch(queue)
         return QueuePurged(purged)
 

@@ -61,6 +61,15 @@ class MoveHandlers:
 
     @handles(c.BeginMove, cost=COMMAND_STEPS)
     def begin(self, command: c.BeginMove) -> None:
+        self._begin(command, "", command.shovel, is_endless=command.is_endless)
+
+    @handles(c.BeginTextMove, cost=COMMAND_STEPS)
+    def begin_text_move(self, command: c.BeginTextMove) -> None:
+        self._begin(command, command.text, "", is_endless=False)
+
+    def _begin(
+        self, command: c.BeginMove | c.BeginTextMove, text: str, shovel: str, *, is_endless: bool
+    ) -> None:
         core = self._core
         vhost, moves = core.catalog.vhosts.get(command.vhost), core.catalog.moves
         if vhost is None or (command.vhost, command.move) in moves.all:
@@ -85,12 +94,13 @@ class MoveHandlers:
             reason=command.reason,
             from_queue=command.from_queue,
             headers=command.headers,
-            shovel=command.shovel,
-            is_endless=command.is_endless,
+            shovel=shovel,
+            is_endless=is_endless,
             begun_ms=core.time_ms,
             ready=source.ready,
             returned_end=returned_end,
             position_end=position_end,
+            text=text,
         )
         moves.begin(move)
 

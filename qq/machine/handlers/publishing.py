@@ -7,7 +7,7 @@ out as a whole or not at all. A dead letter leaves its queue in the same step in
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.catalog.deduplication import names_of
 from qq.machine.catalog.reply_names import is_reply_name
@@ -18,10 +18,12 @@ from qq.machine.handlers.fragments import Fragment
 from qq.machine.handlers.registry import handles
 from qq.machine.policy.value_checks import EXPIRY_MAX_MS
 from qq.machine.protocol import commands as c
-from qq.machine.protocol.death_history import SPREAD_MAX, died, is_cycle
+from qq.machine.protocol.death_history import REJECTED, SPREAD_MAX, died, is_cycle
 from qq.machine.protocol.effects import Committed, DeadLettered, DirectReply, Failed, Rejected, Returned
+from qq.machine.protocol.queue_types import CLASSIC
 from qq.machine.protocol.refusals import Refused, precondition_failed
 from qq.machine.protocol.work_meter import CONTENT_STEPS, COPIES_MAX, FEW_QUEUES
+from qq.machine.queue.queue import UNROUTED
 from qq.ranges import MESSAGE_MASK, Range
 from qq.routing.content import Content, NeedsContent
 from qq.routing.exchanges import DEFAULT_EXCHANGE
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.handlers.core import Core, SessionState
     from qq.machine.handlers.cost_estimate import Costs
+    from qq.machine.protocol.death_history import History
     from qq.machine.queue.consumers import Budget
     from qq.machine.queue.queue import DeadMessages, Queue
 
@@ -60,15 +63,27 @@ def _dead_letter_steps(costs: Costs, _origin: str, command: c.DeadLetter) -> int
         return COMMAND_STEPS
     exchange, key = queue.settings.dead_letter_exchange, queue.settings.dead_letter_routing_key
     history = queue.history_octets_of_dead(command.first)
+    lines = len(queue.stuck) if command.first < queue.first_dead else 0
     if command.has_content:
-        return COMMAND_STEPS + command.count * (LOOK_STEPS + _DEAD_STEPS) + history // _HISTORY_OCTETS
+        looks = command.count * (LOOK_STEPS + _DEAD_STEPS)
+        return COMMAND_STEPS + lines + looks + history // _HISTORY_OCTETS
     keys = [command.routing_key, *command.cc, *command.bcc] if key is None else [key]
     route = costs.dead_letter_route(vhost, exchange, keys)
     if route is None:
         return BATCH_STEPS_MAX
     width, steps = route
     written = history * (2 + width) // (3 * _HISTORY_OCTETS)
-    return COMMAND_STEPS + _DEAD_STEPS * (1 + width) + written + steps + command.count
+    return COMMAND_STEPS + lines + _DEAD_STEPS * (1 + width) + written + steps + command.count
+
+
+class Moved(NamedTuple):
+    """What became of consecutive dead messages."""
+
+    moved: int
+    """Number of the messages that left the queue: the first ones."""
+    blocked: int
+    """Number of the next messages, which `target` cannot take. More messages may follow that were not tried."""
+    target: str
 
 
 class PublishHandlers:
@@ -210,7 +225,11 @@ class PublishHandlers:
 
     @handles(c.DeadLetter, cost=_dead_letter_steps)
     def dead_letter(self, command: c.DeadLetter) -> None:
-        """Move messages that await dead-lettering to their targets, if they are still the queue's first."""
+        """Move messages that await dead-lettering to their targets, if they are still where the leader read them.
+
+        With at-least-once, messages that a target cannot take wait for it in a line of their own, outside of the way of
+        the others.
+        """
         core = self._core
         vhost = core.catalog.vhosts.get(command.vhost)
         queue = None if vhost is None else vhost.queues.get(command.queue)
@@ -220,25 +239,18 @@ class PublishHandlers:
             return  # exchanges or bindings have changed since the leader read them; it tries again
         if core.work.has_dead_lettered_enough(vhost.name):
             return  # the entry has done enough work; the leader tries again
-        taken = queue.take_dead(command.first, command.count)
-        kept: list[DeadMessages] = []
-        left: dict[str, int] = {}
-        is_stuck = True
-        for dead in taken:
-            # In their order: if a dead letter has to stay, all dead letters behind it stay, too.
-            waits = bool(kept) or (not is_stuck and core.work.has_dead_lettered_enough(vhost.name))
-            moved = 0 if waits else self._move(vhost, queue, dead, command)
-            is_stuck = is_stuck and not moved
-            if moved:
-                left[dead.reason] = left.get(dead.reason, 0) + moved
-            if moved < dead.range.count:
-                kept.append(dead._replace(range=dead.range.part(moved, dead.range.count - moved)))
-        if kept:
-            queue.keep_dead(kept, core.time_ms, is_stuck=is_stuck)
+        if core.version < 11:
+            left = self._dead_letter_in_order(vhost, queue, command)
+        elif command.first < queue.first_dead:
+            left = self._dead_letter_stuck(vhost, queue, command)
+        else:
+            left = self._dead_letter_first(vhost, queue, command)
         if not queue.dead:
             core.queues_with_dead.pop(queue, None)
-        if taken:
-            core.touch(queue)
+        if queue.stuck:
+            core.queues_with_stuck[queue] = None
+        else:
+            core.queues_with_stuck.pop(queue, None)
         if queue.settings.dead_letter_exchange is not None:
             strategy = queue.settings.dead_letter_strategy
             core.effects += [
@@ -246,6 +258,85 @@ class PublishHandlers:
             ]
 
     # Parts of the above
+
+    def _dead_letter_in_order(
+        self, vhost: VirtualHost, queue: Queue, command: c.DeadLetter
+    ) -> dict[str, int]:
+        """Move the first dead messages as before version 11. Return how many left the queue, by reason."""
+        core = self._core
+        taken = queue.take_dead(command.first, command.count)
+        kept: list[DeadMessages] = []
+        left: dict[str, int] = {}
+        is_stuck = True
+        for dead in taken:
+            # In their order: if a dead letter has to stay, all dead letters behind it stay, too.
+            waits = bool(kept) or (not is_stuck and core.work.has_dead_lettered_enough(vhost.name))
+            moved = 0 if waits else self._move(vhost, queue, command.first, dead, command).moved
+            is_stuck = is_stuck and not moved
+            if moved:
+                left[dead.reason] = left.get(dead.reason, 0) + moved
+            if moved < dead.range.count:
+                kept.append(dead.part(moved, dead.range.count - moved))
+        if kept:
+            queue.keep_dead(kept, core.time_ms, is_stuck=is_stuck)
+        if taken:
+            core.touch(queue)
+        return left
+
+    def _dead_letter_first(self, vhost: VirtualHost, queue: Queue, command: c.DeadLetter) -> dict[str, int]:
+        """Move the first dead messages, or put them into a line. Return how many left the queue, by reason."""
+        number = command.first
+        numbered: list[tuple[int, DeadMessages]] = []
+        for dead in queue.take_dead(command.first, command.count):
+            numbered.append((number, dead))
+            number += dead.range.count
+        left, kept = self._move_or_hold_back(vhost, queue, numbered, command)
+        if kept:
+            queue.keep_dead([dead for _, dead in kept], self._core.time_ms, is_stuck=False)
+        return left
+
+    def _dead_letter_stuck(self, vhost: VirtualHost, queue: Queue, command: c.DeadLetter) -> dict[str, int]:
+        """Try stuck dead messages again. Return how many left the queue, by reason."""
+        self._core.work.count_dead_letter_route(vhost.name, len(queue.stuck))
+        target, numbered = queue.take_stuck(command.first, command.count)
+        left, kept = self._move_or_hold_back(vhost, queue, numbered, command)
+        for number, dead in kept:
+            queue.hold_back(number, dead, target)
+        return left
+
+    def _move_or_hold_back(
+        self,
+        vhost: VirtualHost,
+        queue: Queue,
+        numbered: list[tuple[int, DeadMessages]],
+        command: c.DeadLetter,
+    ) -> tuple[dict[str, int], list[tuple[int, DeadMessages]]]:
+        """Move dead messages, each with its number, to their targets, or put them into the line of a target.
+
+        Returns how many left the queue, by reason, and the messages that wait for the next entry, with their numbers.
+        """
+        core = self._core
+        left: dict[str, int] = {}
+        kept: list[tuple[int, DeadMessages]] = []
+        is_first = True
+        for first, dead in numbered:
+            at, count = 0, dead.range.count
+            while at < count and (is_first or not core.work.has_dead_lettered_enough(vhost.name)):
+                is_first = False
+                moved, blocked, target = self._move(
+                    vhost, queue, first + at, dead.part(at, count - at), command
+                )
+                at += moved
+                if moved:
+                    left[dead.reason] = left.get(dead.reason, 0) + moved
+                if blocked:
+                    queue.hold_back(first + at, dead.part(at, blocked), target)
+                    at += blocked
+            if at < count:
+                kept.append((first + at, dead.part(at, count - at)))
+        if numbered:
+            core.touch(queue)
+        return left, kept
 
     def _counted_vhost(self, session: int, slot: int, count: int) -> VirtualHost | None:
         """Count these messages and return the virtual host they are published to, or None if the session has failed."""
@@ -547,65 +638,78 @@ class PublishHandlers:
         exchange = queue.settings.dead_letter_exchange
         return exchange is not None and self._core.catalog.vhosts[queue.vhost].depends_on_content(exchange)
 
-    def _move(self, vhost: VirtualHost, queue: Queue, dead: DeadMessages, command: c.DeadLetter) -> int:
-        """Move dead messages to the queues that the dead-letter exchange routes them to.
+    def is_still_stuck(self, command: c.DeadLetter, target: str) -> bool:
+        """Return whether the first message of the command would still wait for `target`. It changes nothing."""
+        vhost = self._core.catalog.vhosts[command.vhost]
+        queue = vhost.queues[command.queue]
+        dead = queue.stuck_message(command.first)
+        settings = queue.settings
+        if dead is None or settings.dead_letter_exchange is None:
+            return dead is None
+        if settings.dead_letter_strategy != "at-least-once":
+            return False
+        content = _content_of(command, dead.range) if command.has_content else None
+        try:
+            routed, targets, _ = self._targets(vhost, queue, dead, command, content)
+        except NeedsContent:
+            return False
+        return any(each.name == target for each in targets) if routed else target == UNROUTED
 
-        Returns how many of them leave the queue.
+    def _move(
+        self, vhost: VirtualHost, queue: Queue, number: int, dead: DeadMessages, command: c.DeadLetter
+    ) -> Moved:
+        """Move dead messages, the first with this number, to the queues that the dead-letter exchange routes them to.
+
+        It tries a part of them if they have to be tried one by one.
         """
         try:
-            return self._move_alike(vhost, queue, dead, command, None)
+            return self._move_alike(vhost, queue, number, dead, command, None)
         except NeedsContent:
             pass
-        for moved, single in enumerate(singles(dead.range)):
-            if moved and self._core.work.has_dead_lettered_enough(vhost.name):
-                return moved
-            number = message_number(single.index, single.slot)
-            content = Content(command.headers, command.properties, number)
-            if not self._move_alike(vhost, queue, dead._replace(range=single), command, content):
-                return moved
-        return dead.range.count
+        for place, single in enumerate(singles(dead.range)):
+            if place and self._core.work.has_dead_lettered_enough(vhost.name):
+                return Moved(place, 0, UNROUTED)
+            content = _content_of(command, single)
+            one = dead._replace(range=single)
+            tried = self._move_alike(vhost, queue, number + place, one, command, content)
+            if not tried.moved:
+                return Moved(place, 1, tried.target)
+        return Moved(dead.range.count, 0, UNROUTED)
 
     def _move_alike(
         self,
         vhost: VirtualHost,
         queue: Queue,
+        number: int,
         dead: DeadMessages,
         command: c.DeadLetter,
         content: Content | None,
-    ) -> int:
-        """Move dead messages that all have the same route. Return how many of them leave the queue.
-
-        Raises NeedsContent before the first change.
-        """
+    ) -> Moved:
+        """Move dead messages that all have the same route. Raise NeedsContent before the first change."""
         core, settings = self._core, queue.settings
         messages = dead.range
-        exchange, key = settings.dead_letter_exchange, settings.dead_letter_routing_key
-        if exchange is None:  # the exchange was set when the messages died
+        if settings.dead_letter_exchange is None:  # the exchange was set when the messages died
             queue.forget((messages,))
-            return messages.count
-        old = queue.histories.get(messages.history)
-        published = (command.routing_key, *command.cc)
-        expiration = command.expiration or None
-        new = died(
-            old, queue.name, dead.reason, dead.time_ms, command.exchange, published, expiration, exchange, key
-        )
-        keys = (key,) if key is not None else (*published, *command.bcc)
-        if key is None and old is not None:
-            keys = old.keys(keys)
-        routed = vhost.route_dead_letters(exchange, keys, content)
-        core.work.count_dead_letter_route(vhost.name, vhost.route_steps + _DYING_STEPS * len(routed))
-        if len(routed) > FEW_QUEUES:
-            core.work.copy(vhost.name, len(routed))
-        targets = [target for target in routed if not is_cycle(new, target.name)]
-        new = new._replace(spread=new.spread * len(targets))
-        if new.spread > SPREAD_MAX:
-            targets = []
+            return Moved(messages.count, 0, UNROUTED)
+        routed, targets, new = self._targets(vhost, queue, dead, command, content)
+        core.work.count_dead_letter_route(vhost.name, vhost.route_steps + _DYING_STEPS * routed)
+        if routed > FEW_QUEUES:
+            core.work.copy(vhost.name, routed)
         rooms = [messages.count] * len(targets)
+        blocker = UNROUTED
+        if settings.dead_letter_strategy == "at-least-once":
+            if not routed:
+                return Moved(0, messages.count, UNROUTED)
+            if queue.stuck:
+                for target in targets:
+                    if queue.is_behind_others(number, target.name):
+                        return Moved(0, messages.count, target.name)
         if any(map(is_bounded, targets)):
             rooms = self.rooms(targets, [part.size for part in singles(messages)], at_once=True)
-        if settings.dead_letter_strategy == "at-least-once":
-            count = min(rooms, default=messages.count) if routed else 0
-            messages = messages.part(0, count)
+            if settings.dead_letter_strategy == "at-least-once":
+                count = min(rooms)
+                blocker = targets[rooms.index(count)].name
+                messages = messages.part(0, count)
         for target, room in zip(targets, rooms, strict=True):
             accepted = messages.part(0, min(room, messages.count))
             if not accepted.count:
@@ -614,7 +718,54 @@ class PublishHandlers:
             core.touch(target)
         self.serve_if_full(targets, messages.count)
         queue.dead_lettered(messages)
-        return messages.count
+        return Moved(messages.count, dead.range.count - messages.count, blocker)
+
+    def _targets(
+        self,
+        vhost: VirtualHost,
+        queue: Queue,
+        dead: DeadMessages,
+        command: c.DeadLetter,
+        content: Content | None,
+    ) -> tuple[int, list[Queue], History]:
+        """Route dead messages that all have the same route.
+
+        Returns the number of queues that the exchange names, those of them that take the messages, and their new
+        history. Raises NeedsContent.
+        """
+        settings = queue.settings
+        exchange, key = settings.dead_letter_exchange or "", settings.dead_letter_routing_key
+        old = queue.histories.get(dead.range.history)
+        published = (command.routing_key, *command.cc)
+        expiration = command.expiration or None
+        failures = 0
+        if self._core.version >= 11 and queue.kind != CLASSIC:
+            failures = dead.range.failures + (dead.reason == REJECTED)
+        new = died(
+            old,
+            queue.name,
+            dead.reason,
+            dead.time_ms,
+            command.exchange,
+            published,
+            expiration,
+            exchange,
+            key,
+            failures,
+        )
+        keys = (key,) if key is not None else (*published, *command.bcc)
+        if key is None and old is not None:
+            keys = old.keys(keys)
+        routed = vhost.route_dead_letters(exchange, keys, content)
+        targets = [target for target in routed if not is_cycle(new, target.name)]
+        new = new._replace(spread=new.spread * len(targets))
+        if new.spread > SPREAD_MAX:
+            targets = []
+        return len(routed), targets, new
+
+
+def _content_of(command: c.DeadLetter, single: Range) -> Content:
+    return Content(command.headers, command.properties, message_number(single.index, single.slot))
 
 
 def _as_publish(command: c.Enqueue) -> c.Publish:

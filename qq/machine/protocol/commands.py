@@ -635,6 +635,23 @@ class BeginMove(NamedTuple):
     is_endless: bool
 
 
+@command(66, since=11)
+class BeginTextMove(NamedTuple):
+    """Begin a move of the messages that contain a text; the other fields are those of `BeginMove`."""
+
+    vhost: str
+    move: str
+    user: str
+    source: str
+    destination: str
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    rate: int
+    reason: str
+    from_queue: str
+    headers: Table
+    text: str
+
+
 @command(60, since=8)
 class MoveMessages(NamedTuple):
     """Take the next step of a move, unless this step was taken already or the move has ended.
@@ -703,6 +720,7 @@ Change = (
     | DeleteGlobalParameter
     | LimitPublishers
     | BeginMove
+    | BeginTextMove
     | EndMove
 )
 """Commands of operators; a client's AMQP methods never lead to them."""

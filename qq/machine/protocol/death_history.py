@@ -72,17 +72,22 @@ class History(NamedTuple):
     numbers of queues that it reached at each death."""
     over: int = 0
     """How many of the last `deaths` happened before a user moved the message. These deaths count towards no cycle."""
+    failures: int = 0
+    """Failed deliveries in the quorum queues in which the message died: rejections, and channels that ended. The next
+    quorum queue shows them at its first delivery. It is 0 before version 11."""
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> History:
         """Return the history in a packed row."""
-        exchange, routing_key, cc_removed, deaths, first, last, spread, *over = row
+        exchange, routing_key, cc_removed, deaths, first, last, spread, *later = row
         known = tuple(map(Death.from_row, deaths))
-        return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last), spread, *over)
+        return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last), spread, *later)
 
     def row(self) -> Sequence[Any]:
-        """Return the row to be packed. A history that was never moved has the row of versions before 8 of the state."""
-        return self if self.over else self[:-1]
+        """Return the row to be packed, without the fields of later versions of the state that are 0."""
+        if self.failures:
+            return self
+        return self[:-1] if self.over else self[:-2]
 
     def keys(self, published: tuple[str, ...]) -> tuple[str, ...]:
         """Return the current keys of a message whose original publish had the keys `published`."""
@@ -99,8 +104,9 @@ def died(
     original_expiration: str | None,
     new_exchange: str,
     new_routing_key: str | None,
+    failures: int = 0,
 ) -> History:
-    """Return a message's history after it died in `queue` and was dead-lettered to `new_exchange`.
+    """Return a message's history after it died in `queue`, after `failures`, and was dead-lettered to `new_exchange`.
 
     `exchange`, `routing_keys` (the routing key, then CC, not BCC) and `original_expiration` are those of the original
     publish, even after earlier deaths. Without `new_routing_key` the message keeps its keys.
@@ -130,15 +136,16 @@ def died(
         cause,
         1 if history is None or reason == REJECTED else history.spread,
         over,
+        failures if history is None else history.failures + failures,
     )
 
 
 def moved(history: History) -> History:
     """Return a message's history after a user moved it.
 
-    Like a client's rejection, a move is intended, so earlier deaths count towards no cycle.
+    Like a client's rejection, a move is intended, so earlier deaths count towards no cycle. The deliveries begin anew.
     """
-    return history._replace(spread=1, over=len(history.deaths))
+    return history._replace(spread=1, over=len(history.deaths), failures=0)
 
 
 def moved_back(history: History) -> History:

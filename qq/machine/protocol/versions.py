@@ -26,7 +26,9 @@ the flag `exclusive` has no effect at a quorum queue. Arguments of stream consum
 
 11: the log says when a member's data directory was lost or replaced. Routing keys and names of fields may have octets
 that are not UTF-8, and so may `x-dead-letter-routing-key`. Arguments of queues and consumers that RabbitMQ 4.0 does not
-know may have any value."""
+know may have any value. With at-least-once, dead letters that their targets cannot take do not hold up those behind
+them. A move may be for messages with a text. A command that would change nothing may be answered by a read of the
+leader's commit index, without an entry. Dead letters keep the number of their failed deliveries in quorum queues."""
 
 OCTETS_SINCE = 11
 """The first version at which the log may hold routing keys and names of fields that are not UTF-8."""

@@ -16,8 +16,9 @@ from qq.ranges import FrozenPieces, Piece, Range, RangeMap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SETTLED, DISCARDED, RETURNED, FAILED = range(4)
-"""The fate of released messages: settled, rejected for good, returned, or returned as failed deliveries."""
+SETTLED, DISCARDED, RETURNED, FAILED, ENDED = range(5)
+"""The fate of released messages: settled, rejected for good, returned, returned by a rejection, or returned because the
+channel ended. The last two are failed deliveries. Before version 11 of the state, FAILED takes the place of ENDED."""
 
 
 class Leaving:

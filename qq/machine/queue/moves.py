@@ -32,6 +32,8 @@ ENDED_IN_VHOST_MAX = 100
 FILTER_BYTES_MAX = 2 * 1024
 """Maximum bytes of the headers that a move filters by (`limits.table_bytes`): 2 MB for all remembered moves
 together."""
+TEXT_BYTES_MAX = 1024
+"""Maximum bytes of the text that a move filters by."""
 
 ID_BYTES = 8
 """Random bytes in the id of a move; the id is their hexadecimal text."""
@@ -121,6 +123,8 @@ class MoveState:
     error: str = ""
     """The reason of a failure."""
     ended_ms: int = 0
+    text: str = ""
+    """Text that messages must contain; empty for any message."""
 
     @property
     def is_running(self) -> bool:

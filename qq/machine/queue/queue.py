@@ -21,7 +21,7 @@ from qq.machine.protocol.queue_types import CLASSIC
 from qq.machine.protocol.work_meter import RANGES_AT_ONCE
 from qq.machine.queue.backlog import Backlog
 from qq.machine.queue.consumers import CREDIT_MAX, Holder, Rotation
-from qq.machine.queue.leaving import DISCARDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
+from qq.machine.queue.leaving import DISCARDED, ENDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
 from qq.machine.queue.timers import NOW_MS
 from qq.ranges import NORMAL, Range, RangeMap
 
@@ -47,6 +47,7 @@ DUE_MIN = 16
 DYING_MAX = 10_000
 """Number of messages awaiting dead-lettering from which on no more messages expire or are dropped over a limit. A
 million of them at once would be a million objects."""
+_COME_BACK = (RETURNED, FAILED, ENDED)
 TRIM_MAX = 1024
 """Ranges that may be dropped over a limit in an entry, or as many as arrived if those are more. Without this bound, a
 new limit might drop millions at once."""
@@ -60,12 +61,23 @@ NOBODY: QueueOwner = ("", 0)
 """The owner of queues that will soon be removed, such as those of closed connections. No connection can use them."""
 
 
+UNROUTED = ""
+"""In place of a target's name: the dead-letter exchange routes the messages to no queue. No queue has this name."""
+
+
 class DeadMessages(NamedTuple):
     """A range of messages that wait to be moved to the dead-letter exchange."""
 
     range: Range
     reason: str
     time_ms: int
+
+    def part(self, offset: int, count: int) -> DeadMessages:
+        """Return `count` messages from the `offset`-th on."""
+        messages, reason, time_ms = self
+        return (
+            self if count == messages.count else DeadMessages(messages.part(offset, count), reason, time_ms)
+        )
 
 
 @dataclass(slots=True)
@@ -154,12 +166,15 @@ class Queue:
     histories: Histories = field(default_factory=Histories)
     dead: deque[DeadMessages] = field(default_factory=deque)
     first_dead: int = 0
-    """The number of the first message awaiting dead-lettering, which is the number of dead messages that have left
-    before it."""
+    """The number of the first of `dead`. Each dead message keeps the number that it gets at its death."""
+    stuck: dict[str, RangeMap[DeadMessages]] = field(default_factory=dict)
+    """Dead messages that their targets could not take, by number, outside of `dead`: a line for each full target, and
+    one for `UNROUTED`. No line is empty. It is always empty before version 11."""
     dead_count: int = 0
+    """Number of messages in `dead` and in `stuck`."""
     dead_size: int = 0
     retry_ms: int = 0
-    """Cluster time (ms) of the next attempt at dead-lettering; 0 is at once."""
+    """Cluster time (ms) of the next attempt at dead-lettering; 0 is at once, and always so since version 11."""
     leaving: list[Leaving] = field(default_factory=list)
     """Messages that consumers have settled or rejected, as put-off work; they still count as unacked."""
     returning: list[Leaving] = field(default_factory=list)
@@ -446,7 +461,7 @@ class Queue:
     @property
     def has_dead(self) -> bool:
         """Whether messages await dead-lettering, or put-off settlements and returns may add to them."""
-        return bool(self.dead or self.leaving or self.returning)
+        return bool(self.dead or self.stuck or self.leaving or self.returning)
 
     def loses_dead(self, now_ms: int) -> bool:
         """Return whether deleting the queue now would lose messages that die at `now_ms` or before."""
@@ -568,9 +583,8 @@ class Queue:
         while count and self.dead:
             dead = self.dead.popleft()
             if dead.range.count > count:
-                rest = dead.range.part(count, dead.range.count - count)
-                self.dead.appendleft(dead._replace(range=rest))
-                dead = dead._replace(range=dead.range.part(0, count))
+                self.dead.appendleft(dead.part(count, dead.range.count - count))
+                dead = dead.part(0, count)
             taken.append(dead)
             self.first_dead += dead.range.count
             self.dead_count -= dead.range.count
@@ -591,6 +605,51 @@ class Queue:
         # A target that this attempt filled may have room again as soon as its consumers are served.
         self.retry_ms = now_ms + DEAD_LETTER_RETRY_MS if is_stuck else 0
 
+    def take_stuck(self, first: int, count: int) -> tuple[str, list[tuple[int, DeadMessages]]]:
+        """Remove the dead messages with these numbers from the line that has `first`.
+
+        Returns the target of the line, and the messages with their numbers; there are none if no line has `first`.
+        """
+        for target, line in self.stuck.items():
+            if first in line:
+                taken = [
+                    (piece.first, piece.value.part(piece.offset, piece.count))
+                    for piece in line.take(first, first + count - 1)
+                ]
+                if not line:
+                    del self.stuck[target]
+                for _, dead in taken:
+                    self.dead_count -= dead.range.count
+                    self.dead_size -= dead.range.size
+                return target, taken
+        return UNROUTED, []
+
+    def hold_back(self, number: int, dead: DeadMessages, target: str) -> None:
+        """Put dead messages that `target` cannot take into its line; the first of them has this number."""
+        if target not in self.stuck:
+            self.stuck[target] = RangeMap()
+        self.stuck[target].insert(number, dead.range.count, dead)
+        self.dead_count += dead.range.count
+        self.dead_size += dead.range.size
+
+    def is_behind_others(self, number: int, target: str) -> bool:
+        """Return whether messages that died before the message with this number wait for the target."""
+        line = self.stuck.get(target)
+        return line is not None and line.head.first < number
+
+    def stuck_messages(self, target: str, first: int, most: int) -> list[tuple[int, DeadMessages]]:
+        """Return the messages in the line of a target with their numbers, from the number `first` on.
+
+        They are `most` ranges at most.
+        """
+        line = self.stuck.get(target)
+        found: list[tuple[int, DeadMessages]] = []
+        for piece in () if line is None else line.pieces_from(first, most):
+            skipped = max(first - piece.first, 0)
+            dead = piece.value.part(piece.offset + skipped, piece.count - skipped)
+            found.append((piece.first + skipped, dead))
+        return found
+
     def dead_lettered(self, messages: Range) -> None:
         """Record that the dead-letter exchange has moved these messages to its targets."""
         self.tally.dead_lettered += messages.count
@@ -605,12 +664,23 @@ class Queue:
     def history_octets_of_dead(self, number: int) -> int:
         """Return the history size in bytes of the dead message with this number; 0 without a history or message."""
         first = self.first_dead
-        if self.histories and number >= first:
-            for dead in self.dead:
-                first += dead.range.count
-                if number < first:
-                    return self.histories.octets(dead.range.history)
+        if not self.histories:
+            return 0
+        if number < first:
+            stuck = self.stuck_message(number)
+            return 0 if stuck is None else self.histories.octets(stuck.range.history)
+        for dead in self.dead:
+            first += dead.range.count
+            if number < first:
+                return self.histories.octets(dead.range.history)
         return 0
+
+    def stuck_message(self, number: int) -> DeadMessages | None:
+        """Return the stuck dead message with this number, or None."""
+        for target, line in self.stuck.items():
+            if number in line:
+                return self.stuck_messages(target, number, 1)[0][1].part(0, 1)
+        return None
 
     def histories_of(self, ranges: Iterable[Range]) -> dict[int, History]:
         get = self.histories.get
@@ -720,7 +790,7 @@ class Queue:
         self._check_in(consumer, count)
         if fate == SETTLED and not consumer.no_ack:
             self.tally.acknowledged += count
-        is_put_off = self.returning if fate in (RETURNED, FAILED) else self.leaving
+        is_put_off = self.returning if fate in _COME_BACK else self.leaving
         if is_put_off or len(pieces) > RANGES_AT_ONCE:
             self._put_off(Leaving(fate, [RangeMap.from_pieces(pieces, count)]))
         else:
@@ -748,7 +818,7 @@ class Queue:
     def _put_off(self, leaving: Leaving) -> None:
         if not leaving.count:
             return
-        if leaving.fate in (RETURNED, FAILED):
+        if leaving.fate in _COME_BACK:
             self.returning.append(leaving)
             self.coming_back += leaving.count
         else:
@@ -800,12 +870,14 @@ class Queue:
         elif fate == DISCARDED:
             self.die(ranges, REJECTED, now_ms)
         else:
-            self._return(ranges, now_ms, failed=fate == FAILED)
+            self._return(ranges, now_ms, fate)
 
-    def _return(self, ranges: list[Range], now_ms: int, *, failed: bool) -> None:
+    def _return(self, ranges: list[Range], now_ms: int, fate: int) -> None:
         """Return messages after an unsuccessful delivery, now or after a delay; above the delivery limit they die."""
         settings, backlog = self.settings, self.backlog
-        failures = failed and self.counts_failures
+        failed = fate != RETURNED
+        # RabbitMQ 4.0 counts the failures of ended channels, too, but shows them only after the death of a message.
+        failures = (failed and self.counts_failures) or (fate == ENDED and self.kind != CLASSIC)
         is_delayed = settings.retry_type in ("all", "failed" if failed else "returned")
         is_ordered = self.kind == CLASSIC or settings.return_position == "original"
         limit = settings.delivery_limit
@@ -853,6 +925,7 @@ class Queue:
         self.first_dead += self.dead_count
         self.dead_count = self.dead_size = 0
         self.dead.clear()
+        self.stuck.clear()
         self.retry_ms = 0
         self._settle_what_leaves()
         if self.histories:
@@ -885,7 +958,9 @@ class Queue:
         self.holders.clear()
         self.rotation = self.candidates = Rotation()
         self.active = None
-        return [*held, *leaving, list(self.dead)]
+        stuck = [line.take_all() for line in self.stuck.values()]
+        self.stuck = {}
+        return [*held, *leaving, *stuck, list(self.dead)]
 
     def _check_out(self, consumer: Consumer, ranges: list[Range], available_ms: int) -> Deliver:
         """Record that the consumer holds these messages, too. Return the effect that delivers them."""
@@ -956,6 +1031,7 @@ class Queue:
             self.retry_ms,
             tuple(self.rotation) if self.rotation else (),
             self.active,
+            tuple([FrozenLine(self.number, target, line.freeze()) for target, line in self.stuck.items()]),
         )
 
     def freeze_behind(self) -> FrozenBehind:
@@ -970,6 +1046,13 @@ class Queue:
         self.histories.load(histories)
         self.dead.extend(dead)
         self.dead_size = sum(dead.range.size for dead in self.dead)
+
+    def restore_stuck(self, target: str, messages: Iterable[tuple[int, DeadMessages]]) -> None:
+        """Restore the line of a target from a dump; `dead_count` includes it already."""
+        line = self.stuck[target] = RangeMap()
+        for number, dead in messages:
+            line.append(number, dead.range.count, dead)
+            self.dead_size += dead.range.size
 
     def restore_consumer(self, consumer: Consumer) -> None:
         """Restore a consumer with its held messages, without serving it."""
@@ -1033,6 +1116,16 @@ class FrozenQueue(NamedTuple):
     retry_ms: int
     rotation: tuple[Consumer, ...]
     active: Consumer | None
+    stuck: tuple[FrozenLine, ...]
+
+
+class FrozenLine(NamedTuple):
+    """The dead messages that a target cannot take, at a moment."""
+
+    queue: int
+    """The number of the queue in which they died."""
+    target: str
+    messages: FrozenPieces[DeadMessages]
 
 
 def _totals(ranges: Iterable[Range]) -> tuple[int, int]:

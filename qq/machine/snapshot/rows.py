@@ -15,7 +15,7 @@ a different row is part of that row, and so is its change.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from qq.machine.catalog.catalog import ConnectionState
 from qq.machine.catalog.reply_names import Requester
@@ -61,9 +61,11 @@ if TYPE_CHECKING:
     from qq.machine.protocol.effects import Answer, Result
     from qq.machine.queue.backlog import BacklogRow
     from qq.machine.queue.leaving import FrozenLeaving
-    from qq.machine.queue.queue import FrozenBehind, FrozenConsumer, FrozenQueue
+    from qq.machine.queue.queue import FrozenBehind, FrozenConsumer, FrozenLine, FrozenQueue
     from qq.ranges import FrozenPieces, Piece
 
+
+V = TypeVar("V")
 
 _make = tuple.__new__
 """Makes a row in half the time of calling the class; used where there may be very many rows."""
@@ -379,6 +381,42 @@ class QueueRow(NamedTuple):
         return queue
 
 
+class StuckRow(NamedTuple):
+    """The dead messages of a queue that a target cannot take."""
+
+    queue: int
+    """The number of the queue."""
+    target: str
+    messages: Iterable[StuckMessagesRow]
+
+    @classmethod
+    def from_state(cls, frozen: FrozenLine) -> StuckRow:
+        pieces = pieces_of(frozen.messages)
+        return cls(frozen.queue, frozen.target, Rows(pieces, StuckMessagesRow.from_state))
+
+    @classmethod
+    def read(cls, written: Sequence[Any]) -> StuckRow:
+        queue, target, messages = written
+        return cls(queue, target, list(map(StuckMessagesRow.read, messages)))
+
+
+class StuckMessagesRow(NamedTuple):
+    """Consecutive dead messages that a target cannot take."""
+
+    first: int
+    """The number of the first of them."""
+    dead: DeadMessages
+
+    @classmethod
+    def from_state(cls, piece: Piece[DeadMessages]) -> StuckMessagesRow:
+        return cls(piece.first, piece.value.part(piece.offset, piece.count))
+
+    @classmethod
+    def read(cls, written: Sequence[Any]) -> StuckMessagesRow:
+        first, dead = written
+        return cls(first, read_dead(dead))
+
+
 def read_dead(written: Sequence[Any]) -> DeadMessages:
     messages, reason, time_ms = written
     return DeadMessages(Range(*messages), reason, time_ms)
@@ -410,7 +448,7 @@ def held_rows(held: FrozenPieces[Range]) -> Rows:
     return Rows(pieces_of(held), HeldRow.from_state)
 
 
-def pieces_of(held: FrozenPieces[Range]) -> list[Piece[Range]]:
+def pieces_of(held: FrozenPieces[V]) -> list[Piece[V]]:
     pieces, start, end = held
     return pieces[start:end]
 
@@ -490,6 +528,7 @@ class MoveRow(NamedTuple):
     state: str
     error: str
     ended_ms: int
+    text: str
 
     @classmethod
     def from_state(cls, move: MoveState) -> MoveRow:
@@ -497,6 +536,9 @@ class MoveRow(NamedTuple):
 
     def build(self) -> MoveState:
         return MoveState(**self._asdict())
+
+
+CHANGES[MoveRow] = {11: more_fields("")}
 
 
 # Connections, sessions, consumers

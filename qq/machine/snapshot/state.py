@@ -30,6 +30,7 @@ from qq.machine.snapshot.rows import (
     QueueRow,
     Rows,
     SessionRow,
+    StuckRow,
     VhostRow,
     downgraded,
     more_fields,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from qq.machine.handlers.core import Core, FrozenSession
     from qq.machine.handlers.fragments import FrozenFragments, Place, Slots
     from qq.machine.protocol.commands import Table
-    from qq.machine.queue.queue import FrozenBehind, FrozenConsumer, FrozenQueue, Queue
+    from qq.machine.queue.queue import FrozenBehind, FrozenConsumer, FrozenLine, FrozenQueue, Queue
 
 
 class MalformedDump(ValueError):
@@ -124,7 +125,11 @@ class FrozenMachine(NamedTuple):
             moves=rows_as_of(MoveRow, version, self.moves),
             fragments=Rows(self._fragments_in_use()),
             outage_ms=self.outage_ms,
+            stuck=rows_as_of(StuckRow, version, self._stuck(), StuckRow.from_state),
         )
+
+    def _stuck(self) -> list[FrozenLine]:
+        return [line for row in self.queues for line in row.stuck]
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
         """Return the number of references to messages with bounds[i] <= index < bounds[i + 1], for each i.
@@ -199,6 +204,10 @@ class FrozenMachine(NamedTuple):
         for row in self.queues:
             for dead in row.dead:
                 yield dead.range[:3]
+            for line in row.stuck:
+                for piece in pieces_of(line.messages):
+                    index, slot, *_ = piece.value.range
+                    yield index, slot + piece.offset, piece.count
         leaving = [held for row in self.behind for each in row.leaving for held in each.held]
         for unacked in (*(row.unacked for row in self.consumers), *leaving):
             for piece in pieces_of(unacked):
@@ -252,14 +261,16 @@ class Dump(NamedTuple):
     """The messages stored in fragments that the state refers to."""
     outage_ms: int
     """Milliseconds of the cluster's time that were outage."""
+    stuck: Iterable[StuckRow]
+    """The dead messages that their targets cannot take."""
 
 
-CHANGES[Dump] = {8: more_fields((), (), ()), 9: more_fields(0)}
+CHANGES[Dump] = {8: more_fields((), (), ()), 9: more_fields(0), 11: more_fields(())}
 
 
 _RANGES_PER_SEARCH = 1000
 """Ranges of a backlog (about) that can be read in the time that it takes to find those of a single entry."""
-_IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})
+_IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow, StuckRow})
 """Types that are packed with a call for each of their parts, because a call blocks the node."""
 _LEVELS_TO_A_CHUNK = 6
 """Number of lists around each chunk of runs: chunks, runs, lane, lanes, backlog, queue."""
@@ -310,7 +321,7 @@ class _Packing:
         self._packer.reset()
 
 
-_DEEP = {"vhosts": 3, "unacked": 2, "behind": 6}
+_DEEP = {"vhosts": 3, "unacked": 2, "behind": 6, "stuck": 3}
 """Number of lists around the most numerous objects, for sections in which these are not the rows."""
 _LEVELS = [_DEEP.get(section, 1) for section in Dump._fields]
 
@@ -352,6 +363,7 @@ def read_dump(data: bytes) -> Dump:
         behind=list(map(BehindRow.read, upgraded(BehindRow, version, read.behind))),
         moves=[MoveRow(*row) for row in upgraded(MoveRow, version, read.moves)],
         fragments=list(map(FragmentsRow.read, read.fragments)),
+        stuck=list(map(StuckRow.read, upgraded(StuckRow, version, read.stuck))),
     )
 
 
@@ -411,6 +423,9 @@ def restore(core: Core, dump: Dump) -> None:
         vhost.restore_queue(queue)
         if queue.dead:
             core.queues_with_dead[queue] = None
+    for row in dump.stuck:
+        queues[row.queue].restore_stuck(row.target, row.messages)
+        core.queues_with_stuck[queues[row.queue]] = None
     catalog.queues_declared = dump.queues_declared
     for row in dump.vhosts:
         for binding in row.bindings:

@@ -178,7 +178,7 @@ def is_made(catalog: Catalog, change: Change) -> bool:
             return catalog.global_parameters.get(name) == value
         case c.DeleteGlobalParameter(name):
             return name not in catalog.global_parameters
-        case c.BeginMove(vhost=name, move=move):
+        case c.BeginMove(vhost=name, move=move) | c.BeginTextMove(vhost=name, move=move):
             return (name, move) in catalog.moves.all
         case c.EndMove(vhost=name, move=move):
             known = catalog.moves.all.get((name, move))

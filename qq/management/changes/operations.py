@@ -35,7 +35,7 @@ class Operations:
     async def check_permitted(
         self,
         user: str,
-        command: Declaration | c.Get | NewMessage | AllPublications | c.BeginMove,
+        command: Declaration | c.Get | NewMessage | AllPublications | c.BeginMove | c.BeginTextMove,
         vhost: str,
         scopes: Scopes | None = None,
     ) -> None:

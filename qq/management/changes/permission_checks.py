@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from qq.sessions.access import Access
 
 
-def check(access: Access, command: Declaration | c.Get | NewMessage | AllPublications | c.BeginMove) -> None:
+def check(
+    access: Access,
+    command: Declaration | c.Get | NewMessage | AllPublications | c.BeginMove | c.BeginTextMove,
+) -> None:
     """Raise AccessRefused unless the session's user may do everything that the command does."""
     match command:
         case NewMessage():
@@ -30,7 +33,7 @@ def check(access: Access, command: Declaration | c.Get | NewMessage | AllPublica
             access.check("configure", "queue", command.name)
         case c.PurgeQueue():
             access.check("read", "queue", command.name)
-        case c.BeginMove():
+        case c.BeginMove() | c.BeginTextMove():
             access.check("read", "queue", command.source)
             if command.destination:
                 access.check("write", "queue", command.destination)

@@ -16,7 +16,7 @@ from qq.management.errors import NOT_CARRIED_OUT, UNKNOWN, PublicationRejected, 
 from qq.management.objects.browse import stored_messages
 from qq.management.reports.messages import AckMode, Message
 from qq.sessions.entries import MessagesGone
-from qq.sessions.headers import delivered, published_to
+from qq.sessions.headers import delivered, is_redelivered, published_to
 from qq.sessions.lanes import Lane
 from qq.sessions.pending_requests import OpenEnqueue
 from qq.sessions.session_info import ConnectionFacts
@@ -81,7 +81,7 @@ async def until_applied(
         raise Unavailable(f"{broker.why_full}; {UNKNOWN if changes and not commands else NOT_CARRIED_OUT}")
     for command in commands:
         broker.submissions.add(command, lane)
-    broker.submissions.read_barrier(resolve, lane)
+    broker.submissions.read(resolve, lane)
     while not applied.done():
         before = broker.submissions.batches_applied
         await asyncio.wait([applied], timeout=CHANGE_TIMEOUT_S)
@@ -320,7 +320,7 @@ class RequestSession:
             offset,
             exchange,
             routing_key,
-            got.range.deliveries > 0,
+            is_redelivered(got.range, got.history, got.count_contract),
             *content(message),
             message_count=got.remaining,
         )

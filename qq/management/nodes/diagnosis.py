@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from qq.management.objects.shovels import ShovelReports
     from qq.management.reports.members import ClusterMember, ClusterMembers
     from qq.management.statistics.queue_statistics import QueueStatistics
+    from qq.metrics.counters import CertificateEnd
 
 TOPIC = "diagnosis"
 """Topic of the question for a node's vitals and findings."""
@@ -116,6 +117,10 @@ class Doctor:
         self._recent_s = float("-inf")
         self._one_at_a_time = asyncio.Lock()
         queries.answer(TOPIC, self._answer)
+
+    def certificate_ends(self) -> Iterator[CertificateEnd]:
+        """Return when the certificates of this node's ports end."""
+        return self._vitals.certificate_ends()
 
     async def sample(self) -> None:
         """Judge the facts that this node has by itself. Called after each sample of queues and clients."""

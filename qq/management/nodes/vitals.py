@@ -23,6 +23,7 @@ from qq.diagnosis.node_rules import (
     findings_of_node,
 )
 from qq.diagnosis.window import TimesWindow, Trend
+from qq.metrics.counters import CertificateEnd
 from qq.process import descriptors, memory
 from qq.shovels.report import RUNNING
 from qq.tls.certificates import InvalidCertificate, validities
@@ -57,7 +58,7 @@ class NodeVitals:
         self._own = own
         self._clients = clients
         self._writes = TimesWindow(own.write_times)
-        self._loop = TimesWindow(group.beat_delays)
+        self._loop = TimesWindow(group.heartbeat_delays)
         self._commits = TimesWindow(broker.submissions.commit_times)
         self._applying = TimesWindow(group.apply_times)
         self._cpu = Trend()
@@ -104,6 +105,14 @@ class NodeVitals:
                 self._idle_shovels[key] = IdleShovel(*key, each.reason)
             elif key in known and each.state != RUNNING:
                 self._idle_shovels[key] = known[key]
+
+    def certificate_ends(self) -> Iterator[CertificateEnd]:
+        """Return the ends of the readable certificates of this node's ports, up to five minutes old."""
+        ends_s = {each.path: each.ends_s for each in self._certificates}
+        for files in self._own.certificates:
+            for name, path in (("cert", files.cert), ("ca", files.ca)):
+                if path is not None and (ends := ends_s.get(path)) is not None:
+                    yield CertificateEnd(files.protocol, name, ends)
 
     @property
     def commit_s(self) -> float:

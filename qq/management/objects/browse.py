@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qq.management.reports.messages import Message
 from qq.sessions.entries import MessagesGone
-from qq.sessions.headers import delivered, published_to
+from qq.sessions.headers import delivered, is_redelivered, published_to
 from qq.stored.editing import content
 
 if TYPE_CHECKING:
@@ -32,6 +32,24 @@ READ_AHEAD_RANGES = 64
 """Ranges ahead of the current range whose entries are read from the disk together with it."""
 
 
+class BrowsedGroup(NamedTuple):
+    """Stored messages of a queue with the same published properties and the same history."""
+
+    stored: Messages
+    part: Range
+    history: History | None
+    offset: int
+    """Number of ready messages before the first of these."""
+
+    def browsed(self, count_contract: CountContract | None) -> Iterator[Message]:
+        """Yield the messages as consumers would get them."""
+        exchange, routing_key = published_to(self.stored, self.history)
+        framed = delivered(self.stored.messages, self.part, self.history, count_contract=count_contract)
+        redelivered = is_redelivered(self.part, self.history, count_contract)
+        for number, message in enumerate(framed, self.offset):
+            yield Message(number, exchange, routing_key, redelivered, *content(message))
+
+
 async def browse(queue: Queue, entries: Entries, offset: int, count: int, bytes_max: int) -> list[Message]:
     """Read up to `count` ready messages in delivery order, from position `offset` on.
 
@@ -45,31 +63,28 @@ async def browse(queue: Queue, entries: Entries, offset: int, count: int, bytes_
         ranges = await asyncio.to_thread(frozen.browse, offset, count)
         if not ranges:
             break
-        messages = _messages(entries, ranges, histories, queue.count_contract, offset)
-        async with aclosing(messages):
-            async for message in messages:
-                bytes_max -= len(message.body)
-                if page and bytes_max < 0:
-                    break
-                page.append(message)
+        groups = read_groups(entries, ranges, histories, offset)
+        async with aclosing(groups):
+            async for group in groups:
+                for message in group.browsed(queue.count_contract):
+                    bytes_max -= len(message.body)
+                    if page and bytes_max < 0:
+                        return page
+                    page.append(message)
         offset += count  # if all of them were removed meanwhile, the next page is read
     return page
 
 
-async def _messages(
-    entries: Entries,
-    ranges: Sequence[Range],
-    histories: FrozenHistories,
-    count_contract: CountContract | None,
-    offset: int,
-) -> AsyncGenerator[Message]:
+async def read_groups(
+    entries: Entries, ranges: Sequence[Range], histories: FrozenHistories, offset: int
+) -> AsyncGenerator[BrowsedGroup]:
+    """Read the messages of ranges, whose first is at position `offset`, in steps with other tasks in between."""
     for number, messages in enumerate(ranges):
         ahead = ranges[number : number + READ_AHEAD_RANGES]
         history = histories.get(messages.history) if messages.history else None
         for part in _steps(entries, messages):
             for place, stored in await _read(entries, part, ahead):
-                for browsed in _browsed(stored, part, history, count_contract, offset + place):
-                    yield browsed
+                yield BrowsedGroup(stored, part, history, offset + place)
             offset += part.count
             await asyncio.sleep(0)
 
@@ -135,12 +150,3 @@ class _Reading:
             self.whole.set_result(stored)
         else:
             self._entries.load(self._indexes, self._load)
-
-
-def _browsed(
-    stored: Messages, part: Range, history: History | None, count_contract: CountContract | None, offset: int
-) -> Iterator[Message]:
-    exchange, routing_key = published_to(stored, history)
-    framed = delivered(stored.messages, part, history, count_contract=count_contract)
-    for number, message in enumerate(framed, offset):
-        yield Message(number, exchange, routing_key, part.deliveries > 0, *content(message))

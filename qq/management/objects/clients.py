@@ -20,6 +20,7 @@ from qq.management.reports.clients import ChannelHead, ConnectionHead
 from qq.management.slices import Slices
 from qq.management.statistics.client_watch import ClientWatch
 from qq.management.statistics.rates import Rates, deliveries_of, with_rates
+from qq.metrics.counters import ClientTotals
 from qq.tables import json_value
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 PROTOCOL = "AMQP 0-9-1"
 """Protocol shown for clients of nodes that do not answer."""
-CONNECTION_NAMES, SOME_CONNECTIONS = "connection-names", "some-connections"
-CHANNEL_NAMES, SOME_CHANNELS = "channel-names", "some-channels"
+CONNECTION_NAMES, SOME_CONNECTIONS = "names-of-connections", "some-connections"
+CHANNEL_NAMES, SOME_CHANNELS = "names-of-channels", "some-channels"
 """Topics of questions between nodes."""
 
 _CHURN = "churn"
@@ -88,10 +89,12 @@ class ClientReports:
         self._queries = queries
         self._rates = Rates()
         self.watch = ClientWatch()
-        self._connection_names: ClientNames[ConnectionState, str] = ClientNames(
+        self.totals = ClientTotals()
+        """Totals of this node's clients, as of the last sample."""
+        self._connection_names: ClientNames[ConnectionState, tuple[str, str]] = ClientNames(
             broker.name, queries, CONNECTION_NAMES, self._own_connection_name
         )
-        self._channel_names: ClientNames[SessionState, tuple[str, int]] = ClientNames(
+        self._channel_names: ClientNames[SessionState, tuple[str, int, str]] = ClientNames(
             broker.name, queries, CHANNEL_NAMES, self._own_channel_name
         )
         queries.answer_keys(SOME_CONNECTIONS, self._own_connections)
@@ -110,8 +113,8 @@ class ClientReports:
         slices = Slices()
         for place, row in rows:
             if connections.get(place) is row:
-                name = names.get(place) or _name_in_log(row)
-                heads.append(ConnectionHead(*place, name, row.vhost.name, row.user))
+                name, client = names.get(place) or (_name_in_log(row), "")
+                heads.append(ConnectionHead(*place, name, row.vhost.name, row.user, client))
             await slices.give_way()
         return await sort_in_slices(heads, _by_name)
 
@@ -124,9 +127,9 @@ class ClientReports:
         slices = Slices()
         for place, session in channels:
             if place in names and session.user is not None and sessions.get(place) is session:
-                connection, number = names[place]
+                connection, number, client = names[place]
                 name = _channel_name(connection, number)
-                heads.append(ChannelHead(*place, name, session.vhost.name, session.user, connection))
+                heads.append(ChannelHead(*place, name, session.vhost.name, session.user, connection, client))
             await slices.give_way()
         return await sort_in_slices(heads, _by_name)
 
@@ -205,21 +208,29 @@ class ClientReports:
             watch.check(connection, facts, is_held=is_held, now_ms=now_ms)
             await slices.give_way()
         watch.end_pass()
+        totals = ClientTotals(traffic=watch.transferred)
         for session in list(sessions.values()):
             facts = session.facts()
             if facts is not None:
+                totals.unacknowledged += facts.unacknowledged
+                totals.unconfirmed += facts.unconfirmed
+                totals.uncommitted += facts.uncommitted
+                totals.uncommitted_acks += facts.uncommitted_acks
                 self._rates.sample(session.session, channel_numbers(facts.counts), self._group.time_ms())
             await slices.give_way()
+        self.totals = totals
         self._rates.end_pass()
 
-    def _own_connection_name(self, number: int) -> str | None:
+    def _own_connection_name(self, number: int) -> tuple[str, str] | None:
         connection = self._broker.connections.get(number)
-        return None if connection is None else connection.name
+        return None if connection is None else (connection.name, _client_name(connection))
 
-    def _own_channel_name(self, number: int) -> tuple[str, int] | None:
+    def _own_channel_name(self, number: int) -> tuple[str, int, str] | None:
         session = self._broker.sessions.get(number)
         facts = None if session is None else session.facts()
-        return None if session is None or facts is None else (session.connection.name, facts.number)
+        if session is None or facts is None:
+            return None
+        return session.connection.name, facts.number, _client_name(session.connection)
 
     def _own_connections(self, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
         catalog, connections = self._machine.catalog, self._broker.connections
@@ -303,6 +314,11 @@ def given_name(connection: Connection) -> Row:
     """Return the field with the name that the client has given its connection; it is left out without a name."""
     name = json_value(connection.client_properties.get("connection_name"))
     return {"user_provided_name": name} if isinstance(name, str) else {}
+
+
+def _client_name(connection: Connection) -> str:
+    """Return the name that the client has given its connection, or an empty text."""
+    return given_name(connection).get("user_provided_name", "")
 
 
 def _name_in_log(row: ConnectionState) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qq.machine.policy.policies import effective_definition
 from qq.management.objects.browse import browse
+from qq.management.objects.search import Search
 from qq.management.reports.queues import QueueStatus
 from qq.management.reports.rows import ThingRows
 from qq.management.statistics.rates import HIDDEN, LENGTHS, QueueNumbers, numbers_of, with_rates
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from cluster.group.group import Group
     from qq.machine.machine import QueueMachine
     from qq.machine.queue.queue import Queue
+    from qq.management.objects.search import Searched, SearchLimits
     from qq.management.objects.sorted_objects import SortedObjects
     from qq.management.reports.messages import Message
     from qq.management.statistics.queue_statistics import QueueStatistics
     from qq.sessions.broker import Broker
+    from qq.sessions.message_filter import MessageFilter
 
 DOWN = "down"
 _FIELD_NAMES = QueueNumbers._fields
@@ -88,6 +91,15 @@ class QueueReports:
         if known is None:
             return None
         return await browse(known, self._broker.entries, offset, count, bytes_max)
+
+    async def search(
+        self, vhost: str, queue: str, wanted: MessageFilter, limits: SearchLimits
+    ) -> Searched | None:
+        """Search ready messages without taking them; return None if the queue does not exist."""
+        known, found = self._machine.vhosts.get(vhost), self._queue(vhost, queue)
+        if known is None or found is None:
+            return None
+        return await Search(known, found, wanted, limits).run(self._broker.entries)
 
     def _queue(self, vhost: str, name: str) -> Queue | None:
         known = self._machine.vhosts.get(vhost)

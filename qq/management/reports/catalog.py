@@ -80,6 +80,7 @@ class MoveStatus(NamedTuple):
     state: str
     error: str
     ended_ms: int
+    text: str
 
 
 class ShovelStatus(NamedTuple):

@@ -20,6 +20,8 @@ class ConnectionHead(NamedTuple):
     name: str
     vhost: str
     user: str
+    client: str = ""
+    """Name that the client has given its connection."""
 
 
 class ChannelHead(NamedTuple):
@@ -33,3 +35,5 @@ class ChannelHead(NamedTuple):
     user: str
     connection: str
     """Name of its connection."""
+    client: str = ""
+    """Name that the client has given its connection."""

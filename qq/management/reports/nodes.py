@@ -12,7 +12,7 @@ class Listener(NamedTuple):
     """A port of a node."""
 
     protocol: str
-    """"amqp", "amqp/ssl", "http", "clustering" or "clustering/ssl", as in RabbitMQ."""
+    """"amqp", "amqp/ssl", "http", "https", "clustering" or "clustering/ssl", as in RabbitMQ."""
     host: str
     port: int
     uses_tls: bool = False

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from qq.diagnosis.limits import TenantUse
 from qq.diagnosis.node_rules import REPORTED_MAX, SlowReader
+from qq.metrics.counters import Transferred
+from qq.sessions.session_info import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +24,7 @@ UNREAD_OCTETS = 256 * 1024
 """Octets that a client must leave unread to count as a slow reader."""
 UNREAD_MS = 30_000
 """Milliseconds after which a slow reader is reported."""
+_NO_TRAFFIC = Traffic()
 
 
 class ClientWatch:
@@ -35,8 +38,9 @@ class ClientWatch:
         """The tenants with most traffic between the last two samples."""
         self.octets_per_s = 0.0
         """Octets per second that all clients together sent and received."""
-        self._octets: dict[int, int] = {}
-        """Octets that each connection had sent and received at the last sample, by its number."""
+        self.transferred = Transferred()
+        self._traffic: dict[int, Traffic] = {}
+        """Traffic of each connection at the last sample, by its number."""
         self._unread_since: dict[int, int] = {}
         self._began_ms = 0
         self._begin(0)
@@ -44,7 +48,7 @@ class ClientWatch:
     def _begin(self, now_ms: int) -> None:
         self._last_ms, self._began_ms = self._began_ms, now_ms
         self._now_blocked = 0
-        self._now_octets: dict[int, int] = {}
+        self._now_traffic: dict[int, Traffic] = {}
         self._now_unread: dict[int, int] = {}
         self._unread: list[SlowReader] = []
         self._used: dict[tuple[str, str], list[int]] = {}
@@ -56,10 +60,15 @@ class ClientWatch:
         """Check a connection, once in a pass. `is_held` says whether a limit delays its publishing."""
         number, traffic = connection.id, facts.traffic
         self._now_blocked += facts.is_blocked or is_held
-        octets = traffic.octets_in + traffic.octets_out
-        self._now_octets[number] = octets
+        self._now_traffic[number] = traffic
+        before, all_clients = self._traffic.get(number, _NO_TRAFFIC), self.transferred
+        octets_in, octets_out = traffic.octets_in - before.octets_in, traffic.octets_out - before.octets_out
+        all_clients.octets_in += octets_in
+        all_clients.octets_out += octets_out
+        all_clients.reads += traffic.reads - before.reads
+        all_clients.writes += traffic.writes - before.writes
         used = self._used.setdefault((connection.vhost, connection.user), [0, 0])
-        used[0] += octets - self._octets.get(number, 0)
+        used[0] += octets_in + octets_out
         used[1] += 1
         if traffic.octets_waiting >= UNREAD_OCTETS:
             since_ms = self._now_unread[number] = self._unread_since.get(number, now_ms)
@@ -76,4 +85,4 @@ class ClientWatch:
         ]
         self.octets_per_s = sum(tenant.octets_per_s for tenant in tenants)
         self.tenants = nlargest(REPORTED_MAX, tenants, key=attrgetter("octets_per_s"))
-        self._octets, self._unread_since = self._now_octets, self._now_unread
+        self._traffic, self._unread_since = self._now_traffic, self._now_unread

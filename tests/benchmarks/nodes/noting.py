@@ -1,6 +1,6 @@
-"""A node that notes when it does what, for budget.py: `noting.py PROGRAM serve ...`.
+"""A node that records the times of its steps, for budget.py: `noting.py PROGRAM serve ...`.
 
-SIGUSR1 has it write its notes beside its data and forget them.
+On SIGUSR1 it writes its records beside its data and forgets them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROGRAM = sys.argv.pop(1)
-# The program that is watched, which may be another one than this file's.
+# The measured program, which may be a version other than this file's.
 sys.path.insert(0, PROGRAM)
 from cluster.engine.engine import Engine  # noqa: E402
 from cluster.group.group import Group  # noqa: E402
@@ -43,7 +43,7 @@ def record(step: str) -> None:
 def watch(
     owner: Any, method: str, begins: str = "", ends: str = "", named: Callable[..., str] | None = None
 ) -> None:
-    """Note when a method is called and when it returns; `named` says what is noted of a call in place of `begins`."""
+    """Record each call and return of a method; `named` returns the text of a call, in place of `begins`."""
     original = getattr(owner, method)
 
     @wraps(original)

@@ -61,7 +61,7 @@ def refused(step: Callable[[], object]) -> str:
     return str(info.value)
 
 
-# Steps one by one
+# Single steps
 
 
 def test_a_new_directory_joins_as_a_learner_and_is_promoted() -> None:
@@ -255,13 +255,13 @@ numbers = st.integers(1, 9)
 names = numbers.map("n{}".format)
 addresses = numbers.map(address)
 ids = st.integers(1, 12).map(identity)
-ids_or_nobody = ids | st.just(NOBODY)
+ids_or_none = ids | st.just(NOBODY)
 versions = st.sampled_from([VERSIONS, Versions(8, 9), Versions(6, 7), Versions(9, 9)])
 steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(lambda *arguments: lambda c: c.joined(*arguments), names, ids, addresses, versions),
     st.builds(lambda moves: lambda c: c.moved(moves), st.dictionaries(names, addresses, max_size=3)),
-    st.builds(lambda *arguments: lambda c: c.vacated(*arguments), names, ids_or_nobody),
-    st.builds(lambda *arguments: lambda c: c.without(*arguments), names, ids_or_nobody),
+    st.builds(lambda *arguments: lambda c: c.vacated(*arguments), names, ids_or_none),
+    st.builds(lambda *arguments: lambda c: c.without(*arguments), names, ids_or_none),
     st.builds(lambda *arguments: lambda c: c.added(*arguments), names, addresses, ids),
     st.builds(lambda name: lambda c: c.promoted(name), names),
     st.builds(
@@ -272,7 +272,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
 
 
 def majorities(configuration: Configuration) -> list[frozenset[str]]:
-    """All majorities of the smallest size, as ids: a name may stand for one directory and then for another."""
+    """Return all smallest majorities, as ids: a name may stand for two directories in turn."""
     voters = [str(member.id or member.name) for member in configuration.members if member.is_voter]
     return [frozenset(some) for some in combinations(voters, majority(len(voters)))]
 
@@ -280,7 +280,7 @@ def majorities(configuration: Configuration) -> list[frozenset[str]]:
 @given(st.lists(steps, max_size=40))
 def test_majorities_before_and_after_a_step_share_a_voter(taken: list[Step]) -> None:
     configuration = Configuration.of(7, TRIO.members)
-    gone: set[bytes] = set()
+    removed: set[bytes] = set()
     for step in taken:
         try:
             after = step(configuration)
@@ -292,8 +292,8 @@ def test_majorities_before_and_after_a_step_share_a_voter(taken: list[Step]) -> 
         assert len({member.address for member in after.members}) == len(after.members)
         known = [member.id for member in after.members if member.id]
         assert len(set(known)) == len(known)
-        gone.update(member.id for member in configuration.members if member.id and member.id not in known)
-        assert gone.isdisjoint(known), "an id never comes again"
+        removed.update(member.id for member in configuration.members if member.id and member.id not in known)
+        assert removed.isdisjoint(known), "an id never comes again"
         assert read_configuration(make_configuration(5, after)) == after
         configuration = after
 
@@ -361,7 +361,7 @@ def test_entry_of_a_different_kind_is_no_configuration(entry: bytes) -> None:
         read_configuration(entry)
 
 
-# Which one counts
+# The valid configuration
 
 
 def test_the_newest_in_the_log_counts_until_its_entry_is_deleted() -> None:
@@ -394,14 +394,14 @@ def test_applied_configuration_cannot_be_deleted() -> None:
 def test_reported_configuration_counts_until_the_log_reaches_it() -> None:
     told = TRIO.moved({"n1": address(4)})
     no_cluster = Configurations(Configuration.of(8, TRIO.members))
-    assert not no_cluster.told(9, told)
+    assert not no_cluster.received(9, told)
     configurations = Configurations(TRIO)
     configurations.find(TRIO, 5, [])
-    assert not configurations.told(9, Configuration.of(8, TRIO.members, identity(9)))
-    assert not configurations.told(5, told)
+    assert not configurations.received(9, Configuration.of(8, TRIO.members, identity(9)))
+    assert not configurations.received(5, told)
     assert configurations.latest is TRIO
-    assert configurations.told(9, told)
-    assert not configurations.told(8, TRIO), "it was told by one that is behind"
+    assert configurations.received(9, told)
+    assert not configurations.received(8, TRIO), "it was told by one that is behind"
     assert configurations.latest is told
     assert configurations.newest is TRIO
     configurations.find(TRIO, 9, [])

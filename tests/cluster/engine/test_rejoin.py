@@ -1,4 +1,4 @@
-"""VoterStatus: who may vote after having lost a vote, a log or both."""
+"""VoterStatus: the right to vote after the loss of a vote, a log or both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDENTITY = b"cluster/n1/0"
 
 
 class StandIn:
-    """What rejoin reads of an engine and its journal, and what it writes."""
+    """The parts of an engine and its journal that rejoin reads and writes."""
 
     def __init__(self, *, term: int = 0, last_index: int = 1, last_term: int = 0) -> None:
         self.term = term
@@ -61,7 +61,7 @@ class Node:
         self.rejoin.advance(cast("Any", self.engine), cast("Any", self.engine.journal), self.now_s)
         return self.rejoin.voter_status
 
-    def hears(self, peer: str, *, leads: bool = False, **fields: int) -> VoterStatus:
+    def receive_status(self, peer: str, *, leads: bool = False, **fields: int) -> VoterStatus:
         usual = {"voter_status": VoterStatus.VOTER, "last_index": 1, "first_index": 1}
         status = Status(*[0] * len(Status._fields))._replace(**(usual | fields))
         if leads:
@@ -84,7 +84,9 @@ def test_voter_relies_on_its_log_after_a_restart() -> None:
 
 
 def test_new_node_relies_on_its_log_if_it_has_entries() -> None:
-    """Else one whose addition was lost with the power of all would be refused as a directory of an earlier life."""
+    """Otherwise a node whose addition was lost in a power failure of all nodes would be refused as an earlier
+    directory.
+    """
     node = Node(HardState(1, None, VoterStatus.VOTER), StandIn(term=1))
     node.configurations.begin(configuration_of(["n2", "n3"]))
     assert not node.rejoin.has_past(1)
@@ -98,33 +100,33 @@ def test_a_new_cluster_begins_when_all_its_members_have_met() -> None:
     assert node.rejoin.describe() == (
         "waiting for n2, n3: a node without a past must hear from every member once"
     )
-    assert node.hears("n2", voter_status=VoterStatus.BLANK) is VoterStatus.BLANK
-    assert node.hears("n3", voter_status=VoterStatus.BLANK) is VoterStatus.VOTER
+    assert node.receive_status("n2", voter_status=VoterStatus.BLANK) is VoterStatus.BLANK
+    assert node.receive_status("n3", voter_status=VoterStatus.BLANK) is VoterStatus.VOTER
     assert node.file.state == HardState(0, None, VoterStatus.VOTER)
     assert node.engine.may_vote
 
 
 def test_new_cluster_begins_for_the_last_to_hear_its_peers() -> None:
-    """The others have met already, and one of them even campaigns: nobody has anything yet."""
+    """Its peers have met already, and one even campaigns, but no node has entries yet."""
     node = Node(None, StandIn())
-    node.hears("n2", voter_status=VoterStatus.VOTER, term=1)
-    assert node.hears("n3", voter_status=VoterStatus.BLANK) is VoterStatus.VOTER
+    node.receive_status("n2", voter_status=VoterStatus.VOTER, term=1)
+    assert node.receive_status("n3", voter_status=VoterStatus.BLANK) is VoterStatus.VOTER
 
 
 def test_emptied_node_takes_the_latest_term_as_voted() -> None:
     node = Node(None, StandIn())
-    node.hears("n2", term=7, last_index=500)
-    assert node.hears("n3", term=9, last_index=400) is VoterStatus.LEARNER
+    node.receive_status("n2", term=7, last_index=500)
+    assert node.receive_status("n3", term=9, last_index=400) is VoterStatus.LEARNER
     assert node.file.state == HardState(9, "n1", VoterStatus.LEARNER)
     assert (node.engine.term, node.engine.voted_for) == (9, "n1")
     assert not node.engine.may_vote
 
 
 def test_emptied_node_that_is_no_member_is_not_under_repair() -> None:
-    """It has heard the others before they knew of which cluster they are; its earlier directory was removed."""
+    """It received statuses before its peers knew their cluster; its earlier directory was removed."""
     node = Node(None, StandIn())
-    node.hears("n2", last_index=500)
-    assert node.hears("n3", last_index=500) is VoterStatus.LEARNER
+    node.receive_status("n2", last_index=500)
+    assert node.receive_status("n3", last_index=500) is VoterStatus.LEARNER
     flaw = node.rejoin.describe()
     assert flaw is not None
     assert "a leader must send it everything anew" in flaw
@@ -136,7 +138,7 @@ def test_emptied_node_that_is_no_member_is_not_under_repair() -> None:
 
 
 def test_node_with_a_lost_addition_reports_that_it_is_no_member() -> None:
-    """It was a voter that had nothing to say of itself, and nobody knew what to do (seed 12472535)."""
+    """Once it was a voter without a problem to report, and operators had no advice (seed 12472535)."""
     node = Node(None, StandIn())
     named = replace(configuration_of(["n1", "n2", "n3"]), cluster=b"c" * ID_BYTES)
     without = named.without("n1", directory_of("n1"))
@@ -154,14 +156,14 @@ def test_node_with_a_lost_addition_reports_that_it_is_no_member() -> None:
 
 def test_cluster_with_a_member_that_lost_its_log_is_not_new() -> None:
     node = Node(None, StandIn())
-    node.hears("n2", voter_status=VoterStatus.BLANK)
-    assert node.hears("n3", voter_status=VoterStatus.LEARNER) is VoterStatus.LEARNER
+    node.receive_status("n2", voter_status=VoterStatus.BLANK)
+    assert node.receive_status("n3", voter_status=VoterStatus.LEARNER) is VoterStatus.LEARNER
 
 
 def test_a_log_without_its_term_is_not_new() -> None:
     node = Node(None, StandIn(last_index=10, last_term=4))
-    node.hears("n2", voter_status=VoterStatus.BLANK)
-    assert node.hears("n3", voter_status=VoterStatus.BLANK) is VoterStatus.LEARNER
+    node.receive_status("n2", voter_status=VoterStatus.BLANK)
+    assert node.receive_status("n3", voter_status=VoterStatus.BLANK) is VoterStatus.LEARNER
     assert node.file.state == HardState(4, "n1", VoterStatus.LEARNER)
 
 
@@ -174,7 +176,7 @@ def test_sole_node_needs_to_hear_no_peer() -> None:
 def test_learner_is_a_voter_when_it_holds_the_log_of_a_leader() -> None:
     node = Node(HardState(5, None, VoterStatus.LEARNER), StandIn(term=5))
     assert node.turn() is VoterStatus.LEARNER
-    node.hears("n2", leads=True, term=5, last_index=100)
+    node.receive_status("n2", leads=True, term=5, last_index=100)
     journal = node.engine.journal
     journal.synced_index, node.engine.matched_index = 120, 99
     assert node.turn() is VoterStatus.LEARNER
@@ -188,20 +190,20 @@ def test_learner_is_a_voter_when_it_holds_the_log_of_a_leader() -> None:
 @pytest.mark.parametrize("term", [4, 6])
 def test_only_the_leader_of_the_own_term_counts(term: int) -> None:
     node = Node(HardState(5, None, VoterStatus.LEARNER), StandIn(term=5))
-    node.hears("n2", leads=True, term=term, last_index=10)
+    node.receive_status("n2", leads=True, term=term, last_index=10)
     node.engine.journal.synced_index = node.engine.matched_index = 1000
     assert node.turn() is VoterStatus.LEARNER
-    assert node.hears("n2", term=5, last_index=10) is VoterStatus.LEARNER, "it does not lead"
+    assert node.receive_status("n2", term=5, last_index=10) is VoterStatus.LEARNER, "it does not lead"
 
 
 def test_majority_without_a_log_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     node = Node(HardState(5, None, VoterStatus.LEARNER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
         for _ in range(1 + int(HOPELESS_S)):
-            node.hears("n2", voter_status=VoterStatus.VOTER, last_index=70)
+            node.receive_status("n2", voter_status=VoterStatus.VOTER, last_index=70)
         assert not caplog.records
         for _ in range(1 + int(HOPELESS_S)):
-            node.hears("n3", voter_status=VoterStatus.LEARNER)
+            node.receive_status("n3", voter_status=VoterStatus.LEARNER)
     [record] = caplog.records
     assert "the logs of n1, n3 are damaged or lost" in record.getMessage()
     assert "the longest known log ends with entry 70)" in record.getMessage()
@@ -258,7 +260,7 @@ def test_forgotten_vote_is_not_given_again_after_the_repair() -> None:
     assert remembers(node, 6, 0) is VoterStatus.LEARNER
     assert (node.engine.term, node.engine.voted_for) == (6, "n1")
     node.engine.term, node.engine.voted_for, node.engine.matched_index = 7, None, 70
-    assert node.hears("n3", leads=True, term=7, last_index=70) is VoterStatus.VOTER
+    assert node.receive_status("n3", leads=True, term=7, last_index=70) is VoterStatus.VOTER
     assert node.file.state == HardState(7, "n1", VoterStatus.VOTER)
     assert (node.engine.term, node.engine.voted_for) == (7, "n1")
     assert remembers(node, 6, 90) is VoterStatus.VOTER, "it has everything again"
@@ -283,52 +285,52 @@ def test_voter_with_a_log_waits_for_the_memories_of_the_others(is_told: bool) ->
 
 
 def test_hopelessness_ignores_the_log_of_an_absent_peer(caplog: pytest.LogCaptureFixture) -> None:
-    """The other one may have given it everything since."""
+    """The absent peer may have given it all entries since."""
     node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
-        node.hears("n2", voter_status=VoterStatus.LEARNER, last_index=70)
+        node.receive_status("n2", voter_status=VoterStatus.LEARNER, last_index=70)
         node.rejoin.record_lost_link("n2")
         for _ in range(1 + int(HOPELESS_S)):
-            node.hears("n3", voter_status=VoterStatus.LEARNER, last_index=70)
+            node.receive_status("n3", voter_status=VoterStatus.LEARNER, last_index=70)
         assert not caplog.records
         for peer in ("n2", "n3", "n2"):
-            node.hears(peer, voter_status=VoterStatus.LEARNER, last_index=70)
+            node.receive_status(peer, voter_status=VoterStatus.LEARNER, last_index=70)
         assert not caplog.records
-        node.hears("n3", voter_status=VoterStatus.LEARNER, last_index=70)
+        node.receive_status("n3", voter_status=VoterStatus.LEARNER, last_index=70)
     assert len(caplog.records) == 1
 
 
 def test_hopelessness_ignores_a_status_of_long_ago(caplog: pytest.LogCaptureFixture) -> None:
-    """A cluster begins: one after the other becomes a voter, and is heard of late."""
+    """In a new cluster the nodes become voters one by one, and their statuses are old."""
     node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
-        node.hears("n2", voter_status=VoterStatus.BLANK)
+        node.receive_status("n2", voter_status=VoterStatus.BLANK)
         for _ in range(10):
-            node.hears("n3", voter_status=VoterStatus.LEARNER, last_index=9)
+            node.receive_status("n3", voter_status=VoterStatus.LEARNER, last_index=9)
     assert not caplog.records
 
 
 def test_hopelessness_ignores_statuses_before_a_new_cluster(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """That the others have risen is heard in any order: seed 400464 of five nodes."""
+    """Statuses of voters arrive in any order: seed 400464 of five nodes."""
     node = Node(None, StandIn(), peers=("n2", "n3", "n4"))
     with caplog.at_level(logging.ERROR):
-        node.hears("n2", voter_status=VoterStatus.BLANK)
-        node.hears("n3", voter_status=VoterStatus.BLANK)
-        node.hears("n4", voter_status=VoterStatus.VOTER, last_index=28)
+        node.receive_status("n2", voter_status=VoterStatus.BLANK)
+        node.receive_status("n3", voter_status=VoterStatus.BLANK)
+        node.receive_status("n4", voter_status=VoterStatus.VOTER, last_index=28)
         assert (
             node.rejoin.describe()
             == "this node's log was damaged or lost; a leader must send it everything anew"
         )
         for peer in ("n2", "n3"):
-            node.hears(peer, voter_status=VoterStatus.VOTER, last_index=28)
+            node.receive_status(peer, voter_status=VoterStatus.VOTER, last_index=28)
     assert not caplog.records
 
 
 def test_new_cluster_is_not_taken_for_a_lost_cluster(caplog: pytest.LogCaptureFixture) -> None:
     node = Node(None, StandIn())
     with caplog.at_level(logging.ERROR):
-        node.hears("n2", voter_status=VoterStatus.BLANK)
-        node.hears("n3", voter_status=VoterStatus.BLANK)
+        node.receive_status("n2", voter_status=VoterStatus.BLANK)
+        node.receive_status("n3", voter_status=VoterStatus.BLANK)
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""What members do when nobody submits anything: little, but often enough that nobody is suspected."""
+"""Members without submissions: little work, and enough messages that no member is suspected."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def trio() -> Trio:
 
 @pytest.fixture
 def received(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str, Message]]:
-    """What members get from now on: when, who, and what."""
+    """Messages that members receive from now on: time, receiver and message."""
     received: list[tuple[float, str, Message]] = []
     receive = Engine.receive
 
-    def note(engine: Engine, peer: str, message: Message) -> None:
+    def record(engine: Engine, peer: str, message: Message) -> None:
         received.append((trio.world.now_s, engine._name, message))
         receive(engine, peer, message)
 
-    monkeypatch.setattr(Engine, "receive", note)
+    monkeypatch.setattr(Engine, "receive", record)
     return received
 
 
@@ -75,7 +75,11 @@ def test_leader_sends_a_message_each_heartbeat_and_a_half(
         leader.runtime.enter(partial(leader.group.propose, []))
     assert trio.leader() is leader
     for name in set(trio.names) - {leader.name}:
-        times = [when_s for when_s, who, message in received if who == name and isinstance(message, Append)]
+        times = [
+            when_s
+            for when_s, receiver, message in received
+            if receiver == name and isinstance(message, Append)
+        ]
         gaps_s = [later - earlier for earlier, later in pairwise(times)]
         assert len(gaps_s) > SECONDS / HEARTBEAT_S / 1.5
         assert max(gaps_s) < 1.5 * HEARTBEAT_S + DELAY_S

@@ -1,4 +1,4 @@
-"""What comes from the peers: each message has one receiver."""
+"""Messages of peers: each has a single receiver."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ CONSENSUS = {
 }
 
 
-def _nothing(*_: object) -> None:
-    """Nothing happens to a group that is not started."""
+def _ignore(*_: object) -> None:
+    """Ignore events of a group that is not started."""
 
 
 def make_group() -> Group:
     world = SimulatedWorld(1)
-    runtime = SimulatedRuntime(world, WallClock(world, 0), world.random("a"), _nothing, _nothing, _nothing)
+    runtime = SimulatedRuntime(world, WallClock(world, 0), world.random("a"), _ignore, _ignore, _ignore)
     network = Network(world, ["a"], NetworkOptions(), world.random("network"))
     disk = SimulatedDisk(world.random("disk"), world.after)
     config = GroupConfig("a", {"a": PeerAddress("a", 1)}, "test")

@@ -1,4 +1,4 @@
-"""Tick entries: what is due is done, though nobody submits anything; by the leader, once, and not before its time."""
+"""Tick entries: the leader runs due timers without submissions, once, and not before their time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cluster.raft.messages import Transfer, encode
 from cluster.runtime.ports import pack
 from cluster.storage.directory import GroupDirectory
 from cluster.storage.identity import Owner
-from tests.cluster.harness import Alarms, Trio, nothing
+from tests.cluster.harness import Alarms, Trio, ignore
 
 DAY_MS = 86_400_000
 COMMIT_MS = 50
@@ -29,7 +29,7 @@ ELECTION_MS = 3_000
 
 
 class NeverDone(Alarms):
-    """Breaks the contract: it wants an entry at once, whatever was done."""
+    """Breaks the contract: always wants a further entry at once."""
 
     def due_ms(self) -> int | None:
         return 1
@@ -105,11 +105,11 @@ def test_alarms_due_at_once_ring_in_entries_in_sequence(trio: Trio) -> None:
     under_way: list[int] = []
     engine, journal = leader.group.engine, leader.group.journal
 
-    def look() -> bool:
+    def is_due() -> bool:
         under_way.append(journal.last_index - engine.applied_index)
         return not leader.machine.due
 
-    trio.until(look)
+    trio.until(is_due)
     assert max(under_way) == 1
     assert len(leader.machine.rung) == 21
     assert len(leader.ticks()) == 11
@@ -132,7 +132,7 @@ def test_entries_that_are_submitted_bring_the_time_as_well(trio: Trio) -> None:
     leader = trio.start()
     for number in range(1_000):
         delays_ms = [] if number % 10 else [20]
-        leader.runtime.enter(lambda: nothing(leader.group.propose([pack(delays_ms)])))  # noqa: B023
+        leader.runtime.enter(lambda: ignore(leader.group.propose([pack(delays_ms)])))  # noqa: B023
         trio.pass_ms(1)
     trio.pass_ms(100)
     assert len(leader.machine.rung) == 100
@@ -157,7 +157,7 @@ def test_successor_of_a_handover_proposes_due_alarms(trio: Trio) -> None:
     leader = trio.start()
     leader.set_alarms(20)
     index = leader.group.journal.last_index
-    leader.runtime.enter(lambda: nothing(leader.group.leadership.transfer()))
+    leader.runtime.enter(lambda: ignore(leader.group.leadership.transfer()))
     trio.until(lambda: not leader.machine.due)
     successor = trio.leader()
     assert successor is not leader
@@ -170,9 +170,9 @@ def test_leader_that_hands_over_proposes_no_due_alarm(trio: Trio) -> None:
     for member in trio.members:
         if member is not leader:
             member.group.engine.may_lead = False
-            member.group._low_space.check = nothing
+            member.group._low_space.check = ignore
     leader.set_alarms(20)
-    leader.runtime.enter(lambda: nothing(leader.group.leadership.transfer()))
+    leader.runtime.enter(lambda: ignore(leader.group.leadership.transfer()))
     trio.pass_ms(800)
     assert leader.ticks() == []
     trio.pass_ms(400)
@@ -182,34 +182,34 @@ def test_leader_that_hands_over_proposes_no_due_alarm(trio: Trio) -> None:
 def test_every_node_can_transfer_leadership_to_a_given_member(trio: Trio) -> None:
     trio.start()
     for to in "cbacab":
-        for asked in trio.members:
-            asked.runtime.enter(partial(asked.group.leadership.request_transfer, to))
+        for requester in trio.members:
+            requester.runtime.enter(partial(requester.group.leadership.request_transfer, to))
             trio.until(lambda to=to: {member.group.leader for member in trio.members} == {to}, COMMIT_MS)
             trio.pass_ms(20)  # they tell each other
-    asked = trio.leader()
-    asked.runtime.enter(partial(asked.group.leadership.request_transfer, None))
-    trio.until(lambda: trio.members[0].group.leader not in (None, asked.name), ELECTION_MS)
+    requester = trio.leader()
+    requester.runtime.enter(partial(requester.group.leadership.request_transfer, None))
+    trio.until(lambda: trio.members[0].group.leader not in (None, requester.name), ELECTION_MS)
 
 
 def test_leadership_stays_if_the_requested_member_is_not_fit(trio: Trio) -> None:
     leader = trio.start()
-    asked, gone = [member for member in trio.members if member is not leader]
-    gone.end()
+    requester, ended = [member for member in trio.members if member is not leader]
+    ended.end()
     trio.pass_ms(4_000)
-    assert asked.group.statuses.why_not_lead(gone.name) is not None
-    assert asked.group.statuses.why_not_lead(leader.name) is None
-    for to in (gone.name, leader.name, "nobody"):
+    assert requester.group.statuses.why_not_lead(ended.name) is not None
+    assert requester.group.statuses.why_not_lead(leader.name) is None
+    for to in (ended.name, leader.name, "nobody"):
         leader.set_alarms(20)
-        asked.runtime.enter(partial(asked.group.leadership.request_transfer, to))
+        requester.runtime.enter(partial(requester.group.leadership.request_transfer, to))
         trio.until(lambda: not leader.machine.due, COMMIT_MS)
     assert trio.leader() is leader
 
 
 def test_transfer_request_of_an_earlier_term_is_ignored(trio: Trio) -> None:
     leader = trio.start()
-    [asked, other] = [member for member in trio.members if member is not leader]
+    [requester, other] = [member for member in trio.members if member is not leader]
     stale = b"".join(encode(Transfer(leader.group.engine.term - 1, other.name)))
-    leader.runtime.enter(partial(leader.group.inbox.frame_received, asked.name, stale))
+    leader.runtime.enter(partial(leader.group.inbox.frame_received, requester.name, stale))
     trio.pass_ms(ELECTION_MS)
     assert trio.leader() is leader
 
@@ -224,7 +224,7 @@ def test_silent_or_cut_off_member_is_not_counted(trio: Trio) -> None:
     assert f"{other.name} does not hear the leader" in one.group.statuses.may_stop(one.name).text
     for cut in ((leader.name, other.name), (other.name, leader.name)):
         trio.network.heal(*cut)
-    trio.pass_ms(2_000)  # what was said during the cut comes late, and has to be out of date
+    trio.pass_ms(2_000)  # late messages of the cut must be outdated
     assert leader.group.statuses.may_stop(one.name).is_safe
     other.runtime.pause()
     trio.until(lambda: not leader.group.statuses.may_stop(one.name).is_safe, 5_000)
@@ -260,17 +260,19 @@ def test_alarm_due_by_the_state_rings_after_the_clock_goes_back(trio: Trio) -> N
 
 
 @pytest.mark.parametrize("names", ["a", "abc"], ids=["one member", "three members"])
-@pytest.mark.parametrize("who", ["leader", "all"])
+@pytest.mark.parametrize("affected", ["leader", "all"])
 @pytest.mark.parametrize("lasts_ms", [3_000, None], ids=["for 3 s", "for ever"])
 @pytest.mark.parametrize(
     "jump_ms", [DAY_MS, -DAY_MS, -10 * EPOCH_MS, 10 * EPOCH_MS], ids=["+1 day", "-1 day", "1500", "2500"]
 )
-def test_time_goes_on_when_wall_clocks_jump(names: str, who: str, lasts_ms: int | None, jump_ms: int) -> None:
+def test_time_goes_on_when_wall_clocks_jump(
+    names: str, affected: str, lasts_ms: int | None, jump_ms: int
+) -> None:
     trio = Trio(list(names))
     leader = trio.start()
     leader.set_alarms(500, 5_000, 3_600_000)
     begin_s = trio.world.now_s
-    hurt = trio.members if who == "all" else [leader]
+    hurt = trio.members if affected == "all" else [leader]
     for member in hurt:
         member.wall.skew_ms += jump_ms
     for due_s, number in ((0.5, 1), (5.0, 2)):
@@ -361,7 +363,7 @@ def test_resumed_machine_takes_its_time_from_the_leader(trio: Trio) -> None:
     sleeper.runtime.go_on()
     trio.pass_ms(10_000)
     other.group.engine.may_lead = False
-    other.group._low_space.check = nothing
+    other.group._low_space.check = ignore
     leader.end()
     trio.until(lambda: sleeper.group.engine.is_leader)
     trio.until(lambda: bool(sleeper.machine.rung), 100_000)

@@ -27,29 +27,29 @@ STATUS = Status(*[0] * 14)
 
 
 class Leader:
-    """A member `a` that listens to the others, on a clock of its own."""
+    """A member `a` that receives statuses of its peers, on a clock of its own."""
 
-    def __init__(self, others: Sequence[str] = ("b", "c")) -> None:
+    def __init__(self, peers: Sequence[str] = ("b", "c")) -> None:
         self.now_s = 100.0
-        self._others = others
-        self._asked_for: list[tuple[float, Callable[[], None]]] = []
+        self._peers = peers
+        self._scheduled: list[tuple[float, Callable[[], None]]] = []
         """When it wants to look, besides the beats."""
         self.evicted: list[tuple[str, float]] = []
-        """Who was given up, and when."""
+        """Evicted nodes, with the time."""
         self.is_leader = True
         self.of_release_0_1: list[str] = []
-        self.peers = Peers(dict.fromkeys(others), self.now_s)
+        self.peers = Peers(dict.fromkeys(peers), self.now_s)
         self._origin = SimpleNamespace(evicted=False, incarnation=1)
         members: Any = SimpleNamespace(
             name="a",
-            peers=others,
+            peers=peers,
             of_release_0_1=self.of_release_0_1,
             hears=lambda peer: not self.peers.is_silent(peer, self.now_s),
-            configurations=SimpleNamespace(membership=Membership.of_voters(["a", *others])),
+            configurations=SimpleNamespace(membership=Membership.of_voters(["a", *peers])),
         )
         replica: Any = SimpleNamespace(
             config=GroupConfig("a", {}, "c"),
-            state=SimpleNamespace(origins=dict.fromkeys(others, self._origin)),
+            state=SimpleNamespace(origins=dict.fromkeys(peers, self._origin)),
             engine=self,
             proposals=SimpleNamespace(evict=self._evict),
             turns=SimpleNamespace(request=lambda: None),
@@ -64,13 +64,15 @@ class Leader:
         return is_new
 
     def _call_later(self, delay_s: float, call: Callable[[], None]) -> None:
-        self._asked_for.append((self.now_s + delay_s, call))
+        self._scheduled.append((self.now_s + delay_s, call))
 
     def lose(self, peer: str, *missed_by: str) -> None:
-        """Lose the link with a peer, which others then say that they miss; all others say that they do not."""
+        """Lose the link with a peer; the peers in `missed_by` report that they miss it too, and the rest that they do
+        not.
+        """
         self.peers.lost(peer, self.now_s)
         self.evictions.record_lost_link()
-        for other in self._others:
+        for other in self._peers:
             if other != peer:
                 self.peers.record_status(other, STATUS._replace(misses=(peer,) if other in missed_by else ()))
 
@@ -86,15 +88,15 @@ class Leader:
         """Beat for so long, and hear these at each beat."""
         for _ in range(round(seconds / BEAT_S)):
             end_s = self.now_s + BEAT_S
-            due = [asked for asked in self._asked_for if asked[0] <= end_s]
-            for asked in due:
-                self._asked_for.remove(asked)
-                self.now_s = asked[0]
-                asked[1]()
+            due = [scheduled for scheduled in self._scheduled if scheduled[0] <= end_s]
+            for scheduled in due:
+                self._scheduled.remove(scheduled)
+                self.now_s = scheduled[0]
+                scheduled[1]()
             self.now_s = end_s
             self.evictions.check()
             for peer in heard:
-                self.peers.heard(peer, self.now_s)
+                self.peers.record_contact(peer, self.now_s)
 
     def pause(self, seconds: float) -> None:
         self.now_s += seconds
@@ -114,7 +116,7 @@ def test_silent_node_is_evicted_after_the_grace_period(leader: Leader) -> None:
 def test_leader_that_was_paused_evicts_no_member_for_that(leader: Leader, pause_s: float) -> None:
     leader.listen(5, "b", "c")
     leader.pause(pause_s)
-    leader.listen(1)  # what they have said meanwhile is still to be read
+    leader.listen(1)  # statuses sent meanwhile are still unread
     leader.listen(5, "b", "c")
     assert leader.evicted == []
 
@@ -165,11 +167,11 @@ def test_a_status_of_a_silent_member_does_not_count(leader: Leader) -> None:
     assert leader.evicted == [("c", pytest.approx(100 + SILENT_S, abs=2 * BEAT_S))]
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_leader_waits_longer_when_no_follower_confirms_death(leader: Leader, *, tells: bool) -> None:
-    if tells:
+@pytest.mark.parametrize("reports", [True, False])
+def test_leader_waits_longer_when_no_follower_confirms_death(leader: Leader, *, reports: bool) -> None:
+    if reports:
         leader.lose("c")
-        leader.of_release_0_1.append("b")  # whose statuses say nothing of links
+        leader.of_release_0_1.append("b")  # its statuses do not mention links
     else:
         leader.peers.lost("c", leader.now_s)
     leader.find_dead("c")

@@ -1,4 +1,4 @@
-"""Who may stop and who may lead, judged from what the members say of themselves."""
+"""The verdicts on stopping and leading, from the statuses of the members."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_lack_of_space_is_the_reason_why_no_entry_is_stored(known: Known, reason
 
 
 AHEAD = FIT._replace(commit_index=101, disk_bytes=1000)
-"""A leader with an entry more than the 100 of the node without space, whose log has 2000 bytes."""
+"""A leader with one entry more than the 100 of the node without space; the log of the leader has 2000 bytes."""
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_log_is_obsolete_if_the_rest_holds_it_in_half_the_space(
 
 
 @pytest.mark.parametrize(
-    ("heard", "why"),
+    ("connected", "why"),
     [
         ("abc", "no leader: all members answer, and should elect one in a moment"),
         ("ab", "no leader: c does not answer; the others are a majority"),
@@ -313,8 +313,8 @@ def test_log_is_obsolete_if_the_rest_holds_it_in_half_the_space(
         ("", "no majority: a, b, c do not answer"),
     ],
 )
-def test_silent_members_are_named_when_there_is_no_leader(heard: str, why: str) -> None:
-    known = {name: FIT._replace(hears_leader=0) if name in heard else None for name in "abc"}
+def test_silent_members_are_named_when_there_is_no_leader(connected: str, why: str) -> None:
+    known = {name: FIT._replace(hears_leader=0) if name in connected else None for name in "abc"}
     assert why_no_leader(Membership.of_voters("abc"), known) == why
 
 
@@ -378,12 +378,12 @@ def test_change_that_relies_on_the_vote_that_it_gives_is_refused(
         (trio(c=None), "", {}),
         (trio(a=FIT._replace(misses=("c",))), "", {"b": ["c"]}),
         (trio(c=FIT._replace(misses=("a",))), "", {"b": ["c"]}),
-        # What the leader does not hear may be alive.
+        # A peer that the leader does not hear may be alive.
         (trio(a=FIT._replace(misses=("c",)), c=None), "", {"b": ["c"]}),
         (trio(a=FIT._replace(misses=("c",)), b=FIT._replace(misses=("c",)), c=None), "", {}),
         (trio(a=FIT._replace(misses=("c",))), "b", {}),
         (trio(a=FIT._replace(misses=("c",)), b=FULL), "", {}),
-        # Each reaches somebody whom the other does not.
+        # Each reaches a member that the other does not.
         (trio(a=FIT._replace(misses=("c",)), b=FIT._replace(misses=("d",))) | {"d": FIT}, "", {}),
     ],
 )

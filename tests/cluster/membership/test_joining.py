@@ -1,4 +1,4 @@
-"""What a leader does about the members by itself."""
+"""Changes of the members that a leader makes by itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def introduction(name: str, *, port: int = 1, low: int = 7, high: int = 8) -> In
 
 
 def new_directory(name: str, number: int = 1) -> Introduction:
-    """What a node says whose data directory is new."""
+    """Return the introduction of a node with a new data directory."""
     return introduction(name)._replace(member_id=bytes([number]) * 16, may_join=1)
 
 
@@ -62,13 +62,13 @@ def taken(joining: Joining, configuration: Configuration, now_s: float = 0.0) ->
 
 
 FILES = Configuration.of(7, [Member(name, PeerAddress(name, 1)) for name in ("a", "b", "c")])
-"""What nodes are started with."""
+"""The configuration in the files of the nodes."""
 TOLD = Configuration.of(
     8,
     [Member(name, PeerAddress(name, 1), name.encode().rjust(16), versions=Versions(7, 8)) for name in "abc"],
     CLUSTER,
 )
-"""The same members when they have told who they are."""
+"""The same members after their introductions."""
 
 
 def test_first_configuration_needs_introductions_of_all() -> None:
@@ -178,11 +178,11 @@ def test_a_new_directory_under_a_new_name_becomes_a_learner() -> None:
     joining.record_introduction("d", new_directory("d"))
     assert taken(joining, TOLD).membership.learners == {"d"}
     assert taken(joining, FILES) is FILES, "there is no configuration that it could be in"
-    gone = taken(joining, TOLD).without("d", b"\1" * 16)
-    assert taken(joining, gone) is gone
+    smaller = taken(joining, TOLD).without("d", b"\1" * 16)
+    assert taken(joining, smaller) is smaller
     joining.record_introduction("d", new_directory("d", 2))
     joining.forget("d")
-    assert taken(joining, gone) is gone
+    assert taken(joining, smaller) is smaller
 
 
 def test_directory_that_lost_its_promises_does_not_join_at_first() -> None:
@@ -264,16 +264,16 @@ def test_malformed_introduction_is_a_malformed_frame(fields: tuple[object, ...])
 
 
 def test_introduction_survives_encoding() -> None:
-    told = introduction("n1", port=5680)
-    assert decode(b"".join(encode(told))) == told
+    expected = introduction("n1", port=5680)
+    assert decode(b"".join(encode(expected))) == expected
 
 
 def test_node_of_release_0_1_is_sent_known_fields_only() -> None:
     status = Status(*range(15))._replace(voter_status=VoterStatus.VOTER, hears_leader=1)
-    assert encode_for_release_0_1(told := introduction("n1")) == []
+    assert encode_for_release_0_1(expected := introduction("n1")) == []
     assert encode_for_release_0_1(Transfer(5, "n1")) == []
     [kind, fields] = encode_for_release_0_1(status)
     assert msgpack.unpackb(fields) == list(status[:14])
     assert decode(bytes(kind) + bytes(fields)) == status
     assert encode_for_release_0_1(Vote(7)) == encode(Vote(7))
-    assert decode(b"".join(encode(told))) == told
+    assert decode(b"".join(encode(expected))) == expected

@@ -9,20 +9,20 @@ def test_handover_requests_a_single_peer_and_times_out() -> None:
     handover = Handover()
     assert not handover.is_on(5.0)
     handover.begin(5.0)
-    asked: list[bool] = []
+    requested: list[bool] = []
 
-    def ask_one() -> bool:
-        asked.append(len(asked) == 1)
-        return asked[-1]
+    def request_one() -> bool:
+        requested.append(len(requested) == 1)
+        return requested[-1]
 
     for _ in range(4):
-        handover.ask(ask_one)
-    assert asked == [False, True]
+        handover.request_once(request_one)
+    assert requested == [False, True]
     assert handover.is_on(5.0 + HANDOVER_S / 2)
     assert not handover.is_on(5.0 + HANDOVER_S)
     handover.begin(7.0)
-    handover.ask(ask_one)
-    assert len(asked) == 3
+    handover.request_once(request_one)
+    assert len(requested) == 3
     handover.end()
     assert not handover.is_on(7.0)
 

@@ -1,4 +1,4 @@
-"""Members under maintenance: others lead, as long as others can."""
+"""Members under maintenance: another member leads whenever possible."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ ELECTION_MS = 5_000
 
 
 def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
-    drained, *others = growing.leader(), *growing.followers()
+    drained, *followers = growing.leader(), *growing.followers()
     drain(growing, drained)
-    growing.until(lambda: leads(growing, *others))
+    growing.until(lambda: leads(growing, *followers))
     growing.all_submit()
     growing.pass_ms(500)
-    for _ in range(4):  # it goes around among the others
+    for _ in range(4):  # leadership goes through the other members
         growing.leader().group.leadership.transfer()
         growing.pass_ms(1_000)
-        assert leads(growing, *others)
+        assert leads(growing, *followers)
 
 
 @pytest.mark.parametrize("slow", [0, 1])
 @pytest.mark.slow
 def test_drained_leader_hands_over_to_a_member_that_keeps_up(growing: Growing, slow: int) -> None:
-    """A voter whose disk is slow lacks the latest entries whenever it is asked, and there is another one."""
-    drained, *others = growing.leader(), *growing.followers()
-    others[slow].disk.slow = 1_000.0
-    count = applied(growing, drained, ask=lambda: None)
+    """A voter with a slow disk lacks the latest entries at each request; a second voter has them."""
+    drained, *followers = growing.leader(), *growing.followers()
+    followers[slow].disk.slow = 1_000.0
+    count = applied(growing, drained, request=lambda: None)
     assert count > 40
-    assert drained.group.statuses.why_not_lead(others[slow].name) is None
+    assert drained.group.statuses.why_not_lead(followers[slow].name) is None
     drain(growing, drained)
     growing.pass_ms(int(PATIENCE_S * 1000) + 1_000)
-    assert growing.leader() is others[1 - slow]
+    assert growing.leader() is followers[1 - slow]
 
 
 @pytest.mark.parametrize("cut", [0, 1])
 def test_drained_leader_hands_over_to_a_member_that_answers(growing: Growing, cut: int) -> None:
-    """Nothing comes of a voter that was just frozen, though it has the whole log and was fit a moment ago."""
-    drained, *others = growing.leader(), *growing.followers()
+    """A voter that was just frozen cannot take over, though it has the whole log and was fit a moment ago."""
+    drained, *followers = growing.leader(), *growing.followers()
     growing.pass_ms(int(PATIENCE_S * 1000))
-    others[cut].runtime.pause()
+    followers[cut].runtime.pause()
     growing.pass_ms(1_000)
     drain(growing, drained)
     growing.pass_ms(500)
-    assert growing.leader() is others[1 - cut]
+    assert growing.leader() is followers[1 - cut]
 
 
 def test_drained_member_is_not_made_the_leader(growing: Growing) -> None:
@@ -60,7 +60,7 @@ def test_drained_member_is_not_made_the_leader(growing: Growing) -> None:
         f"{drained.name} is under maintenance (end that with `qq revive {drained.name}`)"
     )
     assert not leader.group.leadership.transfer(drained.name)
-    assert growing.asked(drained, MemberChange(Verb.REVIVE, drained.name)) == ""
+    assert growing.outcome_of(drained, MemberChange(Verb.REVIVE, drained.name)) == ""
     assert leader.group.leadership.transfer(drained.name)
     growing.until(lambda: leads(growing, drained))
 
@@ -85,20 +85,20 @@ def test_drained_member_leads_only_while_no_peer_can(growing: Growing) -> None:
     growing.until(lambda: leads(growing, last))
 
 
-@pytest.mark.parametrize("asked_after_ms", [0, 10, 1_000])
-def test_last_of_drains_requested_at_once_is_refused(growing: Growing, asked_after_ms: int) -> None:
-    """Each of them would do no harm if the others were not."""
+@pytest.mark.parametrize("requested_after_ms", [0, 10, 1_000])
+def test_last_of_drains_requested_at_once_is_refused(growing: Growing, requested_after_ms: int) -> None:
+    """Each drain alone would do no harm."""
     refusals: dict[str, list[str]] = {}
 
-    def ask(node: Member) -> None:
+    def request(node: Member) -> None:
         change = MemberChange(Verb.DRAIN, node.name)
         if not change.is_made(node.group.configurations.committed):
             node.group.reconfiguration.request(change, refusals.setdefault(node.name, []).append)
 
     for _ in range(20):
         for node in growing.members:
-            node.runtime.enter(partial(ask, node))
-            growing.pass_ms(asked_after_ms)
+            node.runtime.enter(partial(request, node))
+            growing.pass_ms(requested_after_ms)
         growing.pass_ms(300)
     committed = growing.leader().group.configurations.committed
     drained = [member.name for member in committed.members if member.is_drained]
@@ -126,9 +126,9 @@ def test_last_serving_member_is_neither_removed_nor_replaced(growing: Growing, i
     )
     changes = [remove(last)] if is_up else [remove(last), replace_(last)]
     for change in changes:
-        assert growing.asked(drained[0], change) == expected
-    assert growing.asked(drained[0], MemberChange(Verb.REVIVE, min(names))) == ""
-    assert growing.asked(drained[0], changes[-1]) == ""
+        assert growing.outcome_of(drained[0], change) == expected
+    assert growing.outcome_of(drained[0], MemberChange(Verb.REVIVE, min(names))) == ""
+    assert growing.outcome_of(drained[0], changes[-1]) == ""
 
 
 def test_leader_is_removed_if_only_drained_members_can_follow(
@@ -141,7 +141,7 @@ def test_leader_is_removed_if_only_drained_members_can_follow(
     low.group.alarms.own = lambda _now_s: Alarm.DISK
     growing.pass_ms(3_000)
     assert growing.leader() is leader
-    assert growing.asked(drained[0], remove(leader)) == ""
+    assert growing.outcome_of(drained[0], remove(leader)) == ""
     growing.stops(leader)
     growing.all_submit()
     assert leads(growing, *drained)
@@ -151,43 +151,44 @@ def test_leader_is_removed_if_only_drained_members_can_follow(
 def test_removal_of_a_leader_without_a_successor_is_refused(
     growing: Growing,
 ) -> None:
-    leader, others = growing.leader(), growing.followers()
-    for node in others:
+    leader, followers = growing.leader(), growing.followers()
+    for node in followers:
         node.group.leadership.update_candidacy = lambda **_: None
         node.group.engine.may_lead = False
     growing.pass_ms(2_000)
     refusals: list[str] = []
     count = applied(
-        growing, leader, ask=lambda: leader.group.reconfiguration.request(remove(leader), refusals.append)
+        growing, leader, request=lambda: leader.group.reconfiguration.request(remove(leader), refusals.append)
     )
     assert count > 200
     assert refusals[0].startswith(
-        f"{leader.name} stays a voter: of {others[0].name}, {others[1].name} nobody could go on; {others[0].name} has "
+        f"{leader.name} stays a voter: of {followers[0].name}, {followers[1].name} nobody could go on; "
+        f"{followers[0].name} has "
     )
 
 
 @pytest.mark.slow
 def test_handover_without_a_taker_delays_clients_only_once(growing: Growing) -> None:
-    """Others say that they could lead, and do not."""
-    leader, others = growing.leader(), growing.followers()
-    for node in others:
+    """Members report that they could lead, and do not."""
+    leader, followers = growing.leader(), growing.followers()
+    for node in followers:
         node.group.engine.may_vote = False
         node.group.rejoin.advance = lambda *_: False
     count = applied(
-        growing, leader, ask=lambda: leader.group.reconfiguration.request(remove(leader), [].append)
+        growing, leader, request=lambda: leader.group.reconfiguration.request(remove(leader), [].append)
     )
     assert count > 200
 
 
 def test_leader_with_a_full_disk_hands_over_to_a_drained_member(growing: Growing) -> None:
-    full, *others = growing.leader(), *growing.followers()
-    drain(growing, *others)
+    full, *followers = growing.leader(), *growing.followers()
+    drain(growing, *followers)
     full.disk.full = True
     full.runtime.enter(lambda: submit(full))
-    growing.until(lambda: leads(growing, *others))
-    others[0].set_alarms(1)
+    growing.until(lambda: leads(growing, *followers))
+    followers[0].set_alarms(1)
     growing.pass_ms(5_000)
-    assert leads(growing, *others), "it is not given back"
+    assert leads(growing, *followers), "it is not given back"
     full.disk.full = False
     growing.until(lambda: leads(growing, full))
 
@@ -202,6 +203,6 @@ def test_leader_with_a_damaged_log_hands_over_for_good(growing: Growing, drains:
     growing.pass_ms(3_000)
     damaged.runtime.enter(lambda: damaged.group.disk_failed(CorruptJournal("x", 0, "damaged")))
     growing.until(lambda: leads(growing, one))
-    count = applied(growing, one, ask=lambda: None)
+    count = applied(growing, one, request=lambda: None)
     assert count > 200
     assert leads(growing, one)

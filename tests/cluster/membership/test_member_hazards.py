@@ -1,4 +1,4 @@
-"""Hazards of changing members, each of which was a mistake of some implementation of Raft (thesis, chapter 4)."""
+"""Hazards of membership changes, each of which was a bug in an implementation of Raft (thesis, chapter 4)."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def directory_of(node: Member) -> GroupDirectory:
 
 
 class Parted:
-    """Links between one node and the others over which nothing goes."""
+    """Cuts all links between a node and its peers."""
 
-    def __init__(self, growing: Growing, one: Member, others: Iterable[Member]) -> None:
+    def __init__(self, growing: Growing, one: Member, followers: Iterable[Member]) -> None:
         self._network = growing.network
-        names = [other.name for other in others]
+        names = [other.name for other in followers]
         self._cuts = [cut for name in names for cut in ((one.name, name), (name, one.name))]
         for cut in self._cuts:
             self._network.cut(*cut)
@@ -48,8 +48,8 @@ class Parted:
             self._network.heal(*cut)
 
 
-def propose_stranger(leader: Member) -> None:
-    """Have a leader that reaches nobody put a configuration into its log that nobody else will ever see."""
+def propose_unknown_member(leader: Member) -> None:
+    """Let an isolated leader append a configuration that no other member will ever have."""
     leader.runtime.enter(
         lambda: (
             leader.group.reconfiguration.propose(lambda held: held.added("x", STRANGER, b"x" * 16)) and None
@@ -68,7 +68,7 @@ def test_member_with_the_only_copy_is_not_removed_too_early(growing: Growing) ->
     growing.until(lambda: holder.group.engine.applied_index == leader.group.journal.last_index)
     index = leader.group.journal.last_index
     growing.pass_ms(3000)
-    refusal = growing.asked(leader, remove(holder))
+    refusal = growing.outcome_of(leader, remove(holder))
     assert f"{behind.name} does not answer" in refusal, "2 of 2 would be needed, and one is away"
     with pytest.raises(MembershipRefused, match=f"{behind.name} does not answer"):
         leader.group.reconfiguration.propose(lambda held: held.without(holder.name, id_of(holder)))
@@ -76,7 +76,7 @@ def test_member_with_the_only_copy_is_not_removed_too_early(growing: Growing) ->
     parted.heal()
     growing.until(lambda: not leader.group.members.missed)
     growing.pass_ms(2000)  # until its status is known again
-    assert growing.asked(leader, remove(holder)) == ""
+    assert growing.outcome_of(leader, remove(holder)) == ""
     assert behind.group.journal.last_index > index
     growing.stops(holder)
     leader.end()
@@ -92,7 +92,7 @@ def test_member_with_the_only_copy_is_not_removed_too_early(growing: Growing) ->
 def test_uncommitted_removal_costs_no_entry_if_the_leader_dies(
     growing: Growing,
 ) -> None:
-    """By the configuration before it, whoever has the entry is elected."""
+    """By the previous configuration, any holder of the entry is elected."""
     leader, (holder, behind) = growing.leader(), growing.followers()
     growing.network.lag(leader.name, behind.name, 0.3)
     leader.set_alarms(86_400_000)
@@ -121,13 +121,13 @@ def test_snapshot_restores_the_older_committed_configuration(growing: Growing) -
         member.start(**small)
     growing.until(lambda: all(member.is_settled for member in growing.members))
     growing.pass_ms(500)
-    old, others = growing.leader(), growing.followers()
+    old, followers = growing.leader(), growing.followers()
     committed = old.group.configurations.committed
     assert committed.cluster
-    parted = Parted(growing, old, others)
-    propose_stranger(old)
+    parted = Parted(growing, old, followers)
+    propose_unknown_member(old)
     growing.pass_ms(5000)
-    new = next(member for member in others if member.group.engine.is_leader)
+    new = next(member for member in followers if member.group.engine.is_leader)
     for _ in range(60):
         new.set_alarms(1)
         growing.pass_ms(20)
@@ -150,42 +150,42 @@ def test_snapshot_restores_the_older_committed_configuration(growing: Growing) -
 def test_removed_node_with_a_higher_term_disturbs_no_member(growing: Growing) -> None:
     """It is told of its removal late, and asks for votes meanwhile, with a pre-vote and without."""
     growing.add_fourth()
-    leader, gone = growing.leader(), growing.followers()[0]
-    gone.end()
-    assert growing.asked(leader, remove(gone)) == ""
-    growing.members.remove(gone)
-    hard_state = directory_of(gone).hard_state
+    leader, removed = growing.leader(), growing.followers()[0]
+    removed.end()
+    assert growing.outcome_of(leader, remove(removed)) == ""
+    growing.members.remove(removed)
+    hard_state = directory_of(removed).hard_state
     stored = hard_state.load()
     assert stored is not None
     term = stored.term + 100
     hard_state.store(stored._replace(term=term, voted_for=None))
     for other in growing.members:
-        growing.network.lag(other.name, gone.name, 2.5)
+        growing.network.lag(other.name, removed.name, 2.5)
     terms = [other.group.engine.term for other in growing.members]
-    gone.start()
+    removed.start()
     growing.pass_ms(1000)
     campaign = encode(VoteRequest(term + 1, 1_000_000, term + 1))
     for other in growing.members:
-        gone.runtime.enter(lambda to=other.name: gone.group._links.send(to, 0, campaign))
+        removed.runtime.enter(lambda to=other.name: removed.group._links.send(to, 0, campaign))
     growing.pass_ms(1000)
-    assert gone.group.engine.term >= term
+    assert removed.group.engine.term >= term
     assert [other.group.engine.term for other in growing.members] == terms
     assert growing.leader() is leader
     growing.all_submit()
-    growing.stops(gone)
+    growing.stops(removed)
     assert [other.group.engine.term for other in growing.members] == terms
     assert growing.leader() is leader
 
 
-# A checkpoint whose configuration is newer than its index
+# A checkpoint with a configuration newer than its index
 
 
 def test_checkpoint_has_the_configuration_committed_at_its_index(growing: Growing) -> None:
-    """What is only in the log counts behind it, at the next start, too, and goes when its entry goes."""
-    leader, others = growing.leader(), growing.followers()
+    """A configuration in the log counts after the checkpoint, also at the next start, and goes with its entry."""
+    leader, followers = growing.leader(), growing.followers()
     committed = leader.group.configurations.committed
-    parted = Parted(growing, leader, others)
-    propose_stranger(leader)
+    parted = Parted(growing, leader, followers)
+    propose_unknown_member(leader)
     index = leader.group.configurations.newest_index
     growing.until(lambda: leader.group.journal.synced_index >= index)
     leader.group.stop()

@@ -17,7 +17,7 @@ from cluster.raft.proposals import PendingProposals
 from cluster.raft.timing import Timing
 from cluster.state.apply import Applier
 from cluster.state.group_state import GroupState
-from tests.cluster.harness import Alarms, Member, Trio, nothing
+from tests.cluster.harness import Alarms, Member, Trio, ignore
 
 DAY_MS = 86_400_000
 OUTAGE_MS = 20_000
@@ -110,7 +110,7 @@ def hang_disks(trio: Trio) -> None:
     leader = trio.leader()
     for member in trio.members:
         member.disk.slow = 1e5
-    leader.runtime.enter(lambda: nothing(leader.group.propose([b"\x90"])))
+    leader.runtime.enter(lambda: ignore(leader.group.propose([b"\x90"])))
     trio.pass_ms(OUTAGE_MS)
     for member in trio.members:
         member.disk.slow = 1.0
@@ -170,7 +170,7 @@ def test_handovers_cost_little_available_time(trio: Trio) -> None:
     for _ in range(changes):
         trio.pass_ms(10_000)
         leader = trio.leader()
-        leader.runtime.enter(lambda leader=leader: nothing(leader.group.leadership.transfer()))
+        leader.runtime.enter(lambda leader=leader: ignore(leader.group.leadership.transfer()))
         trio.until(lambda leader=leader: not leader.group.engine.is_leader)
     lasted_ms = (trio.world.now_s - begin_s) * 1000
     passed_ms = available_ms(trio) - before_ms
@@ -286,7 +286,7 @@ def test_a_configuration_counts_the_time_before_it_as_an_outage() -> None:
 
 
 class Account(Outages):
-    """The account of a node whose surroundings are set by the test."""
+    """The account of a node; the test sets its inputs."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

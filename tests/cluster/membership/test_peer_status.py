@@ -1,4 +1,4 @@
-"""What this node knows of the others, and what it tells of them."""
+"""A node's view of its peers, and its own status."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_silent_peer_is_neither_a_voter_nor_in_alarm(peers: Peers) -> None:
 
 def test_silence_counts_from_the_last_frame_and_death_from_news(peers: Peers) -> None:
     assert (peers.silent_s("b", 12.0), peers.dead_s("b", 12.0)) == (2.0, None)
-    peers.heard("b", 11.0)
+    peers.record_contact("b", 11.0)
     peers.died("b", 12.0)
     peers.died("b", 13.0)
     assert (peers.silent_s("b", 14.0), peers.dead_s("b", 14.0)) == (3.0, 2.0)
@@ -80,8 +80,14 @@ def test_status_received_before_the_configuration_is_kept() -> None:
 
 
 def test_status_of_a_member_is_shown() -> None:
-    told = member_status("b", STATUS, is_up=True, leads=False)
-    assert (told.name, told.state, told.voter_status, told.alarm, told.clock_offset_ms) == (
+    reported = member_status("b", STATUS, is_up=True, leads=False)
+    assert (
+        reported.name,
+        reported.state,
+        reported.voter_status,
+        reported.alarm,
+        reported.clock_offset_ms,
+    ) == (
         "b",
         "follower",
         "voter",
@@ -89,8 +95,8 @@ def test_status_of_a_member_is_shown() -> None:
         700,
     )
     assert member_status("b", STATUS._replace(time_ms=0), is_up=True, leads=False).clock_offset_ms is None
-    assert told.last_index == STATUS.last_index
-    assert told.disk_free_bytes == STATUS.disk_free_bytes
+    assert reported.last_index == STATUS.last_index
+    assert reported.disk_free_bytes == STATUS.disk_free_bytes
     assert member_status("b", STATUS._replace(state=1), is_up=True, leads=False).state == "candidate"
     assert member_status("b", STATUS._replace(state=1), is_up=True, leads=True).state == "leader"
     assert member_status("b", STATUS, is_up=False, leads=True).state == "down"
@@ -122,12 +128,12 @@ def test_publishers_wait_while_a_majority_lacks_space(peers: Peers) -> None:
 
 
 def test_node_without_space_for_a_snapshot_stays_low_on_disk(peers: Peers) -> None:
-    """What came of the snapshot is removed when there is no space for the rest: then there was enough, for a moment."""
+    """The part of the snapshot is removed when the rest does not fit; then there was enough space for a moment."""
     alarms = Alarms(configurations_of("abcde"), peers, Room())  # pyright: ignore[reportArgumentType]
     engine = SimpleNamespace(journal=SimpleNamespace(full=False, last_index=0))
     housekeeping, receiver = SimpleNamespace(awaits_entry=False), SimpleNamespace(lacks_space=True)
     runtime = SimpleNamespace(monotonic=lambda: 10.0)
-    told: list[str | None] = []
+    reported: list[str | None] = []
     replica: Any = SimpleNamespace(
         housekeeping=housekeeping, engine=engine, runtime=runtime, log_sync=None, fail_stop=None
     )
@@ -135,10 +141,10 @@ def test_node_without_space_for_a_snapshot_stays_low_on_disk(peers: Peers) -> No
         "leadership": None,
         "statuses": None,
         "receiver": receiver,
-        "hooks": SimpleNamespace(alarm_changed=told.append, propose_nothing=lambda: None),
+        "hooks": SimpleNamespace(alarm_changed=reported.append, propose_nothing=lambda: None),
     }
     low_space = LowSpace(replica, alarms=alarms, **parts)
     for lacks_space in (True, True, False):
         receiver.lacks_space = lacks_space
         low_space.check()
-    assert told == ["low on disk", None]
+    assert reported == ["low on disk", None]

@@ -163,7 +163,7 @@ def test_voter_that_lost_its_log_counts_for_entries_given_again(growing: Growing
 def test_node_restarted_before_it_knows_the_members_stays_blank(
     growing: Growing,
 ) -> None:
-    """It would begin a cluster of its own with others like it."""
+    """It would begin a cluster of its own with similar nodes."""
     for node in growing.members:
         growing.network.cut("d", node.name)
     growing.fourth.start(joins=True)
@@ -182,30 +182,30 @@ def test_node_restarted_before_it_knows_the_members_stays_blank(
 
 def test_removed_member_learns_it_stops_and_does_not_start_again(growing: Growing) -> None:
     growing.add_fourth()
-    gone = growing.followers()[0]
-    assert growing.asked(growing.leader(), remove(gone)) == ""
-    growing.stops(gone)
-    assert growing.asked(growing.leader(), remove(gone)) == "", "it is done already"
+    lost = growing.followers()[0]
+    assert growing.outcome_of(growing.leader(), remove(lost)) == ""
+    growing.stops(lost)
+    assert growing.outcome_of(growing.leader(), remove(lost)) == "", "it is done already"
     with suppress(RemovedFromCluster):  # it may have applied its removal, or have been told
-        gone.start()
-        growing.stops(gone)
+        lost.start()
+        growing.stops(lost)
     growing.all_submit()
     assert growing.agrees("".join(member.name for member in growing.members))
 
 
 def test_member_removed_while_away_learns_it_when_it_returns(growing: Growing) -> None:
     growing.add_fourth()
-    gone = growing.followers()[0]
-    gone.end()
-    assert growing.asked(growing.leader(), remove(gone)) == ""
-    growing.members.remove(gone)
+    lost = growing.followers()[0]
+    lost.end()
+    assert growing.outcome_of(growing.leader(), remove(lost)) == ""
+    growing.members.remove(lost)
     terms = [member.group.engine.term for member in growing.members]
-    gone.start()
-    growing.stops(gone)
+    lost.start()
+    growing.stops(lost)
     assert [member.group.engine.term for member in growing.members] == terms, "it has disturbed nobody"
-    gone.disk.lose_everything()
-    gone.start(joins=True)
-    growing.members.append(gone)
+    lost.disk.lose_everything()
+    lost.start(joins=True)
+    growing.members.append(lost)
     growing.until(lambda: growing.agrees("abcd"))
     growing.all_submit()
 
@@ -215,22 +215,22 @@ def test_removed_node_returns_with_an_empty_directory_if_added(
     growing: Growing, replaces_emptied: bool
 ) -> None:
     growing.add_fourth()
-    gone = growing.followers()[0]
-    removed, others = gone.name, "".join(set("abcd") - {gone.name})
-    gone.end()
-    assert growing.asked(growing.leader(), remove(gone)) == ""
-    growing.members.remove(gone)
-    gone.disk.lose_everything()
-    gone.start(replaces_emptied=replaces_emptied)
+    lost = growing.followers()[0]
+    removed, others = lost.name, "".join(set("abcd") - {lost.name})
+    lost.end()
+    assert growing.outcome_of(growing.leader(), remove(lost)) == ""
+    growing.members.remove(lost)
+    lost.disk.lose_everything()
+    lost.start(replaces_emptied=replaces_emptied)
     growing.pass_ms(5000)
     assert growing.agrees(others)
-    flaw = gone.group.own_status.flaw()
+    flaw = lost.group.own_status.flaw()
     assert flaw is not None
     assert f"{removed} was removed: `qq member add {removed} HOST:PORT`, or `join` in its file" in flaw
-    assert gone.group.why_undecided() == f"no leader: {flaw}"
-    add = MemberChange(Verb.ADD, removed, id_of(gone), *gone.address)
-    assert growing.asked(growing.leader(), add) == ""
-    growing.members.append(gone)
+    assert lost.group.why_undecided() == f"no leader: {flaw}"
+    add = MemberChange(Verb.ADD, removed, id_of(lost), *lost.address)
+    assert growing.outcome_of(growing.leader(), add) == ""
+    growing.members.append(lost)
     growing.until(lambda: growing.agrees("abcd"))
     growing.all_submit()
 
@@ -249,7 +249,7 @@ def test_node_above_the_maximum_of_members_reports_it() -> None:
 def test_a_leader_that_is_removed_hands_over_first(growing: Growing) -> None:
     growing.add_fourth()
     leader = growing.leader()
-    assert growing.asked(growing.followers()[0], remove(leader)) == ""
+    assert growing.outcome_of(growing.followers()[0], remove(leader)) == ""
     growing.stops(leader)
     growing.all_submit()
     assert growing.agrees("".join(member.name for member in growing.members))
@@ -258,19 +258,19 @@ def test_a_leader_that_is_removed_hands_over_first(growing: Growing) -> None:
 def test_requested_change_is_made_once_or_refused_with_a_reason(growing: Growing) -> None:
     one, other = growing.followers()
     add = MemberChange(Verb.ADD, "x", b"x" * ID_BYTES, "x", 1)
-    assert growing.asked(one, add) == ""
-    assert growing.asked(other, add) == ""
-    assert growing.asked(one, MemberChange(Verb.REMOVE, "x", add.member_id)) == ""
-    assert "has been removed" in growing.asked(other, add), "whoever asks again is late"
-    assert "no member 'y'" in growing.asked(one, MemberChange(Verb.PROMOTE, "y"))
-    assert "is up and has its data directory" in growing.asked(one, replace_(other))
+    assert growing.outcome_of(one, add) == ""
+    assert growing.outcome_of(other, add) == ""
+    assert growing.outcome_of(one, MemberChange(Verb.REMOVE, "x", add.member_id)) == ""
+    assert "has been removed" in growing.outcome_of(other, add), "whoever asks again is late"
+    assert "no member 'y'" in growing.outcome_of(one, MemberChange(Verb.PROMOTE, "y"))
+    assert "is up and has its data directory" in growing.outcome_of(one, replace_(other))
     drain = MemberChange(Verb.DRAIN, other.name)
-    assert growing.asked(one, drain) == ""
-    assert growing.asked(one, drain) == ""
-    assert growing.asked(one, MemberChange(Verb.REVIVE, other.name)) == ""
-    assert growing.asked(one, remove(other)) == ""
+    assert growing.outcome_of(one, drain) == ""
+    assert growing.outcome_of(one, drain) == ""
+    assert growing.outcome_of(one, MemberChange(Verb.REVIVE, other.name)) == ""
+    assert growing.outcome_of(one, remove(other)) == ""
     growing.stops(other)
-    assert "add another one first" in growing.asked(one, remove(one))
+    assert "add another one first" in growing.outcome_of(one, remove(one))
 
 
 def test_operator_replaces_a_lost_directory_if_not_automatic() -> None:
@@ -286,9 +286,9 @@ def test_operator_replaces_a_lost_directory_if_not_automatic() -> None:
     growing.pass_ms(5000)
     assert lost.group.rejoin.voter_status is VoterStatus.BLANK
     assert "`qq member replace" in str(lost.group.own_status.flaw())
-    assert growing.asked(growing.leader(), change) == ""
+    assert growing.outcome_of(growing.leader(), change) == ""
     growing.until(lambda: growing.agrees("abc"))
-    assert growing.asked(growing.leader(), change) == "", "it is not done to the new one"
+    assert growing.outcome_of(growing.leader(), change) == "", "it is not done to the new one"
     assert growing.agrees("abc")
 
 
@@ -296,7 +296,7 @@ def test_member_that_never_connected_has_no_status(growing: Growing) -> None:
     lost = growing.followers()[0]
     lost.end()
     growing.pass_ms(3000)
-    assert growing.asked(growing.leader(), replace_(lost)) == ""
+    assert growing.outcome_of(growing.leader(), replace_(lost)) == ""
     for member in [growing.leader(), *growing.followers()]:
         shown = next(each for each in member.group.statuses.all() if each.name == lost.name)
         assert (shown.state, set(shown[2:])) == ("down", {None})
@@ -322,9 +322,9 @@ def test_moved_member_is_found_at_its_new_address(growing: Growing) -> None:
 def test_members_that_exchanged_addresses_find_each_other(
     growing: Growing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As long as one of them is down, the other one cannot be noted where it is now.
+    """While one of them is down, the new address of the other cannot be recorded.
 
-    If the first one leads when the second one starts, it cannot find that, and hands over after ten seconds.
+    If the first leads when the second starts, it cannot find the second, and hands over after ten seconds.
     """
     one, other = growing.followers()
     for node in (one, other):
@@ -377,7 +377,7 @@ def test_returned_node_follows_a_leader_it_does_not_know() -> None:
     growing.fourth.start(joins=True)
     growing.members.append(growing.fourth)
     growing.until(lambda: growing.agrees("abcde"))
-    growing.until(lambda: _asks_for(growing, growing.fourth))
+    growing.until(lambda: _requests(growing, growing.fourth))
     for member in growing.members:
         if member not in (away, growing.fourth):
             growing.network.cut(member.name, away.name)
@@ -386,8 +386,8 @@ def test_returned_node_follows_a_leader_it_does_not_know() -> None:
     away.set_alarms(1)
 
 
-def _asks_for(growing: Growing, to: Member) -> bool:
-    """Have somebody lead; returns whether it does."""
+def _requests(growing: Growing, to: Member) -> bool:
+    """Transfer leadership to a member; return whether it leads."""
     to.runtime.enter(lambda: to.group.leadership.request_transfer(to.name))
     growing.pass_ms(500)
     return to.group.engine.is_leader
@@ -395,14 +395,14 @@ def _asks_for(growing: Growing, to: Member) -> bool:
 
 def test_dead_member_is_removed_and_two_of_three_are_a_majority(growing: Growing) -> None:
     growing.add_fourth()
-    gone = growing.leader()
-    gone.end()
+    lost = growing.leader()
+    lost.end()
     growing.pass_ms(3000)
-    growing.change(lambda held: held.without(gone.name, id_of(gone)))
+    growing.change(lambda held: held.without(lost.name, id_of(lost)))
     growing.pass_ms(500)
-    left = [member for member in growing.members if member is not gone]
+    left = [member for member in growing.members if member is not lost]
     assert [voters_of(member) for member in left] == [[member.name for member in left]] * 3
-    assert [gone.name in member.group.members.peers for member in left] == [False] * 3
+    assert [lost.name in member.group.members.peers for member in left] == [False] * 3
     next(member for member in left if member is not growing.leader()).end()
     growing.all_submit()
 
@@ -451,11 +451,11 @@ def test_a_step_that_may_not_be_taken_leaves_everything_as_it_is(growing: Growin
 
 def test_origin_of_a_removed_member_is_evicted(growing: Growing) -> None:
     growing.add_fourth()
-    gone = growing.followers()[0]
-    gone.set_alarms(1)
-    assert growing.asked(growing.leader(), remove(gone)) == ""
-    growing.stops(gone)
-    origin = growing.leader().group._state.origins.get(gone.name)
+    lost = growing.followers()[0]
+    lost.set_alarms(1)
+    assert growing.outcome_of(growing.leader(), remove(lost)) == ""
+    growing.stops(lost)
+    origin = growing.leader().group._state.origins.get(lost.name)
     assert origin is not None
     assert origin.evicted
 
@@ -533,37 +533,37 @@ def test_node_that_is_given_the_log_ignores_members_of_long_ago() -> None:
     growing.until(lambda: growing.agrees("abc") and all(node.is_settled for node in growing.members))
     for _ in range(100):
         growing.leader().set_alarms(86_400_000)
-    said: set[str | None] = set()
+    reasons: set[str | None] = set()
     for node in growing.members:
         node.end()
         node.disk.lose_everything()
         node.start(**settings)
         for _ in range(150):
             growing.pass_ms(100)
-            said.add(node.group.rejoin.describe())
+            reasons.add(node.group.rejoin.describe())
         assert growing.agrees("abc")
-    assert not any("damaged or lost" in why for why in said if why)
+    assert not any("damaged or lost" in why for why in reasons if why)
 
 
 def test_node_finds_a_new_cluster_after_the_known_is_lost(growing: Growing) -> None:
-    """It had to be restarted: it went on refusing everybody who is not of the cluster that it had been told first."""
+    """Once it had to be restarted: it refused all nodes outside the cluster that it had learned first."""
     lost = growing.followers()[0]
-    assert growing.asked(growing.leader(), remove(lost)) == ""
+    assert growing.outcome_of(growing.leader(), remove(lost)) == ""
     growing.stops(lost)
     lost.disk.lose_everything()
     lost.start()
     growing.pass_ms(2000)
-    told = lost.group.configurations.newest
-    assert told.was_removed(lost.name)
+    newest = lost.group.configurations.newest
+    assert newest.was_removed(lost.name)
     for member in growing.members:
         member.end()
         member.disk.lose_everything()
     growing.pass_ms(2000)
-    assert lost.group.configurations.newest is told, "it may be a restart of all the others"
+    assert lost.group.configurations.newest is newest, "it may be a restart of all the others"
     growing.listed = [member.name for member in growing.members]
     for member in growing.members:
         member.start()
     growing.members.append(lost)
     growing.until(lambda: growing.agrees("abc"), within_ms=30_000)
-    assert growing.leader().group.configurations.committed.cluster not in (b"", told.cluster)
+    assert growing.leader().group.configurations.committed.cluster not in (b"", newest.cluster)
     growing.all_submit()

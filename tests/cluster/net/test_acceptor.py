@@ -42,7 +42,7 @@ def test_without_files_a_listener_waits_and_goes_on(
     async def story() -> None:
         [listener] = await listen_on("127.0.0.1", 0, 8)
         serving = asyncio.create_task(accept_all(listener, take, ThrottledLog(log), "test"))
-        stranger = socket.create_connection(listener.getsockname())
+        client = socket.create_connection(listener.getsockname())
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         fillers = [socket.socket() for _ in range(10)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(filler.fileno() for filler in fillers), hard))
@@ -56,7 +56,7 @@ def test_without_files_a_listener_waits_and_goes_on(
                 await asyncio.sleep(0.01)
         assert not serving.done()
         serving.cancel()
-        for sock in (stranger, listener, *taken, *fillers):
+        for sock in (client, listener, *taken, *fillers):
             sock.close()
 
     run(story)
@@ -177,10 +177,55 @@ def test_cancellation_as_a_connection_arrives_raises_no_error() -> None:
             waiting = asyncio.create_task(readable(near))
             await asyncio.sleep(0)
             far.send(b"x")
-            # It runs in the next pass, before what the selector finds in that.
+            # It runs in the next pass, before the events of the selector.
             loop.call_soon(waiting.cancel)
             with pytest.raises(asyncio.CancelledError):
                 await waiting
 
     asyncio.run(story())
     assert unexpected == []
+
+
+@pytest.mark.parametrize(
+    ("host", "names"),
+    [("::", ["127.0.0.1", "::1"]), ("0.0.0.0", ["127.0.0.1"]), ("::1", ["::1"])],
+)
+def test_listener_binds_every_address_of_its_host(
+    run: Callable[..., None], host: str, names: list[str]
+) -> None:
+    run(lambda: check_listener(host, names))
+
+
+@pytest.mark.parametrize(
+    ("found", "names"),
+    [(["127.0.0.1", "::1"], ["127.0.0.1", "::1"]), (["192.0.2.1", "127.0.0.1"], ["127.0.0.1"])],
+)
+def test_listener_binds_every_address_of_a_name(
+    monkeypatch: pytest.MonkeyPatch, found: list[str], names: list[str]
+) -> None:
+    look_up = socket.getaddrinfo
+
+    def resolve(_: str, *arguments: Any, **options: Any) -> Any:
+        return [row for each in found for row in look_up(each, *arguments, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    asyncio.run(check_listener("a.name", names))
+
+
+async def check_listener(host: str, names: list[str]) -> None:
+    """Check that a listener on this host can be reached at exactly these addresses."""
+    listeners = await listen_on(host, 0, 8)
+    port = listeners[0].getsockname()[1]
+    for family, name in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with socket.socket(family) as client:
+            assert (client.connect_ex((name, port)) == 0) == (name in names)
+    for listener in listeners:
+        listener.close()
+
+
+def test_address_of_another_machine_is_refused(run: Callable[..., None]) -> None:
+    async def story() -> None:
+        with pytest.raises(OSError, match="assign requested address"):
+            await listen_on("192.0.2.1", 0, 8)
+
+    run(story)

@@ -33,25 +33,25 @@ def clock() -> Clock:
     return Clock()
 
 
-def take(slots: ConnectionSlots, host: str, gone: list[Slot] | None = None) -> Slot:
+def take(slots: ConnectionSlots, host: str, evicted: list[Slot] | None = None) -> Slot:
     slot = slots.take(host)
     assert slot is not None
-    if gone is not None:
-        slot.evict = lambda: gone.append(slot)
+    if evicted is not None:
+        slot.evict = lambda: evicted.append(slot)
     return slot
 
 
 def test_unauthenticated_connection_keeps_its_slot_for_a_time(clock: Clock) -> None:
-    slots, gone = ConnectionSlots(SlotLimits(2), clock=clock), list[Slot]()
-    first = take(slots, HERE, gone)
+    slots, evicted = ConnectionSlots(SlotLimits(2), clock=clock), list[Slot]()
+    first = take(slots, HERE, evicted)
     clock.now_s = 1.0
-    second = take(slots, ELSEWHERE, gone)
+    second = take(slots, ELSEWHERE, evicted)
     clock.now_s = FAIR_S - 0.01
     assert slots.take("203.0.113.1") is None
-    assert gone == []
+    assert evicted == []
     clock.now_s = FAIR_S
-    third = take(slots, "203.0.113.1", gone)
-    assert gone == [first]
+    third = take(slots, "203.0.113.1", evicted)
+    assert evicted == [first]
     assert slots.take("203.0.113.2") is None
     assert second.is_taken
     assert third.is_taken
@@ -73,50 +73,50 @@ def test_a_step_of_the_handshake_begins_the_fair_time_again(clock: Clock) -> Non
 
 
 def test_connection_at_the_earliest_stage_is_evicted_first(clock: Clock) -> None:
-    slots, gone = ConnectionSlots(SlotLimits(3), clock=clock), list[Slot]()
-    further, silent, late = [take(slots, f"192.0.2.{number}", gone) for number in range(3)]
+    slots, evicted = ConnectionSlots(SlotLimits(3), clock=clock), list[Slot]()
+    further, silent, late = [take(slots, f"192.0.2.{number}", evicted) for number in range(3)]
     further.step(Stage.HEADER)
     clock.now_s = 1.0
     late.step(Stage.HEADER)
     clock.now_s = 10.0
     for _ in range(3):
         take(slots, ELSEWHERE)
-    assert gone == [silent, further, late]
+    assert evicted == [silent, further, late]
 
 
 def test_address_leaves_slots_to_different_addresses(clock: Clock) -> None:
     slots = ConnectionSlots(SlotLimits(100), clock=clock)
     taken = [slot for _ in range(200) if (slot := slots.take(HERE))]
     assert len(taken) == 75
-    others = [slot for _ in range(200) if (slot := slots.take(ELSEWHERE))]
-    assert len(others) == 19
+    fillers = [slot for _ in range(200) if (slot := slots.take(ELSEWHERE))]
+    assert len(fillers) == 19
     assert slots.take("203.0.113.1") is not None
     assert all(slot.is_taken for slot in taken)
 
 
 def test_address_at_its_share_evicts_its_own_connections(clock: Clock) -> None:
-    slots, gone = ConnectionSlots(SlotLimits(100), clock=clock), list[Slot]()
-    lone = take(slots, ELSEWHERE, gone)
-    many = [take(slots, HERE, gone) for _ in range(75)]
+    slots, evicted = ConnectionSlots(SlotLimits(100), clock=clock), list[Slot]()
+    lone = take(slots, ELSEWHERE, evicted)
+    many = [take(slots, HERE, evicted) for _ in range(75)]
     clock.now_s = 2 * FAIR_S
     for _ in range(75):
-        take(slots, HERE, gone)
-    assert gone == many
+        take(slots, HERE, evicted)
+    assert evicted == many
     assert lone.is_taken
 
 
 def test_a_connection_with_a_login_is_not_pushed_out(clock: Clock) -> None:
-    slots, gone = ConnectionSlots(SlotLimits(4, total_max=5), clock=clock), list[Slot]()
-    known = [take(slots, HERE, gone) for _ in range(3)]
+    slots, evicted = ConnectionSlots(SlotLimits(4, total_max=5), clock=clock), list[Slot]()
+    known = [take(slots, HERE, evicted) for _ in range(3)]
     for slot in known:
         slot.mark_authenticated()
-    strangers = [take(slots, HERE, gone) for _ in range(2)]
+    unauthenticated = [take(slots, HERE, evicted) for _ in range(2)]
     assert slots.take(HERE) is None
     clock.now_s = 100.0
-    for slot in strangers:
+    for slot in unauthenticated:
         slot.mark_authenticated()
     assert slots.take(ELSEWHERE) is None
-    assert (slots.unauthenticated, slots.authenticated, gone) == (0, 5, [])
+    assert (slots.unauthenticated, slots.authenticated, evicted) == (0, 5, [])
     known[0].release()
     assert slots.take(ELSEWHERE) is not None
     assert known[1].is_taken
@@ -156,13 +156,13 @@ def test_address_from_the_proxy_header_counts(clock: Clock) -> None:
 
 
 def test_connection_that_logs_out_has_the_fair_time_again(clock: Clock) -> None:
-    slots, gone = ConnectionSlots(SlotLimits(2), clock=clock), list[Slot]()
-    first, second = take(slots, HERE, gone), take(slots, HERE, gone)
+    slots, evicted = ConnectionSlots(SlotLimits(2), clock=clock), list[Slot]()
+    first, second = take(slots, HERE, evicted), take(slots, HERE, evicted)
     first.mark_authenticated()
     clock.now_s = FAIR_S
     first.mark_unauthenticated()
-    third = take(slots, ELSEWHERE, gone)
-    assert gone == [second]
+    third = take(slots, ELSEWHERE, evicted)
+    assert evicted == [second]
     assert slots.take(ELSEWHERE) is None
     assert first.is_taken
     assert third.is_taken
@@ -201,38 +201,38 @@ def test_reason_for_refusing_a_connection_is_logged(clock: Clock, caplog: pytest
 def test_counts_equal_the_open_connections(steps: list[tuple[int, int, int]]) -> None:
     clock = Clock()
     slots = ConnectionSlots(SlotLimits(6, total_max=6), clock=clock)
-    known, strangers = set[Slot](), set[Slot]()
+    known, unauthenticated = set[Slot](), set[Slot]()
 
     for action, which, host in steps:
         clock.now_s += 1.0
-        there = sorted(known | strangers, key=id)
+        there = sorted(known | unauthenticated, key=id)
         if action <= 1:
             slot = slots.take(f"192.0.2.{host}")
             if slot is not None:
-                slot.evict = partial(strangers.remove, slot)
-                strangers.add(slot)
+                slot.evict = partial(unauthenticated.remove, slot)
+                unauthenticated.add(slot)
         elif there:
             slot = there[which % len(there)]
             if action == 2:
                 slot.release()
                 known.discard(slot)
-                strangers.discard(slot)
+                unauthenticated.discard(slot)
             elif action == 3:
                 slot.mark_authenticated()
                 known.add(slot)
-                strangers.discard(slot)
+                unauthenticated.discard(slot)
             elif action == 4:
                 known.discard(slot)
-                strangers.add(slot)
-                slot.evict = partial(strangers.remove, slot)
+                unauthenticated.add(slot)
+                slot.evict = partial(unauthenticated.remove, slot)
                 slot.mark_unauthenticated()
             elif action == 5:
                 slot.step(Stage(1 + which % 4))
             else:
                 slot.move_to(f"192.0.2.{host}")
-        assert (slots.unauthenticated, slots.authenticated) == (len(strangers), len(known))
+        assert (slots.unauthenticated, slots.authenticated) == (len(unauthenticated), len(known))
         assert slots.unauthenticated + slots.authenticated <= 6
-        assert all(slot.is_taken for slot in known | strangers)
+        assert all(slot.is_taken for slot in known | unauthenticated)
 
 
 # Floods in simulated time
@@ -242,15 +242,15 @@ HONEST, ROUND_TRIP_S, PAUSE_S = 40, 0.6, (0.1, 0.5)
 ATTACKS_PER_S = 30.0
 HANDSHAKE_TIMEOUT_S = 10.0
 IN_WITHIN_S = 45.0
-"""When all clients must be in. Attackers that do all they can hold a place for 10 s, so 4 to 6 slots come free in a
-second, for which 40 clients compete with 30 attackers a second."""
+"""Time until all clients must be logged in. Attackers can hold a slot for 10 s at most, so 4 to 6 slots become free
+in a second, for which 40 clients compete with 30 attackers a second."""
 
 
 class Attack(Enum):
     NOTHING = auto()
     SILENT = auto()
     HEADER = auto()
-    """The header comes at once, and then nothing."""
+    """Sends the header at once, and no further bytes."""
     SLOW = auto()
     """Each step is as late as it may be."""
     WRONG_LOGIN = auto()
@@ -260,7 +260,7 @@ class Attack(Enum):
 
 
 class Flood:
-    """Clients that log in, and attackers, at one node."""
+    """Honest clients and attackers at a node."""
 
     def __init__(self, random: Random, attack: Attack, attackers: int | None, honest_hosts: int) -> None:
         """Without a number of `attackers` they have the clients' address; the clients have `honest_hosts` of them."""
@@ -410,37 +410,37 @@ def test_addresses_of_the_same_host_count_together(one: str, other: str, is_same
 
 
 def test_connection_without_a_slot_takes_a_quick_slot(clock: Clock) -> None:
-    slots, gone = ConnectionSlots(SlotLimits(75, quick_max=25), clock=clock), list[Slot]()
-    flood = [take(slots, HERE, gone) for _ in range(57)]  # three quarters of 75
-    client = take(slots, HERE, gone)
-    flood += [take(slots, HERE, gone) for _ in range(24)]
-    assert gone == []
+    slots, evicted = ConnectionSlots(SlotLimits(75, quick_max=25), clock=clock), list[Slot]()
+    flood = [take(slots, HERE, evicted) for _ in range(57)]  # three quarters of 75
+    client = take(slots, HERE, evicted)
+    flood += [take(slots, HERE, evicted) for _ in range(24)]
+    assert evicted == []
     client.mark_authenticated()
     assert (slots.authenticated, slots.unauthenticated) == (1, 81)
-    flood += [take(slots, HERE, gone) for _ in range(5)]
-    assert gone == flood[57:61]
+    flood += [take(slots, HERE, evicted) for _ in range(5)]
+    assert evicted == flood[57:61]
     assert slots.unauthenticated == 82
 
 
 def test_quick_slot_becomes_a_fair_slot_with_a_step(clock: Clock) -> None:
-    slots, gone = ConnectionSlots(SlotLimits(6, quick_max=2), clock=clock), list[Slot]()
-    first = [take(slots, f"192.0.2.{number}", gone) for number in range(6)]
-    client = take(slots, ELSEWHERE, gone)
+    slots, evicted = ConnectionSlots(SlotLimits(6, quick_max=2), clock=clock), list[Slot]()
+    first = [take(slots, f"192.0.2.{number}", evicted) for number in range(6)]
+    client = take(slots, ELSEWHERE, evicted)
     first[0].release()
     client.step(Stage.HEADER)
     for number in range(10):
-        take(slots, f"203.0.113.{number}", gone)
+        take(slots, f"203.0.113.{number}", evicted)
     assert client.is_taken
-    assert client not in gone
+    assert client not in evicted
 
 
 def test_connections_with_a_login_take_the_place_of_quick_slots(clock: Clock) -> None:
-    slots, gone = ConnectionSlots(SlotLimits(6, total_max=8, quick_max=2), clock=clock), list[Slot]()
-    first = [take(slots, f"192.0.2.{number}", gone) for number in range(6)]
-    quick = [take(slots, ELSEWHERE, gone) for _ in range(2)]
+    slots, evicted = ConnectionSlots(SlotLimits(6, total_max=8, quick_max=2), clock=clock), list[Slot]()
+    first = [take(slots, f"192.0.2.{number}", evicted) for number in range(6)]
+    quick = [take(slots, ELSEWHERE, evicted) for _ in range(2)]
     for slot in first:
         slot.mark_authenticated()
-    later = [take(slots, f"203.0.113.{number}", gone) for number in range(2)]
-    assert gone == quick
+    later = [take(slots, f"203.0.113.{number}", evicted) for number in range(2)]
+    assert evicted == quick
     assert slots.take("198.51.100.1") is None
     assert all(slot.is_taken for slot in [*first, *later])

@@ -19,21 +19,21 @@ PORT = 5672
 
 
 class SystemResolver:
-    """Stands in for the system's: what it says of names, and for which it does not answer."""
+    """In place of the system's resolver: addresses of names, and names without an answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: dict[str, str] = {}
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.answers = threading.Event()
         self.answers.set()
         self._real = socket.getaddrinfo
         self._monkeypatch = monkeypatch
-        monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
+        monkeypatch.setattr(socket, "getaddrinfo", self._lookup)
 
-    def _look_up(self, host: str, port: int, *, type: int, flags: int = 0) -> Any:  # noqa: A002
+    def _lookup(self, host: str, port: int, *, type: int, flags: int = 0) -> Any:  # noqa: A002
         if flags & socket.AI_NUMERICHOST:
             return self._real(host, port, type=type, flags=flags)
-        self.asked.append(host)
+        self.requested.append(host)
         if host.startswith("slow"):
             self.answers.wait(20)
         if host not in self.addresses:
@@ -94,7 +94,7 @@ def test_addresses_are_resolved_anew_each_time(resolver: SystemResolver) -> None
             found = await names.resolve("n1", PORT)
             assert found == ([(socket.AF_INET, (address, PORT))], True)
         assert (await names.resolve("10.0.0.3", PORT)).found == [(socket.AF_INET, ("10.0.0.3", PORT))]
-        assert resolver.asked == ["n1", "n1"]
+        assert resolver.requested == ["n1", "n1"]
 
     asyncio.run(story())
 
@@ -110,7 +110,7 @@ def test_unknown_name_is_not_resolved_again_at_once(
             for _ in range(20):
                 with pytest.raises(socket.gaierror):
                     await names.resolve("nobody", PORT)
-            assert resolver.asked == times * ["nobody"]
+            assert resolver.requested == times * ["nobody"]
             await asyncio.sleep(0.1)
         resolver.addresses["nobody"] = "10.0.0.1"
         assert (await names.resolve("nobody", PORT)).is_current
@@ -129,7 +129,7 @@ def test_name_is_resolved_once_at_a_time_and_waits_for_no_name(resolver: SystemR
                         await names.resolve(f"slow{number}", PORT)
             with resolver.waited_for(10.0):
                 assert (await names.resolve("n1", PORT)).is_current
-        assert len(resolver.asked) == 17
+        assert len(resolver.requested) == 17
         assert (await names.resolve("slow1", PORT)).found == [(socket.AF_INET, ("10.0.0.9", PORT))]
 
     asyncio.run(story())
@@ -146,12 +146,12 @@ def test_pending_and_remembered_names_are_bounded(
             resolver.addresses[name] = "10.0.0.1"
             await names.resolve(name, PORT)
         with resolver.silent():
-            asked = [names.resolve(f"slow{number}", PORT) for number in range(host_names.LOOKUPS_MAX)]
-            await asyncio.gather(*asked, return_exceptions=True)
+            requested = [names.resolve(f"slow{number}", PORT) for number in range(host_names.LOOKUPS_MAX)]
+            await asyncio.gather(*requested, return_exceptions=True)
             with pytest.raises(OSError, match="64 other names are still being looked up"):
                 await names.resolve("n1", PORT)
             assert not (await names.resolve("n3", PORT)).is_current
-        assert resolver.asked.count("n1") == 1
+        assert resolver.requested.count("n1") == 1
 
     asyncio.run(story())
 
@@ -184,7 +184,7 @@ def test_a_name_that_is_unknown_or_impossible_is_an_error(resolver: SystemResolv
 
 
 def test_refusal_at_a_remembered_address_does_not_prove_death(resolver: SystemResolver) -> None:
-    """The name may stand for another address by now."""
+    """The name may have a new address by now."""
 
     async def story() -> None:
         names = Resolver()

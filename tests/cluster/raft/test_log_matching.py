@@ -1,4 +1,4 @@
-"""What of an append is new, against what a log would be by the rules of Raft, entry by entry."""
+"""The new entries of an append, compared with a log that follows Raft's rules entry by entry."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_remaining_append_gives_the_same_log_and_begins_anew() -> None:
             assert ours[left.prev_index] != left.entries[0].term
 
 
-@pytest.mark.parametrize(("told", "vouched"), [(0, 0), (4, 4), (5, 5), (50, 5)])
-def test_append_vouches_for_the_entries_that_it_shows(told: int, vouched: int) -> None:
-    assert limit_commit_index(append(3, 1, [1, 1], told)).commit_index == vouched
+@pytest.mark.parametrize(("reported", "vouched"), [(0, 0), (4, 4), (5, 5), (50, 5)])
+def test_append_vouches_for_the_entries_that_it_shows(reported: int, vouched: int) -> None:
+    assert limit_commit_index(append(3, 1, [1, 1], reported)).commit_index == vouched
 
 
 def test_committed_entries_are_contradicted_by_terms_only() -> None:

@@ -1,4 +1,4 @@
-"""A backup holds what was applied, all of it and nothing else, and what is not whole is no backup."""
+"""A backup holds exactly the applied entries; a damaged or partial backup is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GROUP = "groups/0"
 
 
 class Named(Alarms):
-    """A machine of a program that can run the version with which clusters get an id."""
+    """A machine of a program that supports the version in which clusters get an id."""
 
     versions = (1, 2)
 
@@ -62,13 +62,13 @@ def taken(member: Member) -> Contents:
     found: list[Contents] = []
     least = member.group.engine.applied_index
 
-    def ask() -> None:
+    def request() -> None:
         contents = member.group.backups.take(least, "/data")
         if contents is not None:
             found.append(contents)
 
     def is_taken() -> bool:
-        member.runtime.enter(ask)
+        member.runtime.enter(request)
         return bool(found)
 
     member._trio.until(is_taken)
@@ -116,7 +116,7 @@ def trio() -> Trio:
 
 @pytest.fixture(scope="module")
 def backup(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of three segments."""
+    """A backup of three segments."""
     trio = Trio()
     leader = trio.start()
     directory = tmp_path_factory.mktemp("backup") / "backup"
@@ -178,7 +178,7 @@ def test_files_are_pinned_until_they_are_given_back(trio: Trio) -> None:
     assert pinned == {}
 
 
-# What is not whole
+# Damaged and partial backups
 
 
 def test_contents_file_round_trips(backup: Path) -> None:
@@ -224,8 +224,8 @@ def test_damage_before_the_backup_is_found_despite_checksums(backup: Path, tmp_p
         flip(copy / name, 200)
         write_sums(copy)
 
-    told = refusal(changed(backup, tmp_path / "copy", change))
-    assert told.startswith(f"{name}: it was damaged on node ")
+    refused = refusal(changed(backup, tmp_path / "copy", change))
+    assert refused.startswith(f"{name}: it was damaged on node ")
 
 
 def flip(file: Path, place: int, bit: int = 0) -> None:
@@ -369,7 +369,7 @@ def test_program_without_cluster_ids_restores_no_file(backup: Path) -> None:
 
 
 def stopped(member: Member, trio: Trio) -> list[int]:
-    """All die; what is due in what the member has applied."""
+    """End all nodes; return the due times that the member has applied."""
     due = list(member.machine.due)
     for other in trio.members:
         other.end()
@@ -434,7 +434,7 @@ def test_directories_from_before_the_recovery_are_refused(machine: type[Alarms])
         member.start(machine())
     trio.until(lambda: all(member.machine.entries for member in trio.members))
     trio.pass_ms(2_000)
-    survivor, *others = trio.members
+    survivor, *peers = trio.members
     stopped(survivor, trio)
     recovered(survivor)
     for member in trio.members:
@@ -442,10 +442,10 @@ def test_directories_from_before_the_recovery_are_refused(machine: type[Alarms])
     trio.pass_ms(10_000)
     assert survivor.group.engine.is_leader
     assert survivor.group.members.names == ("a",)
-    assert [survivor.group._links.connected(other.name) for other in others] == [False, False]
+    assert [survivor.group._links.connected(other.name) for other in peers] == [False, False]
     survivor.set_alarms(9_000_000)
-    assert sum(other.group.engine.is_leader for other in others) == 1
-    assert all(other.group.engine.term < 100 for other in others)
+    assert sum(other.group.engine.is_leader for other in peers) == 1
+    assert all(other.group.engine.term < 100 for other in peers)
 
 
 def test_versions_of_the_new_member_are_those_of_the_program(backup: Path) -> None:

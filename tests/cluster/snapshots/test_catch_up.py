@@ -49,7 +49,7 @@ RETAINED_BYTES = 3 * ENTRY_BYTES
 
 
 class World:
-    """Time, and what happens in it."""
+    """Simulated time and events."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -65,7 +65,7 @@ class World:
             self.now_s, _, callback = heapq.heappop(self._events)
             callback()
 
-    # What the sender and the receiver use of a runtime
+    # The runtime of the sender and the receiver
 
     def monotonic(self) -> float:
         return self.now_s
@@ -111,7 +111,7 @@ class Node:
         )
         return self.journal
 
-    def replica(self, runtime: World, send: Callable[[str, Message], None], **others: Any) -> Any:
+    def replica(self, runtime: World, send: Callable[[str, Message], None], **collaborators: Any) -> Any:
         """Return the parts of the node that a transfer uses, as `Replica` has them."""
         return SimpleNamespace(
             disk=self.disk,
@@ -119,7 +119,7 @@ class Node:
             journal=self.journal,
             runtime=runtime,
             outbox=SimpleNamespace(transmit=send),
-            **others,
+            **collaborators,
         )
 
     def add(self, first: int, count: int) -> None:
@@ -133,7 +133,7 @@ def payload(index: int) -> bytes:
 
 
 class Pins:
-    """What the sender uses of the housekeeping."""
+    """The housekeeping that the sender uses."""
 
     def __init__(self, newest: CheckpointPosition) -> None:
         self.newest = newest
@@ -152,7 +152,7 @@ class Pins:
 
 
 class Engine:
-    """What the sender asks of an engine."""
+    """The engine that the sender uses."""
 
     is_leader = True
 
@@ -161,7 +161,7 @@ class Engine:
 
 
 class State:
-    """What the receiver reads a state with."""
+    """The reader of the receiver's state."""
 
     def __init__(self) -> None:
         self.is_known = True
@@ -269,8 +269,8 @@ class Transfer:
         self.there.open()
         self.check_log()
 
-    def check_given_up(self) -> None:
-        """Whatever it was for which it was given up does not come either."""
+    def check_aborted(self) -> None:
+        """Assert that the transfer installs no snapshot later either."""
         self.world.run()
         assert not self.installed
         self.world.now_s += IDLE_MAX_S + 0.1
@@ -295,7 +295,7 @@ class Transfer:
         return self.receiver._transfer
 
     def check_clean(self) -> None:
-        """Nothing of a snapshot that was not installed stays, but its checkpoint if it is one of this log."""
+        """Assert that no files of a refused snapshot remain, except a checkpoint of this log."""
         self.check_clean_incoming()
         directory, journal = self.there.directory, self.there.journal
         assert all(
@@ -329,7 +329,7 @@ def test_a_snapshot_arrives_and_is_the_log_afterwards(transfer: Transfer) -> Non
 def test_broken_link_costs_only_chunks_in_flight(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 8)
-    asked_before = len(transfer.fetches())
+    fetches_before = len(transfer.fetches())
     transfer.is_up = False
     transfer.world.run()
     transfer.is_up = True
@@ -339,11 +339,11 @@ def test_broken_link_costs_only_chunks_in_flight(transfer: Transfer) -> None:
     first_parts = [fetch for fetch in transfer.fetches() if (fetch.file, fetch.offset) == (0, 0)]
     assert len(first_parts) == 1
     repeated = len(transfer.fetches()) - len({fetch[1:3] for fetch in transfer.fetches()})
-    assert 0 < repeated <= 4 < asked_before
+    assert 0 < repeated <= 4 < fetches_before
 
 
 def test_learner_gets_chunks_in_order_while_the_log_grows(transfer: Transfer) -> None:
-    """What has grown shortens its rests: a chunk that is asked for then must not overtake those that wait."""
+    """Growth of the log shortens its rests: a chunk requested then must not overtake waiting chunks."""
     pace = Pace(bytes_per_s=10 * CHUNK_BYTES, rest_max_s=0.1, burst_bytes=CHUNK_BYTES, now_s=0.0)
     transfer.engine.progress["receiver"].pace = pace
 
@@ -460,7 +460,7 @@ def refuse_for_want_of_descriptors(path: str) -> None:
 
 @pytest.mark.parametrize("end", [ENTRIES - 3, 181], ids=["cut", "removed"])
 def test_a_segment_that_a_conflicting_tail_has_cut_is_withdrawn(transfer: Transfer, end: int) -> None:
-    """The one who gives is no leader any more, and what it offered beyond the checkpoint was not committed."""
+    """The sender does not lead any more, and its offer beyond the checkpoint was not committed."""
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 5)
     assert transfer.here.journal.segments()[-1].first == 181
@@ -482,10 +482,10 @@ def test_full_disk_ends_the_transfer_until_there_is_space_again(
     transfer.there.disk.full = True
     transfer.world.run()
     assert not transfer.installed
-    asked = len(transfer.fetches())
+    fetches_before = len(transfer.fetches())
     transfer.tick()
     transfer.world.run()
-    assert len(transfer.fetches()) == asked, "it is fetched though there is no space"
+    assert len(transfer.fetches()) == fetches_before, "it is fetched though there is no space"
     transfer.there.disk.full = False
     transfer.tick()
     transfer.world.run()
@@ -500,9 +500,9 @@ def test_without_space_the_next_attempts_come_later_and_later(transfer: Transfer
     transfer.begin()
     attempts: list[float] = []
     while transfer.world.now_s < 50.0:
-        asked = len(transfer.fetches())
+        fetches_before = len(transfer.fetches())
         transfer.world.run()
-        if len(transfer.fetches()) > asked:
+        if len(transfer.fetches()) > fetches_before:
             attempts.append(transfer.world.now_s)
         transfer.tick()
     pauses = [after - before for before, after in pairwise(attempts)]
@@ -536,7 +536,7 @@ def test_space_lacks_until_a_snapshot_has_come_or_is_unneeded(transfer: Transfer
 
 
 def test_state_is_read_beside_the_loop_without_a_time_limit(transfer: Transfer) -> None:
-    """Meanwhile the transfer is not given up, whoever offers another one."""
+    """Meanwhile the transfer is not aborted, even if a second peer offers a snapshot."""
     transfer.begin()
     transfer.world.run(
         lambda: transfer.receiver._transfer is not None and transfer.receiver._transfer.progress_s == math.inf
@@ -582,9 +582,9 @@ def test_unneeded_snapshot_is_abandoned(transfer: Transfer) -> None:
     transfer.world.run(lambda: len(transfer.fetches()) > 8)
     transfer.there.add(2, 160)
     transfer.receiver.tick()
-    asked = len(transfer.fetches())
+    fetches_before = len(transfer.fetches())
     transfer.world.run()
-    assert len(transfer.fetches()) == asked
+    assert len(transfer.fetches()) == fetches_before
     transfer.check_clean()
 
 
@@ -593,7 +593,7 @@ def withdraw(transfer: Transfer) -> None:
 
 
 def offer_another(transfer: Transfer) -> None:
-    """By somebody who is down at once."""
+    """A peer that is down at once offers a snapshot."""
     transfer.is_up = False
     transfer.world.now_s += PATIENCE_S + 0.1
     transfer.receiver.offered("other", transfer.taking().offer._replace(snapshot=1))
@@ -608,31 +608,31 @@ def fill_disk(transfer: Transfer) -> None:
     transfer.there.disk.full = True
 
 
-@pytest.mark.parametrize("give_up", [withdraw, offer_another, catch_up_otherwise, fill_disk])
+@pytest.mark.parametrize("abort", [withdraw, offer_another, catch_up_otherwise, fill_disk])
 def test_snapshot_abandoned_before_its_move_leaves_no_files(
-    transfer: Transfer, give_up: Callable[[Transfer], None]
+    transfer: Transfer, abort: Callable[[Transfer], None]
 ) -> None:
     transfer.begin()
     transfer.run_until_complete()
-    give_up(transfer)
-    transfer.check_given_up()
+    abort(transfer)
+    transfer.check_aborted()
 
 
-@pytest.mark.parametrize("give_up", [withdraw, offer_another, catch_up_otherwise])
+@pytest.mark.parametrize("abort", [withdraw, offer_another, catch_up_otherwise])
 def test_snapshot_abandoned_after_its_move_leaves_no_files(
-    transfer: Transfer, give_up: Callable[[Transfer], None], monkeypatch: pytest.MonkeyPatch
+    transfer: Transfer, abort: Callable[[Transfer], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move = transfer.receiver._move
 
-    def move_and_give_up(taking: Any) -> Checkpoint | None:
+    def move_and_abort(taking: Any) -> Checkpoint | None:
         checkpoint = move(taking)
         assert 150 in list_checkpoints(transfer.there.disk, transfer.there.directory.log)
-        give_up(transfer)
+        abort(transfer)
         return checkpoint
 
-    monkeypatch.setattr(transfer.receiver, "_move", move_and_give_up)
+    monkeypatch.setattr(transfer.receiver, "_move", move_and_abort)
     transfer.begin()
-    transfer.check_given_up()
+    transfer.check_aborted()
 
 
 def test_snapshot_that_was_being_moved_at_the_end_is_no_damage(transfer: Transfer) -> None:
@@ -644,7 +644,7 @@ def test_snapshot_that_was_being_moved_at_the_end_is_no_damage(transfer: Transfe
     assert list_checkpoints(there.disk, there.directory.log) == [140, 150]
     start = partial(there.directory._open, cast("Any", None), there.open, None)
     with pytest.raises(CorruptJournal, match="newer than the log"):
-        start()  # the one of 140 is its own
+        start()  # the checkpoint at 140 is its own
     assert list_checkpoints(there.disk, there.directory.log) == [140]
     transfer.check_clean_incoming()
 
@@ -715,7 +715,7 @@ def test_peer_that_is_still_behind_is_given_a_further_snapshot(transfer: Transfe
 
 
 def test_log_behind_a_snapshot_is_kept_until_the_peer_has_it(transfer: Transfer) -> None:
-    """The log has grown by much while the snapshot was sent: without that, the peer would need the next one."""
+    """The log has grown by much during the transfer: without the entries the peer would need the next snapshot."""
     progress, sender, engine = (
         transfer.engine.progress["receiver"],
         transfer.sender,
@@ -763,9 +763,9 @@ def test_removal_of_an_installed_snapshot_spares_the_next(transfer: Transfer) ->
     transfer.receiver.remove_installed()
     transfer.world.run()
     transfer.check_clean_incoming()
-    transfer.tick()  # nothing of it is the log yet, so it is given again
-    asked = len(transfer.fetches())
-    transfer.world.run(lambda: len(transfer.fetches()) > asked + 8)
+    transfer.tick()  # no part of it is in the log yet, so it is sent again
+    fetches_before = len(transfer.fetches())
+    transfer.world.run(lambda: len(transfer.fetches()) > fetches_before + 8)
     transfer.receiver.remove_installed()
     transfer.world.run()
     assert len(transfer.installed) == 2

@@ -61,7 +61,7 @@ def state() -> GroupState:
     return GroupState(Told())
 
 
-def told(state: GroupState) -> Told:
+def machine_of(state: GroupState) -> Told:
     assert isinstance(state.machine, Told)
     return state.machine
 
@@ -72,7 +72,7 @@ def test_version_applies_to_the_entries_behind_its_entry(state: GroupState) -> N
     applying.apply_entry(3, entry_of("n2", 1))
     applying.apply_configuration(configuration(HIGH))  # n2 is no member by it, and is given up
     applying.apply_entry(5, entry_of("n1", 2))
-    assert told(state).calls == [
+    assert machine_of(state).calls == [
         *[("batch", LOW), ("end", LOW)] * 2,
         *[("down", LOW), ("end", LOW)],
         *[("batch", HIGH), ("end", HIGH)],
@@ -84,9 +84,9 @@ def test_loaded_state_has_its_version(state: GroupState) -> None:
     Applier(state, PendingProposals("n9")).apply_configuration(configuration(HIGH))
     other = GroupState(Told())
     other.load(before)
-    assert told(other).version == LOW
+    assert machine_of(other).version == LOW
     other.load(state.freeze().dump())
-    assert told(other).version == HIGH
+    assert machine_of(other).version == HIGH
 
 
 def test_version_that_the_program_cannot_run_is_refused(state: GroupState) -> None:
@@ -99,7 +99,7 @@ def test_version_that_the_program_cannot_run_is_refused(state: GroupState) -> No
 def test_entries_of_an_earlier_version_are_not_taken_for_ours(
     state: GroupState,
 ) -> None:
-    """The first configuration tells what the log began with: nobody else can, if there is no checkpoint."""
+    """The first configuration has the version at the begin of the log, and a checkpoint need not exist."""
     applying = Applier(state, PendingProposals("n9"))
     applying.apply_entry(2, entry_of("n1", 1))
     with pytest.raises(OtherVersion, match=f"at version {LOW - 1} of the state, and this program can run"):

@@ -16,12 +16,12 @@ def test_incarnation_exceeds_the_last_the_clock_and_the_cluster() -> None:
     directory = GroupDirectory(disk, "groups/0", Owner("test", "a", 0))
     runtime = SimpleNamespace(random=Random(1), now_ms=10**9)
     runtime.wall_ms = lambda: runtime.now_ms
-    lives = Incarnations(directory, runtime, Versions(1, 1), ["a"])  # pyright: ignore[reportArgumentType]
-    first = lives.begin().incarnation
+    incarnations = Incarnations(directory, runtime, Versions(1, 1), ["a"])  # pyright: ignore[reportArgumentType]
+    first = incarnations.begin().incarnation
     assert first >= 10**9
     runtime.now_ms = -(10**15)
-    second = lives.begin().incarnation
+    second = incarnations.begin().incarnation
     assert first < second
     known = second + 10**6
-    third = lives.begin(known).incarnation
+    third = incarnations.begin(known).incarnation
     assert known < third <= known + 2 * INCARNATION_LEAP

@@ -16,7 +16,6 @@ from cluster.transport.handshake import (
     GarbageError,
     Handshake,
     HandshakeError,
-    Judge,
     OtherClusterError,
     OtherMembersError,
     OtherStateVersionError,
@@ -27,6 +26,7 @@ from cluster.transport.handshake import (
     TooManyNonMembersError,
     UnknownNodeError,
     VersionMismatchError,
+    WhyRejected,
     WrongClusterError,
     WrongSecretError,
 )
@@ -43,7 +43,7 @@ TERMS = Terms.of(MEMBERS, 7, PROCESS)
 
 
 def everybody(_peer: str, _terms: Terms) -> None:
-    """Let everybody in who knows the secret."""
+    """Admit each peer that knows the secret."""
 
 
 def dialler(
@@ -53,10 +53,12 @@ def dialler(
     secrets: tuple[bytes, ...] = (SECRET,),
     nonce: bytes = NONCE_1,
     terms: Terms = TERMS,
-    judge: Judge = everybody,
+    why_rejected: WhyRejected = everybody,
     version: int = VERSIONS[-1],
 ) -> DiallerHandshake:
-    return DiallerHandshake(Credentials(cluster, node, secrets, terms), expected, nonce, judge, version)
+    return DiallerHandshake(
+        Credentials(cluster, node, secrets, terms), expected, nonce, why_rejected, version
+    )
 
 
 def acceptor(
@@ -65,9 +67,9 @@ def acceptor(
     secrets: tuple[bytes, ...] = (SECRET,),
     nonce: bytes = NONCE_2,
     terms: Terms = TERMS,
-    judge: Judge = everybody,
+    why_rejected: WhyRejected = everybody,
 ) -> AcceptorHandshake:
-    return AcceptorHandshake(Credentials(cluster, node, secrets, terms), nonce, judge)
+    return AcceptorHandshake(Credentials(cluster, node, secrets, terms), nonce, why_rejected)
 
 
 def converse(one: DiallerHandshake, other: AcceptorHandshake) -> list[bytes]:
@@ -135,10 +137,10 @@ def test_acceptor_reports_a_wrong_secret_to_the_dialler() -> None:
     error = error_of(other, one.receive(other.receive(one.opening())))
     assert isinstance(error, WrongSecretError)
     assert str(error) == "node 'n1' has proved no secret that this node accepts"
-    told = error_of(one, error.reply)
-    assert isinstance(told, RejectedError)
-    assert told.cause is WrongSecretError
-    assert "secret differs" in str(told)
+    reported = error_of(one, error.reply)
+    assert isinstance(reported, RejectedError)
+    assert reported.cause is WrongSecretError
+    assert "secret differs" in str(reported)
 
 
 def test_the_dialler_notices_an_acceptor_without_the_secret() -> None:
@@ -180,9 +182,9 @@ def test_both_sides_use_the_secret_that_the_dialler_proves(
     else:
         error = error_of(other, proof)
         assert isinstance(error, WrongSecretError)
-        told = error_of(one, error.reply)
-        assert isinstance(told, RejectedError)
-        assert told.cause is WrongSecretError
+        reported = error_of(one, error.reply)
+        assert isinstance(reported, RejectedError)
+        assert reported.cause is WrongSecretError
 
 
 def test_node_with_only_the_second_secret_cannot_answer() -> None:
@@ -256,9 +258,9 @@ def test_node_of_a_different_cluster_gets_the_reason() -> None:
     error = error_of(acceptor(cluster="blue"), one.opening())
     assert isinstance(error, WrongClusterError)
     assert str(error) == "the peer belongs to cluster 'red', this node to 'blue'"
-    told = error_of(one, error.reply)
-    assert isinstance(told, RejectedError)
-    assert told.cause is WrongClusterError
+    reported = error_of(one, error.reply)
+    assert isinstance(reported, RejectedError)
+    assert reported.cause is WrongClusterError
 
 
 DIFFERENCES = {
@@ -275,15 +277,15 @@ def test_disagreeing_members_refuse_each_other_with_the_reason(name: str) -> Non
     terms, error_type = DIFFERENCES[name]
     one, other = dialler(terms=terms), acceptor()
     error = error_of(other, one.receive(other.receive(one.opening())))
-    told = error_of(one, error.reply)
-    assert type(error) is type(told) is error_type
+    reported = error_of(one, error.reply)
+    assert type(error) is type(reported) is error_type
     if error_type is OtherMembersError:
         assert str(error) == (
             f"node 'n1' has another list of members ({terms.members_count} names) than this node (3): put the same "
             "list into the configuration of all nodes"
         )
     else:
-        assert str(told) == (
+        assert str(reported) == (
             f"node 'n2' is at version 7 of the state and can run 7, this node is at {terms.state_version} and can run "
             f"{terms.state_version}: start a program on both that can run both"
         )
@@ -303,7 +305,7 @@ def test_unauthenticated_dialler_gets_no_terms() -> None:
 
 
 def test_terms_are_those_of_the_proving_side() -> None:
-    # The attacker in between lets both believe that the other one agrees with it.
+    # An attacker in between lets both sides believe that the peer agrees with it.
     one, other = dialler(terms=Terms.of(["n1"], 7, PROCESS)), acceptor()
     proof = one.receive(other.receive(one.opening()))
     forged = proof.replace(Terms.of(["n1"], 7, PROCESS).members_digest, TERMS.members_digest)
@@ -315,7 +317,7 @@ IDS = {name: name.encode() * 8 for name in ("c1", "c2", "d1", "d2")}
 
 
 def living(version: int = 8, cluster: str = "c1", member: str = "d1", versions: Versions = ENOUGH) -> Terms:
-    """The terms of a node whose log has a configuration."""
+    """Return the terms of a node whose log has a configuration."""
     return Terms.of(MEMBERS, version, PROCESS, versions, IDS[cluster], IDS[member])
 
 
@@ -354,8 +356,8 @@ def test_members_of_incompatible_clusters_refuse_each_other(
 ) -> None:
     one, other = dialler(terms=terms), acceptor(terms=living())
     error = error_of(other, one.receive(other.receive(one.opening())))
-    told = error_of(one, error.reply)
-    assert type(error) is type(told) is error_type
+    reported = error_of(one, error.reply)
+    assert type(error) is type(reported) is error_type
     assert text in str(error)
 
 
@@ -372,23 +374,23 @@ def test_a_node_of_the_last_release_is_spoken_to_in_its_version() -> None:
     "judged", [AlreadyLinkedError, SecondProcessError, TooManyNonMembersError, UnknownNodeError]
 )
 def test_rejected_dialler_gets_the_reason(judged: type[HandshakeError]) -> None:
-    asked: list[tuple[str, Terms]] = []
+    judged_peers: list[tuple[str, Terms]] = []
 
-    def judge(peer: str, terms: Terms) -> HandshakeError:
-        asked.append((peer, terms))
+    def why_rejected(peer: str, terms: Terms) -> HandshakeError:
+        judged_peers.append((peer, terms))
         return judged("because")
 
-    one, other = dialler(), acceptor(judge=judge)
+    one, other = dialler(), acceptor(why_rejected=why_rejected)
     error = error_of(other, one.receive(other.receive(one.opening())))
     assert type(error) is judged
-    assert asked == [("n1", TERMS)]
-    told = error_of(one, error.reply)
-    assert isinstance(told, RejectedError)
-    assert told.cause is judged
+    assert judged_peers == [("n1", TERMS)]
+    reported = error_of(one, error.reply)
+    assert isinstance(reported, RejectedError)
+    assert reported.cause is judged
 
 
 def test_dialler_judges_the_acceptor() -> None:
-    one, other = dialler(judge=lambda *_: AlreadyLinkedError("because")), acceptor()
+    one, other = dialler(why_rejected=lambda *_: AlreadyLinkedError("because")), acceptor()
     welcome = other.receive(one.receive(other.receive(one.opening())))
     error = error_of(one, welcome)
     assert isinstance(error, AlreadyLinkedError)
@@ -466,10 +468,10 @@ def test_unknown_version_is_answered_in_a_common_form() -> None:
     assert isinstance(error, VersionMismatchError)
     assert str(error) == "the peer speaks version 5 of the protocol, this node 3 and 4"
     reply_of_newer = error.reply[:4] + next_version + error.reply[6:]
-    told = error_of(one, reply_of_newer)
-    assert isinstance(told, RejectedError)
-    assert told.cause is VersionMismatchError
-    assert ": 5, this node 3 and 4" in str(told)
+    reported = error_of(one, reply_of_newer)
+    assert isinstance(reported, RejectedError)
+    assert reported.cause is VersionMismatchError
+    assert ": 5, this node 3 and 4" in str(reported)
 
 
 def test_garbage_is_noticed_at_its_first_byte_and_not_answered() -> None:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 SECRET = b"the secret of the cluster"
 GROUP = 7
 PORTS = range(23_000, 32_000)
-"""The system gives none of these to a connection of somebody else, who would have it when it is listened on here."""
+"""Ports that the system never gives to outgoing connections."""
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -72,32 +72,32 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 class Recorder:
-    """What a group hears, in order."""
+    """The events of a group, in order."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[Any, ...]] = []
+        self.records: list[tuple[Any, ...]] = []
         self.parts = 0
 
     def peer_connected(self, peer: str) -> None:
-        self.heard.append(("connected", peer))
+        self.records.append(("connected", peer))
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
-        self.heard.append(("lost", peer, dead))
+        self.records.append(("lost", peer, dead))
 
     def peer_drained(self, peer: str) -> None:
-        self.heard.append(("drained", peer))
+        self.records.append(("drained", peer))
 
     def part_received(self, peer: str) -> None:
         self.parts += 1
 
     def frame_received(self, peer: str, frame: bytes) -> None:
-        self.heard.append(("frame", peer, frame))
+        self.records.append(("frame", peer, frame))
 
     def frames(self, peer: str) -> list[bytes]:
-        return [what[2] for what in self.heard if what[:2] == ("frame", peer)]
+        return [record[2] for record in self.records if record[:2] == ("frame", peer)]
 
     def events(self) -> list[tuple[Any, ...]]:
-        return [what for what in self.heard if what[0] != "frame"]
+        return [record for record in self.records if record[0] != "frame"]
 
 
 class Node:
@@ -139,7 +139,7 @@ def make_nodes(
     versions: dict[str, int] | None = None,
     unknown: dict[str, list[str]] | None = None,
 ) -> dict[str, Node]:
-    """`unknown` are members that some of them list, and the others do not."""
+    """Return linked nodes; `unknown`: members that only some of them list."""
     names = [f"n{number}" for number in range(1, count + 1)]
     addresses = {name: ("127.0.0.1", port) for name, port in zip(names, free_ports(count), strict=True)}
     nowhere = ("127.0.0.1", 1)
@@ -196,7 +196,7 @@ def address(node: Node) -> tuple[str, int]:
 
 
 class Impersonator:
-    """A peer made by hand, that may say what a real one never would."""
+    """A handmade peer, which may send messages that a real peer never sends."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -206,7 +206,7 @@ class Impersonator:
         self.writer.write(data)
 
     async def left_alone(self) -> bytes:
-        """Return what it still gets until the other side hangs up."""
+        """Return the bytes that it receives until the other side hangs up."""
         try:
             return await self.reader.read()
         except ConnectionError:
@@ -215,12 +215,12 @@ class Impersonator:
             self.writer.close()
 
 
-async def stranger(node: Node) -> Impersonator:
+async def unauthenticated(node: Node) -> Impersonator:
     return Impersonator(*await asyncio.open_connection(*address(node)))
 
 
 async def impersonate(name: str, node: Node, process: bytes = bytes(16), **terms: Any) -> Impersonator:
-    one = await stranger(node)
+    one = await unauthenticated(node)
     own = node.links._credentials([SECRET])
     identity = own._replace(node=name, terms=own.terms._replace(process=process, **terms))
     handshake = DiallerHandshake(identity, own.node, random.randbytes(32), lambda *_: None)
@@ -237,15 +237,15 @@ async def impersonate(name: str, node: Node, process: bytes = bytes(16), **terms
 
 
 class ReleaseThatSpeaksVersion3:
-    """What a node of release 0.1 says to a HELLO of version 4."""
+    """Answers of a node of release 0.1 to a HELLO of version 4."""
 
     def __init__(self) -> None:
-        self.asked: list[bytes] = []
+        self.answers_to: list[bytes] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if hello := await reader.read(1000):
-                self.asked.append(hello)
+                self.answers_to.append(hello)
                 writer.write(pack("<4sHBB", b"qqPL", 3, 5, VersionMismatchError.reason))
         finally:
             writer.close()
@@ -304,7 +304,7 @@ def test_frames_go_to_their_group_and_unknown_groups_are_dropped(run: Run) -> No
 def test_a_frame_above_the_limit_ends_the_epoch_and_says_so(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What follows must not arrive without it; who sends it, in the middle of a turn, hears of no error."""
+    """Later messages must not arrive without it; the sender, in the middle of a turn, gets no error."""
 
     async def story() -> None:
         async with cluster(2, limits=LinkLimits(frame_bytes_max=1000)) as nodes:
@@ -335,7 +335,7 @@ def test_frame_larger_than_any_queue_arrives_in_reported_parts(run: Run) -> None
             await until(lambda: len(two.recorder.frames("n1")) == 101)
             assert two.recorder.frames("n1")[0] == large
             assert two.recorder.parts > 3
-            assert [what[0] for what in one.recorder.events()] == ["connected", "drained"]
+            assert [record[0] for record in one.recorder.events()] == ["connected", "drained"]
 
     run(story())
 
@@ -396,18 +396,18 @@ def test_reconnect_is_a_new_epoch_without_earlier_frames(run: Run) -> None:
                 for number in range(50):
                     one.links.send("n2", GROUP, [b"%d %d " % (epoch, number), bytes(100_000)])
                 await asyncio.sleep(0.01)
-                begun = len([what for what in two.recorder.events() if what[0] == "connected"])
+                begun = len([record for record in two.recorder.events() if record[0] == "connected"])
                 assert begun == epoch + 1
                 (one if epoch % 2 else two).cut("n1" if epoch % 2 == 0 else "n2")
                 await until(lambda: not one.links.connected("n2") and not two.links.connected("n1"))
-            heard_epoch = -1
+            seen_epoch = -1
             expected = 0
-            for what in two.recorder.heard:
-                if what[0] == "connected":
-                    heard_epoch += 1
+            for record in two.recorder.records:
+                if record[0] == "connected":
+                    seen_epoch += 1
                     expected = 0
-                elif what[0] == "frame":
-                    assert [int(part) for part in what[2].split()[:2]] == [heard_epoch, expected]
+                elif record[0] == "frame":
+                    assert [int(part) for part in record[2].split()[:2]] == [seen_epoch, expected]
                     expected += 1
             assert two.recorder.events()[:2] == [("connected", "n1"), ("lost", "n1", False)]
 
@@ -430,7 +430,7 @@ def test_new_connection_of_a_peer_replaces_the_old(run: Run) -> None:
             assert node.links.connected("n1")
             node.links.send("n1", GROUP, [b"answer"])
             assert await new.reader.readexactly(12) == framed(b"answer")
-            assert node.recorder.heard == [
+            assert node.recorder.records == [
                 ("connected", "n1"),
                 ("frame", "n1", b"old 1"),
                 ("lost", "n1", False),
@@ -468,17 +468,17 @@ def test_delivery_ends_when_a_frame_makes_the_receiver_hang_up(run: Run) -> None
 # Death.
 
 
-@pytest.mark.parametrize(("dying", "survivor"), [("n1", "n2"), ("n2", "n1")])
-def test_a_peer_that_no_longer_listens_is_reported_dead(run: Run, dying: str, survivor: str) -> None:
+@pytest.mark.parametrize(("ended", "survivor"), [("n1", "n2"), ("n2", "n1")])
+def test_a_peer_that_no_longer_listens_is_reported_dead(run: Run, ended: str, survivor: str) -> None:
     async def story() -> None:
         async with cluster(2) as nodes:
-            await nodes[dying].links.stop()
+            await nodes[ended].links.stop()
             recorder = nodes[survivor].recorder
             await until(lambda: len(recorder.events()) == 3, timeout_s=1)
             assert recorder.events() == [
-                ("connected", dying),
-                ("lost", dying, False),
-                ("lost", dying, True),
+                ("connected", ended),
+                ("lost", ended, False),
+                ("lost", ended, True),
             ]
 
     run(story())
@@ -495,10 +495,10 @@ def test_absent_peer_is_reported_dead_once_and_awaited(
         nodes = make_nodes(2)
         recorder = nodes[survivor].recorder
         async with started({survivor: nodes[survivor]}):
-            await until(lambda: bool(recorder.heard))
+            await until(lambda: bool(recorder.records))
             async with started({absent: nodes[absent]}):
-                await until(lambda: len(recorder.heard) == 2)
-            assert recorder.heard[:2] == [("lost", absent, True), ("connected", absent)]
+                await until(lambda: len(recorder.records) == 2)
+            assert recorder.records[:2] == [("lost", absent, True), ("connected", absent)]
             host, port = address(nodes[absent])
             await until(lambda: f"peer {absent} is dead: nobody listens at {host}:{port}" in caplog.messages)
             assert caplog.messages.count(f"waiting for peer {absent}: nobody listens at {host}:{port}") == 1
@@ -663,7 +663,7 @@ def test_peer_behind_a_broken_proxy_is_seen_to_be_alive(
             await until(lambda: meshed(nodes[hidden], nodes) and meshed(nodes[other], nodes))
             await asyncio.sleep(admission._PATIENCE_S + 0.1)  # the side that does not dial first was waiting
             proxy.break_down()
-            nodes[other].cut(hidden)  # also if the hidden one has dialled
+            nodes[other].cut(hidden)  # also if the hidden node has dialled
             await until(lambda: ("lost", hidden, False) in nodes[other].recorder.events())
             await until(lambda: meshed(nodes[other], nodes), timeout_s=1)
 
@@ -675,9 +675,9 @@ def test_a_peer_that_was_never_there_is_not_reported(run: Run) -> None:
         nodes = make_nodes(2, limits=LinkLimits(retry_first_s=0.005, retry_max_s=0.01))
         async with started({"n1": nodes["n1"]}):
             await asyncio.sleep(0.05)
-            assert nodes["n1"].recorder.heard == []
+            assert nodes["n1"].recorder.records == []
             await nodes["n2"].links.start()
-            await until(lambda: nodes["n1"].recorder.heard == [("connected", "n2")])
+            await until(lambda: nodes["n1"].recorder.records == [("connected", "n2")])
             await nodes["n2"].links.stop()
 
     run(story())
@@ -705,16 +705,16 @@ def test_unauthenticated_flood_logs_few_lines_and_peers_go_on(
         # So long that no other handshake takes longer on a machine that is busy.
         async with cluster(2, limits=LinkLimits(handshake_timeout_s=1.5)) as nodes:
             target = nodes["n2"]
-            silent = await stranger(target)
+            silent = await unauthenticated(target)
             for number in range(40):
-                rude = await stranger(target)
+                rude = await unauthenticated(target)
                 rude.send(random.Random(number).randbytes(20_000))
                 assert await rude.left_alone() == b""
                 await talk(nodes, b"still here %d" % number)
             assert await silent.left_alone() == b""
-            left = await stranger(target)
+            left = await unauthenticated(target)
             left.writer.close()
-            wrong = await stranger(target)
+            wrong = await unauthenticated(target)
             guessing = target.links._credentials([b"guess"])._replace(node="n1")
             handshake = DiallerHandshake(guessing, "n2", bytes(32), lambda *_: None)
             wrong.send(handshake.opening())
@@ -722,13 +722,13 @@ def test_unauthenticated_flood_logs_few_lines_and_peers_go_on(
             assert len(await wrong.left_alone()) == 8
             await talk(nodes, b"and still")
             for node in nodes.values():
-                assert [what[0] for what in node.recorder.events()] == ["connected"]
+                assert [record[0] for record in node.recorder.events()] == ["connected"]
 
     begun_s = time.monotonic()
     run(story())
     lines = warnings_in(caplog)
     rude = len([line for line in lines if "this is not a qq peer" in line])
-    assert 1 <= rude <= 1 + (time.monotonic() - begun_s)  # one in a second: a busy machine takes several
+    assert 1 <= rude <= 1 + (time.monotonic() - begun_s)  # one line in a second: a busy machine takes several
     assert len([line for line in lines if "no answer in time" in line]) == 1
     assert len([line for line in lines if "node 'n1' has proved no secret" in line]) == 1
     assert len(lines) <= rude + 2
@@ -753,14 +753,14 @@ def test_peer_with_too_large_a_frame_is_dropped_alone(run: Run, caplog: pytest.L
 
 def test_idle_unauthenticated_connections_are_limited(run: Run) -> None:
     async def story() -> None:
-        node = make_nodes(2, limits=LinkLimits(strangers_max=4, stranger_fair_s=0.2))["n2"]
+        node = make_nodes(2, limits=LinkLimits(unauthenticated_max=4, unauthenticated_fair_s=0.2))["n2"]
         async with started({"n2": node}):
-            idle = [await stranger(node) for _ in range(12)]
+            idle = [await unauthenticated(node) for _ in range(12)]
             for refused in idle[3:]:
                 assert await refused.left_alone() == b""
             assert node.links._unauthenticated.unauthenticated == 3
             await asyncio.sleep(0.2)
-            more = [await stranger(node) for _ in range(2)]
+            more = [await unauthenticated(node) for _ in range(2)]
             peer = await impersonate("n1", node)
             await until(lambda: node.links.connected("n1"))
             for pushed_out in idle[:3]:
@@ -773,9 +773,9 @@ def test_idle_unauthenticated_connections_are_limited(run: Run) -> None:
 
 def test_flood_from_an_address_evicts_no_peer_from_elsewhere(run: Run) -> None:
     async def story() -> None:
-        node = make_nodes(2, limits=LinkLimits(strangers_max=4))["n2"]
+        node = make_nodes(2, limits=LinkLimits(unauthenticated_max=4))["n2"]
         async with started({"n2": node}):
-            slow = await stranger(node)
+            slow = await unauthenticated(node)
             flood = [
                 await asyncio.open_connection(*address(node), local_addr=("127.0.0.2", 0)) for _ in range(20)
             ]
@@ -796,7 +796,7 @@ def test_node_with_a_different_secret_is_named_in_both_logs(
         async with started(nodes):
             await until(lambda: len(warnings_in(caplog)) >= 2)
             await asyncio.sleep(0.3)
-            assert nodes["n1"].recorder.heard == nodes["n2"].recorder.heard == []
+            assert nodes["n1"].recorder.records == nodes["n2"].recorder.records == []
 
     run(story())
     lines = warnings_in(caplog)
@@ -827,7 +827,7 @@ def test_nodes_connect_if_they_have_a_secret_in_common(
                 await talk(nodes, b"hello")
             else:
                 await until(lambda: any("its cluster secret differs" in line for line in warnings_in(caplog)))
-                assert nodes["n1"].recorder.heard == nodes["n2"].recorder.heard == []
+                assert nodes["n1"].recorder.records == nodes["n2"].recorder.records == []
 
     run(story())
 
@@ -841,7 +841,7 @@ def test_other_secrets_count_for_the_connections_that_begin_then(
                 for node in nodes.values():
                     node.links.renew_secrets(renewed)
                     await talk(nodes, b"still here")
-                    assert [what[0] for what in node.recorder.events()] == ["connected", "connected"]
+                    assert [record[0] for record in node.recorder.events()] == ["connected", "connected"]
             assert warnings_in(caplog) == []
             nodes["n1"].links.renew_secrets([OLD])
             nodes["n1"].cut("n2")
@@ -885,7 +885,7 @@ def test_disagreeing_members_stay_apart_and_log_it_once(
         async with started(nodes):
             await until(lambda: len(warnings_in(caplog)) >= 2)
             await asyncio.sleep(0.2)
-            assert nodes["n1"].recorder.heard == nodes["n2"].recorder.heard == []
+            assert nodes["n1"].recorder.records == nodes["n2"].recorder.records == []
             assert not nodes["n1"].links.connected("n2")
             assert not nodes["n2"].links.connected("n1")
 
@@ -903,7 +903,7 @@ def test_disagreeing_members_stay_apart_and_log_it_once(
 def test_second_process_of_a_name_that_keeps_trying_is_known(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy of a data directory that somebody has started would take the member's place as soon as that one ends."""
+    """A started copy of a data directory would take the member's place as soon as the member ends."""
     monkeypatch.setattr(links_module, "_SECOND_PROCESS_AFTER_S", 0.3)
 
     async def story() -> None:
@@ -956,7 +956,7 @@ def test_second_process_of_a_name_is_refused_while_first_works(
     assert warnings_in(caplog) == [f"refused a connection from 127.0.0.1: {why}"]
 
 
-# Who is let in, once a log says who the members are.
+# Admission, once a log has the members.
 
 CLUSTER = b"the first cluster"[:16]
 
@@ -968,7 +968,7 @@ def newcomer(
     cluster: str = "c",
     bind: tuple[str, int] | None = None,
 ) -> Node:
-    """A node that knows nobody but itself and the seeds."""
+    """Return a node that knows only itself and the seeds."""
     bind = bind or ("127.0.0.1", free_ports(1)[0])
     versions, limits = Versions(7, 7), LinkLimits(retry_first_s=0.005, retry_max_s=0.01)
     links = PeerLinks(LinkConfig(name, cluster, bind, versions, seeds=seeds), [secret], limits=limits)
@@ -1026,7 +1026,7 @@ def test_member_replaces_a_process_with_its_name_at_once(run: Run, caplog: pytes
             real = await impersonate("n1", node, b"true process, n1", cluster=CLUSTER, member=b"n1" * 8)
             await until(lambda: node.links.peer_id("n1") == b"n1" * 8)
             assert await false.left_alone() == b""
-            events = [what for what in node.recorder.events() if what[1] == "n1"]
+            events = [record for record in node.recorder.events() if record[1] == "n1"]
             assert events == [("connected", "n1"), ("lost", "n1", False), ("connected", "n1")]
             real.send(framed(b"truth"))
             with pytest.raises(
@@ -1103,7 +1103,7 @@ def test_removed_member_keeps_its_link_and_is_not_dialled_again(run: Run) -> Non
             await asyncio.sleep(0.05)
             assert one.links.connected("n3")
             assert not [
-                what for node in nodes.values() for what in node.recorder.events() if what[0] == "lost"
+                record for node in nodes.values() for record in node.recorder.events() if record[0] == "lost"
             ]
             one.cut("n3")
             await until(lambda: ("lost", "n3", False) in one.recorder.events())
@@ -1123,11 +1123,11 @@ def test_non_member_that_became_a_member_is_dialled_when_lost(run: Run) -> None:
         node, joining = make_nodes(1)["n1"], newcomer("n2")
         node.configure(all_members(node), CLUSTER)
         async with started({"n1": node}):
-            guest = await impersonate("n2", node)
+            non_member = await impersonate("n2", node)
             await until(lambda: node.links.connected("n2"))
             node.configure(all_members(node, joining), CLUSTER)
             assert "n2" not in node.links._probes
-            guest.writer.close()
+            non_member.writer.close()
             await until(lambda: ("lost", "n2", True) in node.recorder.events())
             async with started({"n2": joining}):
                 await until(lambda: node.links.connected("n2"))
@@ -1140,16 +1140,16 @@ def test_connected_non_members_are_limited(run: Run, caplog: pytest.LogCaptureFi
         node = make_nodes(2, limits=LinkLimits(non_members_max=2))["n2"]
         node.configure(all_members(node, newcomer("n1")), CLUSTER)
         async with started({"n2": node}):
-            guests = [await impersonate(name, node) for name in ("a1", "a2")]
+            non_members = [await impersonate(name, node) for name in ("a1", "a2")]
             for name in ("a3", "a4", "a3"):
                 with pytest.raises(RejectedError, match="too many nodes") as caught:
                     await impersonate(name, node)
                 assert caught.value.cause is TooManyNonMembersError
-            guests.append(await impersonate("n1", node))
-            guests.append(await impersonate("a1", node))  # which comes again
+            non_members.append(await impersonate("n1", node))
+            non_members.append(await impersonate("a1", node))  # which comes again
             await until(lambda: node.recorder.events()[-1] == ("connected", "a1"))
-            for guest in guests:
-                guest.writer.close()
+            for non_member in non_members:
+                non_member.writer.close()
 
     run(story())
     assert [line.partition(": ")[2] for line in warnings_in(caplog)] == [
@@ -1172,7 +1172,7 @@ def test_memory_of_refused_nodes_is_bounded(run: Run, monkeypatch: pytest.Monkey
     run(story())
 
 
-# Who dials.
+# Dialling.
 
 
 def test_either_side_dials_where_only_it_knows_the_address(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1205,10 +1205,10 @@ def test_two_nodes_that_dial_at_once_end_up_with_a_single_link(
                         node.cut(peer)
                 await asyncio.sleep(0.02)
                 await until(lambda: all(meshed(node, nodes) for node in nodes.values()))
-            await asyncio.sleep(0.1)  # what was under way is over
-            heard = [list(node.recorder.events()) for node in nodes.values()]
+            await asyncio.sleep(0.1)  # pending dials are over
+            records = [list(node.recorder.events()) for node in nodes.values()]
             await asyncio.sleep(0.3)
-            assert [node.recorder.events() for node in nodes.values()] == heard
+            assert [node.recorder.events() for node in nodes.values()] == records
             await talk(nodes, b"still here")
 
     run(story())
@@ -1230,10 +1230,10 @@ def test_working_connection_is_replaced_by_the_smaller_name_only(
                 with pytest.raises(RejectedError) as caught:
                     await impersonate(name, node)
                 assert caught.value.cause is AlreadyLinkedError
-                await asyncio.sleep(0.3)  # it has lost the first one, and TCP has not noticed here
+                await asyncio.sleep(0.3)  # it has lost the first link, which TCP has not noticed here
             second = await impersonate(name, node)
             assert await first.left_alone() == b""
-            events = [what for what in node.recorder.events() if what[1] == name]
+            events = [record for record in node.recorder.events() if record[1] == name]
             assert events == [("connected", name), ("lost", name, False), ("connected", name)]
             second.writer.close()
 
@@ -1244,17 +1244,17 @@ def test_working_connection_is_replaced_by_the_smaller_name_only(
 def test_node_of_the_last_release_is_not_dialled_in_its_version(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It refuses whoever dials though its own name is the smaller one."""
+    """It refuses dials, though its own name is the smaller name."""
     monkeypatch.setattr(admission, "_PATIENCE_S", 0.0)
     old = ReleaseThatSpeaksVersion3()
 
     async def story() -> None:
         nodes = make_nodes(2, limits=LinkLimits(retry_first_s=0.005, retry_max_s=0.01))
         async with await asyncio.start_server(old.serve, *address(nodes["n1"])), started({"n2": nodes["n2"]}):
-            await until(lambda: len(old.asked) > 3)
+            await until(lambda: len(old.answers_to) > 3)
 
     run(story())
-    assert {hello[4] for hello in old.asked} == {4}
+    assert {hello[4] for hello in old.answers_to} == {4}
     assert warnings_in(caplog) == []
 
 
@@ -1298,9 +1298,10 @@ def test_injected_rejection_causes_no_older_protocol_version(
 def test_peer_that_ends_each_link_at_once_does_not_fill_the_log(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The smaller name refuses the other one's directory, behind the WELCOME if it dials: there the link has begun.
+    """The smaller name refuses the directory of the other node, after the WELCOME if it dials: then the link has
+    begun.
 
-    Both dial, and the other one is told each time that it is refused: between two links that do not last, too.
+    Both dial, and the other node gets each refusal, also between two brief links.
     """
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(links_module, "_BRIEF_S", 0.2)
@@ -1346,7 +1347,7 @@ def test_a_dial_that_is_reset_at_once_closes_its_own_socket_only(
         for _ in range(3):
             with pytest.raises(OSError):
                 await node.links._dial("n2", listener.getsockname())
-            with socket.socket() as next_one:  # it has the number of the one that was closed
+            with socket.socket() as next_one:  # it reuses the file number of the closed socket
                 gc.collect()
                 next_one.getsockname()
 
@@ -1394,10 +1395,10 @@ def test_two_addresses_of_the_same_node_become_a_single_seed(
         async with started({"n1": node, name: joining}):
             await until(lambda: joining.links.connected("n1"))
             await asyncio.sleep(0.2)
-            heard = len(node.recorder.events())
-            assert heard <= 3
+            records = len(node.recorder.events())
+            assert records <= 3
             await asyncio.sleep(0.2)
-            assert len(node.recorder.events()) == heard
+            assert len(node.recorder.events()) == records
             assert warnings_in(caplog) == []
 
     run(story())
@@ -1410,18 +1411,20 @@ def test_node_is_reached_only_where_it_listens_under_its_name(run: Run) -> None:
             for node in (one, two):
                 node.configure(all_members(one, two), CLUSTER)
             new, other_secret = newcomer("x1"), newcomer("x2", secret=b"another")
-            other_cluster, other_life = newcomer("x3", cluster="d"), newcomer("x4")
-            other_life.configure(all_members(other_life), b"another cluster!")
-            others = {node.links._node: node for node in (new, other_secret, other_cluster, other_life)}
+            other_cluster, other_incarnation = newcomer("x3", cluster="d"), newcomer("x4")
+            other_incarnation.configure(all_members(other_incarnation), b"another cluster!")
+            other_nodes = {
+                node.links._node: node for node in (new, other_secret, other_cluster, other_incarnation)
+            }
             amqp = await asyncio.start_server(speaks_amqp, "127.0.0.1", 0)
-            async with amqp, started(others):
+            async with amqp, started(other_nodes):
                 for node, name, why in [
                     (two, "zz", "a node that is not 'zz' listens there"),
                     (one, "zz", "a node that is not 'zz' listens there"),
                     (new, "zz", "a node that is not 'zz' listens there"),
                     (other_secret, "x2", "its cluster secret differs"),
                     (other_cluster, "x3", "it belongs to another cluster"),
-                    (other_life, "x4", "node 'x4' belongs to another cluster"),
+                    (other_incarnation, "x4", "node 'x4' belongs to another cluster"),
                 ]:
                     with pytest.raises(HandshakeError, match=why):
                         await one.links.reach(name, PeerAddress(*address(node)))
@@ -1440,7 +1443,7 @@ def test_node_is_reached_only_where_it_listens_under_its_name(run: Run) -> None:
 
 
 def test_future_member_is_reached_at_its_listed_address(run: Run) -> None:
-    """Where it says that it is, nobody listens, seen from here."""
+    """At its own address no process listens, seen from here."""
 
     async def story() -> None:
         new = newcomer("x1")
@@ -1452,9 +1455,9 @@ def test_future_member_is_reached_at_its_listed_address(run: Run) -> None:
         nodes = {"n1": Node(one, members({"n1": ("127.0.0.1", 1)}), 7), "x1": new}
         nodes["n1"].configure(members({"n1": ("127.0.0.1", 1)}), CLUSTER)
         async with started(nodes):
-            place = one.place("x1", PeerAddress("127.0.0.1", free_ports(1)[0]))
+            place = one.dial_address("x1", PeerAddress("127.0.0.1", free_ports(1)[0]))
             assert place == listed["x1"]
-            for _ in range(3):  # as often as somebody asks for it to be added
+            for _ in range(3):  # each request to add it
                 await one.reach("x1", place)
             assert one.connected("x1")
             assert nodes["n1"].recorder.events() == [("connected", "x1")]
@@ -1486,7 +1489,7 @@ def test_new_node_drops_frames_of_the_second_cluster(run: Run, caplog: pytest.Lo
 
 
 def test_new_nodes_that_join_two_clusters_lose_their_link(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither has told the other of which cluster it is: they were to begin one together, and somebody added them."""
+    """Neither has reported its cluster: they were to begin a cluster together, and an operator added them elsewhere."""
     monkeypatch.setattr(admission, "_PATIENCE_S", 0.05)
 
     async def story() -> None:
@@ -1498,7 +1501,7 @@ def test_new_nodes_that_join_two_clusters_lose_their_link(run: Run, monkeypatch:
             one.configure(all_members(one), CLUSTER)
             two.links.send("x1", GROUP, [b"from one that may have joined another cluster"])
             await until(lambda: ("lost", "x2", False) in one.recorder.events())
-            await until(lambda: one.links.connected("x2"))  # it seeks its cluster, and this one may be it
+            await until(lambda: one.links.connected("x2"))  # it seeks its cluster, and this may be it
             assert one.recorder.frames("x2") == []
             two.configure(all_members(two), b"another cluster!")
             await until(lambda: not one.links.connected("x2") and not two.links.connected("x1"))
@@ -1540,7 +1543,7 @@ def test_refused_node_knows_the_peer_and_the_reason(run: Run) -> None:
             async with started({"n2": other}):
                 why = "n2 (the peer rejects this node: its cluster secret differs)"
                 await until(lambda: refused.links.why_apart == why)
-            await until(lambda: refused.links.why_apart is None)  # nobody listens there any more
+            await until(lambda: refused.links.why_apart is None)  # that port is closed now
 
     run(story())
 
@@ -1548,7 +1551,7 @@ def test_refused_node_knows_the_peer_and_the_reason(run: Run) -> None:
 def test_useless_seeds_cost_a_line_each(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         host = "127.0.0.1"
-        own, old, nobody = ((host, port) for port in free_ports(3))
+        own, old, unused = ((host, port) for port in free_ports(3))
         without_list = newcomer("x1")
         other_secret, other_cluster = newcomer("x2", secret=b"another"), newcomer("x3", cluster="d")
         for node in (other_secret, other_cluster):
@@ -1557,7 +1560,7 @@ def test_useless_seeds_cost_a_line_each(run: Run, caplog: pytest.LogCaptureFixtu
             own: "node 'joining' answers there, which is the name of this node",
             old: "the peer rejects this node: it speaks another version of the peer protocol: 3, this node 3 and 4; "
             "a node of release 0.1 lets no new members in",
-            nobody: "[Errno 111] nobody listens",
+            unused: "[Errno 111] nobody listens",
             address(
                 without_list
             ): "the node there is of no cluster that can be joined: it waits for one, as this node "
@@ -1567,16 +1570,18 @@ def test_useless_seeds_cost_a_line_each(run: Run, caplog: pytest.LogCaptureFixtu
         }
         lines = [f"cannot join the cluster at {host}:{port}: {why}" for (_, port), why in seeds.items()]
         joining = newcomer("joining", *seeds, bind=own)
-        others = {node.links._node: node for node in (without_list, other_secret, other_cluster, joining)}
-        async with await asyncio.start_server(ReleaseThatSpeaksVersion3().serve, *old), started(others):
-            await until(lambda: len(told(caplog)) >= len(seeds))
+        other_nodes = {
+            node.links._node: node for node in (without_list, other_secret, other_cluster, joining)
+        }
+        async with await asyncio.start_server(ReleaseThatSpeaksVersion3().serve, *old), started(other_nodes):
+            await until(lambda: len(log_lines(caplog)) >= len(seeds))
             await asyncio.sleep(0.2)
-            assert joining.recorder.heard == []
-            assert sorted(told(caplog)) == sorted(lines)
-            # And one line a second of each kind about those that are not let in.
+            assert joining.recorder.records == []
+            assert sorted(log_lines(caplog)) == sorted(lines)
+            # A line a second of each kind about refused connections follows.
             assert len(warnings_in(caplog)) <= len(lines) + 4
 
-    def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
         return [line for line in warnings_in(caplog) if line.startswith("cannot join")]
 
     run(story())
@@ -1680,11 +1685,11 @@ def test_a_connection_that_comes_as_a_node_stops_is_closed(run: Run, passes: int
                 await asyncio.sleep(0)
         comes.close()
 
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always", ResourceWarning)
         run(story())
         gc.collect()
-    assert [str(warning.message) for warning in heard] == []
+    assert [str(warning.message) for warning in records] == []
 
 
 def test_a_port_in_use_is_an_error_of_start(run: Run) -> None:
@@ -1702,7 +1707,7 @@ def test_impossible_configurations_are_refused() -> None:
         PeerLinks(
             LinkConfig("n1", "c", here, Versions(7, 7)),
             [SECRET],
-            limits=LinkLimits(stranger_bytes_max=100),
+            limits=LinkLimits(unauthenticated_bytes_max=100),
         )
     links = PeerLinks(LinkConfig("n1", "c", here, Versions(7, 7)), [SECRET])
     links.register(GROUP, Recorder())
@@ -1769,10 +1774,10 @@ def test_large_frame_over_tls_does_not_hold_up_the_loop(run: Run, tls: PeerTls) 
 def test_connection_without_tls_is_dropped(run: Run, tls: PeerTls, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with cluster(2, tls=tls) as nodes:
-            rude = await stranger(nodes["n2"])
+            rude = await unauthenticated(nodes["n2"])
             rude.send(b"GET / HTTP/1.1\r\n\r\n")
             await rude.left_alone()
-            silent = [await stranger(nodes["n2"]) for _ in range(3)]
+            silent = [await unauthenticated(nodes["n2"]) for _ in range(3)]
             for one in silent:
                 one.writer.close()
             await talk(nodes, b"still here")
@@ -1783,7 +1788,7 @@ def test_connection_without_tls_is_dropped(run: Run, tls: PeerTls, caplog: pytes
 
 @pytest.mark.parametrize("host", ["db..example.com", "a" * 64 + ".example.com", ".", "a\0b"])
 def test_member_with_an_invalid_host_is_merely_down(host: str) -> None:
-    """Configurations refuse such hosts. Should one be in a log all the same, the link is merely down."""
+    """Configurations refuse such hosts. If a log has one all the same, the link is merely down."""
 
     async def story() -> None:
         unhandled: list[Any] = []

@@ -115,12 +115,12 @@ def test_page_out_of_range_is_refused_like_in_rabbitmq(node: Node[MachineManagem
 def test_names_match_a_regular_expression(
     node: Node[MachineManagement], pattern: str, found: list[str]
 ) -> None:
-    async def ask(client: Client) -> Any:
+    async def request(client: Client) -> Any:
         query = {"page": "1", "use_regex": "true", "name": pattern}
         async with client.get("/api/queues", params=query, headers=GUEST) as response:
             return await response.json()
 
-    assert names_of(node.tell(ask)) == found
+    assert names_of(node.run(request)) == found
 
 
 def test_page_all_returns_matching_names_as_a_single_list(node: Node[MachineManagement]) -> None:
@@ -256,16 +256,16 @@ def test_every_list_has_pages(node: Node[MachineManagement], path: str) -> None:
 def test_channels_are_requested_only_for_shown_consumers(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue, asked = {"vhost": "/", "name": "Beta"}, list[int]()
+    queue, requested = {"vhost": "/", "name": "Beta"}, list[int]()
 
     def consumer(number: int) -> ConsumerStatus:
         channel = {"node": "n2", "id": number}
         return ConsumerStatus(f"c{number}", queue, channel, True, False, 10 - number, True, "up", {})
 
     async def channels_at(places: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
-        asked[:] = [number for _, number in places]
+        requested[:] = [number for _, number in places]
         connection = {"name": "c", "peer_host": "h", "peer_port": 1}
-        rows = [("n2", number, f"channel {9 - number}") for number in asked]
+        rows = [("n2", number, f"channel {9 - number}") for number in requested]
         return [
             {"node": at, "id": number, "name": name, "user": "u", "connection_details": connection}
             for at, number, name in rows
@@ -277,18 +277,18 @@ def test_channels_are_requested_only_for_shown_consumers(
     page = node.api("consumers?page=2&page_size=2&sort=prefetch_count").json
     assert [each["consumer_tag"] for each in page["items"]] == ["c7", "c6"]
     assert page["items"][0]["channel_details"]["name"] == "channel 2"
-    assert asked == [7, 6]
+    assert requested == [7, 6]
     page = node.api("consumers?page=1&page_size=2&sort=channel_details.name").json
     assert [each["consumer_tag"] for each in page["items"]] == ["c9", "c8"]
-    assert len(node.api("consumers").json) == len(asked) == 10
+    assert len(node.api("consumers").json) == len(requested) == 10
     [shown] = node.api("queues/%2F/Beta").json["consumer_details"]
-    assert (shown["consumer_tag"], asked) == ("c3", [3])
+    assert (shown["consumer_tag"], requested) == ("c3", [3])
 
 
 def test_channels_are_requested_only_for_the_shown_page(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     async def channel_heads() -> list[ChannelHead]:
         return [
@@ -297,19 +297,19 @@ def test_channels_are_requested_only_for_the_shown_page(
         ]
 
     async def channels_of(heads: Sequence[ChannelHead]) -> list[dict[str, Any]]:
-        asked[:] = [head.id for head in heads]
+        requested[:] = [head.id for head in heads]
         return [{**head._asdict(), "number": head.id % 2} for head in heads]
 
     monkeypatch.setattr(node.management.clients, "channel_heads", channel_heads)
     monkeypatch.setattr(node.management.clients, "channels_of", channels_of)
     page = node.api("channels?page=2&page_size=3&sort=name&sort_reverse=true").json
     assert [each["name"] for each in page["items"]] == ["c3 (0)", "c2 (1)", "c2 (0)"]
-    assert asked == [6, 5, 4]
+    assert requested == [6, 5, 4]
     assert node.api("channels/c1%20%281%29").json["number"] == 1
-    assert asked == [3]
+    assert requested == [3]
     page = node.api("channels?page=1&page_size=2&sort=number").json
     assert [each["name"] for each in page["items"]] == ["c0 (0)", "c1 (0)"]
-    assert len(node.api("channels").json) == len(asked) == 10
+    assert len(node.api("channels").json) == len(requested) == 10
 
 
 def test_nodes_have_pages_too(node: Node[MachineManagement]) -> None:
@@ -329,10 +329,10 @@ def test_documents_are_made_only_for_the_requested_page(monkeypatch: pytest.Monk
     node = Node(FakeManagement())
     node.management.queues.names = [f"q{number:04}" for number in range(3000)]
     rows = asyncio.run(node.management.queues.rows_by_name(lambda _: True))
-    told: list[str] = []
+    served: list[str] = []
 
     def members(queue: Any) -> list[str]:
-        told.append(queue.name)
+        served.append(queue.name)
         return []
 
     rows = rows._replace(fields={**rows.fields, "members": members})
@@ -342,7 +342,7 @@ def test_documents_are_made_only_for_the_requested_page(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(node.management.queues, "rows_by_name", queues_by_name)
     page = node.api("queues?page=20&page_size=5&name=1").json
-    assert told == names_of(page)
+    assert served == names_of(page)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -412,20 +412,23 @@ def test_pages_are_parts_of_the_current_list(seed: int, monkeypatch: pytest.Monk
                 found = found[::-1] if is_reversed else found
                 shown: list[Any] = []
                 for page in range(1, len(found) // size + 2):
-                    asked = (
+                    requested = (
                         f"page={page}&page_size={size}&name={text}&sort={sort}&columns={','.join(whole[0])}"
                     )
-                    told = await answer(
+                    served = await answer(
                         client,
-                        f"/api/{path}?{asked}&sort_reverse={'true' if is_reversed else 'false'}",
+                        f"/api/{path}?{requested}&sort_reverse={'true' if is_reversed else 'false'}",
                         headers=GUEST,
                     )
-                    assert (told.json["total_count"], told.json["filtered_count"]) == (len(whole), len(found))
-                    shown += told.json["items"]
+                    assert (served.json["total_count"], served.json["filtered_count"]) == (
+                        len(whole),
+                        len(found),
+                    )
+                    shown += served.json["items"]
                 assert shown == found
 
     change()
-    node.tell(story)
+    node.run(story)
     assert machine.catalog.queues_declared > 10
 
 
@@ -453,7 +456,7 @@ def test_search_over_10000_queues_is_sliced() -> None:
         return longest_s
 
     # All at once it would take some 20 ms of the processor. (Also reading the answer is done in this loop.)
-    assert min(node.tell(story) for _ in range(3)) < 0.015
+    assert min(node.run(story) for _ in range(3)) < 0.015
 
 
 def test_search_stops_when_its_client_disconnects(
@@ -489,4 +492,4 @@ def test_search_stops_when_its_client_disconnects(
             await asyncio.sleep(0.01)
         assert 0 < steps < whole / 2
 
-    node.tell(story)
+    node.run(story)

@@ -36,7 +36,7 @@ def declare(node: Node[MachineManagement], name: str) -> None:
 
 
 def scraped(node: Node[MachineManagement], path: str) -> Samples:
-    answer = node.ask(path)
+    answer = node.request(path)
     assert answer.status == 200
     families = list(text_string_to_metric_families(answer.text))
     assert all(family.documentation for family in families)  # promtool wants them
@@ -146,7 +146,7 @@ def test_metrics_text_is_rebuilt_only_for_changed_queues(
         declare(node, name)
 
     async def story(client: Client) -> None:
-        async def told() -> tuple[dict[str, str], set[str]]:
+        async def scrape() -> tuple[dict[str, str], set[str]]:
             made.clear()
             shown = await answer(client, "/metrics/detailed?family=queue_coarse_metrics&vhost=/")
             ready = [line for line in shown.text.splitlines() if "_messages_ready{" in line]
@@ -155,27 +155,27 @@ def test_metrics_text_is_rebuilt_only_for_changed_queues(
 
         everything = {"orders", *names}
         management.machine.end_entry(0)
-        assert await told() == (dict.fromkeys(everything, "0"), everything)
-        assert (await told())[1] == set()
+        assert await scrape() == (dict.fromkeys(everything, "0"), everything)
+        assert (await scrape())[1] == set()
         stored = [b"abc"] * 2
         management.keep(encode_batch([Enqueue(99, 0, 2, "", "q4", False, 1)], stored))
-        shown, again = await told()
+        shown, again = await scrape()
         assert (shown["q4"], shown["q5"]) == ("2", "0")
         assert "q4" in again
         assert len(again) <= 2
         management.make(DeleteQueue(0, 0, "q1", False, False))
         management.machine.end_entry(0)
-        shown, again = await told()
+        shown, again = await scrape()
         assert shown.keys() == everything - {"q1"}
         assert len(again) <= 1
         declare(node, "q1")
         management.machine.end_entry(0)
-        shown, again = await told()
+        shown, again = await scrape()
         assert shown["q1"] == "0"
         assert len(again) <= 2
-        assert (await told())[1] == set()
+        assert (await scrape())[1] == set()
 
-    node.tell(story)
+    node.run(story)
 
 
 def test_kept_metrics_texts_are_bounded_and_expire(
@@ -188,25 +188,25 @@ def test_kept_metrics_texts_are_bounded_and_expire(
     written: list[prometheus.KeptTexts] = []
     texts = prometheus.ObjectExposition._texts
 
-    def noted(self: prometheus.ObjectExposition, asked: str) -> prometheus.KeptTexts:
-        written.append(texts(self, asked))
+    def recorded(self: prometheus.ObjectExposition, families: str) -> prometheus.KeptTexts:
+        written.append(texts(self, families))
         assert len(self._kept) <= prometheus.ANSWERS_KEPT
         return written[-1]
 
-    monkeypatch.setattr(prometheus.ObjectExposition, "_texts", noted)
+    monkeypatch.setattr(prometheus.ObjectExposition, "_texts", recorded)
     for number in range(20):
         declare(node, f"q{number}")
 
     async def story(client: Client) -> None:
-        for asked in ("", "&a", "&b", "&a", ""):
-            shown = await answer(client, f"/metrics/detailed?family=queue_coarse_metrics{asked}")
+        for families in ("", "&a", "&b", "&a", ""):
+            shown = await answer(client, f"/metrics/detailed?family=queue_coarse_metrics{families}")
             assert shown.text.count("_messages_ready{") == 21
             kept = sum(len(text) for _, made in written[-1]._now.values() for text in made)
             assert 0 < kept <= 1000
         await asyncio.sleep(0.1)
         await answer(client, "/metrics/detailed?family=queue_coarse_metrics")
 
-    node.tell(story)
+    node.run(story)
     first, other, _, other_again, first_again, forgotten = written
     assert other is other_again
     assert first is not first_again
@@ -233,7 +233,7 @@ def test_repeated_scrapes_take_a_limited_share_of_the_processor(
         return time.monotonic() - began_s
 
     # Each answer took 10 ms as its processor time is counted here, so four times as much goes by before the next one.
-    assert node.tell(story) >= 2 * 0.01 * prometheus.PAUSE_SHARE
+    assert node.run(story) >= 2 * 0.01 * prometheus.PAUSE_SHARE
 
 
 @pytest.fixture
@@ -242,11 +242,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     texts = prometheus.ObjectExposition._texts
 
-    def noted(self: prometheus.ObjectExposition, asked: str) -> prometheus.KeptTexts:
-        made.append(asked)
-        return texts(self, asked)
+    def recorded(self: prometheus.ObjectExposition, families: str) -> prometheus.KeptTexts:
+        made.append(families)
+        return texts(self, families)
 
-    monkeypatch.setattr(prometheus.ObjectExposition, "_texts", noted)
+    monkeypatch.setattr(prometheus.ObjectExposition, "_texts", recorded)
     used_s = iter(range(1000))
     monkeypatch.setattr(prometheus, "thread_time", lambda: next(used_s) * 0.05)
     return made
@@ -277,7 +277,7 @@ def test_metrics_are_not_rendered_for_disconnected_clients(
             pass
         await answer(client, "/metrics/per-object?last")
 
-    node.tell(story)
+    node.run(story)
     assert made == ["/metrics/per-object?first", "/metrics/per-object?last"]
 
 
@@ -293,7 +293,7 @@ def test_waiting_scrapes_share_a_single_answer(node: Node[MachineManagement], ma
                 assert f"content-length: {len(shown.text)}" in head.decode().lower()
                 assert (await reader.readexactly(len(shown.text))).decode() == shown.text
 
-    node.tell(story)
+    node.run(story)
     assert made == ["/metrics/per-object?first", "/metrics/per-object"]
 
 
@@ -323,4 +323,4 @@ def test_scraper_that_does_not_read_delays_no_further_scrape(node: Node[MachineM
                     read += len(part)
                 assert read < len(shown.text)
 
-    node.tell(story)
+    node.run(story)

@@ -140,14 +140,14 @@ def test_a_user_can_be_given_the_hash_that_rabbitmq_has_exported(node: Machine) 
 @pytest.mark.parametrize("hashing", ["sha512", "md5"])
 def test_user_keeps_the_hash_algorithm_until_a_new_password(node: Machine, hashing: str) -> None:
     hashed = hashlib.new(hashing, b"salt" + b"secret").digest()
-    told = {
+    expected = {
         "password_hash": base64.b64encode(b"salt" + hashed).decode(),
         "hashing_algorithm": f"rabbit_password_hashing_{hashing}",
     }
-    assert node.api("users/ann", "PUT", json={**told, "tags": ""}).status == 201
+    assert node.api("users/ann", "PUT", json={**expected, "tags": ""}).status == 201
     assert node.management.machine.users["ann"] == ("ann", b"salt", hashed, [], hashing)
     shown = node.api("users/ann").json
-    assert {name: shown[name] for name in told} == told
+    assert {name: shown[name] for name in expected} == expected
     assert node.api("users/ann", "PUT", json={"password": "new", "tags": ""}).status == 204
     assert node.api("users/ann").json["hashing_algorithm"] == "rabbit_password_hashing_sha256"
 
@@ -510,7 +510,7 @@ def test_request_at_a_virtual_host_limit_is_400(node: Machine) -> None:
 
 def test_oversized_request_is_400(node: Machine) -> None:
     large = {"a": "x" * ARGUMENTS_BYTES_MAX}
-    for path, method, body, said in (
+    for path, method, body, reason in (
         ("queues/%2F/q", "PUT", {"arguments": large}, f"the limit is {ARGUMENTS_BYTES_MAX}"),
         (
             "exchanges/%2F/x",
@@ -537,7 +537,7 @@ def test_oversized_request_is_400(node: Machine) -> None:
         ("users/u", "PUT", {"tags": ["x" * 256]}, "a tag is longer than 255 octets"),
     ):
         answer = node.api(path, method, json=body)
-        assert (answer.status, said in answer.json["reason"]) == (400, True), (path, answer.json)
+        assert (answer.status, reason in answer.json["reason"]) == (400, True), (path, answer.json)
     assert node.management.changes.applied == []
 
 
@@ -647,12 +647,12 @@ def test_policymaker_sets_policies_only_in_permitted_vhosts(node: Machine) -> No
 def test_request_from_a_foreign_origin_changes_no_state(node: Machine, origin: str, method: str) -> None:
     """A browser sends some POSTs of other sites without asking first, with the password that it remembers."""
     path = "/api/users/bulk-delete" if method == "POST" else "/api/vhosts/v"
-    answer = node.ask(path, method, headers=GUEST | {"Origin": origin}, data='{"users": ["guest"]}')
+    answer = node.request(path, method, headers=GUEST | {"Origin": origin}, data='{"users": ["guest"]}')
     assert (answer.status, answer.json["error"]) == (403, "forbidden")
     assert node.management.changes.applied == []
-    assert node.ask("/api/vhosts", headers=GUEST | {"Origin": origin}).status == 200
+    assert node.request("/api/vhosts", headers=GUEST | {"Origin": origin}).status == 200
 
 
 def test_request_from_the_own_origin_is_accepted(node: Machine) -> None:
     headers = GUEST | {"Origin": "http://node:15672", "Host": "node:15672"}
-    assert node.ask("/api/vhosts/v", "PUT", headers=headers).status == 201
+    assert node.request("/api/vhosts/v", "PUT", headers=headers).status == 201

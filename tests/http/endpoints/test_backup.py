@@ -63,7 +63,7 @@ def test_a_backup_is_for_administrators(node: Node[Giving]) -> None:
     node.add_user("watcher", "monitoring")
     refused = node.api(PATH, user="watcher")
     assert (refused.status, refused.json["error"]) == (401, "not_authorised")
-    assert node.ask(f"/api/{PATH}").status == 401
+    assert node.request(f"/api/{PATH}").status == 401
 
 
 def test_backup_is_sent_in_parts(node: Node[Giving]) -> None:
@@ -76,11 +76,11 @@ def test_backup_is_sent_in_parts(node: Node[Giving]) -> None:
 def test_interrupted_backup_ends_with_a_client_error(node: Node[Giving], error: OSError) -> None:
     node.management.backups.error = error
 
-    async def ask(client: Client) -> None:
+    async def request(client: Client) -> None:
         with pytest.raises(aiohttp.ClientError):
             await (await client.get(f"/api/{PATH}", headers=GUEST)).read()
 
-    node.tell(ask)
+    node.run(request)
     assert node.management.backups.is_given_back
 
 

@@ -41,7 +41,7 @@ def connection(nodes: list[ClusterNode], name: str) -> Generator[Any]:
         opened.close()
 
 
-def ask(node: ClusterNode, path: str, method: str = "GET") -> Any:
+def request(node: ClusterNode, path: str, method: str = "GET") -> Any:
     connection = HTTPConnection("127.0.0.1", node.http_port, timeout=10)
     try:
         connection.request(method, f"/api/{path}", headers=GUEST)
@@ -53,9 +53,9 @@ def ask(node: ClusterNode, path: str, method: str = "GET") -> Any:
         connection.close()
 
 
-def wait_for(look: Callable[[], Any]) -> Any:
+def wait_for(probe: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + 10
-    while not (found := look()):
+    while not (found := probe()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return found
@@ -64,12 +64,12 @@ def wait_for(look: Callable[[], Any]) -> Any:
 def mine(node: ClusterNode, kind: str, connection_name: str) -> list[dict[str, Any]]:
     """The connections, or the channels, that belong to the connection of this test."""
     connections = [
-        each for each in ask(node, "connections") if each.get("user_provided_name") == connection_name
+        each for each in request(node, "connections") if each.get("user_provided_name") == connection_name
     ]
     if kind == "connections":
         return connections
     names = {each["name"] for each in connections}
-    return [each for each in ask(node, "channels") if each["connection_details"]["name"] in names]
+    return [each for each in request(node, "channels") if each["connection_details"]["name"] in names]
 
 
 def test_every_node_shows_a_connection(nodes: list[ClusterNode], connection: Any, name: str) -> None:
@@ -85,10 +85,10 @@ def test_every_node_shows_a_connection(nodes: list[ClusterNode], connection: Any
     assert shown["recv_oct_details"].keys() == shown["send_oct_details"].keys() == {"rate"}
     assert "id" not in shown
     path = f"connections/{quote(shown['name'], safe='')}"
-    assert ask(nodes[1], path)["client_properties"]["connection_name"] == name
-    [channel] = wait_for(lambda: ask(nodes[1], f"{path}/channels"))  # applied after its connection
+    assert request(nodes[1], path)["client_properties"]["connection_name"] == name
+    [channel] = wait_for(lambda: request(nodes[1], f"{path}/channels"))  # applied after its connection
     assert channel["name"] == f"{shown['name']} (1)"
-    basics = ask(nodes[0], "connections?disable_stats=true&columns=name,recv_oct,vhost,user")
+    basics = request(nodes[0], "connections?disable_stats=true&columns=name,recv_oct,vhost,user")
     assert {"name": shown["name"], "vhost": "/", "user": "guest"} in basics
 
 
@@ -127,7 +127,7 @@ def test_every_node_shows_the_work_of_a_channel(nodes: list[ClusterNode], connec
 
     found = wait_for(shown)
     for node in nodes:
-        wait_for(lambda node=node: ask(node, f"queues/%2F/{name}")["consumers"])
+        wait_for(lambda node=node: request(node, f"queues/%2F/{name}")["consumers"])
     assert (found["node"], found["number"], found["user"], found["vhost"]) == ("n3", 1, "guest", "/")
     assert (found["confirm"], found["transactional"], found["state"]) == (True, False, "running")
     assert (found["prefetch_count"], found["global_prefetch_count"], found["consumer_count"]) == (7, 9, 1)
@@ -147,12 +147,12 @@ def test_every_node_shows_the_work_of_a_channel(nodes: list[ClusterNode], connec
         "ack": 1,
     }
     assert stats["publish_details"].keys() == {"rate"}
-    one = ask(nodes[1], f"channels/{quote(found['name'], safe='')}")
+    one = request(nodes[1], f"channels/{quote(found['name'], safe='')}")
     [consumer] = one["consumer_details"]
     assert (consumer["consumer_tag"], consumer["queue"]) == ("mine", {"name": name, "vhost": "/"})
     assert one["publishes"] == one["deliveries"] == []
-    assert found["name"] in [each["name"] for each in ask(nodes[0], "vhosts/%2F/channels")]
-    [consumer] = ask(nodes[1], f"queues/%2F/{name}")["consumer_details"]
+    assert found["name"] in [each["name"] for each in request(nodes[0], "vhosts/%2F/channels")]
+    [consumer] = request(nodes[1], f"queues/%2F/{name}")["consumer_details"]
     connection_name = found["connection_details"]["name"]
     assert consumer["channel_details"] == {
         "node": "n3",
@@ -164,9 +164,9 @@ def test_every_node_shows_the_work_of_a_channel(nodes: list[ClusterNode], connec
         "peer_port": int(connection_name.partition(" ")[0].rpartition(":")[2]),
         "user": "guest",
     }
-    assert consumer in ask(nodes[0], "consumers")
-    assert consumer in ask(nodes[0], "consumers?page=1&page_size=500")["items"]
-    [queue] = [each for each in ask(nodes[1], "queues/detailed") if each["name"] == name]
+    assert consumer in request(nodes[0], "consumers")
+    assert consumer in request(nodes[0], "consumers?page=1&page_size=500")["items"]
+    [queue] = [each for each in request(nodes[1], "queues/detailed") if each["name"] == name]
     stats = queue["message_stats"]
     assert (stats["get"], stats["get_no_ack"], stats["deliver"], stats["ack"]) == (1, 1, 2, 1)
     assert queue["messages_persistent"] == queue["messages"] == 2
@@ -193,7 +193,7 @@ def test_exclusive_queue_shows_its_owner(nodes: list[ClusterNode], connection: A
     channel = connection.channel()
     channel.queue_declare(name, exclusive=True)
     channel.basic_consume(name, print, consumer_tag="only", exclusive=True)
-    queue = ask(nodes[2], f"queues/%2F/{name}")
+    queue = request(nodes[2], f"queues/%2F/{name}")
     [shown] = mine(nodes[2], "connections", name)
     assert queue["owner_pid_details"] == {key: shown[key] for key in ("name", "peer_host", "peer_port")}
     assert queue["exclusive_consumer_tag"] == "only"
@@ -202,47 +202,88 @@ def test_exclusive_queue_shows_its_owner(nodes: list[ClusterNode], connection: A
 def test_pages_of_connections_are_parts_of_the_whole_list(
     nodes: list[ClusterNode], connection: Any, name: str
 ) -> None:
-    others = [pika.BlockingConnection(pika.URLParameters(node.url)) for node in nodes for _ in range(2)]
-    wait_for(lambda: len(ask(nodes[0], "connections")) > len(others))
+    connections = [pika.BlockingConnection(pika.URLParameters(node.url)) for node in nodes for _ in range(2)]
+    wait_for(lambda: len(request(nodes[0], "connections")) > len(connections))
     for order in ("", "&sort=channels", "&sort=node&sort_reverse=true", "&sort=user"):
-        whole = [each["name"] for each in ask(nodes[0], f"connections?x{order}")]
-        pages = [ask(nodes[0], f"connections?page={page}&page_size=3{order}") for page in (1, 2, 3)]
+        whole = [each["name"] for each in request(nodes[0], f"connections?x{order}")]
+        pages = [request(nodes[0], f"connections?page={page}&page_size=3{order}") for page in (1, 2, 3)]
         assert [each["name"] for page in pages for each in page["items"]] == whole[:9]
         assert pages[0]["total_count"] == len(whole) >= 7
         assert all(each["timeout"] for page in pages for each in page["items"])  # it is all of each
     [shown] = mine(nodes[0], "connections", name)
-    found = ask(nodes[1], f"connections?page=1&name={shown['peer_port']}")
+    found = request(nodes[1], f"connections?page=1&name={shown['peer_port']}")
     assert shown["name"] in [each["name"] for each in found["items"]]
-    for each in others:
+    for each in connections:
         each.close()
 
 
 def test_pages_of_channels_are_parts_of_the_whole_list(
     nodes: list[ClusterNode], connection: Any, name: str
 ) -> None:
-    others = [pika.BlockingConnection(pika.URLParameters(node.url)) for node in nodes]
-    channels = [each.channel(number) for each in (connection, *others) for number in (1, 3)]
-    wait_for(lambda: len(ask(nodes[0], "channels")) >= len(channels))
+    connections = [pika.BlockingConnection(pika.URLParameters(node.url)) for node in nodes]
+    channels = [each.channel(number) for each in (connection, *connections) for number in (1, 3)]
+    wait_for(lambda: len(request(nodes[0], "channels")) >= len(channels))
     for order in ("", "&sort=number&sort_reverse=true", "&sort=node"):
-        whole = [each["name"] for each in ask(nodes[0], f"channels?x{order}")]
-        pages = [ask(nodes[0], f"channels?page={page}&page_size=3{order}") for page in (1, 2)]
+        whole = [each["name"] for each in request(nodes[0], f"channels?x{order}")]
+        pages = [request(nodes[0], f"channels?page={page}&page_size=3{order}") for page in (1, 2)]
         assert [each["name"] for page in pages for each in page["items"]] == whole[:6]
         assert pages[0]["total_count"] == len(whole) >= 8
         assert all("message_stats" in each for page in pages for each in page["items"])  # it is all of each
     wait_for(lambda: len(mine(nodes[1], "channels", name)) == 2)
     [one, _] = mine(nodes[1], "channels", name)
-    assert ask(nodes[1], f"channels/{quote(one['name'], safe='')}")["number"] == one["number"] == 1
-    shown = ask(nodes[1], f"connections/{quote(one['connection_details']['name'], safe='')}/channels?page=1")
+    assert request(nodes[1], f"channels/{quote(one['name'], safe='')}")["number"] == one["number"] == 1
+    shown = request(
+        nodes[1], f"connections/{quote(one['connection_details']['name'], safe='')}/channels?page=1"
+    )
     assert [each["number"] for each in shown["items"]] == [1, 3]
-    for each in others:
+    for each in connections:
         each.close()
+
+
+def viewed(node: ClusterNode, query: str) -> dict[str, Any]:
+    """Return the first document of a view."""
+    there = HTTPConnection("127.0.0.1", node.http_port, timeout=20)
+    there.request("GET", f"/api/stream?view={query}", headers=GUEST)
+    answer = there.getresponse()
+    assert answer.status == 200
+    while answer.readline() != b"event: view\n":
+        pass
+    document = json.loads(answer.readline().removeprefix(b"data: "))
+    there.close()
+    return document
+
+
+def test_page_of_every_node_finds_clients_by_their_names(
+    nodes: list[ClusterNode], connection: Any, name: str
+) -> None:
+    channel = connection.channel()
+    channel.queue_declare(name, durable=True, arguments=QUORUM)
+    channel.basic_consume(name, lambda *_: None)
+    some = quote(name.upper()[:40])
+    for node in nodes:
+        for view in (
+            f"connections&name={some}",
+            f"channels&name={some}",
+            f"channels&use_regex=true&page=1&name={some}$",
+        ):
+            items = viewed(node, view)["items"]
+            found = [each.get("connection_details", each)["user_provided_name"] for each in items]
+            assert found == ([] if view.endswith("$") else [name]), view
+        queue = f"queue&vhost=%2F&name={quote(name)}&client="
+        [consumer] = viewed(node, queue + some)["consumer_details"]
+        assert consumer["channel_details"]["user_provided_name"] == name
+        assert viewed(node, queue + "nosuch")["consumer_details"] == []
+        here = viewed(node, f"connections&node=n3&name={some}")
+        there = viewed(node, f"connections&node=n1&name={some}")
+        assert (len(here["items"]), len(there["items"])) == (1, 0)
+    channel.queue_delete(name)
 
 
 def test_connection_of_a_different_node_is_closed_by_name(
     nodes: list[ClusterNode], connection: Any, name: str
 ) -> None:
     [shown] = wait_for(lambda: mine(nodes[0], "connections", name))
-    ask(nodes[0], f"connections/{quote(shown['name'], safe='')}", "DELETE")
+    request(nodes[0], f"connections/{quote(shown['name'], safe='')}", "DELETE")
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="Closed via management plugin"):
         connection.process_data_events(5)
     wait_for(lambda: not mine(nodes[0], "connections", name))

@@ -78,13 +78,13 @@ def test_doctor_reports_findings_to_monitors(node: Any) -> None:
     node.add_user("ann", "policymaker")
     node.add_user("eve", "monitoring")
     assert node.api("doctor", user="ann").status == 401
-    told = node.api("doctor", user="eve").json
-    assert told.keys() == {"verdict", "omitted", "findings", "groups"}
-    assert {each["code"]: each["subject"] for each in told["findings"]} == {
+    shown = node.api("doctor", user="eve").json
+    assert shown.keys() == {"verdict", "omitted", "findings", "groups"}
+    assert {each["code"]: each["subject"] for each in shown["findings"]} == {
         "node-tells-nothing": "node n3",
         "upgrade-waits": "cluster",
     }
-    assert told["verdict"] == "nothing is wrong (3 info)"  # n2 says nothing either
+    assert shown["verdict"] == "nothing is wrong (3 info)"  # n2 says nothing either
 
 
 def test_queue_without_consumers_is_reported_with_its_start(node: Any) -> None:
@@ -116,8 +116,10 @@ def test_a_ladder_of_retries_waits_without_consumers(node: Any) -> None:
     body = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
     assert node.api("queues/%2F/ladder/get", "POST", json=body).status == 200
     sample(node, 1 + MINUTE)
-    told = [each["subject"] for each in node.api("doctor").json["findings"] if each["code"] == "no-consumers"]
-    assert sorted(told) == ["queue 'dead' in vhost '/'", "queue 'ladder' in vhost '/'"]
+    shown = [
+        each["subject"] for each in node.api("doctor").json["findings"] if each["code"] == "no-consumers"
+    ]
+    assert sorted(shown) == ["queue 'dead' in vhost '/'", "queue 'ladder' in vhost '/'"]
 
 
 @pytest.mark.parametrize("exchange", ["", "dead"])
@@ -180,11 +182,11 @@ def test_members_are_judged_without_a_majority(node: Any) -> None:
     management.group.known["n1"].hears_leader = 0
     management.group.known["n2"] = management.group.known["n3"] = None
     sample(node)
-    told = node.api("doctor").json
-    found = [(each["code"], each["subject"]) for each in told["findings"] if each["severity"] != "info"]
+    shown = node.api("doctor").json
+    found = [(each["code"], each["subject"]) for each in shown["findings"] if each["severity"] != "info"]
     assert found == [("no-leader", "cluster"), ("node-down", "node n2"), ("node-down", "node n3")]
-    assert told["verdict"].startswith("1 critical, 2 warnings")
-    assert told["findings"][0]["since"] == "2027-01-15T08:00:00Z"
+    assert shown["verdict"].startswith("1 critical, 2 warnings")
+    assert shown["findings"][0]["since"] == "2027-01-15T08:00:00Z"
     sample(node, 3)
     assert node.api("doctor").json["findings"][0]["since"] == "2027-01-15T08:00:00Z"
     management.group.reasons["n3"] = "its cluster secret differs"
@@ -218,22 +220,22 @@ def test_duplicate_node_name_is_reported_by_the_peers(node: Any) -> None:
 
 
 def test_idle_shovel_is_reported_until_it_runs(node: Node[MachineManagement]) -> None:
-    told, key = node.management.carrier.told, ("/", "s")
+    shown, key = node.management.carrier.current_reports, ("/", "s")
     value = {"src-uri": "amqp://far", "src-queue": "a", "dest-uri": "amqp://", "dest-queue": "b"}
     assert node.api("parameters/shovel/%2F/s", "PUT", json={"value": value}).status == 201
     sample(node)
     assert codes(node) == {}
     subject = {"shovel-idle": "shovel 's' in vhost '/'"}
     for report in (Report("terminated", "nobody listens", {}), STARTING):
-        told[key] = report
+        shown[key] = report
         sample(node)
         assert codes(node) == subject
     [text] = [each["text"] for each in node.api("doctor").json["findings"] if each["code"] == "shovel-idle"]
     assert text == "it moves no messages: nobody listens"
-    told[key] = Report("running", None, {})
+    shown[key] = Report("running", None, {})
     sample(node)
     assert codes(node) == {}
-    told[key] = Report("terminated", "nobody listens", {})
+    shown[key] = Report("terminated", "nobody listens", {})
     sample(node)
     assert node.api("parameters/shovel/%2F/s", "DELETE").status == 204
     sample(node)
@@ -270,11 +272,11 @@ def test_findings_of_peers_are_included(node: Any) -> None:
     )
     theirs = [busy, [Finding("disk-slow", "node n2", "it is slow", 1_800_000_000_000)]]
 
-    async def told(name: str, topic: str) -> Any:
+    async def shown(name: str, topic: str) -> Any:
         answers: dict[str, Any] = {"n2": theirs, "n3": [["n3"], "nothing that is known"]}
         return msgpack.unpackb(pack(answers[name])) if topic == "diagnosis" else None
 
-    node.management.doctor._queries.query = told
+    node.management.doctor._queries.query = shown
     sample(node)
     assert codes(node) == {
         "disk-slow": "node n2",
@@ -287,9 +289,9 @@ def test_findings_of_peers_are_included(node: Any) -> None:
 def test_node_sends_findings_that_its_peers_can_read(node: Any) -> None:
     node.management.broker.alarm = "low on memory"
     sample(node)
-    told = _decode(msgpack.unpackb(pack(node.management.doctor._answer())))
-    assert told is not None
-    vitals, [finding] = told
+    shown = _decode(msgpack.unpackb(pack(node.management.doctor._answer())))
+    assert shown is not None
+    vitals, [finding] = shown
     assert (vitals.name, finding.code, finding.subject) == ("n1", "memory-alarm", "node n1")
     assert _decode(None) is _decode([]) is _decode([[], []]) is None
 
@@ -356,7 +358,7 @@ def test_reached_limit_is_reported_for_a_minute(node: Any, monkeypatch: pytest.M
 def test_a_node_that_starts_is_not_busy_because_of_that(node: Any) -> None:
     management = node.management
     management.doctor._vitals._own = management.doctor._vitals._own._replace(connections_max=1000)
-    loop_times = management.doctor._vitals._group.beat_delays
+    loop_times = management.doctor._vitals._group.heartbeat_delays
     sample(node)
     for _ in range(10):
         loop_times.add(3.0)
@@ -395,6 +397,6 @@ def test_findings_about_very_many_queues_are_bounded(node: Any) -> None:
     for queue in management.machine.queues():
         queue.backlog.add(1, 0, 1, 10)
     sample(node, MINUTE)
-    told = [each for each in node.api("doctor").json["findings"] if each["code"] == "no-consumers"]
-    assert len(told) == 11
-    assert told[-1]["text"] == "the same holds for 2,990 more"
+    shown = [each for each in node.api("doctor").json["findings"] if each["code"] == "no-consumers"]
+    assert len(shown) == 11
+    assert shown[-1]["text"] == "the same holds for 2,990 more"

@@ -70,7 +70,7 @@ def test_healthy_node_passes(node: Fake, path: str) -> None:
     ],
 )
 def test_checks_for_load_balancers_need_no_login(node: Fake, path: str, status: int) -> None:
-    assert node.ask(f"/api/health/checks/{path}").status == status
+    assert node.request(f"/api/health/checks/{path}").status == status
 
 
 def test_alarms_of_reachable_nodes_are_listed(node: Fake) -> None:
@@ -128,13 +128,13 @@ def test_quorum_queues_without_a_leader_are_listed(node: Fake) -> None:
     node.management.group.leader = None
     node.management.queues.names = ["orders", "other"]
     path = "quorum-queues-without-elected-leaders"
-    for asked, names in (
+    for form, names in (
         ("all-vhosts/", ["orders", "other"]),
         ("vhost/%2F/pattern/%5Eord", ["orders"]),
         ("all-vhosts/pattern/nothing", []),
         ("vhost/empty/", []),
     ):
-        status, document = check(node, f"{path}/{asked}")
+        status, document = check(node, f"{path}/{form}")
         assert status == (503 if names else 200)
         assert [queue["name"] for queue in document.get("queues", [])] == names
     assert document == OK
@@ -172,8 +172,8 @@ def test_only_open_ports_and_protocols_pass(node: Fake) -> None:
             {"error": "bad_request", "reason": "Invalid port"},
         )
     protocols = ["amqp", "http"]
-    for asked in ("amqp", "AMQP091", "amqp0-9-1,management"):
-        assert check(node, f"protocol-listener/{asked}") == (200, OK | {"protocols": protocols})
+    for form in ("amqp", "AMQP091", "amqp0-9-1,management"):
+        assert check(node, f"protocol-listener/{form}") == (200, OK | {"protocols": protocols})
     missing = failed("No active listener", missing=["amqp/ssl", "mqtt"], protocols=protocols)
     assert check(node, "protocol-listener/amqps,mqtt,amqp") == missing
 

@@ -37,7 +37,7 @@ def test_leadership_transfer_is_answered_when_it_is_complete(
     assert transfer(node, "n3") == (200, "n3")
     assert node.api(LEADER).json == {"leader": "n3"}
     assert transfer(node, "n3") == (200, "n3")
-    assert group.asked_to_lead == ["n3"]
+    assert group.requested_leaders == ["n3"]
     assert transfer(node) == (200, "n1")
     assert node.api(LEADER, "PUT").json == {"leader": "n2"}
     assert node.api(f"{LEADER}/").json == {"leader": "n2"}
@@ -47,11 +47,11 @@ def test_ignored_transfer_of_leadership_is_requested_again(node: Node[FakeManage
     group = node.management.group
     group.ignored_requests = 1
     assert transfer(node, "n2") == (200, "n2")
-    assert group.asked_to_lead == ["n2", "n2"]
+    assert group.requested_leaders == ["n2", "n2"]
     group.ignored_requests = 9
     text = "n3 has not taken over within 0.4 s; n2 leads; try again"
     assert transfer(node, "n3") == (503, text)
-    assert group.asked_to_lead == ["n2", "n2", "n3", "n3"]
+    assert group.requested_leaders == ["n2", "n2", "n3", "n3"]
     assert transfer(node) == (503, text.replace("n3 has not", "no other node has"))
 
 
@@ -83,7 +83,7 @@ def test_transfer_to_a_node_that_cannot_lead_is_refused(node: Node[FakeManagemen
     group.leader = None
     assert transfer(node, "n1")[0] == 503
     assert node.api(LEADER).json == {"leader": None}
-    assert group.asked_to_lead == []
+    assert group.requested_leaders == []
 
 
 @pytest.mark.parametrize("body", [{"to": 1}, {"to": None}, {"from": "n1"}, ["n1"]])
@@ -94,7 +94,7 @@ def test_malformed_transfer_is_400(node: Node[FakeManagement], body: Any) -> Non
 def test_only_administrators_transfer_leadership(node: Node[FakeManagement]) -> None:
     node.add_user("eve", "monitoring")
     assert node.api(LEADER, "PUT", user="eve").status == 401
-    assert node.management.group.asked_to_lead == []
+    assert node.management.group.requested_leaders == []
     assert {node.api(path, user="eve").status for path in (LEADER, SAFE_TO_STOP, CRITICAL)} == {200}
 
 

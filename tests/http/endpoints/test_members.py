@@ -81,11 +81,11 @@ def test_node_is_added_when_it_listens_at_its_address(node: Node[FakeManagement]
     status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body))
     assert (status, reason.startswith("n4 is not at proxy:9, and nothing is changed: ")) == (409, True)
     del group.listed["n4"]
-    assert group.asked_to_change == []
+    assert group.requested_changes == []
     body["port"] = listener.port
     answers = [node.api(f"{MEMBERS}/n4", "PUT", json=body) for _ in range(2)]
     assert [answer.status for answer in answers] == [200, 200]
-    assert len(group.asked_to_change) == 1
+    assert len(group.requested_changes) == 1
     assert (member(node, "n4")["role"], member(node, "n4")["id"]) == ("learner", hexed("n4"))
     status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body | {"port": 9}))
     assert (status, reason.startswith("there is a member 'n4' at h4:")) == (409, True)
@@ -105,7 +105,7 @@ def test_member_is_removed_by_id_when_a_majority_remains(
     group = node.management.group
     group.verdict = Verdict(False, "no majority")
     assert refusal(node.api(f"{MEMBERS}/n3?id={hexed('n3')}", "DELETE")) == (409, "n3: no majority")
-    assert len(group.asked_to_change) > 1, "what the leader knows may be a second old"
+    assert len(group.requested_changes) > 1, "what the leader knows may be a second old"
     group.verdict = Verdict(True, "")
     assert member(node, "n3")["role"] == "voter"
     status, reason = refusal(node.api(f"{MEMBERS}/n3?id={hexed('n2')}", "DELETE"))
@@ -131,14 +131,14 @@ def test_removed_node_answers_without_the_removal_in_its_log(node: Node[FakeMana
 def test_replaced_member_is_awaited_until_it_connects(node: Node[FakeManagement]) -> None:
     for _ in range(2):
         assert node.api(f"{MEMBERS}/n3/replace", "POST", json={"id": hexed("n3")}).status == 200
-    assert len(node.management.group.asked_to_change) == 1
+    assert len(node.management.group.requested_changes) == 1
     assert member(node, "n3")["role"] == "awaited"
     expected = "n3 has not connected yet: start it at 10.0.0.1:3 with `qq serve --join`"
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == (503, expected)
     node.management.group.listeners[PeerAddress("10.0.0.1", 3)] = "n9"
     expected = "n3 is not at 10.0.0.1:3: another one listens there"
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == (503, expected)
-    assert len(node.management.group.asked_to_change) == 1
+    assert len(node.management.group.requested_changes) == 1
 
 
 def test_a_learner_is_waited_for(node: Node[FakeManagement]) -> None:
@@ -165,7 +165,7 @@ def test_promotion_needs_a_leader_and_a_connected_member(node: Node[FakeManageme
     group = node.management.group
     assert node.api(f"{MEMBERS}/n2/promote", "POST").status == 200
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == (503, "n3 does not answer")
-    assert group.asked_to_change == [], "there is nothing to be changed"
+    assert group.requested_changes == [], "there is nothing to be changed"
     group.leader = None
     status, reason = refusal(node.api(f"{MEMBERS}/n2/promote", "POST"))
     assert (status, reason.startswith("no leader is known")) == (503, True)
@@ -183,7 +183,7 @@ def test_members_are_not_changed_before_the_log_has_their_ids(node: Node[FakeMan
     ]:
         status, reason = refusal(node.api(f"{MEMBERS}/{path}", method, json=body))
         assert (status, reason.startswith("the members cannot be changed before the upgrade")) == (409, True)
-    assert group.asked_to_change == []
+    assert group.requested_changes == []
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == (503, "n3 does not answer")
 
 
@@ -207,7 +207,7 @@ def test_drain_waits_until_the_clients_have_left(node: Node[FakeManagement]) -> 
     assert member(node, "n2")["drained"]
     management.make(ConnectionDown(1))
     assert node.api(f"{MEMBERS}/n2/drain", "PUT").status == 200
-    assert [change.verb for change in management.group.asked_to_change[:1]] == [Verb.DRAIN]
+    assert [change.verb for change in management.group.requested_changes[:1]] == [Verb.DRAIN]
     for _ in range(2):
         assert node.api(f"{MEMBERS}/n2/drain", "DELETE").status == 200
     assert not member(node, "n2")["drained"]
@@ -225,9 +225,9 @@ def test_change_is_retried_until_the_leader_finds_it_harmless(
 ) -> None:
     group = node.management.group
     group.verdict = Verdict(False, "n2 does not answer")
-    group.heard_after = 2
+    group.answers_after = 2
     assert node.api(f"{MEMBERS}/n3/drain", "PUT").status == 200
-    assert len(group.asked_to_change) == 3
+    assert len(group.requested_changes) == 3
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_request_about_an_unknown_member_fails_at_once(
     monkeypatch.setattr(members, "PATIENCE_S", 60.0)
     expected = (404, "there is no member 'n9'; the members are n1, n2, n3")
     assert refusal(node.api(f"{MEMBERS}/{path}", method)) == expected
-    assert node.management.group.asked_to_change == []
+    assert node.management.group.requested_changes == []
 
 
 def test_member_added_a_moment_ago_is_known_after_catching_up(node: Node[FakeManagement]) -> None:
@@ -254,7 +254,7 @@ def test_member_added_a_moment_ago_is_known_after_catching_up(node: Node[FakeMan
 def test_upgrade_is_finished_up_to_the_nodes_newest_version(node: Node[FakeManagement]) -> None:
     for _ in range(2):
         assert node.api("cluster/upgrade/finish", "POST").json["version"] == VERSIONS[1]
-    assert len(node.management.group.asked_to_change) == VERSIONS[1] - VERSIONS[0]
+    assert len(node.management.group.requested_changes) == VERSIONS[1] - VERSIONS[0]
 
 
 def test_unfinished_change_is_retried_then_reported(
@@ -263,7 +263,7 @@ def test_unfinished_change_is_retried_then_reported(
     group = node.management.group
     group.delayed_changes = 2
     assert node.api("cluster/upgrade/finish", "POST").status == 200
-    assert len(group.asked_to_change) == 2 + VERSIONS[1] - VERSIONS[0]
+    assert len(group.requested_changes) == 2 + VERSIONS[1] - VERSIONS[0]
     group.delayed_changes = 99
     expected = "the change is not made yet; it may still be made: ask again"
     assert refusal(node.api(f"{MEMBERS}/n3/replace", "POST", json={"id": hexed("n3")})) == (503, expected)
@@ -295,7 +295,7 @@ def test_malformed_member_request_is_400(
     node: Node[FakeManagement], path: str, method: str, body: Any
 ) -> None:
     assert node.api(f"{MEMBERS}/{path}", method, json=body).status == 400
-    assert node.management.group.asked_to_change == []
+    assert node.management.group.requested_changes == []
 
 
 def test_only_administrators_change_members(node: Node[FakeManagement]) -> None:
@@ -310,4 +310,4 @@ def test_only_administrators_change_members(node: Node[FakeManagement]) -> None:
     ]:
         assert node.api(f"{MEMBERS}/{path}", method, json=body, user="eve").status == 401, path
     assert node.api("cluster/upgrade/finish", "POST", user="eve").status == 401
-    assert node.management.group.asked_to_change == []
+    assert node.management.group.requested_changes == []

@@ -74,6 +74,52 @@ def test_a_move_is_begun_shown_and_stopped(node: Machine) -> None:
     assert [each["id"] for each in node.api("moves?columns=id").json] == sorted([other["id"], shown["id"]])
 
 
+def test_move_of_messages_with_a_text_needs_version_11(node: Machine) -> None:
+    wanted = {"text": "Ü", "reason": "rejected"}
+    node.management.machine.raise_to(10)
+    answer = node.api("moves/%2F", "POST", json=BODY | {"filter": wanted})
+    assert (answer.status, answer.json["error"]) == (400, "bad_request")
+    assert "version 11 of the state" in answer.json["reason"]
+    node.management.machine.raise_to(11)
+    assert begun(node, filter=wanted)["filter"] == wanted
+
+
+def test_search_answers_with_the_number_of_all_matches(node: Machine) -> None:
+    for number in range(30):
+        message = {
+            "routing_key": "q",
+            "payload": f"n{number}",
+            "payload_encoding": "string",
+            "properties": {},
+        }
+        assert node.api("exchanges/%2F/amq.default/publish", "POST", json=message).json == {"routed": True}
+    found = node.api("queues/%2F/q/search?text=N1&count=2").json
+    assert [each["payload"] for each in found.pop("messages")] == ["n1", "n10"]
+    assert found == {
+        "matched": 11,
+        "returnable": 0,
+        "looked_at": 30,
+        "ready": 30,
+        "next_offset": None,
+        "died": [],
+    }
+    part = node.api("queues/%2F/q/search?offset=10&look_at=5&count=0").json
+    assert (part["matched"], part["next_offset"], part["messages"]) == (5, 15, [])
+    for query, reason in (
+        ("reason=old", "there is no reason 'old'"),
+        ("headers={", "headers must be a JSON object"),
+        ("text=" + "x" * 1025, "the text of the filter is longer than 1024 octets"),
+        ("look_at=100001", "look_at must be a whole number"),
+    ):
+        answer = node.api(f"queues/%2F/q/search?{query}")
+        assert answer.status == 400, query
+        assert reason in answer.json["reason"]
+    assert node.api("queues/%2F/nosuch/search").status == 404
+    node.add_user("eve", "management")
+    node.management.make(SetPermissions("eve", "/", ".*", ".*", "^$"))
+    assert node.api("queues/%2F/q/search", user="eve").status == 401
+
+
 def test_dead_letters_are_sent_back_to_their_origin(node: Machine) -> None:
     answer = node.api("moves/%2F", "POST", json={"source": "a/é", "to_origin": True})
     assert answer.status == 201
@@ -111,7 +157,10 @@ def test_move_shows_the_reason_of_a_wait_or_failure(node: Machine) -> None:
         (BODY | {"rate": True}, "rate should be a number, actually was true"),
         (BODY | {"dest": "to"}, "a move has no 'dest'; there are source, destination, to_origin"),
         (BODY | {"filter": []}, "filter should be a map, actually was []"),
-        (BODY | {"filter": {"queue": "x"}}, "a filter has no 'queue'; there are headers, reason, from_queue"),
+        (
+            BODY | {"filter": {"queue": "x"}},
+            "a filter has no 'queue'; there are reason, from_queue, headers, text",
+        ),
         (
             BODY | {"filter": {"reason": "old"}},
             "there is no reason 'old' for which messages die; there are rej",

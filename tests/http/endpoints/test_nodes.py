@@ -71,8 +71,8 @@ def test_report_of_a_node_is_read_as_it_was_packed(node: Machine) -> None:
     report = node.management.nodes.own_report()
     assert decode_report(msgpack.unpackb(pack(report))) == report
     assert decode_report([*report, "of a later program"]) == report
-    for nothing in (None, "", report[:-1]):
-        assert decode_report(nothing) is None
+    for malformed in (None, "", report[:-1]):
+        assert decode_report(malformed) is None
 
 
 def test_figures_of_peers_are_queried(node: Machine) -> None:
@@ -81,10 +81,10 @@ def test_figures_of_peers_are_queried(node: Machine) -> None:
         name="n2", pid=7, memory_bytes=2**20, listeners=[Listener("amqp", "10.0.0.2", 5672)]
     )
 
-    async def told(name: str, topic: str) -> Any:
+    async def expected(name: str, topic: str) -> Any:
         return msgpack.unpackb(pack(theirs)) if (name, topic) == ("n2", "node") else None
 
-    node.management.nodes._queries.query = told  # pyright: ignore[reportAttributeAccessIssue]
+    node.management.nodes._queries.query = expected  # pyright: ignore[reportAttributeAccessIssue]
     assert [each["os_pid"] for each in node.api("nodes").json] == [str(mine.pid), "7"]
     assert node.api("nodes/n2/memory").json["memory"]["total"]["rss"] == 2**20
     assert [each["node"] for each in node.api("overview").json["listeners"]] == ["n1", "n2", "n1", "n1"]
@@ -198,9 +198,9 @@ def test_feature_flags_of_versions_are_enabled_by_an_upgrade(node: Machine) -> N
         "qq_state_version_11": "disabled",
     }
     assert node.api("feature-flags/quorum_queue/enable", "PUT", json={}).status == 204
-    assert node.management.group.asked_to_change == []
+    assert node.management.group.requested_changes == []
     assert node.api("feature-flags/qq_state_version_9/enable", "PUT").status == 204
-    assert {change.verb for change in node.management.group.asked_to_change} == {Verb.FINISH_UPGRADE}
+    assert {change.verb for change in node.management.group.requested_changes} == {Verb.FINISH_UPGRADE}
     assert set(states().values()) == {"enabled"}
     answer = node.api("feature-flags/khepri_db/enable", "PUT")
     assert (answer.status, answer.json["reason"]) == (400, "unsupported")
@@ -275,7 +275,7 @@ GROW = {"vhost_pattern": ".*", "queue_pattern": ".*", "strategy": "all"}
 
 
 @pytest.mark.parametrize(
-    ("path", "method", "body", "status", "told"),
+    ("path", "method", "body", "status", "expected"),
     [
         ("queues/quorum/%2F/q/replicas/add", "POST", {"node": "n2"}, 204, ""),
         ("queues/quorum/%2F/q/replicas/add", "POST", {"node": "n9"}, 400, "`qq member add n9` makes it one"),
@@ -298,14 +298,14 @@ GROW = {"vhost_pattern": ".*", "queue_pattern": ".*", "strategy": "all"}
     ],
 )
 def test_replica_requests_are_accepted_only_if_already_true(
-    queues: Machine, path: str, method: str, body: Any, status: int, told: str
+    queues: Machine, path: str, method: str, body: Any, status: int, expected: str
 ) -> None:
     answer = queues.api(path, method, json=body)
     assert answer.status == status
-    assert told in answer.text
+    assert expected in answer.text
     queues.add_user("eve", "monitoring", vhosts=("/",))
     assert queues.api(path, method, user="eve", json=body).status == 401
-    assert queues.management.group.asked_to_change == []
+    assert queues.management.group.requested_changes == []
 
 
 def test_only_requested_columns_of_a_node_are_returned(node: Machine) -> None:

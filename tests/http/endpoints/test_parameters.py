@@ -258,9 +258,9 @@ def test_definitions_carry_parameters_names_and_protection(node: Machine, test_c
         assert other.api(path, "POST", json=document).status == 204
         for shown in ("vhosts/v", "cluster-name", "global-parameters", "parameters"):
             assert other.api(shown).json == node.api(shown).json
-        asked = len(other.management.changes.applied)
+        applied_before = len(other.management.changes.applied)
         assert other.api(path, "POST", json=document).status == 204
-        assert len(other.management.changes.applied) == asked
+        assert len(other.management.changes.applied) == applied_before
     [parameter] = node.api("definitions/v").json["parameters"]
     assert parameter == {"component": "test", "name": "a", "value": {"b": 1}}
 

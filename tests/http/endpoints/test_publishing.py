@@ -151,13 +151,13 @@ def test_publish_to_a_missing_exchange_is_404(node: Node[MachineManagement]) -> 
 def test_publish_needs_write_permission(node: Node[MachineManagement]) -> None:
     node.add_user("ann", "management")
     node.management.make(SetPermissions("ann", "/", ".*", "^amq.topic$", ".*"))
-    ask = "exchanges/%2F/{}/publish"
-    refused = node.api(ask.format("amq.default"), "POST", user="ann", json=MESSAGE)
+    path = "exchanges/%2F/{}/publish"
+    refused = node.api(path.format("amq.default"), "POST", user="ann", json=MESSAGE)
     assert (refused.status, refused.json["reason"]) == (
         400,
         "403 ACCESS_REFUSED - write access to exchange 'amq.default' in vhost '/' refused for user 'ann'",
     )
-    assert node.api(ask.format("amq.topic"), "POST", user="ann", json=MESSAGE).json == {"routed": False}
+    assert node.api(path.format("amq.topic"), "POST", user="ann", json=MESSAGE).json == {"routed": False}
     node.management.make(PutVhost("v", "", [], ""))
     assert node.api("exchanges/v/amq.topic/publish", "POST", user="ann", json=MESSAGE).status == 404
 

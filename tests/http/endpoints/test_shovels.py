@@ -167,7 +167,7 @@ def test_shovel_to_a_broker_shows_its_report_without_passwords(node: Machine) ->
     assert node.api(ONE).json["value"] == OUTSIDE  # as in RabbitMQ: for those who may set it
     assert node.api(SHOWN).json["state"] == "starting"
     figures = {"forwarded": 3, "remaining": "unlimited"}
-    node.management.carrier.told["/", "s"] = Report("running", None, figures)
+    node.management.carrier.current_reports["/", "s"] = Report("running", None, figures)
     shown = node.api(SHOWN).json
     assert (shown["state"], shown["forwarded"], shown["remaining"]) == ("running", 3, "unlimited")
     assert shown["dest_uri"] == shown["value"]["dest-uri"] == ["amqps://far/v%2F", "amqp://near"]
@@ -175,7 +175,7 @@ def test_shovel_to_a_broker_shows_its_report_without_passwords(node: Machine) ->
     listed = node.api("shovels")
     assert "hidden" not in listed.text + node.api(SHOWN).text
     assert listed.json[0]["dest_uri"] == shown["dest_uri"]
-    node.management.carrier.told["/", "s"] = Report("terminated", "it went away", {})
+    node.management.carrier.current_reports["/", "s"] = Report("terminated", "it went away", {})
     assert node.api(SHOWN).json["reason"] == "it went away"
     assert node.api(f"{SHOWN}/restart", "DELETE").status == 204
     assert node.management.carrier.restarted == [("/", "s")]
@@ -185,11 +185,11 @@ def test_shovel_deleted_during_the_request_is_404(node: Machine, monkeypatch: py
     put(node, OUTSIDE)
     shovels = node.management.shovels.all
 
-    async def asked(vhost: str | None) -> Any:
+    async def query(vhost: str | None) -> Any:
         node.management.make(DeleteParameter("/", "shovel", "s"))
         return await shovels(vhost)
 
-    monkeypatch.setattr(node.management.shovels, "all", asked)
+    monkeypatch.setattr(node.management.shovels, "all", query)
     assert node.api(SHOWN).status == 404
 
 
@@ -227,11 +227,11 @@ def test_import_accepts_shovels_and_skips_unsupported_shovels(node: Machine) -> 
         {"vhost": "/", "component": "shovel", "name": "far", "value": OUTSIDE},
         {"vhost": "/", "component": "shovel", "name": "s", "value": VALUE},
     ]
-    others = [
+    more = [
         {"vhost": "/", "component": "shovel", "name": "t", "value": VALUE | changes}
         for changes in ({"src-protocol": "amqp10"}, {"dest-queue": "q"})
     ]
-    assert node.api("definitions", "POST", json={"parameters": [*rows, *others]}).status == 204
+    assert node.api("definitions", "POST", json={"parameters": [*rows, *more]}).status == 204
     assert node.api("definitions").json["parameters"] == rows
     rows[0]["value"] = VALUE | {"strange": 1}
     answer = node.api("definitions", "POST", json={"parameters": rows})

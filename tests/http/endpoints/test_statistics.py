@@ -53,11 +53,11 @@ def get(node: Any, vhost: str) -> None:
 def test_sample_counts_only_queues_that_changed(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[tuple[str, str]] = []
 
-    def noted(queue: Queue, now_ms: int) -> QueueNumbers:
+    def recorded(queue: Queue, now_ms: int) -> QueueNumbers:
         counted.append((queue.vhost, queue.name))
         return numbers_of(queue, now_ms)
 
-    monkeypatch.setattr(queue_statistics, "numbers_of", noted)
+    monkeypatch.setattr(queue_statistics, "numbers_of", recorded)
     machine = node.management.machine
 
     def counted_now() -> list[tuple[str, str]]:
@@ -181,10 +181,10 @@ def test_lists_return_samples_only_for_their_first_items(node: Any, monkeypatch:
     monkeypatch.setattr(samples, "LISTED_MAX", 1)
     publish(node, "v", "amq.fanout")
     wanted = "lengths_age=1800&lengths_incr=30&msg_rates_age=1800&msg_rates_incr=30"
-    first, *others = node.api(f"queues/v?{wanted}&columns=name,messages_details").json
+    first, *rest = node.api(f"queues/v?{wanted}&columns=name,messages_details").json
     # Whoever has just begun to look is told what there is now, at the last time that would have had a sample.
     assert first["messages_details"]["samples"] == [{"sample": 1, "timestamp": 990_000}]
-    assert [list(each["messages_details"]) for each in others] == [["rate"]]
+    assert [list(each["messages_details"]) for each in rest] == [["rate"]]
     [vhost, *_] = node.api(f"vhosts?{wanted}&sort=messages&sort_reverse=true").json
     assert "samples" in vhost["message_stats"]["publish_details"]
     [exchange] = node.api(f"exchanges/v?{wanted}&page=1&name=fanout").json["items"]

@@ -52,29 +52,29 @@ class Browser:
         self.cookie: dict[str, str] = {}
         self.csrf: dict[str, str] = {}
 
-    async def ask(self, path: str, method: str = "GET", **options: Any) -> Answer:
+    async def request(self, path: str, method: str = "GET", **options: Any) -> Answer:
         headers = self._headers | self.cookie | options.pop("headers", {})
         return await answer(self._client, path, method, headers=headers, **options)
 
     async def log_in(self, **options: Any) -> Answer:
-        told = await self.ask("/api/login", "POST", **(options or {"data": FORM}))
-        assert told.status == 200
-        [morsel] = SimpleCookie(told.headers["Set-Cookie"]).values()
+        response = await self.request("/api/login", "POST", **(options or {"data": FORM}))
+        assert response.status == 200
+        [morsel] = SimpleCookie(response.headers["Set-Cookie"]).values()
         self.cookie = {"Cookie": f"{morsel.key}={morsel.value}"}
-        self.csrf = {"X-CSRF-Token": told.json["csrf_token"]}
-        return told
+        self.csrf = {"X-CSRF-Token": response.json["csrf_token"]}
+        return response
 
     async def status(self) -> int:
-        return (await self.ask("/api/session")).status
+        return (await self.request("/api/session")).status
 
 
 def browse(
     node: Machine, story: Callable[[Browser], Awaitable[None]], headers: dict[str, str] = HOST
 ) -> None:
-    async def tell(client: Client) -> None:
+    async def log_in_everywhere(client: Client) -> None:
         await story(Browser(client, headers))
 
-    node.tell(tell)
+    node.run(log_in_everywhere)
 
 
 # --- logging in and out
@@ -83,19 +83,19 @@ def browse(
 @pytest.mark.parametrize("how", ["data", "json"])
 def test_user_logs_in_and_out(node: Machine, how: str) -> None:
     async def story(browser: Browser) -> None:
-        told = await browser.log_in(**{how: FORM})
-        shown = told.json
+        response = await browser.log_in(**{how: FORM})
+        shown = response.json
         assert (shown["name"], shown["tags"]) == ("guest", ["administrator"])
         assert abs(shown["expiry"] - time.time() - 8 * 3600) < 5
-        assert PASSWORD not in told.text + told.headers["Set-Cookie"]
-        assert (await browser.ask("/api/session")).json == shown
-        assert (await browser.ask("/api/whoami")).json["name"] == "guest"
-        away = await browser.ask("/api/session", "DELETE", headers=browser.csrf)
+        assert PASSWORD not in response.text + response.headers["Set-Cookie"]
+        assert (await browser.request("/api/session")).json == shown
+        assert (await browser.request("/api/whoami")).json["name"] == "guest"
+        away = await browser.request("/api/session", "DELETE", headers=browser.csrf)
         assert away.status == 204
         assert "Max-Age=0" in away.headers["Set-Cookie"]
         # Also for somebody who has kept the cookie.
         assert await browser.status() == 401
-        assert (await browser.ask("/api/whoami")).status == 401
+        assert (await browser.request("/api/whoami")).status == 401
 
     browse(node, story)
 
@@ -116,11 +116,11 @@ def test_failed_login_is_answered_with_its_reason(node: Machine) -> None:
             (400, {"json": []}),
             (400, {"data": b'{"password": "\\ud800"}', "headers": {"Content-Type": "application/json"}}),
         ):
-            told = await browser.ask("/api/login", "POST", **options)
-            assert (told.status, "Set-Cookie" in told.headers) == (status, False), options
-        assert (await browser.ask("/api/session")).json["reason"] == "there is no session: log in"
+            response = await browser.request("/api/login", "POST", **options)
+            assert (response.status, "Set-Cookie" in response.headers) == (status, False), options
+        assert (await browser.request("/api/session")).json["reason"] == "there is no session: log in"
         # Whoever is not logged in can be logged out.
-        assert (await browser.ask("/api/login", "DELETE")).status == 204
+        assert (await browser.request("/api/login", "DELETE")).status == 204
 
     browse(node, story)
 
@@ -133,7 +133,9 @@ def test_the_cookie_is_for_the_browser_only_and_for_this_port(node: Machine) -> 
             assert attribute in cookie
         assert "Secure" not in cookie
         assert "Domain" not in cookie
-        secure = await browser.ask("/api/login", "POST", data=FORM, headers={"X-Forwarded-Proto": "https"})
+        secure = await browser.request(
+            "/api/login", "POST", data=FORM, headers={"X-Forwarded-Proto": "https"}
+        )
         assert secure.headers["Set-Cookie"].startswith("__Host-qq-session-15672=")
         assert "Secure" in secure.headers["Set-Cookie"]
         for host, name in (
@@ -141,8 +143,8 @@ def test_the_cookie_is_for_the_browser_only_and_for_this_port(node: Machine) -> 
             ("[::1]:7", "qq-session-7"),
             ("a:" + "1" * 6, "qq-session"),
         ):
-            told = await browser.ask("/api/login", "POST", data=FORM, headers={"Host": host})
-            assert told.headers["Set-Cookie"].startswith(f"{name}=")
+            response = await browser.request("/api/login", "POST", data=FORM, headers={"Host": host})
+            assert response.headers["Set-Cookie"].startswith(f"{name}=")
 
     browse(node, story)
 
@@ -150,11 +152,11 @@ def test_the_cookie_is_for_the_browser_only_and_for_this_port(node: Machine) -> 
 def test_page_gets_no_basic_authentication_challenge(node: Machine) -> None:
     async def story(browser: Browser) -> None:
         for path in ("/api/cluster", "/api/session", "/api/nothing"):
-            told = await browser.ask(path, headers=PAGE)
-            assert (told.status, "WWW-Authenticate" in told.headers) == (401, False)
-            assert "WWW-Authenticate" in (await browser.ask(path)).headers
-        told = await browser.ask("/api/login", "POST", data=FORM | {"password": "x"}, headers=PAGE)
-        assert (told.status, "WWW-Authenticate" in told.headers) == (401, False)
+            response = await browser.request(path, headers=PAGE)
+            assert (response.status, "WWW-Authenticate" in response.headers) == (401, False)
+            assert "WWW-Authenticate" in (await browser.request(path)).headers
+        response = await browser.request("/api/login", "POST", data=FORM | {"password": "x"}, headers=PAGE)
+        assert (response.status, "WWW-Authenticate" in response.headers) == (401, False)
 
     browse(node, story)
 
@@ -165,10 +167,10 @@ def test_password_precedes_the_session_except_for_the_page(node: Machine) -> Non
     async def story(browser: Browser) -> None:
         await browser.log_in()
         ann = {"Authorization": "Basic " + "YW5uOmd1OsOpZXN0"}
-        assert (await browser.ask("/api/whoami", headers=ann)).json["name"] == "ann"
-        assert (await browser.ask("/api/whoami", headers=ann | PAGE)).json["name"] == "guest"
+        assert (await browser.request("/api/whoami", headers=ann)).json["name"] == "ann"
+        assert (await browser.request("/api/whoami", headers=ann | PAGE)).json["name"] == "guest"
         # A script that keeps cookies needs no token for what it does with a password.
-        assert (await browser.ask("/api/vhosts/v", "PUT", headers=GUEST)).status == 201
+        assert (await browser.request("/api/vhosts/v", "PUT", headers=GUEST)).status == 201
 
     browse(node, story)
 
@@ -180,16 +182,16 @@ def test_password_precedes_the_session_except_for_the_page(node: Machine) -> Non
 def test_a_change_needs_the_token_of_the_session(node: Machine, method: str) -> None:
     async def story(browser: Browser) -> None:
         await browser.log_in()
-        for headers, said in (
+        for headers, reason in (
             ({}, "X-CSRF-Token is missing"),
             ({"X-CSRF-Token": ""}, "X-CSRF-Token is missing"),
             ({"X-CSRF-Token": "é"}, "X-CSRF-Token is not that of the session"),
             ({"X-CSRF-Token": "0" * 64}, "X-CSRF-Token is not that of the session"),
         ):
-            told = await browser.ask("/api/vhosts/v", method, headers=headers)
-            assert (told.status, said in told.json["reason"]) == (403, True)
+            response = await browser.request("/api/vhosts/v", method, headers=headers)
+            assert (response.status, reason in response.json["reason"]) == (403, True)
         assert node.management.changes.applied == []
-        assert (await browser.ask("/api/vhosts/v", "PUT", headers=browser.csrf)).status == 201
+        assert (await browser.request("/api/vhosts/v", "PUT", headers=browser.csrf)).status == 201
 
     browse(node, story)
 
@@ -198,7 +200,7 @@ def test_logout_needs_the_token_of_the_session(node: Machine) -> None:
     async def story(browser: Browser) -> None:
         await browser.log_in()
         for path in ("/api/session", "/api/login"):
-            assert (await browser.ask(path, "DELETE")).status == 403
+            assert (await browser.request(path, "DELETE")).status == 403
         assert await browser.status() == 200
 
     browse(node, story)
@@ -216,13 +218,13 @@ def test_logout_needs_the_token_of_the_session(node: Machine) -> None:
 )
 def test_foreign_page_cannot_use_a_session(node: Machine, headers: dict[str, str]) -> None:
     async def story(browser: Browser) -> None:
-        assert (await browser.ask("/api/login", "POST", data=FORM, headers=headers)).status == 403
+        assert (await browser.request("/api/login", "POST", data=FORM, headers=headers)).status == 403
         await browser.log_in()
-        told = await browser.ask("/api/vhosts/v", "PUT", headers=browser.csrf | headers)
-        assert (told.status, "another site" in told.json["reason"]) == (403, True)
-        assert (await browser.ask("/api/session", "DELETE", headers=browser.csrf | headers)).status == 403
+        response = await browser.request("/api/vhosts/v", "PUT", headers=browser.csrf | headers)
+        assert (response.status, "another site" in response.json["reason"]) == (403, True)
+        assert (await browser.request("/api/session", "DELETE", headers=browser.csrf | headers)).status == 403
         own = {"Origin": "http://node:15672", "Sec-Fetch-Site": "same-origin"}
-        assert (await browser.ask("/api/vhosts/v", "PUT", headers=browser.csrf | own)).status == 201
+        assert (await browser.request("/api/vhosts/v", "PUT", headers=browser.csrf | own)).status == 201
 
     browse(node, story)
 
@@ -232,9 +234,9 @@ def test_foreign_page_cannot_use_a_session(node: Machine, headers: dict[str, str
 
 def test_a_session_ends_in_time(node: Machine) -> None:
     async def story(browser: Browser) -> None:
-        told = await browser.log_in()
+        response = await browser.log_in()
         for since, status in ((-1, 200), (0, 401)):
-            now_ms = lambda since=since: (told.json["expiry"] + since) * 1000  # noqa: E731
+            now_ms = lambda since=since: (response.json["expiry"] + since) * 1000  # noqa: E731
             with patch.object(node.management.broker.runtime, "wall_ms", now_ms):
                 assert await browser.status() == status
 
@@ -259,7 +261,7 @@ def test_a_session_ends_with_its_password_and_its_user(node: Machine, commands: 
         assert [await browser.status() for _ in range(3)] == [401] * 3
         # The log is asked once: somebody who comes again and again does not keep it busy.
         assert node.management.group._sequence - before <= 1
-        assert (await browser.ask("/api/whoami")).status == 401
+        assert (await browser.request("/api/whoami")).status == 401
 
     browse(node, story)
 
@@ -270,10 +272,10 @@ def test_session_uses_the_current_tags_of_its_user(node: Machine) -> None:
         user = node.management.machine.users["guest"]
         node.management.make(SECOND_ADMINISTRATOR)
         node.management.make(PutUser("guest", user.salt, user.hash, ["monitoring"]))
-        assert (await browser.ask("/api/session")).json["tags"] == ["monitoring"]
-        assert (await browser.ask("/api/vhosts/v", "PUT", headers=browser.csrf)).status == 401
+        assert (await browser.request("/api/session")).json["tags"] == ["monitoring"]
+        assert (await browser.request("/api/vhosts/v", "PUT", headers=browser.csrf)).status == 401
         node.management.make(PutUser("guest", user.salt, user.hash, []))
-        assert (await browser.ask("/api/whoami")).status == 401
+        assert (await browser.request("/api/whoami")).status == 401
 
     browse(node, story)
 
@@ -295,8 +297,8 @@ def test_loopback_only_user_cannot_use_the_cookie_elsewhere(node: Machine) -> No
 def test_malformed_cookie_is_no_session(node: Machine, cookie: str) -> None:
     async def story(browser: Browser) -> None:
         headers = {"Cookie": f"qq-session-15672={cookie}"}
-        assert (await browser.ask("/api/session", headers=headers)).status in (400, 401)
-        assert (await browser.ask("/api/whoami", headers=GUEST | headers)).status in (200, 400)
+        assert (await browser.request("/api/session", headers=headers)).status in (400, 401)
+        assert (await browser.request("/api/whoami", headers=GUEST | headers)).status in (200, 400)
 
     browse(node, story)
 
@@ -458,7 +460,7 @@ def test_recreated_user_with_the_same_hash_has_no_session(node: Machine) -> None
         for path, method, body in both:
             before = node.management.sessions.begin("ann")
             assert before is not None
-            assert (await browser.ask(f"/api/{path}", method, headers=GUEST, json=body)).status == 204
+            assert (await browser.request(f"/api/{path}", method, headers=GUEST, json=body)).status == 204
             node.management.make(PutUser("ann", ann.salt, ann.hash, ann.tags))
             assert await node.management.sessions.find(before.token, "::1") is None
             after = node.management.sessions.begin("ann")
@@ -490,11 +492,11 @@ def test_node_that_was_away_keeps_sessions_that_it_cannot_judge(node: Machine) -
         assert session is not None
         broker = node.management.broker
         broker.live = True
-        asking = asyncio.ensure_future(node.management.sessions.find(session.token, "::1"))
+        search = asyncio.ensure_future(node.management.sessions.find(session.token, "::1"))
         await asyncio.sleep(0)
         broker.submissions.abandon()
         with pytest.raises(Unavailable):
-            await asking
+            await search
         broker.submissions.applied(0)
         node.management.make(PutUser("ann", b"salt", b"h" * 32, ["monitoring"]))
         assert await node.management.sessions.find(session.token, "::1") == session
@@ -506,11 +508,11 @@ def test_node_that_was_away_keeps_sessions_that_it_cannot_judge(node: Machine) -
 
 
 def test_a_node_without_an_issuer_is_logged_in_to_with_passwords(node: Machine) -> None:
-    assert node.ask("/api/auth").json == {"oauth_enabled": False}
+    assert node.request("/api/auth").json == {"oauth_enabled": False}
     for path in ("/api/oauth2/login", "/api/oauth2/callback?code=x&state=y"):
-        told = node.ask(path)
-        assert (told.status, "Set-Cookie" in told.headers) == (404, False)
-        assert told.json["reason"].startswith("this node is logged in to with passwords")
+        response = node.request(path)
+        assert (response.status, "Set-Cookie" in response.headers) == (404, False)
+        assert response.json["reason"].startswith("this node is logged in to with passwords")
 
 
 def test_session_of_a_token_is_sealed_with_its_scopes(node: Machine) -> None:

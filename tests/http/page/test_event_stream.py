@@ -81,24 +81,24 @@ def work(seconds: float) -> None:
         pass
 
 
-def look(client: Client, query: str, user: str = "guest") -> Any:
+def open_feed(client: Client, query: str, user: str = "guest") -> Any:
     return client.get(f"/api/stream?{query}", headers=login(user))
 
 
-def names(told: Any) -> list[str]:
-    return [each["name"] for each in told["items"]]
+def names(event: Any) -> list[str]:
+    return [each["name"] for each in event["items"]]
 
 
 def test_stream_sends_the_view_and_each_change(node: Node[MachineManagement]) -> None:
     declare(node, "a")
 
     async def story() -> list[list[str]]:
-        async with served(node) as client, look(client, "view=queues&columns=name") as answer:
+        async with served(node) as client, open_feed(client, "view=queues&columns=name") as answer:
             assert answer.headers["Content-Type"].startswith("text/event-stream")
-            told = events(answer)
-            seen = [names((await anext(told))[1])]
+            event = events(answer)
+            seen = [names((await anext(event))[1])]
             declare(node, "b")
-            seen.append(names((await anext(told))[1]))
+            seen.append(names((await anext(event))[1]))
             return seen
 
     assert asyncio.run(story()) == [["a"], ["a", "b"]]
@@ -111,11 +111,11 @@ def test_stream_sends_each_change_of_the_verdict(
     monkeypatch.setattr(health_events, "KEPT_S", 0.0)
 
     async def story() -> list[tuple[str, str]]:
-        async with served(node) as client, look(client, query) as answer:
-            told = (data async for name, data in all_events(answer) if name == "health")
-            seen = [await anext(told)]
+        async with served(node) as client, open_feed(client, query) as answer:
+            event = (data async for name, data in all_events(answer) if name == "health")
+            seen = [await anext(event)]
             node.view.peer = NodeStatus("n2", NodeState.FOLLOWER, "voter", disk_free_bytes=2**30)
-            seen.append(await anext(told))
+            seen.append(await anext(event))
             assert [(each["name"], each["state"]) for each in seen[1]["nodes"]] == [
                 ("n1", "leader"),
                 ("n2", "follower"),
@@ -134,9 +134,9 @@ def test_unchanged_stream_sends_only_keepalives(
     monkeypatch.setattr(event_stream, "QUIET_S", 0.3)
 
     async def story() -> list[str]:
-        async with served(node) as client, look(client, "view=queues") as answer:
-            told = events(answer)
-            return [(await anext(told))[0] for _ in range(3)]
+        async with served(node) as client, open_feed(client, "view=queues") as answer:
+            event = events(answer)
+            return [(await anext(event))[0] for _ in range(3)]
 
     assert asyncio.run(story()) == ["view", "", ""]
 
@@ -145,13 +145,13 @@ def test_stream_reports_a_deleted_and_recreated_queue(node: Node[MachineManageme
     declare(node, "a")
 
     async def story() -> list[str]:
-        async with served(node) as client, look(client, "view=queue&vhost=%2F&name=a") as answer:
-            told = events(answer)
-            seen = [(await anext(told))[0]]
+        async with served(node) as client, open_feed(client, "view=queue&vhost=%2F&name=a") as answer:
+            event = events(answer)
+            seen = [(await anext(event))[0]]
             node.management.make(DeleteQueue(0, 0, "a", False, False))
-            seen.append((await anext(told))[0])
+            seen.append((await anext(event))[0])
             declare(node, "a")
-            seen.append((await anext(told))[0])
+            seen.append((await anext(event))[0])
             return seen
 
     assert asyncio.run(story()) == ["view", "gone", "view"]
@@ -166,12 +166,12 @@ def test_unavailable_view_is_not_reported_as_missing(
         raise Unavailable("no majority")
 
     async def story() -> list[tuple[str, str]]:
-        async with served(node) as client, look(client, "view=queue&vhost=%2F&name=a") as answer:
-            told = events(answer)
-            await anext(told)
+        async with served(node) as client, open_feed(client, "view=queue&vhost=%2F&name=a") as answer:
+            event = events(answer)
+            await anext(event)
             monkeypatch.setattr(node.management.changes, "wait_applied", unavailable)
             node.management.make(DeleteQueue(0, 0, "a", False, False))
-            return [await anext(told)]
+            return [await anext(event)]
 
     assert asyncio.run(story()) == [("unavailable", "no majority")]
 
@@ -185,16 +185,16 @@ def test_failed_view_is_retried(
         raise ZeroDivisionError
 
     async def story() -> list[str]:
-        async with served(node) as client, look(client, "view=queue&vhost=%2F&name=a") as answer:
-            told = events(answer)
-            seen = [(await anext(told))[0]]
+        async with served(node) as client, open_feed(client, "view=queue&vhost=%2F&name=a") as answer:
+            event = events(answer)
+            seen = [(await anext(event))[0]]
             with monkeypatch.context() as failure:
                 failure.setattr(node.management.changes, "wait_applied", failing)
                 node.management.make(DeleteQueue(0, 0, "a", False, False))
-                seen.append((await anext(told))[1])
+                seen.append((await anext(event))[1])
                 await asyncio.sleep(5 * event_stream.INTERVAL_S)
             declare(node, "a")
-            return [*seen, (await anext(told))[0]]
+            return [*seen, (await anext(event))[0]]
 
     assert asyncio.run(story()) == ["view", event_stream.FAILED.decode(), "view"]
     assert [record.message for record in caplog.records] == ["a view of the page cannot be made"]
@@ -222,12 +222,12 @@ def test_each_view_is_bounded_json(node: Node[MachineManagement], view: str) -> 
     declare(node, *(f"q{number:03}" for number in range(300)))
 
     async def story() -> Any:
-        async with served(node) as client, look(client, f"view={view}") as answer:
+        async with served(node) as client, open_feed(client, f"view={view}") as answer:
             return (await anext(events(answer)))[1]
 
-    told = asyncio.run(story())
-    assert len(told.get("items", [])) <= 100
-    assert len(json.dumps(told)) < 300_000
+    event = asyncio.run(story())
+    assert len(event.get("items", [])) <= 100
+    assert len(json.dumps(event)) < 300_000
 
 
 def test_a_stream_shows_no_more_than_the_lists_do(node: Node[MachineManagement]) -> None:
@@ -236,7 +236,7 @@ def test_a_stream_shows_no_more_than_the_lists_do(node: Node[MachineManagement])
     node.add_user("mo", "monitoring")
 
     async def seen(user: str, query: str) -> Any:
-        async with served(node) as client, look(client, query, user) as answer:
+        async with served(node) as client, open_feed(client, query, user) as answer:
             return (await anext(events(answer)))[1] if answer.status == 200 else answer.status
 
     assert names(asyncio.run(seen("mia", "view=queues"))) == []
@@ -245,7 +245,7 @@ def test_a_stream_shows_no_more_than_the_lists_do(node: Node[MachineManagement])
     assert asyncio.run(seen("mia", "view=members")) == 401
     assert "alarms" not in asyncio.run(seen("mia", "view=overview"))
     assert asyncio.run(seen("mo", "view=overview"))["alarms"] == []
-    assert node.ask("/api/stream?view=queues").status == 401
+    assert node.request("/api/stream?view=queues").status == 401
 
 
 def test_streams_are_limited_and_take_no_request_slots(
@@ -256,14 +256,14 @@ def test_streams_are_limited_and_take_no_request_slots(
 
     async def story() -> tuple[list[int], list[int]]:
         async with served(node) as client:
-            streams = [await look(client, "view=queues", "eve") for _ in range(3)]
-            streams += [await look(client, "view=queues") for _ in range(2)]
-            others = [await client.get("/api/whoami", headers=GUEST) for _ in range(8)]
+            streams = [await open_feed(client, "view=queues", "eve") for _ in range(3)]
+            streams += [await open_feed(client, "view=queues") for _ in range(2)]
+            requests = [await client.get("/api/whoami", headers=GUEST) for _ in range(8)]
             for answer in streams:
                 answer.close()
             await asyncio.sleep(0.3)
-            streams.append(await look(client, "view=queues"))
-            return [each.status for each in streams], [each.status for each in others]
+            streams.append(await open_feed(client, "view=queues"))
+            return [each.status for each in streams], [each.status for each in requests]
 
     assert asyncio.run(story()) == ([200, 200, 503, 200, 503, 200], [200] * 8)
 
@@ -285,7 +285,7 @@ def test_view_of_several_streams_is_rendered_once(
     async def story() -> None:
         async with served(node) as client:
             for _ in range(2):
-                answer = await look(client, "view=queues")
+                answer = await open_feed(client, "view=queues")
                 await anext(events(answer))
 
     asyncio.run(story())
@@ -333,8 +333,8 @@ def test_stream_ends_so_that_permissions_are_checked_again(
     monkeypatch.setattr(event_stream, "STREAM_S", 0.2)
 
     async def story() -> int:
-        async with served(node) as client, look(client, "view=queues") as answer:
-            return len([told async for told in events(answer)])
+        async with served(node) as client, open_feed(client, "view=queues") as answer:
+            return len([event async for event in events(answer)])
 
     assert asyncio.run(story()) == 1
 
@@ -351,8 +351,8 @@ def test_stream_of_a_token_ends_when_the_token_expires(
     monkeypatch.setattr(node.view, "authenticate", authenticate)
 
     async def story() -> None:
-        async with served(node) as client, look(client, "view=queues") as answer:
-            assert [told async for told in events(answer)]
+        async with served(node) as client, open_feed(client, "view=queues") as answer:
+            assert [event async for event in events(answer)]
 
     asyncio.run(story())
     assert -0.5 < time() - expires_s < 1.0
@@ -364,13 +364,13 @@ def test_stream_ends_with_its_session(node: Node[MachineManagement]) -> None:
         async with served(node) as client, client.post("/api/login", data=form) as begun:
             csrf = {"X-CSRF-Token": (await begun.json())["csrf_token"]}
             [cookie] = [f"{each.key}={each.value}" for each in begun.cookies.values()]
-            asked = {"headers": {"Cookie": cookie}}
-            async with client.get("/api/stream?view=queues", **asked) as answer:
+            options = {"headers": {"Cookie": cookie}}
+            async with client.get("/api/stream?view=queues", **options) as answer:
                 await anext(events(answer))
                 left = asyncio.ensure_future(answer.content.read())
                 await asyncio.sleep(0.2)
                 ends = [left.done()]
-                async with client.delete("/api/session", headers=asked["headers"] | csrf):
+                async with client.delete("/api/session", headers=options["headers"] | csrf):
                     await left  # else it would take longer than a test may
                 return [*ends, left.done()]
 
@@ -379,9 +379,9 @@ def test_stream_ends_with_its_session(node: Node[MachineManagement]) -> None:
 
 async def changes_within(seconds: float, feed: Feed) -> int:
     """How many changes of a view are told in this time."""
-    told, seen, until_s = await feed.first(), 0, monotonic() + seconds
+    event, seen, until_s = await feed.first(), 0, monotonic() + seconds
     while monotonic() < until_s:
-        told, seen = await feed.newer_than(told), seen + 1
+        event, seen = await feed.newer_than(event), seen + 1
     return seen
 
 

@@ -51,7 +51,7 @@ def test_files_named_by_the_page_are_served_with_their_type() -> None:
     kinds = {".js": "javascript", ".mjs": "javascript", ".css": "text/css", ".svg": "image/svg+xml"}
     assert len(reached()) > 30
     for file in sorted(reached()):
-        answer = node.ask(f"/static/{file.relative_to(STATIC.resolve())}")
+        answer = node.request(f"/static/{file.relative_to(STATIC.resolve())}")
         assert answer.status == 200, file
         assert kinds[file.suffix] in answer.headers["Content-Type"]
         assert answer.headers["Cache-Control"] == "no-cache"
@@ -64,7 +64,7 @@ def test_page_has_no_unused_files() -> None:
 
 
 def test_page_is_served_without_a_login_and_without_inline_code() -> None:
-    answer = Node(FakeManagement()).ask("/")
+    answer = Node(FakeManagement()).request("/")
     assert answer.status == 200
     assert re.findall(r"<script(?![^>]*src=)", answer.text) == []
     assert re.findall(r"<style|\sstyle=|\son\w+=", answer.text) == []

@@ -106,10 +106,10 @@ def test_topic_permissions_are_cleared_for_an_exchange_or_all(exchange: str, lef
         assert access.topic_permissions("ann", "/", name) == TopicPermissions("ann", "/", name, "w", "r")
 
 
-@pytest.mark.parametrize("gone", [c.DeleteUser("ann"), c.DeleteVhost("/")])
-def test_permissions_are_deleted_with_their_user_or_vhost(gone: c.Command) -> None:
+@pytest.mark.parametrize("deletion", [c.DeleteUser("ann"), c.DeleteVhost("/")])
+def test_permissions_are_deleted_with_their_user_or_vhost(deletion: c.Command) -> None:
     driver = Driver()
-    driver.apply(USER, PERMIT, TOPIC, c.SetUserLimits("ann", {"max-channels": 1}), gone)
+    driver.apply(USER, PERMIT, TOPIC, c.SetUserLimits("ann", {"max-channels": 1}), deletion)
     driver.apply(USER, c.PutVhost("/", "", [], ""))
     access = driver.machine.catalog.access
     assert access.all_permissions == access.all_topic_permissions == {}
@@ -247,8 +247,8 @@ def test_dead_letter_without_content_waits_when_it_is_needed() -> None:
     driver.machine = QueueMachine(no_content)
     driver.apply(declare("q", x_message_ttl=0, x_dead_letter_exchange="x"), declare("dead"))
     driver.apply(c.DeclareExchange(1, "x", "fanout", False, True, False, False, {}), publish(1))
-    [dying] = driver.machine.pending_dead_letters(10)
-    assert not dying.needs_content
+    [dead] = driver.machine.pending_dead_letters(10)
+    assert not dead.needs_content
     [late] = driver.log.dead_letters(driver.machine)
     headers = {"x-match": "all", "a": 1}
     driver.apply(
@@ -257,8 +257,8 @@ def test_dead_letter_without_content_waits_when_it_is_needed() -> None:
         late,
     )
     assert driver.machine.vhosts["/"].queues["dead"].ready == 0
-    [dying] = driver.machine.pending_dead_letters(10)
-    assert dying.needs_content
+    [dead] = driver.machine.pending_dead_letters(10)
+    assert dead.needs_content
     driver.apply(late._replace(has_content=True, headers={"a": 1}))
     assert driver.machine.vhosts["/"].queues["dead"].ready == 1
     assert list(driver.machine.pending_dead_letters(10)) == []
@@ -273,19 +273,19 @@ def test_content_exchanges_are_found_behind_other_exchanges() -> None:
     )
     vhost = driver.machine.vhosts["/"]
 
-    def lookers() -> str:
+    def routed() -> str:
         return "".join(name for name in "abcd" if vhost.depends_on_content(name))
 
-    assert lookers() == ""
+    assert routed() == ""
     assert not vhost.depends_on_content("none")
     assert not vhost.depends_on_content("")
     assert vhost.depends_on_content("amq.match")
     driver.apply(c.BindExchange(1, "amq.headers", "b", "", {}))
-    assert lookers() == "ab"
+    assert routed() == "ab"
     driver.apply(c.BindExchange(1, "amq.headers", "c", "", {}))
-    assert lookers() == "abcd"
+    assert routed() == "abcd"
     driver.apply(c.UnbindExchange(1, "amq.headers", "c", "", {}), c.DeleteExchange(1, "b", False))
-    assert lookers() == ""
+    assert routed() == ""
 
 
 def test_repeated_policy_is_current_in_a_dump() -> None:

@@ -38,7 +38,7 @@ class Model:
         last = max(admitted, default=0)
         return [number for number in numbers if number > last or number in refused]
 
-    def note(self, publisher: str, accepted: list[int], refused: list[int], time_ms: int) -> None:
+    def record(self, publisher: str, accepted: list[int], refused: list[int], time_ms: int) -> None:
         known, before, _ = self.rows.pop(publisher, (set[int](), set[int](), 0))
         again = (before - set(accepted)) | set(refused)
         self.rows[publisher] = (known | set(accepted), again, time_ms)
@@ -73,7 +73,7 @@ def test_admitted_number_is_a_duplicate_and_a_refused_is_new(
                     if first + taken <= last:
                         some.refuse((publisher,), (first + taken, last), time_ms)
                 accepted = list(range(first, first + taken))
-                model.note(publisher, accepted, list(range(first + taken, last + 1)), time_ms)
+                model.record(publisher, accepted, list(range(first + taken, last + 1)), time_ms)
         model.rows = dict(list(model.rows.items())[-limit:]) if limit else {}
         remembered = [row for row in publishers.freeze()[2] if time_ms - row[2] < age_ms]
         current = {name: row for name, row in model.rows.items() if time_ms - row[2] < age_ms}
@@ -152,4 +152,4 @@ def test_message_is_never_new_twice_after_many_refusals(seed: int, monkeypatch: 
                 publishers.admit(("p",), (first, first + taken - 1), 0)
             if first + taken <= last:
                 publishers.refuse(("p",), (first + taken, last), 0)
-            model.note("p", list(range(first, first + taken)), list(range(first + taken, last + 1)), 0)
+            model.record("p", list(range(first, first + taken)), list(range(first + taken, last + 1)), 0)

@@ -218,10 +218,10 @@ def test_entry_moves_dead_letters_to_a_bounded_number_of_queues() -> None:
     machines = machine, reloaded(machine)
     index, steps = 3, list[int]()
     while queues := list(machine.pending_dead_letters(500)):
-        [dying] = queues
-        left = sum(part.count for part in dying.ranges)
+        [dead] = queues
+        left = sum(part.count for _, part in dead.parts)
         command = DeadLetter(
-            "/", "source", dying.number, dying.first, left, "", "source", [], [], "", 255, True, {}, {}
+            "/", "source", dead.number, dead.parts[0][0], left, "", "source", [], [], "", 255, True, {}, {}
         )
         index += 1
         for each in machines:
@@ -244,13 +244,13 @@ def test_route_cost_of_dead_letters_counts_in_leader_and_apply() -> None:
     driver.time_ms += 10
     driver.apply()
     machine = driver.machine
-    [dying] = machine.pending_dead_letters(500)
+    [dead] = machine.pending_dead_letters(500)
     commands = [
         DeadLetter(
             "/",
             "source",
-            dying.number,
-            dying.first + n,
+            dead.number,
+            dead.parts[0][0] + n,
             1,
             "",
             f"{n}" + ".a" * 118,
@@ -306,12 +306,12 @@ def test_death_history_of_a_dead_letter_counts_as_cost() -> None:
     for number in range(100):
         driver.time_ms += 1
         driver.apply()
-        [dying] = driver.machine.pending_dead_letters(500)
+        [dead] = driver.machine.pending_dead_letters(500)
         command = DeadLetter(
-            "/", names[number], dying.number, dying.first, 1, "", "", [], [], "", 255, False, {}, {}
+            "/", names[number], dead.number, dead.parts[0][0], 1, "", "", [], [], "", 255, False, {}, {}
         )
         prices.append(driver.machine.costs.steps("n1", command))
-        assert driver.machine.costs.steps("n1", command._replace(first=dying.first + 1)) == prices[0]
+        assert driver.machine.costs.steps("n1", command._replace(first=dead.parts[0][0] + 1)) == prices[0]
         driver.apply(command)
     assert prices == sorted(prices)
     assert prices[99] > prices[0] + 50

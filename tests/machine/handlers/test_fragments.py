@@ -131,22 +131,22 @@ def test_fragments_are_not_searched_in_every_queue(
     for _ in range(50):
         driver.store(FIRST)
         driver.join()
-    looks: list[int] = []
+    lookups: list[int] = []
     ranges, add_counts = FrozenBacklog.ranges, FrozenBacklog.add_counts
 
-    def note_ranges(backlog: FrozenBacklog, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        looks.append(1)
+    def record_ranges(backlog: FrozenBacklog, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        lookups.append(1)
         return ranges(backlog, first, end)
 
-    def note_counts(backlog: FrozenBacklog, bounds: Sequence[int], counts: list[int]) -> None:
-        looks.append(len(counts))
+    def record_counts(backlog: FrozenBacklog, bounds: Sequence[int], counts: list[int]) -> None:
+        lookups.append(len(counts))
         add_counts(backlog, bounds, counts)
 
     frozen = driver.machine.freeze()
-    monkeypatch.setattr(FrozenBacklog, "ranges", note_ranges)
-    monkeypatch.setattr(FrozenBacklog, "add_counts", note_counts)
+    monkeypatch.setattr(FrozenBacklog, "ranges", record_ranges)
+    monkeypatch.setattr(FrozenBacklog, "add_counts", record_counts)
     assert len(frozen._fragments_in_use()) == 50
-    assert sum(looks) < 300
+    assert sum(lookups) < 300
 
 
 def test_fragments_are_freed_with_their_session_and_queue() -> None:

@@ -15,13 +15,13 @@ SESSIONS = 5
 CONSUMERS = 5 * LOST_MAX
 
 
-def a_life(driver: Driver, *, no_ack: bool = False) -> None:
+def run_session(driver: Driver, *, no_ack: bool = False) -> None:
     """Consumers of n1 at "q", and one of n2."""
     driver.apply(declare("q"), *(Limit(session, 10) for session in range(1, SESSIONS + 1)))
-    asked = [
+    requests = [
         consume(number, "q", 1, session=1 + number % SESSIONS, no_ack=no_ack) for number in range(CONSUMERS)
     ]
-    driver.apply(*asked)
+    driver.apply(*requests)
     driver.apply(consume(1, "q", 20), node="n2")
     driver.apply(publish(30))
 
@@ -30,7 +30,7 @@ def a_life(driver: Driver, *, no_ack: bool = False) -> None:
 @pytest.mark.parametrize("no_ack", [False, True])
 def test_consumers_of_a_lost_node_end_in_portions(*, no_ack: bool) -> None:
     driver = Driver()
-    a_life(driver, no_ack=no_ack)
+    run_session(driver, no_ack=no_ack)
     machine, queue = driver.machine, driver.machine.vhosts["/"].queues["q"]
     messages = queue.ready + queue.unacked
     effects = list(machine.origin_down("n1", driver.time_ms, evicted=False))
@@ -51,7 +51,7 @@ def test_consumers_of_a_lost_node_end_in_portions(*, no_ack: bool) -> None:
 def test_new_command_of_a_node_follows_the_end_of_its_sessions() -> None:
     """Its sessions and consumers have the same numbers."""
     driver = Driver()
-    a_life(driver)
+    run_session(driver)
     machine = driver.machine
     machine.origin_down("n1", driver.time_ms, evicted=True)
     assert machine.has_lost_sessions("n1")
@@ -63,7 +63,7 @@ def test_new_command_of_a_node_follows_the_end_of_its_sessions() -> None:
 
 def test_deleted_queue_notifies_only_live_nodes() -> None:
     driver = Driver()
-    a_life(driver)
+    run_session(driver)
     driver.machine.origin_down("n1", driver.time_ms, evicted=True)
     effects = driver.apply(DeleteQueue(1, 1, "q", False, False), node="n2")
     assert [effect.node for effect in effects if isinstance(effect, ConsumerGone)] == ["n2"]

@@ -30,7 +30,7 @@ CHECKED = 10
 HERE = "for queue 'q' in vhost '/'"
 
 
-def complaint(check: Any, *arguments: Any) -> str | None:
+def error(check: Any, *arguments: Any) -> str | None:
     """What is wrong, without what all complaints begin with."""
     try:
         check("queue 'q' in vhost '/'", *arguments)
@@ -69,18 +69,15 @@ def complaint(check: Any, *arguments: Any) -> str | None:
 )
 @pytest.mark.parametrize("kind", [CLASSIC, QUORUM])
 def test_a_wrong_value_is_refused_for_every_kind(kind: str, key: str, value: Any, wrong: str) -> None:
-    assert (
-        complaint(check_queue_arguments, kind, {key: value}, CHECKED)
-        == f"invalid arg '{key}' {HERE}: {wrong}"
-    )
+    assert error(check_queue_arguments, kind, {key: value}, CHECKED) == f"invalid arg '{key}' {HERE}: {wrong}"
 
 
 def test_wrong_exchange_argument_has_its_own_text() -> None:
     key = "x-dead-letter-exchange"
     wrong = f"invalid type 'long' for arg '{key}' in queue 'q' in vhost '/'"
-    assert complaint(check_exchange_argument, key, {key: 2**40}) == wrong
-    assert complaint(check_exchange_argument, key, {key: ""}) is None
-    assert complaint(check_exchange_argument, key, {}) is None
+    assert error(check_exchange_argument, key, {key: 2**40}) == wrong
+    assert error(check_exchange_argument, key, {key: ""}) is None
+    assert error(check_exchange_argument, key, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -101,8 +98,7 @@ def test_wrong_exchange_argument_has_its_own_text() -> None:
 )
 def test_a_wrong_value_is_refused_for_quorum_queues(key: str, value: Any, wrong: str) -> None:
     assert (
-        complaint(check_queue_arguments, QUORUM, {key: value}, CHECKED)
-        == f"invalid arg '{key}' {HERE}: {wrong}"
+        error(check_queue_arguments, QUORUM, {key: value}, CHECKED) == f"invalid arg '{key}' {HERE}: {wrong}"
     )
 
 
@@ -117,8 +113,7 @@ def test_a_wrong_value_is_refused_for_quorum_queues(key: str, value: Any, wrong:
 )
 def test_a_wrong_value_is_refused_for_classic_queues(key: str, value: Any, wrong: str) -> None:
     assert (
-        complaint(check_queue_arguments, CLASSIC, {key: value}, VERSION)
-        == f"invalid arg '{key}' {HERE}: {wrong}"
+        error(check_queue_arguments, CLASSIC, {key: value}, VERSION) == f"invalid arg '{key}' {HERE}: {wrong}"
     )
 
 
@@ -146,7 +141,7 @@ def test_a_wrong_value_is_refused_for_classic_queues(key: str, value: Any, wrong
 def test_argument_of_an_unrelated_queue_type_is_refused(kind: str, module: str, keys: list[str]) -> None:
     for key in keys:
         text = f"invalid arg '{key}' {HERE} of queue type {module}"
-        assert complaint(check_queue_arguments, kind, {key: 1}, CHECKED) == text
+        assert error(check_queue_arguments, kind, {key: 1}, CHECKED) == text
 
 
 @pytest.mark.parametrize("kind", [CLASSIC, QUORUM])
@@ -154,15 +149,15 @@ def test_argument_of_an_unrelated_queue_type_is_refused(kind: str, module: str, 
 def test_unknown_argument_of_rabbitmq_may_have_any_value(kind: str, key: str) -> None:
     for value in (None, True, -1, 0, "a", b"\xff", [], {}):
         table = {key: value}
-        assert complaint(check_queue_arguments, kind, table, VERSION) is None
-        assert complaint(check_equivalent_queue_arguments, kind, table, {}, VERSION) is None
+        assert error(check_queue_arguments, kind, table, VERSION) is None
+        assert error(check_equivalent_queue_arguments, kind, table, {}, VERSION) is None
         if value not in (0, -1):
             assert settings_of(kind, table, None, None) == settings_of(kind, {}, None, None)
 
 
 def test_dead_letter_routing_key_may_have_any_octets() -> None:
     arguments = {"x-dead-letter-exchange": "x", "x-dead-letter-routing-key": b"caf\xe9"}
-    assert complaint(check_queue_arguments, QUORUM, arguments, VERSION) is None
+    assert error(check_queue_arguments, QUORUM, arguments, VERSION) is None
     key = settings_of(QUORUM, arguments, None, None).dead_letter_routing_key
     assert key is not None
     assert octets_of(key) == b"caf\xe9"
@@ -186,16 +181,16 @@ def test_dead_letter_routing_key_may_have_any_octets() -> None:
     ],
 )
 def test_valid_argument_is_accepted(kind: str, arguments: dict[str, Any]) -> None:
-    assert complaint(check_queue_arguments, kind, arguments, VERSION) is None
+    assert error(check_queue_arguments, kind, arguments, VERSION) is None
 
 
 def test_the_type_of_a_queue_is_classic_or_quorum() -> None:
     assert queue_kind("q", {}) == CLASSIC
     assert queue_kind("q", {"x-queue-type": "quorum"}) == QUORUM
     text = f"invalid arg 'x-queue-type' {HERE}: \"unsupported queue type 'stream'\""
-    assert complaint(queue_kind, {"x-queue-type": "stream"}) == text
+    assert error(queue_kind, {"x-queue-type": "stream"}) == text
     text = f"invalid arg 'x-queue-type' {HERE}: {{unacceptable_type,signedint}}"
-    assert complaint(queue_kind, {"x-queue-type": 1}) == text
+    assert error(queue_kind, {"x-queue-type": 1}) == text
 
 
 @pytest.mark.parametrize(
@@ -209,24 +204,22 @@ def test_the_type_of_a_queue_is_classic_or_quorum() -> None:
 )
 @pytest.mark.parametrize("kind", [CLASSIC, QUORUM])
 def test_a_wrong_argument_of_a_consumer_is_refused(kind: str, key: str, value: Any, wrong: str) -> None:
-    assert (
-        complaint(check_consumer_arguments, kind, {key: value}, 9) == f"invalid arg '{key}' {HERE}: {wrong}"
-    )
+    assert error(check_consumer_arguments, kind, {key: value}, 9) == f"invalid arg '{key}' {HERE}: {wrong}"
 
 
 @pytest.mark.parametrize("key", ["x-stream-offset", "x-stream-filter", "x-stream-match-unfiltered"])
 def test_an_argument_of_stream_consumers_is_refused(key: str) -> None:
     text = f"invalid arg '{key}' {HERE} of queue type rabbit_quorum_queue"
-    assert complaint(check_consumer_arguments, QUORUM, {key: "first"}, 9) == text
-    before = complaint(check_consumer_arguments, QUORUM, {key: "first"}, 8)
+    assert error(check_consumer_arguments, QUORUM, {key: "first"}, 9) == text
+    before = error(check_consumer_arguments, QUORUM, {key: "first"}, 8)
     assert before == (text if key == "x-stream-offset" else None)
 
 
 def test_a_failover_argument_may_be_anything_since_version_9() -> None:
     arguments = {"x-cancel-on-ha-failover": "yes"}
     wrong = f"invalid arg 'x-cancel-on-ha-failover' {HERE}: {{unacceptable_type,longstr}}"
-    assert complaint(check_consumer_arguments, CLASSIC, arguments, 8) == wrong
-    assert complaint(check_consumer_arguments, CLASSIC, arguments, 9) is None
+    assert error(check_consumer_arguments, CLASSIC, arguments, 8) == wrong
+    assert error(check_consumer_arguments, CLASSIC, arguments, 9) is None
 
 
 def test_valid_argument_of_a_consumer_is_accepted() -> None:
@@ -238,7 +231,7 @@ def test_valid_argument_of_a_consumer_is_accepted() -> None:
         "other": [],
     }
     for kind in (CLASSIC, QUORUM):
-        assert complaint(check_consumer_arguments, kind, arguments, 9) is None
+        assert error(check_consumer_arguments, kind, arguments, 9) is None
 
 
 @pytest.mark.parametrize(
@@ -280,7 +273,7 @@ def test_a_declaration_must_repeat_the_arguments_that_matter(
     current: dict[str, Any], received: dict[str, Any], difference: str | None
 ) -> None:
     text = None if difference is None else f"inequivalent arg {difference.format(HERE)}"
-    assert complaint(check_equivalent_queue_arguments, QUORUM, current, received, VERSION) == text
+    assert error(check_equivalent_queue_arguments, QUORUM, current, received, VERSION) == text
 
 
 values = st.one_of(
@@ -331,7 +324,7 @@ tables = st.dictionaries(keys, values, max_size=6)
 def test_any_argument_table_is_accepted_or_refused(
     kind: str, table: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    complaint(queue_kind, table)
-    complaint(check_queue_arguments, kind, table, VERSION)
-    complaint(check_consumer_arguments, kind, table, 9)
-    complaint(check_equivalent_queue_arguments, kind, table, other, VERSION)
+    error(queue_kind, table)
+    error(check_queue_arguments, kind, table, VERSION)
+    error(check_consumer_arguments, kind, table, 9)
+    error(check_equivalent_queue_arguments, kind, table, other, VERSION)

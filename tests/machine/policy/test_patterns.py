@@ -96,7 +96,7 @@ def test_pattern_matches_as_in_pcre(pattern: str, found: list[str], not_found: l
 
 
 @pytest.mark.parametrize(
-    ("pattern", "complaint"),
+    ("pattern", "error"),
     [
         ("(a", '{"missing )",2}'),
         ("a)", '{"unmatched parentheses",1}'),
@@ -123,10 +123,10 @@ def test_pattern_matches_as_in_pcre(pattern: str, found: list[str], not_found: l
         ("é" * (PATTERN_BYTES_MAX // 2 + 1), f"longer than {PATTERN_BYTES_MAX} bytes"),
     ],
 )
-def test_a_text_that_is_no_pattern_is_refused(pattern: str, complaint: str) -> None:
+def test_a_text_that_is_no_pattern_is_refused(pattern: str, error: str) -> None:
     with pytest.raises(InvalidPattern) as refusal:
         Pattern(pattern)
-    assert str(refusal.value) == complaint
+    assert str(refusal.value) == error
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_effective_definition_is_empty_without_policies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("definition", "complaint"),
+    ("definition", "error"),
     [
         ({}, "no policy provided"),
         ({"foo": 1}, '[{<<"foo">>,1}] are not recognised policy settings'),
@@ -255,12 +255,10 @@ def test_effective_definition_is_empty_without_policies() -> None:
         ({"queue-master-locator": 1}, "1 is not a valid master locator"),
     ],
 )
-def test_a_wrong_definition_is_refused_with_rabbitmqs_text(
-    definition: dict[str, object], complaint: str
-) -> None:
+def test_a_wrong_definition_is_refused_with_rabbitmqs_text(definition: dict[str, object], error: str) -> None:
     with pytest.raises(InvalidPolicy) as refusal:
         check_policy(policy(definition))
-    assert str(refusal.value) == complaint
+    assert str(refusal.value) == error
 
 
 @pytest.mark.parametrize(
@@ -337,16 +335,16 @@ def test_an_operator_may_only_set_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "complaint"),
+    ("pattern", "error"),
     [
         ("(", 'pattern should be regular expression but is invalid: {"missing )",1}'),
         ("a" * 1025, "pattern must not exceed 1024 bytes"),
     ],
 )
-def test_a_wrong_pattern_is_refused(pattern: str, complaint: str) -> None:
+def test_a_wrong_pattern_is_refused(pattern: str, error: str) -> None:
     with pytest.raises(InvalidPolicy) as refusal:
         check_policy(policy({"expires": 1}, pattern=pattern))
-    assert str(refusal.value) == complaint
+    assert str(refusal.value) == error
 
 
 def test_an_unknown_apply_to_is_refused() -> None:

@@ -137,10 +137,10 @@ class Name(str):
     """A name that counts how often anybody looks for it."""
 
     __slots__ = ()
-    looks = 0
+    lookups = 0
 
     def __hash__(self) -> int:
-        Name.looks += 1
+        Name.lookups += 1
         return super().__hash__()
 
 
@@ -151,11 +151,11 @@ def test_second_policy_review_waits_for_its_turn() -> None:
     vhost = machine.vhosts["/"]
     vhost.queues = {Name(name): queue for name, queue in vhost.queues.items()}
     assert vhost.put_policy(policy_of(put(1, "no.*such.*queue")), 7)
-    Name.looks = 0
+    Name.lookups = 0
     assert vhost.put_policy(policy_of(put(2, "no.*such.*queue")), 7)
-    assert Name.looks == 0
+    assert Name.lookups == 0
     vhost.review(0)
-    assert Name.looks == 1
+    assert Name.lookups == 1
 
 
 def test_policies_that_cost_too_much_for_a_name_do_not_match(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_batch_is_decoded_as_it_was_encoded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "complaint"),
+    ("payload", "error"),
     [
         (b"", "head is cut short"),
         (b"\0" * 7, "head is cut short"),
@@ -130,12 +130,12 @@ def test_batch_is_decoded_as_it_was_encoded() -> None:
         (raw([], count=1, sizes=b"\0" * 4), "0 messages are published and 1"),
     ],
 )
-def test_a_malformed_batch_is_named_as_such(payload: bytes, complaint: str) -> None:
-    with pytest.raises(MalformedBatch, match=complaint):
+def test_a_malformed_batch_is_named_as_such(payload: bytes, error: str) -> None:
+    with pytest.raises(MalformedBatch, match=error):
         decode_commands(payload)
     machine = QueueMachine()
     before = machine.digest()
-    with pytest.raises(MalformedBatch, match=complaint):
+    with pytest.raises(MalformedBatch, match=error):
         machine.apply_batch("n1", 1, 0, 0, payload)
     assert machine.digest() == before
 
@@ -158,7 +158,7 @@ def test_check_command_returns_the_encoded_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "complaint"),
+    ("command", "error"),
     [
         (declaring({"a": set()}), "DeclareQueue: a field table holds a set"),
         (declaring({"x": "y" * TABLE_BYTES_MAX}), f"larger than {TABLE_BYTES_MAX} bytes"),
@@ -170,8 +170,8 @@ def test_check_command_returns_the_encoded_size() -> None:
         (PutUser("u", "", b"", []), "fields of PutUser"),  # pyright: ignore[reportArgumentType]
     ],
 )
-def test_command_that_the_log_cannot_hold_is_refused(command: Command, complaint: str) -> None:
-    with pytest.raises(InvalidCommand, match=complaint):
+def test_command_that_the_log_cannot_hold_is_refused(command: Command, error: str) -> None:
+    with pytest.raises(InvalidCommand, match=error):
         check_command(command, VERSIONS[0])
 
 
@@ -200,23 +200,23 @@ def ranges_of(messages: set[int]) -> list[tuple[int, int]]:
 def test_compacted_batch_keeps_exactly_the_live_messages(
     data: st.DataObject, counts: list[int], wanted: set[int], then_wanted: set[int]
 ) -> None:
-    asked: list[Command] = []
+    requested: list[Command] = []
     publish_of: list[Publication] = []
     for count in counts:
         exchange, key, channel, more_keys, _ = data.draw(publications)
         fragments, goes_on = data.draw(st.tuples(st.integers(0, 2), st.booleans()))
-        asked += [StoreFragment(1)] * fragments + [JoinFragments(1)] * goes_on
+        requested += [StoreFragment(1)] * fragments + [JoinFragments(1)] * goes_on
         publication = Publication(exchange, key, channel, tuple(more_keys))
         publish_of += [Publication("", "", 0)] * fragments
         publish_of += [publication._replace(goes_on=goes_on)] + [publication] * (count - 1)
         enqueue = Enqueue(1, 1, count, exchange, key, False, channel)
         if more_keys or data.draw(st.booleans()):
-            asked.append(Publish(*enqueue, list(more_keys), NO_PRIORITY, NO_TTL, 0, "", 0))
+            requested.append(Publish(*enqueue, list(more_keys), NO_PRIORITY, NO_TTL, 0, "", 0))
         else:
-            asked.append(enqueue)
-        asked.append(Settle(1, 0, 0))
+            requested.append(enqueue)
+        requested.append(Settle(1, 0, 0))
     bodies = [bytes([number]) * (number % 3) for number in range(len(publish_of))]
-    payload = batch(asked, bodies)
+    payload = batch(requested, bodies)
 
     kept = keep(memoryview(payload), ranges_of(wanted))
 
@@ -236,7 +236,7 @@ def test_compacted_batch_keeps_exactly_the_live_messages(
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         [Commit(1, 1)],
         [Commit(1, 2), Settle(1, 0, 0)],
@@ -247,15 +247,15 @@ def test_compacted_batch_keeps_exactly_the_live_messages(
         [Commit(1, 2), JoinFragments(1), Enqueue(1, 0, 1, "", "q", False, 1)],
     ],
 )
-def test_transaction_must_contain_only_publishes_and_settlements(asked: list[Command]) -> None:
+def test_transaction_must_contain_only_publishes_and_settlements(requested: list[Command]) -> None:
     assert len(decode_commands(batch([Commit(1, 1), Settle(1, 0, 0), Commit(1, 0)]))) == 3
     with pytest.raises(MalformedBatch):
-        decode_commands(batch(asked))
+        decode_commands(batch(requested))
 
 
 def test_compacted_batch_is_small() -> None:
-    asked = [Enqueue(1, 1, 1, "a long exchange name", "a long routing key", False, 1) for _ in range(100)]
-    payload = batch(asked, [b"message"] * 100)
+    requested = [Enqueue(1, 1, 1, "a long exchange name", "a long routing key", False, 1) for _ in range(100)]
+    payload = batch(requested, [b"message"] * 100)
     assert len(keep(payload, [(0, 100)])) < 100 * (len(b"message") + 8) + 100
     assert len(keep(payload, [(7, 1)])) < 80
 
@@ -272,8 +272,8 @@ def test_a_batch_that_cannot_be_read_is_not_compacted_in_silence(payload: bytes)
 
 @given(st.integers(0, 200), st.integers(0, 255), st.integers(0, 100))
 def test_damaged_kept_messages_are_read_or_named_as_such(place: int, value: int, cut: int) -> None:
-    asked = [Enqueue(1, 1, 2, "x", "q", False, 1), Enqueue(1, 1, 2, "y", "q", False, 1)]
-    kept = bytearray(keep(batch(asked, [b"1", b"22", b"", b"4444"]), [(1, 1), (3, 1)]))
+    requested = [Enqueue(1, 1, 2, "x", "q", False, 1), Enqueue(1, 1, 2, "y", "q", False, 1)]
+    kept = bytearray(keep(batch(requested, [b"1", b"22", b"", b"4444"]), [(1, 1), (3, 1)]))
     kept[place % len(kept)] = value
     damaged = bytes(kept[: len(kept) - cut])
     try:
@@ -340,8 +340,11 @@ def test_command_has_a_single_handler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_policies_have_negative_priorities_since_version_8() -> None:
     policy = PutPolicy("/", "p", False, "", "all", -20, {"expires": 1})
-    said = "PutPolicy: priority may be negative from version 8 of the state on, and the cluster has agreed on version 7"
-    with pytest.raises(InvalidCommand, match=said):
+    expected = (
+        "PutPolicy: priority may be negative from version 8 of the state on, "
+        "and the cluster has agreed on version 7"
+    )
+    with pytest.raises(InvalidCommand, match=expected):
         check_command(policy, 7)
     check_command(policy, 8)
     payload = b"".join(bytes(part) for part in encode_batch([policy], []))

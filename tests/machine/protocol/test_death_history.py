@@ -56,7 +56,7 @@ def history_of(events: list[Event], expiration: str | None = "500") -> History:
     return history
 
 
-def told(events: list[Event]) -> History:
+def expected_history(events: list[Event]) -> History:
     """What the history of a message is that was published to "x" and expires after 500 ms."""
     exchanges = ["x", *(event.new_exchange for event in events)]
     keys = [PUBLISHED]
@@ -83,7 +83,7 @@ def told(events: list[Event]) -> History:
 
 @given(events)
 def test_history_lists_each_queue_and_reason_once_newest_first(events: list[Event]) -> None:
-    assert history_of(events) == told(events)
+    assert history_of(events) == expected_history(events)
 
 
 @given(events, st.sampled_from([*QUEUES, "q4"]))

@@ -219,12 +219,12 @@ def test_a_field_that_is_new_has_its_default_before_its_version(monkeypatch: pyt
 def test_several_row_changes_apply_in_order_and_undo_in_reverse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def adds(what: str) -> Change:
+    def adds(field_name: str) -> Change:
         def undo(row: tuple[str, ...]) -> tuple[str, ...]:
-            assert row[-1] == what
+            assert row[-1] == field_name
             return row[:-1]
 
-        return Change(lambda row: (*row, what), undo)
+        return Change(lambda row: (*row, field_name), undo)
 
     monkeypatch.setitem(CHANGES, tuple, {9: adds("nine"), 10: adds("ten")})
     written = {8: (), 9: ("nine",), 10: ("nine", "ten")}

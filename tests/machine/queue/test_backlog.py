@@ -207,7 +207,7 @@ class Tried:
     def browse(self, first: int, count: int) -> None:
         assert messages_of(self.backlog.browse(first, count)) == self.oracle.browse()[first : first + count]
 
-    def cut(self, level: int, skip: int, kept: int, gone: int, most: int) -> None:
+    def cut(self, level: int, skip: int, kept: int, taken: int, most: int) -> None:
         """Of the messages of a place, from one on, remove some out of each few, as a move does."""
         place = RETURNED if level < 0 else place_of(level)
         mine = self.oracle.returns if level < 0 else [m for m in self.oracle.levels if m.level == level]
@@ -227,7 +227,7 @@ class Tried:
             )
             part = self.backlog.peek(place, low, high, most)
             assert messages_of([messages for _, messages in part]) == mine[first:until][:most]
-        chosen = [single for at, single in enumerate(singles[skip:]) if at % (kept + gone) >= kept][:most]
+        chosen = [single for at, single in enumerate(singles[skip:]) if at % (kept + taken) >= kept][:most]
         if not chosen:
             return
         for backlog in (self.backlog, self.twin):
@@ -240,10 +240,10 @@ class Tried:
         self.backlog.strict = self.twin.strict = self.oracle.strict = strict
 
     def clear(self) -> None:
-        gone = self.backlog.size + self.backlog.delayed_size
+        taken = self.backlog.size + self.backlog.delayed_size
         count = len(self.oracle.returns + self.oracle.levels) + len(self.oracle.delayed)
         assert self.backlog.clear() == self.twin.clear() == count
-        self.octets -= gone
+        self.octets -= taken
         self.oracle.clear()
 
     def check(self) -> tuple[FrozenBacklog, list[tuple[int, int]]]:

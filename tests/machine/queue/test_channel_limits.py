@@ -180,11 +180,11 @@ def test_consumer_blocked_for_a_second_reason_does_not_wait() -> None:
 def test_settling_does_not_visit_thousands_of_waiting_consumers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
     give_credit = Queue.give_credit
 
     def counting(queue: Queue, consumer: Consumer, count: int) -> None:
-        asked.append(consumer.id)
+        requested.append(consumer.id)
         give_credit(queue, consumer, count)
 
     driver = Driver()
@@ -194,10 +194,10 @@ def test_settling_does_not_visit_thousands_of_waiting_consumers(
     monkeypatch.setattr(Queue, "give_credit", counting)
     for consumer in range(1, 100):
         driver.apply(Settle(consumer, 0, 0))
-    assert len(asked) == 2 * 99  # who settled, and whose turn it is
-    asked.clear()
+    assert len(requested) == 2 * 99  # who settled, and whose turn it is
+    requested.clear()
     driver.apply(Limit(1, 0))
-    assert len(asked) <= 3000
+    assert len(requested) <= 3000
 
 
 def test_ack_does_not_visit_all_single_active_candidates() -> None:

@@ -9,13 +9,13 @@ from qq.machine.queue.live_messages import CELL_BITS, LiveMessages
 from qq.ranges import MESSAGE_BITS
 
 FAR = 3 << CELL_BITS
-Noted = list[tuple[int, int, int, int]]
+Recorded = list[tuple[int, int, int, int]]
 
 
-def ordinals(noted: Noted) -> dict[int, dict[int, set[int]]]:
+def ordinals(recorded: Recorded) -> dict[int, dict[int, set[int]]]:
     """The ordinals of all messages, one by one, by the index of their entry and the ordinal of their batch."""
     found: dict[int, dict[int, set[int]]] = {}
-    for index, batch, first, count in noted:
+    for index, batch, first, count in recorded:
         found.setdefault(index, {}).setdefault(batch, set()).update(range(first, first + count))
     return found
 
@@ -24,14 +24,14 @@ def ordinals(noted: Noted) -> dict[int, dict[int, set[int]]]:
     st.lists(st.tuples(st.integers(0, FAR), st.integers(0, 3), st.integers(0, 9), st.integers(1, 5))),
     st.lists(st.integers(0, FAR)),
 )
-def test_messages_are_found_in_order_and_each_once(noted: Noted, asked: list[int]) -> None:
+def test_messages_are_found_in_order_and_each_once(recorded: Recorded, indexes: list[int]) -> None:
     live = LiveMessages()
-    for index, batch, first, count in noted:
+    for index, batch, first, count in recorded:
         live.add(index, batch << MESSAGE_BITS | first, count)
-    expected = ordinals(noted)
+    expected = ordinals(recorded)
     assert list(live) == sorted(expected)
     assert len(live) == len(expected)
-    for index in [*asked, *expected]:
+    for index in [*indexes, *expected]:
         batches = live.get(index, {})
         for ranges in batches.values():
             ends = [first + count for first, count in ranges]

@@ -108,15 +108,15 @@ def test_a_backlog_behaves_like_a_list_of_messages(
             for gap, number in step:
                 pieces.append((at + gap, number))
                 at += gap + number
-            gone = [message for message in model if any(0 <= message[2] - f < n for f, n in pieces)]
+            removed = [message for message in model if any(0 <= message[2] - f < n for f, n in pieces)]
             found = [messages for f, n in pieces for messages in runs.peek(f, f + n, 1000)]
-            assert messages_of(found) == gone
+            assert messages_of(found) == removed
             assert (
                 messages_of(runs.peek(pieces[0][0], 2**62, 5))
                 == [message for message in model if message[2] >= pieces[0][0]][:5]
             )
             held += sum(messages.size for messages in found)
-            model = [message for message in model if message not in gone]
+            model = [message for message in model if message not in removed]
             for one in (runs, twin):
                 one.cut(pieces)
         else:

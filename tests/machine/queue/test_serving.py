@@ -100,8 +100,8 @@ def test_get_sees_messages_that_were_not_served_yet() -> None:
     driver = Driver()
     driver.apply(declare("q"))
     fill(driver, "q", 20)
-    asked = [consume(1, "q", 18, session=2), Get(3, 1, 1, 9, "q", True, 0), PurgeQueue(4, 1, "q")]
-    effects = driver.machine.apply_batch("n1", driver.index, 0, driver.time_ms, batch(asked))
+    requests = [consume(1, "q", 18, session=2), Get(3, 1, 1, 9, "q", True, 0), PurgeQueue(4, 1, "q")]
+    effects = driver.machine.apply_batch("n1", driver.index, 0, driver.time_ms, batch(requests))
     assert served(effects) == [(1, 6)]
     assert [effect.result for effect in effects if isinstance(effect, Reply)][2:] == [QueuePurged(13)]
 

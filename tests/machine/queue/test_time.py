@@ -38,10 +38,10 @@ def driver() -> Driver:
     return driver
 
 
-def go_out(driver: Driver, length_ms: int = OUTAGE_MS, *, is_told: bool = True) -> list[Effect]:
+def go_out(driver: Driver, length_ms: int = OUTAGE_MS, *, is_reported: bool = True) -> list[Effect]:
     """Let time pass in which clients cannot act; then comes the first entry, which declares it."""
     driver.time_ms += length_ms
-    if is_told:
+    if is_reported:
         driver.machine.outage(length_ms)
     return driver.apply()
 
@@ -69,15 +69,17 @@ def put_policy(
 
 
 @pytest.mark.parametrize("is_reloaded", [False, True])
-@pytest.mark.parametrize("is_told", [False, True])
-def test_an_outage_does_not_count_as_idle_time(driver: Driver, *, is_told: bool, is_reloaded: bool) -> None:
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_an_outage_does_not_count_as_idle_time(
+    driver: Driver, *, is_reported: bool, is_reloaded: bool
+) -> None:
     driver.apply(declare("q", x_expires=IDLE_MS), publish(1))
     pass_ms(driver, 1_000)
-    go_out(driver, is_told=is_told)
+    go_out(driver, is_reported=is_reported)
     if is_reloaded:
         driver.machine = reloaded(driver.machine)
-    assert names(driver) == (["q"] if is_told else [])
-    if is_told:
+    assert names(driver) == (["q"] if is_reported else [])
+    if is_reported:
         assert driver.machine.due_ms() == driver.time_ms + IDLE_MS - 1_000
         pass_ms(driver, IDLE_MS - 1_001)
         assert names(driver) == ["q"]
@@ -203,7 +205,7 @@ def test_an_expiring_queue_dead_letters_expired_messages_first(
     driver.apply(declare("work"), declare("delay", **DELAYS, **kept))
     for _ in range(count):
         driver.apply(publish(1, "delay"))
-    go_out(driver, IDLE_MS, is_told=False)
+    go_out(driver, IDLE_MS, is_reported=False)
     if is_reloaded:
         driver.machine = reloaded(driver.machine)
     driver.lead()
@@ -221,14 +223,14 @@ def test_an_expiring_queue_drops_messages_that_still_live(driver: Driver) -> Non
 
 def test_an_expiring_queue_drops_all_without_dead_lettering(driver: Driver) -> None:
     driver.apply(declare("q", x_message_ttl=TTL_MS, x_expires=IDLE_MS), publish(3))
-    go_out(driver, IDLE_MS, is_told=False)
+    go_out(driver, IDLE_MS, is_reported=False)
     assert names(driver) == []
 
 
 def test_an_expiring_queue_stays_until_dead_letters_are_moved(driver: Driver) -> None:
     """A slow leader must not be asked for one entry after the other until it has moved them."""
     driver.apply(declare("work"), declare("delay", **DELAYS), publish(3, "delay"))
-    go_out(driver, 2 * IDLE_MS, is_told=False)
+    go_out(driver, 2 * IDLE_MS, is_reported=False)
     assert names(driver) == ["work", "delay"]
     assert driver.machine.due_ms() is None
     driver.machine = reloaded(driver.machine)
@@ -342,9 +344,9 @@ def test_an_outage_counts_for_the_retry_of_dead_letters(driver: Driver) -> None:
 # Publishers
 
 
-@pytest.mark.parametrize("is_told", [False, True])
-def test_an_outage_does_not_make_a_publisher_forgotten(driver: Driver, *, is_told: bool) -> None:
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_an_outage_does_not_make_a_publisher_forgotten(driver: Driver, *, is_reported: bool) -> None:
     driver.apply(declare("q"), publish(1, publisher="p", publish_seq=7))
-    go_out(driver, PUBLISHER_AGE_MS, is_told=is_told)
+    go_out(driver, PUBLISHER_AGE_MS, is_reported=is_reported)
     driver.apply(publish(1, publisher="p", publish_seq=7))
-    assert ready(driver, "q") == (1 if is_told else 2)
+    assert ready(driver, "q") == (1 if is_reported else 2)

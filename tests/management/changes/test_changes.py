@@ -42,10 +42,10 @@ def test_last_of_concurrent_changes_wins_and_all_succeed(broker: LoneBroker) -> 
 
 def test_change_in_a_deleted_virtual_host_is_refused(broker: LoneBroker) -> None:
     vhost = PutVhost("v", "", [], "")
-    told = broker.await_on_loop(outcomes(broker, vhost, policy(1, "v"), DeleteVhost("v")))
-    assert told[::2] == [None, None] or isinstance(told[0], Unavailable)
-    assert isinstance(told[1], RequestRefused)
-    assert "no vhost 'v': it was deleted meanwhile" in told[1].explanation
+    results = broker.await_on_loop(outcomes(broker, vhost, policy(1, "v"), DeleteVhost("v")))
+    assert results[::2] == [None, None] or isinstance(results[0], Unavailable)
+    assert isinstance(results[1], RequestRefused)
+    assert "no vhost 'v': it was deleted meanwhile" in results[1].explanation
 
 
 def test_change_of_an_evicted_node_is_reported_as_unknown(broker: LoneBroker) -> None:
@@ -58,5 +58,5 @@ def test_change_of_an_evicted_node_is_reported_as_unknown(broker: LoneBroker) ->
         broker.broker.applied(2, [Evicted()])
         return await waiting
 
-    [told] = broker.await_on_loop(evicted())
-    assert isinstance(told, Unavailable)
+    [results] = broker.await_on_loop(evicted())
+    assert isinstance(results, Unavailable)

@@ -23,7 +23,7 @@ def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
     monkeypatch.setattr(request_session, "CHANGE_TIMEOUT_S", 0.05)
 
     async def wait() -> str:
-        submissions = SimpleNamespace(batches_applied=0, add=lambda *_: None, read_barrier=lambda *_: None)
+        submissions = SimpleNamespace(batches_applied=0, add=lambda *_: None, read=lambda *_: None)
 
         async def go_on() -> None:
             for _ in range(batches):
@@ -37,11 +37,11 @@ def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
             machine=SimpleNamespace(version=QueueMachine.versions[1]),
             why_undecided=lambda: "no majority: n2 does not answer",
         )
-        with pytest.raises(Unavailable) as given_up:
+        with pytest.raises(Unavailable) as caught:
             await until_applied(broker, [DeleteUser("u")], lambda: None)
         applied = submissions.batches_applied
         await log
-        return f"{applied}: {given_up.value}"
+        return f"{applied}: {caught.value}"
 
     return asyncio.run(wait())
 
@@ -51,6 +51,6 @@ def test_missing_majority_is_not_reported_while_the_log_advances(
     monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
     """Once an import of policies behind others was told so after 10 s."""
-    told = waits(monkeypatch, batches)
+    result = waits(monkeypatch, batches)
     why = "no majority: n2 does not answer; outcome unknown: it may still be carried out"
-    assert told == f"{batches}: {why}"
+    assert result == f"{batches}: {why}"

@@ -24,7 +24,7 @@ class Numbers(NamedTuple):
 SHAPE = Shape(("published",), ("ready",))
 
 
-def noted(samples: int, *, step_s: int = 5, each: int = 10) -> NumberHistory:
+def recorded(samples: int, *, step_s: int = 5, each: int = 10) -> NumberHistory:
     kept = NumberHistory(SHAPE)
     for number in range(samples):
         kept.record(number * step_s * 1000, Numbers(number * each, number))
@@ -32,18 +32,18 @@ def noted(samples: int, *, step_s: int = 5, each: int = 10) -> NumberHistory:
 
 
 def test_history_returns_counts_as_rates_and_values_unchanged() -> None:
-    told = noted(4).since(900, 15_000)
-    assert told == {"times": [5000, 10_000, 15_000], "published": [2, 2, 2], "ready": [1, 2, 3]}
+    matches = recorded(4).since(900, 15_000)
+    assert matches == {"times": [5000, 10_000, 15_000], "published": [2, 2, 2], "ready": [1, 2, 3]}
 
 
 def test_counter_reset_gives_no_negative_rate() -> None:
-    kept = noted(3)
+    kept = recorded(3)
     kept.record(15_000, Numbers(5, 0))
     assert kept.newest() == {"time": 15_000, "published": 0, "ready": 0}
 
 
 def test_older_samples_are_returned_as_means_of_longer_steps() -> None:
-    kept = noted(8 * 720)  # eight hours
+    kept = recorded(8 * 720)  # eight hours
     minutes = kept.since(3600, 8 * 3_600_000)
     assert {b - a for a, b in zip(minutes["times"], minutes["times"][1:], strict=False)} == {60_000}
     assert len(minutes["times"]) == 60
@@ -54,15 +54,15 @@ def test_older_samples_are_returned_as_means_of_longer_steps() -> None:
 
 
 def test_a_history_of_any_length_takes_the_same_room() -> None:
-    kept = noted(9 * 96, step_s=900)  # nine days
+    kept = recorded(9 * 96, step_s=900)  # nine days
     kept_rows = [len(samples._times) for samples in kept._levels]
     assert all(rows <= level.kept + history._SLACK for rows, level in zip(kept_rows, LEVELS, strict=True))
     assert len(kept.since(7 * DAY_S, 9 * DAY_S * 1000)["times"]) <= 7 * 96
 
 
 def test_history_is_empty_before_two_samples() -> None:
-    assert noted(1).newest() == {}
-    assert noted(1).since(900, 0) == {"times": [], "published": [], "ready": []}
+    assert recorded(1).newest() == {}
+    assert recorded(1).since(900, 0) == {"times": [], "published": [], "ready": []}
 
 
 def test_history_forgets_the_objects_that_were_not_read_longest(
@@ -148,9 +148,9 @@ def test_may_returns_the_permissions_of_a_user(node: Node[MachineManagement]) ->
 def test_policy_matches_are_listed_and_counted(node: Node[MachineManagement]) -> None:
     names = [f"q{number}" for number in range(150)]
     node.management.make(*(DeclareQueue(0, 0, name, False, True, False, False, False, {}) for name in names))
-    told = node.api("policy-matches/%2F?pattern=^q1&apply-to=all").json
-    assert (told["queue_count"], told["exchange_count"]) == (61, 0)
-    assert {"kind": "queue", "name": "q1", "policy": None} in told["items"]
+    matches = node.api("policy-matches/%2F?pattern=^q1&apply-to=all").json
+    assert (matches["queue_count"], matches["exchange_count"]) == (61, 0)
+    assert {"kind": "queue", "name": "q1", "policy": None} in matches["items"]
     everything = node.api("policy-matches/%2F?pattern=").json
     assert (everything["queue_count"], len(everything["items"])) == (151, 100)
     assert node.api("policy-matches/%2F?pattern=Q").json["queue_count"] == 0

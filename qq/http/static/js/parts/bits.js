@@ -27,7 +27,7 @@ export const Figure = ({ label, value, note, state = "" }) => html`<div class=${
 
 /** @param {{title: any, aside?: any, children?: any, isWide?: boolean}} props */
 export const Card = ({ title, aside, children }) => html`<section class="card">
-  <div class="card-head"><h3>${title}</h3>${aside && html`<div class="actions">${aside}</div>`}</div>
+  <div class="card-head"><h2>${title}</h2>${aside && html`<div class="actions">${aside}</div>`}</div>
   ${children}
 </section>`;
 
@@ -47,5 +47,6 @@ export const QueueLink = ({ vhost, name }) => html`<a href=${to(["queues", vhost
 /** @param {{vhost: string, name: string}} props */
 export const ExchangeLink = ({ vhost, name }) => html`<a href=${to(["exchanges", vhost, name || "amq.default"])} class="name">${name || "(default)"}</a>`;
 
-/** @param {{name: string}} props */
-export const ConnectionLink = ({ name }) => html`<a href=${to(["connections", name])} class="name">${name}</a>`;
+/** A connection by the name that its client gave it, and by its address. @param {{name: string, client?: string, more?: string}} props */
+export const ConnectionLink = ({ name, client, more = "" }) => html`<a href=${to(["connections", name])} class="name">${client || name}${more}</a>${
+  client && html`<br /><span class="muted address">${name}</span>`}`;

@@ -8,6 +8,7 @@ import { Fields, initial } from "./form.js";
  * @property {string} title
  * @property {any} [text]
  * @property {import("./form.js").Field[]} [fields]
+ * @property {(values: Record<string, any>) => any} [note] shown below the fields, for their present values
  * @property {string} action what the button says
  * @property {boolean} [isDangerous]
  * @property {string} [word] has to be typed before the button can be pressed
@@ -57,6 +58,7 @@ function Dialog({ question }) {
       <h2 id="dialog-title">${question.title}</h2>
       ${question.text && html`<p class="muted">${question.text}</p>`}
       <${Fields} fields=${question.fields ?? []} values=${values} onChange=${setValues} />
+      ${question.note?.(values)}
       ${question.word && html`<label class="field">
         <span>Type <strong>${question.word}</strong> to confirm</span>
         <input name="confirmation" autocomplete="off" value=${typed}

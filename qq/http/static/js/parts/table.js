@@ -12,7 +12,11 @@ import { whole } from "../format.js";
  * @property {string} [sort] the node's name of what is sorted by; without it the column cannot be
  * @property {boolean} [isNumber]
  * @property {boolean} [isHidden] as long as nobody has chosen it
+ * @property {"tablet" | "desk"} [from] the narrowest screen that shows it; without it every screen does
  */
+
+/** Class of the cells of a column. @param {Column} column */
+const lookOf = (column) => [column.isNumber && "number", column.from && `from-${column.from}`].filter(Boolean).join(" ");
 
 /**
  * @param {{columns: Column[], rows: any[], rowKey: (row: any) => string, empty?: any, label: string, isOld?: boolean}} props
@@ -23,7 +27,7 @@ export function Table({ columns, rows, rowKey, empty, label, isOld }) {
     <table aria-label=${label}>
       <thead><tr>${columns.map((column) => html`<${Head} key=${column.key} column=${column} />`)}</tr></thead>
       <tbody>${rows.map((row) => html`<tr key=${rowKey(row)}>
-        ${columns.map((column) => html`<td key=${column.key} class=${column.isNumber ? "number" : ""}>${column.show(row)}</td>`)}
+        ${columns.map((column) => html`<td key=${column.key} class=${lookOf(column)}>${column.show(row)}</td>`)}
       </tr>`)}</tbody>
     </table>
   </div>`;
@@ -32,7 +36,7 @@ export function Table({ columns, rows, rowKey, empty, label, isOld }) {
 /** @param {{column: Column}} props */
 function Head({ column }) {
   const { values } = usePlace();
-  const name = column.isNumber ? "number" : "";
+  const name = lookOf(column);
   if (!column.sort) return html`<th scope="col" class=${name}>${column.label}</th>`;
   const isSorted = values.sort === column.sort, isReverse = values.sort_reverse === "true";
   const order = isSorted ? (isReverse ? "descending" : "ascending") : "none";
@@ -73,6 +77,9 @@ export function listValues({ name, use_regex, sort, sort_reverse, page, page_siz
   return { vhost, name, use_regex, sort, sort_reverse, page: page || 1, page_size: page_size || 50 };
 }
 
+/** What an empty list says. @param {Record<string, string>} values of the place @param {string} otherwise */
+export const nothingFound = (values, otherwise) => (values.name ? `No name has '${values.name}'.` : otherwise);
+
 /** @param {{told: any}} props */
 export function Pager({ told }) {
   if (!told) return null;
@@ -91,19 +98,19 @@ export function Pager({ told }) {
 
 let pending = 0;
 
-/** The field that a list is searched with. @param {{label: string}} props */
-export function Search({ label }) {
+/** The field that a list is searched with. @param {{label: string, name?: string, hasPatterns?: boolean}} props */
+export function Search({ label, name = "name", hasPatterns = true }) {
   const { values } = usePlace();
   const onInput = (/** @type {any} */ event) => {
     clearTimeout(pending);
-    pending = setTimeout(() => adjust({ name: event.target.value, page: "" }), 250);
+    pending = setTimeout(() => adjust({ [name]: event.target.value, page: "" }), 250);
   };
   const isPattern = values.use_regex === "true";
   return html`<div class="search">
-    <input type="search" data-key="search" aria-label=${label} placeholder=${`${label}  /`} defaultValue=${values.name ?? ""} onInput=${onInput} />
-    <label class="check" title="Take it as a regular expression">
+    <input type="search" data-key="search" aria-label=${label} placeholder=${`${label}  /`} defaultValue=${values[name] ?? ""} onInput=${onInput} />
+    ${hasPatterns && html`<label class="check" title="Take it as a regular expression">
       <input type="checkbox" name="use_regex" checked=${isPattern} onChange=${() => adjust({ use_regex: isPattern ? "" : "true", page: "" })} />
       <span>.*</span>
-    </label>
+    </label>`}
   </div>`;
 }

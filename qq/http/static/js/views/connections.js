@@ -5,39 +5,40 @@ import { html, useEffect, useState } from "../lib.js";
 import { Badge, Card, ConnectionLink, Facts, Heading, Loading, Problem, State } from "../parts/bits.js";
 import { ask } from "../parts/dialog.js";
 import { notify } from "../parts/notice.js";
-import { listValues, Pager, Search, Table } from "../parts/table.js";
-import { go, to, usePlace } from "../router.js";
+import { listValues, nothingFound, Pager, Search, Table } from "../parts/table.js";
+import { adjust, go, to, usePlace } from "../router.js";
 import { may, session } from "../session.js";
 import { useLive } from "../stream.js";
 import { useVhost, useVhosts } from "../vhosts.js";
 
 /** @type {import("../parts/table.js").Column[]} */
 const CONNECTIONS = [
-  { key: "name", label: "Name", sort: "name", show: (each) => html`<${ConnectionLink} name=${each.name} />${each.user_provided_name && html`<br /><span class="muted">${each.user_provided_name}</span>`}` },
-  { key: "vhost", label: "Virtual host", sort: "vhost", show: (each) => each.vhost },
-  { key: "node", label: "Node", sort: "node", show: (each) => each.node },
-  { key: "user", label: "User", sort: "user", show: (each) => each.user },
+  { key: "name", label: "Name", sort: "user_provided_name", show: (each) => html`<${ConnectionLink} name=${each.name} client=${each.user_provided_name} />` },
+  { key: "vhost", from: "desk", label: "Virtual host", sort: "vhost", show: (each) => each.vhost },
+  { key: "node", from: "tablet", label: "Node", sort: "node", show: (each) => each.node },
+  { key: "user", from: "tablet", label: "User", sort: "user", show: (each) => each.user },
   { key: "state", label: "State", sort: "state", show: (each) => html`<${State} is=${each.state} />` },
-  { key: "ssl", label: "TLS", sort: "ssl", show: (each) => (each.ssl ? html`<${Badge} state="good">${each.ssl_protocol}<//>` : "–") },
+  { key: "ssl", from: "desk", label: "TLS", sort: "ssl", show: (each) => (each.ssl ? html`<${Badge} state="good">${each.ssl_protocol}<//>` : "–") },
   { key: "channels", label: "Channels", sort: "channels", isNumber: true, show: (each) => short(each.channels) },
-  { key: "in", label: "From client", sort: "recv_oct_details.rate", isNumber: true, show: (each) => `${bytes(each.recv_oct_details?.rate ?? 0)}/s` },
-  { key: "out", label: "To client", sort: "send_oct_details.rate", isNumber: true, show: (each) => `${bytes(each.send_oct_details?.rate ?? 0)}/s` },
+  { key: "in", from: "tablet", label: "From client", sort: "recv_oct_details.rate", isNumber: true, show: (each) => `${bytes(each.recv_oct_details?.rate ?? 0)}/s` },
+  { key: "out", from: "tablet", label: "To client", sort: "send_oct_details.rate", isNumber: true, show: (each) => `${bytes(each.send_oct_details?.rate ?? 0)}/s` },
 ];
 
 /** @type {import("../parts/table.js").Column[]} */
 const CHANNELS = [
-  { key: "name", label: "Channel", sort: "name", show: (each) => html`<${ConnectionLink} name=${each.connection_details.name} /> (${each.number})` },
-  { key: "node", label: "Node", sort: "node", show: (each) => each.node },
-  { key: "user", label: "User", sort: "user", show: (each) => each.user },
+  { key: "name", label: "Channel", sort: "user_provided_name", show: (each) => html`<${ConnectionLink} name=${each.connection_details.name}
+    client=${each.connection_details.user_provided_name} more=${` (${each.number})`} />` },
+  { key: "node", from: "tablet", label: "Node", sort: "node", show: (each) => each.node },
+  { key: "user", from: "desk", label: "User", sort: "user", show: (each) => each.user },
   { key: "state", label: "State", sort: "state", show: (each) => html`<span class="badges"><${State} is=${each.state} />
     ${each.confirm && html`<${Badge} state="plain">confirms<//>`}${each.transactional && html`<${Badge} state="plain">transactions<//>`}</span>` },
-  { key: "consumers", label: "Consumers", sort: "consumer_count", isNumber: true, show: (each) => short(each.consumer_count) },
-  { key: "prefetch", label: "Prefetch", sort: "prefetch_count", isNumber: true, show: (each) => each.prefetch_count || "no limit" },
+  { key: "consumers", from: "tablet", label: "Consumers", sort: "consumer_count", isNumber: true, show: (each) => short(each.consumer_count) },
+  { key: "prefetch", from: "desk", label: "Prefetch", sort: "prefetch_count", isNumber: true, show: (each) => each.prefetch_count || "no limit" },
   { key: "unacked", label: "Unacked", sort: "messages_unacknowledged", isNumber: true, show: (each) => short(each.messages_unacknowledged) },
-  { key: "unconfirmed", label: "Unconfirmed", sort: "messages_unconfirmed", isNumber: true, show: (each) => short(each.messages_unconfirmed) },
-  { key: "publish", label: "Published", sort: "message_stats.publish_details.rate", isNumber: true, show: (each) => rate(each.message_stats?.publish_details?.rate ?? 0) },
-  { key: "deliver", label: "Delivered", sort: "message_stats.deliver_get_details.rate", isNumber: true, show: (each) => rate(each.message_stats?.deliver_get_details?.rate ?? 0) },
-  { key: "ack", label: "Acknowledged", sort: "message_stats.ack_details.rate", isNumber: true, show: (each) => rate(each.message_stats?.ack_details?.rate ?? 0) },
+  { key: "unconfirmed", from: "desk", label: "Unconfirmed", sort: "messages_unconfirmed", isNumber: true, show: (each) => short(each.messages_unconfirmed) },
+  { key: "publish", from: "tablet", label: "Published", sort: "message_stats.publish_details.rate", isNumber: true, show: (each) => rate(each.message_stats?.publish_details?.rate ?? 0) },
+  { key: "deliver", from: "tablet", label: "Delivered", sort: "message_stats.deliver_get_details.rate", isNumber: true, show: (each) => rate(each.message_stats?.deliver_get_details?.rate ?? 0) },
+  { key: "ack", from: "desk", label: "Acknowledged", sort: "message_stats.ack_details.rate", isNumber: true, show: (each) => rate(each.message_stats?.ack_details?.rate ?? 0) },
 ];
 
 /**
@@ -49,13 +50,18 @@ function Clients({ title, view, columns, values: more = {} }) {
   if (!told) return problem ? html`<${Problem} problem=${problem} />` : html`<${Loading} />`;
   return html`<${Problem} problem=${problem} /><div class="card flush">
     <${Table} label=${title} columns=${columns.filter((column) => column.key !== "vhost" || vhosts.length > 1)} rows=${told.items} isOld=${isOld}
-      rowKey=${(/** @type {any} */ each) => `${each.node} ${each.name}`} empty=${`There are no ${title.toLowerCase()}.`} />
+      rowKey=${(/** @type {any} */ each) => `${each.node} ${each.name}`} empty=${nothingFound(values, `There are no ${title.toLowerCase()}.`)} />
     <${Pager} told=${told} />
   </div>`;
 }
 
-export const Connections = () => html`<${Heading} title="Connections" aside=${html`<${Search} label="Search by name" />`} />
-  <${Clients} title="Connections" view="connections" columns=${CONNECTIONS} />`;
+export function Connections() {
+  const { node } = usePlace().values;
+  return html`<${Heading} title="Connections" aside=${html`
+      ${node && html`<button class="chip" name="all-nodes" aria-pressed="true" onClick=${() => adjust({ node: "", page: "" })}>of node ${node} ×</button>`}
+      <${Search} label="Search by name" />`} />
+    <${Clients} title="Connections" view="connections" columns=${CONNECTIONS} values=${{ node }} />`;
+}
 
 export const Channels = () => html`<${Heading} title="Channels" aside=${html`<${Search} label="Search by name" />`} />
   <${Clients} title="Channels" view="channels" columns=${CHANNELS} />`;
@@ -68,7 +74,7 @@ export function Connection({ names: [name] }) {
   const mayClose = told && (may.administer() || told.user === session.value?.name);
   return html`
     <nav class="crumbs"><a href=${to(["connections"])}>Connections</a></nav>
-    <${Heading} title=${name} note=${told && html`<${State} is=${told.state} />`} aside=${mayClose && html`<button class="danger" name="close" onClick=${() => ask({
+    <${Heading} title=${told?.user_provided_name || name} note=${told && html`<${State} is=${told.state} /> ${told.user_provided_name && name}`} aside=${mayClose && html`<button class="danger" name="close" onClick=${() => ask({
       title: "Close this connection?", text: "Its client is told why. Most clients connect again by themselves.", action: "Close", isDangerous: true,
       act: async () => {
         await askNode("DELETE", path`connections/${name}`);

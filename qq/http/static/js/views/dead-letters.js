@@ -3,24 +3,29 @@ import { get, path, query } from "../api.js";
 import { rate, short, whole } from "../format.js";
 import { html, useEffect, useState } from "../lib.js";
 import { Badge, Card, ExchangeLink, Heading, Loading, Problem, QueueLink } from "../parts/bits.js";
-import { deathsOf, Messages } from "../parts/messages.js";
-import { askForMove, Moves, REASONS, useMovesThere } from "../parts/moves.js";
-import { listValues, Pager, Search, Table } from "../parts/table.js";
+import { BODY_BYTES_MAX, Message } from "../parts/messages.js";
+import { askForMove, Moves, REASONS, search, useMovesThere } from "../parts/moves.js";
+import { Shovels } from "../parts/shovels.js";
+import { listValues, nothingFound, Pager, Search, Table } from "../parts/table.js";
 import { adjust, to, usePlace } from "../router.js";
 import { useLive } from "../stream.js";
 import { useVhost, useVhosts } from "../vhosts.js";
 import { useMay } from "./queue.js";
 
+/** Messages that a search shows at most, and those that the totals count. */
+const COUNT = 100, ALL_MAX = 100000;
+const TYPING_MS = 300;
+
 /** @type {import("../parts/table.js").Column[]} */
 const COLUMNS = [
   { key: "name", label: "Died in", sort: "name", show: (queue) => html`<${QueueLink} vhost=${queue.vhost} name=${queue.name} />` },
-  { key: "vhost", label: "Virtual host", sort: "vhost", show: (queue) => queue.vhost },
+  { key: "vhost", from: "tablet", label: "Virtual host", sort: "vhost", show: (queue) => queue.vhost },
   { key: "reasons", label: "Because of", show: (queue) => html`<span class="badges">${Object.entries(queue.died).map(([reason, count]) =>
     html`<${Badge} key=${reason} state="warn">${reason} ${short(/** @type {number} */ (count))}<//>`)}</span>` },
   { key: "died", label: "Died", sort: "died_in_all", isNumber: true, show: (queue) => short(queue.died_in_all) },
-  { key: "moved", label: "Dead-lettered", sort: "dead_letter", isNumber: true, show: (queue) => short(queue.dead_letter) },
-  { key: "dying", label: "On their way", sort: "messages_dlx", isNumber: true, show: (queue) => short(queue.messages_dlx) },
-  { key: "target", label: "They go to", show: (queue) => html`<${Target} queue=${queue} />` },
+  { key: "moved", from: "tablet", label: "Dead-lettered", sort: "dead_letter", isNumber: true, show: (queue) => short(queue.dead_letter) },
+  { key: "dying", from: "desk", label: "On their way", sort: "messages_dlx", isNumber: true, show: (queue) => short(queue.messages_dlx) },
+  { key: "target", from: "tablet", label: "They go to", show: (queue) => html`<${Target} queue=${queue} />` },
 ];
 
 export function DeadLetters() {
@@ -32,11 +37,12 @@ export function DeadLetters() {
       aside=${html`<${Search} label="Search by name" />`} />
     <${Problem} problem=${problem} />
     ${told ? html`<div class="card flush">
-      <${Table} label="Dead letters" columns=${columns} rows=${told.items} isOld=${isOld} empty="No message has died."
+      <${Table} label="Dead letters" columns=${columns} rows=${told.items} isOld=${isOld} empty=${nothingFound(values, "No message has died.")}
         rowKey=${(/** @type {any} */ queue) => `${queue.vhost}\n${queue.name}`} />
       <${Pager} told=${told} />
     </div>` : !problem && html`<${Loading} />`}
-    <${Moves} vhost=${vhost || (vhosts.length === 1 ? vhosts[0] : "")} />`;
+    <${Moves} vhost=${vhost || (vhosts.length === 1 ? vhosts[0] : "")} />
+    <${Shovels} vhost=${vhost} />`;
 }
 
 /** The queues that dead letters of a queue come to, by the bindings of now. @param {{queue: any}} props */
@@ -58,49 +64,74 @@ function Target({ queue: { vhost, name, dead_letter_exchange: exchange, dead_let
 export function DeadLettersOf({ names: [vhost, name] }) {
   const { values } = usePlace();
   const { told, problem } = useLive("queue", { vhost, name });
-  const [seen, setSeen] = useState(/** @type {any[]} */ ([]));
   const may = useMay({ vhost, queue: name }), moves = useMovesThere();
   const { reason = "", from = "", text = "" } = values;
-  const isWanted = (/** @type {any} */ message) => {
-    const first = deathsOf(message).at(-1);
-    return (!reason || deathsOf(message).some((death) => death.reason === reason)) && (!from || first?.queue === from)
-      && (!text || JSON.stringify(message).toLowerCase().includes(text.toLowerCase()));
-  };
   return html`
     <nav class="crumbs"><a href=${to(["dead-letters"])}>Dead letters</a> / <a href=${to(["dead-letters"], { vhost })}>${vhost}</a></nav>
     <${Heading} title=${name} note=${told && `${whole(told.messages_ready)} ready messages, ${rate(told.message_stats?.publish_details?.rate ?? 0)} come in`}
       aside=${html`<a class="button" href=${to(["queues", vhost, name])}>Queue</a>
-        ${moves && may.read && html`<button class="primary" name="send-back" onClick=${() => askForMove(vhost, name, { toOrigin: true, reason, from })}>Send back</button>`}`} />
+        ${moves && may.read && html`<button class="primary" name="send-back" onClick=${() => askForMove(vhost, name, { toOrigin: true, reason, from, text })}>Send back</button>`}`} />
     <${Problem} problem=${problem} />
-    <${Summary} messages=${seen} reason=${reason} from=${from} />
-    ${may.read ? html`<${Card} title="Messages" aside=${html`
+    ${may.read ? html`<${Found} key=${vhost + name} vhost=${vhost} name=${name} reason=${reason} from=${from} text=${text} />`
+      : html`<p class="empty">To look at messages one needs the permission to read this queue.</p>`}
+    <${Moves} vhost=${vhost} source=${name} />`;
+}
+
+/** The messages that the node finds. @param {{vhost: string, name: string, reason: string, from: string, text: string}} props */
+function Found({ vhost, name, reason, from, text }) {
+  const [turn, setTurn] = useState(0);
+  const [found, setFound] = useState(/** @type {any} */ (null));
+  const [problem, setProblem] = useState("");
+  const filter = { reason, from_queue: from, text };
+  /** @param {number} offset @param {any} [before] */
+  const look = (offset, before) => search(vhost, name, filter, { offset, count: COUNT, truncate: BODY_BYTES_MAX }).then((part) => ({
+    ...part,
+    messages: [...(before?.messages ?? []), ...part.messages],
+    matched: (before?.matched ?? 0) + part.matched,
+    looked_at: (before?.looked_at ?? 0) + part.looked_at,
+  }));
+  const failed = (/** @type {any} */ error) => setProblem(error.message);
+  useEffect(() => {
+    let isWanted = true;
+    const timer = setTimeout(() => look(0).then((next) => { if (isWanted) { setFound(next); setProblem(""); } }, failed), found ? TYPING_MS : 0);
+    return () => {
+      isWanted = false;
+      clearTimeout(timer);
+    };
+  }, [reason, from, text, turn]);
+  useEffect(() => {
+    const again = () => setTurn((last) => last + 1);
+    addEventListener("move-ended", again);
+    return () => removeEventListener("move-ended", again);
+  }, []);
+  return html`<${Summary} vhost=${vhost} name=${name} turn=${turn} reason=${reason} from=${from} />
+    <${Card} title="Messages" aside=${html`
       <select name="reason" aria-label="Reason" value=${reason} onChange=${(/** @type {any} */ event) => adjust({ reason: event.target.value })}>
         <option value="" selected=${!reason}>any reason</option>
         ${REASONS.map((each) => html`<option key=${each} value=${each} selected=${each === reason}>${each}</option>`)}
       </select>
       <input type="search" data-key="search" name="text" placeholder="Text in them  /" aria-label="Text in messages" value=${text}
-        onInput=${(/** @type {any} */ event) => adjust({ text: event.target.value })} />`}>
-      <${Messages} vhost=${vhost} queue=${name} isWanted=${isWanted} onPage=${setSeen} />
-    <//>` : html`<p class="empty">To look at messages one needs the permission to read this queue.</p>`}
-    <${Moves} vhost=${vhost} source=${name} />`;
+        onInput=${(/** @type {any} */ event) => adjust({ text: event.target.value })} />
+      <button name="browse" onClick=${() => setTurn(turn + 1)}>Refresh</button>`}>
+      ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+      ${found && html`<div class="messages">
+        <p class="muted found">${`${whole(found.matched)} found; looked at ${whole(found.looked_at)} of ${whole(found.ready)} ready messages.`}
+          ${found.matched > found.messages.length && ` The first ${whole(found.messages.length)} are shown.`}</p>
+        ${!found.messages.length && html`<p class="empty">${found.ready ? "None of these messages fits the filter." : "There is no ready message."}</p>`}
+        ${found.messages.map((/** @type {any} */ message) => html`<${Message} key=${message.offset} vhost=${vhost} message=${message} />`)}
+        ${found.next_offset !== null && html`<div class="toolbar"><button name="further" onClick=${() => look(found.next_offset, found).then(setFound, failed)}>Search the next messages</button></div>`}
+      </div>`}
+    <//>`;
 }
 
-/** Where the messages that are shown died first, and why. @param {{messages: any[], reason: string, from: string}} props */
-function Summary({ messages, reason, from }) {
-  /** @type {Map<string, {queue: string, reason: string, count: number}>} */
-  const groups = new Map();
-  for (const message of messages) {
-    const death = deathsOf(message).at(-1);
-    if (!death) continue;
-    const key = `${death.queue}\n${death.reason}`;
-    const group = groups.get(key) ?? { queue: death.queue, reason: death.reason, count: 0 };
-    group.count += 1;
-    groups.set(key, group);
-  }
-  return groups.size > 0 && html`<${Card} title="Where these died first">
-    <div class="chips">${[...groups].map(([key, group]) => {
+/** Where and why all messages of a queue died last. @param {{vhost: string, name: string, turn: number, reason: string, from: string}} props */
+function Summary({ vhost, name, turn, reason, from }) {
+  const [all, setAll] = useState(/** @type {any} */ (null));
+  useEffect(() => { search(vhost, name, {}, { count: 0, look_at: ALL_MAX }).then(setAll, () => null); }, [turn]);
+  return all?.died.length > 0 && html`<${Card} title="Where these died" aside=${all.looked_at < all.ready && html`<span class="muted">${`of the first ${whole(all.looked_at)} of ${whole(all.ready)}`}</span>`}>
+    <div class="chips">${all.died.map((/** @type {any} */ group) => {
       const isChosen = group.queue === from && group.reason === reason;
-      return html`<button key=${key} class="chip" aria-pressed=${isChosen} onClick=${() => adjust(isChosen ? { from: "", reason: "" } : { from: group.queue, reason: group.reason })}>
+      return html`<button key=${group.queue + group.reason} class="chip" aria-pressed=${isChosen} onClick=${() => adjust(isChosen ? { from: "", reason: "" } : { from: group.queue, reason: group.reason })}>
         ${group.queue} <${Badge} state="warn">${group.reason}<//> <b>${whole(group.count)}</b></button>`;
     })}</div>
   <//>`;

@@ -9,6 +9,7 @@ import { objectIn } from "../parts/form.js";
 import { Message, Messages } from "../parts/messages.js";
 import { askForMove, Moves, useMovesThere } from "../parts/moves.js";
 import { notify } from "../parts/notice.js";
+import { Search } from "../parts/table.js";
 import { adjust, go, to, usePlace } from "../router.js";
 import { useLive } from "../stream.js";
 
@@ -29,7 +30,7 @@ export function useMay(thing) {
 /** @param {{names: string[]}} props */
 export function Queue({ names: [vhost, name] }) {
   const range = useRange(), { values } = usePlace();
-  const { told, problem } = useLive("queue", { vhost, name });
+  const { told, problem } = useLive("queue", { vhost, name, client: values.client });
   const known = useHistory({ vhost, name }, told?.sample, range);
   const may = useMay({ vhost, queue: name });
   const tab = values.tab ?? "";
@@ -90,7 +91,7 @@ function Origins({ queue }) {
     ...Object.entries(queue.effective_policy_definition).map(([name, value]) => [name, argument(value),
       [queue.policy && `policy ${queue.policy}`, queue.operator_policy && `operator policy ${queue.operator_policy}`].filter(Boolean).join(" and ")]),
   ];
-  return html`<${Card} title="What makes it so">
+  return html`<${Card} title="Arguments and policies">
     ${rows.length ? html`<table aria-label="Arguments"><thead><tr><th scope="col">Name</th><th scope="col">Value</th><th scope="col">From</th></tr></thead>
       <tbody>${rows.map(([name, value, from]) => html`<tr key=${from + name}><td>${name}</td><td>${value}</td>
         <td><${Badge} state=${from === "argument" ? "plain" : "good"}>${from}<//></td></tr>`)}</tbody></table>`
@@ -102,7 +103,7 @@ function Origins({ queue }) {
 /** @param {{queue: any}} props */
 function Replicas({ queue }) {
   const died = Object.entries(queue.message_stats?.died ?? {});
-  return html`<${Card} title="Where it is">
+  return html`<${Card} title="Replicas">
     <${Facts} rows=${[
       ["Leader", queue.node ?? "none is known"],
       ...(queue.type === "quorum" ? [["Members", queue.members.join(", ")], ["Connected", queue.online.join(", ")]] : []),
@@ -113,23 +114,25 @@ function Replicas({ queue }) {
 
 /** @param {{queue: any}} props */
 function Consumers({ queue }) {
+  const { values } = usePlace();
   const consumers = queue.consumer_details;
-  if (!consumers.length) return html`<p class="empty">Nobody consumes this queue.</p>`;
-  return html`<div class="card flush scroll"><table aria-label="Consumers">
-    <thead><tr><th scope="col">Tag</th><th scope="col">Connection</th><th scope="col">Node</th><th scope="col">State</th>
-      <th scope="col">Acknowledges</th><th scope="col" class="number">Prefetch</th><th scope="col" class="number">Unacked</th>
+  return html`<div class="toolbar end"><${Search} label="Search by client or tag" name="client" hasPatterns=${false} /></div>
+    ${!consumers.length ? html`<p class="empty">${values.client ? `No client or tag has '${values.client}'.` : "The queue has no consumers."}</p>`
+    : html`<div class="card flush scroll"><table aria-label="Consumers">
+    <thead><tr><th scope="col">Tag</th><th scope="col">Client</th><th scope="col" class="from-tablet">Node</th><th scope="col" class="from-tablet">State</th>
+      <th scope="col" class="from-desk">Acknowledges</th><th scope="col" class="number">Prefetch</th><th scope="col" class="number">Unacked</th>
       <th scope="col" class="number">Credit</th></tr></thead>
     <tbody>${consumers.map((/** @type {any} */ consumer) => {
-      const { connection_name: connection, node, number } = consumer.channel_details;
+      const { connection_name: connection, user_provided_name: client, node, number } = consumer.channel_details;
       return html`<tr key=${`${node} ${number} ${consumer.consumer_tag}`}>
         <td>${consumer.consumer_tag} ${consumer.exclusive && html`<${Badge} state="plain">exclusive<//>`}</td>
-        <td>${connection ? html`<${ConnectionLink} name=${connection} /> (${number})` : `channel ${number}`}</td><td>${node}</td>
-        <td><${State} is=${consumer.activity_status} /></td><td>${consumer.ack_required ? "yes" : "no"}</td>
+        <td>${connection ? html`<${ConnectionLink} name=${connection} client=${client} more=${` (${number})`} />` : `channel ${number}`}</td><td class="from-tablet">${node}</td>
+        <td class="from-tablet"><${State} is=${consumer.activity_status} /></td><td class="from-desk">${consumer.ack_required ? "yes" : "no"}</td>
         <td class="number">${consumer.prefetch_count || "no limit"}</td><td class="number">${short(consumer.messages_unacknowledged)}</td>
         <td class="number">${consumer.credit === undefined ? "no limit" : short(consumer.credit)}</td></tr>`;
     })}</tbody></table>
     ${consumers.length < queue.consumers && html`<p class="muted padded">${whole(consumers.length)} of ${whole(queue.consumers)} are shown.</p>`}
-  </div>`;
+  </div>`}`;
 }
 
 /** @param {{vhost: string, name: string, may: Record<string, boolean>}} props */
@@ -147,7 +150,7 @@ function Bindings({ vhost, name, may }) {
       await read();
     },
   })}>Bind</button>`}>
-    ${told && (shown.length ? html`<table aria-label="Bindings"><thead><tr><th scope="col">From</th><th scope="col">Key</th><th scope="col">Arguments</th><th></th></tr></thead>
+    ${told && (shown.length ? html`<table aria-label="Bindings"><thead><tr><th scope="col">From</th><th scope="col">Key</th><th scope="col">Arguments</th><th scope="col"><span class="unseen">Actions</span></th></tr></thead>
       <tbody>${shown.map((/** @type {any} */ binding) => html`<tr key=${`${binding.source} ${binding.properties_key}`}>
         <td><${ExchangeLink} vhost=${vhost} name=${binding.source} /></td><td>${binding.routing_key}</td>
         <td>${Object.entries(binding.arguments).map(([key, value]) => `${key}: ${argument(value)}`).join(", ")}</td>
@@ -174,7 +177,7 @@ function Actions({ vhost, name, may }) {
     })}>Purge</button>`}
     ${may.configure && html`<button name="delete" class="danger" onClick=${() => ask({
       title: `Delete "${name}"?`, text: "The queue and all its messages are gone for good.", action: "Delete", isDangerous: true, word: name,
-      fields: [{ name: "unused", label: "Only if nobody consumes it", kind: "check" }, { name: "empty", label: "Only if it is empty", kind: "check" }],
+      fields: [{ name: "unused", label: "Only if it has no consumers", kind: "check" }, { name: "empty", label: "Only if it is empty", kind: "check" }],
       act: async (values) => {
         await askNode("DELETE", path`queues/${vhost}/${name}` + query({ "if-unused": values.unused || "", "if-empty": values.empty || "" }));
         notify(`The queue "${name}" was deleted.`);

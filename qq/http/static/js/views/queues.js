@@ -6,7 +6,7 @@ import { Badge, Heading, Loading, Problem, QueueLink, State } from "../parts/bit
 import { ask } from "../parts/dialog.js";
 import { objectIn } from "../parts/form.js";
 import { notify } from "../parts/notice.js";
-import { listValues, Pager, Search, Table, useColumns } from "../parts/table.js";
+import { listValues, nothingFound, Pager, Search, Table, useColumns } from "../parts/table.js";
 import { go, usePlace } from "../router.js";
 import { useLive } from "../stream.js";
 import { useVhost, useVhosts } from "../vhosts.js";
@@ -22,6 +22,12 @@ const rateOf = (name) => ({
   show: (/** @type {any} */ queue) => rate(queue.message_stats?.[`${name}_details`]?.rate ?? 0),
 });
 
+/** Short names of arguments, as RabbitMQ's page has them. @type {Record<string, string>} */
+const SHORT = {
+  "x-dead-letter-exchange": "DLX", "x-dead-letter-routing-key": "DLK", "x-message-ttl": "TTL", "x-expires": "Exp", "x-max-length": "Lim",
+  "x-max-length-bytes": "Lim B", "x-overflow": "Ovfl", "x-single-active-consumer": "SAC", "x-max-priority": "Pri", "x-delivery-limit": "DL",
+};
+
 /** @param {any} queue */
 const Features = (queue) => html`<span class="badges">
   <${Badge} state="plain">${queue.type}<//>
@@ -29,27 +35,27 @@ const Features = (queue) => html`<span class="badges">
   ${queue.exclusive && html`<${Badge} state="plain">exclusive<//>`}
   ${queue.auto_delete && html`<${Badge} state="plain">auto-delete<//>`}
   ${Object.entries(queue.arguments ?? {}).filter(([name]) => name !== "x-queue-type").slice(0, 4).map(([name, value]) => html`
-    <span class="badge plain" title=${`${name}: ${argument(value)}`} key=${name}>${name.replace(/^x-/, "")}</span>`)}
+    <span class="badge plain" title=${`${name}: ${argument(value)}`} key=${name}>${SHORT[name] ?? name.replace(/^x-/, "")}</span>`)}
 </span>`;
 
 /** @type {import("../parts/table.js").Column[]} */
 const COLUMNS = [
   { key: "name", label: "Name", sort: "name", show: (queue) => html`<${QueueLink} vhost=${queue.vhost} name=${queue.name} />` },
-  { key: "vhost", label: "Virtual host", sort: "vhost", show: (queue) => queue.vhost },
-  { key: "features", label: "Features", show: Features },
-  { key: "policy", label: "Policy", sort: "policy", show: (queue) => queue.policy ?? "" },
-  { key: "state", label: "State", sort: "state", show: (queue) => html`<${State} is=${queue.state} />` },
+  { key: "vhost", from: "tablet", label: "Virtual host", sort: "vhost", show: (queue) => queue.vhost },
+  { key: "features", from: "desk", label: "Features", show: Features },
+  { key: "policy", from: "desk", label: "Policy", sort: "policy", show: (queue) => queue.policy ?? "" },
+  { key: "state", from: "tablet", label: "State", sort: "state", show: (queue) => html`<${State} is=${queue.state} />` },
   { key: "ready", label: "Ready", sort: "messages_ready", isNumber: true, show: (queue) => short(queue.messages_ready) },
   { key: "unacked", label: "Unacked", sort: "messages_unacknowledged", isNumber: true, show: (queue) => short(queue.messages_unacknowledged) },
-  { key: "total", label: "Total", sort: "messages", isNumber: true, show: (queue) => short(queue.messages) },
+  { key: "consumers", label: "Consumers", sort: "consumers", isNumber: true, show: (queue) => short(queue.consumers) },
+  { key: "total", from: "desk", label: "Total", sort: "messages", isNumber: true, show: (queue) => short(queue.messages) },
   { key: "delayed", label: "Delayed", sort: "messages_delayed", isNumber: true, isHidden: true, show: (queue) => short(queue.messages_delayed) },
   { key: "bytes", label: "Size", sort: "message_bytes", isNumber: true, isHidden: true, show: (queue) => bytes(queue.message_bytes) },
-  { key: "in", label: "In", ...rateOf("publish") },
-  { key: "out", label: "Out", ...rateOf("deliver_get") },
-  { key: "ack", label: "Ack", ...rateOf("ack") },
+  { key: "in", from: "tablet", label: "In", ...rateOf("publish") },
+  { key: "out", from: "tablet", label: "Out", ...rateOf("deliver_get") },
+  { key: "ack", from: "desk", label: "Ack", ...rateOf("ack") },
   { key: "redelivered", label: "Redelivered", isHidden: true, ...rateOf("redeliver") },
   { key: "dead", label: "Dead-lettered", isHidden: true, ...rateOf("dead_letter") },
-  { key: "consumers", label: "Consumers", sort: "consumers", isNumber: true, show: (queue) => short(queue.consumers) },
   { key: "capacity", label: "Capacity", sort: "consumer_capacity", isNumber: true, isHidden: true, show: (queue) => percent(queue.consumer_capacity) },
 ];
 
@@ -62,7 +68,7 @@ export function Queues() {
     <${Heading} title="Queues" aside=${html`<${Search} label="Search by name" />${chooser}<${NewQueue} vhost=${vhost || (vhosts.length === 1 ? vhosts[0] : "")} />`} />
     <${Problem} problem=${problem} />
     ${told ? html`<div class="card flush">
-      <${Table} label="Queues" columns=${shown} rows=${told.items} isOld=${isOld} empty=${values.name ? "No queue has such a name." : "There are no queues yet."}
+      <${Table} label="Queues" columns=${shown} rows=${told.items} isOld=${isOld} empty=${nothingFound(values, "There are no queues yet.")}
         rowKey=${(/** @type {any} */ queue) => `${queue.vhost}\n${queue.name}`} />
       <${Pager} told=${told} />
     </div>` : !problem && html`<${Loading} />`}`;

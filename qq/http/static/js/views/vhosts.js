@@ -6,7 +6,7 @@ import { Badge, Heading, Loading, Problem } from "../parts/bits.js";
 import { ask } from "../parts/dialog.js";
 import { Limits } from "../parts/limits.js";
 import { notify } from "../parts/notice.js";
-import { Pager, Search, Table } from "../parts/table.js";
+import { nothingFound, Pager, Search, Table } from "../parts/table.js";
 import { adjust, to, usePlace } from "../router.js";
 import { may } from "../session.js";
 import { readVhosts } from "../vhosts.js";
@@ -24,7 +24,7 @@ const COLUMNS = [
   { key: "unacked", label: "Unacked", isNumber: true, sort: "messages_unacknowledged", show: (vhost) => short(vhost.messages_unacknowledged) },
   { key: "in", label: "In", isNumber: true, sort: "message_stats.publish_details.rate", show: (vhost) => rate(vhost.message_stats?.publish_details?.rate ?? 0) },
   { key: "out", label: "Out", isNumber: true, sort: "message_stats.deliver_get_details.rate", show: (vhost) => rate(vhost.message_stats?.deliver_get_details?.rate ?? 0) },
-  { key: "queues", label: "", show: (vhost) => html`<a href=${to(["queues"], { vhost: vhost.name })}>queues</a>` },
+  { key: "queues", label: "Queues", show: (vhost) => html`<a href=${to(["queues"], { vhost: vhost.name })}>show</a>` },
 ];
 
 export function Vhosts() {
@@ -42,7 +42,7 @@ export function Vhosts() {
         await reread();
       } })}>New virtual host</button>`}`} />
     <${Problem} problem=${problem} />
-    ${told ? html`<div class="card flush"><${Table} label="Virtual hosts" columns=${COLUMNS} rows=${told.items} rowKey=${(/** @type {any} */ vhost) => vhost.name} /><${Pager} told=${told} /></div>` : !problem && html`<${Loading} />`}
+    ${told ? html`<div class="card flush"><${Table} label="Virtual hosts" columns=${COLUMNS} rows=${told.items} empty=${nothingFound(values, "There are no virtual hosts.")} rowKey=${(/** @type {any} */ vhost) => vhost.name} /><${Pager} told=${told} /></div>` : !problem && html`<${Loading} />`}
     ${open && html`<${Vhost} key=${open} name=${open} read=${reread} />`}`;
 }
 
