@@ -115,7 +115,7 @@ BEFORE_FILE = (
 """Phrases that place a name in a file. Naming both in a sentence does not."""
 IN_MODULE = re.compile(r"(?<![\w/.:-])((?:[a-z_]\w*/)+[a-z_]\w*)\.([A-Za-z_]\w*)(?![\w./])")
 """`package/module.name`."""
-SUFFIXES = {"c", "html", "js", "json", "md", "png", "py", "service", "sh", "toml", "txt", "yaml", "yml"}
+SUFFIXES = {"c", "go", "html", "js", "json", "md", "png", "py", "service", "sh", "toml", "txt", "yaml", "yml"}
 
 
 def paragraphs(document: Path) -> list[str]:

@@ -137,8 +137,9 @@ class DefinitionEndpoints:
                 user_document(user, limits.get(name, {})) for name, user in management.catalog.users().items()
             ),
             "vhosts": (
-                {"name": vhost.name, "limits": vhost.limits, "metadata": vhost_metadata(vhost)}
+                {"name": vhost.name, "limits": vhost.limits, **metadata, "metadata": metadata}
                 for vhost in management.catalog.vhosts()
+                for metadata in (vhost_metadata(vhost),)
             ),
             "permissions": (row._asdict() for row in management.catalog.permissions()),
             "topic_permissions": (row._asdict() for row in management.catalog.topic_permissions()),

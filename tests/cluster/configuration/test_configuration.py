@@ -389,14 +389,14 @@ def test_applied_configuration_cannot_be_deleted() -> None:
 def test_reported_configuration_counts_until_the_log_reaches_it() -> None:
     told = TRIO.moved({"n1": address(4)})
     no_cluster = Configurations(Configuration.of(8, TRIO.members))
-    assert not no_cluster.told(9, told)
+    assert not no_cluster.received(9, told)
     configurations = Configurations(TRIO)
     configurations.find(TRIO, 5, [])
-    assert not configurations.told(9, Configuration.of(8, TRIO.members, identity(9)))
-    assert not configurations.told(5, told)
+    assert not configurations.received(9, Configuration.of(8, TRIO.members, identity(9)))
+    assert not configurations.received(5, told)
     assert configurations.latest is TRIO
-    assert configurations.told(9, told)
-    assert not configurations.told(8, TRIO), "it was told by one that is behind"
+    assert configurations.received(9, told)
+    assert not configurations.received(8, TRIO), "it was told by one that is behind"
     assert configurations.latest is told
     assert configurations.newest is TRIO
     configurations.find(TRIO, 9, [])

@@ -646,7 +646,7 @@ def test_h8_congested_peer_gets_no_entries_until_it_drains() -> None:
         end = node.journal.last_index + 1
         node.engine.receive(peer, appended(node.engine.term, end))
     node.turn()
-    node.engine.hold_back("b")
+    node.engine.peer_paused("b")
     node.engine.outbox.clear()
     node.engine.propose(b"\x00new")
     node.wait(0.5)
@@ -660,7 +660,7 @@ def test_h8_congested_peer_gets_no_entries_until_it_drains() -> None:
 def test_follower_with_drained_links_wants_a_single_turn() -> None:
     node = OurNode(0)
     node.append(1, [9])
-    node.engine.hold_back("c")
+    node.engine.peer_paused("c")
     node.engine.peer_resumed("c")
     node.turn()
     node.append(2, [9])
@@ -1173,7 +1173,7 @@ def test_timeout_now_makes_a_node_campaign_at_once() -> None:
 
 def test_member_that_never_campaigns_obeys_timeout_now() -> None:
     node = OurNode(0)
-    node.engine.stands_for_leader = False
+    node.engine.campaigns_on_timeout = False
     node.append(1, [9])
     node.wait(10.0)
     assert node.sent(PreVoteRequest) == []

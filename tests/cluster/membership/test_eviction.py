@@ -96,7 +96,7 @@ class Leader:
             self.now_s = end_s
             self.evictions.check()
             for peer in heard:
-                self.peers.heard(peer, self.now_s)
+                self.peers.record_contact(peer, self.now_s)
 
     def pause(self, seconds: float) -> None:
         self.now_s += seconds

@@ -46,7 +46,7 @@ def test_silent_peer_is_neither_a_voter_nor_in_alarm(peers: Peers) -> None:
 
 def test_silence_counts_from_the_last_frame_and_death_from_news(peers: Peers) -> None:
     assert (peers.silent_s("b", 12.0), peers.dead_s("b", 12.0)) == (2.0, None)
-    peers.heard("b", 11.0)
+    peers.record_contact("b", 11.0)
     peers.died("b", 12.0)
     peers.died("b", 13.0)
     assert (peers.silent_s("b", 14.0), peers.dead_s("b", 14.0)) == (3.0, 2.0)

@@ -100,11 +100,11 @@ def test_equal_candidate_with_the_smaller_name_goes_first(elections: Elections) 
 
 def test_winner_or_requested_member_campaigns_once_if_it_may(elections: Elections) -> None:
     elections.is_won = True
-    assert move(elections, may_campaign=False) is ElectionStep.WAIT
+    assert move(elections, is_promotable=False) is ElectionStep.WAIT
     assert move(elections) is ElectionStep.CAMPAIGN
     assert move(elections) is ElectionStep.PRE_VOTE
     assert move(elections, is_asked=True) is ElectionStep.CAMPAIGN
-    assert move(elections, is_asked=True, may_campaign=False) is ElectionStep.WAIT
+    assert move(elections, is_asked=True, is_promotable=False) is ElectionStep.WAIT
 
 
 def test_stalled_member_reads_before_it_requests_votes(elections: Elections) -> None:
@@ -115,8 +115,8 @@ def test_stalled_member_reads_before_it_requests_votes(elections: Elections) -> 
 
 
 def test_member_under_maintenance_campaigns_only_on_request(elections: Elections) -> None:
-    assert move(elections, stands=False) is ElectionStep.WAIT
-    assert move(elections, stands=False, is_asked=True) is ElectionStep.CAMPAIGN
+    assert move(elections, campaigns_on_timeout=False) is ElectionStep.WAIT
+    assert move(elections, campaigns_on_timeout=False, is_asked=True) is ElectionStep.CAMPAIGN
 
 
 def move(
@@ -124,12 +124,16 @@ def move(
     awake_s: float = 100.0,
     *,
     follows: bool = True,
-    may_campaign: bool = True,
-    stands: bool = True,
+    is_promotable: bool = True,
+    campaigns_on_timeout: bool = True,
     is_asked: bool = False,
 ) -> ElectionStep:
     return elections.next_step(
-        awake_s, follows=follows, may_campaign=may_campaign, stands=stands, is_asked=is_asked
+        awake_s,
+        follows=follows,
+        is_promotable=is_promotable,
+        campaigns_on_timeout=campaigns_on_timeout,
+        is_asked=is_asked,
     )
 
 
@@ -139,12 +143,12 @@ OURS, BETTER, WORSE = LogEnd(2, 7), LogEnd(3, 1), LogEnd(1, 9)
 @pytest.mark.parametrize(
     ("theirs", "may_vote", "is_later_term", "hears_leader", "expected"),
     [
-        (BETTER, True, True, False, VoteAnswer(granted=True, stands_instead=False)),
-        (BETTER, False, True, False, VoteAnswer(granted=False, stands_instead=False)),
-        (BETTER, True, False, False, VoteAnswer(granted=False, stands_instead=False)),
-        (BETTER, True, True, True, VoteAnswer(granted=False, stands_instead=False)),
-        (WORSE, True, True, False, VoteAnswer(granted=False, stands_instead=True)),
-        (WORSE, True, True, True, VoteAnswer(granted=False, stands_instead=False)),
+        (BETTER, True, True, False, VoteAnswer(granted=True, campaigns_instead=False)),
+        (BETTER, False, True, False, VoteAnswer(granted=False, campaigns_instead=False)),
+        (BETTER, True, False, False, VoteAnswer(granted=False, campaigns_instead=False)),
+        (BETTER, True, True, True, VoteAnswer(granted=False, campaigns_instead=False)),
+        (WORSE, True, True, False, VoteAnswer(granted=False, campaigns_instead=True)),
+        (WORSE, True, True, True, VoteAnswer(granted=False, campaigns_instead=False)),
     ],
 )
 def test_pre_vote_is_granted_to_a_better_candidate(
@@ -171,7 +175,7 @@ def test_member_with_an_empty_log_leads_no_cluster(last_index: int) -> None:
     answer = new.answer_pre_vote(
         "c", LogEnd(0, last_index), first, may_vote=True, is_later_term=True, hears_leader=False
     )
-    assert answer == VoteAnswer(granted=last_index > 1, stands_instead=False)
+    assert answer == VoteAnswer(granted=last_index > 1, campaigns_instead=False)
 
 
 def test_member_that_grants_a_pre_vote_ends_its_own_round(elections: Elections) -> None:
@@ -188,5 +192,5 @@ def test_resting_member_does_not_take_precedence(elections: Elections) -> None:
     end = LogEnd(2, 7)
     elections.begin_round()
     assert not elections.is_better("c", end, end)
-    assert move(elections, stands=False) is ElectionStep.WAIT
+    assert move(elections, campaigns_on_timeout=False) is ElectionStep.WAIT
     assert elections.is_better("c", end, end)

@@ -37,23 +37,23 @@ def known(*, prefers_listed: bool) -> PeerAdmission:
 def test_members_are_dialled_by_the_log_and_then_by_the_file() -> None:
     members = known(prefers_listed=False)
     assert members.addresses == {name: IN_LOG[name] for name in ("n2", "n3")}
-    assert members.places("n2") == (IN_LOG["n2"], IN_FILE["n2"])
-    assert members.places("n3") == (IN_LOG["n3"],)
+    assert members.possible_addresses("n2") == (IN_LOG["n2"], IN_FILE["n2"])
+    assert members.possible_addresses("n3") == (IN_LOG["n3"],)
 
 
 def test_preferred_listed_address_is_the_only_address() -> None:
     """At the address in the log there may be a different node, or a foreign process."""
     members = known(prefers_listed=True)
     assert members.addresses == {"n2": IN_FILE["n2"], "n3": IN_LOG["n3"]}
-    assert members.places("n2") == (IN_FILE["n2"],)
-    assert members.places("n3") == (IN_LOG["n3"],)
+    assert members.possible_addresses("n2") == (IN_FILE["n2"],)
+    assert members.possible_addresses("n3") == (IN_LOG["n3"],)
 
 
 def test_future_member_is_dialled_where_members_are() -> None:
     reported = PeerAddress("n9.said", 25672)
-    assert known(prefers_listed=False).place("n9", reported) == reported
-    assert known(prefers_listed=True).place("n9", reported) == IN_FILE["n9"]
-    assert known(prefers_listed=True).place("n8", reported) == reported
+    assert known(prefers_listed=False).dial_address("n9", reported) == reported
+    assert known(prefers_listed=True).dial_address("n9", reported) == IN_FILE["n9"]
+    assert known(prefers_listed=True).dial_address("n8", reported) == reported
 
 
 def test_members_unknown_to_the_log_are_dialled_as_reported() -> None:
@@ -66,7 +66,7 @@ def test_members_unknown_to_the_log_are_dialled_as_reported() -> None:
     elsewhere = PeerAddress("seed", 1)
     assert members.seeds([elsewhere]) == ()
     new = PeerAddress("n5.log", 25672)
-    assert held.told(9, Configuration.of(8, [*before.members, Member("n5", new)], b"cluster"))
+    assert held.received(9, Configuration.of(8, [*before.members, Member("n5", new)], b"cluster"))
     members.configure(NO_ID, held, {})
     assert members.seeds([elsewhere]) == (new,)
     assert "n5" not in members.addresses
@@ -89,7 +89,7 @@ def test_former_member_without_the_cluster_id_is_admitted(was_member: bool) -> N
         configuration = Configuration.of(8, known_once, b"cluster").without("n4", removed)
     members.configure(b"n1", Configurations(configuration), {})
     terms = Terms.of(IN_LOG, 8, bytes(16), cluster=UNNAMED, member=removed)
-    assert (members.judge("n4", terms, None, dialled_here=False) is None) == was_member
+    assert (members.why_rejected("n4", terms, None, dialled_here=False) is None) == was_member
 
 
 @pytest.mark.parametrize("cluster_id", [b"c" * 16, b"d" * 16, UNNAMED, NO_ID])
@@ -137,7 +137,7 @@ def test_node_without_members_does_not_refuse_a_non_member() -> None:
     held.set_cluster(b"c" * 16)
     members.configure(b"1" * 16, held, {})
     terms = Terms.of(IN_LOG, 8, bytes(16), cluster=UNNAMED, member=b"2" * 16)
-    refused = members.judge("n2", terms, None, dialled_here=True)
+    refused = members.why_rejected("n2", terms, None, dialled_here=True)
     assert "start it with an empty one" not in str(refused)
     assert "does not know yet whether its log is of this cluster" in str(refused)
 
@@ -172,7 +172,7 @@ def test_non_member_with_a_late_status_keeps_its_connection(silent_s: float, is_
     configuration = Configuration.of(8, [Member(*place, place[0].encode()) for place in IN_LOG.items()], b"c")
     members.configure(b"n1", Configurations(configuration), {})
     non_member = Terms.of(["n4"], 8, b"p" * 16, member=b"n4")
-    again = members.judge(
+    again = members.why_rejected(
         "n4", non_member, Link(non_member.process, non_member.member, silent_s), dialled_here=False
     )
     assert isinstance(again, AlreadyLinkedError) == is_kept
@@ -204,7 +204,7 @@ def test_member_directory_wins_over_a_process_of_its_name(
     )
     members.configure(ids["n1"], Configurations(configuration), {})
     terms = Terms.of(["n3"], 8, b"p" * 16, cluster=b"c" * 16, member=comes)
-    judged = members.judge("n3", terms, Link(b"q" * 16, linked, silent_s), dialled_here=dialled_here)
+    judged = members.why_rejected("n3", terms, Link(b"q" * 16, linked, silent_s), dialled_here=dialled_here)
     if dialled_here and refusal is SecondProcessError:
         refusal = None  # as before: this node has dialled the address that the log has
     assert (type(judged) if judged else None) is refusal
@@ -218,6 +218,6 @@ def test_member_directory_is_the_latest_that_a_peer_reported() -> None:
     held.set_cluster(b"c" * 16)
     members.configure(b"n1" * 8, held, {})
     assert members.is_another_directory("n3", OTHER)
-    assert held.told(9, Configuration.of(8, [Member("n3", IN_LOG["n3"], OTHER)], b"c" * 16))
+    assert held.received(9, Configuration.of(8, [Member("n3", IN_LOG["n3"], OTHER)], b"c" * 16))
     assert members.is_another_directory("n3", REAL)
     assert not members.is_another_directory("n3", OTHER)

@@ -753,7 +753,7 @@ def test_peer_with_too_large_a_frame_is_dropped_alone(run: Run, caplog: pytest.L
 
 def test_idle_unauthenticated_connections_are_limited(run: Run) -> None:
     async def story() -> None:
-        node = make_nodes(2, limits=LinkLimits(strangers_max=4, stranger_fair_s=0.2))["n2"]
+        node = make_nodes(2, limits=LinkLimits(unauthenticated_max=4, unauthenticated_fair_s=0.2))["n2"]
         async with started({"n2": node}):
             idle = [await unauthenticated(node) for _ in range(12)]
             for refused in idle[3:]:
@@ -773,7 +773,7 @@ def test_idle_unauthenticated_connections_are_limited(run: Run) -> None:
 
 def test_flood_from_an_address_evicts_no_peer_from_elsewhere(run: Run) -> None:
     async def story() -> None:
-        node = make_nodes(2, limits=LinkLimits(strangers_max=4))["n2"]
+        node = make_nodes(2, limits=LinkLimits(unauthenticated_max=4))["n2"]
         async with started({"n2": node}):
             slow = await unauthenticated(node)
             flood = [
@@ -1455,7 +1455,7 @@ def test_future_member_is_reached_at_its_listed_address(run: Run) -> None:
         nodes = {"n1": Node(one, members({"n1": ("127.0.0.1", 1)}), 7), "x1": new}
         nodes["n1"].configure(members({"n1": ("127.0.0.1", 1)}), CLUSTER)
         async with started(nodes):
-            place = one.place("x1", PeerAddress("127.0.0.1", free_ports(1)[0]))
+            place = one.dial_address("x1", PeerAddress("127.0.0.1", free_ports(1)[0]))
             assert place == listed["x1"]
             for _ in range(3):  # each request to add it
                 await one.reach("x1", place)
@@ -1707,7 +1707,7 @@ def test_impossible_configurations_are_refused() -> None:
         PeerLinks(
             LinkConfig("n1", "c", here, Versions(7, 7)),
             [SECRET],
-            limits=LinkLimits(stranger_bytes_max=100),
+            limits=LinkLimits(unauthenticated_bytes_max=100),
         )
     links = PeerLinks(LinkConfig("n1", "c", here, Versions(7, 7)), [SECRET])
     links.register(GROUP, Recorder())

@@ -389,10 +389,12 @@ def test_export_has_the_fields_of_rabbitmq(node: Machine) -> None:
     assert [row["destination"] for row in written["bindings"]] == ["q", "x"]
     assert [row["component"] for row in written["parameters"]] == ["vhost-limits", "operator_policy"]
     assert names(written["users"]) == ["ann", "guest", "nobody", "old"]
+    metadata = {"description": "a description", "tags": ["t"], "default_queue_type": "quorum"}
     assert written["vhosts"][1] == {
         "name": "v",
         "limits": {"max-queues": 9},
-        "metadata": {"description": "a description", "tags": ["t"], "default_queue_type": "quorum"},
+        "metadata": metadata,
+        **metadata,
     }
 
 
