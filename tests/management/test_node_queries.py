@@ -112,7 +112,7 @@ def test_name_of_a_client_is_queried_once() -> None:
         ("b", 2): "two",
     }
     two.queries["b"].set_responder(lambda _: b"")
-    assert answer_to({("b", 2): clients["b", 2], ("b", 4): object()}) == {("b", 2): "two"}
+    assert names_of({("b", 2): clients["b", 2], ("b", 4): object()}) == {("b", 2): "two"}
 
 
 def test_a_row_that_no_answer_holds_is_left_out() -> None:
