@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -781,6 +781,30 @@ def test_imports_run_in_sequence(node: Machine, monkeypatch: pytest.MonkeyPatch)
     assert node.run(story) == [204] * 5
     assert most == 1
     assert len(node.management.machine.users) == 6
+
+
+def test_slow_upload_of_definitions_holds_up_no_import(node: Machine) -> None:
+    async def story(client: Client) -> list[int]:
+        received, sent = asyncio.Event(), asyncio.Event()
+
+        async def slow_body() -> AsyncIterator[bytes]:
+            yield b"{"
+            received.set()
+            await sent.wait()
+            yield b"}"
+
+        slow = asyncio.ensure_future(
+            answer(client, "/api/definitions", "POST", data=slow_body(), headers=GUEST)
+        )
+        await received.wait()
+        await asyncio.sleep(0.05)
+        document = {"users": [{"name": "quick", "tags": ""}]}
+        async with asyncio.timeout(5):
+            quick = await answer(client, "/api/definitions", "POST", json=document, headers=GUEST)
+        sent.set()
+        return [quick.status, (await slow).status]
+
+    assert node.run(story) == [204, 204]
 
 
 def test_later_duplicate_in_a_document_wins(node: Machine) -> None:
