@@ -342,7 +342,9 @@ class Configuration:
         self._check_id(name, member_id)
 
     def _check_id(self, name: str, member_id: bytes) -> None:
-        """Refuse a directory that belongs to a second member, or was removed."""
+        """Refuse a directory without an id, and a directory that belongs to a second member or was removed."""
+        if not _is_id(member_id):
+            raise MembershipRefused(f"the request to add node {name!r} does not name its data directory")
         if self.is_removed(member_id):
             raise MembershipRefused(
                 f"the data directory of node {name!r} was a member and has been removed: start with an empty one"

@@ -283,6 +283,11 @@ class SimulatedDisk:
         """Return the present content, for `put_back`; only while the process is down."""
         return DiskContent(dict(self.by_path), dict(self.directories))
 
+    def snapshot(self) -> DiskContent:
+        """Return a copy of all files as they are, for `put_back`, as a snapshot of a virtual machine has them."""
+        copies = {path: inode.copy() for path, inode in self.by_path.items()}
+        return DiskContent(copies, dict(self.directories))
+
     def put_back(self, content: DiskContent) -> None:
         """Replace the present content by an earlier content; only while the process is down."""
         self.lose_everything()
@@ -592,6 +597,13 @@ class _Inode:
         self._durable = len(self.content)
         self._hidden = b""
         self._unsynced.clear()
+
+    def copy(self) -> _Inode:
+        """Return a file with the same content, all of it durable."""
+        copy = _Inode()
+        copy.append(bytes(self.content))
+        copy.sync()
+        return copy
 
     def vouched_bytes(self) -> int:
         return self._marks[-2] if len(self._marks) > 1 else 0

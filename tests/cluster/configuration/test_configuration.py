@@ -81,6 +81,11 @@ def test_awaited_member_is_bound_to_the_first_directory() -> None:
     assert "another data directory" in refused(lambda: bound.joined("n2", identity(5), address(4), VERSIONS))
 
 
+def test_member_without_the_id_of_a_directory_is_refused() -> None:
+    """Such a request of a peer had stopped the leader, which could not read its own configuration."""
+    assert "does not name its data directory" in refused(lambda: TRIO.added("n4", address(4), b""))
+
+
 def test_lost_directory_has_the_time_of_its_loss() -> None:
     lost = TRIO.vacated("n2", identity(2)).dated(TRIO, 77)
     assert [member.lost_ms for member in lost.members] == [None, 77, None]
