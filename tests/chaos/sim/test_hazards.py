@@ -28,6 +28,7 @@ from cluster.configuration import quorum
 from cluster.configuration.configuration import Configuration, Member, Versions
 from cluster.configuration.quorum import Membership
 from cluster.engine.engine import Engine
+from cluster.engine.rejoin import Rejoin
 from cluster.group.bootstrap import Bootstrap
 from cluster.group.group import Group
 from cluster.group.reads import Reads
@@ -60,10 +61,17 @@ from qq.machine.queue.consumers import Budget, Holder
 from qq.machine.queue.queue import DeadMessages, Queue
 from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
+from qq.sessions.stuck_dead_letters import Candidates, StuckDeadLetters
 from qq.tables import TABLE_DEPTH_MAX, Table
 from tests.chaos.sim import absences
 from tests.harness.long_cases import cases
 
+ROLLBACKS = SimulationOptions(
+    faults={"roll back": 3.0, "kill": 1.0, "isolate": 2.0, "partition": 1.0, "reset": 1.0, "pause": 1.0},
+    duration_s=25.0,
+    fault_interval_s=0.5,
+    submit_interval_s=0.1,
+)
 POWER_LOSSES = SimulationOptions(
     duration_s=12.0,
     submit_interval_s=0.08,
@@ -400,6 +408,18 @@ class LetsLearnersVote(Engine):
         """Ignore the value."""
 
 
+class VotesForAnyLog(Engine):
+    """A node that has heard of a committed entry votes for a log without it."""
+
+    def _may_lead_with(self, last_index: int) -> bool:
+        return True
+
+
+def ignore_what_others_remember(rejoin: Rejoin, peer: str, *_: object) -> None:
+    """In place of `Rejoin.record_memory`: a directory that was put back votes at once."""
+    rejoin._memories.add(peer)
+
+
 @contextmanager
 def all_is_committed(engine: Engine) -> Iterator[None]:
     """Let all entries count as committed within the block."""
@@ -648,6 +668,11 @@ def forget_publishers(publishers: Publishers) -> FrozenPublishers:
 
 def leave_the_dead(_: DeadLetters) -> None:
     """In place of `DeadLetters.submit_step`."""
+
+
+def leave_the_stuck(_: StuckDeadLetters) -> Iterator[Candidates]:
+    """In place of `StuckDeadLetters.candidates`: a stuck dead letter is never tried again."""
+    return iter(())
 
 
 def leave_where_it_was(queue: Queue, _place: int, found: Sequence[tuple[int, Range]]) -> None:
@@ -982,6 +1007,15 @@ HAZARDS = [
     Hazard(
         Parts(),
         QUEUES,
+        20,
+        "neither settled",
+        ("qq.sessions.stuck_dead_letters.StuckDeadLetters.candidates", leave_the_stuck),
+        shown_by=1,
+        is_long=True,
+    ),
+    Hazard(
+        Parts(),
+        QUEUES,
         10,
         "has what should not be there",
         ("qq.machine.queue.queue.Queue.move_out", leave_where_it_was),
@@ -1104,6 +1138,22 @@ HAZARDS = [
         shown_by=26,
     ),
     Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and", shown_by=0),
+    Hazard(
+        Parts(),
+        ROLLBACKS,
+        10,
+        "has forgotten that it voted",
+        ("cluster.engine.rejoin.Rejoin.record_memory", ignore_what_others_remember),
+        shown_by=89,
+    ),
+    Hazard(
+        Parts(engine=VotesForAnyLog),
+        ROLLBACKS,
+        10,
+        "than the committed one",
+        ("cluster.engine.rejoin.Rejoin.record_memory", ignore_what_others_remember),
+        shown_by=6,
+    ),
     Hazard(
         Parts(),
         SHORTENED_LOGS,
