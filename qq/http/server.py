@@ -235,6 +235,22 @@ class _Transport:
         return getattr(self._transport, name)
 
 
+class _ClosedTransport(asyncio.Transport):
+    """Takes the place of the transport of a lost connection, and so frees it at once.
+
+    A TLS transport and the methods that it calls refer to each other, and the garbage collector comes late.
+    """
+
+    def is_closing(self) -> bool:
+        return True
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+
+_CLOSED_TRANSPORT = _ClosedTransport()
+
+
 class _HttpConnection(asyncio.BufferedProtocol):
     """A connection: stands between the socket and aiohttp, and enforces the limits of time, memory and work."""
 
@@ -378,6 +394,8 @@ class _HttpConnection(asyncio.BufferedProtocol):
         self._is_full = True
         self._server.turns.leave(self._place)
         self._inner.connection_lost(exc)
+        self._transport = _CLOSED_TRANSPORT
+        self._slot.evict = _CLOSED_TRANSPORT.abort
 
     # Called by the middlewares
 
