@@ -20,6 +20,7 @@ from cluster.raft import messages
 from cluster.snapshots.backup_source import BackupSource
 from cluster.snapshots.sender import SnapshotSender
 from cluster.state.apply import Applier
+from cluster.transport.broker_messages import BrokerMessages
 from cluster.transport.queries import Queries
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Assembly:
         self.applying = Applier(replica.state, replica.pending)
         self.queries = Queries(replica.outbox.is_new, replica.outbox.transmit)
         self.membership = MembershipParts(replica, machine.outages_since, machine.losses_since)
+        self.broker_messages = BrokerMessages(replica, machine.reads_since)
         self.reads = Reads(replica, self.membership.leadership, machine.reads_since)
         first_id = replica.pending.incarnation << SNAPSHOT_ID_BITS
         self.sender = SnapshotSender(replica, first_id)
@@ -90,6 +92,7 @@ class Assembly:
             messages.ReadIndexAnswer: self.reads.answered,
             messages.TermCheck: self.reads.check_received,
             messages.TermConfirmed: self.reads.confirmed,
+            messages.BrokerMessage: self.broker_messages.received,
             messages.SnapshotOffer: self.installer.offered,
             messages.FetchChunk: self.sender.fetch,
             messages.SnapshotDamaged: self.sender.spoilt,

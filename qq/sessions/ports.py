@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Returned,
     )
     from qq.scopes import Scopes
+    from qq.sessions.direct_replies import Replies
     from qq.sessions.lanes import Lane
     from qq.sessions.session_info import ConnectionFacts, SessionFacts
 
@@ -85,6 +86,14 @@ class Log(MessageStore, Protocol):
 
         Call `failed` instead if the leader gives no answer.
         """
+        ...
+
+    def send_message(self, peer: str, data: Sequence[Buffer]) -> bool:
+        """Send a message to a node's broker without the log, at most once; return False if that is not possible now."""
+        ...
+
+    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+        """Pass the messages of other nodes' brokers to `receive`."""
         ...
 
     def disk_failed(self, error: Exception) -> None:
@@ -254,6 +263,8 @@ class SessionConsumers(Protocol):
     def deliver(self, effect: Deliver, /) -> None: ...
 
     def direct_reply(self, effect: DirectReply, /) -> None: ...
+
+    def replies(self, replies: Replies, /) -> None: ...
 
     def timed_out(self, effect: DeliveryTimeout, /) -> None: ...
 
