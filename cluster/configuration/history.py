@@ -47,11 +47,11 @@ class Configurations:
         self._callbacks: list[Callable[[], None]] = []
         self._base = configuration
         """The configuration that counts if both the log and the state lack a configuration."""
-        self._told: tuple[int, Configuration] = (0, configuration)
+        self._received: tuple[int, Configuration] = (0, configuration)
         """Index and value of the latest configuration of this cluster that a peer has sent."""
         self._held = [(0, configuration)]
         """Index and value of each configuration in the log, ascending."""
-        self._note()
+        self._update()
 
     @property
     def is_settled(self) -> bool:
@@ -73,16 +73,16 @@ class Configurations:
         A received configuration does not count for majorities before it is in the log. It is used to find members that
         moved while this node was away, and the node that sends the log may be among them.
         """
-        index, told = self._told
-        return told if index > self.newest_index else self.newest
+        index, received = self._received
+        return received if index > self.newest_index else self.newest
 
-    def told(self, index: int, configuration: Configuration) -> bool:
+    def received(self, index: int, configuration: Configuration) -> bool:
         """Take in the configuration at `index` that a peer sent. Return True if it is the latest now."""
         is_later = configuration.cluster == self.cluster != b"" and index > max(
-            self._told[0], self.newest_index
+            self._received[0], self.newest_index
         )
         if is_later:
-            self._told = index, configuration
+            self._received = index, configuration
         return is_later
 
     def others(self, name: str) -> tuple[str, ...]:
@@ -104,16 +104,16 @@ class Configurations:
     def begin(self, configuration: Configuration) -> None:
         """Use this configuration until the log has its first. It comes from a peer or from the node's file."""
         self._base = configuration
-        self._told = (0, configuration)
+        self._received = (0, configuration)
         self._held = [(0, configuration)]
-        self._note()
+        self._update()
 
     def find(
         self, configuration: Configuration | None, index: int, later: Iterable[tuple[int, bytes]]
     ) -> None:
         """Load the configuration of the state at `index`, if any, and the configurations in the `later` entries."""
         self._held = [(0, self._base) if configuration is None else (index, configuration)]
-        self._note()
+        self._update()
         for each in later:
             self.appended(*each)
 
@@ -125,13 +125,13 @@ class Configurations:
         if not is_configuration(entry):
             return
         self._held.append((index, read_configuration(entry)))
-        self._note()
+        self._update()
 
     def cut_from(self, index: int) -> None:
         """Forget the configurations from `index` on, because their uncommitted entries were deleted."""
         if len(self._held) > 1 and self._held[-1][0] >= index:
             self._held = [self._held[0], *(held for held in self._held[1:] if held[0] < index)]
-            self._note()
+            self._update()
 
     def applied(self, index: int) -> Configuration:
         """Record that the configuration at `index` is committed and applied, and return it.
@@ -140,10 +140,10 @@ class Configurations:
         """
         position = [held_index for held_index, _ in self._held].index(index)
         del self._held[:position]
-        self._note()
+        self._update()
         return self.committed
 
-    def _note(self) -> None:
+    def _update(self) -> None:
         self.newest_index, self.newest = self._held[-1]
         self.committed_index, self.committed = self._held[0]
         self.membership = self.newest.membership

@@ -99,13 +99,13 @@ class Engine(SyncObjAdapter):
     ) -> None:
         """Take up the log as it is."""
         self.may_vote = True
-        """Whether this member may vote and campaign. False if it may have lost acknowledged entries or votes
+        """Whether this member may vote for itself or a peer. False while it may have lost acknowledged entries or votes
         (rejoin.py)."""
         self.may_lead = True
-        """Whether this member may campaign. False while its disk is full or damaged, because it could commit no
-        entries."""
-        self.stands_for_leader = True
-        """Whether this member campaigns without a request of its leader. False under maintenance."""
+        """Whether this member could commit entries as leader. False while its disk is full or its log damaged."""
+        self.campaigns_on_timeout = True
+        """Whether this member campaigns when its election timeout passes. False under maintenance: then it campaigns
+        only at the request of its leader (TimeoutNow)."""
         self.behind = False
         """Whether the last turn has left entries to apply or send. Then the group must call `turn` again soon."""
         self._rested_s = math.inf
@@ -128,7 +128,7 @@ class Engine(SyncObjAdapter):
         """The progress of each peer, by name."""
         self._match_is_reported = True
         self._reported_heard_s = 0.0
-        """Time at which a majority was last heard, as pysyncobj was told, on the monotonic clock."""
+        """Time at which a majority was last heard, as last reported to pysyncobj, on the monotonic clock."""
         self._awake = AwakeClock(runtime.monotonic(), timing.heartbeat_s)
         """Time awake. It is read in each turn, at least once a heartbeat interval, so a late heartbeat counts as a
         stall, too."""
@@ -165,7 +165,8 @@ class Engine(SyncObjAdapter):
     # State for the group
 
     @property
-    def _may_campaign(self) -> bool:
+    def _is_promotable(self) -> bool:
+        """Whether this member may campaign at all: it is a voter that may vote and lead."""
         # A node that catches up may have a configuration in which an older directory votes under its name.
         is_voter = self._configurations.newest.has_voter(*self._own)
         return self.may_vote and self.may_lead and is_voter
@@ -350,8 +351,8 @@ class Engine(SyncObjAdapter):
         deadline_s = self._runtime.monotonic() + jitter_s
         self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, deadline_s)
 
-    def hold_back(self, peer: str) -> None:
-        """Stop sending to `peer`, whose link is congested, until `peer_resumed`. Queued messages stay valid."""
+    def peer_paused(self, peer: str) -> None:
+        """Stop sending to `peer` until `peer_resumed`, because its link is congested. Queued messages stay valid."""
         self._SyncObj__connectedNodes.discard(self._nodes[peer])
 
     def peer_resumed(self, peer: str) -> None:
@@ -457,7 +458,7 @@ class Engine(SyncObjAdapter):
                 self._deliver_vote_request(node, message)
             case Vote():
                 self._receive_vote(peer, message)
-            case TimeoutNow() if self._may_campaign:
+            case TimeoutNow() if self._is_promotable:
                 self._deliver(node, type="timeout_now", term=message.term)
             case VoteRequest() | TimeoutNow():
                 pass
@@ -486,7 +487,7 @@ class Engine(SyncObjAdapter):
             if progress.pace is not None:
                 progress.pace.log_grew(grown_bytes, now_s)
             if self._nodes[peer] in self._SyncObj__connectedNodes and not self._rests(progress, now_s):
-                self._feed(peer, progress, made, now_s)
+                self._send_entries(peer, progress, made, now_s)
 
     def _rests(self, progress: Progress, now_s: float) -> bool:
         """Return whether a learner must get no entries now, because it was sent many."""
@@ -495,7 +496,9 @@ class Engine(SyncObjAdapter):
             self._rested_s = min(self._rested_s, now_s + rest_s)
         return rest_s > 0
 
-    def _feed(self, peer: str, progress: Progress, made: dict[int, tuple[Append, int]], now_s: float) -> None:
+    def _send_entries(
+        self, peer: str, progress: Progress, made: dict[int, tuple[Append, int]], now_s: float
+    ) -> None:
         """Send a peer appends of about a slice in all, or a single append while it is probed.
 
         `made` caches the appends of this turn by their first index, because most peers lack the same entries.
@@ -606,8 +609,8 @@ class Engine(SyncObjAdapter):
         A leader's log only grows. So an end before entries that it has sent is old news, from a connection that was
         dialled before the current connection.
         """
-        told_term, end = self._leader_end
-        is_old = term == told_term and last_index < end
+        leader_term, end = self._leader_end
+        is_old = term == leader_term and last_index < end
         if term >= self.term and last_index < self.commit_index and not is_old:
             raise self._foreign_log(leader, term, f"ends with entry {last_index}")
 
@@ -738,8 +741,8 @@ class Engine(SyncObjAdapter):
         step = self._elections.next_step(
             awake_s,
             follows=self.leader is not None,
-            may_campaign=self._may_campaign,
-            stands=self.stands_for_leader and self._could_be_elected(),
+            is_promotable=self._is_promotable,
+            campaigns_on_timeout=self.campaigns_on_timeout and self._could_be_elected(),
             is_asked=self._SyncObj__transferInProgress,
         )
         if step is ElectionStep.CAMPAIGN:
@@ -799,7 +802,7 @@ class Engine(SyncObjAdapter):
         if answer.granted:
             patience_s = self._runtime.monotonic() + self._retry_s(self._store_s)
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, patience_s)
-        elif answer.stands_instead:
+        elif answer.campaigns_instead:
             self._campaign_soon()
 
     def hears_leader(self) -> bool:

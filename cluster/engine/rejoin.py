@@ -60,9 +60,9 @@ class Rejoin:
         self._member_id = member_id
         self._configurations = configurations
         self._hard_state = hard_state
-        self._heard: dict[str, Status] = {}
+        self._reports: dict[str, Status] = {}
         """The last status of each other member that was heard since this start, by name."""
-        self._heard_s: dict[str, float] = {}
+        self._reported_s: dict[str, float] = {}
         """Time awake at which that status arrived, by name."""
         self._away: set[str] = set()
         """Members without a link, among those heard. They may have got their logs back since their last status."""
@@ -90,8 +90,8 @@ class Rejoin:
     def has_past(self, last_index: int) -> bool:
         """Return whether this node relies on its log, which ends with `last_index`.
 
-        A node that was told that it is a learner, and lost power before its log held an entry, is still new. The
-        cluster may have lost its addition as well, and then no other node knows its directory.
+        A node that a report made a learner, and that lost power before its log held an entry, is still new. The cluster
+        may have lost its addition as well, and then no other node knows its directory.
         """
         return self.voter_status is VoterStatus.VOTER and (self._is_by_names or last_index > 1)
 
@@ -118,7 +118,7 @@ class Rejoin:
         self._record(peer, status, awake_s)
 
     def _record(self, peer: str, status: Status, awake_s: float) -> None:
-        self._heard[peer], self._heard_s[peer] = status, awake_s
+        self._reports[peer], self._reported_s[peer] = status, awake_s
         self._away.discard(peer)
         lost = self._lost()
         self._hopeless_s = min(self._hopeless_s, awake_s) if lost else math.inf
@@ -128,8 +128,8 @@ class Rejoin:
 
     def _are_believed(self, lost: Sequence[str], awake_s: float) -> bool:
         """Return whether these nodes have lacked their logs for `HOPELESS_S`, by their own reports."""
-        told_s = [self._heard_s[name] for name in lost if name != self._name]
-        return min(told_s, default=awake_s) - self._hopeless_s >= HOPELESS_S
+        reported_s = [self._reported_s[name] for name in lost if name != self._name]
+        return min(reported_s, default=awake_s) - self._hopeless_s >= HOPELESS_S
 
     def record_lost_link(self, peer: str) -> None:
         """Record that the link to a node is lost."""
@@ -168,27 +168,27 @@ class Rejoin:
             case VoterStatus.BLANK:
                 missing = ", ".join(self._missing())
                 return f"waiting for {missing}: a node without a past must hear from every member once"
-            case VoterStatus.LEARNER if self._is_told_to_be_none:
+            case VoterStatus.LEARNER if self._is_reported_non_member:
                 return self._why_no_member()
             case VoterStatus.LEARNER:
                 return "this node's log was damaged or lost; a leader must send it everything anew"
-            case VoterStatus.VOTER if self._is_told_to_be_none and not self._configurations.newest_index:
-                # The node was told that it is a learner, and the cluster lost that before it was in this node's log.
+            case VoterStatus.VOTER if self._is_reported_non_member and not self._configurations.newest_index:
+                # A report made this node a learner, and the cluster lost that before it was in this node's log.
                 return self._why_no_member()
             case VoterStatus.VOTER:
                 return None
 
     def _why_no_member(self) -> str:
         """Return why this new directory is no member of a cluster whose log holds the members."""
-        name, told = self._name, self._configurations.latest
-        member, what = told.member(name), f"this node's data directory is new, and {self._name} "
-        if not told.cluster:
+        name, latest = self._name, self._configurations.latest
+        member, what = latest.member(name), f"this node's data directory is new, and {self._name} "
+        if not latest.cluster:
             return "this node's data directory is new, and it has not reached its cluster yet"
         if member is not None and member.id not in (None, self._member_id):
             return f"{what}is a member with another one: if that is lost, `qq member replace {name}`"
-        if told.was_removed(name):
+        if latest.was_removed(name):
             return f"{what}was removed: `qq member add {name} HOST:PORT`, or `join` in its file, takes it in"
-        if member is None and len(told.members) >= MEMBERS_MAX:
+        if member is None and len(latest.members) >= MEMBERS_MAX:
             return f"{what}is no member: the cluster has {MEMBERS_MAX} already, which is the most: remove one first"
         return f"{what}waits until the leader takes it in"
 
@@ -199,16 +199,16 @@ class Rejoin:
         return not newest.cluster and self._name in newest.membership.voters
 
     @property
-    def _is_told_to_be_none(self) -> bool:
+    def _is_reported_non_member(self) -> bool:
         """Whether the cluster is known by now, and this directory is no member of it."""
         latest = self._configurations.latest
         return bool(latest.cluster) and not latest.has(self._name, self._member_id)
 
     def _missing(self) -> list[str]:
-        return [peer for peer in self._peers if peer not in self._heard]
+        return [peer for peer in self._peers if peer not in self._reports]
 
     def _remember(self, engine: Engine) -> None:
-        term = max(0, engine.journal.last_term, *(status.term for status in self._heard.values()))
+        term = max(0, engine.journal.last_term, *(status.term for status in self._reports.values()))
         new = not self._peers or self._is_new_cluster(engine)
         voter_status = VoterStatus.VOTER if new else VoterStatus.LEARNER
         state = HardState(term, self._name if term else None, voter_status)
@@ -219,7 +219,7 @@ class Rejoin:
         """Return whether the cluster is new: no member is a learner or holds more than a log's first entry."""
         return engine.journal.last_index <= 1 and all(
             status.voter_status != VoterStatus.LEARNER and status.last_index <= 1
-            for status in self._heard.values()
+            for status in self._reports.values()
         )
 
     def _has_caught_up(self, engine: Engine, journal: SegmentedJournal) -> bool:
@@ -240,7 +240,7 @@ class Rejoin:
             return []
         standings = {
             peer: VoterStatus(status.voter_status)
-            for peer, status in self._heard.items()
+            for peer, status in self._reports.items()
             if peer in membership.voters and peer not in self._away
         }
         standings[self._name] = self.voter_status
@@ -253,7 +253,7 @@ class Rejoin:
     @property
     def _longest_log(self) -> int:
         """The highest last index of the logs that this node knows, its own included."""
-        return max([self._last_index, *(status.last_index for status in self._heard.values())])
+        return max([self._last_index, *(status.last_index for status in self._reports.values())])
 
     def _hopeless(self, lost: Sequence[str]) -> str:
         foreign = sorted(self._foreign.intersection(lost))

@@ -109,7 +109,7 @@ class Bootstrap:
         pending = PendingProposals(config.name)
         pending.begin(claim.incarnation)
         linked = LinkedNodes(configurations)
-        outbox = PeerOutbox(links, config.group_id, linked, self._engine.hold_back)
+        outbox = PeerOutbox(links, config.group_id, linked, self._engine.peer_paused)
         self.replica = Replica(
             config=config,
             versions=versions,

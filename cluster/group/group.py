@@ -65,10 +65,10 @@ class Group:
         self._events: GroupEvents = NoEvents()
         self.apply_times = Histogram()
         """Time to apply each entry, without the time that this node takes to carry out the effects."""
-        self.beat_delays = Histogram()
+        self.heartbeat_delays = Histogram()
         """Delay of each heartbeat timer on the event loop. It shows every stall longer than a heartbeat interval, at
         its end."""
-        self._beat_due_s = math.inf
+        self._heartbeat_due_s = math.inf
         hooks = Hooks(
             turn=self._turn,
             apply=self._apply,
@@ -132,7 +132,7 @@ class Group:
         self._discovery.introduce()
         self._links.register(self.config.group_id, self.inbox)
         self.propose([])  # reports the new incarnation, so the cluster releases all held by the last
-        self._beat()
+        self._heartbeat()
         self._report_status()
 
     def stop(self) -> None:
@@ -253,17 +253,17 @@ class Group:
 
     # The turn
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         """Ask for a turn, and poll all parts with deadlines, once in each heartbeat interval.
 
         Heartbeats and elections become due without an event.
         """
         if self._turns.is_on:
             now_s = self._runtime.monotonic()
-            self.beat_delays.add(max(0.0, now_s - self._beat_due_s))
+            self.heartbeat_delays.add(max(0.0, now_s - self._heartbeat_due_s))
             self._turns.request()
             self._log_sync.awake_s()
-            self.leadership.update_candidacy(is_fit=not self.journal.full and self.fail_stop.damage is None)
+            self.leadership.update_candidacy(may_lead=not self.journal.full and self.fail_stop.damage is None)
             self._low_space.check()
             self._reads.beat()
             self._outages.check()
@@ -273,8 +273,8 @@ class Group:
                 self.leadership.leave_if_late(self._turns.heartbeat_s)
                 self.leadership.leave_for_maintenance()
                 self.reconfiguration.take_due_step()
-            self._beat_due_s = now_s + self._turns.heartbeat_s
-            self._runtime.call_later(self._turns.heartbeat_s, self._beat)
+            self._heartbeat_due_s = now_s + self._turns.heartbeat_s
+            self._runtime.call_later(self._turns.heartbeat_s, self._heartbeat)
 
     def _turn(self) -> None:
         try:
@@ -305,7 +305,7 @@ class Group:
         if self._runtime.monotonic() - self._chores_s >= CHORES_S:
             self._do_chores()
         if alone_and_unsynced:
-            self._log_sync.ask_for_turn()
+            self._log_sync.request_turn()
         self._log_sync.begin()
         if self.engine.outbox:
             # These are only notices of the commit index. Clients get their effects first.

@@ -93,7 +93,7 @@ class Inbox:
         self._reads = reads
         self._handlers: dict[type[Any], Handler] = {
             Forward: self._forwarded,
-            Status: self._told_status,
+            Status: self._status_received,
             **handlers,
         }
         self._malformed: set[str] = set()
@@ -170,7 +170,7 @@ class Inbox:
         self._members.follow()
         is_member = self._linked.is_member(peer)
         if is_member:
-            self._peers.heard(peer, self._runtime.monotonic())
+            self._peers.record_contact(peer, self._runtime.monotonic())
         self._receiver.part_received(peer)
         if self._rejoin.voter_status is not VoterStatus.BLANK and (is_member or not self._engine.is_leader):
             self._engine.part_received(peer)
@@ -183,7 +183,7 @@ class Inbox:
         self._members.follow()
         is_member = self._linked.is_member(peer)
         if is_member:
-            self._peers.heard(peer, self._runtime.monotonic())
+            self._peers.record_contact(peer, self._runtime.monotonic())
         try:
             message = decode(frame)
         except MalformedFrame as error:
@@ -223,7 +223,7 @@ class Inbox:
         except MalformedEntry:
             log.exception("peer %s forwarded malformed batches; ignored", peer)
 
-    def _told_status(self, peer: str, status: Status) -> None:
+    def _status_received(self, peer: str, status: Status) -> None:
         if status.state == Role.LEADER:
             self._engine.check_end_of(peer, status.term, status.last_index)
             self._rejoin.record_leader_end(status)

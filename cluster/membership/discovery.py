@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORGOTTEN_AFTER_S = 10.0
-"""Seconds without a link to a member, after which a node that has not yet joined forgets the members it was told."""
+"""Seconds without a link to a member, after which a node that has not yet joined forgets the reported members."""
 
 
 class Discovery:
@@ -36,14 +36,14 @@ class Discovery:
         self._joins = config.joins
         self._versions = replica.versions
         self._unsettled = config.listed_configuration(replica.versions.low, lists_members=False)
-        """The configuration that counts until the log or a peer has told the members."""
+        """The configuration that counts until the log or a peer has reported the members."""
         self._rejoin = replica.rejoin
         self._joining = joining
         self._engine = replica.engine
         self._fail_stop = replica.fail_stop
         self._transmit = replica.outbox.transmit
-        self._told_index = 0
-        """Log index of the configuration that a peer told last."""
+        self._received_index = 0
+        """Log index of the configuration that a peer reported last."""
         self._linked_s = 0.0
         """When this node last had a link with a member, or nothing to forget, on the monotonic clock."""
 
@@ -94,36 +94,36 @@ class Discovery:
             return Versions(self._versions.low, self._versions.low)
         return self._joining.versions(name)
 
-    # Being told
+    # Reports of peers
 
-    def members_received(self, _peer: str, told: MembersReport) -> None:
+    def members_received(self, _peer: str, report: MembersReport) -> None:
         """Learn the members from a peer if the own log has no configuration; stop if they have removed this node."""
         held = self._members.configurations
-        if told.configuration.is_removed(self._members.id):
+        if report.configuration.is_removed(self._members.id):
             self._fail_stop.removed()
             return
-        if held.newest_index == 0 and told.index > self._told_index:
-            self._told_index = told.index
-            held.begin(told.configuration)
+        if held.newest_index == 0 and report.index > self._received_index:
+            self._received_index = report.index
+            held.begin(report.configuration)
             self._members.follow()
-        if held.told(told.index, told.configuration):
+        if held.received(report.index, report.configuration):
             self._members.configure_links()
-        self._rejoin.admit(told.configuration, told.term, self._engine)
+        self._rejoin.admit(report.configuration, report.term, self._engine)
 
     def forget_lost_cluster(self, now_s: float) -> None:
-        """Forget the told configuration if this node has not yet joined and hears no member; called once a second.
+        """Forget the reported configuration if this node has not yet joined and hears no member; called once a second.
 
-        The told cluster may be gone, and a new cluster may be in its place, which this node would refuse as foreign.
+        That cluster may be gone, and a new cluster may be in its place, which this node would refuse as foreign.
         This node has promised nothing, so it continues as after a restart.
         """
-        told = self._told_index > 0 and self._rejoin.voter_status is VoterStatus.BLANK
-        if not told or self._members.linked.members:
+        is_only_reported = self._received_index > 0 and self._rejoin.voter_status is VoterStatus.BLANK
+        if not is_only_reported or self._members.linked.members:
             self._linked_s = now_s
         elif now_s - self._linked_s >= FORGOTTEN_AFTER_S:
             log.info(
                 "no member of the discovered cluster has answered for %d s; searching for a cluster again",
                 FORGOTTEN_AFTER_S,
             )
-            self._told_index = 0
+            self._received_index = 0
             self._members.configurations.begin(self._unsettled)
             self._members.follow()

@@ -56,22 +56,22 @@ class Joining:
         self._high = high
         self._replaces_emptied = replaces_emptied
         self._raises_version = raises_version
-        self._told: dict[str, Introduction] = {}
+        self._introductions: dict[str, Introduction] = {}
         self._rounds: dict[str, _Round] = {}
 
     def record_introduction(self, name: str, introduction: Introduction) -> None:
         """Store the introduction that a node has sent on its new link: its directory, address and versions."""
-        self._told[name] = introduction
+        self._introductions[name] = introduction
         self._rounds.pop(name, None)
 
     def forget(self, name: str) -> None:
         """Forget the introduction of a node with a lost link, because it may be out of date."""
-        self._told.pop(name, None)
+        self._introductions.pop(name, None)
 
     def versions(self, name: str) -> Versions | None:
-        """Return the versions of the state that a node has told it can run, or None without an introduction."""
-        told = self._told.get(name)
-        return None if told is None else Versions(told.low, told.high)
+        """Return the versions of the state that a node can run by its introduction, or None without one."""
+        node = self._introductions.get(name)
+        return None if node is None else Versions(node.low, node.high)
 
     def due_steps(
         self,
@@ -87,7 +87,9 @@ class Joining:
         of the log. `new_id` makes an id for a cluster that has none.
         """
         steps = self._moves(configuration)
-        admissions = [self._admission(configuration, name, told) for name, told in self._told.items()]
+        admissions = [
+            self._admission(configuration, name, node) for name, node in self._introductions.items()
+        ]
         steps += [step for step in admissions if step is not None]
         steps += [
             partial(_promote, name=member.name)
@@ -103,9 +105,9 @@ class Joining:
         moved: dict[str, PeerAddress] = {}
         holders = {member.address: member.name for member in configuration.members}
         for member in configuration.members:
-            told = self._told.get(member.name)
-            if told is not None and told.member_id == member.id and _address_of(told) != member.address:
-                moved[member.name] = _address_of(told)
+            node = self._introductions.get(member.name)
+            if node is not None and node.member_id == member.id and _address_of(node) != member.address:
+                moved[member.name] = _address_of(node)
         steps: list[Step] = []
         for name in moved:
             together: dict[str, PeerAddress] = {}
@@ -116,21 +118,21 @@ class Joining:
             steps.append(partial(_move, addresses=together))
         return steps
 
-    def _admission(self, configuration: Configuration, name: str, told: Introduction) -> Step | None:
+    def _admission(self, configuration: Configuration, name: str, node: Introduction) -> Step | None:
         """Return the change that admits this node or updates its versions; None if no change is needed or allowed."""
-        if not configuration.cluster or configuration.is_removed(told.member_id):
+        if not configuration.cluster or configuration.is_removed(node.member_id):
             return None
         member = configuration.member(name)
         if member is None:
             # A removed node whose settings were left as they were must not come back with its next start.
-            may_come = told.joins or not configuration.was_removed(name)
-            return partial(_join, name=name, told=told) if told.may_join and may_come else None
-        if member.id == told.member_id and member.versions == Versions(told.low, told.high):
+            may_come = node.joins or not configuration.was_removed(name)
+            return partial(_join, name=name, node=node) if node.may_join and may_come else None
+        if member.id == node.member_id and member.versions == Versions(node.low, node.high):
             return None
-        if member.id in (None, told.member_id):
-            return partial(_join, name=name, told=told)
+        if member.id in (None, node.member_id):
+            return partial(_join, name=name, node=node)
         # A member's name at a new address may be a mistake: only an operator can confirm it.
-        is_emptied = told.may_join and member.address == _address_of(told)
+        is_emptied = node.may_join and member.address == _address_of(node)
         if is_emptied and self._replaces_emptied:
             return partial(_vacate, name=name, member_id=member.id)
         return None
@@ -148,18 +150,18 @@ class Joining:
         if configuration.cluster:
             return configuration.raised(version, configuration.cluster)
         for member in configuration.members:
-            told = self._told.get(member.name)
-            if told is None:
+            node = self._introductions.get(member.name)
+            if node is None:
                 raise MembershipRefused(
                     f"node {member.name!r} has not told yet which data directory it has: start it, with a program "
                     f"that can run version {version} of the state"
                 )
-            if told.may_join:
+            if node.may_join:
                 raise MembershipRefused(f"node {member.name!r} is under repair: wait until it is a voter")
-        told_by = {member.name: self._told[member.name] for member in configuration.members}
-        after = configuration.moved({name: _address_of(told) for name, told in told_by.items()})
-        for name, told in told_by.items():
-            after = _join(after, name, told)
+        introductions = {member.name: self._introductions[member.name] for member in configuration.members}
+        after = configuration.moved({name: _address_of(node) for name, node in introductions.items()})
+        for name, node in introductions.items():
+            after = _join(after, name, node)
         return after.raised(version, new_id())
 
     def _has_caught_up(
@@ -181,12 +183,12 @@ class Joining:
         return False
 
 
-def _address_of(told: Introduction) -> PeerAddress:
-    return PeerAddress(told.host, told.port)
+def _address_of(node: Introduction) -> PeerAddress:
+    return PeerAddress(node.host, node.port)
 
 
-def _join(configuration: Configuration, name: str, told: Introduction) -> Configuration:
-    return configuration.joined(name, told.member_id, _address_of(told), Versions(told.low, told.high))
+def _join(configuration: Configuration, name: str, node: Introduction) -> Configuration:
+    return configuration.joined(name, node.member_id, _address_of(node), Versions(node.low, node.high))
 
 
 def _move(configuration: Configuration, addresses: Mapping[str, PeerAddress]) -> Configuration:

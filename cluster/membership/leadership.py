@@ -60,13 +60,13 @@ class Handover:
 
     def __init__(self) -> None:
         self._ends_s = -math.inf
-        self._is_asked = False
+        self._is_requested = False
         self._to: Sequence[str] = ()
 
     def begin(self, now_s: float, to: Sequence[str] = ()) -> None:
         """Begin a handover to any of the peers `to`, or to any successor if `to` is empty."""
         self._ends_s = now_s + HANDOVER_S
-        self._is_asked = False
+        self._is_requested = False
         self._to = to
 
     def end(self) -> None:
@@ -84,12 +84,12 @@ class Handover:
         """Return the peers that may take over: the intended peers, or else `successors`."""
         return self._to or successors
 
-    def ask(self, ask_one: Callable[[], bool]) -> None:
+    def request_once(self, request: Callable[[], bool]) -> None:
         """Ask a peer to take over, at most once per handover.
 
-        `ask_one` asks a peer that holds the whole log, and returns False as long as no peer does.
+        `request` asks a peer that holds the whole log, and returns False as long as no peer does.
         """
-        self._is_asked = self._is_asked or ask_one()
+        self._is_requested = self._is_requested or request()
 
 
 class DiskLag:
@@ -169,15 +169,15 @@ class Leadership:
             self._apart_since_s = None
         return is_own
 
-    def update_candidacy(self, *, is_fit: bool) -> None:
-        """Allow or forbid this node to lead and to campaign; `is_fit` tells whether its log and disk allow it to lead.
+    def update_candidacy(self, *, may_lead: bool) -> None:
+        """Record whether the log and the disk of this node allow it to lead, and whether it campaigns on a timeout.
 
-        A node under maintenance may lead, but leaves campaigning to its peers: see maintenance.py.
+        A node under maintenance may lead, but campaigns only at the request of its leader: see maintenance.py.
         """
         now_s = self._runtime.monotonic()
         self._maintenance.record_leader(self.leader_term.leader, now_s)
-        self._engine.may_lead = is_fit
-        self._engine.stands_for_leader = not self._maintenance.leaves_leading(now_s)
+        self._engine.may_lead = may_lead
+        self._engine.campaigns_on_timeout = not self._maintenance.leaves_leading(now_s)
 
     # Handing over
 
@@ -231,7 +231,7 @@ class Leadership:
     def transfer_to_successor(self) -> None:
         """Ask a peer to take over, once per handover, as soon as a peer holds the whole log."""
         meant = self.handover.meant(self._statuses.successors())
-        self.handover.ask(partial(self._engine.transfer_leadership, meant))
+        self.handover.request_once(partial(self._engine.transfer_leadership, meant))
 
     def transfer_to_any(self) -> None:
         """Ask a peer to take over without starting a handover: this node leads on if no peer does."""

@@ -76,12 +76,12 @@ class Outages:
             return
         if self._served_s is None:
             self._served_s = served_s
-            self._note(ALL_MS)
+            self._add_outage(ALL_MS)
         elif served_s > self._served_s:
             silent_s = served_s - self._served_s
             self._served_s = served_s
             if silent_s > GAP_S:
-                self._note(int(silent_s * 1000))
+                self._add_outage(int(silent_s * 1000))
 
     def applied(self, index: int, time_ms: int) -> None:
         """Forget the outages that the applied entry's leader has declared."""
@@ -121,9 +121,9 @@ class Outages:
     def _check_clock(self) -> None:
         leapt_ms, self._leapt_ms = self._clock.leapt_ms - self._leapt_ms, self._clock.leapt_ms
         if leapt_ms > 0:
-            self._note(int(leapt_ms) + 1)
+            self._add_outage(int(leapt_ms) + 1)
 
-    def _note(self, length_ms: int) -> None:
+    def _add_outage(self, length_ms: int) -> None:
         """Add an outage that has just ended to the outages that must be declared."""
         if self.gap is not None:
             length_ms += self.gap.length_ms

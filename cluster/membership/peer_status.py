@@ -96,7 +96,7 @@ class Peers:
         known.heard_s = now_s
         known.lost_since_s = known.dead_since_s = None
 
-    def heard(self, peer: str, now_s: float) -> None:
+    def record_contact(self, peer: str, now_s: float) -> None:
         self._peers[peer].heard_s = now_s
 
     def record_status(self, peer: str, status: Status) -> None:

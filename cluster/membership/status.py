@@ -173,8 +173,8 @@ class Statuses:
         """
         drained = self._maintenance.members
         better = reaching_more(self._name, self._configurations.membership, drained, self.known())
-        untold = self._members.of_release_0_1
-        return {name: others for name, others in better.items() if name not in untold}
+        unreporting = self._members.of_release_0_1
+        return {name: others for name, others in better.items() if name not in unreporting}
 
     def may_stop(self, name: str) -> Verdict:
         """Judge whether the cluster goes on when this member stops."""

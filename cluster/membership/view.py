@@ -153,7 +153,7 @@ class Members:
         self._engine.follow_configuration(linked.non_members)
         came, went = linked.take_changes()
         for peer in went:
-            self._engine.hold_back(peer)
+            self._engine.peer_paused(peer)
         for peer in came:
             self._peers.connected(peer, now_s)
             self._engine.peer_connected(peer)

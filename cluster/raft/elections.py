@@ -50,7 +50,7 @@ class VoteAnswer(NamedTuple):
     """The answer to a pre-vote request, and its consequence for this member."""
 
     granted: bool
-    stands_instead: bool
+    campaigns_instead: bool
     """Whether this member asks for pre-votes soon. It refuses the peer because of its log, but may win itself."""
 
 
@@ -107,22 +107,29 @@ class Elections:
     # Rounds
 
     def next_step(
-        self, awake_s: float, *, follows: bool, may_campaign: bool, stands: bool, is_asked: bool
+        self,
+        awake_s: float,
+        *,
+        follows: bool,
+        is_promotable: bool,
+        campaigns_on_timeout: bool,
+        is_asked: bool,
     ) -> ElectionStep:
         """Return the action of this member after its election deadline. CAMPAIGN uses up the round that was won.
 
         WAIT ends the current round: this member could not win it, and while it asks, it would refuse members that could
         win.
 
-        `follows`: this member knows a leader. `may_campaign`: this member is allowed to campaign at all. `stands`: it
-        may also campaign without a request of its leader. `is_asked`: its leader has asked it to campaign.
+        `follows`: this member knows a leader. `is_promotable`: it is a voter that may vote and lead, so it may campaign
+        at all. `campaigns_on_timeout`: it may also campaign without a request of its leader. `is_asked`: its leader has
+        asked it to campaign.
         """
-        if may_campaign and (is_asked or self.is_won):
+        if is_promotable and (is_asked or self.is_won):
             self.is_won = False
             return ElectionStep.CAMPAIGN
         if follows and self.has_heard_leader(awake_s):
             return ElectionStep.READ
-        if may_campaign and stands:
+        if is_promotable and campaigns_on_timeout:
             return ElectionStep.PRE_VOTE
         self.end_round()
         return ElectionStep.WAIT
@@ -175,7 +182,7 @@ class Elections:
         granted = may_vote and is_better and is_later_term and not hears_leader and not is_empty
         if granted:
             self.end_round()
-        return VoteAnswer(granted, stands_instead=not is_better and not hears_leader)
+        return VoteAnswer(granted, campaigns_instead=not is_better and not hears_leader)
 
     # Campaigns
 

@@ -565,10 +565,10 @@ def _count(value: Any) -> int:
 
 
 def _decode_introduction(fields: Any) -> Introduction:
-    told = _checked(Introduction(*fields))
-    if len(told.member_id) != ID_BYTES or told.low > told.high:
+    introduction = _checked(Introduction(*fields))
+    if len(introduction.member_id) != ID_BYTES or introduction.low > introduction.high:
         raise MalformedFrame("Introduction without an id, or with the lowest version above the highest")
-    return told
+    return introduction
 
 
 def _decode_append(frame: bytes) -> Append:

@@ -101,7 +101,7 @@ class Acknowledgements:
         """Repeat an acknowledgement without news only after `quiet_s` seconds."""
         self._quiet_s = quiet_s
         self._last: tuple[str, AppendResponse] | None = None
-        self._told_s = 0.0
+        self._acknowledged_s = 0.0
         self._responded_s = 0.0
         self._matched = (0, 0)
 
@@ -111,10 +111,10 @@ class Acknowledgements:
         An append that only carries a commit index causes an unchanged answer, which waits until `quiet_s` has passed.
         """
         is_repeated = (leader, answer) == self._last and answer.success
-        if is_repeated and now_s - self._told_s <= self._quiet_s:
+        if is_repeated and now_s - self._acknowledged_s <= self._quiet_s:
             return False
         self._last = (leader, answer)
-        self._told_s = now_s
+        self._acknowledged_s = now_s
         return True
 
     def heartbeat_response_is_due(self, now_s: float) -> bool:

@@ -227,15 +227,15 @@ def store_identity(disk: Disk, directory: str, identity: Identity) -> None:
 def mark_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
     """Make the next claim report that writes may be lost, because a sync has failed; errors are suppressed."""
     with suppress(OSError):
-        _note(disk, directory, owner, writes_lost=True)
+        _store_writes_lost(disk, directory, owner, writes_lost=True)
 
 
 def unmark_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
     """Clear the flag of lost writes, because the log was opened and made durable as it was. Raises OSError."""
-    _note(disk, directory, owner, writes_lost=False)
+    _store_writes_lost(disk, directory, owner, writes_lost=False)
 
 
-def _note(disk: Disk, directory: str, owner: Owner, *, writes_lost: bool) -> None:
+def _store_writes_lost(disk: Disk, directory: str, owner: Owner, *, writes_lost: bool) -> None:
     register, last = _last_start(disk, directory, owner)
     if last is not None:  # otherwise the next claim reports lost writes anyway
         register.store(_packed(last._replace(writes_lost=writes_lost)))

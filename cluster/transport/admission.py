@@ -45,7 +45,7 @@ _SILENT_AFTER_S = 2.0
 
 
 class Link(NamedTuple):
-    """An existing connection with a node, as admission judges it."""
+    """An existing connection with a node, as far as admission needs it."""
 
     process: bytes
     """The random name of the process at the other end."""
@@ -83,8 +83,8 @@ class PeerAdmission:
         self._name = name
         self._listed = listed
         self._prefers_listed = prefers_listed
-        self._told: dict[str, PeerAddress] = {}
-        """The members' addresses by the latest known configuration, which a peer may have told."""
+        self._latest: dict[str, PeerAddress] = {}
+        """The members' addresses by the latest known configuration, which may be a report of a peer."""
         self._directories: frozenset[bytes | None] = frozenset()
         """The ids of the data directories that are, or were, members."""
         self._configurations: Configurations | None = None
@@ -92,19 +92,19 @@ class PeerAdmission:
         self._has_joined = False
         """Whether this node knew its cluster at the last call of `configure`: it may have learned it since."""
 
-    def place(self, peer: str, address: PeerAddress) -> PeerAddress:
+    def dial_address(self, peer: str, address: PeerAddress) -> PeerAddress:
         """Return the address at which this node dials a member first; `address` is its address by the log."""
         return self._listed.get(peer, address) if self._prefers_listed else address
 
-    def places(self, peer: str) -> tuple[PeerAddress, ...]:
+    def possible_addresses(self, peer: str) -> tuple[PeerAddress, ...]:
         """Return the addresses where a member may listen: by the log, this node's file, and the latest configuration.
 
         If several members have moved, the log may be behind the latter two.
         """
         address = self.addresses[peer]
         listed = self._listed.get(peer, address)
-        told = self.place(peer, self._told.get(peer, address))
-        return tuple(dict.fromkeys((address, listed, told)))
+        latest = self.dial_address(peer, self._latest.get(peer, address))
+        return tuple(dict.fromkeys((address, listed, latest)))
 
     def configure(
         self, own_id: bytes, configurations: Configurations, linked: Mapping[str, Terms]
@@ -127,11 +127,11 @@ class PeerAdmission:
         members = (member.id for member in configurations.known.values())
         self._directories = frozenset([*members, *(removed.id for removed in newest.removed)])
         self.addresses = {
-            name: self.place(name, member.address)
+            name: self.dial_address(name, member.address)
             for name, member in configurations.known.items()
             if name != self._name
         }
-        self._told = {member.name: member.address for member in configurations.latest.members}
+        self._latest = {member.name: member.address for member in configurations.latest.members}
         has_joined = self.terms.is_named and not self._has_joined
         self._has_joined = self.terms.is_named
 
@@ -169,8 +169,8 @@ class PeerAdmission:
         would dial the other by name.
         """
         unknown = [
-            self.place(name, address)
-            for name, address in self._told.items()
+            self.dial_address(name, address)
+            for name, address in self._latest.items()
             if name not in self.addresses and name != self._name
         ]
         return (*(configured if self.seeks_members else ()), *unknown)
@@ -183,7 +183,7 @@ class PeerAdmission:
         """Return for how many seconds there must be no connection with the peer before this node dials."""
         return 0.0 if self.dials_first(peer) else _PATIENCE_S
 
-    def judge(
+    def why_rejected(
         self, peer: str, terms: Terms, link: Link | None, *, dialled_here: bool
     ) -> HandshakeError | None:
         """Return the reason to reject a new connection with a node that knows the secret, or None.
@@ -211,7 +211,7 @@ class PeerAdmission:
         if link is None:
             return None
         if link.process != terms.process:
-            return self._judge_second(peer, terms, link, dialled_here=dialled_here)
+            return self._why_second_rejected(peer, terms, link, dialled_here=dialled_here)
         # The node that dials first may replace a connection that its peer dialled, but not the reverse: otherwise two
         # nodes that dial at the same time would end each other's connection repeatedly.
         if self.dials_first(peer) != dialled_here and link.works:
@@ -224,7 +224,7 @@ class PeerAdmission:
         member = None if configurations is None else configurations.latest.member(peer)
         return member is not None and member.id not in (None, member_id)
 
-    def _judge_second(
+    def _why_second_rejected(
         self, peer: str, terms: Terms, link: Link, *, dialled_here: bool
     ) -> HandshakeError | None:
         """Return the reason to reject a process whose name a second process has linked already, or None.

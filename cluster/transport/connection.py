@@ -61,11 +61,11 @@ class LinkLimits(NamedTuple):
     """
     handshake_timeout_s: float = 5.0
     """Seconds from the connection attempt to the last proof, TLS included."""
-    stranger_bytes_max: int = 4096
+    unauthenticated_bytes_max: int = 4096
     """Bytes read at once from an unauthenticated connection; must hold a handshake message."""
-    strangers_max: int = 64
+    unauthenticated_max: int = 64
     """Unauthenticated connections at a time."""
-    stranger_fair_s: float = 0.5
+    unauthenticated_fair_s: float = 0.5
     """Seconds that a connection may take for its handshake while others wait for a slot.
 
     With TLS the handshake takes four round trips, and those between members are short.
@@ -155,7 +155,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         """When this connection was made, by the clock of the event loop."""
         self.heard_s = self.made_s
         """When the peer last sent anything, by the clock of the event loop."""
-        self._stranger_bytes = memoryview(bytearray(limits.stranger_bytes_max))
+        self._unauthenticated_bytes = memoryview(bytearray(limits.unauthenticated_bytes_max))
         self._frames: FrameBuffer | None = None
         self._closing = False
 
@@ -238,14 +238,14 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
-        return self._stranger_bytes if self._frames is None else self._frames.space()
+        return self._unauthenticated_bytes if self._frames is None else self._frames.space()
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._closing:
             return
         self.heard_s = self._loop.time()
         if self._frames is None:
-            self._receive_handshake(bytes(self._stranger_bytes[:nbytes]))
+            self._receive_handshake(bytes(self._unauthenticated_bytes[:nbytes]))
         else:
             self._receive_frames(self._frames, nbytes)
 

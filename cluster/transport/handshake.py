@@ -304,7 +304,7 @@ def disagreement(own: Terms, peer: str, theirs: Terms) -> DisagreementError | No
     return None
 
 
-Judge = Callable[[str, Terms], HandshakeError | None]
+WhyRejected = Callable[[str, Terms], HandshakeError | None]
 
 
 class Credentials(NamedTuple):
@@ -444,8 +444,8 @@ class Handshake:
 class DiallerHandshake(Handshake):
     """The side that opened the connection, to an expected peer or to any node.
 
-    `judge(name, terms)` is called after the peer has proved the secret. It returns the reason to reject the peer, or
-    None.
+    `why_rejected(name, terms)` is called after the peer has proved the secret. It returns the reason to reject the
+    peer, or None.
     """
 
     def __init__(
@@ -453,7 +453,7 @@ class DiallerHandshake(Handshake):
         identity: Credentials,
         expected_peer: str | None,
         nonce: bytes,
-        judge: Judge,
+        why_rejected: WhyRejected,
         version: int = VERSIONS[-1],
     ) -> None:
         """Without an `expected_peer` any node may answer, which only the last version of the messages allows."""
@@ -463,7 +463,7 @@ class DiallerHandshake(Handshake):
         self.peer = expected_peer or ""
         self.version = version
         self._expected = _ANYBODY if expected_peer is None else _name_field(expected_peer)
-        self._judge = judge
+        self._why_rejected = why_rejected
 
     def opening(self) -> bytes:
         hello = _HELLO.pack(
@@ -476,7 +476,7 @@ class DiallerHandshake(Handshake):
         if self._awaited is _MessageKind.CHALLENGE:
             return self._prove(message)
         theirs = self._check_proof(message, _ACCEPTOR)
-        error = disagreement(self._terms, self.peer, theirs) or self._judge(self.peer, theirs)
+        error = disagreement(self._terms, self.peer, theirs) or self._why_rejected(self.peer, theirs)
         if error is not None:
             error.reply = b""  # the acceptor has found the same error, or takes further bytes for a frame
             raise error
@@ -500,13 +500,13 @@ class DiallerHandshake(Handshake):
 class AcceptorHandshake(Handshake):
     """The side that listens.
 
-    `judge(name, terms)` is called after the peer has proved the secret. It returns the reason to reject the peer, or
-    None.
+    `why_rejected(name, terms)` is called after the peer has proved the secret. It returns the reason to reject the
+    peer, or None.
     """
 
-    def __init__(self, identity: Credentials, nonce: bytes, judge: Judge) -> None:
+    def __init__(self, identity: Credentials, nonce: bytes, why_rejected: WhyRejected) -> None:
         super().__init__(identity, nonce, _MessageKind.HELLO)
-        self._judge = judge
+        self._why_rejected = why_rejected
 
     def _answer(self, message: bytes) -> bytes:
         if self._awaited is _MessageKind.HELLO:
@@ -517,7 +517,7 @@ class AcceptorHandshake(Handshake):
         if error is not None:
             error.reply = welcome
             raise error
-        refusal = self._judge(self.peer, theirs)
+        refusal = self._why_rejected(self.peer, theirs)
         if refusal is not None:
             raise refusal
         self.authenticated = True

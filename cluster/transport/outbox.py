@@ -121,7 +121,7 @@ class LogSync:
         if self._journal.dirty and not self._journal.sync_in_flight:
             self._start()
 
-    def ask_for_turn(self) -> None:
+    def request_turn(self) -> None:
         """Ask for a turn after the running sync, or the next sync, has ended."""
         self._turn_is_asked = True
 

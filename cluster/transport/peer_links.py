@@ -182,9 +182,9 @@ class PeerLinks:
         self._bind = config.bind
         self._tls = tls
         self._limits = limits or LinkLimits()
-        if self._limits.stranger_bytes_max < MESSAGE_BYTES_MAX:
+        if self._limits.unauthenticated_bytes_max < MESSAGE_BYTES_MAX:
             raise ValueError(
-                f"stranger_bytes_max is at least {MESSAGE_BYTES_MAX}, the longest handshake message"
+                f"unauthenticated_bytes_max is at least {MESSAGE_BYTES_MAX}, the longest handshake message"
             )
         self._names = Resolver()
         self._groups: dict[int, LinkEvents] = {}
@@ -193,9 +193,9 @@ class PeerLinks:
         self._throttled_log = ThrottledLog(log, spares_repeats=True)
         self._unauthenticated = ConnectionSlots(
             SlotLimits(
-                self._limits.strangers_max,
-                quick_max=self._limits.strangers_max // QUICK_SHARE,
-                fair_s=self._limits.stranger_fair_s,
+                self._limits.unauthenticated_max,
+                quick_max=self._limits.unauthenticated_max // QUICK_SHARE,
+                fair_s=self._limits.unauthenticated_fair_s,
             ),
             throttled_log=self._throttled_log,
             label="peer connection",
@@ -503,7 +503,7 @@ class PeerLinks:
         """Find out whether a lost peer is dead, sooner than dialling would."""
         for delay_s in chain(_PROBE_DELAYS_S, repeat(_PROBE_INTERVAL_S)):
             await asyncio.sleep(delay_s)
-            answers = [await self._answer(address) for address in self._known.places(peer)]
+            answers = [await self._answer(address) for address in self._known.possible_addresses(peer)]
             if _HostAnswer.ACCEPTED in answers:
                 self._refused_since_s.pop(peer, None)
             elif peer in self._refused_since_s or set(answers) == {_HostAnswer.REFUSED}:
@@ -524,9 +524,9 @@ class PeerLinks:
 
     # The dialling side.
 
-    def place(self, peer: str, address: PeerAddress) -> PeerAddress:
+    def dial_address(self, peer: str, address: PeerAddress) -> PeerAddress:
         """Return where to dial a new member with this address: this node's file may list a different address."""
-        return self._known.place(peer, address)
+        return self._known.dial_address(peer, address)
 
     async def reach(self, peer: str, place: PeerAddress) -> bytes:
         """Connect to the node of this name at `place` and return the id of its data directory; it may be no member.
@@ -586,7 +586,7 @@ class PeerLinks:
 
     async def _try_peer(self, peer: str) -> str:
         linked, is_refused = self._links.get(peer), True
-        for address in self._known.places(peer):
+        for address in self._known.possible_addresses(peer):
             if linked is not None and linked.dialled == address:
                 is_refused = False
                 continue
@@ -674,9 +674,9 @@ class PeerLinks:
         self, version: int, secret: bytes, peer: str | None, address: Address
     ) -> PeerConnection:
         host, port = address
-        judge = partial(self._judge, dialled_here=True)
+        why_rejected = partial(self._why_rejected, dialled_here=True)
         handshake = DiallerHandshake(
-            self._credentials([secret]), peer, secrets.token_bytes(NONCE_BYTES), judge, version
+            self._credentials([secret]), peer, secrets.token_bytes(NONCE_BYTES), why_rejected, version
         )
         connection = PeerConnection(self, handshake, self._limits, dialled=address)
         try:
@@ -717,8 +717,8 @@ class PeerLinks:
 
     async def _admit(self, sock: socket.socket, host: str) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
-        judge = partial(self._judge, dialled_here=False)
-        handshake = AcceptorHandshake(self._credentials(self._secrets), nonce, judge)
+        why_rejected = partial(self._why_rejected, dialled_here=False)
+        handshake = AcceptorHandshake(self._credentials(self._secrets), nonce, why_rejected)
         connection = PeerConnection(self, handshake, self._limits)
         try:
             async with asyncio.timeout(self._limits.handshake_timeout_s):
@@ -743,12 +743,12 @@ class PeerLinks:
 
     # Both sides.
 
-    def _judge(self, peer: str, terms: Terms, *, dialled_here: bool) -> HandshakeError | None:
+    def _why_rejected(self, peer: str, terms: Terms, *, dialled_here: bool) -> HandshakeError | None:
         """Return why a node that knows the secret is refused under this name, or None to accept it."""
         self._known.learn_cluster(terms)
         # This node may have joined a cluster since the handshake began.
         error = disagreement(self._known.terms, peer, terms)
-        error = error or self._known.judge(peer, terms, self._link_of(peer), dialled_here=dialled_here)
+        error = error or self._known.why_rejected(peer, terms, self._link_of(peer), dialled_here=dialled_here)
         if isinstance(error, SecondProcessError):
             self._record_second_process(peer)
         if error is not None or peer in self._links or peer in self._known.addresses:

@@ -21,7 +21,7 @@ Answered = Callable[[bytes | None], None]
 """Called with the answer, or with None if there will be no answer."""
 
 
-class _Asked(NamedTuple):
+class _PendingQuery(NamedTuple):
     peer: str
     answered: Answered
 
@@ -34,14 +34,14 @@ class Queries:
         self._answers = answers
         self._transmit = transmit
         self._answer: Callable[[bytes], bytes] = _nothing_to_say
-        self._asked: dict[int, _Asked] = {}
+        self._pending: dict[int, _PendingQuery] = {}
         self._last_number = 0
 
     def set_responder(self, answer: Callable[[bytes], bytes]) -> None:
         """Answer peers' questions with `answer`, which must be quick and return at most `ANSWER_BYTES_MAX` bytes."""
         self._answer = answer
 
-    def ask(self, peer: str, question: bytes, answered: Answered) -> int:
+    def send(self, peer: str, question: bytes, answered: Answered) -> int:
         """Send a question to a node and return its number; `answered` is called once, perhaps before the return.
 
         Raises ValueError if the question has more than `QUESTION_BYTES_MAX`.
@@ -51,7 +51,7 @@ class Queries:
         self._last_number += 1
         number = self._last_number
         if self._answers(peer):
-            self._asked[number] = _Asked(peer, answered)
+            self._pending[number] = _PendingQuery(peer, answered)
             self._transmit(peer, Query(number, question))
         else:
             answered(None)
@@ -59,13 +59,13 @@ class Queries:
 
     def forget(self, number: int) -> None:
         """Drop a pending question, because its caller waits no longer; no effect if the answer has come."""
-        self._asked.pop(number, None)
+        self._pending.pop(number, None)
 
     def fail_queries_to(self, peer: str) -> None:
         """Report to the callers that the answers of a peer are lost with its link."""
-        lost = [number for number, asked in self._asked.items() if asked.peer == peer]
+        lost = [number for number, pending in self._pending.items() if pending.peer == peer]
         for number in lost:
-            self._asked.pop(number).answered(None)
+            self._pending.pop(number).answered(None)
 
     def query_received(self, peer: str, inquiry: Query) -> None:
         """Answer the question of a peer."""
@@ -79,10 +79,10 @@ class Queries:
 
     def answer_received(self, peer: str, answer: QueryAnswer) -> None:
         """Pass a peer's answer to the caller that waits for it, if any."""
-        asked = self._asked.get(answer.number)
-        if asked is not None and asked.peer == peer:
-            del self._asked[answer.number]
-            asked.answered(answer.answer)
+        pending = self._pending.get(answer.number)
+        if pending is not None and pending.peer == peer:
+            del self._pending[answer.number]
+            pending.answered(answer.answer)
 
 
 def _nothing_to_say(_question: bytes) -> bytes:

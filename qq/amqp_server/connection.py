@@ -296,7 +296,7 @@ class ClientConnection(FlowControlledProtocol):
                 self._check_hang_up_later()
         self._count_read(len(data))
         self._unread = self._unread + data if self._unread else data
-        self._turns.ask(self._place)
+        self._turns.request(self._place)
         if (self._is_half_served or self._unread) and self._may_pause():
             self.pause_for(_TURN)
 
@@ -373,12 +373,12 @@ class ClientConnection(FlowControlledProtocol):
     def continue_later(self, methods: ReadyMethods) -> None:
         """Give a channel turns to carry out the methods that it has held back."""
         self._ready[methods] = None
-        self._turns.ask(self._place)
+        self._turns.request(self._place)
 
     def _continue_input(self) -> None:
         """Process the octets that have waited for an answer of the node."""
         if self._has_work:
-            self._turns.ask(self._place)
+            self._turns.request(self._place)
 
     def _process(self, take: Callable[..., list[Event]], *arguments: bytes) -> None:
         """Carry out the events that `take` returns for the received bytes, and write the output."""
@@ -433,7 +433,7 @@ class ClientConnection(FlowControlledProtocol):
         """
         if self._is_half_served and not self._is_publisher:
             self._drop_input()
-        self._turns.ask(self._place)
+        self._turns.request(self._place)
 
     def _clean_up(self) -> None:
         """End a channel or, after the last channel, what is left of the connection."""

@@ -130,7 +130,7 @@ class ProcessorTurns:
             user = self._users[vhost, name] = Place(owner)
         return user
 
-    def ask(self, place: Place) -> None:
+    def request(self, place: Place) -> None:
         """Give a connection its turn: now if no connection waits, else as soon as it is next."""
         if place is self._served or place.is_waiting:
             return

@@ -301,7 +301,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
             self._expect_within(self._server.limits.header_timeout_s)
         self._unparsed += self._server.read_buffer[:nbytes]
         if not self._is_full:
-            self._server.turns.ask(self._place)
+            self._server.turns.request(self._place)
         if self._unparsed and not self._transport.is_closing():
             self._transport.pause_reading()  # until all is parsed
 
@@ -312,7 +312,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
     def resume_parsing(self) -> None:
         self._is_full = False
         if self._unparsed:
-            self._server.turns.ask(self._place)
+            self._server.turns.request(self._place)
         elif not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -389,7 +389,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
         """Wait until the request may begin. Raises ConnectionResetError if the client has left."""
         turns = self._server.turns
         turn = _RequestTurn(turns)
-        turns.ask(turns.new_place(turn, self._slot.source))
+        turns.request(turns.new_place(turn, self._slot.source))
         await turn.come
         if self._transport.is_closing():
             raise ConnectionResetError

@@ -92,7 +92,7 @@ class NodeQueries:
             if not answered.done():
                 answered.set_result(answer)
 
-        number = self._queries.ask(node, pack([topic, *arguments]), take)
+        number = self._queries.send(node, pack([topic, *arguments]), take)
         try:
             async with asyncio.timeout(ANSWER_WAIT_S):
                 answer = await answered

@@ -73,7 +73,7 @@ class NodeMetrics:
             ),
             delays=DelayMetrics(
                 group.apply_times,
-                group.beat_delays,
+                group.heartbeat_delays,
                 self._own.write_times,
                 self._broker.submissions.commit_times,
                 self._broker.submissions.queueing_times,

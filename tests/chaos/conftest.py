@@ -1,4 +1,4 @@
-"""One Spark session for all tests that need Spark."""
+"""A Spark session for all tests that need Spark."""
 
 from __future__ import annotations
 

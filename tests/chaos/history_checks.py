@@ -33,7 +33,7 @@ def unmarked_duplicates(rows: Sequence[Row]) -> set[tuple[str, str]]:
 
 
 def gaps(rows: Sequence[Row]) -> set[str]:
-    """Publishers whose sequences do not rise from 1 by 1."""
+    """Return the publishers whose sequences do not rise by 1 from 1."""
     sequences: dict[str, list[int]] = {}
     for row in rows:
         if row["op"] == "publish" and row["type"] == "invoke" and row["attempt"] == 1:
@@ -42,7 +42,7 @@ def gaps(rows: Sequence[Row]) -> set[str]:
 
 
 def unended(rows: Sequence[Row]) -> set[tuple[str, int]]:
-    """Calls that have no end, or more than one."""
+    """Return the calls that do not have exactly one end."""
     begun = Counter((row["process"], row["call"]) for row in rows if row["type"] == "invoke")
     ended = Counter((row["process"], row["call"]) for row in rows if row["type"] in {"ok", "fail", "unknown"})
     return {call for call in begun if begun[call] != 1 or ended[call] != 1}

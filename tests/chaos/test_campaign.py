@@ -1,4 +1,4 @@
-"""Many runs: which there are, what is not repeated, and the table."""
+"""Campaigns of many runs: the list of runs, skipped repetitions, and the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chaos.promises import PROMISES
 
 
 class Runs:
-    """Instead of the runs: what was asked for, and a verdict for each unless it is to break off."""
+    """In place of the runs: records options, and gives each run a verdict unless it is to break off."""
 
     def __init__(self) -> None:
         self.given: list[dict[str, str]] = []

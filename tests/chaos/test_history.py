@@ -1,4 +1,4 @@
-"""The history as a file: what is written is read, and what is damaged is told in one line."""
+"""The history as a file: written rows are read back, and damage is reported in a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a run: what is on it, that nothing recorded becomes markup, and that it loads nothing."""
+"""The page of a run: its contents, escaped values, and no external resources."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def write_tables(directory: Path) -> None:
 
 
 class Page(HTMLParser):
-    """What a browser would make of it, without plotly's own code."""
+    """The page as a browser parses it, without plotly's own code."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ class Connection:
 
     def ask(self, work_s: float) -> None:
         self.work_s += work_s
-        self._loop.turns.ask(self.place)
+        self._loop.turns.request(self.place)
 
     def take_turn(self, _until_s: float) -> bool:
         done_s = min(self.step_s, self.work_s)
@@ -194,7 +194,7 @@ def test_turn_requested_in_the_own_turn_comes_after_it() -> None:
         def take_turn(self, until_s: float) -> bool:
             assert self.depth == 0
             self.depth += 1
-            self._loop.turns.ask(self.place)
+            self._loop.turns.request(self.place)
             left = super().take_turn(until_s)
             self.depth -= 1
             return left

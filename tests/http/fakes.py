@@ -154,7 +154,7 @@ class _Group:
         self.delayed_changes = 0
         """Number of the next member changes that have no effect."""
         self.apply_times = Histogram()
-        self.beat_delays = Histogram()
+        self.heartbeat_delays = Histogram()
         self.alarms = SimpleNamespace(own=lambda _: self.known["n1"].alarm, free_bytes=10**9)
         self.journal = SimpleNamespace(disk_bytes=1234)
         self.own_status = SimpleNamespace(flaw=lambda: self.flaw)
@@ -203,7 +203,7 @@ class _Group:
     def is_twice(self, peer: str) -> bool:
         return peer in self.twice
 
-    def place(self, name: str, address: PeerAddress) -> PeerAddress:
+    def dial_address(self, name: str, address: PeerAddress) -> PeerAddress:
         return self.listed.get(name, address)
 
     async def reach(self, name: str, place: PeerAddress) -> bytes:

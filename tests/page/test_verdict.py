@@ -99,3 +99,9 @@ def test_findings_of_a_kind_are_a_line_with_links(page: Page, cluster: LocalClus
     assert page.text(".findings .warning .severity") == "Warning"
     page.click(".findings .warning a")
     page.until(lambda: page.place == "members")
+    page.until(lambda: page.all(f'[name="drain-{here.name}"]'))
+    offered = {each.get_attribute("name") for each in page.all(".member button")}
+    for name in others:
+        assert offered & {f"lead-{name}", f"drain-{name}", f"remove-{name}"} == {f"remove-{name}"}
+    page.press(f"remove-{others[0]}")
+    page.until_reads("Then 2 voters are left, and none may fail.", "dialog")

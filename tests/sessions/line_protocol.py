@@ -1,4 +1,4 @@
-"""Another protocol on the same sessions: lines of words, for one session in each connection.
+"""A second protocol on the same sessions: lines of words, with a session for each connection.
 
     HELLO user password         -> WELCOME
     DECLARE queue               -> DECLARED queue
@@ -7,7 +7,7 @@
     DONE id                                                     of a message
     anything that is refused    -> ERROR text                   and the end
 
-It is what a second protocol has to be: nothing outside this file knows of it.
+It is an example of a second protocol: no code outside this file knows it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Permissions: what each method needs, what a client is told that lacks it, and when a change counts."""
+"""Permissions: the needs of each method, the text of a refusal, and the time at which a change takes effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.harness.raw_client import RawClient, frame_bytes, marshal, publish
 Basic, Exchange, Queue, Tx = commands.Basic, commands.Exchange, commands.Queue, commands.Tx
 Confirm, Flow = commands.Confirm, commands.Channel.Flow
 Needed = tuple[str, str, str]
-"""Permission, kind and name of what it is needed for."""
+"""Permission, and kind and name of its object."""
 PASSWORD = hash_password(SALT, b"anna")
 
 
@@ -42,7 +42,7 @@ def topics(write: str, read: str, exchange: str = "t", user: str = "anna") -> Se
 
 @pytest.fixture
 def broker() -> Generator[LoneBroker]:
-    """With the queue q, the exchanges x, y (direct) and t (topic), and anna, who may do nothing yet."""
+    """A broker with the queue q, the exchanges x, y (direct) and t (topic), and anna without permissions."""
     with LoneBroker() as broker:
         exchanges = [
             DeclareExchange(1000, name, kind, False, True, False, False, {})
@@ -59,7 +59,7 @@ class Client(RawClient):
         self.open_channel(1)
 
     def probe(self) -> None:
-        """Nothing has gone wrong on channel 1."""
+        """Assert that channel 1 is open."""
         self.call(1, Tx.Select(), Tx.SelectOk)
 
     def expect_refused(self, text: str, method: tuple[int, int], channel: int = 1) -> None:
@@ -93,7 +93,7 @@ def refusal(needed: Needed, user: str = "anna") -> str:
 class Row(NamedTuple):
     sent: Frame | bytes
     needed: list[Needed]
-    """In the order in which they are looked at."""
+    """In the order of their checks."""
     method: tuple[int, int]
 
 
@@ -324,7 +324,7 @@ def test_consumer_continues_after_its_read_permission_is_revoked(broker: LoneBro
 
 
 def test_refusal_waits_for_permissions_granted_at_other_nodes(broker: LoneBroker, client: Client) -> None:
-    """And whatever the client sends meanwhile is carried out behind it, once and in order."""
+    """Later methods of the client are carried out after it, once and in order."""
     broker.group.holding = True
     client.send(1, Basic.Consume(queue="q", consumer_tag="c", no_ack=True))
     bodies = [b"%d" % number for number in range(20)]
@@ -567,7 +567,7 @@ def test_a_new_restriction_counts_for_the_next_message(broker: LoneBroker, topic
     topic_client.expect_refused(topic_refusal("z"), (60, 40))
 
 
-# What is remembered
+# Cached permissions
 
 
 def test_caches_of_permissions_are_bounded(
@@ -608,7 +608,7 @@ def test_only_an_impersonator_may_set_a_different_user_id(
             client.expect_close(406, text, channel=1)
 
 
-# What follows a message
+# Answers after a message
 
 ASKED: list[tuple[Frame, type[Frame]]] = [
     (Confirm.Select(), Confirm.SelectOk),

@@ -1,4 +1,4 @@
-"""What would cost the nodes too much at once becomes several batches."""
+"""Work that would cost the nodes too much at once is divided into several batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Connection:
 
 @dataclass(eq=False)
 class Client:
-    """A channel, as far as submissions know one."""
+    """A channel, with the interface that submissions use."""
 
     session: int = 1
     number: int = 1
@@ -52,7 +52,7 @@ class Client:
 
 
 class World:
-    """A node whose batches are applied when the test says so."""
+    """A node whose batches the test applies."""
 
     def __init__(self, queues: int, *bindings: Callable[[str], Command]) -> None:
         self.now_s = 0.0
@@ -84,7 +84,7 @@ class World:
         return self.now_s
 
     def call_later(self, _delay_s: float, _callback: Callable[[], None]) -> None:
-        """No time goes by: batches wait until earlier ones are applied."""
+        """Timers never fire: batches wait until earlier batches are applied."""
 
     def turn(self) -> None:
         callbacks, self._callbacks = self._callbacks, []
@@ -189,7 +189,9 @@ def test_deletion_of_a_queue_costs_its_bindings() -> None:
 
 
 def test_messages_that_cost_each_their_part_fill_batches() -> None:
-    """A long run for a queue with a limit in octets went one message at a time: all of it did not fit."""
+    """A long run for a queue with a limit in octets once went one message at a time, because the whole run did not
+    fit.
+    """
     world = World(1)
     arguments = {"x-max-length-bytes": 10**9}
     world.submissions.add(DeclareQueue(1, 1, "limited", False, True, False, False, False, arguments))
@@ -204,7 +206,7 @@ def test_messages_that_cost_each_their_part_fill_batches() -> None:
 
 
 def test_new_keys_with_short_routes_share_batches() -> None:
-    """Once each was taken for the dearest message, as soon as some hundred of them came in one turn of the loop."""
+    """Once each counted as the most expensive message, as soon as some hundred came in a pass of the loop."""
     world = World(1, lambda name: BindQueue(1, 1, name, "amq.topic", "orders.*.created", {}))
     for number in range(3000):
         world.publish("amq.topic", f"orders.{number}.created", [b"x"])

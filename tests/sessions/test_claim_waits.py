@@ -126,7 +126,7 @@ def test_a_channel_that_closes_waits_for_no_place(broker: LoneBroker) -> None:
     with RawClient(broker.amqp_port) as client:
         client.open_channel(1)
         client.send(1, Chan.Close(200, "bye", 0, 0))
-        expect_no_frame(client)  # it is closed behind what it waits for
+        expect_no_frame(client)  # it closes after its pending method
         evict_owner(broker)
         client.expect(Chan.CloseOk, 1)
         client.open_channel(1)
@@ -135,7 +135,7 @@ def test_a_channel_that_closes_waits_for_no_place(broker: LoneBroker) -> None:
 
 
 BAR_S = 0.0004
-"""What a look at a connection takes that 5,000 others bar."""
+"""CPU time of a check of a connection that 5,000 clients wait for."""
 
 
 class Busy:
@@ -170,7 +170,7 @@ class Busy:
         self.timers.append((self.now_s + delay_s, call))
 
     def go_on(self, until_s: float) -> None:
-        """Call what is due; the time until something is due is idle."""
+        """Call due timers; the time between them is idle."""
         while self.timers and min(due_s for due_s, _ in self.timers) < until_s:
             self.timers.sort(key=lambda timer: timer[0])
             due_s, call = self.timers.pop(0)

@@ -1,4 +1,4 @@
-"""The leader's steps of dead letters: how large one may be, and what happens if one changes nothing."""
+"""The leader's steps of dead letters: their size, and steps without an effect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class World:
         self.makes_progress = makes_progress
         self.first = 0
         self.steps_each = self.priced = 0
-        """What a command is expected to cost."""
+        """The estimated cost of a command."""
         self.steps: list[list[DeadLetter]] = []
         self.delays_s: list[float] = []
         self.later: list[Callable[[], None]] = []
@@ -44,7 +44,7 @@ class World:
             yield PendingDeadLetters("/", "q", 1, [(self.first, left)], needs_content=True)
 
     def messages(self, part: Range, *, only_beginnings: bool) -> list[Messages]:
-        assert only_beginnings  # not even one of several large ones need be in memory as a whole
+        assert only_beginnings  # large messages need not be in memory as a whole
         stored = self.stored[part.slot : part.slot + part.count]
         return [Messages("", "q", 1, stored)]
 
@@ -63,7 +63,7 @@ class World:
         self.later.append(callback)
 
     def apply(self) -> bool:
-        """Have the step that is under way applied; whether there was one."""
+        """Apply the pending step; return whether there was a step."""
         applied, self._applied = self._applied, []
         if self._step:
             self.steps.append(self._step)
@@ -116,5 +116,5 @@ def test_dead_letter_step_is_bounded_in_cost(caplog: pytest.LogCaptureFixture) -
     while world.apply():
         pass
     assert [len(step) for step in world.steps] == [2, 2, 2, 2, 1]
-    assert world.priced == 9  # none was made for nothing
+    assert world.priced == 9  # each estimate was used
     assert caplog.records == []

@@ -1,4 +1,4 @@
-"""Messages by reference, from whole entries and from what is left of them, while files come and go."""
+"""Messages by reference, from whole and compacted entries, while files are removed and added."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FakeJournal:
         self.cached: dict[int, bytes] = {}
         self.stored: dict[int, bytes] = {}
         self.sparse: set[int] = set()
-        """Of these entries nothing was kept, but of others in their file."""
+        """Entries without kept messages, in a file of kept entries."""
         self.unapplied = 0
         """How many of the newest entries are not applied."""
         self.error: Exception | None = None
@@ -123,7 +123,7 @@ def setup() -> Setup:
 
 
 def payload(*bodies: bytes) -> bytes:
-    """A batch that publishes the first two messages to one exchange and the others to another."""
+    """Return a batch that publishes the first two messages to an exchange and the rest to a second exchange."""
     requested = [Enqueue(1, 1, 2, "x", "k", False, 1), Enqueue(1, 1, len(bodies) - 2, "y", "l", False, 2)]
     return b"".join(encode_batch(requested, list(bodies)))
 
@@ -137,7 +137,7 @@ SECOND = 1 << MESSAGE_BITS
 
 
 def test_an_entry_that_is_not_applied_is_not_read_ahead(setup: Setup) -> None:
-    """A leader that was cut off with a large one would have delivered its messages in place of the next leader's."""
+    """A large entry of an isolated leader would have delivered its messages in place of the next leader's."""
     setup.journal.stored = {6: WHOLE, 7: WHOLE, 8: WHOLE}
     setup.journal.unapplied = 1
     ahead = ReadAhead()
@@ -159,7 +159,7 @@ def test_messages_in_memory_are_returned_at_once(setup: Setup) -> None:
 
 
 def test_messages_of_several_publications(setup: Setup) -> None:
-    """A range goes over the borders of publications, also in what was kept, and not over a hole."""
+    """A range spans publications, also in a compacted entry, but not a gap."""
     both = [Messages("x", "k", 1, [b"1"]), Messages("y", "l", 2, [b"2", b"3"])]
     setup.journal.cached = {7: WHOLE, 8: KEPT}
     assert setup.entries.messages(Range(7, SECOND | 1, 3, 0)) == both
@@ -223,7 +223,7 @@ def test_sequential_reader_is_read_ahead_in_growing_steps(setup: Setup) -> None:
 
 
 def test_sequential_reader_waits_only_for_its_first_reads(setup: Setup) -> None:
-    """The next entries are read while those before are used; nothing is read twice, and nothing that is in memory."""
+    """Entries are read ahead of their use, once, and not if they are in memory."""
     setup.journal.stored = dict.fromkeys(range(4000), WHOLE)
     setup.journal.cached = dict.fromkeys(range(3000, 4000), WHOLE)
     ahead = ReadAhead()
@@ -251,7 +251,9 @@ def test_random_reader_is_not_due_for_read_ahead(setup: Setup) -> None:
 
 
 def test_entries_needed_in_any_order_are_read_once(setup: Setup) -> None:
-    """Messages that came back lie behind newer ones; what follows the last one is needed already (seed 25, 3 nodes)."""
+    """Requeued messages lie behind newer messages; the entries after the last read are needed already (seed 25, 3
+    nodes).
+    """
     setup.journal.stored = dict.fromkeys(range(100), WHOLE)
     ahead = ReadAhead()
     for index in (5, 6):
@@ -369,7 +371,7 @@ def test_a_large_message_on_disk_is_read_first(
             setup.entries.load([90], attempt)
 
     attempt()
-    setup.entries.load([90], attempt)  # another consumer, who is told at the same time
+    setup.entries.load([90], attempt)  # a second consumer, called at the same time
     setup.disk.read()
     assert [each for each in found if each is not None] == [[b"begins-" + b"".join(content)]] * 2
     assert not setup.entries._gathered
@@ -397,7 +399,7 @@ def test_large_messages_leave_no_reference_cycle(setup: Setup) -> None:
 
 
 def test_two_large_messages_of_an_entry(setup: Setup) -> None:
-    """One waits for its fragments while somebody begins to wait for those of the other."""
+    """A consumer waits for the fragments of the first message when a second consumer begins to wait for the second."""
     requested = [JoinFragments(1), Enqueue(1, 1, 1, "", "q", False, 1)] * 2
     setup.journal.stored[90] = make_entry(
         1, [make_batch("n1", 1, 1, encode_batch(requested, [b"one-", b"other-"]))]

@@ -1,4 +1,4 @@
-"""Who is served first, and that nothing that was asked for is lost, doubled or counted for ever."""
+"""The order of service among clients; requests are neither lost nor duplicated, and counts return to zero."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ if TYPE_CHECKING:
 EMPTY = b"\x02\x00\x01\x00\x00\x00\x0e\x00\x3c\x00\x00" + bytes(8) + b"\x00\x00\xce"
 """The stored form of a message without properties and body."""
 FULL_OF_OCTETS = BATCH_BYTES_MAX // STEP_BYTES
-"""What a batch costs, in steps, that is full of octets."""
+"""Steps of a batch that is full of octets."""
 PATTERNS = 3000
 """Binding keys with wildcards; a new key of 64 words takes some 2,500 steps beside them."""
 
 
 class Connection:
-    """A client's connection, as far as submissions know one."""
+    """A client's connection, with the interface that submissions use."""
 
     vhost = "/"
 
@@ -80,7 +80,7 @@ class Connection:
 
 @dataclass(eq=False)
 class Client:
-    """Its channel, and what was asked for on it and has come."""
+    """A channel with the messages that it published and those that arrived."""
 
     session: int
     number: int = 1
@@ -101,7 +101,7 @@ class Client:
 
 
 class World:
-    """A node whose batches are applied when the test says so."""
+    """A node whose batches the test applies."""
 
     def __init__(self, clients: int) -> None:
         self.machine = QueueMachine(content_of)
@@ -149,7 +149,7 @@ class World:
         self._timers.append((self.now_s + delay_s, callback))
 
     def wait(self, seconds: float) -> None:
-        """Let time go by while nothing is applied."""
+        """Advance the clock without applying batches."""
         self.now_s += seconds
         due = [callback for at_s, callback in self._timers if at_s <= self.now_s]
         self._timers = [timer for timer in self._timers if timer[0] > self.now_s]
@@ -162,13 +162,13 @@ class World:
         return len(self.batches) - self.applied
 
     def turn(self) -> None:
-        """One pass of the loop."""
+        """Run a pass of the loop."""
         sent_messages, self._callbacks = self._callbacks, []
         for callback in sent_messages:
             callback()
 
     def apply(self) -> bool:
-        """Have the next batch applied; False if there is none."""
+        """Apply the next batch; return False if there is none."""
         if self.applied == len(self.batches):
             return False
         commands, messages = self.batches[self.applied]
@@ -194,7 +194,7 @@ class World:
         return True
 
     def settle(self) -> None:
-        """Let everything come to its end, without a timer: what is applied makes room."""
+        """Run until no batch is left, without timers: applied batches make room."""
         while self._callbacks or self.under_way:
             self.turn()
             self.apply()
@@ -229,7 +229,7 @@ class World:
 
 
 def dear_key(number: int) -> str:
-    """A routing key that nobody has used before, and whose way is long."""
+    """Return a new routing key whose route is long."""
     return ".".join("ab"[number >> place & 1] for place in range(64))
 
 
@@ -259,7 +259,7 @@ def test_client_does_not_wait_for_a_whole_large_message() -> None:
     world.publish(heavy, "", "q", large(16 * 2**20))
     world.publish(heavy, "", "q", large(3))
     for number in range(10):
-        # Those under way, and its own. When the first ones come, it does not know yet that somebody asks for little.
+        # The batches in flight, and its own. At first it does not count as a light client yet.
         assert world.batches_until_served(light, number) <= 3 or number < 2
     assert not heavy.came
     world.settle()
@@ -326,7 +326,7 @@ def test_new_client_is_served_before_clients_already_served(more: int) -> None:
 
 
 def test_expensive_routes_cost_a_second_client_no_batch() -> None:
-    """Once what was merely not looked for counted as a whole batch."""
+    """Once a route outside the cache counted as a whole batch."""
     world = World(2)
     greedy, modest = world.clients
     world.publish(greedy, "amq.topic", dear_key(1), b"dear")
@@ -346,7 +346,9 @@ def test_ack_does_not_overtake_an_earlier_message() -> None:
     world.turn()
     client.run = None
     world.submissions.settle(Settle, 7, 1, 1, lane)
-    world.publish(client, "", "results", bytes(BATCH_BYTES_MAX - 300))  # of what is acknowledged next
+    world.publish(
+        client, "", "results", bytes(BATCH_BYTES_MAX - 300)
+    )  # replies to the next acknowledged requests
     world.submissions.settle(Settle, 7, 2, 2, lane)
     world.settle()
     commands = [command for commands, _ in world.batches[4:] for command in commands]
@@ -355,7 +357,7 @@ def test_ack_does_not_overtake_an_earlier_message() -> None:
 
 @pytest.fixture
 def beside_floods() -> World:
-    """Three clients that have asked for much, and one that asks for little now and then."""
+    """Three clients with many requests, and one with a few now and then."""
     world = World(4)
     for client in world.clients[1:]:
         for _ in range(1000):
@@ -376,7 +378,7 @@ def test_much_is_in_flight_while_all_clients_flood(beside_floods: World) -> None
 def test_little_is_in_flight_ahead_of_a_modest_client(beside_floods: World) -> None:
     world = beside_floods
     modest = world.clients[0]
-    while world.applied < 40:  # so that the floods have had more than what an idle lane is put ahead by
+    while world.applied < 40:  # the floods have used more than the lead of an idle lane
         world.apply()
     for _ in range(20):
         world.publish(modest, "", "q", b"little")
@@ -393,7 +395,7 @@ def test_little_is_in_flight_ahead_of_a_modest_client(beside_floods: World) -> N
 
 
 def keeping_pace(world: World) -> World:
-    """Somebody has asked for little beside the floods, and no more is under way than that allows."""
+    """A light client works beside the floods, and no more batches are in flight than that allows."""
     for _ in range(40):
         world.apply()
     world.publish(world.clients[0], "", "q", b"little")
@@ -496,7 +498,7 @@ def test_equal_shares_of_a_batch() -> None:
 
 
 def tenants(world: World, first: int) -> None:
-    """The first so many clients are of one virtual host, all others of another one."""
+    """Put the first clients into one virtual host, and the rest into a second one."""
     for number, client in enumerate(world.clients):
         client.connection.lane.tenant = world.submissions.tenant("one" if number < first else "other")
 
@@ -523,7 +525,7 @@ def test_light_tenant_waits_equally_beside_1_and_25_floods(
     more: int,
 ) -> None:
     world = World(2 + more)
-    tenants(world, 2)  # of which one floods, so that the tenant has no turn of its own kept for it
+    tenants(world, 2)  # with a flood, so that the tenant has no slot reserved for it
     modest = world.clients[0]
     for client in world.clients[1:]:
         for _ in range(3000):
@@ -586,7 +588,7 @@ def run_of(client: Client, exchange: str, key: str, messages: list[bytes]) -> Op
 
 
 def test_refused_transactions_do_not_delay_a_second_client() -> None:
-    """They cost nothing but to look for their ways, and once nothing counted for that."""
+    """A refusal costs only the check of its routes, which once was not counted."""
     world = World(2)
     greedy, modest = world.clients
     refused: list[int] = []
@@ -616,7 +618,7 @@ def test_modest_client_precedes_large_transactions() -> None:
         for _ in range(2):
             commit(world, client, [run_of(client, "", "q", [bytes(2_000_000)])], refused)
     for number in range(20, 30):
-        assert world.batches_until_served(modest, number) <= 2  # that which is under way, and its own
+        assert world.batches_until_served(modest, number) <= 2  # the batch in flight, and its own
     world.settle()
     assert [len(client.came) for client in greedy] == [2] * len(greedy)
     assert not refused
@@ -648,7 +650,7 @@ def test_cost_of_transactions_is_computed_in_several_turns() -> None:
 
 
 def check_counts(world: World) -> None:
-    """Whatever has been applied is counted no more."""
+    """Assert that applied work is not counted any more."""
     submissions = world.submissions
     assert submissions.pending_bytes == 0
     assert submissions._cost_in_flight == 0
@@ -656,7 +658,7 @@ def check_counts(world: World) -> None:
 
 
 def test_command_cost_is_that_at_its_submission() -> None:
-    """While it waits, others may bind what is to be deleted, a thousand times."""
+    """While it waits, further clients may bind the queue that it deletes, a thousand times."""
     world = World(1)
     names = ["d0", "d1", "d2"]
     declared = [DeclareQueue(1, 1, name, False, True, False, False, False, {}) for name in names]
@@ -758,7 +760,7 @@ def test_commands_wait_until_lost_sessions_have_ended(
 
 
 def test_commands_wait_until_the_cluster_knows_the_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether anything is left of an earlier one is not known before; and so it is again when this one is over."""
+    """Leftovers of an earlier process are unknown until then; the same holds after the end of this process."""
     monkeypatch.setattr(core_module, "LOST_MAX", 1)
     world = World(1)
     machine, submissions = world.machine, world.submissions

@@ -1,4 +1,4 @@
-"""A second protocol is a package of its own on the same sessions: nothing else has to know of it."""
+"""A second protocol is a package of its own on the same sessions, without changes elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logins: who is admitted, when somebody who is unknown is looked at again, and what guessing costs."""
+"""Logins: admission, rechecks of unknown users, and the cost of guessing."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def world() -> World:
     return World()
 
 
-# Who is admitted
+# Admission
 
 
 def test_the_right_password_is_answered_at_once(world: World) -> None:
@@ -249,7 +249,7 @@ def test_a_failure_is_forgotten(world: World) -> None:
 
 
 def test_valid_logins_from_a_failing_address_are_not_delayed(world: World) -> None:
-    """100 clients whose password is an old one, behind the address of all others, for an hour."""
+    """100 clients with an old password share an address with valid clients, for an hour."""
     world.add("bob", "right")
 
     def fail_again(_: bool = False) -> None:
@@ -269,7 +269,7 @@ def test_valid_logins_from_a_failing_address_are_not_delayed(world: World) -> No
 
 @pytest.mark.parametrize("at", [HERE, ELSEWHERE])
 def test_valid_login_in_a_flood_waits_for_earlier_logins_only(world: World, at: str) -> None:
-    """Of guesses at the same user, from the same address or another."""
+    """Guesses at the same user, from the same address or elsewhere."""
     world.flood(CHECKS_AT_ONCE)
     assert not world.logins._waiting
     waiting = world.flood(200)
@@ -291,7 +291,7 @@ def test_known_address_of_a_user_does_not_wait_for_a_flood(world: World) -> None
 
 
 def test_logins_are_judged_at_a_limited_rate(world: World) -> None:
-    """At many users from one address, at one from many addresses, at one from one; and who hangs up gains nothing."""
+    """Many users from one address, one user from many addresses, and one from one; hanging up gains no time."""
     floods: list[Callable[[int], tuple[str, str]]] = [
         lambda number: (f"user{number}", HERE),
         lambda number: ("anna", f"198.51.{number // 250}.{number % 250}"),
@@ -451,7 +451,7 @@ def broker() -> Generator[LoneBroker]:
 
 
 class Client(RawClient):
-    """One that has heard connection.start."""
+    """A client that has received connection.start."""
 
     def __init__(self, broker: LoneBroker, source: str = "127.0.0.1") -> None:
         super().__init__(broker.amqp_port, handshake=False, source=source)

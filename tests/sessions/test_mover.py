@@ -297,7 +297,7 @@ def test_unreadable_message_stays_and_is_logged(
     messages = broker.broker.entries.messages
 
     def some(part: Any, *, only_beginnings: bool) -> Any:
-        assert only_beginnings  # a body says nothing about a move, and may be large
+        assert only_beginnings  # a move does not depend on bodies, which may be large
         if part.index == missing:
             raise MessagesGone("it is gone")
         return messages(part, only_beginnings=only_beginnings)

@@ -20,7 +20,7 @@ DECLARE = commands.Queue.Declare(queue="q", durable=True)
 
 
 def lead(broker: LoneBroker, leader: str | None) -> None:
-    """Let the node hear of a leader, or of none: then nothing is applied."""
+    """Report a leader to the node, or None: then no batch is applied."""
     broker.group.holding = leader is None
     broker.call(broker.broker.leader_changed, leader, 1)
     if leader is not None:
@@ -54,7 +54,7 @@ def test_waiting_clients_are_refused_and_idle_clients_are_not() -> None:
         publishing.write(publish(1, "q", b"m"))
         assert reason(declaring) == reason(publishing) == UNKNOWN
         assert time.monotonic() - began_s > 0.25
-        # Whoever comes now is told at once, when it asks for something, or a moment later.
+        # A later client gets the error at its first request, or a moment later.
         with RawClient(broker.amqp_port) as waiting:
             waiting.send(1, commands.Channel.Open())
             waiting.expect(commands.Channel.OpenOk)
@@ -67,13 +67,13 @@ def test_waiting_clients_are_refused_and_idle_clients_are_not() -> None:
         assert broker.call(lambda: len(broker.broker.sessions)) == 1
         lead(broker, "n2")
         idle.send(1, DECLARE)
-        # What those have asked for who were told was carried out.
+        # Requests of clients that got the error were carried out.
         assert idle.expect(commands.Queue.DeclareOk).message_count == 1
         RawClient(broker.amqp_port).socket.close()
 
 
 def test_consumer_that_holds_a_message_is_not_waiting() -> None:
-    """Its credit for the next one, which the node keeps until there is a batch to go with, is nothing it waits for."""
+    """The node keeps its credit for the next message until there is a batch; the client does not wait for that."""
     with LoneBroker(majority_timeout_ms=300) as broker, connect_later(broker) as client:
         client.call(1, DECLARE, commands.Queue.DeclareOk)
         client.call(1, commands.Basic.Consume(queue="q"), commands.Basic.ConsumeOk)

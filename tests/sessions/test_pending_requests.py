@@ -1,4 +1,4 @@
-"""Clients that ask for very much with few bytes: in one transaction, and while the log takes nothing in."""
+"""Clients that request very much with few bytes: in a transaction, and while the log is stalled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Basic, Chan, Exchange, Queue, Tx = (
     commands.Tx,
 )
 FEW_BYTES = 64 * 1024
-"""What a connection may ask for before the log has it, here."""
+"""Bytes that a connection may request before the log has them, in these tests."""
 TOO_MANY = f"a transaction of more than {TRANSACTION_COMMANDS_MAX} commands (limit transaction_commands)"
 TOO_MANY_COMMANDS = f"PRECONDITION_FAILED - {TOO_MANY}"
 
@@ -55,9 +55,9 @@ def ready(broker: LoneBroker, queue: str = "q") -> int:
 
 
 def test_a_commit_of_very_many_tiny_messages_ends_no_node() -> None:
-    """300,000 with keys of 247 octets were one batch of 80 MiB, which no link takes: the node ended.
+    """300,000 messages with keys of 247 octets were a batch of 80 MiB, too large for any link, and the node ended.
 
-    A tenth of them are many times what a transaction may have, too.
+    A tenth of them still exceeds the limit of a transaction many times.
     """
     with LocalCluster(nodes=3) as cluster:
         leader, follower, third = cluster.leader(), *cluster.followers()
@@ -77,7 +77,7 @@ def test_a_commit_of_very_many_tiny_messages_ends_no_node() -> None:
                     hostile.send(1, Chan.CloseOk())
                     hostile.open_channel(
                         1
-                    )  # what came behind the error is not carried out, and the others go on
+                    )  # methods after the error are dropped, and further clients continue
                 honest.write(publish(1, "honest", b"m"))
                 honest.expect(Basic.Ack, 1)
         assert all(node.running for node in cluster.nodes)
@@ -86,7 +86,7 @@ def test_a_commit_of_very_many_tiny_messages_ends_no_node() -> None:
 
 
 def alternating(count: int) -> bytes:
-    """So many commands: consecutive ones have different keys."""
+    """Return commands; consecutive commands have different keys."""
     return b"".join(publish(1, ("q", "p")[number % 2], b"") for number in range(count))
 
 
@@ -119,7 +119,7 @@ def test_message_routed_by_headers_is_a_command_of_its_own(broker: LoneBroker, c
     count = TRANSACTION_COMMANDS_MAX + 1
     client.write(
         publish(1, "q", b"", exchange="amq.direct") * count
-    )  # consecutive ones that are alike: one command
+    )  # equal consecutive messages: a single command
     client.call(1, Tx.Commit(), Tx.CommitOk)
     client.write(publish(1, "q", b"", exchange="amq.headers") * count)
     client.expect_close(406, TOO_MANY_COMMANDS, channel=1)
@@ -190,7 +190,7 @@ def test_a_transaction_may_settle_in_so_many_commands(broker: LoneBroker, client
     assert (error.class_id, error.method_id) == (60, 80)
     client.send(1, Chan.CloseOk(), Chan.Open())
     client.expect(Chan.OpenOk, 1)
-    assert unacknowledged(broker) == 0  # the channel's messages are back in the queue, and none is lost
+    assert unacknowledged(broker) == 0  # the channel's messages are requeued without loss
     assert ready(broker) == 2 * TRANSACTION_COMMANDS_MAX + 2
 
 
@@ -237,7 +237,7 @@ def test_commit_that_does_not_fit_starts_a_new_batch(broker: LoneBroker, client:
     client.call(2, Queue.Declare(queue="q", passive=True), Queue.DeclareOk)
     broker.group.holding = True
     found = batches(broker)
-    while len(found) < BATCHES_IN_FLIGHT_MAX:  # while so many are under way, what is asked for gathers
+    while len(found) < BATCHES_IN_FLIGHT_MAX:  # while so many batches are in flight, requests gather
         there = len(found)
         client.write(publish(2, "q", b""))
         wait_until(partial(_has_more, found, there), "a batch")
@@ -255,7 +255,7 @@ def _has_more(found: Collection[object], count: int) -> bool:
     return len(found) > count
 
 
-# --- while the log takes nothing in
+# --- with a stalled log
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def test_channels_that_come_and_go_wait_for_the_log(slow: LoneBroker) -> None:
         for number in numbers:
             churning.send(number, Chan.Open(), Chan.Close(200, "", 0, 0))
         wait_until(lambda: is_paused(slow, churning), "the end of reading")
-        other.call(1, Basic.Qos(), Basic.QosOk)  # others are served
+        other.call(1, Basic.Qos(), Basic.QosOk)  # further clients are served
         slow.call(slow.group.release)
         answers = [churning.receive() for _ in (*numbers, *numbers)]
         assert {number for number, answer in answers if isinstance(answer, Chan.CloseOk)} == set(numbers)

@@ -1,4 +1,4 @@
-"""A snapshot takes the place of entries that the node never saw: what its clients hear then."""
+"""A snapshot replaces entries that the node never applied: the effects on its clients."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Client(RawClient):
             assert (method.delivery_tag, body) == (delivery_tag, expected)
 
     def expect_no_frame(self) -> None:
-        """The next that comes is the answer to what is asked now."""
+        """Assert that the next frame is the answer to a new request."""
         self.open_channel(self._next_channel)
         self._next_channel += 1
 
     def settled(self) -> None:
-        """What was sent before is applied, though nothing of it is heard."""
+        """Wait until earlier requests are applied."""
         self.open_channel(self._next_channel)
         self._next_channel += 1
         self.broker.pass_some_time()
@@ -151,7 +151,7 @@ def test_deliveries_continue_after_the_last_known_delivery(
 
 
 def test_partly_delivered_range_is_cut(broker: LoneBroker, client: Client, other: Client) -> None:
-    """The machine holds it in one piece, because the pieces that it was delivered in were settled in between."""
+    """The machine holds a single piece, because the pieces between the deliveries were settled."""
     client.consume()
     other.write(b"".join(publish(1, "q", body) for body in (b"1", b"2", b"3", b"4")))
     other.declare()

@@ -1,8 +1,8 @@
-"""What clients hear does not depend on how their wishes are divided: each publish is answered once, and truly.
+"""Answers do not depend on the division into batches: each publish has a single, true answer.
 
-Batches are so small that most runs are divided, and they are applied when the story says so. Publishers pipeline to
-queues that refuse by number or by octets, to several at once, to headers exchanges, to nobody. Some number their
-messages and send them again, also over a new connection; transactions and acknowledgements go between.
+Batches are so small that most runs are divided, and the story applies them. Publishers pipeline to queues that refuse
+by number or by octets, to several at once, to headers exchanges, to no queue. Some number their messages and repeat
+them, also over a new connection; transactions and acknowledgements go between.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ QUEUES: dict[str, dict[str, Any]] = {
     "levels": {"x-queue-type": "classic", "x-max-priority": 3, "x-max-length": 15, **REFUSES},
 }
 CONSUMED = {2: "few", 3: "small"}
-"""Queues with a consumer, by its channel; what comes out of the others is got."""
+"""Queues with a consumer, by its channel; the remaining queues are read with get."""
 
 
 class Way(NamedTuple):
@@ -74,7 +74,7 @@ class Message(NamedTuple):
     way: Way
     mandatory: bool
     number: int
-    """Its `x-publish-seq`; 0 without one."""
+    """Its `x-publish-seq`; 0 without it."""
 
     def frames(self, channel: int, publisher: str) -> bytes:
         exchange, key, _ = self.way
@@ -108,7 +108,7 @@ def properties(headers: dict[str, str | int]) -> bytes:
 
 @dataclass(eq=False)
 class Publisher:
-    """A channel in confirm mode, and what it has heard."""
+    """A channel in confirm mode, with its answers."""
 
     client: RawClient
     channel: int
@@ -116,7 +116,7 @@ class Publisher:
     last_number: int = 0
     sent: list[Message] = field(default_factory=list)
     answers: list[bool] = field(default_factory=list)
-    """To the first of what was sent: whether it was confirmed."""
+    """Answers to the first sent messages: whether each was confirmed."""
     returned: list[bytes] = field(default_factory=list)
 
     def answer_received(self, tag: int, *, accepted: bool, multiple: bool) -> None:
@@ -129,7 +129,7 @@ class Publisher:
         self.answers += [accepted] * (tag - len(self.answers))
 
     def unconfirmed(self) -> list[Message]:
-        """What it has to send again, if its connection is lost: from the first numbered one without a confirm on."""
+        """Return the messages to repeat if the connection is lost: from the first numbered unconfirmed message on."""
         answers = [*self.answers, *[None] * (len(self.sent) - len(self.answers))]
         pairs = zip(self.sent, answers, strict=True)
         confirmed = {message.number for message, accepted in pairs if accepted}
@@ -139,7 +139,7 @@ class Publisher:
 
 
 class Story:
-    """Clients of a broker, and what becomes of what they do."""
+    """Clients of a broker, and the outcome of their actions."""
 
     def __init__(self, broker: LoneBroker, rng: random.Random, clients: ExitStack) -> None:
         self.broker, self.rng, self._clients = broker, rng, clients
@@ -147,7 +147,7 @@ class Story:
         self.lost: list[Publisher] = []
         self.committed: list[Message] = []
         self.came: dict[str, list[bytes]] = {name: [] for name in QUEUES}
-        """What has come out of each queue, in order."""
+        """Messages out of each queue, in order."""
         self._count = 0
         self._unacked: list[tuple[int, int]] = []
         self._admin = self._connect()
@@ -189,7 +189,7 @@ class Story:
         client.call(TRANSACTING, Tx.Select(), Tx.SelectOk)
         return publishers
 
-    # What they do
+    # Actions
 
     def publish(self) -> None:
         publisher = self.rng.choice(self.publishers)
@@ -205,7 +205,7 @@ class Story:
         self._send(publisher, messages)
 
     def publish_again(self) -> None:
-        """Send what was numbered once more, from somewhere on."""
+        """Repeat numbered messages from a random place on."""
         publisher = self.rng.choice(self.publishers)
         numbered = {message.number: message for message in publisher.sent if message.number}
         if numbered:
@@ -247,7 +247,7 @@ class Story:
         self._read_until(client, Tx.SelectOk)
 
     def acknowledge(self) -> None:
-        """Acknowledge some of what has been delivered, one by one or together, or publish something between."""
+        """Acknowledge some deliveries, one by one or together, or publish a message between."""
         with suppress(TimeoutError):
             while True:
                 self._read(self._consuming, timeout_s=0.005)
@@ -280,7 +280,7 @@ class Story:
         self.broker.call(self.broker.group.release)
 
     def break_off(self) -> None:
-        """A connection is lost, with what it has asked for; others go on where its publishers were."""
+        """Break a connection with its pending requests; new connections replace its publishers."""
         client = self.rng.choice([each for each in self.publishers if each.name != "consuming"]).client
         if self.rng.random() < 0.5:
             client.send(0, Connection.Close(200, "bye", 0, 0))
@@ -295,7 +295,7 @@ class Story:
             heir.last_number = publisher.last_number
             self._send(heir, publisher.unconfirmed())
 
-    # What they hear
+    # Answers
 
     def _read(self, client: RawClient, timeout_s: float = 10.0) -> Any:
         channel, frame = client.receive(timeout_s)
@@ -333,7 +333,7 @@ class Story:
         return body
 
     def end(self) -> None:
-        """Hear what is still to be heard, and take out what is still in the queues."""
+        """Read all pending answers, and take all messages out of the queues."""
         self.release()
         for publisher in self.publishers:
             while len(publisher.answers) < len(publisher.sent):
@@ -345,7 +345,7 @@ class Story:
             while self._get(queue):
                 pass
 
-    # What must be
+    # Invariants
 
     def check(self) -> None:
         received: dict[bytes, list[bool | None]] = {}
@@ -378,7 +378,7 @@ class Story:
 
     def _check_order(self, publisher: Publisher) -> None:
         admitted: dict[bytes, Message] = {}
-        """In the order in which they were confirmed first."""
+        """In the order of their first confirms."""
         for message, accepted in zip(publisher.sent, publisher.answers, strict=True):
             if accepted:
                 admitted.setdefault(message.body, message)
@@ -386,7 +386,7 @@ class Story:
         for queue, bodies in self.came.items():
             expected = [body for body, message in admitted.items() if queue in message.way.targets]
             assert [body for body in bodies if body.startswith(mine)] == expected
-        # What was returned may be published again, and is returned again.
+        # A returned message may be published again, and is returned again.
         accepted = [m for m, is_safe in zip(publisher.sent, publisher.answers, strict=True) if is_safe]
         assert publisher.returned == [m.body for m in accepted if m.mandatory and not m.way.targets]
 

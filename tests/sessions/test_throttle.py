@@ -1,4 +1,4 @@
-"""Limits of how much is published in a second: what passes, who waits, and that nobody waits for ever."""
+"""Limits of the rate of publishing: passed and held messages, and that each message passes in the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from qq.sessions.ports import PatientPublisher
 
 READ = 20
-"""Messages that one read of a client's socket brings."""
+"""Messages that a single read of a client's socket brings."""
 NODES = ("n1", "n2", "n3")
 LAG_S = 0.005
 """How long after it was published something is known at all nodes."""
@@ -50,7 +50,7 @@ class Flood:
         self.world, self.size, self.node = world, size, node
         self.throttle = world.throttles[node]
         self.idle = False
-        """Whether it publishes only what the test says."""
+        """Whether it publishes only on request of the test."""
         self.held: list[bytes] = []
         self.passed = 0
 
@@ -87,7 +87,7 @@ class Flood:
 
 
 class World:
-    """Nodes with one state, a clock that goes on when the test says so, and clients."""
+    """Nodes with a common state, a clock set by the test, and clients."""
 
     def __init__(self, **limits: Any) -> None:
         self.machine = QueueMachine(content_of)
@@ -151,7 +151,7 @@ class World:
         idle: bool = False,
         of: Flood | None = None,
     ) -> Flood:
-        """Let a client come, which begins to flood unless it is `idle`; `of` has another channel then."""
+        """Connect a client, which floods unless it is `idle`; `of` gets a further channel."""
         number = next(self._numbers)
         self.operate(c.Connect(number, vhost, user), node=node)
         flood = self.connections[number] = Flood(self, number, vhost, user, size, node)
@@ -230,7 +230,7 @@ def test_unused_share_of_a_limit_goes_to_a_flooding_client() -> None:
     world.run(20.0)
     assert slow.passed == 2000
     assert flood.passed == pytest.approx(900 * 20 + 1000 * BURST_S, rel=0.01)
-    # Whoever has had more than a share owes nothing for it when others want theirs.
+    # Use above the share while capacity was free leaves no debt.
     new = world.connect(node="n3")
     before = flood.passed, new.passed
     world.run(6.0)
@@ -272,7 +272,7 @@ def test_message_above_a_limit_passes_then_waits() -> None:
 
 @pytest.mark.parametrize("size", [10_000, 100_000, 300_000])
 def test_large_messages_at_several_nodes_respect_a_limit(size: int) -> None:
-    """Each uses up the limit, of 10 kB a second, for longer than it is remembered that others publish."""
+    """Each message uses up the limit, of 10 kB a second, for longer than publishes of peers are remembered."""
     world = World()
     world.operate(of_vhost(MAX_PUBLISH_BYTES, 10_000))
     floods = [world.connect(size=size, node=node) for node in NODES]
@@ -314,7 +314,7 @@ def test_modest_publisher_precedes_flooding_publishers() -> None:
     floods = [world.connect() for _ in range(100)]
     modest = world.connect(idle=True)
     world.run(2.0)
-    modest.publish([b"m"])  # a new one comes behind all others: else coming again would be of use
+    modest.publish([b"m"])  # a new client is last in the queue: reconnecting gains no time
     world.run(1.2)
     assert modest.passed == 1
     for second in range(5):
@@ -408,7 +408,7 @@ def test_messages_during_a_standstill_are_charged_for_that_time() -> None:
     world.run(2.0)
     world.leave(other)
     world.run(0.5)
-    # For a minute nothing is heard, and then of all that another node has let through meanwhile.
+    # For a minute there are no reports, and then a report of all that a peer has let through meanwhile.
     world.now_s += 60.0
     world._count(other, 6000, 6000)
     before = flood.passed
@@ -473,7 +473,7 @@ def test_random_use_respects_limits_and_blocks_no_client_forever(
                 world.operate(c.ChangeUserLimits(rng.choice("ab"), {name: rng.choice(limits)}))
             case _:
                 world.run(rng.choice([0.001, 0.05, 0.3]))
-    # From now on one limit holds for all of a virtual host.
+    # From now on a single limit holds for the whole virtual host.
     for user in "ab":
         world.operate(c.SetUserLimits(user, {}))
     world.operate(c.SetVhostLimits("a", {MAX_PUBLISHES: 200}), c.SetVhostLimits("b", {}))
@@ -502,7 +502,7 @@ Basic, Channel, Confirm, Queue, Tx = (
     commands.Tx,
 )
 FLOOD = 500
-"""Messages that a client sends at once; with frames they are less than what is read while some wait."""
+"""Messages that a client sends at once; with frames they are fewer bytes than the node reads while messages wait."""
 UNREAD = 2 * (HELD_BYTES_MAX + 16 * 1024) // len(publish(1, "q", b"m"))
 """So many that the client is not read any more, and that the rest is in the node's buffer."""
 
@@ -517,7 +517,7 @@ def ready(broker: LoneBroker) -> int:
 
 @pytest.fixture
 def broker() -> Iterator[LoneBroker]:
-    """A broker with a queue, whose publishers may publish one message a second."""
+    """A broker with a queue, whose publishers may publish a message per second."""
     with LoneBroker() as lone:
         with RawClient(lone.amqp_port) as client:
             client.open_channel(1)
@@ -563,7 +563,7 @@ def test_second_channel_continues_while_a_channel_is_throttled(broker: LoneBroke
 
 
 def test_a_client_that_waits_keeps_its_heartbeats(broker: LoneBroker) -> None:
-    """Both that is read and one of which so much waits that it is not read any more."""
+    """Both a client that is read, and a client that is not read because so many of its messages wait."""
     with flooding(broker, heartbeat=1) as client, flooding(broker, heartbeat=1, count=20_000) as much:
         end_s, received = time.monotonic() + SILENT_CHECKS_MAX / HEARTBEAT_CHECKS + 0.5, [b"", b""]
         while time.monotonic() < end_s:
@@ -681,7 +681,7 @@ def test_refused_messages_are_not_charged(broker: LoneBroker) -> None:
         assert not held(broker)
 
 
-# --- what the log tells of it
+# --- reports through the log
 
 
 def test_published_messages_are_counted_once_per_node() -> None:

@@ -1,4 +1,4 @@
-"""Tokens in place of passwords, with a verifier that says what the test wants; tests/oauth2 has a real one."""
+"""Tokens in place of passwords, with a fake verifier; tests/oauth2 has a real one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKEN = "eyJ-good"
 
 
 class Verifier:
-    """Knows the tokens that are in `users`; others may be good by another key, if `has_issuer`."""
+    """Accepts the tokens in `users`; with `has_issuer`, others may be valid with a further key."""
 
     def __init__(self) -> None:
         self.users = {TOKEN: ann()}
@@ -177,7 +177,7 @@ def test_invalid_new_token_closes_the_connection(
 
 
 def test_second_update_secret_before_the_answer_is_refused(broker: LoneBroker, verifier: Verifier) -> None:
-    """Each may have to wait, and none is kept without a bound."""
+    """Each may have to wait, and the number of pending updates must be bounded."""
     verifier.has_issuer = True
     with opened(broker) as client:
         client.send(0, update("eyJ-two"), update("eyJ-three"))

@@ -190,7 +190,7 @@ class SimulatedLinks:
     def places(self, dialled: str | PeerAddress) -> tuple[PeerAddress, ...]:
         """Return the addresses at which to dial a peer or seed; empty if it must not be dialled."""
         if isinstance(dialled, str):
-            return self.known.places(dialled) if dialled in self.known.addresses else ()
+            return self.known.possible_addresses(dialled) if dialled in self.known.addresses else ()
         return (dialled,) if dialled in self.known.seeds(self.seeds) else ()
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
@@ -572,7 +572,7 @@ class Network:
         dialled_here = links.name == connection.dialler
         terms, link = connection.terms[peer], self._link_of(links, peer)
         links.known.learn_cluster(terms)
-        is_welcome = links.known.judge(peer, terms, link, dialled_here=dialled_here) is None
+        is_welcome = links.known.why_rejected(peer, terms, link, dialled_here=dialled_here) is None
         if not (is_welcome and self._still_agree(links, peer, terms)):
             self._shut(connection, links.name)
             if connection.ends[peer] is End.OPEN:

@@ -165,7 +165,7 @@ class MemberChanges:
 
     async def _why_other_node_at(self, name: str, address: PeerAddress) -> str | None:
         """Return an error text if a different node listens at a member's address; None if not."""
-        place = self._peers.place(name, address)
+        place = self._peers.dial_address(name, address)
         try:
             with suppress(OSError):
                 async with asyncio.timeout(REACH_S):
@@ -199,7 +199,7 @@ class MemberChanges:
 
         Raises Unavailable if there is no answer, and RequestRefused if another node answers.
         """
-        place = self._peers.place(name, address)
+        place = self._peers.dial_address(name, address)
         try:
             async with asyncio.timeout(REACH_S):
                 return await self._peers.reach(name, place)

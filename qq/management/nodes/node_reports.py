@@ -37,7 +37,7 @@ _LOAD = Path("/proc/loadavg")
 class PeerPorts(Protocol):
     """Peer ports of other nodes. Implemented by `PeerLinks`."""
 
-    def place(self, peer: str, address: PeerAddress) -> PeerAddress:
+    def dial_address(self, peer: str, address: PeerAddress) -> PeerAddress:
         """Return the address that this node must use for a peer with the configured `address`."""
         ...
 

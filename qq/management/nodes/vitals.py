@@ -58,7 +58,7 @@ class NodeVitals:
         self._own = own
         self._clients = clients
         self._writes = TimesWindow(own.write_times)
-        self._loop = TimesWindow(group.beat_delays)
+        self._loop = TimesWindow(group.heartbeat_delays)
         self._commits = TimesWindow(broker.submissions.commit_times)
         self._applying = TimesWindow(group.apply_times)
         self._cpu = Trend()

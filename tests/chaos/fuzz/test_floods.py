@@ -1,4 +1,4 @@
-"""The floods cover the protocol, and a flooder writes what its plan says."""
+"""The floods cover the protocol, and a flooder writes the frames of its plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of a live cluster: messages that are confirmed, and what is there in the end."""
+"""Clients of a live cluster: confirmed messages, and the messages that remain in the end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pika.exceptions import AMQPError
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 QUORUM = {"x-queue-type": "quorum"}
 ERRORS = (AMQPError, OSError, ValueError)
-"""The last one is what pika raises of a socket that is reset as soon as it is connected."""
+"""pika raises ValueError for a socket that is reset as soon as it is connected."""
 _RETRY_S = 0.05
 _INTERVAL_S = 0.03
-"""Between two messages: as many as there may be would take the machine, and show nothing else."""
+"""Seconds between two messages: publishing at full speed would load the machine without further effect."""
 
 
 def connect(url: str) -> pika.BlockingConnection:
@@ -28,7 +28,7 @@ def connect(url: str) -> pika.BlockingConnection:
 
 
 def publish(url: str, queue: str, bodies: list[bytes]) -> None:
-    """Publish until all are confirmed; raises if one is not."""
+    """Publish until all messages are confirmed. Raises if a message is not."""
     connection = connect(url)
     try:
         channel = connection.channel()
@@ -63,7 +63,7 @@ def taken(url: str, queue: str) -> list[bytes]:
 
 
 class Publisher:
-    """Publishes numbers to a queue of its own through all nodes in turn, whatever happens to them."""
+    """Publishes numbers to a queue of its own through all nodes in turn, during any fault."""
 
     def __init__(self, urls: list[str], queue: str) -> None:
         self.confirmed: set[bytes] = set()
@@ -103,7 +103,7 @@ class Publisher:
             channel = connection.channel()
             channel.confirm_delivery()
             while not self._stopping.wait(_INTERVAL_S):
-                body = b"%d" % next(self._numbers)  # never twice: what became of the last one is not known
+                body = b"%d" % next(self._numbers)  # never twice: the outcome of the last publish is unknown
                 channel.basic_publish("", self._queue, body.ljust(200), PERSISTENT)
                 self.confirmed.add(body)
         finally:

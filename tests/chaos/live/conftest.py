@@ -1,4 +1,4 @@
-"""One cluster behind proxies for all tests that leave it whole, and the loop on which it lives."""
+"""A cluster behind proxies for all tests that leave it intact, and its event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real disk keeps when the power goes, what when only the process does, and how it fails when it is full."""
+"""Effects of a power loss, a process crash and a full disk on files of a real disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ("a", "b", "c")
 
 
 class Machine:
-    """A computer with one disk, a directory `d` on it, and a process that may come back."""
+    """A computer with a disk, a directory `d` on it, and a process that may restart."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "data"
@@ -53,7 +53,7 @@ class Machine:
 
 
 def outcomes(directory: Path, do: Callable[[Machine], None]) -> list[dict[str, bytes]]:
-    """What was seen after the power was lost, with all seeds; one of each."""
+    """Return the distinct contents after a power loss, over all seeds."""
     found: list[dict[str, bytes]] = []
     for seed in SEEDS:
         machine = Machine(directory / f"machine-{seed}")

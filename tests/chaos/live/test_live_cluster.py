@@ -1,4 +1,4 @@
-"""A cluster behind proxies: clients are served, and what cuts nodes off and takes their disks away does so."""
+"""A cluster behind proxies serves clients; partitions isolate nodes, and disk faults take effect."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def until_followed(cluster: LiveCluster, former: str) -> str:
 
 
 async def assert_cut_off(cluster: LiveCluster, name: str) -> None:
-    """The node knows no leader, or does not know that another one leads: it serves nobody."""
+    """Assert that the node knows no leader, or an outdated one, and serves no clients."""
     publishing = asyncio.create_task(
         asyncio.to_thread(publish, cluster.endpoints[name], "cut off", [b"lost"])
     )
@@ -113,7 +113,9 @@ def test_publishers_wait_while_the_disk_is_full(runner: asyncio.Runner, cluster:
     alarms_before = log.read_text().count(alarm)
 
     async def until_logged() -> None:
-        """The status tells of the alarm as soon as somebody asks, and clients are told with the node's next beat."""
+        """Wait for the alarm's log line: status requests show it at once, clients get it at the next heartbeat
+        interval.
+        """
         async with asyncio.timeout(30):
             while log.read_text().count(alarm) == alarms_before:  # noqa: ASYNC110 -- of another process
                 await asyncio.sleep(0.01)
@@ -122,7 +124,7 @@ def test_publishers_wait_while_the_disk_is_full(runner: asyncio.Runner, cluster:
         cluster.set_faults("n2", disk_full=True)
         await until_alarmed(True)
         await until_logged()
-        # A node without space holds up its own clients; the others go on while they are a majority.
+        # A node without space blocks its own clients; the rest of the cluster serves as long as it is a majority.
         await asyncio.to_thread(publish, cluster.endpoints["n1"], "space", bodies(1))
         publishing = asyncio.create_task(
             asyncio.to_thread(publish, cluster.endpoints["n2"], "no space", bodies(3))
@@ -141,7 +143,7 @@ def test_publishers_wait_while_the_disk_is_full(runner: asyncio.Runner, cluster:
     try:
         runner.run(check())
     finally:
-        cluster.set_faults("n2", disk_full=False)  # the tests behind this one have the same cluster
+        cluster.set_faults("n2", disk_full=False)  # later tests share the cluster
 
 
 def test_confirmed_messages_survive_when_all_nodes_lose_power(
@@ -196,7 +198,7 @@ def test_node_that_does_not_stop_dumps_its_tasks_and_is_killed(
     monkeypatch.setattr("chaos.live.cluster._STOP_TIMEOUT_S", 0.0)
 
     async def check() -> None:
-        await cluster.wait_caught_up()  # one that has just been started ends at once
+        await cluster.wait_caught_up()  # a node that was just started ends at once
         size = cluster.log("n3").stat().st_size
         # This client reads no goodbye, so the node waits for it.
         client = pika.BlockingConnection(pika.ConnectionParameters(HOST, cluster._addresses["n3"].amqp_port))

@@ -1,4 +1,4 @@
-"""Each fault can be carried out and made good, and takes nothing that was confirmed."""
+"""Each fault can be carried out and repaired, and loses no confirmed message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.xdist_group("live"), pytest.mark.timeout(120)]
 
 DURATION_S = 0.1
 ALWAYS_TRIED = {"kill_leader", "partition_one_way", "bit_flip", "replace"}
-"""One of each group."""
+"""A fault of each group."""
 
 
 class History:
@@ -56,7 +56,7 @@ def publisher(runner: asyncio.Runner, cluster: LiveCluster) -> Generator[Publish
 
 
 async def restored(cluster: LiveCluster, members: Sequence[str]) -> None:
-    """The cluster has these members again, for whoever is tested with it next."""
+    """Restore these members for the next test."""
     for name in members:
         if name not in cluster.names:
             await cluster.join(name)
@@ -77,12 +77,12 @@ DEEDS: dict[str, tuple[str, ...]] = {
     "wipe": ("kill", "wipe", "start"),
     "rotate_secret": ("write_secrets", "stop", "start"),
 }
-"""What is done to each node that is hurt; faults of the network are toxics, and who the members are changes."""
+"""Actions on each affected node; network faults are toxics, and membership faults change the members."""
 
 
 @pytest.fixture
 def deeds(cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
-    """What is done to which node of the cluster, and on which of its links."""
+    """Actions of a fault, with the affected node or link."""
     done: set[tuple[str, str]] = set()
 
     def watch(deed: str, names: Callable[[Any], Sequence[str]]) -> None:
@@ -155,7 +155,7 @@ def test_five_nodes_bear_a_ring_and_a_bridge(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_upgrade_goes_from_the_release_to_this_program(tmp_path: Path) -> None:
-    """What only this program knows is left out meanwhile."""
+    """Features that only the present program has are not used meanwhile."""
     history = History()
     release = tmp_path / "release"
     releases.unpack("0.1", release)
@@ -192,9 +192,7 @@ def test_upgrade_goes_from_the_release_to_this_program(tmp_path: Path) -> None:
 
 def test_heal_ends_all_faults(runner: asyncio.Runner, cluster: LiveCluster) -> None:
     async def check() -> None:
-        first, second, third, *_ = (
-            cluster.names
-        )  # others than at first, after faults that change who is a member
+        first, second, third, *_ = cluster.names  # faults may have changed the members
         await cluster.hurt(cluster.links(first, second), "slow", "latency", latency=50)
         cluster.set_faults(first, clock_offset_ms=5_000)
         cluster.freeze(second)
@@ -261,7 +259,7 @@ def both_ways(some: Sequence[str], other_nodes: Sequence[str]) -> Ways:
 
 
 def cut(name: str, nodes: int, leading: str = "n2") -> list[tuple[Sequence[str], Ways, Ways]]:
-    """With each seed: the names that a partition tells, and what it cuts between nodes and between them and clients."""
+    """Return, for each seed, the names of a partition, and its cuts between nodes and between nodes and clients."""
     found: list[tuple[Sequence[str], Ways, Ways]] = []
     for seed in SEEDS:
         stub = Stub(nodes, leading)
@@ -368,11 +366,11 @@ def test_faults_of_the_leader_strike_the_leader(leading: str) -> None:
     assert paused.count([leading]) > len(paused) / 3  # not by chance
 
 
-# Who the members are, and what they run
+# Members and their programs
 
 
 class Members(Stub):
-    """Of a cluster whose nodes only come, go, and change their programs; each deed is noted."""
+    """A cluster whose nodes only start, stop, and change their programs; each action is recorded."""
 
     def __init__(self, nodes: int = 3, members: int = 3, on_release: Sequence[str] = ()) -> None:
         super().__init__(nodes)
@@ -383,7 +381,7 @@ class Members(Stub):
         self.down: set[str] = set()
         self.wiped: set[str] = set()
         self.is_prepared = False
-        """Whether nobody has to be started again when a node joins."""
+        """Whether a join needs no restart of members."""
         self.is_refused = False
         """Whether no member can be removed."""
 
@@ -440,7 +438,7 @@ class Members(Stub):
 
 
 def struck(stub: Members, name: str, seed: int) -> tuple[bool, dict[str, Any]]:
-    """Whether the fault went as intended, and what the history says of it; all members are up then."""
+    """Carry out a fault. Return whether it succeeded, and its detail in the history; all members are up then."""
     history = History()
     has_worked = asyncio.run(
         nemesis.carry_out(name, cast("LiveCluster", stub), Random(seed), 0.0, history.record)
@@ -525,7 +523,7 @@ def test_nodes_are_upgraded_in_turn_and_some_downgraded() -> None:
     assert seen == {(to, by) for to in ("today", "release") for by in ("stop", "kill")}
 
 
-# What a node notices of a disk or a clock that is hurt
+# Reactions of a node to a faulty disk or clock
 
 NODE = """
     import asyncio, pathlib, sys, time
@@ -552,7 +550,7 @@ NODE = """
 
 
 class OneNode(Stub):
-    """Of a cluster that is a node's world and nothing else."""
+    """A cluster with a single faulty node and no further parts."""
 
     def __init__(self, side: Path) -> None:
         super().__init__(1)
@@ -563,7 +561,7 @@ class OneNode(Stub):
 
 
 def noticed(name: str, tmp_path: Path) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-    """The parameters of a fault, and what a node has printed, from before it until after it."""
+    """Return the parameters of a fault, and the figures that a node printed before, during and after it."""
     side, data = tmp_path / "side", tmp_path / "data"
     side.mkdir()
     data.mkdir()

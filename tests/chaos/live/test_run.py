@@ -1,4 +1,4 @@
-"""The course of a run and its command line: what is asked for wrongly, and what makes a run fail."""
+"""The course of a run and its command line: wrong options, and reasons for which a run fails."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def world(recorder: history.Recorder) -> World:
 
 
 class Nowhere:
-    """A transport to a cluster of which no node answers."""
+    """A transport to a cluster whose nodes do not answer."""
 
     async def connect(self, endpoint: Endpoint, lost: Callable[[str], None]) -> Never:
         raise LostError(f"{endpoint.node} does not answer")
@@ -302,7 +302,7 @@ def test_a_client_that_does_not_end_is_a_problem(course: Course, monkeypatch: py
 def test_undrained_queue_is_a_problem_and_not_judged_as_lost(
     course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody answers here, so nothing is consumed."""
+    """There is no node, so messages are not consumed."""
     monkeypatch.setattr(course_module, "DRAIN_PATIENCE_S", 0.05)
     asyncio.run(course._drain())
     course.write_meta(tmp_path, {})
@@ -356,7 +356,7 @@ def test_faults_that_overlap_are_each_recorded_from_begin_to_end(
     assert course.problems == ["fault kill of n1,n2: would not die"]
 
 
-# What workloads share
+# Shared parts of workloads
 
 
 def test_all_means_every_workload() -> None:

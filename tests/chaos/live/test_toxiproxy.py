@@ -1,4 +1,4 @@
-"""The Toxiproxy server: where it is found, how it is had, and that it does what it is told."""
+"""The Toxiproxy server: its location, its installation and its commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run was made with, as the report shows it."""
+"""The versions of a run's software, as the report shows them."""
 
 from __future__ import annotations
 

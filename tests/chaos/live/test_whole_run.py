@@ -70,7 +70,7 @@ def test_hurt_cluster_keeps_its_promises_and_is_reported(
     assert [row["fault"] for row in faults] == [row["fault"] for row in done if row["type"] == "invoke"]
     assert {row["outcome"] for row in faults} == {"ok"}
     killed = next(row for row in faults if row["fault"] == "kill_leader")
-    # The others elect a leader long before the killed one is back.
+    # The rest of the cluster elects a leader long before the killed node is back.
     assert killed["outage"] < killed["node_outage"]
     page = (out / "report.html").read_text()
     assert "<h1>VALID</h1>" in page

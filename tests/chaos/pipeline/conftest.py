@@ -13,7 +13,7 @@ from tests.chaos.pipeline.timeline import add_timeline
 
 @pytest.fixture(scope="session")
 def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    """One check of one history in which everything happens that any test asks for: each has its own queues."""
+    """The verdict on a history with the stories of all tests; each story has its own queues."""
     directory = tmp_path_factory.mktemp("run")
     history = History()
     planted = add_stories(history)
@@ -24,7 +24,7 @@ def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Jud
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The directory of a small run in which every promise was kept."""
+    """Directory of a small run that kept every promise."""
     history = History()
     story = Story(history, "story")
     story.queue()

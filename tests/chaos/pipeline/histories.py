@@ -1,4 +1,4 @@
-"""Builds histories row by row. A story has queues, processes and a clock of its own; many make one history."""
+"""Builds histories row by row. A story has queues, processes and a clock of its own; many stories make a history."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Judged(NamedTuple):
     directory: Path
     verdict: Verdict
     planted: Mapping[str, Mapping[str, Sequence[Row]]]
-    """What is to be found, by story and promise."""
+    """The rows to be found, by story and promise."""
     rows: int
 
 
 class History:
-    """Rows and queues of one run."""
+    """Rows and queues of a run."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -53,10 +53,10 @@ class History:
 
 
 class Story:
-    """A part of a history. Each row is a millisecond after the one before, and none at the time of another story's.
+    """A part of a history. Each row is a millisecond after its predecessor, at a time that no other story uses.
 
-    A client is named by its connection, "con-1#2"; its process is what is before the #. Messages are named by their
-    numbers. What adds rows returns the last one.
+    A client is named by its connection, "con-1#2"; its process is the part before the #. Messages are named by their
+    numbers. Methods that add rows return the last row.
     """
 
     def __init__(self, history: History, name: str, start_s: float = 0.0) -> None:
@@ -69,7 +69,7 @@ class Story:
         self._offset_ns = STARTED_NS + history.stories
 
     def queue(self, suffix: str = "", **settings: Any) -> str:
-        """One that is drained, and nothing else, unless `settings` say so."""
+        """Declare a queue that is drained, with further settings if given."""
         name = self.name + suffix
         plain = QueuePlan(name, QUORUM).described("confirm", drained=True)
         self._history.queues[name] = plain | settings
@@ -96,7 +96,7 @@ class Story:
         return row
 
     def end(self, invoke: Row, outcome: str | None) -> Row:
-        """How a call ended; None if nobody ever heard of it."""
+        """Add the end of a call with its outcome; None adds no row, for an unknown outcome."""
         if outcome is None:
             return invoke
         self.now_ms += 1

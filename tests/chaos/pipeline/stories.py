@@ -1,4 +1,4 @@
-"""What may happen to messages: healthy stories break no promise, planted ones say which rows are to be found."""
+"""Stories of messages: healthy stories break no promise, planted stories return the rows to be found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planted(story: Planting) -> Planting:
 
 
 def add_stories(history: History) -> dict[str, Mapping[str, Sequence[Row]]]:
-    """Tells all of them; gives what is to be found, by the name of the story."""
+    """Add all stories to the history; return the rows to be found, by the name of the story."""
     for story in HEALTHY:
         story(Story(history, story.__name__))
     return {story.__name__: story(Story(history, story.__name__)) for story in PLANTED}
@@ -131,7 +131,7 @@ def order_holds_within_a_consumer_only(story: Story) -> None:
 
 @healthy
 def earlier_consumer_is_delivered_last(story: Story) -> None:
-    """What was sent to it first may be seen last."""
+    """A delivery that was sent first may be received last."""
     story.queue()
     story.connect("con-1#1")
     story.call("consume", "con-1#1", queue=story.name, consumer="con-1#1.1")
@@ -144,7 +144,7 @@ def earlier_consumer_is_delivered_last(story: Story) -> None:
 
 @healthy
 def later_consumer_gets_redeliveries_and_concurrent_publishes(story: Story) -> None:
-    """Neither what comes again nor what was under way at the same time."""
+    """Redeliveries and concurrent publishes have no place in the order."""
     story.queue()
     story.publish(1)
     unseen = story.publish(2, None)
@@ -289,7 +289,7 @@ def taken_without_acknowledgement(story: Story) -> None:
 
 
 def _chain(story: Story, **of_second: Any) -> tuple[str, str, str]:
-    """Three queues, each with the dead letters of the one before; all three numbers are rejected in the first one."""
+    """Three queues in a chain of dead-lettering; all three numbers are rejected in the first queue."""
     last = story.queue("-3")
     second = story.queue("-2", dead_letters_to=last, **of_second)
     first = story.queue("-1", dead_letters_to=second)
@@ -317,7 +317,7 @@ def dead_letters_go_on(story: Story) -> None:
     story.deliver(2, queue=first, redelivered=True, delivery_count=1)
     story.settle(2, "nack", queue=first)
     story.take(2, "con-2#1", queue=second, deaths=[died(first, "delivery_limit")])
-    # Expired: nobody saw it before it died.
+    # Expired before any delivery.
     story.take(3, "con-2#1", queue=second, deaths=[died(first, "expired")])
 
 
@@ -415,7 +415,7 @@ def acknowledged_in_transactions(story: Story) -> None:
 
 
 def _committed_with(story: Story, acknowledged: int, *, publish: int, queue: str | None = None) -> Row:
-    """A transaction whose commit nobody heard of again; gives the row of its acknowledgement."""
+    """Add a transaction whose commit has no answer; return the row of its acknowledgement."""
     tx = f"{story.name}/tx"
     parts = [
         story.publish(publish, None, tx=tx, queue=queue),
@@ -465,7 +465,7 @@ def single_active_consumers_in_turn(story: Story) -> None:
         story.publish(number)
     for number, client in ((1, "con-1#1"), (2, "con-1#1"), (3, "con-2#1"), (4, "con-2#1")):
         story.take(number, client)
-    # The first one consumes again, under its old tag.
+    # The first consumer consumes again, under its old tag.
     story.call("consume", "con-1#1", queue=story.name, consumer="con-1#1.1")
     for number, client in ((5, "con-1#1"), (6, "con-1#1"), (7, "con-2#2"), (8, "con-2#2")):
         story.take(number, client)
@@ -473,7 +473,7 @@ def single_active_consumers_in_turn(story: Story) -> None:
 
 @healthy
 def single_active_delivery_recorded_late(story: Story) -> None:
-    """What was sent to the first one while it was the active one comes when the other one is."""
+    """A delivery to the former active consumer is received after the next consumer became active."""
     story.queue(single_active=True)
     for number in (1, 2, 3):
         story.publish(number)
@@ -483,7 +483,10 @@ def single_active_delivery_recorded_late(story: Story) -> None:
 
 
 def _taken_by(story: Story, pattern: str) -> Row:
-    """A backlog, half high (H) and half normal (N), is taken in a pattern. Gives the last row of which both waited."""
+    """Take a backlog, half high (H) and half normal (N), in a pattern.
+
+    Return the last row at which both kinds waited.
+    """
     story.queue(priorities=True)
     waiting: dict[str, list[int]] = {"H": [], "N": []}
     for number in range(1, 301):
@@ -574,7 +577,7 @@ def deleted_and_delivered_to_its_deleter(story: Story) -> dict[str, list[Row]]:
 
 @planted
 def deleted_and_back_on_a_new_connection(story: Story) -> dict[str, list[Row]]:
-    """Whoever held it, it was deleted with its queue."""
+    """The message was deleted with its queue, although a consumer held it."""
     story.queue()
     story.publish(1)
     story.deliver(1, "con-1#1")

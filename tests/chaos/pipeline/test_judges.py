@@ -1,4 +1,4 @@
-"""The judge in memory and the job find the same, whatever has happened."""
+"""The judge in memory and the job find the same violations in any history."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CLIENT_RUN = SimulationOptions(
 
 
 def add_random_story(story: Story, random: Random) -> None:
-    """What clients may see of a few messages, likely or not."""
+    """Add random rows that clients may record for a few messages."""
     story.queue(dedup=True)
     uncommitted = [f"{story.name}/{number}" for number in (1, 2)]
     clients = [f"con-{number}#1" for number in (1, 2)]
@@ -72,7 +72,7 @@ def add_random_story(story: Story, random: Random) -> None:
 
 
 def seen_by_simulated_clients() -> list[Row]:
-    """Of nodes that confirm what they have refused."""
+    """Return the history of simulated nodes that confirm refused messages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             PublishingMethods, "refuse", lambda self, _, last: PublishingMethods.confirm(self, last)
@@ -95,7 +95,7 @@ class Found(NamedTuple):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """In one history of all that follows."""
+    """Findings of both judges in a history of all following stories."""
     history = History()
     for number in range(STORIES):
         add_random_story(Story(history, f"story-{number}"), Random(number))

@@ -1,4 +1,4 @@
-"""Each promise that a history breaks is found, by the row that shows it; a healthy history breaks none."""
+"""Each broken promise is found with its row; a healthy history breaks no promise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chaos.promises import PROMISES
 from tests.chaos.pipeline.histories import Judged, Row
 from tests.chaos.pipeline.stories import HEALTHY, PLANTED
 
-# The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
+# The first test waits for Spark and for the check that all tests share: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 

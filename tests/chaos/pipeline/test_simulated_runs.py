@@ -1,7 +1,7 @@
-"""A simulated run writes the history that live runs write, and the same judges judge it.
+"""A simulated run writes the history of a live run, and the same judges judge it.
 
-The one in memory is asked where messages are confirmed and consumed and nothing else, which is sooner, and finds what
-the job finds (test_judges.py).
+The judge in memory judges runs that only confirm and consume, because it is faster; it agrees with the job
+(test_judges.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RESTLESS = replace(
     disk_slowness=20.0,
     network=NetworkOptions(delay_max_s=0.1),
 )
-"""Much is under way whenever somebody else begins to lead."""
+"""Many messages are in flight at each change of the leader."""
 
 
 def broken(verdict: Verdict) -> dict[str, int]:

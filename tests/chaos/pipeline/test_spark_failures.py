@@ -32,7 +32,7 @@ sys.exit(job.main(sys.argv[1:]))
 
 
 def error_line(*arguments: str | Path) -> str:
-    """What a Python process says that does not succeed, in a line."""
+    """Return the single line that a failing Python process prints."""
     ended = subprocess.run(
         [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
     )

@@ -1,4 +1,4 @@
-"""What the job computes for the report, and the numbers of the whole run."""
+"""The tables that the job computes for the report, and the numbers of the whole run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos.pipeline.histories import SECONDS, Judged
 
-# The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
+# The first test waits for Spark and for the check that all tests share: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
@@ -41,7 +41,7 @@ def test_latency_is_of_the_messages_that_began_in_a_second(judged: Judged) -> No
     rows = {(row["second"], row["kind"]): row for row in table(judged, "latency")}
     confirm, deliver = rows[100, "confirm"], rows[100, "deliver"]
     assert (confirm["p50"], confirm["p99"], confirm["max"]) == (near(2), near(40), near(40))
-    # What waits on purpose is not among them.
+    # Messages that wait on purpose are not counted.
     assert (deliver["p50"], deliver["p99"], deliver["max"]) == (near(5), near(43), near(43))
     assert rows[105, "confirm"]["max"] == near(200)
     assert None not in {row["second"] for row in rows.values()}

@@ -1,4 +1,4 @@
-"""What a fault did and what it cost, of histories that have little else."""
+"""Effects and costs of faults, from histories with few other rows."""
 
 from __future__ import annotations
 

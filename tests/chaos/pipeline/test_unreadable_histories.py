@@ -1,4 +1,4 @@
-"""What cannot be judged is not valid, and says in a line why."""
+"""A history that cannot be judged is invalid; a line gives the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chaos.pipeline.job import SHOWN, Promise, Verdict, check, describe, main
 from tests.chaos.pipeline.histories import History, Story, died
 from tests.harness.long_cases import cases
 
-# The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
+# The first test waits for Spark and for the check that all tests share: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
@@ -33,7 +33,7 @@ def lines_of(run: Path) -> tuple[Path, list[str]]:
 
 
 def change_meta(run: Path, key: str, value: Any) -> None:
-    """Gives a key of meta.json another value, or takes it away with None."""
+    """Change a key of meta.json, or remove it with None."""
     meta = json.loads((run / "meta.json").read_text()) | {key: value}
     (run / "meta.json").write_text(
         json.dumps({key: value for key, value in meta.items() if value is not None})
@@ -138,7 +138,7 @@ def test_a_run_without_its_description_is_a_failure(run: Path) -> None:
 
 
 def as_parquet(run: Path, **changes: Any) -> Path:
-    """Makes a Parquet file of the history, with another row 5."""
+    """Write the history as a Parquet file, with a changed row 5."""
     file, lines = lines_of(run)
     rows = [json.loads(line) for line in lines]
     rows[4] |= changes
@@ -156,7 +156,7 @@ def test_a_history_may_be_parquet_and_larger_than_memory(
     monkeypatch.setattr(job, "QUICK_BYTES", 0)
     _, rows = lines_of(run)
     as_parquet(run)
-    change_meta(run, "rows", None)  # one that does not say how much it recorded is judged without
+    change_meta(run, "rows", None)  # meta.json without the number of rows is accepted
     assert main([str(run)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[1].split() == ["lost", "3", "0"]
@@ -235,7 +235,7 @@ def test_a_failure_is_a_line_and_an_exit_status(tmp_path: Path, capsys: pytest.C
 
 @pytest.fixture
 def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A directory for tools, and nothing else to find a Java in."""
+    """An empty directory of tools, in an environment without Java."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(java.tools, "directory", lambda: tmp_path / "tools")
@@ -294,7 +294,7 @@ def test_java_is_brought_into_the_tool_directory(
     assert java.main(["--install"]) == 0
     assert capsys.readouterr().out == f"{no_java / 'java' / 'jdk-21-jre'}\n"
     monkeypatch.setattr(java.jdk, "install", None)
-    assert java.main(["--install"]) == 0  # there is one
+    assert java.main(["--install"]) == 0  # Java exists
 
 
 def test_java_that_cannot_be_brought_is_a_line(

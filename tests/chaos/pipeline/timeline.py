@@ -1,4 +1,4 @@
-"""A story for the tables: what publishers of two nodes got, second by second, under some faults."""
+"""A story for the tables: confirms of publishers at two nodes, second by second, under some faults."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def add_timeline(history: History) -> None:
 
 
 def _at(story: Story, seconds: float) -> None:
-    """What comes next is so many seconds after the begin of the run."""
-    # Each row is a millisecond after the one before.
+    """Set the time of the next row, in seconds since the begin of the run."""
+    # The next row adds a millisecond.
     story.now_ms = seconds * 1000 - 1
 
 
@@ -33,14 +33,14 @@ def _publish(
 
 
 def _quantiles(story: Story) -> None:
-    """In second 100: ten messages, confirmed after 2 ms, the last one after 40 ms, and delivered 3 ms later."""
+    """In second 100: ten messages, confirmed after 2 ms, the last after 40 ms, and delivered 3 ms later."""
     for number in range(1, 11):
         begin_s = START_S + number / 20
         confirmed_s = begin_s + (0.04 if number == 10 else 0.002)
         _publish(story, number, begin_s, ("ok", confirmed_s), "east")
         _at(story, confirmed_s + 0.003)
         story.take(number, node="west")
-    # One that waits on purpose.
+    # A message that waits on purpose.
     _at(story, START_S + 0.9)
     story.publish(1, by="other#1", queue="timeline-backlog", node="east")
     _at(story, START_S + 189)
@@ -65,9 +65,9 @@ def _unavailable(story: Story) -> None:
     waiting = story.row("invoke", "connect", "con#2", node="east")
     _at(story, 165.0)
     story.end(waiting, "ok")
-    # Nothing is confirmed there ever again.
+    # No publish there is confirmed from now on.
     _publish(story, 17, 170.0, ("unknown", 175.0), "west")
-    # Whoever publishes elsewhere meanwhile does not wait.
+    # Publishers at the other node do not wait meanwhile.
     _at(story, 180.0)
     waiting = story.publish(18, None, node="west")
     for number in range(1, 65):

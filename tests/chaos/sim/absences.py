@@ -1,4 +1,4 @@
-"""Nodes that are away from the others for a while, one after the other, and come back before they are given up."""
+"""Nodes that are cut off in turn, and return before they are evicted."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from chaos.sim.world.cluster import SimulatedNode
 
 AWAY_S = 3.5
-"""Shorter than a silent node is given up after, and long enough for the others to forget what it has missed."""
+"""Below the eviction time of a silent node, and enough for its peers to drop the entries that it missed."""
 CUTS_S = (3.0, 8.0, 13.0)
-"""When a node is cut off: one after the other."""
+"""Times at which nodes are cut off, in turn."""
 OPTIONS = SimulationOptions(
     queues=True,
     duration_s=14.0,
@@ -29,7 +29,7 @@ OPTIONS = SimulationOptions(
     fault_interval_s=1000.0,
     faults={"transfer": 1.0},
 )
-"""There is nothing else that goes wrong, and of the log is kept what is needed only."""
+"""No further faults, and only the needed part of the log is kept."""
 
 
 def cut_off_nodes_in_turn(simulation: Simulation, away_s: float = AWAY_S) -> None:

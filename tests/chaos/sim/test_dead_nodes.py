@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SEEDS = range(12)
 SEEDS_MAX = 40
-"""How many seeds are tried until one shows a mistake."""
+"""Bound of the seeds to try until an error shows."""
 SETTLED_S = 4.0
 """Before that nodes wait for the first connection of their peers, and dial later."""
 LIVING = SimulationOptions(
@@ -27,12 +27,12 @@ LIVING = SimulationOptions(
     fault_interval_s=0.8,
     faults={"broken proxy": 2.0, "reset": 1.0, "transfer": 0.5},
 )
-"""Links end and proxies refuse connections, but each node can dial the others."""
+"""Links end and proxies refuse connections, but each node can dial each peer."""
 CUT_OFF = replace(LIVING, faults={"broken proxies": 2.0, "reset": 1.0, "kill": 0.5})
 
 
 class LivingEvictions(NodeEvents):
-    """Counts how often a node that lives is told that the others have given it up."""
+    """Counts evictions of live nodes by their peers."""
 
     def __init__(self, world: SimulatedWorld) -> None:
         self.count = 0

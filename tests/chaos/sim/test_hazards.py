@@ -174,7 +174,7 @@ FOUR_VOTERS = SimulationOptions(
     network=NetworkOptions(delay_max_s=0.05),
     disk_slowness=30.0,
 )
-"""Two majorities of three of them, each another one, need have no voter in common."""
+"""Two different majorities of three nodes need have no voter in common."""
 REMOVALS = SimulationOptions(
     duration_s=15.0,
     submit_interval_s=0.2,
@@ -196,7 +196,7 @@ BACKUPS = SimulationOptions(makes_backup=True, duration_s=8.0, faults={"kill": 1
 DRAINS = SimulationOptions(duration_s=8.0, faults={"drain": 1.0, "revive": 0.5, "kill": 0.5})
 OLD_DIRECTORIES = replace(LEARNERS, nodes=3, faults={"old directory": 1.0, "partition": 1.0, "kill": 1.0})
 AFTERWARDS_S = 1.0
-"""Virtual seconds for which the world of a hazard goes on without it, after it was found."""
+"""Virtual seconds for which the world runs on without the hazard, after it was found."""
 _APPENDED = b"\x03"
 """First byte of the frame of an acknowledgement."""
 
@@ -242,7 +242,7 @@ class SendsEverythingAgain(Engine):
 
 
 def believe_the_commit_index(message: Append) -> Append:
-    """In place of `limit_commit_index` (H2, H3): commits entries that the message says nothing about."""
+    """In place of `limit_commit_index` (H2, H3): commits entries beyond those of the message."""
     return message
 
 
@@ -291,7 +291,7 @@ class HearsWholeMessagesOnly(Engine):
 
 
 def two_entries_at_least(journal: SegmentedJournal, index: int, end: int) -> int:
-    """In place of `SegmentedJournal.slice_end`: whatever their size."""
+    """In place of `SegmentedJournal.slice_end`: ignores their size."""
     return min(max(slice_end(journal, index, end), index + 2), end)
 
 
@@ -312,7 +312,7 @@ class ForgetfulOrigins(Origins):
 
 
 class ForgetfulSubmissions(PendingProposals):
-    """Invariant 3 off: what an old leader was sent is not sent to the new one."""
+    """Invariant 3 off: proposals sent to an old leader are not sent to the new leader."""
 
     def has_unsent(self, leader_term: LeaderTerm) -> bool:
         if self._sent_sequence:
@@ -321,7 +321,7 @@ class ForgetfulSubmissions(PendingProposals):
 
 
 class TruncatesWithoutACheckpoint(Housekeeping):
-    """Deletes whatever has been applied."""
+    """Deletes all applied entries."""
 
     def _free_segments(self) -> list[Segment]:
         second_index, self.second_index = self.second_index, self._applied_index
@@ -359,7 +359,7 @@ class ForgetsWhatItSkipped(Group):
 
 
 class WaitsForSubmissions(Group):
-    """What is due is done when somebody happens to submit something."""
+    """Due timers run only after a submission."""
 
     def _tick_if_due(self) -> None:
         """Leave the machine alone."""
@@ -389,7 +389,7 @@ class OwesNothing:
 
 
 class LetsLearnersVote(Engine):
-    """A node without what it acknowledged votes, and campaigns."""
+    """A node that lost acknowledged entries votes, and campaigns."""
 
     @property
     def may_vote(self) -> bool:
@@ -397,12 +397,12 @@ class LetsLearnersVote(Engine):
 
     @may_vote.setter
     def may_vote(self, value: bool) -> None:
-        """Whatever it should be."""
+        """Ignore the value."""
 
 
 @contextmanager
 def all_is_committed(engine: Engine) -> Iterator[None]:
-    """As far as anybody asks meanwhile."""
+    """Let all entries count as committed within the block."""
     commit_index = engine.commit_index
     engine._SyncObj__raftCommitIndex = engine.journal.last_index
     try:
@@ -412,7 +412,7 @@ def all_is_committed(engine: Engine) -> Iterator[None]:
 
 
 class ProposesTooEarly(Group):
-    """One of the two reasons to wait with a change of the members is overlooked."""
+    """Ignores one of the two reasons to delay a change of the members."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
@@ -439,14 +439,14 @@ class ChangesMembersBeforeItCommits(ProposesTooEarly):
 
 
 class MakesSeveralChangesAtOnce(ProposesTooEarly):
-    """The next change does not wait until the last one is committed."""
+    """The next change does not wait until the previous change is committed."""
 
     def _waits(self) -> bool:
         return self.journal.term_at(self.engine.commit_index) != self.engine.term
 
 
 class StaysThoughRemoved(Group):
-    """Who is told that it was removed does not believe it."""
+    """Ignores the report of its removal."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
@@ -457,7 +457,7 @@ class StaysThoughRemoved(Group):
 
 
 class LeadsUnderMaintenance(Group):
-    """A leader under maintenance stays one."""
+    """A leader under maintenance stays leader."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
@@ -465,7 +465,7 @@ class LeadsUnderMaintenance(Group):
 
 
 class ChangesMembersUnjudged(Group):
-    """A leader makes each change of the members that is possible, whoever is left."""
+    """A leader makes each possible change of the members, without a check of the remaining majority."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
@@ -473,7 +473,9 @@ class ChangesMembersUnjudged(Group):
 
 
 def go_by_the_list_in_the_file(bootstrap: Bootstrap, index: int) -> None:
-    """In place of `Bootstrap.find_configurations`: the node's list counts from each start on, until the log has one."""
+    """In place of `Bootstrap.find_configurations`: the node's list applies after each start, until the log has a
+    configuration.
+    """
     find_configurations(bootstrap, index)
     held = bootstrap.configurations
     if held.newest.cluster:
@@ -485,7 +487,7 @@ find_configurations = Bootstrap.find_configurations
 
 
 def reached_by_anybody(membership: Membership, values: Mapping[str, Any]) -> Any:
-    """In place of `Membership.reached`: what learners hold counts for the majority of voters."""
+    """In place of `Membership.reached`: acknowledgements of learners count for the majority of voters."""
     return quorum.reached(values.values(), len(membership.voters))
 
 
@@ -554,28 +556,28 @@ class LinksWhoeverIsListed(Network):
 
 
 class LinksAnybody(LinksWhoeverIsListed):
-    """The handshake compares nothing at all: a former life of the cluster has the same name and secret."""
+    """The handshake compares no terms: an earlier cluster has the same name and secret."""
 
     def _agree(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> bool:
         return True
 
 
 def replace_instead_of_overwriting(register: Register, path: str, data: bytes) -> None:
-    """In place of `Register._write`: what changes with a start is not overwritten in place, and needs space."""
+    """In place of `Register._write`: replaces the file, which needs space, instead of overwriting it in place."""
     register._disk.replace_file(path, data)
 
 
 def let_everybody_in(
     _disk: Disk, _directory: str, owner: Owner, versions: Versions, members: tuple[str, ...], **_: bool
 ) -> Identity:
-    """In place of `identity._checked`: whatever the node's file says now is right."""
+    """In place of `identity._checked`: accepts the node's present file in any case."""
     return Identity(owner, versions.low, members)
 
 
 def believe_in_any_version(
     disk: Disk, directory: str, owner: Owner, _versions: Versions, members: tuple[str, ...], *, is_blank: bool
 ) -> Identity:
-    """In place of `identity._checked`: a program starts on what it cannot run."""
+    """In place of `identity._checked`: starts a program on data that it cannot run."""
     return check_identity(disk, directory, owner, ANY_VERSIONS, members, is_blank=is_blank)
 
 
@@ -583,11 +585,11 @@ check_identity = identity._checked
 
 
 def skip_entries_after_the_checkpoint(*_: object) -> None:
-    """In place of `new_cluster._apply`: what is behind the checkpoint is left out."""
+    """In place of `new_cluster._apply`: skips the entries after the checkpoint."""
 
 
 def let_clocks_jump(_checks: Checks, _time_ms: int) -> None:
-    """In place of `Checks._check_clocks`, to see what else there is to be found."""
+    """In place of `Checks._check_clocks`, to show further findings."""
 
 
 def follow_the_clock_of_a_single_peer(clock: ClusterClock, _peer: str, steady_ms: int, now_s: float) -> None:
@@ -603,7 +605,7 @@ def take_dead_letters_twice(
 
 
 def take_dead_letters_and_keep_them(queue: Queue, first: int, count: int) -> list[DeadMessages]:
-    """In place of `Queue.take_dead`: what is moved is still where it was."""
+    """In place of `Queue.take_dead`: the moved messages also stay."""
     taken = take_dead(queue, first, count)
     for dead in reversed(taken):
         queue.dead.appendleft(dead)
@@ -640,7 +642,7 @@ def count_an_outage_as_idle_time(_machine: QueueMachine, _length_ms: int) -> Non
 
 
 def forget_publishers(publishers: Publishers) -> FrozenPublishers:
-    """In place of `Publishers.freeze`: who starts from a checkpoint knows of none."""
+    """In place of `Publishers.freeze`: a checkpoint has no publishers."""
     return FrozenPublishers(*publishers.bounds, [])
 
 
@@ -649,7 +651,7 @@ def leave_the_dead(_: DeadLetters) -> None:
 
 
 def leave_where_it_was(queue: Queue, _place: int, found: Sequence[tuple[int, Range]]) -> None:
-    """In place of `Queue.move_out`: what arrives in the other queue stays in this one, too."""
+    """In place of `Queue.move_out`: moved messages also stay in their queue."""
     queue.forget(messages for _, messages in found)
 
 
@@ -666,14 +668,14 @@ outstanding = QueueMachine.outstanding
 
 
 def omit_forced_closes(machine: QueueMachine, origin: str) -> list[Effect]:
-    """In place of `QueueMachine.outstanding`: who missed that a connection has to go does not hear of it."""
+    """In place of `QueueMachine.outstanding`: omits forced closes of connections."""
     return [effect for effect in outstanding(machine, origin) if not isinstance(effect, ConnectionForced)]
 
 
 def find_room_for_all(
     publishing: PublishHandlers, vhost: VirtualHost, content: Sequence[Command]
 ) -> list[Any]:
-    """In place of `PublishHandlers._check`: a transaction is begun, and what there is no room for is left out."""
+    """In place of `PublishHandlers._check`: carries out a part of a transaction for which there is no room."""
     ways: list[Any] = []
     slot = publishing._core.next_slot
     for command in content:
@@ -690,25 +692,25 @@ def let_everybody_take(_queue: Queue, _consumer: Holder) -> bool:
 
 
 def ignore_the_channel_limit(consumer: Holder) -> int:
-    """In place of `Holder.room`: what the others of the channel hold does not matter."""
+    """In place of `Holder.room`: ignores the messages that other consumers of the channel hold."""
     return consumer.credit
 
 
 def refuse_despite_waiting_consumers(
     _queue: Queue, _count: int, _now_ms: int, _promised: dict[Budget, int], _lost: Container[str]
 ) -> int:
-    """In place of `Queue.wanted`: a full queue refuses what a waiting consumer could have."""
+    """In place of `Queue.wanted`: a full queue refuses messages that a waiting consumer could have."""
     return 0
 
 
 def delay_serving_until_the_end_of_the_entry(
     _publishing: PublishHandlers, _queues: Iterable[Queue], _count: int
 ) -> None:
-    """In place of `PublishHandlers.serve_if_full`: what was taken for consumers stays until the entry ends."""
+    """In place of `PublishHandlers.serve_if_full`: messages for waiting consumers stay until the entry ends."""
 
 
 def release_as_of_then(backlog: Backlog, now_ms: int, limit: int) -> int:
-    """In place of `Backlog.release`: what the leader is late is taken from the time to live."""
+    """In place of `Backlog.release`: the delay of the leader shortens the time to live."""
     released = 0
     while released < limit and 0 < (due_ms := backlog._delayed.due_ms) <= now_ms:
         released += release(backlog, due_ms, limit - released)
@@ -729,11 +731,11 @@ def answer_reads_with_the_commit_index(reads: Reads) -> int:
 
 
 def ignore_the_sync_mark(*_: object) -> None:
-    """In place of `load_mark`: what is missing at the end of the open segment was never there."""
+    """In place of `load_mark`: a missing end of the open segment counts as never written."""
 
 
 def lets_in_too_deep_a_table(commands: Sequence[Command], messages: Sequence[bytes]) -> list[Buffer]:
-    """What a reader that knew other limits than the codec would bring into a batch of others."""
+    """A batch that a reader with limits other than the codec's would make."""
     table: dict[str, Any] = {}
     for _ in range(TABLE_DEPTH_MAX):
         table = {"a": table}
@@ -742,7 +744,7 @@ def lets_in_too_deep_a_table(commands: Sequence[Command], messages: Sequence[byt
 
 
 def counts_by_its_program(machine: WatchedMachine) -> bool:
-    """It does what its program could do at the next version, whatever is agreed on."""
+    """Use the newest version of the program instead of the agreed version."""
     return machine.versions[1] > machine.inner.versions[0]
 
 
@@ -752,7 +754,7 @@ def adopt_and_go_by_the_lowest_version(state: GroupState, read: ReadState) -> No
 
 
 UNASKED = {"chaos.sim.checks.campaigns.Campaigns.take": lambda _self, _name, _members: True}
-"""Nobody looks for pre-votes."""
+"""Ignore pre-votes."""
 
 OFTEN_READ = {"chaos.sim.workload.workload.READS": 1.0}
 """Clients read each time that they act."""
@@ -764,23 +766,23 @@ KNOWN_BY_NAMES = {"chaos.sim.workload.ledger.Ledger.versions": (1, 1)}
 class Hazard(NamedTuple):
     parts: Parts
     options: SimulationOptions | None
-    """None: as the seed draws them."""
+    """None: drawn from the seed."""
     seeds: int
     finding: str
     replaced: tuple[str, object] | None = None
-    """A name in the production code, and what shall be there instead."""
+    """A name in the production code, and its replacement."""
     shown_by: int = 0
-    """The seed that shows it soonest. Should that show nothing any more, all are tried."""
+    """The seed that shows the hazard soonest. If it shows no finding, all seeds are tried."""
     absences: bool = False
-    """Whether the nodes are away from the others, one after the other."""
+    """Whether the nodes are cut off in turn."""
     world: Mapping[str, object] = MappingProxyType({})
-    """What else is otherwise in its world, also when the hazard is not put back: names, and what is there."""
+    """Further replacements in its world, also without the hazard: names and values."""
     is_long: bool = False
     """Whether it takes a second until it shows."""
 
 
 class Over(Exception):
-    """There is nothing more to see in a run."""
+    """Ends a run early."""
 
 
 def end() -> NoReturn:
@@ -1258,7 +1260,7 @@ def test_a_hazard_put_back_is_found(hazard: Hazard, monkeypatch: pytest.MonkeyPa
             outcome = run_in(hazard, seed, options, hazard.parts)
         findings.append(outcome.violation)
         if hazard.finding in outcome.violation:
-            # By then the same world shows nothing of the kind to what we ship.
+            # The same world without the hazard must have no such finding.
             closed = hazard.parts._replace(engine=Engine, group=Group)
             is_network = closed == hazard.parts and hazard.replaced is None
             until_s = outcome.virtual_s + AFTERWARDS_S
@@ -1272,7 +1274,7 @@ def test_a_hazard_put_back_is_found(hazard: Hazard, monkeypatch: pytest.MonkeyPa
 def test_entry_is_lost_when_acknowledgements_precede_the_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What H1 costs in the end, for checks that only look at what was committed."""
+    """The damage of H1 in committed entries, without the checks of beliefs."""
     monkeypatch.setattr(Checks, "_check_beliefs", lambda _self, _leader: None)
     parts = Parts(engine=AcknowledgesBeforeTheSync)
     assert any("entry" in run(seed, POWER_LOSSES, parts).violation for seed in range(120))

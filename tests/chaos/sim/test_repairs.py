@@ -1,4 +1,4 @@
-"""What befalls logs, step by step, and how the other nodes make good for it."""
+"""Damage of logs step by step, and its repair by the peers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ adopt = SegmentedJournal.adopt
 
 @pytest.fixture(autouse=True)
 def known_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as no log tells who the members are, a lost directory has to find out what it may have promised."""
+    """Without members in the log, a node that lost its directory must learn its possible promises from its peers."""
     monkeypatch.setattr(Ledger, "versions", (1, 1))
 
 
@@ -71,7 +71,7 @@ def lose_directory(simulation: Simulation, node: SimulatedNode, *, power_loss: b
 
 
 class Repair:
-    """A quiet cluster, one node of which has lost everything and has just installed a snapshot; its disk is full."""
+    """A quiet cluster with a node that lost its data and has just installed a snapshot; its disk is full."""
 
     def __init__(self) -> None:
         simulation = running()
@@ -117,7 +117,7 @@ def test_reliance_on_a_log_that_is_not_durable_is_found(monkeypatch: pytest.Monk
     story = Repair()
     story.pass_some_time()
     assert story.repaired.voter_status is VoterStatus.VOTER
-    # It comes back as a voter without what it holds; or without its manifest, and gives a log up that was whole.
+    # It returns as a voter without its acknowledged entries; or without its manifest, and discards an intact log.
     with pytest.raises(
         ViolationError, match=r"is a voter without entry|has given its log up, and nothing was done"
     ):
@@ -222,7 +222,7 @@ def test_installed_state_may_lack_entries_that_its_sender_lacks() -> None:
 
 
 def test_a_log_is_kept_for_a_node_that_is_sent_a_snapshot_slowly() -> None:
-    """It went on meanwhile, and the node needed the next snapshot by the time that it had one (829080)."""
+    """The log was truncated meanwhile, and the node needed the next snapshot when it had the first (829080)."""
     simulation = running(replace(SMALL_LOGS, retained_bytes=0, disk_slowness=50.0))
     world, checks = simulation.world, simulation.checks
     _, emptied, _ = leader_first(simulation)
@@ -234,7 +234,7 @@ def test_a_log_is_kept_for_a_node_that_is_sent_a_snapshot_slowly() -> None:
 
 
 def fill(simulation: Simulation, node: SimulatedNode) -> None:
-    """Let a follower keep what the others give back, as if it had been live, until its disk is full of that."""
+    """Let a follower keep data that its peers free, as if it were live, until its disk is full of it."""
     housekeeping = node.group.housekeeping
     turn = housekeeping.turn
     housekeeping.turn = lambda *_: None  # type: ignore[method-assign]

@@ -103,18 +103,18 @@ def test_every_seed_keeps_the_promises(chunk: int) -> None:
 
 @pytest.mark.parametrize("seed", [1000741, 1002801, 7510252, 8100821, 10000122, 12202675])
 def test_cluster_survives_mistakes_of_operators(seed: int) -> None:
-    """They empty a directory of a wrong list that has no id yet; and one has a node added late that another removed.
+    """Operators empty a directory with a wrong list and no id, or add a node late that was removed meanwhile.
 
-    In the second one, a node is about to get its vote when its disk is lost, and so is that of one of three voters.
-    In the third one, a node is given up because its old directory is told that it was removed; a member is it still.
-    In the next two, a node was removed while it was down, and all that it knows afterwards were removed as well.
-    In the last one, a node that had lost its directory was moved, and of those in its file nobody was there any more.
+    Second seed: a node is about to become a voter when its disk is lost, as is that of one of three voters. Third: a
+    node is removed for good because its old directory learns of a removal, but it is still a member. Fourth and
+    fifth: a node was removed while it was down, and so were all members that it knows. Last: a node with a lost
+    directory was moved, and all members in its file were gone.
     """
     assert not run_seed(seed).violation
 
 
 def test_old_node_is_not_started_beside_its_restored_successor() -> None:
-    """It had stopped by itself, and was started again; both had its name, and the new one lost its links to it."""
+    """The old node had stopped and was started again; both had the same name, and the new node lost its links."""
     simulation = Simulation(1, SimulationOptions())
     node = simulation.cluster.nodes[0]
     node.start()
@@ -132,7 +132,7 @@ def test_node_is_admitted_again_after_its_addition_was_lost() -> None:
 
 
 def test_emptied_node_founds_no_cluster_with_an_empty_member() -> None:
-    """Its file listed that one only, which voted for it."""
+    """Its file listed only the empty member, which voted for it."""
     assert not run_seed(12423368).violation
 
 
@@ -144,12 +144,12 @@ def test_a_cluster_is_born_under_faults(first: int) -> None:
 
 
 def test_message_from_before_a_stall_is_not_taken_as_current() -> None:
-    """It said that no majority has its log any more, by what another one had told as it began."""
+    """A node reported that no majority has its log any more, because of a peer's report from before its start."""
     assert not run_seed(65611, draw=draw_birth).violation
 
 
 def test_emptied_node_goes_on_with_the_owner_of_the_log() -> None:
-    """That one could not know that the configuration there was committed; the leader's log was damaged."""
+    """The node could not know that the configuration there was committed; the leader's log was damaged."""
     assert not run_seed(12441341).violation
 
 
@@ -170,7 +170,7 @@ def test_rare_events_happen_in_the_seeds() -> None:
     assert [change for change in ("add node", "remove node") if faults[change] < 6] == []
     assert [fate for fate in FATES if fates[fate] < 3] == []
     assert [fault for fault in FAULTS if faults[fault] < 3] == []
-    # One node sees to dead letters, and does not ask again and again.
+    # The leader alone handles dead letters, and does not repeat its requests.
     assert fates["asked to move in vain"] < fates["asked to move"] / 2
 
 
@@ -180,7 +180,7 @@ def test_seeds_include_every_kind_of_run() -> None:
 
 
 def leader_and_follower(simulation: Simulation, at_s: float) -> tuple[SimulatedNode, SimulatedNode]:
-    """Start all nodes, and see who leads at this time."""
+    """Start all nodes, and return the leader and a follower at this time."""
     for node in simulation.cluster.nodes:
         node.start()
     simulation.world.run_until(at_s)
@@ -210,7 +210,7 @@ def test_emptied_node_returns_although_its_clock_was_set_back() -> None:
 
 
 def test_emptied_node_with_a_stopped_clock_is_a_new_incarnation() -> None:
-    """What its earlier life had submitted is not confirmed to the clients of this one (seed 301133)."""
+    """Submissions of the earlier incarnation are not confirmed to the clients of this one (seed 301133)."""
     simulation = Simulation(1, SimulationOptions(faults={"reset": 1.0}, fault_interval_s=1000.0))
     cluster, world, checks = simulation.cluster, simulation.world, simulation.checks
     node = cluster.nodes[0]
@@ -232,7 +232,7 @@ def test_emptied_node_with_a_stopped_clock_is_a_new_incarnation() -> None:
 
 
 def test_directory_that_was_never_started_does_not_count() -> None:
-    """As when the first start of an emptied one found no space (seed 6001191)."""
+    """The first start of an emptied node had found no space (seed 6001191)."""
     simulation = Simulation(1, SimulationOptions())
     node = simulation.cluster.nodes[0]
     assert not simulation.checks.counts(node)
@@ -294,7 +294,7 @@ def test_batch_submitted_before_an_eviction_is_of_the_old_node(
         group = leader.group
         group._forward()
         group._proposals.evict(leader.name, group._pending.incarnation)
-        client.act()  # this one nobody takes any more
+        client.act()  # this publish is refused
 
     monkeypatch.setattr(workload, "confirmed", confirmed_and_acts)
     leader.runtime.enter(evict_itself)
@@ -327,7 +327,7 @@ def test_campaign_that_won_a_vote_is_remembered() -> None:
 
 @pytest.fixture
 def known_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as no log tells who the members are, a lost directory has to find out what it may have promised."""
+    """Without members in the log, a node that lost its directory must learn its possible promises from its peers."""
     monkeypatch.setattr(Ledger, "versions", (1, 1))
 
 
@@ -361,7 +361,7 @@ def test_vote_for_a_forgotten_campaign_is_found() -> None:
 
 
 VOTED_S = 0.01
-"""Some time for a vote, in which nobody else campaigns."""
+"""Seconds for a vote without a competing campaign."""
 
 
 class ForgottenCampaign:
@@ -410,7 +410,7 @@ class ForgottenCampaign:
         self.world.run_until(self.world.now_s + 5.0)
 
     def remember_an_earlier_term(self, engine: Engine) -> None:
-        """In place of what `Rejoin` does: the latest term that the others tell is not taken over."""
+        """In place of `Rejoin`: does not adopt the latest term of the peers."""
         self.loser.group.rejoin._rise(HardState(self.term - 1, None, VoterStatus.LEARNER))
         engine.remember(self.term - 1, None)
 

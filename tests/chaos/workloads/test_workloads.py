@@ -1,6 +1,6 @@
-"""The workloads against a real cluster: once in peace, once with a node that is killed under its clients.
+"""The workloads against a real cluster: without faults, and with a killed node.
 
-Each run is a module's fixture, for all tests: what they look at are histories.
+Each run is a module's fixture, for all tests, which inspect its history.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.xdist_group("workloads"), pytest.mark.timeout(90)]
 
 ENOUGH = 16
-"""What each workload does of what is looked at, however slow the machine is."""
+"""Operations of each kind in each workload, however slow the machine is."""
 NAMES = 3
 """Of the queues of each client that comes and goes. Of 20, as in a run, the first would come again after 15 s."""
 DELETIONS = CLIENTS * NAMES + 4
@@ -96,8 +96,8 @@ def killed(cluster: LocalCluster, peaceful: Recorded, tmp_path_factory: pytest.T
 
     def kill_and_start() -> None:
         _wait_for_confirms(file, "confirm-pub-1", connections=1)
-        # What is published while it is frozen is without a confirm when it dies: a node may be
-        # so quick that a kill alone meets it with nothing in flight.
+        # Messages published while the node is frozen have no confirm when it dies: a node may be so quick that a kill
+        # alone meets it with nothing in flight.
         cluster.nodes[0].pause()
         time.sleep(FROZEN_S)
         cluster.nodes[0].kill()
@@ -110,7 +110,7 @@ def killed(cluster: LocalCluster, peaceful: Recorded, tmp_path_factory: pytest.T
 
 
 def _wait_for_confirms(file: Path, process: str, connections: int) -> None:
-    """Wait until, of what is flushed, the process has had confirms on so many connections."""
+    """Wait until the flushed rows show confirms for the process on so many connections."""
     seen: set[str] = set()
     confirm = re.compile(rf'"process":"{process}",.*"type":"ok","op":"publish",.*"connection":"([^"]+)"')
     for lines in _flushed(file):
@@ -120,7 +120,7 @@ def _wait_for_confirms(file: Path, process: str, connections: int) -> None:
 
 
 def _wait_for_all(file: Path) -> None:
-    """Wait until, of what is flushed, every workload has done enough: messages that come again count once."""
+    """Wait until the flushed rows show enough operations of every workload: redeliveries count once."""
     done: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     row = re.compile(
         r'("process":"[^"]+","call":\d+),"type":"ok","op":"(\w+)","workload":"(\w+)"(?:.*"id":"([^"]+)")?'

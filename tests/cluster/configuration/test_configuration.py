@@ -61,7 +61,7 @@ def refused(step: Callable[[], object]) -> str:
     return str(info.value)
 
 
-# Steps one by one
+# Single steps
 
 
 def test_a_new_directory_joins_as_a_learner_and_is_promoted() -> None:
@@ -267,7 +267,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
 
 
 def majorities(configuration: Configuration) -> list[frozenset[str]]:
-    """All majorities of the smallest size, as ids: a name may stand for one directory and then for another."""
+    """Return all smallest majorities, as ids: a name may stand for two directories in turn."""
     voters = [str(member.id or member.name) for member in configuration.members if member.is_voter]
     return [frozenset(some) for some in combinations(voters, majority(len(voters)))]
 
@@ -356,7 +356,7 @@ def test_entry_of_a_different_kind_is_no_configuration(entry: bytes) -> None:
         read_configuration(entry)
 
 
-# Which one counts
+# The valid configuration
 
 
 def test_the_newest_in_the_log_counts_until_its_entry_is_deleted() -> None:
@@ -389,14 +389,14 @@ def test_applied_configuration_cannot_be_deleted() -> None:
 def test_reported_configuration_counts_until_the_log_reaches_it() -> None:
     told = TRIO.moved({"n1": address(4)})
     no_cluster = Configurations(Configuration.of(8, TRIO.members))
-    assert not no_cluster.told(9, told)
+    assert not no_cluster.received(9, told)
     configurations = Configurations(TRIO)
     configurations.find(TRIO, 5, [])
-    assert not configurations.told(9, Configuration.of(8, TRIO.members, identity(9)))
-    assert not configurations.told(5, told)
+    assert not configurations.received(9, Configuration.of(8, TRIO.members, identity(9)))
+    assert not configurations.received(5, told)
     assert configurations.latest is TRIO
-    assert configurations.told(9, told)
-    assert not configurations.told(8, TRIO), "it was told by one that is behind"
+    assert configurations.received(9, told)
+    assert not configurations.received(8, TRIO), "it was told by one that is behind"
     assert configurations.latest is told
     assert configurations.newest is TRIO
     configurations.find(TRIO, 9, [])

@@ -1,6 +1,7 @@
 """The hazards of pysyncobj 0.3.17, shown on the stock package, and their absence in our engine.
 
-The stock node is a plain SyncObj, driven by doTick, with a journal in memory and a transport that keeps what is sent.
+The stock node is a plain SyncObj, driven by doTick, with a journal in memory and a transport that records sent
+messages.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ FOLLOWER, LEADER = 0, 2
 
 
 class MemoryJournal(Journal):
-    """A journal that counts what was copied out of it."""
+    """A journal that counts copied entries."""
 
     def __init__(self, entries: Sequence[tuple[bytes, int, int]] = (), term: int = 0) -> None:
         self.entries = list(entries)
@@ -181,7 +182,7 @@ class Clock:
 
 @pytest.fixture
 def stock_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Give the stock package back what our engine took, and a clock that can be advanced."""
+    """Restore the parts of the stock package that our engine replaces, with a clock that the test advances."""
     clock = Clock()
     monkeypatch.setattr(stock, "monotonicTime", clock.monotonic)
     monkeypatch.setattr(stock, "random", random)
@@ -274,7 +275,7 @@ class OurNode:
         ]
 
     def lacking(self) -> dict[str, int | None]:
-        """Who needs a snapshot, and from where."""
+        """Return the peers that need a snapshot, and the index from which each lacks entries."""
         known = self.engine.progress.items()
         return {peer: progress.lacks_from for peer, progress in known if progress.lacks_from is not None}
 
@@ -305,7 +306,7 @@ class OurNode:
 
 
 def _ignore() -> None:
-    """No entry is to be composed, nothing is to be noted."""
+    """Compose no entry, and record no event."""
 
 
 def _raise(error: BaseException) -> None:
@@ -316,7 +317,7 @@ def _raise(error: BaseException) -> None:
 
 
 def test_h1_stock_acknowledges_entries_that_no_disk_holds(stock_clock: Clock) -> None:
-    # The interface of the journal has no word for "synced": there is nothing that an answer could wait for.
+    # The interface of the journal has no method for syncs, so an answer cannot wait for a sync.
     assert not [name for name in dir(Journal) if "sync" in name]
     follower = StockNode(MemoryJournal(log_of(0)))
     follower.receive(
@@ -334,7 +335,7 @@ def test_h1_stock_acknowledges_entries_that_no_disk_holds(stock_clock: Clock) ->
     leader.lead(stock_clock)
     leader.receive("b", type="next_node_idx", next_node_idx=3, success=True, reset=False)
     leader.doTick()
-    assert leader.raftCommitIndex == 2  # one follower and the leader's own, unsynced, tail
+    assert leader.raftCommitIndex == 2  # a follower and the leader's own unsynced tail
 
 
 def test_h1_an_acknowledgement_waits_for_the_sync() -> None:
@@ -408,7 +409,7 @@ def test_h1_term_and_vote_are_durable_before_the_answer_leaves() -> None:
     assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (5, "b")
 
 
-# H2: what matches stays
+# H2: matching entries stay
 
 
 def test_h2_stock_deletes_acknowledged_entries_on_a_repetition(stock_clock: Clock) -> None:
@@ -440,7 +441,7 @@ def test_h2_commit_index_stays_within_the_message() -> None:
     assert node.engine.commit_index == 3
 
 
-# H3: a snapshot chunk vouches for nothing
+# H3: a snapshot chunk confirms no entries
 
 
 SNAPSHOT_CHUNK = {"type": "append_entries", "term": 3, "commit_index": 4, "serialized": None}
@@ -467,7 +468,7 @@ def test_h3_empty_append_vouches_for_its_previous_entry_only() -> None:
 def test_h4_stock_counts_an_acknowledgement_of_an_earlier_term(stock_clock: Clock) -> None:
     leader = StockNode(MemoryJournal(log_of(0, 1, 1), term=1))
     leader.lead(stock_clock)
-    # Said of entries 2 to 4 of term 1, of which the last was replaced since: the message cannot tell.
+    # It acknowledges entries 2 to 4 of term 1, of which the last was replaced since; the message has no term.
     leader.receive("c", type="next_node_idx", next_node_idx=5, success=True, reset=False)
     leader.doTick()
     assert leader.raftCommitIndex == 4
@@ -605,7 +606,7 @@ def test_h7_entry_to_send_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lagging_follower_is_sent_some_entries_in_each_turn() -> None:
-    """To read them takes the loop's time, and others wait."""
+    """Reading entries takes the loop's time, and other work waits."""
     node = OurNode(0, *[1] * 2500)
     node.lead()
     node.engine.receive("b", refused(node.engine.term, 2))
@@ -645,7 +646,7 @@ def test_h8_congested_peer_gets_no_entries_until_it_drains() -> None:
         end = node.journal.last_index + 1
         node.engine.receive(peer, appended(node.engine.term, end))
     node.turn()
-    node.engine.hold_back("b")
+    node.engine.peer_paused("b")
     node.engine.outbox.clear()
     node.engine.propose(b"\x00new")
     node.wait(0.5)
@@ -659,7 +660,7 @@ def test_h8_congested_peer_gets_no_entries_until_it_drains() -> None:
 def test_follower_with_drained_links_wants_a_single_turn() -> None:
     node = OurNode(0)
     node.append(1, [9])
-    node.engine.hold_back("c")
+    node.engine.peer_paused("c")
     node.engine.peer_resumed("c")
     node.turn()
     node.append(2, [9])
@@ -935,7 +936,7 @@ class NoEvents:
     def leader_changed(self, leader: str | None, term: int) -> None: ...
 
 
-# H11: nothing from the network is unpickled
+# H11: data from the network is never unpickled
 
 
 class Intruder:
@@ -980,7 +981,7 @@ def test_h11_pickle_is_out_of_reach() -> None:
         stock.pickle.loads(b"")
 
 
-# H12: what is committed is never deleted
+# H12: committed entries are never deleted
 
 
 def test_h12_stock_deletes_applied_entries(stock_clock: Clock) -> None:
@@ -1021,7 +1022,7 @@ def test_h12_leader_with_a_log_shorter_than_committed_is_refused() -> None:
     node.append(4, [], commit_index=4, term=1)
     node.engine.check_end_of("c", 1, 4)
     node.engine.check_end_of("c", 0, 3)  # it does not know yet that it does not lead any more
-    node.engine.check_end_of("b", 1, 3)  # said before what came by another connection
+    node.engine.check_end_of("b", 1, 3)  # sent before the first message, over a different connection
     with pytest.raises(
         ForeignLog, match="leader of term 2, ends with entry 3; but all up to entry 4 is committed"
     ):
@@ -1037,7 +1038,7 @@ def test_h12_snapshot_of_a_foreign_log_is_refused() -> None:
         node.engine.check_snapshot("b", 4, 2)
 
 
-# What the simulation found
+# Findings of the simulation
 
 
 def test_refused_appends_do_not_multiply() -> None:
@@ -1078,7 +1079,7 @@ def test_log_that_differs_before_the_leaders_first_is_tried_once() -> None:
         node.engine.receive("b", refused(term, 61, (60, 0)))
         node.turn()
         assert not node.sent(Append)
-    # What it has installed ends where its own log did.
+    # Its log ends where the installed snapshot ends.
     node.engine.receive("b", refused(term, 61, (60, 1)))
     node.turn()
     assert not node.lacking()
@@ -1105,7 +1106,7 @@ def test_snapshot_is_requested_again_from_a_peer_without_it() -> None:
 def test_damaged_entry_that_a_peer_lacks_affects_that_peer_only(
     lacks_much: str, lacks_little: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who had just been probed, when that was found, once never heard of this leader again (710575)."""
+    """A peer that had just been probed once got no further message of this leader (710575)."""
     node = OurNode(0, *[1] * 100)
     node.lead()
     entries = SegmentedJournal.entries
@@ -1172,7 +1173,7 @@ def test_timeout_now_makes_a_node_campaign_at_once() -> None:
 
 def test_member_that_never_campaigns_obeys_timeout_now() -> None:
     node = OurNode(0)
-    node.engine.stands_for_leader = False
+    node.engine.campaigns_on_timeout = False
     node.append(1, [9])
     node.wait(10.0)
     assert node.sent(PreVoteRequest) == []
@@ -1185,7 +1186,7 @@ def test_member_that_never_campaigns_obeys_timeout_now() -> None:
 def test_learner_is_sent_entries_and_does_not_count() -> None:
     node = OurNode(0, learners=["d"])
     node.wait(3.0)
-    assert {out.peer for out in node.engine.outbox} == set(PEERS)  # who is asked for a pre-vote
+    assert {out.peer for out in node.engine.outbox} == set(PEERS)  # the peers asked for a pre-vote
     round_ = node.sent(PreVoteRequest)[-1].round
     node.engine.receive("d", PreVote(0, round_, granted=True))
     node.turn()

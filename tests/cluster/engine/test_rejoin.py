@@ -1,4 +1,4 @@
-"""VoterStatus: who may vote after having lost a vote, a log or both."""
+"""VoterStatus: the right to vote after the loss of a vote, a log or both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDENTITY = b"cluster/n1/0"
 
 
 class StandIn:
-    """What rejoin reads of an engine and its journal, and what it writes."""
+    """The parts of an engine and its journal that rejoin reads and writes."""
 
     def __init__(self, *, term: int = 0, last_index: int = 1, last_term: int = 0) -> None:
         self.term = term
@@ -79,7 +79,9 @@ def test_voter_relies_on_its_log_after_a_restart() -> None:
 
 
 def test_new_node_relies_on_its_log_if_it_has_entries() -> None:
-    """Else one whose addition was lost with the power of all would be refused as a directory of an earlier life."""
+    """Otherwise a node whose addition was lost in a power failure of all nodes would be refused as an earlier
+    directory.
+    """
     node = Node(HardState(1, None, VoterStatus.VOTER), StandIn(term=1))
     node.configurations.begin(configuration_of(["n2", "n3"]))
     assert not node.rejoin.has_past(1)
@@ -100,7 +102,7 @@ def test_a_new_cluster_begins_when_all_its_members_have_met() -> None:
 
 
 def test_new_cluster_begins_for_the_last_to_hear_its_peers() -> None:
-    """The others have met already, and one of them even campaigns: nobody has anything yet."""
+    """Its peers have met already, and one even campaigns, but no node has entries yet."""
     node = Node(None, StandIn())
     node.receive_status("n2", voter_status=VoterStatus.VOTER, term=1)
     assert node.receive_status("n3", voter_status=VoterStatus.BLANK) is VoterStatus.VOTER
@@ -116,7 +118,7 @@ def test_emptied_node_takes_the_latest_term_as_voted() -> None:
 
 
 def test_emptied_node_that_is_no_member_is_not_under_repair() -> None:
-    """It has heard the others before they knew of which cluster they are; its earlier directory was removed."""
+    """It received statuses before its peers knew their cluster; its earlier directory was removed."""
     node = Node(None, StandIn())
     node.receive_status("n2", last_index=500)
     assert node.receive_status("n3", last_index=500) is VoterStatus.LEARNER
@@ -131,7 +133,7 @@ def test_emptied_node_that_is_no_member_is_not_under_repair() -> None:
 
 
 def test_node_with_a_lost_addition_reports_that_it_is_no_member() -> None:
-    """It was a voter that had nothing to say of itself, and nobody knew what to do (seed 12472535)."""
+    """Once it was a voter without a problem to report, and operators had no advice (seed 12472535)."""
     node = Node(None, StandIn())
     named = replace(configuration_of(["n1", "n2", "n3"]), cluster=b"c" * ID_BYTES)
     without = named.without("n1", directory_of("n1"))
@@ -218,7 +220,7 @@ def test_node_with_the_only_log_says_that_the_others_are_lost() -> None:
 
 
 def test_hopelessness_ignores_the_log_of_an_absent_peer(caplog: pytest.LogCaptureFixture) -> None:
-    """The other one may have given it everything since."""
+    """The absent peer may have given it all entries since."""
     node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
         node.receive_status("n2", voter_status=VoterStatus.LEARNER, last_index=70)
@@ -234,7 +236,7 @@ def test_hopelessness_ignores_the_log_of_an_absent_peer(caplog: pytest.LogCaptur
 
 
 def test_hopelessness_ignores_a_status_of_long_ago(caplog: pytest.LogCaptureFixture) -> None:
-    """A cluster begins: one after the other becomes a voter, and is heard of late."""
+    """In a new cluster the nodes become voters one by one, and their statuses are old."""
     node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
         node.receive_status("n2", voter_status=VoterStatus.BLANK)
@@ -246,7 +248,7 @@ def test_hopelessness_ignores_a_status_of_long_ago(caplog: pytest.LogCaptureFixt
 def test_hopelessness_ignores_statuses_before_a_new_cluster(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """That the others have risen is heard in any order: seed 400464 of five nodes."""
+    """Statuses of voters arrive in any order: seed 400464 of five nodes."""
     node = Node(None, StandIn(), peers=("n2", "n3", "n4"))
     with caplog.at_level(logging.ERROR):
         node.receive_status("n2", voter_status=VoterStatus.BLANK)

@@ -1,6 +1,7 @@
-"""Who the members are where the log does not say so yet, does not say so any more, or says more than the other files.
+"""The members of a node whose log has no configuration yet, has lost it, or has more than the files.
 
-Nodes end at any moment of the first configuration's way into the log, lose files, or are told what is not committed.
+Nodes end at any moment of the first configuration's way into the log, lose files, or receive uncommitted
+configurations.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def end_after(nodes: list[Member], steps: tuple[int, ...]) -> None:
 
 
 def crash(node: Member, *, power_loss: bool) -> None:
-    """Leave what is on the disk of a node whose process has ended."""
+    """Crash the disk of a node whose process has ended."""
     node.runtime.alive = False
     node.disk.spare_process()
     node.disk.crash(power_loss=power_loss)
 
 
 def start_again(trio: Trio, *, power_loss: bool) -> None:
-    """Start all nodes again, whose processes have ended."""
+    """Crash and restart all nodes."""
     for node in trio.members:
         crash(node, power_loss=power_loss)
         trio.network.process_ended(node.name, power_loss=power_loss)
@@ -51,9 +52,9 @@ def fields_for_release_0_1(node: Member) -> tuple[str, str, int, int, list[str]]
 
 
 def as_never_released(node: Member) -> bool:
-    """Have the names of the members in the identity and not in the file `member`; False if they are not there alone.
+    """Move the members' names from the file `member` into the identity; return False if they are not only there.
 
-    So did programs between the releases, which wrote the names only in the moment in which they are there alone.
+    Programs between the releases wrote such directories.
     """
     [identity, _] = load_copies(node.disk, GROUP)
     if MEMBER_FILE not in node.disk.list_directory(GROUP):
@@ -77,7 +78,7 @@ def has_leader(trio: Trio, within_s: float) -> bool:
 
 
 def crashed_alone(step: int, *, power_loss: bool) -> tuple[Trio, Member]:
-    """A new cluster of one whose node has crashed at this step of its disk."""
+    """Return a new cluster of a single node that has crashed at this step of its disk."""
     alone = Trio(["a"])
     [node] = alone.members
     node.start()
@@ -94,7 +95,7 @@ def crashed_alone(step: int, *, power_loss: bool) -> tuple[Trio, Member]:
 def test_node_with_a_corrected_list_begins_the_cluster(
     mistake: str,
 ) -> None:
-    """It has promised nothing yet, so whoever corrects its file need not empty its directory."""
+    """It has promised no vote yet, so a corrected file is enough and its directory need not be emptied."""
     trio = Trio()
     *followers, wrong = trio.members
     for node in followers:
@@ -119,7 +120,7 @@ def test_node_with_a_corrected_list_begins_the_cluster(
 @pytest.mark.slow
 @pytest.mark.parametrize("power_loss", cases([False, True], bool))
 def test_new_cluster_of_a_single_node_survives_a_crash(power_loss: bool) -> None:
-    """Release 0.1 could read whose directory it is, and tell at which version the log is if that is not its own."""
+    """Release 0.1 could read the owner of the directory, and the version of the log if it is a different one."""
     found = set()
     for step in range(60):
         alone, node = crashed_alone(step, power_loss=power_loss)
@@ -198,7 +199,7 @@ def test_snapshot_without_configuration_undoes_an_uncommitted() -> None:
 
 
 def test_node_that_lost_its_configuration_leads_on_its_links() -> None:
-    """Nothing says which directories the others have any more; but they are there, as they were all the time."""
+    """The directories of its peers are unknown, but their links are alive."""
     growing = Growing()
     for member in growing.members:
         member.start(raises_version=False)
@@ -280,7 +281,7 @@ def test_a_lost_identity_does_not_make_two_majorities() -> None:
 
 
 def test_first_node_of_a_cluster_is_repaired_from_later_members() -> None:
-    """Its file lists nobody else, but its directory knows better."""
+    """Its file lists no peers, but its directory has them."""
     growing = Growing("abc")
     growing.listed = ["a"]
     first, second, third = [*growing.members, growing.fourth]
@@ -299,7 +300,7 @@ def test_first_node_of_a_cluster_is_repaired_from_later_members() -> None:
     growing.until(lambda: growing.agrees("abc") and first.group.rejoin.voter_status is VoterStatus.VOTER)
 
 
-# What a node is told
+# Reported configurations
 
 
 def test_node_with_an_undone_joining_searches_the_cluster_again() -> None:
@@ -318,7 +319,7 @@ def test_node_with_an_undone_joining_searches_the_cluster_again() -> None:
     growing.fourth.start(joins=True)
     growing.until(lambda: growing.fourth.group.rejoin.voter_status is VoterStatus.VOTER)
     growing.fourth.end()
-    growing.pass_ms(4000)  # the others elect one of them, who knows nothing of it
+    growing.pass_ms(4000)  # the rest elects a leader without this entry
     for cut in cuts:
         growing.network.heal(*cut)
     growing.pass_ms(4000)

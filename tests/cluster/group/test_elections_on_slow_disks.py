@@ -1,4 +1,4 @@
-"""Elections where each vote takes a while to be stored: nobody else may stand for leader meanwhile."""
+"""Elections with slow writes of votes: no second candidate may campaign meanwhile."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 from tests.cluster.harness import Growing
 
 DISK_FACTORS = [100.0, 500.0]
-"""With the last one a write takes about a second, and to be elected six of them, one after the other."""
+"""With the last factor a write takes about a second, and an election needs six writes in sequence."""
 ROUNDS = 8
 WITHIN_FACTOR_S = 0.06
-"""So long an election may take, for each unit of the factor: twice what the writes take."""
+"""Longest election for each unit of the factor: twice the time of the writes."""
 
 
 @pytest.mark.parametrize("factor", DISK_FACTORS)

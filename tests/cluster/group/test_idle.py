@@ -1,4 +1,4 @@
-"""What members do when nobody submits anything: little, but often enough that nobody is suspected."""
+"""Members without submissions: little work, and enough messages that no member is suspected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trio() -> Trio:
 
 @pytest.fixture
 def received(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str, Message]]:
-    """What members get from now on: when, who, and what."""
+    """Messages that members receive from now on: time, receiver and message."""
     received: list[tuple[float, str, Message]] = []
     receive = Engine.receive
 

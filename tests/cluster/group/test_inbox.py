@@ -1,4 +1,4 @@
-"""What comes from the peers: each message has one receiver."""
+"""Messages of peers: each has a single receiver."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CONSENSUS = {
 
 
 def _ignore(*_: object) -> None:
-    """Nothing happens to a group that is not started."""
+    """Ignore events of a group that is not started."""
 
 
 def make_group() -> Group:

@@ -19,7 +19,7 @@ TRIES = 60
 
 @pytest.mark.parametrize("links", ["ab ac ad ae", "ae be ce de", "be cd de"])
 def test_member_that_reaches_a_majority_is_elected(links: str) -> None:
-    """The others had asked for pre-votes in vain, and refused it meanwhile, because it had to wait for its turn."""
+    """Once members without a majority requested pre-votes in vain, and refused this member, which had to wait."""
     check_elects(links.split())
 
 
@@ -42,7 +42,7 @@ def check_elects(links: Sequence[str]) -> None:
     for one, other in {*PAIRS} - {*links}:
         five.network.cut(one, other)
         five.network.cut(other, one)
-    five.pass_ms(8000)  # so long do links last that nothing comes through
+    five.pass_ms(8000)  # dead links last so long
     able = [member for member in five.members if len(reached(member.name, links)) >= 3]
 
     def leads(member: Member) -> bool:
@@ -71,7 +71,7 @@ def test_leader_follows_the_center_of_a_star_of_links() -> None:
 
 
 def test_moved_members_are_found_through_a_member_that_knows() -> None:
-    """Its log is behind, so one of the others leads, and is told to the third one that does not know where it is."""
+    """Its log is behind, so a peer leads, and reports the address to the third member."""
     trio = Trio()
     first, second, third = trio.members
     trio.start()

@@ -1,4 +1,4 @@
-"""Tick entries: what is due is done, though nobody submits anything; by the leader, once, and not before its time."""
+"""Tick entries: the leader runs due timers without submissions, once, and not before their time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ELECTION_MS = 3_000
 
 
 class NeverDone(Alarms):
-    """Breaks the contract: it wants an entry at once, whatever was done."""
+    """Breaks the contract: always wants a further entry at once."""
 
     def due_ms(self) -> int | None:
         return 1
@@ -224,7 +224,7 @@ def test_silent_or_cut_off_member_is_not_counted(trio: Trio) -> None:
     assert f"{other.name} does not hear the leader" in one.group.statuses.may_stop(one.name).text
     for cut in ((leader.name, other.name), (other.name, leader.name)):
         trio.network.heal(*cut)
-    trio.pass_ms(2_000)  # what was said during the cut comes late, and has to be out of date
+    trio.pass_ms(2_000)  # late messages of the cut must be outdated
     assert leader.group.statuses.may_stop(one.name).is_safe
     other.runtime.pause()
     trio.until(lambda: not leader.group.statuses.may_stop(one.name).is_safe, 5_000)

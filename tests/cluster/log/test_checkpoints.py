@@ -97,7 +97,7 @@ def test_checkpoint_is_whole_or_absent_after_a_crash_at_any_step(
             found = load(disk)
             assert found in (Checkpoint(5, 3, BODY), Checkpoint(8, 3, BODY))
             outcomes.append(found.index)
-            write(disk, 8)  # what the crash left is not in the way
+            write(disk, 8)  # leftovers of the crash do not disturb
             assert load(disk) == Checkpoint(8, 3, BODY)
     assert not caplog.records
     assert {5, 8} == set(outcomes)

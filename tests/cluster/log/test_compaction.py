@@ -1,4 +1,4 @@
-"""What is left of old segments."""
+"""Compaction of old segments."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_mostly_live_segment_is_not_measured_to_the_end() -> None:
     disk = make_disk()
     segment = full_segment(disk, "full", 1, 50, size=10_000)
     places = [(index, batch, number) for index in range(1, 50) for batch in (0, 1) for number in range(5)]
-    disk.flip_bit("log/full", 8 * segment.file_bytes * 4 // 5)  # nobody gets so far
+    disk.flip_bit("log/full", 8 * segment.file_bytes * 4 // 5)  # behind the last read
     measured = measure(source_of(disk), segment, FrozenToy(places).live(1, 50), 490, 7.0)
     assert measured == Measured(490, 49, segment.file_bytes, 7.0)
 
@@ -243,7 +243,7 @@ PLACES = st.frozensets(st.tuples(st.integers(1, 12), st.integers(0, 1), st.integ
 @given(st.lists(PLACES, min_size=1, max_size=4))
 @settings(deadline=None)
 def test_live_messages_can_be_read_after_each_rewriting(states: list[frozenset[Place]]) -> None:
-    """Each rewriting sees fewer live messages than the one before it, and joins two segments in the first."""
+    """Each rewriting has fewer live messages than the previous rewriting; the first joins two segments."""
     disk = make_disk()
     segments = [full_segment(disk, "one", 1, 6), full_segment(disk, "two", 8, 13)]
     held = {index: True for segment in segments for index in range(segment.first, segment.end)}

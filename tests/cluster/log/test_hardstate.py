@@ -1,4 +1,4 @@
-"""Term, vote and voter_status: what of them survives a crash at any moment."""
+"""Term, vote and voter status survive a crash at any moment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEW = HardState(4, None, VoterStatus.VOTER)
 
 
 def ignore(_delay_s: float, _callback: Callable[[], None]) -> None:
-    """Nothing is ever scheduled here."""
+    """Drop the callback."""
 
 
 def a_disk(seed: int = 1) -> SimulatedDisk:
@@ -63,7 +63,7 @@ def test_second_store_needs_no_disk_space() -> None:
 def test_load_after_an_interrupted_store_needs_no_space(
     power_loss: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk is full, and the process ends: once one of the files was there then, and a start failed."""
+    """The disk is full, and the process ends: once a single file existed then, and a start failed."""
     found: list[HardState | None] = []
     for seed in range(20):
         for steps in range(12):
@@ -75,7 +75,7 @@ def test_load_after_an_interrupted_store_needs_no_space(
             disk.crash(power_loss=power_loss)
             disk.full = True
             found.append(hard_state(disk).load())
-            disk.crash(power_loss=True)  # what was loaded is durable in both
+            disk.crash(power_loss=True)  # the loaded state is durable in both files
             assert hard_state(disk).load() == found[-1]
             if found[-1] is not None:
                 hard_state(disk).store(OLD)
@@ -102,7 +102,7 @@ def test_crash_at_any_step_leaves_the_old_or_the_new_state(first: bool, power_lo
             disk.crash(power_loss=power_loss)
             found = hard_state(disk).load()
             assert found == NEW if stored else found in (NEW, None if first else OLD)
-            # Whichever it was: somebody may have been told now, so it stays.
+            # The loaded state may have been sent since, so it must stay.
             disk.crash(power_loss=True)
             assert hard_state(disk).load() == found
 
@@ -120,7 +120,7 @@ def killed_in_a_store(seed: int, steps: int) -> SimulatedDisk:
 
 
 def test_kill_then_power_loss_in_the_next_store_leave_a_state() -> None:
-    """What a killed process had written can be read, and is not on the disk yet (simulated: both files damaged)."""
+    """Data that a killed process wrote can be read before it is on the disk (simulated: both files damaged)."""
     for seed in range(20):
         for first in range(8):
             for second in range(8):
@@ -135,7 +135,7 @@ def test_kill_then_power_loss_in_the_next_store_leave_a_state() -> None:
 
 
 def test_kill_then_power_loss_in_the_next_load_leave_a_state() -> None:
-    """What a killed process had written of the first file is durable before the next start writes the last one."""
+    """The first file of a killed process is durable before the next start writes the second file."""
     for seed in range(20):
         for first in range(8):
             for second in range(8):

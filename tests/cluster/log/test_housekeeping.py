@@ -58,7 +58,7 @@ class Clock:
 
 
 class Node:
-    """The log, the state and the housekeeping of one node, which applies what it has synced."""
+    """The log, the state and the housekeeping of a node, which applies synced entries."""
 
     def __init__(
         self, disk: SimulatedDisk, clock: Clock, settings: HousekeepingSettings, cache_bytes: int = 0
@@ -138,7 +138,7 @@ class Node:
         }
 
     def check_readable(self) -> None:
-        """Every live message is what was published."""
+        """Assert that every live message equals the published message."""
         for index, batch, number in self.places:
             assert message_at(self.journal.read(index), batch, number) == message(index, batch, number)
 
@@ -159,7 +159,7 @@ def message(index: int, batch: int, number: int) -> bytes:
 
 
 def publish(node: Node, batches: int = 2, messages: int = 3) -> int:
-    """One entry; about 700 bytes."""
+    """Publish an entry of about 700 bytes."""
     index = node.journal.last_index + 1
     return node.publish(
         [[message(index, batch, number) for number in range(messages)] for batch in range(batches)]
@@ -261,7 +261,9 @@ def test_consumed_messages_go_in_seconds_while_space_is_scarce() -> None:
 def test_consumed_messages_go_while_space_is_scarce_and_log_idle(
     segment_bytes: int,
 ) -> None:
-    """Publishers wait, consumers have everything: the log that is kept for followers goes, and what is in one file."""
+    """Publishers wait, and consumers have all messages: the retained log is freed, including obsolete messages in
+    mixed files.
+    """
     settings = HousekeepingSettings(10**9, 10**9, 3600, retained_bytes=10**9, segment_bytes=segment_bytes)
     node = make_node(settings)
     while node.journal.disk_bytes < 100_000:
@@ -325,7 +327,7 @@ def test_a_checkpoint_is_not_written_before_its_entries_are() -> None:
     node = make_node()
     for index in range(1, 11):
         node.journal.add(entry_of([[b"x"]]), index, 1)
-    node.housekeeping.turn(10, 1)  # committed by the others
+    node.housekeeping.turn(10, 1)  # committed by the peers
     node.clock.run()
     assert checkpoints(node) == []
     node.places = {(1, 0, 0): None}  # the state is that of the moment when it was due
@@ -401,7 +403,7 @@ def test_damaged_checkpoint_is_removed_and_the_older_is_enough() -> None:
 
 
 def test_older_checkpoint_may_refer_to_messages_that_are_dropped() -> None:
-    """The newest one is damaged, and the next is taken before the log has been applied up to where it was."""
+    """The newest checkpoint is damaged, and the next is taken before the log has been applied up to its index."""
     node = make_node()
     while not any(segment.sparse for segment in node.journal.segments()):
         publish(node)
@@ -455,7 +457,7 @@ def test_stop_writes_no_checkpoint_of_unsynced_entries() -> None:
 
 
 def make_node_with_due_checkpoint(entries: int = 10) -> Node:
-    """The checkpoint at 10 has been begun, and nothing has had the time to happen."""
+    """Return a node whose checkpoint at 10 has begun, before any callback runs."""
     node = make_node()
     for index in range(1, entries + 1):
         node.journal.add(entry_of([[b"x"]]), index, 1)
@@ -514,7 +516,7 @@ def test_stopped_housekeeping_begins_and_adopts_no_checkpoint() -> None:
     assert node.disk.files() == before
 
 
-# What is removed
+# Removal
 
 
 def test_dead_segments_go_when_both_checkpoints_are_newer() -> None:
@@ -658,7 +660,7 @@ def test_segments_between_pinned_segments_are_removed() -> None:
 def node_that_rewrites(
     hook: Callable[[Node], None], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Node, list[str]]:
-    """A node, and the segments that it had when it came to write the first sparse one; then `hook` was called."""
+    """Return a node, and its segments right before the first sparse segment was written; `hook` was called then."""
     node = make_node()
     had: list[str] = []
 
@@ -875,7 +877,7 @@ class Load:
         self._sizes: dict[tuple[int, tuple[Place, ...]], int] = {}
 
     def step(self, stuck_share: float) -> None:
-        """An entry, some of whose messages stay; the others are settled at once."""
+        """Publish an entry; some of its messages stay, and the rest is settled at once."""
         index = publish(self.node, self.rng.randint(1, 3), self.rng.randint(1, 8))
         self.entry_bytes = max(self.entry_bytes, len(self.node.journal.read(index)))
         fresh = [place for place in self.node.places if place[0] == index]
@@ -943,7 +945,7 @@ def test_the_disk_stays_within_its_bound_all_the_time(seed: int) -> None:
         if step % 100 == 0:
             node.check_readable()
     assert not node.failures
-    assert most > 0.4  # a bound that is never approached says nothing
+    assert most > 0.4  # a loose bound would prove little
     assert (
         sum(node.segment_files().values()) < 1.5 * load.live_bytes() + retained_bytes + 3 * checkpoint_bytes
     )
@@ -1017,7 +1019,7 @@ def carry_on(node: Node, model: dict[int, bytes], entries: int) -> None:
 
 
 def check_against(node: Node, model: dict[int, bytes]) -> None:
-    """The state is that of the entries that the log holds, and what it refers to can be read."""
+    """Assert that the state follows from the entries in the log, and that its references can be read."""
     places: dict[Place, None] = {}
     for index in range(1, node.journal.last_index + 1):
         apply(places, index, model[index])
@@ -1026,7 +1028,7 @@ def check_against(node: Node, model: dict[int, bytes]) -> None:
 
 
 def test_space_that_is_missing_has_the_right_error() -> None:
-    """What the tests above call a full disk is what the operating system calls one."""
+    """The full disk of the tests above raises the error of the operating system."""
     node = make_node()
     node.disk.full = True
     with pytest.raises(OSError, match="No space") as failure:
@@ -1035,7 +1037,7 @@ def test_space_that_is_missing_has_the_right_error() -> None:
 
 
 def test_reason_why_no_space_is_freed_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """What is applied before it is on the disk is in no checkpoint before it is there, too."""
+    """An entry that was applied before its sync cannot be in a checkpoint before the sync either."""
     node = make_node()
     node.publish([[b"a"]])
     node.disk.full = True

@@ -52,7 +52,7 @@ def os_error(code: int) -> None:
 
 
 class Agenda:
-    """A world without a clock: what was scheduled runs when the test says so, in order."""
+    """Scheduled callbacks in order, run by the test."""
 
     def __init__(self) -> None:
         self._due: deque[Callable[[], None]] = deque()
@@ -105,7 +105,7 @@ class Node:
         return [name for name in self.disk.list_directory("log") if is_segment_name(name)]
 
     def compact(self, positions: slice, keep: Callable[[int], bool]) -> None:
-        """Put a sparse segment with what is to be kept in the place of these, or nothing."""
+        """Replace these segments with a sparse segment of the kept entries, or with no segment."""
         old = self.journal.segments()[positions]
         kept = [
             (payload, index, term)
@@ -122,7 +122,7 @@ class Node:
         self.journal.replace(old, new)
 
     def take(self, given: Node) -> None:
-        """Adopt the sealed segments of another node."""
+        """Adopt the sealed segments of a second node."""
         segments = [segment for segment in given.journal.segments() if segment.sealed]
         received = [self.receive(given, segment) for segment in segments]
         self.journal.adopt(received, self.journal.runs_of(received))
@@ -166,7 +166,7 @@ def read_singly(journal: SegmentedJournal, indexes: range) -> Iterator[tuple[int
             yield index, journal.read(index)
 
 
-# What pysyncobj sees
+# The interface for pysyncobj
 
 
 def test_empty_log_takes_a_first_entry_of_any_index() -> None:
@@ -479,11 +479,11 @@ def test_read_job_finds_its_entry_in_the_rewritten_segment() -> None:
     deleted = node.journal.read_job([3])
     with pytest.raises(EntryNotFound, match="no entry 3 in") as raised:
         deleted()
-    assert not isinstance(raised.value, EntryMoved)  # nobody need look again
+    assert not isinstance(raised.value, EntryMoved)  # a retry is useless
 
 
 class _Shrinking:
-    """A file of which nothing is left after so many reads; its size is what it was when it was opened."""
+    """A file that is empty after some reads; its size remains that at its opening."""
 
     def __init__(self, file: SimulatedFile, reads: int) -> None:
         self._file = file
@@ -976,7 +976,7 @@ def test_power_loss_while_a_segment_is_sealed_is_not_damage(steps: int) -> None:
         node = Node(seed, segment_bytes=10_000)
         node.add(3, size=700)
         node.sync()
-        node.add(3, size=700)  # not all in one sector, as what is not synced is lost by sectors
+        node.add(3, size=700)  # in several sectors, because unsynced data is lost by sectors
         node.journal.seal()
         node.disk.end_process_after(steps)
         node.journal.start_sync(lambda: None)
@@ -1049,7 +1049,8 @@ def test_flipped_bit_is_reported_at_the_start_or_when_it_is_read(
     open_ = node.journal._open
     assert open_ is not None
     if writes_lost:
-        # The mark may be lost. Then the last batch vouches for what is below it in its file, and nothing for that.
+        # The mark may be lost. Then the last batch proves the durability of earlier batches in its file, but not its
+        # own.
         node.disk.replace_file(MARK, b"")
         if open_.first < before_last:
             sizes[open_.name] = open_.extent(before_last)[0]
@@ -1068,7 +1069,7 @@ def test_flipped_bit_is_reported_at_the_start_or_when_it_is_read(
     assert path == f"log/{name}"
 
 
-# The mark of what is synced
+# The sync mark
 
 
 @pytest.mark.parametrize("writes_lost", [False, True])
@@ -1097,7 +1098,7 @@ def test_mark_vouches_for_entries_that_the_next_start_found() -> None:
     synced = node.disk.read_file(MARK)
     node.add(2)
     node.sync()
-    node.disk.replace_file(MARK, synced)  # a power loss may leave an earlier one
+    node.disk.replace_file(MARK, synced)  # a power loss may leave an earlier mark
     node.open()
     node.disk.replace_file(path, node.disk.read_file(path)[:-RECORD])
     with pytest.raises(CorruptJournal, match="were synced"):
@@ -1377,7 +1378,7 @@ CHANGES = {
 
 
 def is_between(found: dict[int, bytes], states: Sequence[dict[int, bytes]]) -> bool:
-    """Whether it is one of the states, or on the way from one to the next."""
+    """Return whether it is one of the states, or between a state and the next."""
     return any(
         is_within(found, before, after)
         for before, after in zip(states, [*states[1:], states[-1]], strict=True)
@@ -1385,7 +1386,9 @@ def is_between(found: dict[int, bytes], states: Sequence[dict[int, bytes]]) -> b
 
 
 def is_within(found: dict[int, bytes], before: dict[int, bytes], after: dict[int, bytes]) -> bool:
-    """Whether it is one of the two, or on the way: a part of the tail deleted, or a part of the new one written."""
+    """Return whether it is one of the two states, or between them: a part of the tail deleted, or a part of the new
+    tail written.
+    """
     common = {index: payload for index, payload in before.items() if after.get(index) == payload}
     if not common.items() <= found.items():
         return False
@@ -1440,7 +1443,7 @@ def check_usable(node: Node, journal: SegmentedJournal) -> None:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_opening_that_ends_at_any_step_loses_no_entry(name: str) -> None:
-    """What a crash left behind is cleaned up by a start, which may crash, too."""
+    """A start cleans up after a crash, and may crash too."""
     change = CHANGES[name]
     for crashed_at in range(0, 12, 2):
         complete = False
@@ -1472,7 +1475,7 @@ def test_opening_that_ends_at_any_step_loses_no_entry(name: str) -> None:
 @pytest.mark.parametrize("is_damaged", [False, True])
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_a_log_is_opened_after_an_opening_that_ended_at_any_step(power_loss: bool, is_damaged: bool) -> None:
-    """It is new, or one copy of its manifest is damaged: both have the manifest written by the opening."""
+    """The log is new, or a copy of its manifest is damaged: in both cases the opening writes the manifest."""
     complete = False
     steps = 0
     while not complete:
@@ -1529,7 +1532,7 @@ def test_a_change_that_finds_no_space_is_carried_out_later(name: str) -> None:
 
 
 class State(NamedTuple):
-    """What was held after a number of changes, as plain data."""
+    """The contents after a number of changes, as plain data."""
 
     entries: dict[int, bytes]
 
@@ -1546,7 +1549,7 @@ class Oracle:
         self.states[self.node.journal.written] = State(held(self.node.journal))
 
     def check_reopened(self, journal: SegmentedJournal, synced: int, written: int) -> None:
-        """What came back is a state since the last sync, or lies between two of them."""
+        """Assert that the contents are a state since the last sync, or between two such states."""
         found = held(journal)
         candidates = [self.states[at].entries for at in range(synced, written + 1) if at in self.states]
         assert any(
@@ -1608,7 +1611,7 @@ class Story:
         self.oracle.note()
 
     def compact(self, argument: int, keep: Callable[[int], bool]) -> None:
-        """Of the sealed segments that are synced, except the last one, a few next to each other."""
+        """Compact a few adjacent sealed and synced segments, except the last."""
         node = self.node
         usable = [segment for segment in node.journal.segments() if segment.sealed][:-1]
         start = argument % max(len(usable), 1)

@@ -1,4 +1,4 @@
-"""The manifest: what each change of a log makes of it, and what survives."""
+"""The manifest: its contents after each change of a log, and after damage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FULL = Manifest(
 
 
 def ignore(_delay_s: float, _callback: Callable[[], None]) -> None:
-    """Nothing is ever scheduled here."""
+    """Drop the callback."""
 
 
 def test_segment_name_has_first_index_serial_and_kind() -> None:

@@ -1,4 +1,4 @@
-"""Files that hold their content twice: what damage they survive, and what they refuse."""
+"""Files with two copies: survived and refused damage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODIES = [b"", b"body", bytes(range(256)) * 5, bytes(512 - 48)]
 
 
 def ignore(_delay_s: float, _callback: Callable[[], None]) -> None:
-    """Nothing is ever scheduled here."""
+    """Drop the callback."""
 
 
 def unpack(data: bytes) -> bytes:
@@ -80,7 +80,7 @@ def test_file_with_a_foreign_copy_is_refused() -> None:
         for data in (theirs, ours[:half] + theirs[half:], theirs[:half] + ours[half:]):
             with pytest.raises(error):
                 unpack(data)
-    # With a wrong checksum the version is a damaged version, and says nothing.
+    # With a wrong checksum the version itself may be damaged.
     damaged = bytearray(ours)
     damaged[4] ^= 1
     assert unpack(bytes(damaged)) == b"body"

@@ -1,4 +1,4 @@
-"""Sealed segments: their footer, sparse ones, verifying."""
+"""Sealed segments: the footer, sparse segments, verification."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ LIVE: list[Record] = [ENTRIES[1], ENTRIES[3]]
 
 
 def ignore(_delay_s: float, _callback: Callable[[], None]) -> None:
-    """Nothing is ever scheduled here."""
+    """Drop the callback."""
 
 
 class Directory:
-    """A dense segment, and a sparse one with a part of its entries."""
+    """A dense segment, and a sparse segment with a part of its entries."""
 
     def __init__(self) -> None:
         self.disk = SimulatedDisk(Random(1), ignore)

@@ -1,4 +1,4 @@
-"""The file format of a segment: what a scan accepts, cuts and refuses."""
+"""The file format of a segment: accepted, cut and refused contents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEADER = FileHeader(5, 0, file_seed(IDENTITY, NAME))
 
 
 def a_segment(*batches: list[Record], header: FileHeader = HEADER) -> bytes:
-    """A file in which each batch was synced before the next was written."""
+    """Return a file whose batches were each synced before the next was written."""
     data = pack_file_header(IDENTITY, header)
     durable = 0
     for batch in batches:
@@ -159,7 +159,7 @@ def test_files_of_equal_first_index_have_different_seeds() -> None:
     assert file_seed(b"cluster/1", NAME) not in seeds
 
 
-# What is not this log
+# Foreign files
 
 
 def test_a_gap_in_the_indexes_is_corruption() -> None:

@@ -1,4 +1,4 @@
-"""A leader whose disk alone keeps everybody waiting does not go on leading, and one whose disk is slow keeps nobody."""
+"""A leader hands over if its own disk is the bottleneck, and a slow disk of a follower delays no client."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.05
 SLOW, HANGING = 100.0, 10_000.0
-"""A write takes some 200 ms with the one factor, and some 20 s with the other."""
+"""Factors: a write takes some 200 ms, or some 20 s."""
 
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes hold what comes in a second or so in memory while it is not on the disk."""
+    """Limit the unsynced entries that nodes hold in memory to those of about a second."""
     monkeypatch.setattr("cluster.engine.engine.UNSYNCED_BYTES_MAX", 4000)
 
 
 def becomes_late(seconds: float, late_s: float, every_s: float) -> bool:
-    """Whether a disk is ever too late for which others wait for `late_s` in each `every_s`."""
+    """Return whether a disk that delays commits for `late_s` in each `every_s` is ever too late."""
     disk_lag = DiskLag()
     was_late = False
     for interval in range(int(seconds / INTERVAL_S)):
@@ -53,7 +53,9 @@ def test_disk_lag_counts_the_time_that_voters_wait(late_s: float, every_s: float
 
 
 def test_recovered_disk_is_judged_anew() -> None:
-    """It was late for an hour in which nobody else could lead; then it is quick, and stops once for half a second."""
+    """It was late for an hour in which no other member could lead; then it is quick, and stalls once for half a
+    second.
+    """
     disk_lag = DiskLag()
     for interval in range(36_000):
         disk_lag.add(interval * 0.1, 0.1, delays_commit=True)

@@ -1,4 +1,4 @@
-"""When leaders hand over for their disks: a model of nodes that write what their leader proposes, and its clients."""
+"""A model of handovers because of slow disks: nodes that write the proposals of their leader, and its clients."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ WriteTime = Callable[[float, Random], float]
 
 
 class Disks:
-    """The disks of a cluster, of which the first one is the leader's at first; `reigns` has when who began to lead.
+    """The disks of a cluster; the first is that of the first leader. `leaderships` has the start of each leadership.
 
-    So many clients wait for each confirm before they publish again, and others publish `rate` messages a second.
-    `waited_s` is for how long nothing was missing to commit an entry but the leader's disk.
+    Some clients wait for each confirm before the next publish, and further clients publish `rate` messages a second.
+    `waited_s`: the time in which only the leader's disk delayed commits.
     """
 
     def __init__(self, disks: list[WriteTime], seed: int, clients: int, rate: float) -> None:
-        self.reigns = [(0.0, 0)]
+        self.leaderships = [(0.0, 0)]
         self.waited_s = 0.0
         self._disks = disks
         self._random = Random(seed)
@@ -60,7 +60,7 @@ class Disks:
 
     @property
     def _leader(self) -> int:
-        return self.reigns[-1][1]
+        return self.leaderships[-1][1]
 
     def _in(self, delay_s: float, call: Callable[[], Any]) -> None:
         heapq.heappush(self._due, (self._now_s + delay_s, next(self._order), call))
@@ -120,8 +120,10 @@ class Disks:
             if index >= self._reached and node != self._leader
         ]
         if self._disk_lag.is_too_much and fit:
-            # Who has everything is asked at once, and of several the first one.
-            self.reigns.append((self._now_s, min(fit, key=lambda node: self._acknowledged[node] < self._end)))
+            # A member with all entries gets the request, and the first of several.
+            self.leaderships.append(
+                (self._now_s, min(fit, key=lambda node: self._acknowledged[node] < self._end))
+            )
             self._disk_lag.reset()
             self._commit()
 
@@ -152,7 +154,7 @@ def test_leader_stays_while_all_disks_are_alike(
 ) -> None:
     disks = Disks([about(write_s, spread)] * size, seed, *load)
     disks.run(40.0)
-    assert disks.reigns == [(0.0, 0)]
+    assert disks.leaderships == [(0.0, 0)]
 
 
 @given(
@@ -170,10 +172,12 @@ def test_clients_do_not_wait_long_for_the_slow_disk_of_a_leader(
     quick = about(max(0.0005, share * slow_s), spread)
     disks = Disks([about(slow_s, spread)] * slow + [quick] * (size - slow), seed, *load)
     disks.run(60.0)
-    assert len(disks.reigns) <= 2
-    [*_, (_, leader)] = disks.reigns
-    assert len(disks.reigns) == 1 or leader >= slow
-    assert disks.waited_s < 10.0  # a tenth of the time is forgotten, and what is shorter than a beat
+    assert len(disks.leaderships) <= 2
+    [*_, (_, leader)] = disks.leaderships
+    assert len(disks.leaderships) == 1 or leader >= slow
+    assert (
+        disks.waited_s < 10.0
+    )  # a tenth of the time is forgotten, and so are delays shorter than a heartbeat interval
 
 
 @given(SEEDS, SIZES, LOADS, SPREADS, st.floats(0.002, 0.4))
@@ -183,7 +187,7 @@ def test_clients_do_not_wait_long_for_a_disk_that_hangs(
     slow = about(write_s, spread)
     disks = Disks([hanging(slow, 20.0)] + [slow] * (size - 1), seed, *load)
     disks.run(60.0)
-    assert len(disks.reigns) == 2
+    assert len(disks.leaderships) == 2
     assert disks.waited_s < 2.0
 
 
@@ -191,9 +195,9 @@ def test_clients_do_not_wait_long_for_a_disk_that_hangs(
 def test_disks_slow_by_turns_cause_no_handovers_in_circles(
     seed: int, size: int, load: tuple[int, float], slow_s: float, seconds: float
 ) -> None:
-    """One or two of them are slow at any moment, and where they are too many for a majority, nothing is gained."""
+    """One or two disks are slow at any moment; if they are too many for a majority, a handover gains no time."""
     disks = [by_turns(about(slow_s), about(0.005), seconds, phase=2 * node / size) for node in range(size)]
     model = Disks(disks, seed, *load)
     model.run(90.0)
     changes = 90.0 / seconds
-    assert len(model.reigns) - 1 <= 2 * changes
+    assert len(model.leaderships) - 1 <= 2 * changes

@@ -27,7 +27,7 @@ STATUS = Status(*[0] * 14)
 
 
 class Leader:
-    """A member `a` that listens to the others, on a clock of its own."""
+    """A member `a` that receives statuses of its peers, on a clock of its own."""
 
     def __init__(self, peers: Sequence[str] = ("b", "c")) -> None:
         self.now_s = 100.0
@@ -35,7 +35,7 @@ class Leader:
         self._scheduled: list[tuple[float, Callable[[], None]]] = []
         """When it wants to look, besides the beats."""
         self.evicted: list[tuple[str, float]] = []
-        """Who was given up, and when."""
+        """Evicted nodes, with the time."""
         self.is_leader = True
         self.of_release_0_1: list[str] = []
         self.peers = Peers(dict.fromkeys(peers), self.now_s)
@@ -67,7 +67,9 @@ class Leader:
         self._scheduled.append((self.now_s + delay_s, call))
 
     def lose(self, peer: str, *missed_by: str) -> None:
-        """Lose the link with a peer, which others then say that they miss; all others say that they do not."""
+        """Lose the link with a peer; the peers in `missed_by` report that they miss it too, and the rest that they do
+        not.
+        """
         self.peers.lost(peer, self.now_s)
         self.evictions.record_lost_link()
         for other in self._peers:
@@ -94,7 +96,7 @@ class Leader:
             self.now_s = end_s
             self.evictions.check()
             for peer in heard:
-                self.peers.heard(peer, self.now_s)
+                self.peers.record_contact(peer, self.now_s)
 
     def pause(self, seconds: float) -> None:
         self.now_s += seconds
@@ -114,7 +116,7 @@ def test_silent_node_is_evicted_after_the_grace_period(leader: Leader) -> None:
 def test_leader_that_was_paused_evicts_no_member_for_that(leader: Leader, pause_s: float) -> None:
     leader.listen(5, "b", "c")
     leader.pause(pause_s)
-    leader.listen(1)  # what they have said meanwhile is still to be read
+    leader.listen(1)  # statuses sent meanwhile are still unread
     leader.listen(5, "b", "c")
     assert leader.evicted == []
 
@@ -169,7 +171,7 @@ def test_a_status_of_a_silent_member_does_not_count(leader: Leader) -> None:
 def test_leader_waits_longer_when_no_follower_confirms_death(leader: Leader, *, reports: bool) -> None:
     if reports:
         leader.lose("c")
-        leader.of_release_0_1.append("b")  # whose statuses say nothing of links
+        leader.of_release_0_1.append("b")  # its statuses do not mention links
     else:
         leader.peers.lost("c", leader.now_s)
     leader.find_dead("c")

@@ -1,4 +1,4 @@
-"""Who may stop and who may lead, judged from what the members say of themselves."""
+"""The verdicts on stopping and leading, from the statuses of the members."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_lack_of_space_is_the_reason_why_no_entry_is_stored(known: Known, reason
 
 
 AHEAD = FIT._replace(commit_index=101, disk_bytes=1000)
-"""A leader with an entry more than the 100 of the node without space, whose log has 2000 bytes."""
+"""A leader with one entry more than the 100 of the node without space; the log of the leader has 2000 bytes."""
 
 
 @pytest.mark.parametrize(
@@ -378,12 +378,12 @@ def test_change_that_relies_on_the_vote_that_it_gives_is_refused(
         (trio(c=None), "", {}),
         (trio(a=FIT._replace(misses=("c",))), "", {"b": ["c"]}),
         (trio(c=FIT._replace(misses=("a",))), "", {"b": ["c"]}),
-        # What the leader does not hear may be alive.
+        # A peer that the leader does not hear may be alive.
         (trio(a=FIT._replace(misses=("c",)), c=None), "", {"b": ["c"]}),
         (trio(a=FIT._replace(misses=("c",)), b=FIT._replace(misses=("c",)), c=None), "", {}),
         (trio(a=FIT._replace(misses=("c",))), "b", {}),
         (trio(a=FIT._replace(misses=("c",)), b=FULL), "", {}),
-        # Each reaches somebody whom the other does not.
+        # Each reaches a member that the other does not.
         (trio(a=FIT._replace(misses=("c",)), b=FIT._replace(misses=("d",))) | {"d": FIT}, "", {}),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a leader does about the members by itself."""
+"""Changes of the members that a leader makes by itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def introduction(name: str, *, port: int = 1, low: int = 7, high: int = 8) -> In
 
 
 def new_directory(name: str, number: int = 1) -> Introduction:
-    """What a node says whose data directory is new."""
+    """Return the introduction of a node with a new data directory."""
     return introduction(name)._replace(member_id=bytes([number]) * 16, may_join=1)
 
 
@@ -62,13 +62,13 @@ def taken(joining: Joining, configuration: Configuration, now_s: float = 0.0) ->
 
 
 FILES = Configuration.of(7, [Member(name, PeerAddress(name, 1)) for name in ("a", "b", "c")])
-"""What nodes are started with."""
+"""The configuration in the files of the nodes."""
 TOLD = Configuration.of(
     8,
     [Member(name, PeerAddress(name, 1), name.encode().rjust(16), versions=Versions(7, 8)) for name in "abc"],
     CLUSTER,
 )
-"""The same members when they have told who they are."""
+"""The same members after their introductions."""
 
 
 def test_first_configuration_needs_introductions_of_all() -> None:

@@ -16,12 +16,12 @@ def test_handover_requests_a_single_peer_and_times_out() -> None:
         return requested[-1]
 
     for _ in range(4):
-        handover.ask(request_one)
+        handover.request_once(request_one)
     assert requested == [False, True]
     assert handover.is_on(5.0 + HANDOVER_S / 2)
     assert not handover.is_on(5.0 + HANDOVER_S)
     handover.begin(7.0)
-    handover.ask(request_one)
+    handover.request_once(request_one)
     assert len(requested) == 3
     handover.end()
     assert not handover.is_on(7.0)

@@ -1,4 +1,4 @@
-"""Members under maintenance: others lead, as long as others can."""
+"""Members under maintenance: another member leads whenever possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
     growing.until(lambda: leads(growing, *followers))
     growing.all_submit()
     growing.pass_ms(500)
-    for _ in range(4):  # it goes around among the others
+    for _ in range(4):  # leadership goes through the other members
         growing.leader().group.leadership.transfer()
         growing.pass_ms(1_000)
         assert leads(growing, *followers)
@@ -30,7 +30,7 @@ def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
 @pytest.mark.parametrize("slow", [0, 1])
 @pytest.mark.slow
 def test_drained_leader_hands_over_to_a_member_that_keeps_up(growing: Growing, slow: int) -> None:
-    """A voter whose disk is slow lacks the latest entries whenever it is asked, and there is another one."""
+    """A voter with a slow disk lacks the latest entries at each request; a second voter has them."""
     drained, *followers = growing.leader(), *growing.followers()
     followers[slow].disk.slow = 1_000.0
     count = applied(growing, drained, request=lambda: None)
@@ -43,7 +43,7 @@ def test_drained_leader_hands_over_to_a_member_that_keeps_up(growing: Growing, s
 
 @pytest.mark.parametrize("cut", [0, 1])
 def test_drained_leader_hands_over_to_a_member_that_answers(growing: Growing, cut: int) -> None:
-    """Nothing comes of a voter that was just frozen, though it has the whole log and was fit a moment ago."""
+    """A voter that was just frozen cannot take over, though it has the whole log and was fit a moment ago."""
     drained, *followers = growing.leader(), *growing.followers()
     growing.pass_ms(int(PATIENCE_S * 1000))
     followers[cut].runtime.pause()
@@ -87,7 +87,7 @@ def test_drained_member_leads_only_while_no_peer_can(growing: Growing) -> None:
 
 @pytest.mark.parametrize("requested_after_ms", [0, 10, 1_000])
 def test_last_of_drains_requested_at_once_is_refused(growing: Growing, requested_after_ms: int) -> None:
-    """Each of them would do no harm if the others were not."""
+    """Each drain alone would do no harm."""
     refusals: dict[str, list[str]] = {}
 
     def request(node: Member) -> None:
@@ -169,7 +169,7 @@ def test_removal_of_a_leader_without_a_successor_is_refused(
 
 @pytest.mark.slow
 def test_handover_without_a_taker_delays_clients_only_once(growing: Growing) -> None:
-    """Others say that they could lead, and do not."""
+    """Members report that they could lead, and do not."""
     leader, followers = growing.leader(), growing.followers()
     for node in followers:
         node.group.engine.may_vote = False

@@ -1,4 +1,4 @@
-"""Hazards of changing members, each of which was a mistake of some implementation of Raft (thesis, chapter 4)."""
+"""Hazards of membership changes, each of which was a bug in an implementation of Raft (thesis, chapter 4)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def directory_of(node: Member) -> GroupDirectory:
 
 
 class Parted:
-    """Links between one node and the others over which nothing goes."""
+    """Cuts all links between a node and its peers."""
 
     def __init__(self, growing: Growing, one: Member, followers: Iterable[Member]) -> None:
         self._network = growing.network
@@ -49,7 +49,7 @@ class Parted:
 
 
 def propose_unknown_member(leader: Member) -> None:
-    """Have a leader that reaches nobody put a configuration into its log that nobody else will ever see."""
+    """Let an isolated leader append a configuration that no other member will ever have."""
     leader.runtime.enter(
         lambda: (
             leader.group.reconfiguration.propose(lambda held: held.added("x", STRANGER, b"x" * 16)) and None
@@ -92,7 +92,7 @@ def test_member_with_the_only_copy_is_not_removed_too_early(growing: Growing) ->
 def test_uncommitted_removal_costs_no_entry_if_the_leader_dies(
     growing: Growing,
 ) -> None:
-    """By the configuration before it, whoever has the entry is elected."""
+    """By the previous configuration, any holder of the entry is elected."""
     leader, (holder, behind) = growing.leader(), growing.followers()
     growing.network.lag(leader.name, behind.name, 0.3)
     leader.set_alarms(86_400_000)
@@ -177,11 +177,11 @@ def test_removed_node_with_a_higher_term_disturbs_no_member(growing: Growing) ->
     assert growing.leader() is leader
 
 
-# A checkpoint whose configuration is newer than its index
+# A checkpoint with a configuration newer than its index
 
 
 def test_checkpoint_has_the_configuration_committed_at_its_index(growing: Growing) -> None:
-    """What is only in the log counts behind it, at the next start, too, and goes when its entry goes."""
+    """A configuration in the log counts after the checkpoint, also at the next start, and goes with its entry."""
     leader, followers = growing.leader(), growing.followers()
     committed = leader.group.configurations.committed
     parted = Parted(growing, leader, followers)

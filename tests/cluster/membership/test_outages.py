@@ -282,7 +282,7 @@ def test_a_configuration_counts_the_time_before_it_as_an_outage() -> None:
 
 
 class Account(Outages):
-    """The account of a node whose surroundings are set by the test."""
+    """The account of a node; the test sets its inputs."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

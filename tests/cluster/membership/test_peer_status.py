@@ -1,4 +1,4 @@
-"""What this node knows of the others, and what it tells of them."""
+"""A node's view of its peers, and its own status."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_silent_peer_is_neither_a_voter_nor_in_alarm(peers: Peers) -> None:
 
 def test_silence_counts_from_the_last_frame_and_death_from_news(peers: Peers) -> None:
     assert (peers.silent_s("b", 12.0), peers.dead_s("b", 12.0)) == (2.0, None)
-    peers.heard("b", 11.0)
+    peers.record_contact("b", 11.0)
     peers.died("b", 12.0)
     peers.died("b", 13.0)
     assert (peers.silent_s("b", 14.0), peers.dead_s("b", 14.0)) == (3.0, 2.0)
@@ -128,7 +128,7 @@ def test_publishers_wait_while_a_majority_lacks_space(peers: Peers) -> None:
 
 
 def test_node_without_space_for_a_snapshot_stays_low_on_disk(peers: Peers) -> None:
-    """What came of the snapshot is removed when there is no space for the rest: then there was enough, for a moment."""
+    """The part of the snapshot is removed when the rest does not fit; then there was enough space for a moment."""
     alarms = Alarms(configurations_of("abcde"), peers, Room())  # pyright: ignore[reportArgumentType]
     engine = SimpleNamespace(journal=SimpleNamespace(full=False, last_index=0))
     housekeeping, receiver = SimpleNamespace(awaits_entry=False), SimpleNamespace(lacks_space=True)

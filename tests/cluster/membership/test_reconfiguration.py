@@ -163,7 +163,7 @@ def test_voter_that_lost_its_log_counts_for_entries_given_again(growing: Growing
 def test_node_restarted_before_it_knows_the_members_stays_blank(
     growing: Growing,
 ) -> None:
-    """It would begin a cluster of its own with others like it."""
+    """It would begin a cluster of its own with similar nodes."""
     for node in growing.members:
         growing.network.cut("d", node.name)
     growing.fourth.start(joins=True)
@@ -322,9 +322,9 @@ def test_moved_member_is_found_at_its_new_address(growing: Growing) -> None:
 def test_members_that_exchanged_addresses_find_each_other(
     growing: Growing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As long as one of them is down, the other one cannot be noted where it is now.
+    """While one of them is down, the new address of the other cannot be recorded.
 
-    If the first one leads when the second one starts, it cannot find that, and hands over after ten seconds.
+    If the first leads when the second starts, it cannot find the second, and hands over after ten seconds.
     """
     one, other = growing.followers()
     for node in (one, other):
@@ -387,7 +387,7 @@ def test_returned_node_follows_a_leader_it_does_not_know() -> None:
 
 
 def _requests(growing: Growing, to: Member) -> bool:
-    """Have somebody lead; returns whether it does."""
+    """Transfer leadership to a member; return whether it leads."""
     to.runtime.enter(lambda: to.group.leadership.request_transfer(to.name))
     growing.pass_ms(500)
     return to.group.engine.is_leader
@@ -546,7 +546,7 @@ def test_node_that_is_given_the_log_ignores_members_of_long_ago() -> None:
 
 
 def test_node_finds_a_new_cluster_after_the_known_is_lost(growing: Growing) -> None:
-    """It had to be restarted: it went on refusing everybody who is not of the cluster that it had been told first."""
+    """Once it had to be restarted: it refused all nodes outside the cluster that it had learned first."""
     lost = growing.followers()[0]
     assert growing.outcome_of(growing.leader(), remove(lost)) == ""
     growing.stops(lost)

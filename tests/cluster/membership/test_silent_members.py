@@ -1,6 +1,6 @@
-"""A member that says nothing is not there, though there is a link with it: it is frozen, or nothing comes through.
+"""A connected member without messages counts as absent: it is frozen, or its messages are lost.
 
-A leader that some members cannot hear leaves leading to one whom all of them can.
+A leader that some members cannot hear hands over to a member that all can hear.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_member_cut_off_from_the_leader_names_a_follower(growing: Growing) -> No
 
 @pytest.mark.parametrize("ways", ["both", "to the member", "to the leader"])
 def test_a_leader_leaves_leading_to_a_member_that_reaches_more(growing: Growing, ways: str) -> None:
-    """The clients of the one that it does not reach would wait for as long as that lasts."""
+    """Clients of the unreachable member would wait until the links recover."""
     leader, apart, third = growing.leader(), *growing.followers()
     cuts = {"to the member": (leader.name, apart.name), "to the leader": (apart.name, leader.name)}
     for cut in cuts.values() if ways == "both" else [cuts[ways]]:
@@ -62,7 +62,7 @@ def test_a_leader_leaves_leading_to_a_member_that_reaches_more(growing: Growing,
 def test_a_member_of_release_0_1_is_not_taken_to_reach_more(
     growing: Growing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not tell whom it misses: if one is down, it misses that one, too."""
+    """Release 0.1 does not report missing peers: if a member is down, it may miss that member too."""
     leader, apart, of_0_1 = growing.leader(), *growing.followers()
     monkeypatch.setattr(Members, "of_release_0_1", (of_0_1.name,))
     for cut in ((leader.name, apart.name), (apart.name, leader.name)):

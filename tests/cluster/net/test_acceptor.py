@@ -177,7 +177,7 @@ def test_cancellation_as_a_connection_arrives_raises_no_error() -> None:
             waiting = asyncio.create_task(readable(near))
             await asyncio.sleep(0)
             far.send(b"x")
-            # It runs in the next pass, before what the selector finds in that.
+            # It runs in the next pass, before the events of the selector.
             loop.call_soon(waiting.cancel)
             with pytest.raises(asyncio.CancelledError):
                 await waiting

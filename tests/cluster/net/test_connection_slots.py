@@ -242,15 +242,15 @@ HONEST, ROUND_TRIP_S, PAUSE_S = 40, 0.6, (0.1, 0.5)
 ATTACKS_PER_S = 30.0
 HANDSHAKE_TIMEOUT_S = 10.0
 IN_WITHIN_S = 45.0
-"""When all clients must be in. Attackers that do all they can hold a place for 10 s, so 4 to 6 slots come free in a
-second, for which 40 clients compete with 30 attackers a second."""
+"""Time until all clients must be logged in. Attackers can hold a slot for 10 s at most, so 4 to 6 slots become free
+in a second, for which 40 clients compete with 30 attackers a second."""
 
 
 class Attack(Enum):
     NOTHING = auto()
     SILENT = auto()
     HEADER = auto()
-    """The header comes at once, and then nothing."""
+    """Sends the header at once, and no further bytes."""
     SLOW = auto()
     """Each step is as late as it may be."""
     WRONG_LOGIN = auto()
@@ -260,7 +260,7 @@ class Attack(Enum):
 
 
 class Flood:
-    """Clients that log in, and attackers, at one node."""
+    """Honest clients and attackers at a node."""
 
     def __init__(self, random: Random, attack: Attack, attackers: int | None, honest_hosts: int) -> None:
         """Without a number of `attackers` they have the clients' address; the clients have `honest_hosts` of them."""

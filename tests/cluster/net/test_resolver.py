@@ -19,7 +19,7 @@ PORT = 5672
 
 
 class SystemResolver:
-    """Stands in for the system's: what it says of names, and for which it does not answer."""
+    """In place of the system's resolver: addresses of names, and names without an answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: dict[str, str] = {}
@@ -184,7 +184,7 @@ def test_a_name_that_is_unknown_or_impossible_is_an_error(resolver: SystemResolv
 
 
 def test_refusal_at_a_remembered_address_does_not_prove_death(resolver: SystemResolver) -> None:
-    """The name may stand for another address by now."""
+    """The name may have a new address by now."""
 
     async def story() -> None:
         names = Resolver()

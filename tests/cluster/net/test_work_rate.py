@@ -1,4 +1,4 @@
-"""How often costly work for strangers begins, and for whom."""
+"""The rate of expensive work for unauthenticated connections, and its order."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from cluster.raft.cluster_clock import OFF_MS, PATIENCE_S, SLOWER, STEP_MS, WALL
 NOON_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
 BEGIN_S = 5_000.0
-"""Of the monotonic clock, whose zero means nothing."""
+"""Monotonic time at the begin; its zero has no meaning."""
 
 
 def clock_of(members: int, time_ms: int = NOON_MS, wall_ms: int = NOON_MS) -> ClusterClock:

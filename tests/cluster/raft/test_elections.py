@@ -1,4 +1,4 @@
-"""Pre-votes: whom a member would vote for, and when it may campaign."""
+"""Pre-votes: grants and refusals, and the conditions of a campaign."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_answers_to_an_earlier_round_do_not_count(elections: Elections) -> None:
     second = elections.begin_round()
     assert second is not None
     assert not elections.count_pre_vote("c", first)
-    assert not elections.count_pre_vote("c", second)  # what a granted was the round before
+    assert not elections.count_pre_vote("c", second)  # a's grant in the previous round
     elections.end_round()
     assert not elections.count_pre_vote("d", second)
     assert not elections.is_won
@@ -100,11 +100,11 @@ def test_equal_candidate_with_the_smaller_name_goes_first(elections: Elections) 
 
 def test_winner_or_requested_member_campaigns_once_if_it_may(elections: Elections) -> None:
     elections.is_won = True
-    assert move(elections, may_campaign=False) is ElectionStep.WAIT
+    assert move(elections, is_promotable=False) is ElectionStep.WAIT
     assert move(elections) is ElectionStep.CAMPAIGN
     assert move(elections) is ElectionStep.PRE_VOTE
     assert move(elections, is_asked=True) is ElectionStep.CAMPAIGN
-    assert move(elections, is_asked=True, may_campaign=False) is ElectionStep.WAIT
+    assert move(elections, is_asked=True, is_promotable=False) is ElectionStep.WAIT
 
 
 def test_stalled_member_reads_before_it_requests_votes(elections: Elections) -> None:
@@ -115,8 +115,8 @@ def test_stalled_member_reads_before_it_requests_votes(elections: Elections) -> 
 
 
 def test_member_under_maintenance_campaigns_only_on_request(elections: Elections) -> None:
-    assert move(elections, stands=False) is ElectionStep.WAIT
-    assert move(elections, stands=False, is_asked=True) is ElectionStep.CAMPAIGN
+    assert move(elections, campaigns_on_timeout=False) is ElectionStep.WAIT
+    assert move(elections, campaigns_on_timeout=False, is_asked=True) is ElectionStep.CAMPAIGN
 
 
 def move(
@@ -124,12 +124,16 @@ def move(
     awake_s: float = 100.0,
     *,
     follows: bool = True,
-    may_campaign: bool = True,
-    stands: bool = True,
+    is_promotable: bool = True,
+    campaigns_on_timeout: bool = True,
     is_asked: bool = False,
 ) -> ElectionStep:
     return elections.next_step(
-        awake_s, follows=follows, may_campaign=may_campaign, stands=stands, is_asked=is_asked
+        awake_s,
+        follows=follows,
+        is_promotable=is_promotable,
+        campaigns_on_timeout=campaigns_on_timeout,
+        is_asked=is_asked,
     )
 
 
@@ -139,12 +143,12 @@ OURS, BETTER, WORSE = LogEnd(2, 7), LogEnd(3, 1), LogEnd(1, 9)
 @pytest.mark.parametrize(
     ("theirs", "may_vote", "is_later_term", "hears_leader", "expected"),
     [
-        (BETTER, True, True, False, VoteAnswer(granted=True, stands_instead=False)),
-        (BETTER, False, True, False, VoteAnswer(granted=False, stands_instead=False)),
-        (BETTER, True, False, False, VoteAnswer(granted=False, stands_instead=False)),
-        (BETTER, True, True, True, VoteAnswer(granted=False, stands_instead=False)),
-        (WORSE, True, True, False, VoteAnswer(granted=False, stands_instead=True)),
-        (WORSE, True, True, True, VoteAnswer(granted=False, stands_instead=False)),
+        (BETTER, True, True, False, VoteAnswer(granted=True, campaigns_instead=False)),
+        (BETTER, False, True, False, VoteAnswer(granted=False, campaigns_instead=False)),
+        (BETTER, True, False, False, VoteAnswer(granted=False, campaigns_instead=False)),
+        (BETTER, True, True, True, VoteAnswer(granted=False, campaigns_instead=False)),
+        (WORSE, True, True, False, VoteAnswer(granted=False, campaigns_instead=True)),
+        (WORSE, True, True, True, VoteAnswer(granted=False, campaigns_instead=False)),
     ],
 )
 def test_pre_vote_is_granted_to_a_better_candidate(
@@ -163,7 +167,7 @@ def test_pre_vote_is_granted_to_a_better_candidate(
 
 @pytest.mark.parametrize("last_index", [1, 2])
 def test_member_with_an_empty_log_leads_no_cluster(last_index: int) -> None:
-    """A new member, whose log is empty, too, knows its cluster from others: the candidate may be an emptied node."""
+    """A new member with an empty log knows its cluster only from peers: the candidate may be an emptied node."""
     members = configuration_of("abcde").members
     configurations = Configurations(Configuration.of(8, members, b"c" * ID_BYTES))
     new = Elections("b", configurations, FailureDetector(FLOOR_S, CEILING_S))
@@ -171,7 +175,7 @@ def test_member_with_an_empty_log_leads_no_cluster(last_index: int) -> None:
     answer = new.answer_pre_vote(
         "c", LogEnd(0, last_index), first, may_vote=True, is_later_term=True, hears_leader=False
     )
-    assert answer == VoteAnswer(granted=last_index > 1, stands_instead=False)
+    assert answer == VoteAnswer(granted=last_index > 1, campaigns_instead=False)
 
 
 def test_member_that_grants_a_pre_vote_ends_its_own_round(elections: Elections) -> None:
@@ -184,9 +188,9 @@ def test_member_that_grants_a_pre_vote_ends_its_own_round(elections: Elections) 
 
 
 def test_resting_member_does_not_take_precedence(elections: Elections) -> None:
-    """It had asked, and lost its links: the one that still had links with a majority was refused for ever."""
+    """It had requested votes, and lost its links: the only candidate with links to a majority was refused for ever."""
     end = LogEnd(2, 7)
     elections.begin_round()
     assert not elections.is_better("c", end, end)
-    assert move(elections, stands=False) is ElectionStep.WAIT
+    assert move(elections, campaigns_on_timeout=False) is ElectionStep.WAIT
     assert elections.is_better("c", end, end)

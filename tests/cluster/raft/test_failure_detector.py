@@ -1,4 +1,4 @@
-"""When a silent leader is suspected, and what a node's own stalls count for."""
+"""Suspicion of a silent leader, and the effect of the node's own stalls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.raft.failure_detector import HALF_LIFE_S, UNUSUAL, AwakeClock, Fail
 
 FLOOR_S, CEILING_S = 0.5, 1.0
 ROUNDING_S = 1e-9
-"""What two sums of the same times may differ by."""
+"""Largest difference between two sums of the same times."""
 
 gaps = st.lists(st.floats(0.0, 100.0), max_size=50)
 

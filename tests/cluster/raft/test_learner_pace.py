@@ -14,7 +14,7 @@ REST_MAX_S = 0.1
 
 @given(st.lists(st.tuples(st.integers(1, 3 * BURST_BYTES), st.floats(0, 0.5)), max_size=50))
 def test_learner_gets_at_most_the_burst_and_the_rate(sends: list[tuple[int, float]]) -> None:
-    """Whoever rests when it is told to sends at most one message more than burst and rate allow; rests are bounded."""
+    """A sender that rests on request sends at most a message more than burst and rate allow; rests are bounded."""
     pace, now_s, sent, largest = Pace(RATE, REST_MAX_S, BURST_BYTES, 0.0), 0.0, 0, 0
     forgiven = 0.0
     for size, idle_s in sends:
@@ -24,7 +24,7 @@ def test_learner_gets_at_most_the_burst_and_the_rate(sends: list[tuple[int, floa
         now_s += rest_s
         assert pace.rest_s(now_s) == 0
         pace.spend(size, now_s)
-        # What a large message costs beyond the longest rest is forgiven, or heartbeats would wait for it.
+        # Costs of a large message beyond the longest rest are dropped, or heartbeats would wait for it.
         forgiven += max(0.0, size - REST_MAX_S * RATE)
         sent, largest = sent + size, max(largest, size)
         assert sent - forgiven <= BURST_BYTES + RATE * (now_s + REST_MIN_S) + largest
@@ -53,7 +53,9 @@ def test_lagging_learner_gains_on_a_fast_log() -> None:
 
 
 def fed_bytes(pace: Pace, from_s: float, to_s: float, growth_bytes: int) -> int:
-    """What a learner is sent that always lacks something, while the log grows by so much every 10 ms."""
+    """Return the bytes sent to a learner that always lacks entries, while the log grows by `growth_bytes` every 10
+    ms.
+    """
     sent, part = 0, BURST_BYTES // 64
     for tick in range(int(from_s * 100), int(to_s * 100)):
         now_s = tick / 100

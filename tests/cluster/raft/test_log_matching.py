@@ -1,4 +1,4 @@
-"""What of an append is new, against what a log would be by the rules of Raft, entry by entry."""
+"""The new entries of an append, compared with a log that follows Raft's rules entry by entry."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_table_of_entries_is_not_believed_beyond_its_frame() -> None:
 
 
 def test_unknown_change_or_alarm_is_accepted() -> None:
-    """Who asks is told that the leader knows no such change, and a node with a new alarm is heard all the same."""
+    """The leader refuses an unknown change with a reason, and a status with a new alarm is accepted."""
     for message in (ChangeRequest(1, MemberChange(99)), STATUS._replace(alarm=Alarm.DISK | 64)):
         assert decode(frame_of(message)) == message
 
@@ -157,7 +157,7 @@ values = st.one_of(
 
 @st.composite
 def changed_fields(draw: st.DrawFn) -> bytes:
-    """A frame of msgpack in which some of the fields, at any depth, are something else."""
+    """A msgpack frame with some changed fields, at any depth."""
     frame = frame_of(draw(st.sampled_from(MESSAGES)))
     try:
         fields: Any = msgpack.unpackb(frame[1:])
@@ -176,7 +176,7 @@ def changed_fields(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def changed_bytes(draw: st.DrawFn) -> bytes:
-    """A frame of which some bytes are others, or missing."""
+    """A frame with some changed or missing bytes."""
     frame = bytearray(frame_of(draw(st.sampled_from(MESSAGES))))
     for position in draw(st.lists(st.integers(1, len(frame) - 1), max_size=3)):
         frame[position] = draw(st.integers(0, 255))
@@ -202,7 +202,7 @@ def test_any_frame_is_malformed_or_a_message_that_can_be_sent(frame: bytes) -> N
 def test_frame_of_a_member_stops_a_node_only_by_its_content(
     received: list[tuple[int, str, bytes]],
 ) -> None:
-    """A leader may say that its log is another one, and anybody that a node was removed."""
+    """A leader may report a foreign log, and any peer the removal of a node."""
     growing = Growing()
     growing.start()
     growing.add_fourth()

@@ -1,4 +1,4 @@
-"""What a leader knows of a peer, and when a follower acknowledgements."""
+"""A leader's progress of a peer, and the acknowledgements of a follower."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_repeated_refusal_is_ignored_and_an_earlier_is_answered(progress: Progre
 def test_peer_lacks_entries_until_an_append_matches(progress: Progress) -> None:
     assert progress.refuse(refusal(FIRST_INDEX), FIRST_INDEX)
     assert progress.lacks_from == FIRST_INDEX
-    # Its log reaches into this one with entries that differ, which is known; another log has been installed.
+    # The known tail of its log differs; a different log has been installed since.
     assert not progress.refuse(refusal(61), FIRST_INDEX)
     assert progress.lacks_from is not None
     assert progress.refuse(refusal(61, last_term=2), FIRST_INDEX)
@@ -62,7 +62,7 @@ def test_same_refusal_counts_again_after_a_new_request(progress: Progress) -> No
     progress.probe_again()
     assert progress.lacks_from is None
     assert progress.refuse(refusal(61), FIRST_INDEX)
-    progress.probe_again()  # it lacks nothing
+    progress.probe_again()  # it lacks no entries
     assert progress.probed is not None
 
 

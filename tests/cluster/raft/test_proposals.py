@@ -94,7 +94,7 @@ def test_a_leader_proposes_repeats_once(pending: PendingProposals) -> None:
 def test_leader_proposes_lower_numbers_of_a_new_incarnation(
     pending: PendingProposals,
 ) -> None:
-    """What was taken in of the life before may never have come into the log (simulated: seed 20182)."""
+    """Batches accepted from the earlier incarnation may never reach the log (simulated: seed 20182)."""
     proposals = ProposalQueue()
     proposals.accept("n3", wire(pending, FIRST))
     pending.begin(5)

@@ -1,4 +1,4 @@
-"""What a leader knows of all its peers."""
+"""A leader's view of all its peers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def now() -> float:
 
 
 def tracker_of(voters: str, learners: str = "", awake_s: float = 10.0) -> ProgressTracker:
-    """That of a, for which each of the others is the member of its name."""
+    """Return the tracker of a, with a member for each name."""
     tracker = ProgressTracker("a", configurations_of(voters, learners))
     for peer in (voters + learners).replace("a", ""):
         assert tracker.know(peer, directory_of(peer), lambda: awake_s, 1)

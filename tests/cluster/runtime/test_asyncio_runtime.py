@@ -127,7 +127,7 @@ def test_directories_and_small_files(disk: RealDisk) -> None:
 
 
 def group_and_world_rights(root: Path) -> set[Path]:
-    """The paths to which other users have some access."""
+    """Return the paths that users other than the owner can access."""
     return {path for path in (root, *root.rglob("*")) if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)}
 
 
@@ -155,7 +155,7 @@ def test_existing_files_are_made_private(tmp_path: Path, caplog: pytest.LogCaptu
     (root / "link").symlink_to(elsewhere)
     for _ in range(2):
         RealDisk(root).close()
-    assert group_and_world_rights(root) == {root / "link"}  # whose target is no part of the directory
+    assert group_and_world_rights(root) == {root / "link"}  # its target is outside the directory
     assert (root / "log").stat().st_mode & stat.S_ISGID
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"{root}: other users had access to 3 files")
@@ -415,7 +415,7 @@ def test_a_killed_writer_leaves_everything_that_it_called_synced(tmp_path: Path)
         writer.kill()
         reported = [int(line) for line in writer.stdout if line.endswith("\n")]
     disk = RealDisk(tmp_path)
-    # A killed process loses nothing that it has written.
+    # A killed process loses no written data.
     journal = SegmentedJournal(
         OwnedDirectory(disk, "log", b"x"),
         HardStateFile(OwnedDirectory(disk, "", b"x")),
@@ -431,8 +431,8 @@ def test_a_killed_writer_leaves_everything_that_it_called_synced(tmp_path: Path)
 def test_a_short_job_is_done_at_once_while_the_disk_is_quick(
     disk: RealDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a stall the next ones go to the thread, the more of them the longer it was."""
-    # A busy machine may take a while to do nothing.
+    """After a stall the next writes go to the thread, the more of them the longer the stall was."""
+    # A busy machine may delay even an empty write.
     monkeypatch.setattr(inline_writes, "QUICK_S", 0.1)
     monkeypatch.setattr(inline_writes, "STALL_S", 0.5)
     here = threading.get_ident()
@@ -483,7 +483,7 @@ def test_short_job_waits_for_earlier_jobs_and_reports_its_error(disk: RealDisk) 
 def test_remains_of_a_manifest_after_a_crash_prevent_no_start(
     disk: RealDisk, tmp_path: Path, is_damaged: bool
 ) -> None:
-    """A manifest that is written anew at a start goes over the name of what was left."""
+    """A manifest that a start writes anew replaces leftovers of its name."""
     (tmp_path / "data" / "log").mkdir()
     if is_damaged:
         load_log(disk, "log", b"identity", writes_lost=False)

@@ -21,7 +21,7 @@ def inline_share(writes: InlineWrites, takes: list[float]) -> float:
 
 
 def test_writes_on_a_quick_disk_are_inline_despite_slow_outliers() -> None:
-    """Each slow one once sent the next 16 to the thread, where they seemed slow as they waited for the loop."""
+    """Once each slow write sent the next 16 to the thread, where they seemed slow because they waited for the loop."""
     random = Random(1)
     takes = [random.choices((0.4 * QUICK_S, 2 * QUICK_S), (9, 1))[0] for _ in range(1000)]
     assert inline_share(InlineWrites(), takes) > 0.9

@@ -1,4 +1,4 @@
-"""A backup holds what was applied, all of it and nothing else, and what is not whole is no backup."""
+"""A backup holds exactly the applied entries; a damaged or partial backup is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GROUP = "groups/0"
 
 
 class Named(Alarms):
-    """A machine of a program that can run the version with which clusters get an id."""
+    """A machine of a program that supports the version in which clusters get an id."""
 
     versions = (1, 2)
 
@@ -116,7 +116,7 @@ def trio() -> Trio:
 
 @pytest.fixture(scope="module")
 def backup(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of three segments."""
+    """A backup of three segments."""
     trio = Trio()
     leader = trio.start()
     directory = tmp_path_factory.mktemp("backup") / "backup"
@@ -178,7 +178,7 @@ def test_files_are_pinned_until_they_are_given_back(trio: Trio) -> None:
     assert pinned == {}
 
 
-# What is not whole
+# Damaged and partial backups
 
 
 def test_contents_file_round_trips(backup: Path) -> None:
@@ -369,7 +369,7 @@ def test_program_without_cluster_ids_restores_no_file(backup: Path) -> None:
 
 
 def stopped(member: Member, trio: Trio) -> list[int]:
-    """All die; what is due in what the member has applied."""
+    """End all nodes; return the due times that the member has applied."""
     due = list(member.machine.due)
     for other in trio.members:
         other.end()

@@ -49,7 +49,7 @@ RETAINED_BYTES = 3 * ENTRY_BYTES
 
 
 class World:
-    """Time, and what happens in it."""
+    """Simulated time and events."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -65,7 +65,7 @@ class World:
             self.now_s, _, callback = heapq.heappop(self._events)
             callback()
 
-    # What the sender and the receiver use of a runtime
+    # The runtime of the sender and the receiver
 
     def monotonic(self) -> float:
         return self.now_s
@@ -133,7 +133,7 @@ def payload(index: int) -> bytes:
 
 
 class Pins:
-    """What the sender uses of the housekeeping."""
+    """The housekeeping that the sender uses."""
 
     def __init__(self, newest: CheckpointPosition) -> None:
         self.newest = newest
@@ -152,7 +152,7 @@ class Pins:
 
 
 class Engine:
-    """What the sender asks of an engine."""
+    """The engine that the sender uses."""
 
     is_leader = True
 
@@ -161,7 +161,7 @@ class Engine:
 
 
 class State:
-    """What the receiver reads a state with."""
+    """The reader of the receiver's state."""
 
     def __init__(self) -> None:
         self.is_known = True
@@ -270,7 +270,7 @@ class Transfer:
         self.check_log()
 
     def check_aborted(self) -> None:
-        """Whatever it was for which it was given up does not come either."""
+        """Assert that the transfer installs no snapshot later either."""
         self.world.run()
         assert not self.installed
         self.world.now_s += IDLE_MAX_S + 0.1
@@ -295,7 +295,7 @@ class Transfer:
         return self.receiver._transfer
 
     def check_clean(self) -> None:
-        """Nothing of a snapshot that was not installed stays, but its checkpoint if it is one of this log."""
+        """Assert that no files of a refused snapshot remain, except a checkpoint of this log."""
         self.check_clean_incoming()
         directory, journal = self.there.directory, self.there.journal
         assert all(
@@ -343,7 +343,7 @@ def test_broken_link_costs_only_chunks_in_flight(transfer: Transfer) -> None:
 
 
 def test_learner_gets_chunks_in_order_while_the_log_grows(transfer: Transfer) -> None:
-    """What has grown shortens its rests: a chunk that is asked for then must not overtake those that wait."""
+    """Growth of the log shortens its rests: a chunk requested then must not overtake waiting chunks."""
     pace = Pace(bytes_per_s=10 * CHUNK_BYTES, rest_max_s=0.1, burst_bytes=CHUNK_BYTES, now_s=0.0)
     transfer.engine.progress["receiver"].pace = pace
 
@@ -460,7 +460,7 @@ def refuse_for_want_of_descriptors(path: str) -> None:
 
 @pytest.mark.parametrize("end", [ENTRIES - 3, 181], ids=["cut", "removed"])
 def test_a_segment_that_a_conflicting_tail_has_cut_is_withdrawn(transfer: Transfer, end: int) -> None:
-    """The one who gives is no leader any more, and what it offered beyond the checkpoint was not committed."""
+    """The sender does not lead any more, and its offer beyond the checkpoint was not committed."""
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 5)
     assert transfer.here.journal.segments()[-1].first == 181
@@ -536,7 +536,7 @@ def test_space_lacks_until_a_snapshot_has_come_or_is_unneeded(transfer: Transfer
 
 
 def test_state_is_read_beside_the_loop_without_a_time_limit(transfer: Transfer) -> None:
-    """Meanwhile the transfer is not given up, whoever offers another one."""
+    """Meanwhile the transfer is not aborted, even if a second peer offers a snapshot."""
     transfer.begin()
     transfer.world.run(
         lambda: transfer.receiver._transfer is not None and transfer.receiver._transfer.progress_s == math.inf
@@ -593,7 +593,7 @@ def withdraw(transfer: Transfer) -> None:
 
 
 def offer_another(transfer: Transfer) -> None:
-    """By somebody who is down at once."""
+    """A peer that is down at once offers a snapshot."""
     transfer.is_up = False
     transfer.world.now_s += PATIENCE_S + 0.1
     transfer.receiver.offered("other", transfer.taking().offer._replace(snapshot=1))
@@ -644,7 +644,7 @@ def test_snapshot_that_was_being_moved_at_the_end_is_no_damage(transfer: Transfe
     assert list_checkpoints(there.disk, there.directory.log) == [140, 150]
     start = partial(there.directory._open, cast("Any", None), there.open, None)
     with pytest.raises(CorruptJournal, match="newer than the log"):
-        start()  # the one of 140 is its own
+        start()  # the checkpoint at 140 is its own
     assert list_checkpoints(there.disk, there.directory.log) == [140]
     transfer.check_clean_incoming()
 
@@ -715,7 +715,7 @@ def test_peer_that_is_still_behind_is_given_a_further_snapshot(transfer: Transfe
 
 
 def test_log_behind_a_snapshot_is_kept_until_the_peer_has_it(transfer: Transfer) -> None:
-    """The log has grown by much while the snapshot was sent: without that, the peer would need the next one."""
+    """The log has grown by much during the transfer: without the entries the peer would need the next snapshot."""
     progress, sender, engine = (
         transfer.engine.progress["receiver"],
         transfer.sender,
@@ -763,7 +763,7 @@ def test_removal_of_an_installed_snapshot_spares_the_next(transfer: Transfer) ->
     transfer.receiver.remove_installed()
     transfer.world.run()
     transfer.check_clean_incoming()
-    transfer.tick()  # nothing of it is the log yet, so it is given again
+    transfer.tick()  # no part of it is in the log yet, so it is sent again
     fetches_before = len(transfer.fetches())
     transfer.world.run(lambda: len(transfer.fetches()) > fetches_before + 8)
     transfer.receiver.remove_installed()

@@ -99,7 +99,7 @@ def test_version_that_the_program_cannot_run_is_refused(state: GroupState) -> No
 def test_entries_of_an_earlier_version_are_not_taken_for_ours(
     state: GroupState,
 ) -> None:
-    """The first configuration tells what the log began with: nobody else can, if there is no checkpoint."""
+    """The first configuration has the version at the begin of the log, and a checkpoint need not exist."""
     applying = Applier(state, PendingProposals("n9"))
     applying.apply_entry(2, entry_of("n1", 1))
     with pytest.raises(OtherVersion, match=f"at version {LOW - 1} of the state, and this program can run"):

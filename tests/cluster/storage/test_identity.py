@@ -1,4 +1,4 @@
-"""Claiming a data directory: whose it is, how often, and whether writes may be lost."""
+"""Claims of a data directory: its owner, its incarnation, and whether writes may be lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MEMBERS = ("a", "b", "c")
 
 
 def ignore(_delay_s: float, _callback: Callable[[], None]) -> None:
-    """Nothing is ever scheduled here."""
+    """Drop the callback."""
 
 
 def a_disk(seed: int = 1) -> SimulatedDisk:
@@ -235,7 +235,7 @@ def test_single_damaged_copy_is_survived_and_two_are_refused() -> None:
 
 def test_writes_may_be_lost_until_the_log_was_opened() -> None:
     disk = a_disk()
-    assert claim(disk).writes_lost  # nothing is known of this directory
+    assert claim(disk).writes_lost  # a new directory has no history
     assert claim(disk).writes_lost
     unmark_writes_lost(disk, "group", OWNER)
     assert not claim(disk).writes_lost

@@ -1,4 +1,4 @@
-"""What is said of a directory, and that the next start does what is said."""
+"""Findings about a directory, and the repairs of the next start that they announce."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class World:
         )
 
     def verify(self, journal: SegmentedJournal) -> None:
-        """What a node does soon after its start."""
+        """Verify the sealed segments, as a node does soon after its start."""
         for segment in journal.segments():
             if segment.sealed:
                 verify(self.disk, f"{self.group.log}/{segment.name}", self.group.identity)
@@ -112,7 +112,7 @@ def raising(error: Exception) -> None:
 
 
 def make(root: Path) -> Path:
-    """A directory with a sparse segment, two dense ones, an open one and two checkpoints; the group's."""
+    """Make a directory with a sparse, two dense and an open segment, and two checkpoints; return that of the group."""
     world = World(root)
     world.group.hard_state.store(HardState(2, "n3", VoterStatus.BLANK))
     journal = world.start()
@@ -153,7 +153,7 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def found_in(group: Path) -> list[Finding]:
-    """The findings; nothing on the disk may have changed by looking."""
+    """Return the findings, and assert that the inspection changes no file."""
     before = content(group)
     found = list(inspect(reading(group), "", describe, VERSIONS))
     assert content(group) == before
@@ -268,7 +268,7 @@ def of_version_9(file: Path) -> None:
 
 
 def of_another_node(group: Path) -> None:
-    """The log of another node, which has the same indexes."""
+    """Replace the log with that of a foreign node with the same indexes."""
     root = group.parent.parent.parent / "other"
     world = World.__new__(World)
     world.disk = RealDisk(root)
@@ -280,7 +280,7 @@ def of_another_node(group: Path) -> None:
 
 
 def of_another_machine(group: Path) -> None:
-    """A directory that a program with another machine has made."""
+    """Make the directory one of a program with a different machine."""
     disk = RealDisk(group.parent.parent)
     disk.remove(f"{GROUP}/identity")
     GroupDirectory(disk, GROUP, OWNER).claim(1000, Versions(6, 6), MEMBERS, 0)
@@ -424,7 +424,7 @@ def test_checkpoint_newer_than_the_log_shows_that_the_log_lost(group: Path) -> N
     (group / "incoming").mkdir()
     (group / "incoming" / MOVING).write_bytes(b"35")
     assert [problem.remedy for problem in problems_in(group)] == REPAIR
-    # This one is of a snapshot, whose segments are not in the log yet.
+    # This checkpoint is that of a snapshot, whose segments are not in the log yet.
     (group / "incoming" / MOVING).write_bytes(b"36")
     assert problems_in(group) == []
 
@@ -519,7 +519,7 @@ def test_entries_go_on_behind_a_damaged_segment(group: Path) -> None:
     troubles = [trouble.path for trouble in found if isinstance(trouble, OtherProblem)]
     assert troubles == [f"log/{DENSE}", f"log/{OPEN}"]
     indexes = [entry.index for entry in found if isinstance(entry, EntryFound)]
-    assert indexes == [3, 7, *range(11, 15), *range(21, 35)]  # a piece of one term is read at once
+    assert indexes == [3, 7, *range(11, 15), *range(21, 35)]  # a piece with a single term is read at once
 
 
 def test_entries_without_manifest_or_identity_are_trouble(group: Path) -> None:

@@ -16,7 +16,6 @@ from cluster.transport.handshake import (
     GarbageError,
     Handshake,
     HandshakeError,
-    Judge,
     OtherClusterError,
     OtherMembersError,
     OtherStateVersionError,
@@ -27,6 +26,7 @@ from cluster.transport.handshake import (
     TooManyNonMembersError,
     UnknownNodeError,
     VersionMismatchError,
+    WhyRejected,
     WrongClusterError,
     WrongSecretError,
 )
@@ -43,7 +43,7 @@ TERMS = Terms.of(MEMBERS, 7, PROCESS)
 
 
 def everybody(_peer: str, _terms: Terms) -> None:
-    """Let everybody in who knows the secret."""
+    """Admit each peer that knows the secret."""
 
 
 def dialler(
@@ -53,10 +53,12 @@ def dialler(
     secrets: tuple[bytes, ...] = (SECRET,),
     nonce: bytes = NONCE_1,
     terms: Terms = TERMS,
-    judge: Judge = everybody,
+    why_rejected: WhyRejected = everybody,
     version: int = VERSIONS[-1],
 ) -> DiallerHandshake:
-    return DiallerHandshake(Credentials(cluster, node, secrets, terms), expected, nonce, judge, version)
+    return DiallerHandshake(
+        Credentials(cluster, node, secrets, terms), expected, nonce, why_rejected, version
+    )
 
 
 def acceptor(
@@ -65,9 +67,9 @@ def acceptor(
     secrets: tuple[bytes, ...] = (SECRET,),
     nonce: bytes = NONCE_2,
     terms: Terms = TERMS,
-    judge: Judge = everybody,
+    why_rejected: WhyRejected = everybody,
 ) -> AcceptorHandshake:
-    return AcceptorHandshake(Credentials(cluster, node, secrets, terms), nonce, judge)
+    return AcceptorHandshake(Credentials(cluster, node, secrets, terms), nonce, why_rejected)
 
 
 def converse(one: DiallerHandshake, other: AcceptorHandshake) -> list[bytes]:
@@ -303,7 +305,7 @@ def test_unauthenticated_dialler_gets_no_terms() -> None:
 
 
 def test_terms_are_those_of_the_proving_side() -> None:
-    # The attacker in between lets both believe that the other one agrees with it.
+    # An attacker in between lets both sides believe that the peer agrees with it.
     one, other = dialler(terms=Terms.of(["n1"], 7, PROCESS)), acceptor()
     proof = one.receive(other.receive(one.opening()))
     forged = proof.replace(Terms.of(["n1"], 7, PROCESS).members_digest, TERMS.members_digest)
@@ -315,7 +317,7 @@ IDS = {name: name.encode() * 8 for name in ("c1", "c2", "d1", "d2")}
 
 
 def living(version: int = 8, cluster: str = "c1", member: str = "d1", versions: Versions = ENOUGH) -> Terms:
-    """The terms of a node whose log has a configuration."""
+    """Return the terms of a node whose log has a configuration."""
     return Terms.of(MEMBERS, version, PROCESS, versions, IDS[cluster], IDS[member])
 
 
@@ -374,11 +376,11 @@ def test_a_node_of_the_last_release_is_spoken_to_in_its_version() -> None:
 def test_rejected_dialler_gets_the_reason(judged: type[HandshakeError]) -> None:
     judged_peers: list[tuple[str, Terms]] = []
 
-    def judge(peer: str, terms: Terms) -> HandshakeError:
+    def why_rejected(peer: str, terms: Terms) -> HandshakeError:
         judged_peers.append((peer, terms))
         return judged("because")
 
-    one, other = dialler(), acceptor(judge=judge)
+    one, other = dialler(), acceptor(why_rejected=why_rejected)
     error = error_of(other, one.receive(other.receive(one.opening())))
     assert type(error) is judged
     assert judged_peers == [("n1", TERMS)]
@@ -388,7 +390,7 @@ def test_rejected_dialler_gets_the_reason(judged: type[HandshakeError]) -> None:
 
 
 def test_dialler_judges_the_acceptor() -> None:
-    one, other = dialler(judge=lambda *_: AlreadyLinkedError("because")), acceptor()
+    one, other = dialler(why_rejected=lambda *_: AlreadyLinkedError("because")), acceptor()
     welcome = other.receive(one.receive(other.receive(one.opening())))
     error = error_of(one, welcome)
     assert isinstance(error, AlreadyLinkedError)

@@ -1,4 +1,4 @@
-"""A node whose disk does not come to the end of a sync counts as none that goes on, though it answers."""
+"""A node whose disk does not complete a sync does not count as serving, though it answers."""
 
 from __future__ import annotations
 

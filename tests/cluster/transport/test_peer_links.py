@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 SECRET = b"the secret of the cluster"
 GROUP = 7
 PORTS = range(23_000, 32_000)
-"""The system gives none of these to a connection of somebody else, who would have it when it is listened on here."""
+"""Ports that the system never gives to outgoing connections."""
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -72,7 +72,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 class Recorder:
-    """What a group hears, in order."""
+    """The events of a group, in order."""
 
     def __init__(self) -> None:
         self.records: list[tuple[Any, ...]] = []
@@ -139,7 +139,7 @@ def make_nodes(
     versions: dict[str, int] | None = None,
     unknown: dict[str, list[str]] | None = None,
 ) -> dict[str, Node]:
-    """`unknown` are members that some of them list, and the others do not."""
+    """Return linked nodes; `unknown`: members that only some of them list."""
     names = [f"n{number}" for number in range(1, count + 1)]
     addresses = {name: ("127.0.0.1", port) for name, port in zip(names, free_ports(count), strict=True)}
     nowhere = ("127.0.0.1", 1)
@@ -196,7 +196,7 @@ def address(node: Node) -> tuple[str, int]:
 
 
 class Impersonator:
-    """A peer made by hand, that may say what a real one never would."""
+    """A handmade peer, which may send messages that a real peer never sends."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -206,7 +206,7 @@ class Impersonator:
         self.writer.write(data)
 
     async def left_alone(self) -> bytes:
-        """Return what it still gets until the other side hangs up."""
+        """Return the bytes that it receives until the other side hangs up."""
         try:
             return await self.reader.read()
         except ConnectionError:
@@ -237,7 +237,7 @@ async def impersonate(name: str, node: Node, process: bytes = bytes(16), **terms
 
 
 class ReleaseThatSpeaksVersion3:
-    """What a node of release 0.1 says to a HELLO of version 4."""
+    """Answers of a node of release 0.1 to a HELLO of version 4."""
 
     def __init__(self) -> None:
         self.answers_to: list[bytes] = []
@@ -304,7 +304,7 @@ def test_frames_go_to_their_group_and_unknown_groups_are_dropped(run: Run) -> No
 def test_a_frame_above_the_limit_ends_the_epoch_and_says_so(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What follows must not arrive without it; who sends it, in the middle of a turn, hears of no error."""
+    """Later messages must not arrive without it; the sender, in the middle of a turn, gets no error."""
 
     async def story() -> None:
         async with cluster(2, limits=LinkLimits(frame_bytes_max=1000)) as nodes:
@@ -663,7 +663,7 @@ def test_peer_behind_a_broken_proxy_is_seen_to_be_alive(
             await until(lambda: meshed(nodes[hidden], nodes) and meshed(nodes[other], nodes))
             await asyncio.sleep(admission._PATIENCE_S + 0.1)  # the side that does not dial first was waiting
             proxy.break_down()
-            nodes[other].cut(hidden)  # also if the hidden one has dialled
+            nodes[other].cut(hidden)  # also if the hidden node has dialled
             await until(lambda: ("lost", hidden, False) in nodes[other].recorder.events())
             await until(lambda: meshed(nodes[other], nodes), timeout_s=1)
 
@@ -728,7 +728,7 @@ def test_unauthenticated_flood_logs_few_lines_and_peers_go_on(
     run(story())
     lines = warnings_in(caplog)
     rude = len([line for line in lines if "this is not a qq peer" in line])
-    assert 1 <= rude <= 1 + (time.monotonic() - begun_s)  # one in a second: a busy machine takes several
+    assert 1 <= rude <= 1 + (time.monotonic() - begun_s)  # one line in a second: a busy machine takes several
     assert len([line for line in lines if "no answer in time" in line]) == 1
     assert len([line for line in lines if "node 'n1' has proved no secret" in line]) == 1
     assert len(lines) <= rude + 2
@@ -753,7 +753,7 @@ def test_peer_with_too_large_a_frame_is_dropped_alone(run: Run, caplog: pytest.L
 
 def test_idle_unauthenticated_connections_are_limited(run: Run) -> None:
     async def story() -> None:
-        node = make_nodes(2, limits=LinkLimits(strangers_max=4, stranger_fair_s=0.2))["n2"]
+        node = make_nodes(2, limits=LinkLimits(unauthenticated_max=4, unauthenticated_fair_s=0.2))["n2"]
         async with started({"n2": node}):
             idle = [await unauthenticated(node) for _ in range(12)]
             for refused in idle[3:]:
@@ -773,7 +773,7 @@ def test_idle_unauthenticated_connections_are_limited(run: Run) -> None:
 
 def test_flood_from_an_address_evicts_no_peer_from_elsewhere(run: Run) -> None:
     async def story() -> None:
-        node = make_nodes(2, limits=LinkLimits(strangers_max=4))["n2"]
+        node = make_nodes(2, limits=LinkLimits(unauthenticated_max=4))["n2"]
         async with started({"n2": node}):
             slow = await unauthenticated(node)
             flood = [
@@ -903,7 +903,7 @@ def test_disagreeing_members_stay_apart_and_log_it_once(
 def test_second_process_of_a_name_that_keeps_trying_is_known(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy of a data directory that somebody has started would take the member's place as soon as that one ends."""
+    """A started copy of a data directory would take the member's place as soon as the member ends."""
     monkeypatch.setattr(links_module, "_SECOND_PROCESS_AFTER_S", 0.3)
 
     async def story() -> None:
@@ -956,7 +956,7 @@ def test_second_process_of_a_name_is_refused_while_first_works(
     assert warnings_in(caplog) == [f"refused a connection from 127.0.0.1: {why}"]
 
 
-# Who is let in, once a log says who the members are.
+# Admission, once a log has the members.
 
 CLUSTER = b"the first cluster"[:16]
 
@@ -968,7 +968,7 @@ def newcomer(
     cluster: str = "c",
     bind: tuple[str, int] | None = None,
 ) -> Node:
-    """A node that knows nobody but itself and the seeds."""
+    """Return a node that knows only itself and the seeds."""
     bind = bind or ("127.0.0.1", free_ports(1)[0])
     versions, limits = Versions(7, 7), LinkLimits(retry_first_s=0.005, retry_max_s=0.01)
     links = PeerLinks(LinkConfig(name, cluster, bind, versions, seeds=seeds), [secret], limits=limits)
@@ -1172,7 +1172,7 @@ def test_memory_of_refused_nodes_is_bounded(run: Run, monkeypatch: pytest.Monkey
     run(story())
 
 
-# Who dials.
+# Dialling.
 
 
 def test_either_side_dials_where_only_it_knows_the_address(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1205,7 +1205,7 @@ def test_two_nodes_that_dial_at_once_end_up_with_a_single_link(
                         node.cut(peer)
                 await asyncio.sleep(0.02)
                 await until(lambda: all(meshed(node, nodes) for node in nodes.values()))
-            await asyncio.sleep(0.1)  # what was under way is over
+            await asyncio.sleep(0.1)  # pending dials are over
             records = [list(node.recorder.events()) for node in nodes.values()]
             await asyncio.sleep(0.3)
             assert [node.recorder.events() for node in nodes.values()] == records
@@ -1230,7 +1230,7 @@ def test_working_connection_is_replaced_by_the_smaller_name_only(
                 with pytest.raises(RejectedError) as caught:
                     await impersonate(name, node)
                 assert caught.value.cause is AlreadyLinkedError
-                await asyncio.sleep(0.3)  # it has lost the first one, and TCP has not noticed here
+                await asyncio.sleep(0.3)  # it has lost the first link, which TCP has not noticed here
             second = await impersonate(name, node)
             assert await first.left_alone() == b""
             events = [record for record in node.recorder.events() if record[1] == name]
@@ -1244,7 +1244,7 @@ def test_working_connection_is_replaced_by_the_smaller_name_only(
 def test_node_of_the_last_release_is_not_dialled_in_its_version(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It refuses whoever dials though its own name is the smaller one."""
+    """It refuses dials, though its own name is the smaller name."""
     monkeypatch.setattr(admission, "_PATIENCE_S", 0.0)
     old = ReleaseThatSpeaksVersion3()
 
@@ -1298,9 +1298,10 @@ def test_injected_rejection_causes_no_older_protocol_version(
 def test_peer_that_ends_each_link_at_once_does_not_fill_the_log(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The smaller name refuses the other one's directory, behind the WELCOME if it dials: there the link has begun.
+    """The smaller name refuses the directory of the other node, after the WELCOME if it dials: then the link has
+    begun.
 
-    Both dial, and the other one is told each time that it is refused: between two links that do not last, too.
+    Both dial, and the other node gets each refusal, also between two brief links.
     """
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(links_module, "_BRIEF_S", 0.2)
@@ -1346,7 +1347,7 @@ def test_a_dial_that_is_reset_at_once_closes_its_own_socket_only(
         for _ in range(3):
             with pytest.raises(OSError):
                 await node.links._dial("n2", listener.getsockname())
-            with socket.socket() as next_one:  # it has the number of the one that was closed
+            with socket.socket() as next_one:  # it reuses the file number of the closed socket
                 gc.collect()
                 next_one.getsockname()
 
@@ -1442,7 +1443,7 @@ def test_node_is_reached_only_where_it_listens_under_its_name(run: Run) -> None:
 
 
 def test_future_member_is_reached_at_its_listed_address(run: Run) -> None:
-    """Where it says that it is, nobody listens, seen from here."""
+    """At its own address no process listens, seen from here."""
 
     async def story() -> None:
         new = newcomer("x1")
@@ -1454,9 +1455,9 @@ def test_future_member_is_reached_at_its_listed_address(run: Run) -> None:
         nodes = {"n1": Node(one, members({"n1": ("127.0.0.1", 1)}), 7), "x1": new}
         nodes["n1"].configure(members({"n1": ("127.0.0.1", 1)}), CLUSTER)
         async with started(nodes):
-            place = one.place("x1", PeerAddress("127.0.0.1", free_ports(1)[0]))
+            place = one.dial_address("x1", PeerAddress("127.0.0.1", free_ports(1)[0]))
             assert place == listed["x1"]
-            for _ in range(3):  # as often as somebody asks for it to be added
+            for _ in range(3):  # each request to add it
                 await one.reach("x1", place)
             assert one.connected("x1")
             assert nodes["n1"].recorder.events() == [("connected", "x1")]
@@ -1488,7 +1489,7 @@ def test_new_node_drops_frames_of_the_second_cluster(run: Run, caplog: pytest.Lo
 
 
 def test_new_nodes_that_join_two_clusters_lose_their_link(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither has told the other of which cluster it is: they were to begin one together, and somebody added them."""
+    """Neither has reported its cluster: they were to begin a cluster together, and an operator added them elsewhere."""
     monkeypatch.setattr(admission, "_PATIENCE_S", 0.05)
 
     async def story() -> None:
@@ -1500,7 +1501,7 @@ def test_new_nodes_that_join_two_clusters_lose_their_link(run: Run, monkeypatch:
             one.configure(all_members(one), CLUSTER)
             two.links.send("x1", GROUP, [b"from one that may have joined another cluster"])
             await until(lambda: ("lost", "x2", False) in one.recorder.events())
-            await until(lambda: one.links.connected("x2"))  # it seeks its cluster, and this one may be it
+            await until(lambda: one.links.connected("x2"))  # it seeks its cluster, and this may be it
             assert one.recorder.frames("x2") == []
             two.configure(all_members(two), b"another cluster!")
             await until(lambda: not one.links.connected("x2") and not two.links.connected("x1"))
@@ -1542,7 +1543,7 @@ def test_refused_node_knows_the_peer_and_the_reason(run: Run) -> None:
             async with started({"n2": other}):
                 why = "n2 (the peer rejects this node: its cluster secret differs)"
                 await until(lambda: refused.links.why_apart == why)
-            await until(lambda: refused.links.why_apart is None)  # nobody listens there any more
+            await until(lambda: refused.links.why_apart is None)  # that port is closed now
 
     run(story())
 
@@ -1577,7 +1578,7 @@ def test_useless_seeds_cost_a_line_each(run: Run, caplog: pytest.LogCaptureFixtu
             await asyncio.sleep(0.2)
             assert joining.recorder.records == []
             assert sorted(log_lines(caplog)) == sorted(lines)
-            # And one line a second of each kind about those that are not let in.
+            # A line a second of each kind about refused connections follows.
             assert len(warnings_in(caplog)) <= len(lines) + 4
 
     def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -1706,7 +1707,7 @@ def test_impossible_configurations_are_refused() -> None:
         PeerLinks(
             LinkConfig("n1", "c", here, Versions(7, 7)),
             [SECRET],
-            limits=LinkLimits(stranger_bytes_max=100),
+            limits=LinkLimits(unauthenticated_bytes_max=100),
         )
     links = PeerLinks(LinkConfig("n1", "c", here, Versions(7, 7)), [SECRET])
     links.register(GROUP, Recorder())
@@ -1787,7 +1788,7 @@ def test_connection_without_tls_is_dropped(run: Run, tls: PeerTls, caplog: pytes
 
 @pytest.mark.parametrize("host", ["db..example.com", "a" * 64 + ".example.com", ".", "a\0b"])
 def test_member_with_an_invalid_host_is_merely_down(host: str) -> None:
-    """Configurations refuse such hosts. Should one be in a log all the same, the link is merely down."""
+    """Configurations refuse such hosts. If a log has one all the same, the link is merely down."""
 
     async def story() -> None:
         unhandled: list[Any] = []

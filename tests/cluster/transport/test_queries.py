@@ -11,7 +11,7 @@ from cluster.transport.queries import Queries
 
 
 class Nodes:
-    """Nodes whose messages wait until they are delivered."""
+    """Nodes whose messages wait for delivery by the test."""
 
     def __init__(self, *names: str) -> None:
         self.linked = set(names)
@@ -42,9 +42,9 @@ def test_each_question_gets_its_own_answer(nodes: Nodes) -> None:
     answers: list[bytes | None] = []
     nodes.queries["b"].set_responder(lambda question: b"b says " + question)
     nodes.queries["c"].set_responder(lambda question: b"c says " + question)
-    nodes.queries["a"].ask("b", b"one", answers.append)
-    nodes.queries["a"].ask("c", b"two", answers.append)
-    nodes.queries["a"].ask("b", b"three", answers.append)
+    nodes.queries["a"].send("b", b"one", answers.append)
+    nodes.queries["a"].send("c", b"two", answers.append)
+    nodes.queries["a"].send("b", b"three", answers.append)
     nodes.deliver()
     assert answers == [b"b says one", b"c says two", b"b says three"]
 
@@ -52,7 +52,7 @@ def test_each_question_gets_its_own_answer(nodes: Nodes) -> None:
 def test_query_without_a_link_has_no_answer(nodes: Nodes) -> None:
     answers: list[bytes | None] = []
     nodes.linked.discard("b")
-    nodes.queries["a"].ask("b", b"one", answers.append)
+    nodes.queries["a"].send("b", b"one", answers.append)
     assert answers == [None]
     assert not nodes.sent
 
@@ -60,8 +60,8 @@ def test_query_without_a_link_has_no_answer(nodes: Nodes) -> None:
 def test_query_over_a_lost_link_has_no_answer_later(nodes: Nodes) -> None:
     answers: list[bytes | None] = []
     querying = nodes.queries["a"]
-    number = querying.ask("b", b"one", answers.append)
-    querying.ask("c", b"two", answers.append)
+    number = querying.send("b", b"one", answers.append)
+    querying.send("c", b"two", answers.append)
     querying.fail_queries_to("b")
     assert answers == [None]
     querying.answer_received("b", QueryAnswer(number, b"late"))
@@ -72,8 +72,8 @@ def test_query_over_a_lost_link_has_no_answer_later(nodes: Nodes) -> None:
 def test_answer_to_a_forgotten_query_or_by_a_third_is_ignored(nodes: Nodes) -> None:
     answers: list[bytes | None] = []
     querying = nodes.queries["a"]
-    querying.forget(querying.ask("b", b"one", answers.append))
-    number = querying.ask("b", b"two", answers.append)
+    querying.forget(querying.send("b", b"one", answers.append))
+    number = querying.send("b", b"two", answers.append)
     querying.answer_received("c", QueryAnswer(number, b"not asked"))
     assert answers == []
     nodes.deliver()
@@ -83,9 +83,9 @@ def test_answer_to_a_forgotten_query_or_by_a_third_is_ignored(nodes: Nodes) -> N
 def test_query_or_answer_that_is_too_long_is_not_sent(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     answers: list[bytes | None] = []
     with pytest.raises(ValueError, match="a question of"):
-        nodes.queries["a"].ask("b", bytes(QUESTION_BYTES_MAX + 1), answers.append)
+        nodes.queries["a"].send("b", bytes(QUESTION_BYTES_MAX + 1), answers.append)
     nodes.queries["b"].set_responder(lambda _: bytes(ANSWER_BYTES_MAX + 1))
-    nodes.queries["a"].ask("b", bytes(QUESTION_BYTES_MAX), answers.append)
+    nodes.queries["a"].send("b", bytes(QUESTION_BYTES_MAX), answers.append)
     with caplog.at_level(logging.ERROR):
         nodes.deliver()
     assert answers == [b""]

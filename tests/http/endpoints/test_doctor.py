@@ -358,7 +358,7 @@ def test_reached_limit_is_reported_for_a_minute(node: Any, monkeypatch: pytest.M
 def test_a_node_that_starts_is_not_busy_because_of_that(node: Any) -> None:
     management = node.management
     management.doctor._vitals._own = management.doctor._vitals._own._replace(connections_max=1000)
-    loop_times = management.doctor._vitals._group.beat_delays
+    loop_times = management.doctor._vitals._group.heartbeat_delays
     sample(node)
     for _ in range(10):
         loop_times.add(3.0)

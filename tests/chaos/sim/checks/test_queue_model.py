@@ -1,4 +1,4 @@
-"""The oracle of the queues knows what the machine may do."""
+"""The oracle of the queues allows all that the machine may do."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_session_publishes_to_full_and_roomy_queues_in_a_batch() -> None:
 
 @pytest.mark.parametrize("end", [SessionDown(2), Recover(2)])
 def test_delivery_precedes_the_session_end_in_the_same_batch(end: Command) -> None:
-    """A get has what is there delivered to those who wait for it, first of all."""
+    """A get first delivers the messages for waiting consumers."""
     run = Run()
     run.declare("q", ROOMY)
     run.entry(Checkout(2, 1, 1, 1, "q", "tag", 10, False, False, True, False, True, 0, {}))
@@ -128,7 +128,7 @@ def test_delivery_precedes_the_session_end_in_the_same_batch(end: Command) -> No
 
 
 def test_expired_queue_frees_the_channel_limit_at_once() -> None:
-    """Seed 8000605: who had stopped to consume it still held messages, as many as the channel may."""
+    """Seed 8000605: a cancelled consumer still held as many messages as the channel may."""
     run, names = Run(), ("expires", "stays")
     run.declare("expires", {**ROOMY, "x-expires": 1_000})
     run.declare("stays", ROOMY)

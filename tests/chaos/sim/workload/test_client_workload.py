@@ -1,4 +1,4 @@
-"""Simulated AMQP clients at production sessions find what sessions may tell them wrongly: each hazard is put back."""
+"""Simulated AMQP clients at production sessions find wrong answers of sessions: each hazard is put back."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.chaos.sim.absences import AWAY_S, CUTS_S
 from tests.harness.long_cases import cases
 
 SEEDS_MAX = 60
-"""The rarest of what is put back shows in one of twenty runs."""
+"""The rarest hazard shows in one of twenty runs."""
 OPTIONS = replace(absences.OPTIONS, clients=True)
 
 
 def outcome(seed: int, *, evicts: bool = False) -> Outcome:
-    """Of a run in which nodes are away from the others, one after the other, and their clients are not."""
+    """Run with nodes that are cut off in turn; their clients stay connected."""
     simulation = Simulation(seed, OPTIONS)
     submit_just_before_nodes_are_cut_off(simulation)
     absences.cut_off_nodes_in_turn(simulation, 2 * AWAY_S if evicts else AWAY_S)
@@ -46,7 +46,9 @@ def outcome(seed: int, *, evicts: bool = False) -> Outcome:
 
 
 def submit_just_before_nodes_are_cut_off(simulation: Simulation) -> None:
-    """What they then ask for is carried out, and the answer is lost: nodes need some milliseconds for each other."""
+    """Submit requests whose answers are lost: they are carried out, because nodes need some milliseconds for
+    messages.
+    """
 
     def submit(workload: ClientWorkload) -> None:
         workload.submit_once()
@@ -138,11 +140,11 @@ SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     leaves_half_a_connection: "waits for",
     keeps_connections_when_evicted: "is confirmed, and not in the log",
 }
-"""What is said of each mistake."""
+"""Violation of each hazard."""
 ALWAYS_TRIED = {confirms_at_once, confirms_publishes_that_timed_out}
 """Two that show soonest."""
 SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {refusals_are_confirms: 3}
-"""The seed that shows a mistake soonest, if it is not the first. Should it show nothing any more, all are tried."""
+"""The seed that shows a hazard soonest, if it is not the first. If it shows no finding, all seeds are tried."""
 
 
 @pytest.mark.timeout(600)

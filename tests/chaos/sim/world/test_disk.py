@@ -1,4 +1,4 @@
-"""What the simulated disk keeps, and what it loses."""
+"""Data that the simulated disk keeps and loses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEEDS = range(200)
 
 
 class Agenda:
-    """Collects what the disk schedules."""
+    """Collects the callbacks that the disk schedules."""
 
     def __init__(self) -> None:
         self.due: list[tuple[float, Callable[[], None]]] = []

@@ -1,4 +1,4 @@
-"""Links between simulated nodes: who dials whom where, and what comes of it."""
+"""Links between simulated nodes: dials, addresses and results."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Node:
 
 
 class Net:
-    """Some nodes in one world."""
+    """Some nodes in a world."""
 
     def __init__(self, names: str, seed: int = 1, options: NetworkOptions | None = None) -> None:
         self.world = SimulatedWorld(seed)
@@ -117,7 +117,7 @@ def are_linked(one: Node, other: Node) -> bool:
 def _ignore() -> None: ...
 
 
-# One connection.
+# A single connection.
 
 STEPS = st.lists(
     st.tuples(
@@ -145,7 +145,7 @@ def test_two_nodes_keep_a_single_connection(
     delay_max_s: float,
     steps: list[tuple[str, int, float]],
 ) -> None:
-    """Whoever dials first, whatever happens before."""
+    """In any order of dials, after any events."""
     net = Net("ab", seed, NetworkOptions(redial_s=redial_s, delay_max_s=delay_max_s))
     configuration = members("ab", CLUSTER)
     net.nodes[first].start(configuration)
@@ -267,7 +267,7 @@ def test_wrong_node_at_a_dialled_address_gets_no_link() -> None:
     assert net.nodes[0].events == []
 
 
-# Who is let in.
+# Admission.
 
 
 def test_unknown_node_is_linked_as_a_nonmember() -> None:
@@ -345,7 +345,7 @@ def test_node_without_known_members_finds_the_cluster_by_a_seed() -> None:
 
 @pytest.mark.parametrize(("known", "is_linked"), [("ac", False), ("a", True)])
 def test_node_that_knows_members_does_not_dial_seeds(known: str, is_linked: bool) -> None:
-    """Who knows nobody else of it may have been removed, before it was given any of the log."""
+    """A node that knows no further member may have been removed before it had any of the log."""
     net = Net("ab")
     net.nodes[1].start(members("b", CLUSTER))
     net.nodes[0].start(members(known, CLUSTER), seeds=[address_of("b")])

@@ -27,7 +27,7 @@ export const Figure = ({ label, value, note, state = "" }) => html`<div class=${
 
 /** @param {{title: any, aside?: any, children?: any, isWide?: boolean}} props */
 export const Card = ({ title, aside, children }) => html`<section class="card">
-  <div class="card-head"><h3>${title}</h3>${aside && html`<div class="actions">${aside}</div>`}</div>
+  <div class="card-head"><h2>${title}</h2>${aside && html`<div class="actions">${aside}</div>`}</div>
   ${children}
 </section>`;
 

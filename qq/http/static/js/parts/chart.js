@@ -10,7 +10,7 @@ const Plot = /** @type {any} */ (library);
 /** How far back, in seconds. @type {Record<string, [number, string]>} */
 const RANGES = { "15m": [900, "15 min"], "1h": [3600, "1 h"], "8h": [28800, "8 h"], "24h": [86400, "24 h"], "7d": [604800, "7 d"] };
 const HEIGHT = 176;
-const DAY_S = 86400;
+const MINUTE_S = 60, DAY_S = 86400;
 const YOUNG_S = 120;
 const SYNC = "all";
 
@@ -92,7 +92,7 @@ export function Chart({ title, times, lines, format, range }) {
     });
   });
   return html`<section class="card chart">
-    <h3>${title}</h3>
+    <h2>${title}</h2>
     <div class="legend">${lines.map((line) => html`<span key=${line.label}>
       <i class=${`swatch colour-${line.colour}`}></i>${line.label} <b>${format(line.values[line.values.length - 1])}</b>
     </span>`)}</div>
@@ -113,7 +113,12 @@ function begin(times, now, ageS) {
  * @param {number} ageS
  */
 function options(lines, format, place, ageS) {
-  const when = new Intl.DateTimeFormat(undefined, ageS > DAY_S ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+  /** @type {Intl.DateTimeFormatOptions} */
+  const clock = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+  const when = new Intl.DateTimeFormat(undefined, ageS > DAY_S ? { day: "numeric", month: "short" } : clock);
+  const exact = new Intl.DateTimeFormat(undefined, { ...clock, second: "2-digit" });
+  // Marks less than a minute apart need their seconds.
+  const whenOf = (/** @type {number[]} */ splits) => (splits.length > 1 && splits[1] - splits[0] < MINUTE_S ? exact : when);
   const style = getComputedStyle(document.documentElement);
   const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
   const axis = { stroke: colour("--muted"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
@@ -121,11 +126,11 @@ function options(lines, format, place, ageS) {
     width: Math.max(place.clientWidth, 100),
     height: HEIGHT,
     legend: { show: false },
-    padding: [8, 4, 0, 0],
+    padding: [8, 20, 0, 0],
     cursor: { sync: { key: SYNC }, points: { size: 6 }, drag: { x: false, y: false } },
     scales: { y: { range: (/** @type {any} */ _u, /** @type {number} */ _min, /** @type {number} */ max) => [0, max > 0 ? max * 1.15 : 1] } },
     axes: [
-      { ...axis, size: 26, space: 70, values: (/** @type {any} */ _u, /** @type {number[]} */ splits) => splits.map((each) => when.format(each * 1000)) },
+      { ...axis, size: 26, space: 70, values: (/** @type {any} */ _u, /** @type {number[]} */ splits) => splits.map((each) => whenOf(splits).format(each * 1000)) },
       { ...axis, size: 58, gap: 4, values: (/** @type {any} */ _u, /** @type {number[]} */ splits) => splits.map(format) },
     ],
     series: [{}, ...lines.map((line) => ({

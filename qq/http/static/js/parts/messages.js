@@ -41,10 +41,23 @@ export function Messages({ vhost, queue }) {
   </div>`;
 }
 
+/** A JSON document with indentation; any other text as it is. @param {string} text */
+function indented(text) {
+  if (!/^\s*[[{]/.test(text)) return text;
+  try {
+    const shown = JSON.stringify(JSON.parse(text), null, 2);
+    // Numbers that JavaScript cannot hold, and keys that occur twice, must not change.
+    return shown.replace(/\s/g, "") === text.replace(/\s/g, "") ? shown : text;
+  } catch {
+    return text;
+  }
+}
+
 /** @param {{vhost: string, message: any}} props */
 export function Message({ vhost, message }) {
   const { headers = {}, ...properties } = message.properties ?? {};
   const deaths = deathsOf(message);
+  const isWhole = message.payload_bytes <= BODY_BYTES_MAX;
   const others = Object.entries(headers).filter(([name]) => name !== "x-death");
   return html`<details class="message">
     <summary>
@@ -60,14 +73,15 @@ export function Message({ vhost, message }) {
     <div class="inside">
       <${Facts} rows=${[...Object.entries(properties).map(([name, value]) => [name, argument(value)]), ...others.map(([name, value]) => [name, argument(value)])]} />
       ${deaths.length > 0 && html`<${Deaths} vhost=${vhost} deaths=${deaths} />`}
-      <pre class="body">${message.payload}</pre>
-      ${message.payload_bytes > BODY_BYTES_MAX && html`<p class="muted">Only the first ${bytes(BODY_BYTES_MAX)} are shown.</p>`}
+      ${message.payload_encoding === "base64" && html`<p class="muted">The body is no text; it is shown in base64.</p>`}
+      <pre class="body">${isWhole && message.payload_encoding === "string" ? indented(message.payload) : message.payload}</pre>
+      ${!isWhole && html`<p class="muted">Only the first ${bytes(BODY_BYTES_MAX)} are shown.</p>`}
     </div>
   </details>`;
 }
 
 /** @param {{vhost: string, deaths: any[]}} props */
-const Deaths = ({ vhost, deaths }) => html`<h4>How it died</h4>
+const Deaths = ({ vhost, deaths }) => html`<h3>How it died</h3>
   <ol class="deaths">${deaths.map((death, at) => html`<li key=${at}>
     <${Badge} state="warn">${death.reason}<//>${" in "}<${QueueLink} vhost=${vhost} name=${death.queue} />
     ${death.count === 1 ? " once" : ` ${whole(death.count)} times`}${death.time ? `, first ${moment(death.time * 1000)}` : ""}

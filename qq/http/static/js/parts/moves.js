@@ -141,7 +141,7 @@ export function Moves({ vhost, source }) {
   return shown.length > 0 && html`<${Card} title="Moves">
     <div class="scroll"><table aria-label="Moves">
       <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">State</th><th scope="col" class="number">Moved</th>
-        <th scope="col" class="number">Passed over</th><th scope="col">By</th><th scope="col"><span class="unseen">Action</span></th></tr></thead>
+        <th scope="col" class="number">Passed over</th><th scope="col">By</th><th scope="col"><span class="unseen">Actions</span></th></tr></thead>
       <tbody>${shown.map((move) => html`<tr key=${move.id}>
         <td><${QueueLink} vhost=${vhost} name=${move.source} /></td>
         <td>${move.destination ? html`<${QueueLink} vhost=${vhost} name=${move.destination} />` : "where they died first"}</td>

@@ -85,7 +85,7 @@ function Top({ onMenu }) {
 
 function Help() {
   return useStore(help) && html`<aside class="help card" aria-label="Keys">
-    <h3>Keys</h3>
+    <h2>Keys</h2>
     <dl>${KEYS.map(([key, text]) => html`<div key=${key}><dt><kbd>${key}</kbd></dt><dd>${text}</dd></div>`)}</dl>
     <p class="muted">${Object.entries(PLACES).map(([key, name]) => `g ${key}: ${name}`).join(" · ")}</p>
   </aside>`;

@@ -5,7 +5,7 @@ import { html, useState } from "../lib.js";
 import { Card, Heading } from "../parts/bits.js";
 import { ask } from "../parts/dialog.js";
 import { attempt, notify } from "../parts/notice.js";
-import { readVhosts, useVhost } from "../vhosts.js";
+import { readVhosts, useVhost, useVhosts } from "../vhosts.js";
 
 /** @param {string} vhost */
 const where = (vhost) => (vhost ? path`definitions/${vhost}` : "definitions");
@@ -22,22 +22,22 @@ async function download(vhost) {
 }
 
 export function Definitions() {
-  const vhost = useVhost();
+  const vhost = useVhost(), vhosts = useVhosts();
   const [file, setFile] = useState(/** @type {File | null} */ (null));
-  return html`<${Heading} title="Definitions" note=${`Of ${vhost || "all virtual hosts"}: queues, exchanges, bindings and policies${vhost ? "" : ", users and permissions"}. Choose a virtual host above for its own.`} />
+  return html`<${Heading} title="Definitions" note=${`Of ${vhost || "all virtual hosts"}: queues, exchanges, bindings and policies${vhost ? "" : ", users and permissions"}.${vhosts.length > 1 && !vhost ? " Choose a virtual host above for its own." : ""}`} />
     <div class="columns">
-      <${Card} title="Down">
+      <${Card} title="Download">
         <p class="muted">A file that this cluster, another one, or RabbitMQ can read.</p>
         <button class="primary" name="download" onClick=${() => attempt(() => download(vhost))}>Download</button>
       <//>
-      <${Card} title="Up">
+      <${Card} title="Upload">
         <p class="muted">What is there already stays; what is in the file is added. Files of RabbitMQ will do.</p>
         <input type="file" name="file" accept="application/json,.json" aria-label="File" onChange=${(/** @type {any} */ event) => setFile(event.target.files[0] ?? null)} />
         <div class="buttons start"><button name="upload" disabled=${!file} onClick=${() => file && ask({
-          title: "Take these definitions in?", text: `${file.name}, ${bytes(file.size)}, into ${vhost || "the whole cluster"}`, action: "Take in",
+          title: "Import these definitions?", text: `${file.name}, ${bytes(file.size)}, into ${vhost || "the whole cluster"}`, action: "Import",
           act: async () => {
             await askNode("POST", where(vhost), await file.text());
-            notify("The definitions are there.");
+            notify("The definitions were imported.");
             await readVhosts();
           } })}>Upload</button></div>
       <//>

@@ -15,6 +15,8 @@ import { askToPublish, useMay } from "./queue.js";
 import { useMayDeclare } from "./queues.js";
 
 const SHOWN_MAX = 500;
+/** Bindings above which the picture of an exchange is shown only on request. */
+const DRAWN_MAX = 12;
 const TYPES = ["direct", "fanout", "topic", "headers"];
 
 /** @param {any} exchange @param {string} name */
@@ -121,15 +123,15 @@ export function Exchange({ names: [vhost, name] }) {
           notify(`The exchange "${name}" was deleted.`);
           go(["exchanges"], { vhost });
         } })}>Delete</button>`}`} />
-    <${Card} title="What it is"><${Facts} rows=${[
+    <${Card} title="Properties"><${Facts} rows=${[
       ["Durable", exchange.durable ? "yes" : "no"], ["Internal", exchange.internal ? "yes" : "no"], ["Policy", exchange.policy ?? "–"],
       ["In", rateOf(exchange, "publish_in")], ["Out", rateOf(exchange, "publish_out")],
       ...Object.entries(exchange.arguments).map(([key, value]) => [key, argument(value)]),
     ]} /><//>
     ${bindings && html`<${Card} title="Bindings" aside=${!isDefault && may.configure && html`<button name="bind" onClick=${() => askToBind(vhost, name, read)}>Bind a queue</button>`}>
       ${isDefault ? html`<p class="muted">Every queue is bound to it by its own name.</p>` : bindings.length ? html`
-        <${Picture} vhost=${vhost} exchanges=${[exchange]} bindings=${bindings} />
-        <${BindingRows} vhost=${vhost} bindings=${bindings} />` : html`<p class="empty">Nothing is bound to it.</p>`}
+        <${BindingRows} vhost=${vhost} bindings=${bindings} read=${may.configure && read} />
+        <details open=${bindings.length <= DRAWN_MAX}><summary>Picture</summary><${Picture} vhost=${vhost} exchanges=${[exchange]} bindings=${bindings} /></details>` : html`<p class="empty">Nothing is bound to it.</p>`}
     <//>`}`;
 }
 
@@ -146,11 +148,21 @@ function askToBind(vhost, name, read) {
   });
 }
 
-/** @param {{vhost: string, bindings: any[]}} props */
-const BindingRows = ({ vhost, bindings }) => html`<div class="scroll"><table aria-label="Bindings">
-  <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">Key</th><th scope="col">Arguments</th></tr></thead>
+/** @param {string} vhost @param {any} binding @param {() => Promise<void>} read */
+const askToUnbind = (vhost, binding, read) => ask({
+  title: `Unbind "${binding.destination}" from "${binding.source}"?`, text: binding.routing_key && `Binding key: ${binding.routing_key}`, action: "Unbind", isDangerous: true,
+  act: async () => {
+    await askNode("DELETE", path`bindings/${vhost}/e/${binding.source}/${binding.destination_type[0]}/${binding.destination}/${binding.properties_key}`);
+    await read();
+  },
+});
+
+/** @param {{vhost: string, bindings: any[], read: false | undefined | (() => Promise<void>)}} props with what reads them again, if the user may unbind */
+const BindingRows = ({ vhost, bindings, read }) => html`<div class="scroll"><table aria-label="Bindings">
+  <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">Key</th><th scope="col">Arguments</th><th scope="col"><span class="unseen">Actions</span></th></tr></thead>
   <tbody>${bindings.map((each) => html`<tr key=${`${each.source}\n${each.destination_type}\n${each.destination}\n${each.properties_key}`}>
     <td><${ExchangeLink} vhost=${vhost} name=${each.source} /></td>
     <td>${each.destination_type === "queue" ? html`<${QueueLink} vhost=${vhost} name=${each.destination} />` : html`<${ExchangeLink} vhost=${vhost} name=${each.destination} />`}</td>
     <td>${each.routing_key}</td><td>${Object.entries(each.arguments).map(([name, value]) => `${name}: ${argument(value)}`).join(", ")}</td>
+    <td class="number">${read && html`<button onClick=${() => askToUnbind(vhost, each, read)}>Unbind</button>`}</td>
   </tr>`)}</tbody></table></div>`;

@@ -7,10 +7,10 @@ import { SEVERITIES } from "../parts/verdict.js";
 import { to } from "../router.js";
 import { may } from "../session.js";
 import { useLive } from "../stream.js";
-import { useVhost } from "../vhosts.js";
+import { useVhost, useVhosts } from "../vhosts.js";
 
 export function Overview() {
-  const vhost = useVhost(), range = useRange();
+  const vhost = useVhost(), vhosts = useVhosts(), range = useRange();
   const { told, problem } = useLive("overview", { vhost });
   const thing = vhost ? { vhost } : may.monitor() ? {} : null;
   const known = useHistory(thing, told?.sample, range);
@@ -23,7 +23,7 @@ export function Overview() {
     <${Findings} doctor=${told.doctor} />
     <${Figures} told=${told} vhost=${vhost} />
     ${thing ? html`<${Charts} known=${known} range=${range} isWhole=${!vhost} />`
-      : html`<p class="muted">Choose a virtual host to see its charts.</p>`}
+      : html`<p class="muted">${vhosts.length > 1 ? "Choose a virtual host above to see its charts." : "The charts are for users with the tag monitoring."}</p>`}
     ${told.cluster && html`<${Nodes} cluster=${told.cluster} />`}`;
 }
 

@@ -7,9 +7,12 @@ import { ask } from "../parts/dialog.js";
 import { objectIn } from "../parts/form.js";
 import { notify } from "../parts/notice.js";
 import { may } from "../session.js";
+import { Store, useStore } from "../store.js";
 import { useVhost, useVhosts } from "../vhosts.js";
 import { useRead } from "./users.js";
 
+/** The pattern that was tried last: a new policy begins with it. @type {Store<{pattern: string, to: string}>} */
+const tried = new Store({ pattern: "", to: "queues" });
 const APPLY_TO = ["queues", "exchanges", "all", "quorum_queues", "classic_queues"];
 const KINDS = /** @type {[string, string, () => boolean][]} */ ([["policies", "Policies", may.setPolicies], ["operator-policies", "Operator policies", may.administer]]);
 
@@ -25,12 +28,12 @@ function Kind({ kind, title, vhost, mayChange }) {
   const vhosts = useVhosts();
   const [told, problem, read] = useRead(`${kind}${vhost ? `/${encodeURIComponent(vhost)}` : ""}?page=1&page_size=500`);
   const askToPut = (/** @type {any} */ policy) => ask({
-    title: policy ? `Change "${policy.name}"` : "New policy", action: "Put in force",
+    title: policy ? `Change "${policy.name}"` : "New policy", action: "Save",
     fields: [
       { name: "vhost", label: "Virtual host", kind: "select", options: policy ? [policy.vhost] : vhosts, value: policy?.vhost ?? (vhost || vhosts[0]) },
       { name: "name", label: "Name", isRequired: true, value: policy?.name ?? "" },
-      { name: "pattern", label: "Pattern", isRequired: true, value: policy?.pattern ?? "", hint: "A regular expression; ^orders\\. matches all that begin with “orders.”" },
-      { name: "to", label: "Applies to", kind: "select", options: APPLY_TO, value: policy?.["apply-to"] ?? "queues" },
+      { name: "pattern", label: "Pattern", isRequired: true, value: policy?.pattern ?? tried.value.pattern, hint: "A regular expression; ^orders\\. matches all that begin with “orders.”" },
+      { name: "to", label: "Applies to", kind: "select", options: APPLY_TO, value: policy?.["apply-to"] ?? tried.value.to },
       { name: "priority", label: "Priority", kind: "number", value: policy?.priority ?? 0 },
       { name: "definition", label: "Definition", kind: "area", value: policy ? JSON.stringify(policy.definition, null, 2) : '{"max-length": 100000}' },
     ],
@@ -44,7 +47,7 @@ function Kind({ kind, title, vhost, mayChange }) {
   return html`<${Card} title=${title} aside=${mayChange && html`<button class="primary" name=${`new-${kind}`} onClick=${() => askToPut(null)}>New</button>`}>
     <${Problem} problem=${problem} />
     ${!told ? !problem && html`<${Loading} />` : told.items.length ? html`<div class="scroll"><table aria-label=${title}>
-      <thead><tr><th scope="col">Name</th><th scope="col">Virtual host</th><th scope="col">Pattern</th><th scope="col">Applies to</th><th scope="col">Definition</th><th scope="col" class="number">Priority</th><th></th></tr></thead>
+      <thead><tr><th scope="col">Name</th><th scope="col">Virtual host</th><th scope="col">Pattern</th><th scope="col">Applies to</th><th scope="col">Definition</th><th scope="col" class="number">Priority</th><th scope="col"><span class="unseen">Actions</span></th></tr></thead>
       <tbody>${told.items.map((/** @type {any} */ policy) => html`<tr key=${`${policy.vhost}\n${policy.name}`}>
         <td>${policy.name}</td><td>${policy.vhost}</td><td><code>${policy.pattern}</code></td><td>${policy["apply-to"].replace("_", " ")}</td>
         <td><span class="badges">${Object.entries(policy.definition).map(([key, value]) => html`<${Badge} key=${key} state="plain">${key}: ${argument(value)}<//>`)}</span></td>
@@ -60,8 +63,9 @@ function Kind({ kind, title, vhost, mayChange }) {
 function Matches({ vhost }) {
   const vhosts = useVhosts();
   const where = vhost || vhosts[0];
-  const [pattern, setPattern] = useState("");
-  const [to, setTo] = useState("queues");
+  const { pattern, to } = useStore(tried);
+  const setPattern = (/** @type {string} */ next) => tried.set({ ...tried.value, pattern: next });
+  const setTo = (/** @type {string} */ next) => tried.set({ ...tried.value, to: next });
   const [state, setState] = useState(/** @type {{told: any, problem: any}} */ ({ told: null, problem: null }));
   useEffect(() => {
     if (!pattern || !where) return setState({ told: null, problem: null });

@@ -91,7 +91,7 @@ function Origins({ queue }) {
     ...Object.entries(queue.effective_policy_definition).map(([name, value]) => [name, argument(value),
       [queue.policy && `policy ${queue.policy}`, queue.operator_policy && `operator policy ${queue.operator_policy}`].filter(Boolean).join(" and ")]),
   ];
-  return html`<${Card} title="What makes it so">
+  return html`<${Card} title="Arguments and policies">
     ${rows.length ? html`<table aria-label="Arguments"><thead><tr><th scope="col">Name</th><th scope="col">Value</th><th scope="col">From</th></tr></thead>
       <tbody>${rows.map(([name, value, from]) => html`<tr key=${from + name}><td>${name}</td><td>${value}</td>
         <td><${Badge} state=${from === "argument" ? "plain" : "good"}>${from}<//></td></tr>`)}</tbody></table>`
@@ -103,7 +103,7 @@ function Origins({ queue }) {
 /** @param {{queue: any}} props */
 function Replicas({ queue }) {
   const died = Object.entries(queue.message_stats?.died ?? {});
-  return html`<${Card} title="Where it is">
+  return html`<${Card} title="Replicas">
     <${Facts} rows=${[
       ["Leader", queue.node ?? "none is known"],
       ...(queue.type === "quorum" ? [["Members", queue.members.join(", ")], ["Connected", queue.online.join(", ")]] : []),
@@ -150,7 +150,7 @@ function Bindings({ vhost, name, may }) {
       await read();
     },
   })}>Bind</button>`}>
-    ${told && (shown.length ? html`<table aria-label="Bindings"><thead><tr><th scope="col">From</th><th scope="col">Key</th><th scope="col">Arguments</th><th></th></tr></thead>
+    ${told && (shown.length ? html`<table aria-label="Bindings"><thead><tr><th scope="col">From</th><th scope="col">Key</th><th scope="col">Arguments</th><th scope="col"><span class="unseen">Actions</span></th></tr></thead>
       <tbody>${shown.map((/** @type {any} */ binding) => html`<tr key=${`${binding.source} ${binding.properties_key}`}>
         <td><${ExchangeLink} vhost=${vhost} name=${binding.source} /></td><td>${binding.routing_key}</td>
         <td>${Object.entries(binding.arguments).map(([key, value]) => `${key}: ${argument(value)}`).join(", ")}</td>
@@ -177,7 +177,7 @@ function Actions({ vhost, name, may }) {
     })}>Purge</button>`}
     ${may.configure && html`<button name="delete" class="danger" onClick=${() => ask({
       title: `Delete "${name}"?`, text: "The queue and all its messages are gone for good.", action: "Delete", isDangerous: true, word: name,
-      fields: [{ name: "unused", label: "Only if nobody consumes it", kind: "check" }, { name: "empty", label: "Only if it is empty", kind: "check" }],
+      fields: [{ name: "unused", label: "Only if it has no consumers", kind: "check" }, { name: "empty", label: "Only if it is empty", kind: "check" }],
       act: async (values) => {
         await askNode("DELETE", path`queues/${vhost}/${name}` + query({ "if-unused": values.unused || "", "if-empty": values.empty || "" }));
         notify(`The queue "${name}" was deleted.`);

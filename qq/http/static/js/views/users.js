@@ -9,7 +9,17 @@ import { nothingFound, Pager, Search, Table } from "../parts/table.js";
 import { go, to, usePlace } from "../router.js";
 import { useVhosts } from "../vhosts.js";
 
-const TAGS = "management, policymaker, monitoring or administrator, with commas between; none for applications";
+/** @type {[string, string][]} */
+const TAGS = [["administrator", "may do everything"], ["monitoring", "sees nodes and all clients"], ["policymaker", "sets policies"], ["management", "logs in to this page"]];
+
+/** The fields of a user's tags. @param {string[]} tags @returns {import("../parts/form.js").Field[]} */
+const tagFields = (tags) => [
+  ...TAGS.map(([tag, text]) => /** @type {any} */ ({ name: tag, label: `${tag}: ${text}`, kind: "check", value: tags.includes(tag) })),
+  { name: "other_tags", label: "Other tags", value: tags.filter((tag) => !TAGS.some(([known]) => known === tag)).join(","), hint: "With commas between; they have no effect here" },
+];
+
+/** The tags in a form. @param {Record<string, any>} values */
+const tagsIn = (values) => [...TAGS.map(([tag]) => tag).filter((tag) => values[tag]), values.other_tags].filter(Boolean).join(",");
 const LIMITS = ["max-connections", "max-channels", "max-publishes-per-second", "max-publish-bytes-per-second"];
 
 /** A list of the management API, with what reads it again. @param {string} where @returns {[any, any, () => Promise<void>]} */
@@ -36,9 +46,9 @@ export function Users() {
   return html`<${Heading} title="Users" aside=${html`<${Search} label="Search by name" /><button class="primary" name="new-user" onClick=${() => ask({
       title: "New user", action: "Add",
       fields: [{ name: "name", label: "Name", isRequired: true }, { name: "password", label: "Password", kind: "password", hint: "Empty if the user logs in with a certificate only" },
-        { name: "tags", label: "Tags", hint: TAGS }],
+        ...tagFields([])],
       act: async (given) => {
-        await askNode("PUT", path`users/${given.name}`, { ...(given.password ? { password: given.password } : { password_hash: "" }), tags: given.tags });
+        await askNode("PUT", path`users/${given.name}`, { ...(given.password ? { password: given.password } : { password_hash: "" }), tags: tagsIn(given) });
         notify(`The user "${given.name}" is there.`);
         go(["users", given.name]);
       } })}>New user</button>`} />
@@ -57,10 +67,10 @@ export function User({ names: [name] }) {
     <${Heading} title=${name} note=${user.tags.join(", ") || "no tags: may not log in here"} aside=${html`
       <button name="edit" onClick=${() => ask({
         title: `Change "${name}"`, action: "Change",
-        fields: [{ name: "password", label: "New password", kind: "password", hint: "Empty: it stays as it is" }, { name: "tags", label: "Tags", value: user.tags.join(","), hint: TAGS }],
+        fields: [{ name: "password", label: "New password", kind: "password", hint: "Empty: it stays as it is" }, ...tagFields(user.tags)],
         act: async (values) => {
           const same = { password_hash: user.password_hash, hashing_algorithm: user.hashing_algorithm };
-          await askNode("PUT", path`users/${name}`, { ...(values.password ? { password: values.password } : same), tags: values.tags });
+          await askNode("PUT", path`users/${name}`, { ...(values.password ? { password: values.password } : same), tags: tagsIn(values) });
           await read();
         } })}>Change</button>
       <button class="danger" name="delete" onClick=${() => ask({
@@ -92,7 +102,7 @@ function Permissions({ user, rows, read }) {
     },
   });
   return html`<${Card} title="Permissions" aside=${html`<button name="set-permissions" onClick=${() => askToSet()}>Set</button>`}>
-    ${rows.length ? html`<table aria-label="Permissions"><thead><tr><th scope="col">Virtual host</th><th scope="col">Configure</th><th scope="col">Write</th><th scope="col">Read</th><th></th></tr></thead>
+    ${rows.length ? html`<table aria-label="Permissions"><thead><tr><th scope="col">Virtual host</th><th scope="col">Configure</th><th scope="col">Write</th><th scope="col">Read</th><th scope="col"><span class="unseen">Actions</span></th></tr></thead>
       <tbody>${rows.map((row) => html`<tr key=${row.vhost}><td>${row.vhost}</td><td><code>${row.configure}</code></td><td><code>${row.write}</code></td><td><code>${row.read}</code></td>
         <td class="number"><button onClick=${() => askToSet(row)}>Change</button> <button onClick=${() => ask({
           title: `Take "${user}" out of ${row.vhost}?`, action: "Clear", isDangerous: true,

@@ -24,7 +24,7 @@ const COLUMNS = [
   { key: "unacked", label: "Unacked", isNumber: true, sort: "messages_unacknowledged", show: (vhost) => short(vhost.messages_unacknowledged) },
   { key: "in", label: "In", isNumber: true, sort: "message_stats.publish_details.rate", show: (vhost) => rate(vhost.message_stats?.publish_details?.rate ?? 0) },
   { key: "out", label: "Out", isNumber: true, sort: "message_stats.deliver_get_details.rate", show: (vhost) => rate(vhost.message_stats?.deliver_get_details?.rate ?? 0) },
-  { key: "queues", label: "", show: (vhost) => html`<a href=${to(["queues"], { vhost: vhost.name })}>queues</a>` },
+  { key: "queues", label: "Queues", show: (vhost) => html`<a href=${to(["queues"], { vhost: vhost.name })}>show</a>` },
 ];
 
 export function Vhosts() {
