@@ -87,7 +87,7 @@ class DirectReplies:
     def received(self, data: bytes) -> None:
         """Deliver replies that a peer has sent, as soon as this node has applied the index that they follow."""
         try:
-            replies = Replies(*msgpack.unpackb(data))
+            replies = _read(data)
         except (ValueError, TypeError, msgpack.UnpackException):
             log.exception("a peer sends replies that cannot be read; ignored")
             return
@@ -116,3 +116,17 @@ class DirectReplies:
             self._counters.replies_dropped += len(replies.messages)
         else:
             session.consumers.replies(replies)
+
+
+def _read(data: bytes) -> Replies:
+    """Return the replies in a message of a peer. Raise ValueError, TypeError or UnpackException."""
+    replies = Replies(*msgpack.unpackb(data))
+    numbers = (replies.session, replies.consumer, replies.after_index, replies.frames_channel)
+    if not (
+        all(type(number) is int for number in numbers)
+        and isinstance(replies.name, str)
+        and isinstance(replies.messages, list)
+        and all(isinstance(message, bytes) for message in replies.messages)
+    ):
+        raise TypeError(f"replies with fields of other types: {replies!r:.200}")
+    return replies
