@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.base.payloads import payload_of
 from qq.machine.catalog.limits import in_force
-from qq.machine.protocol.queue_types import QUORUM
+from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.octets import readable
 from qq.tables import json_value
 
@@ -145,6 +145,7 @@ def vhost_document(vhost: VhostStatus, states: Mapping[str, str]) -> dict[str, A
     metadata = vhost_metadata(vhost)
     return {
         "name": vhost.name,
+        "default_queue_type": CLASSIC,
         **metadata,
         "metadata": metadata,
         "effective_limits": in_force(vhost.limits),

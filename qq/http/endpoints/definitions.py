@@ -84,8 +84,11 @@ class DefinitionEndpoints:
                 "definitions are imported with a password: a token gives no permissions to import with"
             )
         vhost = await vhost_if_named(request, self._management)
+        raw = await read_raw(
+            request, DEFINITIONS_BYTES_MAX
+        )  # outside of the lock, because a client may be slow
         async with self._one_at_a_time:
-            body = await read_large_object(await read_raw(request, DEFINITIONS_BYTES_MAX))
+            body = await read_large_object(raw)
             # Catch up first, because existing objects stay as they are, also those created through a different node.
             await self._management.changes.wait_applied()
             importing = Import(self._management, login.user, vhost, is_forced=is_asked(request, "force"))
@@ -137,8 +140,9 @@ class DefinitionEndpoints:
                 user_document(user, limits.get(name, {})) for name, user in management.catalog.users().items()
             ),
             "vhosts": (
-                {"name": vhost.name, "limits": vhost.limits, "metadata": vhost_metadata(vhost)}
+                {"name": vhost.name, "limits": vhost.limits, **metadata, "metadata": metadata}
                 for vhost in management.catalog.vhosts()
+                for metadata in (vhost_metadata(vhost),)
             ),
             "permissions": (row._asdict() for row in management.catalog.permissions()),
             "topic_permissions": (row._asdict() for row in management.catalog.topic_permissions()),

@@ -171,7 +171,7 @@ class HealthEndpoints:
         there = sorted({each.protocol for each in self._listeners()})
         missing = sorted({_PROTOCOLS.get(name, name) for name in asked} - set(there))
         if not missing:
-            return web.json_response(_OK | {"protocols": there})
+            return web.json_response(_OK | {"protocol": ",".join(asked), "protocols": there})
         return _failed("No active listener", missing=missing, protocols=there)
 
     async def certificates(self, request: web.Request) -> web.Response:

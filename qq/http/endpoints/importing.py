@@ -317,17 +317,17 @@ class Import:
             for change in each.changes
             if isinstance(change, SetVhostLimits)
         }
-        room = self._management.changes.room(new_limits)
+        claims = self._management.changes.limit_claims(new_limits)
         for each in found:
             await self._slices.give_way()
             try:
                 for change in each.changes:
-                    room.claim_change(change)
+                    claims.claim_change(change)
                 if each.declaration is not None:
-                    room.claim_declaration(each.vhost, each.declaration)
+                    claims.claim_declaration(each.vhost, each.declaration)
             except RequestRefused as refused:
                 raise bad_request(f"{each.what}: {refused.explanation}; nothing is imported") from None
-        loosened = {vhost: room.loosened(vhost) for vhost in new_limits}
+        loosened = {vhost: claims.loosened(vhost) for vhost in new_limits}
         return [
             _Object(f"limits of vhost '{vhost}'", (vhost,), [ChangeVhostLimits(vhost, limits_)])
             for vhost, limits_ in loosened.items()

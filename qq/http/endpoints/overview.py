@@ -23,6 +23,7 @@ from qq.http.documents.samples import with_samples
 from qq.http.endpoints.nodes import RATES_MODE, context_documents, exchange_types, listener_document
 from qq.machine.protocol.versions import VERSIONS
 from qq.management.slices import Slices
+from qq.management.statistics.totals import SAMPLES_KEPT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,7 +101,7 @@ class OverviewEndpoints:
         return {
             "management_version": product.version,
             "rates_mode": RATES_MODE,
-            "sample_retention_policies": {"global": [], "basic": [], "detailed": []},
+            "sample_retention_policies": {of: [SAMPLES_KEPT_S] for of in ("global", "basic", "detailed")},
             "exchange_types": exchange_types(),
             "product_version": product.version,
             "product_name": product.name,

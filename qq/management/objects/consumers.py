@@ -60,6 +60,7 @@ class ConsumerReports:
             prefetch_count=consumer.prefetch if is_limited else 0,
             active=is_active,
             activity_status=activity,
+            consumer_timeout=queue.timeout_ms(consumer),
             arguments=consumer.arguments,
             messages_unacknowledged=len(consumer.unacked),
             credit=consumer.credit if is_limited else None,

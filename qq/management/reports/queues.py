@@ -83,3 +83,5 @@ class ConsumerStatus(NamedTuple):
     """Messages delivered to the consumer and not yet settled."""
     credit: int | None = None
     """Number of further messages that it would take now; None for no limit."""
+    consumer_timeout: int = 0
+    """Milliseconds that a delivery may stay unacknowledged; 0 for no limit."""

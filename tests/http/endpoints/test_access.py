@@ -92,7 +92,9 @@ def test_a_virtual_host_that_cannot_be_is_400(node: Machine, body: Any, reason: 
 @pytest.mark.parametrize("unset", [None, "undefined"])
 def test_null_default_queue_type_means_unset(node: Machine, unset: str | None) -> None:
     assert node.api("vhosts/v", "PUT", json={"default_queue_type": unset}).status == 201
-    assert "default_queue_type" not in node.api("vhosts/v").json
+    shown = node.api("vhosts/v").json
+    assert shown["default_queue_type"] == "classic"
+    assert "default_queue_type" not in shown["metadata"]
     assert node.api("vhosts/v", "PUT", json={"default_queue_type": "rabbit_quorum_queue"}).status == 204
     assert node.api("vhosts/v").json["default_queue_type"] == "quorum"
 
@@ -395,7 +397,7 @@ def test_limits_of_a_user_are_set_with_the_user(node: Machine) -> None:
     assert node.api("users/ann").json["limits"] == {"max-channels": 3}
 
 
-# --- limits of what there may be
+# --- limits of numbers
 
 
 def test_the_limits_in_force_are_shown(node: Machine) -> None:
@@ -541,7 +543,7 @@ def test_oversized_request_is_400(node: Machine) -> None:
     assert node.management.changes.applied == []
 
 
-# --- who may
+# --- permissions
 
 
 CHANGES: list[tuple[str, str, Any]] = [

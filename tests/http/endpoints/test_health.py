@@ -1,4 +1,4 @@
-"""Health checks under RabbitMQ's paths, of a fake node whose state the test sets."""
+"""Health checks under RabbitMQ's paths, on a fake node with a state set by the test."""
 
 from __future__ import annotations
 
@@ -173,7 +173,10 @@ def test_only_open_ports_and_protocols_pass(node: Fake) -> None:
         )
     protocols = ["amqp", "http"]
     for form in ("amqp", "AMQP091", "amqp0-9-1,management"):
-        assert check(node, f"protocol-listener/{form}") == (200, OK | {"protocols": protocols})
+        assert check(node, f"protocol-listener/{form}") == (
+            200,
+            OK | {"protocol": form.lower(), "protocols": protocols},
+        )
     missing = failed("No active listener", missing=["amqp/ssl", "mqtt"], protocols=protocols)
     assert check(node, "protocol-listener/amqps,mqtt,amqp") == missing
 
