@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cluster.group.bootstrap import Bootstrap, Ports
+from cluster.group.broker_messages import BrokerMessages
 from cluster.group.inbox import Handler, Inbox
 from cluster.group.install_snapshot import SnapshotInstaller
 from cluster.group.low_space import LowSpace
@@ -20,7 +21,6 @@ from cluster.raft import messages
 from cluster.snapshots.backup_source import BackupSource
 from cluster.snapshots.sender import SnapshotSender
 from cluster.state.apply import Applier
-from cluster.transport.broker_messages import BrokerMessages
 from cluster.transport.queries import Queries
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.effects import CountContract, Deliver, DirectReply, Got, Returned
     from qq.ranges import Piece
     from qq.sessions.broker import Broker
-    from qq.sessions.direct_replies import Replies
+    from qq.sessions.ports import Replies
     from qq.sessions.session_info import SessionCounts
 
 ANSWERS_WAITING_MAX = 1000

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgpack
 
 from cluster.runtime.ports import pack
+from qq.sessions.ports import Replies
 
 if TYPE_CHECKING:
     from qq.machine.catalog.reply_names import Requester
@@ -35,20 +36,6 @@ most. Further replies are lost."""
 CHANNEL_BYTES_MAX = 4 * 1024 * 1024
 EARLY_MAX = 1_000
 """Messages that may wait until this node has applied an index. Further messages are lost: the node is far behind."""
-
-
-class Replies(NamedTuple):
-    """Replies to a requester, in the form of the messages between nodes."""
-
-    session: int
-    consumer: int
-    name: str
-    after_index: int
-    """The node must have applied this log index before it delivers the replies; 0 if no index matters."""
-    frames_channel: int
-    """The channel number in the frames of the messages."""
-    messages: list[bytes]
-    """The messages in stored form: content header and body frames."""
 
 
 class DirectReplies:
@@ -120,13 +107,12 @@ class DirectReplies:
 
 def _read(data: bytes) -> Replies:
     """Return the replies in a message of a peer. Raise ValueError, TypeError or UnpackException."""
-    replies = Replies(*msgpack.unpackb(data))
-    numbers = (replies.session, replies.consumer, replies.after_index, replies.frames_channel)
+    session, consumer, name, after_index, frames_channel, messages = msgpack.unpackb(data)
     if not (
-        all(type(number) is int for number in numbers)
-        and isinstance(replies.name, str)
-        and isinstance(replies.messages, list)
-        and all(isinstance(message, bytes) for message in replies.messages)
+        all(type(number) is int for number in (session, consumer, after_index, frames_channel))
+        and isinstance(name, str)
+        and isinstance(messages, list)
+        and all(isinstance(message, bytes) for message in messages)
     ):
-        raise TypeError(f"replies with fields of other types: {replies!r:.200}")
-    return replies
+        raise TypeError("replies with fields of other types")
+    return Replies(session, consumer, name, after_index, frames_channel, messages)

@@ -21,7 +21,7 @@ sessions, which the log knows by numbers that are never reused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from qq.sessions.batch import Payer, Unconfirmed
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         Returned,
     )
     from qq.scopes import Scopes
-    from qq.sessions.direct_replies import Replies
     from qq.sessions.lanes import Lane
     from qq.sessions.session_info import ConnectionFacts, SessionFacts
 
@@ -187,6 +186,20 @@ class Connection(Payer, Protocol):
     def drop(self) -> None:
         """Drop the connection: the log has forgotten it and its sessions, so they must submit no more requests."""
         ...
+
+
+class Replies(NamedTuple):
+    """Replies to a requester, in the form of the messages between nodes."""
+
+    session: int
+    consumer: int
+    name: str
+    after_index: int
+    """The node must have applied this log index before it delivers the replies; 0 if no index matters."""
+    frames_channel: int
+    """The channel number in the frames of the messages."""
+    messages: list[bytes]
+    """The messages in stored form: content header and body frames."""
 
 
 class SessionConsumer(Protocol):

@@ -9,7 +9,8 @@ import pytest
 from cluster.runtime.ports import pack
 from qq.machine.catalog.reply_names import Requester
 from qq.metrics.counters import Counters
-from qq.sessions.direct_replies import EARLY_MAX, REPLY_BYTES_MAX, DirectReplies, Replies
+from qq.sessions.direct_replies import EARLY_MAX, REPLY_BYTES_MAX, DirectReplies
+from qq.sessions.ports import Replies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from qq.amqp.framing import Acks
     from qq.amqp_server.channel.core import ChannelCore
     from qq.amqp_server.channel.method_queue import Event
-    from qq.sessions.direct_replies import Replies
+    from qq.sessions.ports import Replies
 
 log = logging.getLogger(__name__)
 
