@@ -34,6 +34,8 @@ T = TypeVar("T")
 DOCUMENTS_PER_SLICE = 50
 """Documents made or skipped before other tasks run: some milliseconds of work."""
 DIGITS_MAX = 19
+ERLANG_PREFIX = "rabbit@"
+"""The beginning of the names of RabbitMQ's nodes, which scripts put before a node's name."""
 
 BODY_TIMEOUT_S = web.AppKey("body_timeout_s", float)
 """Application key: seconds to wait for a request's body."""
