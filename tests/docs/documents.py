@@ -22,6 +22,7 @@ AT_THE_TOP = (
 DOCUMENTS = [*(ROOT / name for name in AT_THE_TOP), *sorted((ROOT / "docs").rglob("*.md"))]
 
 _FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_TITLE = re.compile(r'title="([^"]+)"')
 _INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
 _SPAN = re.compile(r"`([^`\n]+)`")
 
@@ -49,7 +50,15 @@ def of_each_document(check: Callable[[Path], None]) -> Callable[[], None]:
 
 def blocks(document: Path) -> Iterator[tuple[str, str]]:
     """Each fenced block with its language."""
-    yield from _FENCED.findall(document.read_text())
+    for info, code in _FENCED.findall(document.read_text()):
+        yield info.partition(" ")[0], code
+
+
+def programs(document: Path) -> Iterator[tuple[Path, str]]:
+    """Each fenced block that has the path of a program as its title."""
+    for info, code in _FENCED.findall(document.read_text()):
+        if title := _TITLE.search(info):
+            yield ROOT / title[1], code
 
 
 def prose(document: Path) -> str:

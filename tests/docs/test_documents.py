@@ -11,7 +11,7 @@ import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.docs.documents import DOCUMENTS, ROOT, blocks, name_of, of_each_document
+from tests.docs.documents import DOCUMENTS, ROOT, blocks, name_of, of_each_document, programs
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
@@ -52,6 +52,25 @@ def test_code_in_a_document_can_be_parsed(document: Path) -> None:
             ast.parse(textwrap.dedent(code))
         elif language == "toml":
             tomllib.loads(code)
+
+
+@of_each_document
+def test_program_in_a_document_is_the_file_of_its_title(document: Path) -> None:
+    """A reader without the built site sees the program, too, so it is written into the page."""
+    for file, code in programs(document):
+        assert code == file.read_text(), f"{name_of(document)}: {file.name} differs"
+
+
+def test_programs_of_documents_are_found() -> None:
+    found = {file.name for document in DOCUMENTS for file, _ in programs(document)}
+    assert {
+        "first_message.py",
+        "survive.py",
+        "test_orders.py",
+        "main.go",
+        "survive.js",
+        "Survive.java",
+    } <= found
 
 
 def test_python_in_documents_is_found() -> None:

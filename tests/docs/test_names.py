@@ -115,7 +115,7 @@ BEFORE_FILE = (
 """How documents say that something is in a file. Who only names both in one sentence says nothing of that kind."""
 IN_MODULE = re.compile(r"(?<![\w/.:-])((?:[a-z_]\w*/)+[a-z_]\w*)\.([A-Za-z_]\w*)(?![\w./])")
 """`package/module.name`."""
-SUFFIXES = {"c", "html", "js", "json", "md", "png", "py", "service", "sh", "toml", "txt", "yaml", "yml"}
+SUFFIXES = {"c", "go", "html", "js", "json", "md", "png", "py", "service", "sh", "toml", "txt", "yaml", "yml"}
 
 
 def paragraphs(document: Path) -> list[str]:

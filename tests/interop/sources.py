@@ -145,6 +145,29 @@ def go_source(name: str) -> Path:
     return directory
 
 
+JAVA_CLIENT = {
+    "com.rabbitmq:amqp-client:5.25.0": "sha256:5aa96f005084139eb1077d94b55dc6428eca7da7e2cc53eab44a773391f8aa8f",
+    "org.slf4j:slf4j-api:1.7.36": "sha256:d3ef575e3e4979678dc01bf1dcce51021493b4d11fb7f1be8ad982877c16a1c0",
+}
+"""The Java client and what it needs, with hashes of their jars."""
+
+
+def java_client() -> Path:
+    """Directory of the jars in JAVA_CLIENT. Raises SourceMissingError."""
+    directory = UNPACKED / "java-client-5.25.0"
+    with fetching(directory) as unfinished:
+        if unfinished is not None:
+            jars = unfinished / "unpacked"
+            for artifact, pinned in JAVA_CLIENT.items():
+                copy = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}"]
+                run([*copy, f"-DoutputDirectory={jars}"], unfinished, artifact)
+                _, name, version = artifact.split(":")
+                digest = hashlib.sha256((jars / f"{name}-{version}.jar").read_bytes()).hexdigest()
+                if f"sha256:{digest}" != pinned:
+                    raise WrongHashError(f"{artifact} has another hash than the pinned one: sha256:{digest}")
+    return directory
+
+
 @contextmanager
 def fetching(directory: Path) -> Generator[Path | None]:
     """Yield a directory whose `unpacked` becomes `directory`, or None if that exists; one process at a time."""

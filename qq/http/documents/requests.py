@@ -47,6 +47,8 @@ DOCUMENTS_PER_SLICE = 50
 DIGITS_MAX = 19
 STORED_PART_BYTES = 16 * 1024 * 1024
 """Octets of a stored body that must come within the timeout of a body."""
+ERLANG_PREFIX = "rabbit@"
+"""The beginning of the names of RabbitMQ's nodes, which scripts put before a node's name."""
 
 BODY_TIMEOUT_S = web.AppKey("body_timeout_s", float)
 """Application key: seconds to wait for a request's body."""
