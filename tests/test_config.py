@@ -1,4 +1,4 @@
-"""The configuration of a node: what loads, and the one line that says why something does not."""
+"""The configuration of a node: accepted files, and the error line of a refused file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scopes permit."""
+"""Permissions from scopes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a field table may hold: the edges, and that the codec carries everything up to them."""
+"""Limits of field tables, and that the codec carries all tables within them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qq.tables import NAME_BYTES_MAX, TABLE_BYTES_MAX, TABLE_DEPTH_MAX, InvalidT
 
 
 def nested(depth: int, inner: Any = None) -> dict[str, Any]:
-    """So many tables, one in the other."""
+    """Return nested tables of this depth."""
     return {"a": inner} if depth == 1 else {"a": nested(depth - 1, inner)}
 
 

@@ -122,7 +122,7 @@ with LocalCluster(nodes=1) as cluster:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_forked_workers_keep_neither_nodes_nor_files(is_killed: bool) -> None:
-    """As those of `multiprocessing` and of process pools, which may outlive the block, and who is killed."""
+    """Workers of `multiprocessing` and process pools may outlive the block, and may be killed."""
     command = [sys.executable, "-c", FORKING_HOLDER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin is not None
@@ -199,7 +199,7 @@ def test_local_cluster_errors_give_the_exact_reason(tmp_path: Path) -> None:
 
 
 def _in_a_child(action: Callable[[], object]) -> None:
-    """Do something in a process that is forked; raises what is raised there."""
+    """Run an action in a forked process, and raise its exception here."""
     here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
 
     def act() -> None:

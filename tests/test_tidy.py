@@ -1,4 +1,4 @@
-"""What no linter checks: the files of the repository as files."""
+"""Checks beyond those of linters: the files of the repository as files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ TEXT = {
     "",
 }
 NOT_OURS = {"__pycache__", "build", "vendor"}
-"""Directories of what is made, or made by others."""
+"""Directories of generated or third-party files."""
 LOCK_FILES = ("uv.lock", "poetry.lock", "Pipfile.lock", "pdm.lock", "package-lock.json", "yarn.lock")
 
-# Directories of one machine: a home, a checkout, a place for local packages.
+# Directories of a machine: a home, a checkout, a place for local packages.
 HOST_PATH = re.compile(r"(?<![\w.}])/(?:home|root|work|Users|opt)/\w")
 _TEST_MODULE = re.compile(r"tests\..*\btest_|test_")
 # In a requirement file, anything but names, versions, hashes and comments.
@@ -122,7 +122,7 @@ def test_all_requirement_files_pin_the_same_versions() -> None:
 
 @pytest.mark.parametrize("name", ["run", "oauth2", "tracing", "chaos", "docs", "dev"])
 def test_requirement_file_has_all_dependencies_of_the_package(name: str) -> None:
-    """An image is built with nothing else: where one was not made anew, it cannot be built."""
+    """An image is built from this file alone: an outdated file breaks the build."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     dependencies = project["dependencies"] + project["optional-dependencies"].get(name, [])
     pinned = _pinned(ROOT / "requirements" / f"{name}.txt")
@@ -136,7 +136,7 @@ def test_no_lock_file_with_download_addresses_exists() -> None:
 
 
 def test_every_part_of_the_broker_has_a_place_among_the_layers() -> None:
-    """What has none may import what it likes, and be imported by anybody."""
+    """A package without a layer may import any package, and be imported by any."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     placed = {name for layer in layers for name in layer.split(" | ")}
@@ -158,7 +158,7 @@ def test_makefile_variables_have_defaults_and_are_documented() -> None:
 
 
 def test_class_names_are_unique_in_qq_and_cluster() -> None:
-    """Nor have private ones: whoever reads a name, or looks for it, finds one thing."""
+    """Private names are unique too, so that a search for a name finds a single class."""
     places: dict[str, list[str]] = {}
     for file in (file for file in MODULES if file.relative_to(ROOT).parts[0] in ("cluster", "qq")):
         for node in ast.walk(ast.parse(file.read_bytes())):

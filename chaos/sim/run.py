@@ -65,6 +65,9 @@ REPLACED_BY_COMMAND = 0.2
 STAR = "star"
 STARS = 0.15
 """Share of the runs with the fault "star": a single node sees all peers, and they see only that node."""
+ROLL_BACK = "roll back"
+ROLLBACKS = 0.25
+"""Share of the runs with the fault "roll back": a node's directory is put back as it was seconds ago."""
 QUICK_RUNS = 0.4
 """Share of the runs with more frequent heartbeats and a bandwidth limit for learners.
 
@@ -115,6 +118,10 @@ def draw_options(seed: int) -> SimulationOptions:
     members, stars = Random(f"{seed}/members"), Random(f"{seed}/stars")
     if stars.random() < STARS:
         options = replace(options, faults=options.faults | {STAR: FAULTS[STAR] * stars.random() ** 2})
+    rollbacks = Random(f"{seed}/rollbacks")
+    if rollbacks.random() < ROLLBACKS:
+        weight = FAULTS[ROLL_BACK] * rollbacks.random() ** 2
+        options = replace(options, faults=options.faults | {ROLL_BACK: weight})
     return replace(
         options,
         is_upgrade=is_upgrade,
@@ -137,7 +144,11 @@ def _draw_load_and_faults(seed: int) -> SimulationOptions:
         submit_interval_s=random.choice((0.1, 0.25, 0.6)),
         large_batches=large_batches,
         fault_interval_s=random.uniform(0.2, 2.0),
-        faults={name: weight * random.random() ** 2 for name, weight in FAULTS.items() if name != STAR},
+        faults={
+            name: weight * random.random() ** 2
+            for name, weight in FAULTS.items()
+            if name not in (STAR, ROLL_BACK)
+        },
         network=NetworkOptions(
             delay_max_s=random.choice((0.002, 0.01, 0.05)),
             spike_probability=0.02 if spikes else 0.0,

@@ -228,7 +228,7 @@ class Configuration:
             replace(known, id=member_id, address=known.address if known.id else address, versions=versions)
         )
 
-    def moved(self, addresses: Mapping[str, PeerAddress]) -> Configuration:
+    def readdressed(self, addresses: Mapping[str, PeerAddress]) -> Configuration:
         """Set new addresses of members in a single step, because a member may move to a second member's old address."""
         return self._with(*(replace(self._known(name), address=each) for name, each in addresses.items()))
 
@@ -342,7 +342,9 @@ class Configuration:
         self._check_id(name, member_id)
 
     def _check_id(self, name: str, member_id: bytes) -> None:
-        """Refuse a directory that belongs to a second member, or was removed."""
+        """Refuse a directory without an id, and a directory that belongs to a second member or was removed."""
+        if not _is_id(member_id):
+            raise MembershipRefused(f"the request to add node {name!r} does not name its data directory")
         if self.is_removed(member_id):
             raise MembershipRefused(
                 f"the data directory of node {name!r} was a member and has been removed: start with an empty one"

@@ -147,6 +147,8 @@ class Engine(SyncObjAdapter):
         """Bytes proposed since entries were last sent."""
         self._leader_heard_s = 0.0
         """Time at which a leader was last heard, on the monotonic clock."""
+        self.committed_index = 0
+        """Highest index that any member has reported as committed. Each rightful leader has that entry."""
         self._leader_end = (0, 0)
         """Term of the newest leader that sent appends, and the last index of its log by these appends."""
         self._name = own.name
@@ -169,7 +171,25 @@ class Engine(SyncObjAdapter):
         """Whether this member may campaign at all: it is a voter that may vote and lead."""
         # A node that catches up may have a configuration in which an older directory votes under its name.
         is_voter = self._configurations.newest.has_voter(*self._own)
-        return self.may_vote and self.may_lead and is_voter
+        return self.may_vote and self.may_lead and is_voter and self._may_lead_with(self.journal.last_index)
+
+    def _may_lead_with(self, last_index: int) -> bool:
+        """Return whether a member whose log ends with this entry may lead, as far as this node knows.
+
+        A log that lacks a committed entry gets a majority only if voters were put back as they were earlier.
+        """
+        return last_index >= self.committed_index
+
+    def record_committed(self, index: int) -> None:
+        """Record that a member has reported this entry as committed."""
+        self.committed_index = max(self.committed_index, index)
+
+    def stop_campaign(self) -> None:
+        """Stop leading and campaigning, because this member has no vote any more."""
+        self._set_ambient_runtime()
+        self.may_vote = False
+        self._SyncObj__setState(Role.FOLLOWER)
+        self._SyncObj__raftLeader = None
 
     @property
     def resume_s(self) -> float:
@@ -453,7 +473,7 @@ class Engine(SyncObjAdapter):
                 self._receive_pre_vote(node, message)
             case HigherTerm():
                 self._adopt_term(message.term)
-            case VoteRequest() if self.may_vote:
+            case VoteRequest() if self.may_vote and self._may_lead_with(message.last_index):
                 self._draw_jitter()
                 self._deliver_vote_request(node, message)
             case Vote():
@@ -583,6 +603,7 @@ class Engine(SyncObjAdapter):
         if self.journal.unsynced_bytes > UNSYNCED_BYTES_MAX:
             # Later appends will not match this log. They are refused until the leader sends these entries again.
             message = message._replace(entries=[])
+        self.record_committed(message.commit_index)
         self._leader_end = max(self._leader_end, (message.term, message.prev_index + len(message.entries)))
         self._match(node, message)
         self._hear_leader()
@@ -794,7 +815,7 @@ class Engine(SyncObjAdapter):
             node.id,
             LogEnd(message.last_term, message.last_index),
             self._log_end(),
-            may_vote=self.may_vote,
+            may_vote=self.may_vote and self._may_lead_with(message.last_index),
             is_later_term=message.term > self.term,
             hears_leader=self.hears_leader(),
         )

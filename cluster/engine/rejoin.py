@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 from cluster.configuration.configuration import MEMBERS_MAX
 from cluster.log.hardstate import HardState, VoterStatus
+from cluster.raft.promises import Promise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,10 +42,13 @@ if TYPE_CHECKING:
     from cluster.engine.engine import Engine
     from cluster.log.hardstate import HardStateFile
     from cluster.log.journal import SegmentedJournal
-    from cluster.raft.messages import Status
+    from cluster.raft.messages import Memory, Status
 
 log = logging.getLogger(__name__)
 
+MEMORIES_S = 2.0
+"""Seconds after the start of a voter in which it waits for the memories of the other voters before it votes. Nodes that
+are up connect sooner."""
 HOPELESS_S = 2.0
 """Seconds that nodes must lack their logs before a lost majority is reported. Their last reports may be outdated,
 for example when a cluster begins."""
@@ -54,8 +58,14 @@ class Rejoin:
     """The voter status of this node, and the rules by which it becomes a voter again."""
 
     def __init__(
-        self, name: str, member_id: bytes, configurations: Configurations, hard_state: HardStateFile
+        self,
+        name: str,
+        member_id: bytes,
+        configurations: Configurations,
+        hard_state: HardStateFile,
+        last_index: int,
     ) -> None:
+        """`last_index` is the end of the log at the start of this node."""
         self._name = name
         self._member_id = member_id
         self._configurations = configurations
@@ -68,8 +78,23 @@ class Rejoin:
         """Members without a link, among those heard. They may have got their logs back since their last status."""
         self._foreign: set[str] = set()
         """Voters under whose names other data directories than theirs report."""
-        self._last_index = 0
+        self._last_index = last_index
         """Index of the last entry of this node's log, as of the last call of `advance`."""
+        state = hard_state.state
+        self._found = (
+            Promise(state.term, last_index) if state and state.voter_status is VoterStatus.VOTER else None
+        )
+        """Term and end of the log at the start of a voter; None if a leader has sent it everything since."""
+        self.awaits_memories = False
+        """Whether this voter must not vote before the other voters have told it what they remember of it."""
+        self._memories: set[str] = set()
+        """Members that have told what they remember of this node since its start."""
+        self._began_s: float | None = None
+        """Time awake at the first call of `advance`."""
+        self.rolled_back_ms = 0
+        """When a member told that this directory was put back as it was earlier, in ms since 1970; or 0."""
+        self._rollback = ""
+        """The text about that for operators."""
         self._goal = (0, 0)
         """Last term and last index that a leader reported. A learner that holds the leader's log up to there is a voter
         again."""
@@ -140,16 +165,58 @@ class Rejoin:
         self._foreign.add(voter)
         self._record(voter, status._replace(voter_status=VoterStatus.BLANK), awake_s)
 
-    def advance(self, engine: Engine, journal: SegmentedJournal) -> bool:
+    def record_memory(self, peer: str, memory: Memory, engine: Engine, wall_ms: int) -> None:
+        """Take in what a member remembers of this directory; become a learner if the directory holds less.
+
+        The promise of an earlier process is compared with the term and log at the start. This node has perhaps
+        adopted a later term since, in which an end of the log says nothing. The vote of a term that the directory has
+        forgotten counts as given.
+        """
+        self._memories.add(peer)
+        promise, found = Promise(memory.term, memory.index), self._found
+        is_behind = bool(memory.is_certain) or (found is not None and promise > found)
+        if self.voter_status is not VoterStatus.VOTER or not is_behind:
+            return
+        found = found or Promise(engine.term, self._last_index)
+        self._rollback = (
+            f"this node's data directory was put back as it was earlier: {peer} remembers that it had entry "
+            f"{promise.index} in term {promise.term}, and it was found in term {found.term} with {found.index} entries"
+        )
+        log.error("%s; it has no vote until a leader has sent it everything", self._rollback)
+        self.rolled_back_ms = wall_ms
+        vote = engine.voted_for if engine.term >= promise.term else None
+        state = HardState(max(engine.term, promise.term), vote or self._name, VoterStatus.LEARNER)
+        engine.stop_campaign()
+        self._hard_state.store(state)
+        engine.remember(state.term, state.voted_for)
+
+    def _waits_for_memories(self, awake_s: float) -> bool:
+        """Return whether this voter must still hear what other voters remember of it.
+
+        A voter that is down tells nothing, so the wait ends after `MEMORIES_S`.
+        """
+        if self._began_s is None:
+            self._began_s = awake_s
+        if self.awaits_memories and self._found is not None:
+            others = self._configurations.membership.voters - {self._name}
+            is_over = others <= self._memories or awake_s - self._began_s >= MEMORIES_S
+            self.awaits_memories = not is_over
+        return self.awaits_memories and self._found is not None
+
+    def advance(self, engine: Engine, journal: SegmentedJournal, awake_s: float) -> bool:
         """Raise the status of this node if the rules allow it now. Return True if it has changed."""
         self._last_index = journal.last_index
         voter_status = self.voter_status
         if voter_status is VoterStatus.BLANK and self._is_by_names and not self._missing():
             self._remember(engine)
         elif voter_status is VoterStatus.LEARNER and self._has_caught_up(engine, journal):
-            self._rise(HardState(engine.term, engine.voted_for, VoterStatus.VOTER))
+            # A forgotten vote of this term must not be given again.
+            vote = engine.voted_for or (self._name if self._rollback else None)
+            self._rise(HardState(engine.term, vote, VoterStatus.VOTER))
+            engine.remember(engine.term, vote)
+            self._found = None
         now = self.voter_status
-        engine.may_vote = now is VoterStatus.VOTER
+        engine.may_vote = now is VoterStatus.VOTER and not self._waits_for_memories(awake_s)
         return now is not voter_status
 
     def why_hopeless(self) -> str | None:
@@ -170,6 +237,8 @@ class Rejoin:
                 return f"waiting for {missing}: a node without a past must hear from every member once"
             case VoterStatus.LEARNER if self._is_reported_non_member:
                 return self._why_no_member()
+            case VoterStatus.LEARNER if self._rollback:
+                return f"{self._rollback}; a leader must send it everything"
             case VoterStatus.LEARNER:
                 return "this node's log was damaged or lost; a leader must send it everything anew"
             case VoterStatus.VOTER if self._is_reported_non_member and not self._configurations.newest_index:

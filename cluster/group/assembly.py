@@ -79,6 +79,7 @@ class Assembly:
         """Map each type of message to the part that handles it, except the types that the inbox handles itself."""
         membership, receiver = self.membership, self.installer.receiver
         return {
+            messages.Memory: membership.rollbacks.memory_received,
             messages.Introduction: membership.joining.record_introduction,
             messages.MembersReport: membership.discovery.members_received,
             messages.Transfer: membership.leadership.transfer_requested,

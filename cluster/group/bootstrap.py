@@ -104,12 +104,20 @@ class Bootstrap:
             self._engine.start_from(checkpoint.index)
         self._engine.may_lead = self._fail_stop.damage is None
         self._directory.make_durable(self._journal)
-        rejoin = Rejoin(config.name, member_id, configurations, self._directory.hard_state)
+        hard_state = self._directory.hard_state
+        rejoin = Rejoin(config.name, member_id, configurations, hard_state, self._journal.last_index)
+        rejoin.awaits_memories = configurations.newest.version >= machine.losses_since
         self._housekeeping = self._begin_housekeeping(checkpoint, hooks.needed_from)
         pending = PendingProposals(config.name)
         pending.begin(claim.incarnation)
         linked = LinkedNodes(configurations)
-        outbox = PeerOutbox(links, config.group_id, linked, self._engine.peer_paused)
+        outbox = PeerOutbox(
+            links,
+            config.group_id,
+            linked,
+            self._engine.peer_paused,
+            lambda: configurations.newest.version >= machine.losses_since,
+        )
         self.replica = Replica(
             config=config,
             versions=versions,

@@ -84,6 +84,7 @@ class Inbox:
         self._joining = membership.joining
         self._discovery = membership.discovery
         self._evictions = membership.evictions
+        self._rollbacks = membership.rollbacks
         self._own_status = membership.own_status
         self._leadership = membership.leadership
         self._receiver = receiver
@@ -110,6 +111,7 @@ class Inbox:
         if not self._linked.is_member(peer):
             self._engine.non_member_connected()
         self._discovery.introduce_to(peer)
+        self._rollbacks.link_began(peer)
         # All peers get it. Otherwise they would believe for up to a second that this link is missing.
         self._outbox.transmit_to_all(self._own_status.now())
         self._receiver.connected(peer)
@@ -189,6 +191,8 @@ class Inbox:
                 log.error("peer %s sends malformed frames, which are ignored; the first one: %s", peer, error)  # noqa: TRY400
                 self._malformed.add(peer)
             return
+        if is_member:
+            self._rollbacks.heard(peer, message)
         try:
             if is_member or self._members.accepts_from_non_member(message):
                 self._receive(peer, message)
@@ -229,7 +233,12 @@ class Inbox:
         awake_s = self._log_sync.awake_s()  # after a stall, the status may be old
         if self._linked.is_member(peer):
             self._peers.record_status(peer, status)
-            if status.voter_status != VoterStatus.VOTER:
+            self._engine.record_committed(status.commit_index)
+            # A voter whose log ends before its acknowledgements was put back as it was earlier.
+            if (
+                status.voter_status != VoterStatus.VOTER
+                or status.last_index < self._engine.acknowledged_index(peer)
+            ):
                 self._engine.peer_has_lost(peer, status.last_index)
             if peer in voters:
                 self._clock.add_peer_reading(peer, status.steady_ms, self._runtime.monotonic())

@@ -129,6 +129,20 @@ def why_no_leader(
     return f"no leader: {those}; the others are a majority" if is_majority else f"no majority: {those}"
 
 
+def why_entries_lost(committed_index: int, last_index: int) -> str | None:
+    """Return that no node that answers has an entry that was committed; `last_index` is the end of the longest log.
+
+    Then nodes were put back as they were earlier, or nodes with that entry are down.
+    """
+    if last_index >= committed_index:
+        return None
+    return (
+        f"entry {committed_index} was committed, and the logs of the nodes that answer end with entry {last_index}: "
+        "start the other nodes, or put the last data directories back; if that is impossible, stop all nodes, and `qq "
+        "recover` lets a single node go on with its data, and may lose confirmed messages"
+    )
+
+
 def why_absent(silent: Sequence[str], foreign: Collection[str]) -> list[str]:
     """Return the texts for members that are not heard; `foreign` is as for `why_no_leader`."""
     absent = [name for name in silent if name not in foreign]

@@ -18,6 +18,7 @@ from cluster.membership.maintenance import Maintenance
 from cluster.membership.outages import Outages
 from cluster.membership.peer_status import Peers
 from cluster.membership.reconfiguration import Reconfiguration
+from cluster.membership.rollbacks import Rollbacks
 from cluster.membership.status import OwnStatus, Statuses
 from cluster.membership.view import Members
 
@@ -46,6 +47,7 @@ class MembershipParts:
             raises_version=config.raises_version,
         )
         self.discovery = Discovery(replica, self.members, self.joining)
+        self.rollbacks = Rollbacks(replica, self.members)
         self.own_status = OwnStatus(replica, self.members, self.alarms)
         maintenance = Maintenance(config.name, configurations, now_s)
         self.statuses = Statuses(
@@ -55,6 +57,7 @@ class MembershipParts:
             self.own_status,
             lambda: self.leadership.leader_term.leader,
             replica.rejoin.why_hopeless,
+            lambda: replica.engine.committed_index,
         )
         self.leadership = Leadership(
             replica,

@@ -48,6 +48,8 @@ class MemberStatus(NamedTuple):
     """The other members that the node has no link with, or does not hear."""
     hears_leader: bool | None
     """Whether the node leads, or hears the leader."""
+    rolled_back_ms: int | None
+    """When the node learnt that its directory was put back as it was earlier, in ms since 1970; None if it was not."""
 
 
 @dataclass(slots=True)
@@ -153,8 +155,15 @@ def member_status(name: str, status: Status | None, *, is_up: bool, leads: bool)
     else:
         state = "candidate" if status is not None and status.state == Role.CANDIDATE else "follower"
     if status is None:
-        return MemberStatus(name, state, *[None] * 14)
+        return MemberStatus(name, state, *[None] * 15)
     voter_status = VoterStatus(status.voter_status).name.lower()
     offset_ms = status.wall_ms - status.time_ms if status.time_ms else None
-    judged = bool(status.alarm), offset_ms, bool(status.disk_hangs), status.misses, bool(status.hears_leader)
+    judged = (
+        bool(status.alarm),
+        offset_ms,
+        bool(status.disk_hangs),
+        status.misses,
+        bool(status.hears_leader),
+        status.rolled_back_ms or None,
+    )
     return MemberStatus(name, state, *status[1:5], voter_status, *status[6:10], *judged)

@@ -16,6 +16,7 @@ from cluster.membership.health import (
     may_stop,
     reaching_more,
     successors,
+    why_entries_lost,
     why_log_is_obsolete,
     why_no_leader,
     why_not_all,
@@ -73,6 +74,8 @@ class OwnStatus:
             int(engine.may_lead),
             self._members.missed,
             int(self._log_sync.hangs),
+            journal.synced_index if engine.is_leader else min(engine.matched_index, journal.synced_index),
+            self._rejoin.rolled_back_ms,
         )
 
     def flaw(self) -> str | None:
@@ -94,10 +97,12 @@ class Statuses:
         own: OwnStatus,
         leader: Callable[[], str | None],
         why_hopeless: Callable[[], str | None],
+        committed_index: Callable[[], int],
     ) -> None:
         """`leader` returns the name of the leader that this node knows, or None.
 
-        `why_hopeless` returns the text for a cluster without a majority of logs, or None.
+        - `why_hopeless` returns the text for a cluster without a majority of logs, or None.
+        - `committed_index` returns the highest index that any member has reported as committed.
         """
         self._name = members.name
         self._members = members
@@ -107,7 +112,8 @@ class Statuses:
         self._maintenance = maintenance
         self._own = own
         self._leader = leader
-        self.why_hopeless = why_hopeless
+        self._why_logs_lost = why_hopeless
+        self._committed_index = committed_index
 
     def known(self) -> dict[str, Status | None]:
         """Return the last status of each member; None for members that this node does not hear."""
@@ -115,6 +121,13 @@ class Statuses:
         for peer in self._configurations.others(self._name):
             known[peer] = self._peers.status(peer) if self._members.hears(peer) else None
         return known
+
+    def why_hopeless(self) -> str | None:
+        """Return why no leader can be elected until an operator acts, or None if no such reason is known."""
+        if self._leader() is not None:
+            return self._why_logs_lost()
+        ends = [status.last_index for status in self.known().values() if status is not None]
+        return self._why_logs_lost() or why_entries_lost(self._committed_index(), max(ends))
 
     @property
     def foreign(self) -> Sequence[str]:

@@ -184,6 +184,21 @@ class Status(NamedTuple):
     count as hearing all members."""
     disk_hangs: int = 0
     """1 while a sync of the node's disk hangs, so that the node acknowledges no entries; else 0."""
+    vouched_index: int = 0
+    """Last entry that the node has on its disk and knows to be in the log of the leader of `term`; 0 if unknown. This
+    field and the next are sent from the version of the state on that reports losses (`Machine.losses_since`)."""
+    rolled_back_ms: int = 0
+    """When this process learnt that its directory was put back as it was earlier, in ms since 1970; or 0."""
+
+
+class Memory(NamedTuple):
+    """Tells a member the latest promise of its data directory that the sender remembers (promises.py)."""
+
+    term: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
+    is_certain: int
+    """1 if the member has shown less than the promise. 0 if the promise is of an earlier process of the member, which
+    compares it with its start."""
 
 
 class Introduction(NamedTuple):
@@ -346,6 +361,7 @@ Message = (
     | PreVote
     | HigherTerm
     | TimeoutNow
+    | Memory
     | Transfer
     | Forward
     | Status
@@ -380,6 +396,7 @@ class MalformedFrame(ValueError):
 
 
 NOT_IN_RELEASE_0_1 = (
+    Memory,
     Transfer,
     Introduction,
     MembersReport,
@@ -393,6 +410,8 @@ NOT_IN_RELEASE_0_1 = (
     TermConfirmed,
 )
 STATUS_FIELDS_OF_RELEASE_0_1 = 14
+STATUS_FIELDS_WITHOUT_LOSSES = 18
+"""Fields that all programs since release 0.1 read."""
 
 _KIND_APPEND = 1
 _KIND_FORWARD = 2
@@ -422,6 +441,7 @@ _SMALL: dict[int, type[Any]] = {
     25: ReadIndexAnswer,
     26: TermCheck,
     27: TermConfirmed,
+    28: Memory,
 }
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
 FREE_BYTES_MAX = 2**64 - 1
@@ -433,6 +453,7 @@ _HIGHEST = {
     "hears_leader": 1,
     "may_lead": 1,
     "disk_hangs": 1,
+    "is_certain": 1,
     "may_join": 1,
     "confirms": 1,
     "port": PORT_MAX,
@@ -466,6 +487,13 @@ def encode_for_release_0_1(message: Message) -> list[Buffer]:
         return []
     if isinstance(message, Status):
         return [_SMALL_KINDS[Status], pack(message[:STATUS_FIELDS_OF_RELEASE_0_1])]
+    return encode(message)
+
+
+def encode_without_losses(message: Message) -> list[Buffer]:
+    """Encode a message for nodes whose programs may not know the fields and messages about losses."""
+    if isinstance(message, Status):
+        return [_SMALL_KINDS[Status], pack(message[:STATUS_FIELDS_WITHOUT_LOSSES])]
     return encode(message)
 
 

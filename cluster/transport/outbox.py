@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from cluster.raft.failure_detector import AwakeClock
-from cluster.raft.messages import encode, encode_for_release_0_1
+from cluster.raft.messages import encode, encode_for_release_0_1, encode_without_losses
 from cluster.transport.handshake import VERSIONS as PROTOCOLS
 
 if TYPE_CHECKING:
@@ -35,13 +35,22 @@ class PeerOutbox:
     """The outgoing messages of a group, and those that wait for a sync."""
 
     def __init__(
-        self, links: Links, group_id: int, linked: LinkedNodes, congested: Callable[[str], None]
+        self,
+        links: Links,
+        group_id: int,
+        linked: LinkedNodes,
+        congested: Callable[[str], None],
+        reports_losses: Callable[[], bool],
     ) -> None:
-        """`congested` is called with each peer whose link has more queued than it takes for now."""
+        """`congested` is called with each peer whose link has more queued than it takes for now.
+
+        `reports_losses` returns whether all members know the messages about losses.
+        """
         self._links = links
         self._group_id = group_id
         self._linked = linked
         self._congested = congested
+        self._reports_losses = reports_losses
         self._waiting: deque[OutgoingMessage] = deque()
         """The messages that wait for a sync, in the order of the calls."""
         self._encoded: tuple[Message | None, list[Buffer]] = (None, [])
@@ -50,6 +59,11 @@ class PeerOutbox:
     def is_new(self, peer: str) -> bool:
         """Return whether the peer has a link, and speaks a newer protocol than release 0.1."""
         return self._links.connected(peer) and self._links.protocol(peer) > OLDEST_PROTOCOL
+
+    @property
+    def reports_losses(self) -> bool:
+        """Whether all members know the messages about losses."""
+        return self._reports_losses()
 
     def transmit(self, peer: str, message: Message) -> None:
         """Send a message at once. Drops it if the peer has no link or does not know its type."""
@@ -63,7 +77,8 @@ class PeerOutbox:
 
     def _frame(self, message: Message) -> list[Buffer]:
         if message is not self._encoded[0]:
-            self._encoded = message, encode(message)
+            encoded = encode(message) if self.reports_losses else encode_without_losses(message)
+            self._encoded = message, encoded
         return self._encoded[1]
 
     def transmit_to_all(self, message: Message) -> None:

@@ -373,6 +373,9 @@ class PeerLinks:
     def peer_id(self, peer: str) -> bytes:
         return self._terms_of(self._links[peer]).member
 
+    def peer_process(self, peer: str) -> bytes:
+        return self._terms_of(self._links[peer]).process
+
     def protocol(self, peer: str) -> int:
         return self._links[peer].protocol
 

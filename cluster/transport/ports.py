@@ -64,6 +64,10 @@ class Links(Protocol):
         """Return the id of a connected peer's data directory; `handshake.NO_ID` from a node of release 0.1."""
         ...
 
+    def peer_process(self, peer: str) -> bytes:
+        """Return the random name of a connected peer's process."""
+        ...
+
     def protocol(self, peer: str) -> int:
         """Return the version of the protocol with a connected peer (`handshake.VERSIONS`)."""
         ...

@@ -90,6 +90,10 @@ KINDS: Mapping[str, KindOfFinding] = {
         "The leader sends it the log: wait, and stop no other node. Without a leader, mend that first.",
         "{} nodes are under repair",
     ),
+    "rolled-back": _warning(
+        "It votes again when it has everything. Never put an old directory or snapshot of one node back.",
+        "{} nodes had older data directories",
+    ),
     "link-missing": _warning(
         "Check the network between them, and their secrets.", "{} pairs of nodes have no link"
     ),

@@ -45,6 +45,8 @@ class MemberFacts(NamedTuple):
     """Reason why the reporting node has no link with the member; None if unknown."""
     lost_ms: int | None = None
     """When the member's data directory was lost or replaced within the last day, in milliseconds since 1970."""
+    rolled_back_ms: int | None = None
+    """When the member learnt that its directory was put back as it was earlier, in milliseconds since 1970."""
     has_other_directory: bool = False
     """Whether another data directory than the member's is up under its name."""
 
@@ -136,6 +138,9 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
     if member.lost_ms is not None:
         text = "it lost its data: a new data directory has taken the place of the last one"
         yield Finding("data-lost", node, text, member.lost_ms)
+    if member.rolled_back_ms is not None:
+        text = "its data directory was put back as it was earlier, so it had forgotten entries that it acknowledged"
+        yield Finding("rolled-back", node, text, member.rolled_back_ms)
     if member.is_up and member.clock_offset_ms is not None and abs(member.clock_offset_ms) > CLOCK_OFF_MS:
         way = "ahead of" if member.clock_offset_ms > 0 else "behind"
         text = f"its clock is {abs(member.clock_offset_ms) / 1000:.1f} s {way} the cluster's time"

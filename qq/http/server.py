@@ -414,7 +414,7 @@ def _connection_of(request: web.Request) -> _HttpConnection | None:
 
 
 @web.middleware
-async def strangers_watched(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def requests_watched(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware that tells a connection when a request begins and ends, before its user is known."""
     connection = _connection_of(request)
     if connection is None:

@@ -89,5 +89,6 @@ def _node_status(status: MemberStatus, member: ClusterMember, *, is_foreign: boo
         misses=status.misses,
         hears_leader=status.hears_leader,
         lost_ms=member.lost_ms,
+        rolled_back_ms=status.rolled_back_ms,
         other_directory=is_foreign,
     )

@@ -6,6 +6,10 @@ commands with the messages that match. Applying a command moves its messages in 
 effect, so no message is lost or doubled whichever node submits it, and however often. The progress of a move is part of
 the state, so a new leader continues there.
 
+A move back to the queues of the first deaths has many destinations. A full one holds up only its own messages: the move
+passes them over, and goes through the source again from the first of them. A new leader does not know which messages
+were passed over, so it begins at the start of the source.
+
 Invariant: a single step is under way at a time, of the moves in turn. A step is bounded, however large the source is.
 While a move runs, its requester must have all permissions that it needs.
 """
@@ -13,7 +17,7 @@ While a move runs, its requester must have all permissions that it needs.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,6 +51,8 @@ STEP_BYTES = 1024 * 1024
 """Octets of messages at which a step examines no more. A message is always examined as a whole."""
 RETRY_S = 0.5
 """Seconds to wait for room in a queue, for the end of an alarm, or before a step that was not taken is repeated."""
+PASS_STEP_S = 0.01
+"""Seconds to wait for each step of a pass through the source, at least, before the next pass over it."""
 TICK_S = 0.1
 """Seconds to wait, at least, until a limited rate lets more messages pass."""
 
@@ -62,6 +68,36 @@ class _MovePace:
     """Messages that may pass at that time, if the rate is limited."""
     due_s: float = 0.0
     """Monotonic time, in seconds, at which the next step may be taken."""
+    cursor: tuple[int, int] | None = None
+    """Place and key at which the next step begins, if not where the last step ended."""
+    full: set[str] = field(default_factory=set)
+    """The destinations that had no room in this pass through the source. Their messages are passed over."""
+    first_passed: tuple[int, int] | None = None
+    """Place and key of the first message that was passed over, or None."""
+    is_repeated: bool = False
+    """Whether this is a repeated pass in which no destination was full yet."""
+    is_first_pass: bool = True
+    """Whether the messages of a step count as examined; in later passes they were counted before."""
+    steps: int = 0
+    """Steps since the last wait for room."""
+
+    def begin_again(self) -> bool:
+        """Go back to the first message that was passed over. Return False if there is none."""
+        if self.first_passed is None:
+            return False
+        self.cursor, self.first_passed = self.first_passed, None
+        self.full.clear()
+        self.is_repeated, self.is_first_pass = True, False
+        return True
+
+    def pass_over(self, destination: str, at: tuple[int, int], now_s: float) -> None:
+        """Pass over the messages of a full destination; the first of them is `at` this place and key."""
+        self.full.add(destination)
+        if self.first_passed is None:
+            self.first_passed = at
+        if self.is_repeated:
+            self.due_s = now_s + max(RETRY_S, self.steps * PASS_STEP_S)
+            self.is_repeated, self.steps = False, 0
 
     def allowed(self, rate: int, now_s: float) -> int:
         """Return how many messages may be moved now at `rate` messages a second; 0 means no limit.
@@ -163,6 +199,8 @@ class Mover:
         if pace is None:
             access = Access(self._machine, move.user, move.vhost)
             pace = self._paces[move.vhost, move.id] = _MovePace(access, self._runtime.monotonic())
+            if not move.destination:
+                pace.cursor, pace.is_first_pass = (RETURNED, 0), not move.step
         return pace
 
     # A step
@@ -185,7 +223,7 @@ class Mover:
             return
         if move.count:
             allowed = min(allowed, move.count - move.moved)
-        step = self._step(move, pace.access, allowed)
+        step = self._step(move, pace, allowed)
         if step is None:
             return  # it continues when the messages have been read
         if move.is_endless and not step.examined and self._has_queues(move):
@@ -193,6 +231,8 @@ class Mover:
             self.submit_step()
             return
         pace.passing -= sum(piece.count for piece in step.pieces)
+        if not pace.is_first_pass:
+            step = step._replace(pieces=[piece._replace(examined=0) for piece in step.pieces], examined=0)
         numbers = [number for piece in step.pieces for number in piece]
         self._submit(move, MoveMessages(move.vhost, move.id, move.step, step.next_place, numbers, *step[1:]))
 
@@ -201,31 +241,40 @@ class Mover:
 
         def applied() -> None:
             self._is_busy = False
-            if move.is_running and (move.waits_for or move.step == before):
-                if move.step == before and self._leads:
+            pace, now_s = self._pace(move), self._runtime.monotonic()
+            if move.is_running and move.step == before:
+                if self._leads:
                     log.warning("step %d of move %s was not taken, it is repeated", before, move.id)
-                self._pace(move).due_s = self._runtime.monotonic() + RETRY_S
+                pace.due_s = now_s + RETRY_S
+            elif move.is_running:
+                pace.cursor, pace.steps = None, pace.steps + 1
+                if move.waits_for and not move.destination:
+                    pace.pass_over(move.waits_for, (move.place, move.key), now_s)
+                elif move.waits_for:
+                    pace.due_s = now_s + RETRY_S
             self.submit_step()
 
         self._is_busy = True
         self._submissions.add(command, self._lane)
         self._submissions.read_barrier(applied, self._lane)
 
-    def _step(self, move: MoveState, access: Access, allowed: int) -> _Step | None:
+    def _step(self, move: MoveState, pace: _MovePace, allowed: int) -> _Step | None:
         """Find the next messages that the move applies to, at most `allowed`. Return None while they are being read."""
         source = self._queue(move, move.source, move.source_number)
         if source is None:
             return _Step([], 0, move.place, move.key)  # the machine detects the missing queue, too
         # Search an endless move's source from its start, because messages may have been returned there. Such a move
         # skips no messages, so each is examined only once.
-        place, key = (RETURNED, 0) if move.is_endless else (move.place, move.key)
+        place, key = (RETURNED, 0) if move.is_endless else pace.cursor or (move.place, move.key)
         found = source.peek(place, key, move.end_of(place), STEP_MESSAGES)
         while not found and place < PLACES:
             place, key = place + 1, 0
             found = source.peek(place, key, move.end_of(place), STEP_MESSAGES)
-        if not found:
-            return _Step([], 0, PLACES, 0)
-        return self._examine_found(move, access, source, place, found, allowed)
+        if found:
+            return self._examine_found(move, pace, source, place, found, allowed)
+        if pace.begin_again():
+            return self._step(move, pace, allowed)
+        return _Step([], 0, PLACES, 0)
 
     def _queue(self, move: MoveState, name: str, number: int) -> Queue | None:
         """Return the queue of this name if it is still the queue that the move was begun with, or None."""
@@ -239,7 +288,7 @@ class Mover:
     def _examine_found(
         self,
         move: MoveState,
-        access: Access,
+        pace: _MovePace,
         source: Queue,
         place: int,
         found: list[tuple[int, Range]],
@@ -251,7 +300,7 @@ class Mover:
         for number, (first, messages) in enumerate(found):
             history = source.histories.get(messages.history)
             key = first
-            if not _applies_to(move, wanted, access, history):
+            if not _applies_to(move, wanted, pace, history):
                 examined += messages.count
                 key += messages.count
                 continue
@@ -313,14 +362,16 @@ def _check(access: Access, move: MoveState) -> None:
         access.check("write", "queue", move.destination)
 
 
-def _applies_to(move: MoveState, wanted: MessageFilter, access: Access, history: History | None) -> bool:
-    """Return whether a move may apply to messages with this history, judged by the history alone."""
+def _applies_to(move: MoveState, wanted: MessageFilter, pace: _MovePace, history: History | None) -> bool:
+    """Return whether a step may apply to messages with this history, judged by the history alone."""
     if not wanted.takes_history(history):
         return False
     if move.destination or history is None:
         return bool(move.destination)
+    if history.first[1] in pace.full:
+        return False
     try:
-        access.check("write", "queue", history.first[1])
+        pace.access.check("write", "queue", history.first[1])
     except AccessRefused:
         return False
     return True

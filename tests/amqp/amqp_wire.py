@@ -1,4 +1,4 @@
-"""What the AMQP tests share: clients' frames made by pamqp, and a reader that is as dumb as can be."""
+"""Helpers of the AMQP tests: frames of clients made by pamqp, and a simple reader."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def fields(value: base.Frame) -> tuple[Any, ...]:
 
 
 def flat(events: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """One item for each message, ack, method and fault; nothing behind the first fault."""
+    """Return an item for each message, ack, method and fault; no item after the first fault."""
     items: list[tuple[Any, ...]] = []
     for event in events:
         match event:
@@ -102,7 +102,7 @@ def flat(events: Iterable[Any]) -> list[tuple[Any, ...]]:
 
 
 def dumb_read(stream: bytes) -> list[tuple[Any, ...]]:
-    """What a reader of nothing but pamqp makes of a whole, faultless stream, in the terms of `flat`."""
+    """Read a valid stream with pamqp alone, in the terms of `flat`."""
     items: list[tuple[Any, ...]] = []
     unfinished: dict[int, list[Any]] = {}
     while stream:
@@ -136,7 +136,7 @@ def data_to_send(server: ServerConnection) -> bytes:
 
 
 class Client:
-    """Drives a `ServerConnection` and stands in for the shell: says yes to everything, fails what is at fault."""
+    """Drives a `ServerConnection` in place of the shell: accepts each request, and fails the faulty part."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.server = ServerConnection(settings or Settings())

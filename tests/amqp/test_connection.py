@@ -55,7 +55,7 @@ def close_of(frames: list[Any]) -> tuple[int, str, int, int]:
 
 
 def server_at(phase: Phase, capabilities: dict[str, Any] | None = None) -> ServerConnection:
-    """A server whose shell has not answered yet."""
+    """Return a server in a phase, without an answer of the shell."""
     server = ServerConnection(Settings())
     server.receive(PROTOCOL_HEADER)
     if phase is not Phase.START:

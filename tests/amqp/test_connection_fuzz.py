@@ -1,4 +1,4 @@
-"""Whatever bytes come, in whatever state: no exception, phases in their order, little held, and only frames go out."""
+"""Any bytes in any state: no exception, phases in order, bounded memory, and only frames in the output."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.amqp.amqp_wire import (
 
 LIMITS = Settings(channel_max=4, frame_max=16_384, message_bytes_max=1000)
 HELD_MAX = UNFINISHED_BYTES_MIN + AHEAD_BYTES_MAX + LIMITS.frame_max
-"""What the settings say: unfinished messages, what is sent ahead, one frame."""
+"""Bytes by the settings: unfinished messages, frames sent ahead, a frame."""
 
 NEXT: dict[Phase, set[Phase]] = {
     Phase.HEADER: {Phase.START},
@@ -65,7 +65,7 @@ ENDS = {Phase.CLOSE_REQUESTED, Phase.CLOSING, Phase.CLOSED}
 
 
 def reachable(phase: Phase) -> set[Phase]:
-    """Every phase that may follow, in one call or many."""
+    """Return every phase that may follow, in any number of calls."""
     found, new = {phase}, {phase}
     while new:
         new = {later for one in new for later in NEXT[one] | (ENDS if one not in ENDS else set())} - found
@@ -74,7 +74,7 @@ def reachable(phase: Phase) -> set[Phase]:
 
 
 class Shell:
-    """Stands in for the broker: answers as it is told to, at once or later, and checks what must hold each time."""
+    """In place of the broker: gives scripted answers, at once or later, and checks invariants each time."""
 
     def __init__(self, answers: Callable[[], bool]) -> None:
         self.server = ServerConnection(LIMITS)
@@ -96,7 +96,7 @@ class Shell:
         self._check()
 
     def answer(self) -> None:
-        """Answer what was asked."""
+        """Answer the pending requests."""
         requests, self._requests = self._requests, []
         for event in requests:
             self._take(self._carry_out(event))
@@ -226,7 +226,7 @@ class Stream(bytes):
 
 @st.composite
 def streams(draw: st.DrawFn) -> Stream:
-    """Frames, as a rule right, some with changed bytes, one perhaps cut short, rubbish between."""
+    """Frames, mostly valid, some with changed bytes, perhaps a truncated frame, and garbage between."""
     frames = draw(st.lists(whole_frames, max_size=12))
     if frames and draw(st.booleans()):
         damaged = bytearray(frames[at := draw(st.integers(0, len(frames) - 1))])
@@ -239,7 +239,7 @@ def streams(draw: st.DrawFn) -> Stream:
 
 
 def cut(stream: bytes, sizes: list[int]) -> Iterable[bytes]:
-    """In pieces; a long stream in larger ones."""
+    """Yield pieces; larger pieces of a long stream."""
     factor = 1 + len(stream) // 1000
     return pieces(stream, [size * factor for size in sizes])
 
@@ -254,7 +254,7 @@ fuzz = settings(
 
 
 def checked(shell: Shell) -> None:
-    """What must hold of all that has gone out."""
+    """Assert the invariants of the output."""
     frames = shell.sent()
     closes = [place for place, (_, value) in enumerate(frames) if isinstance(value, Connection.Close)]
     assert len(closes) <= 1

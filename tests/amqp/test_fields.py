@@ -28,7 +28,7 @@ def table(data: bytes) -> bytes:
 
 
 def nested(depth: int) -> bytes:
-    """So many tables, one in the other."""
+    """Return nested tables of this depth."""
     data = b""
     for _ in range(depth - 1):
         data = b"\x01aF" + table(data)
@@ -44,7 +44,7 @@ def payload(method: object) -> bytes:
 
 
 def filled(cls: type) -> object:
-    """Some method of the class, with text where text belongs and nothing missing."""
+    """Return a complete method of the class, with text in its text fields."""
     method = cls()
     for name in method.attributes():
         kind = method.amqp_type(name)

@@ -84,7 +84,7 @@ def test_a_large_message_is_not_read_again_with_every_piece() -> None:
         events = reader.feed(piece)
         if fed < len(stream):
             assert events == []
-            # What has been understood is not in the rest any more; the rest is less than a frame.
+            # Parsed frames are not in the rest any more; the rest is less than a frame.
             assert reader.held_bytes - reader.collected_bytes < 131_072
     assert events == [Publishes(1, publish_payload(), [message(1, data, part=131_064)], 0)]
     assert reader.held_bytes == 0
@@ -134,7 +134,7 @@ def test_oversized_message_closes_its_channel_unbuffered() -> None:
 
 
 def nested(depth: int) -> bytes:
-    """So many tables, one in the other."""
+    """Return nested tables of this depth."""
     data = b""
     for _ in range(depth - 1):
         data = b"\1aF" + struct.pack(">I", len(data)) + data
@@ -430,5 +430,5 @@ def test_the_end_octet_of_each_frame_of_a_message_is_checked() -> None:
 
 
 def test_unfinished_message_is_held_in_a_single_buffer() -> None:
-    # Body frames of one octet: a list of frames would take 50 times the size of the body.
+    # Body frames of a single octet: a list of frames would take 50 times the size of the body.
     assert isinstance(_Content(b"", 0).wire, bytearray)

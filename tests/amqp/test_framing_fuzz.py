@@ -1,4 +1,4 @@
-"""The reader against a dumb one, the fast path against the slow one, and both against garbage."""
+"""The reader against a simple reader, the fast path against the slow path, and both against garbage."""
 
 from __future__ import annotations
 

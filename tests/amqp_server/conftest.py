@@ -1,4 +1,4 @@
-"""A real node for all tests of the broker, and what they see of it from outside."""
+"""A real node for all tests of the AMQP server, and clients of it."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ async def log_in(
 
 
 async def connect(port: int, round_trip_s: float, host: str = "127.0.0.1") -> asyncio.StreamWriter:
-    """Send an HTTP request whose header comes in two parts, and read the answer."""
+    """Send an HTTP request with its header in two parts, and read the answer."""
     async with connected(port, host) as (reader, writer):
         await asyncio.sleep(round_trip_s)
         writer.write(b"GET /api/whoami HTTP/1.1\r\nHost: localhost\r\n")
@@ -135,7 +135,7 @@ async def herd(
 async def unauthenticated_flood(
     count: int, port: int, host: str, first: bytes, pause_s: float = 0.2
 ) -> AsyncIterator[None]:
-    """So many strangers, each of which sends `first` and no more, and comes again when its connection ends."""
+    """Keep `count` unauthenticated connections, each of which sends only `first` and reconnects when it ends."""
 
     async def idle_connection() -> None:
         while True:

@@ -1,8 +1,7 @@
-"""Law 1: what the node accepts, every node can carry out.
+"""Law 1: every node can carry out each accepted command.
 
-Bytes of clients go through a real socket into the broker. What it submits goes the whole way that a batch goes in a
-cluster, by the production code of each step: forward, entry, append, apply, dump and load on a second machine,
-compaction.
+Bytes of clients go through a real socket into the broker. Submitted batches go their whole way in a cluster, by the
+production code of each step: forward, entry, append, apply, dump and load on a second machine, compaction.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ REFUSALS = {
     ReplyCode.NOT_ALLOWED,
     ReplyCode.NOT_IMPLEMENTED,
 }
-"""What a client may hear: 541 would say that the broker has let in what it cannot do."""
+"""Allowed codes for clients: 541 would mean that the broker accepted a command that it cannot carry out."""
 
 
 class Chain(LoneGroup):
-    """A group whose log has another replica, at the far end of everything between two nodes."""
+    """A group whose log has a second replica, at the far end of all steps between two nodes."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -63,7 +62,7 @@ class Chain(LoneGroup):
             self.failures.append(error)
 
     def _arrived(self, batch: ProposedBatch) -> bytes:
-        """The batch as the log of another node has it."""
+        """Return the batch as it is in the log of a peer."""
         forward = decode(b"".join(encode(Forward(1, batch.buffers))))
         assert isinstance(forward, Forward)
         proposals = ProposalQueue()
@@ -100,7 +99,7 @@ def short(text: bytes) -> bytes:
 
 
 def nested(depth: int, inner: bytes = b"V", kinds: bytes = b"F") -> bytes:
-    """A table of so many levels; `kinds` are those of the inner ones, in turn."""
+    """Return a nested table of this depth; `kinds` are the types of the inner levels, in turn."""
     value = inner
     for level in range(depth - 1):
         is_array = kinds[level % len(kinds)] == ord("A")
@@ -251,7 +250,7 @@ def honest(broker: LoneBroker) -> Generator[None]:
 
 
 def submit(broker: LoneBroker, data: bytes) -> list[ReplyCode]:
-    """Send bytes as a client with one channel; the codes of the closes that come back."""
+    """Send bytes as a client with a single channel; return the codes of the closes in the answer."""
     with RawClient(broker.amqp_port) as client:
         client.open_channel(1)
         client.open_channel(2)
@@ -317,7 +316,7 @@ def test_deepest_headers_are_routed_and_deeper_are_refused(broker: LoneBroker, d
 
 
 def test_refused_declaration_costs_no_message_of_a_second_client(broker: LoneBroker) -> None:
-    """Passive declarations with arguments of every depth, by somebody who may do nothing, among honest publishers."""
+    """Passive declarations with arguments of every depth, by a user without permissions, among honest publishers."""
     unprivileged = PutUser("nobody", SALT, hash_password(SALT, b"nobody"), [])
     permissions = SetPermissions("nobody", "elsewhere", "^$", "^$", "^$")
     broker.operate(unprivileged, PutVhost("elsewhere", "", [], ""), permissions)

@@ -1,4 +1,4 @@
-"""Clients that do one thing at a time never wait for an acknowledgement that the node holds back for company.
+"""A client with a single pending action never waits for an acknowledgement that the node holds back.
 
 The node holds back acknowledgements for `MOMENT_S` when no delivery depends on them. Here that time is an hour, so a
 client that depends on a held acknowledgement stands still and its test fails.

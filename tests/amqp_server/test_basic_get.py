@@ -1,4 +1,4 @@
-"""basic.get, one and many of them behind one another, at both versions of the state."""
+"""basic.get, single and pipelined, at both versions of the state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fill(client: RawClient, *bodies: bytes) -> None:
 
 
 def ready(client: RawClient) -> int:
-    """How many messages are in the queue and held by nobody."""
+    """Return the number of ready messages in the queue."""
     return client.call(1, Queue.Declare(queue="q", passive=True), Queue.DeclareOk).message_count
 
 
@@ -62,7 +62,7 @@ def test_gets_are_answered_in_order(client: RawClient) -> None:
         expect_got(client, number + 1, b"%d" % number, COUNT - number - 1)
     for _ in range(3):
         client.expect(Basic.GetEmpty)
-    # Each is a message of its own, whatever it came with.
+    # Each message is settled by itself, also if several arrived together.
     client.send(1, Basic.Nack(1, requeue=True), Basic.Ack(3), Basic.Reject(2, requeue=True))
     client.write(get(no_ack=True) * 3)
     expect_got(client, COUNT + 1, b"0", 1)
@@ -81,7 +81,7 @@ def test_gets_sent_together_are_few_entries(broker: LoneBroker, client: RawClien
     entries = broker.broker.submissions.batches_applied - before
     if broker.machine.version < SINCE[GetMessages]:
         assert entries >= COUNT
-    else:  # that of the first, of those that came meanwhile, and of what a second read brought
+    else:  # entries for the first get, for those that arrived meanwhile, and for those of a second read
         assert entries <= 6
 
 
@@ -93,7 +93,7 @@ def test_acks_between_gets_are_carried_out(client: RawClient) -> None:
     client.write(get() + ack(1) + get() + ack(2) + get(no_ack=True) + get())
     for tag, body in enumerate((b"c", b"d", b"e", b"f"), 3):
         expect_got(client, tag, body, 8 - tag)
-    # What is acknowledged is gone, and what is not comes back.
+    # Acknowledged messages are removed, and the rest is requeued.
     client.call(1, Channel.Close(200, "", 0, 0), Channel.CloseOk)
     client.open_channel(1)
     assert ready(client) == 5

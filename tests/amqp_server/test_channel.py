@@ -1,4 +1,4 @@
-"""What a channel does between the log and the socket, with neither: the orders of events that are rare in reality."""
+"""A channel without log and socket: orders of events that are rare in reality."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_answers_behind_deliveries_pause_and_resume_reading() -> None:
 
 
 def test_recover_drops_unwritten_deliveries_and_returns_credit() -> None:
-    """What was on its way is delivered again by the log; the credit of an unlimited consumer is the shell's to give."""
+    """The log delivers pending messages again; the server returns the credit of an unlimited consumer."""
     channel, socket, log = channel_and_its_ends()
     consumer = consume(channel, log)
     channel.consumers.deliver(

@@ -157,7 +157,7 @@ def test_a_client_that_sends_everything_ahead_is_served(broker: LoneBroker) -> N
         works(client)
 
 
-# What a frame holds
+# The limit of a frame
 
 
 def test_deliveries_are_cut_to_the_frames_of_the_consumer(broker: LoneBroker, client: RawClient) -> None:
@@ -197,7 +197,7 @@ def test_headers_above_the_consumers_frame_limit_are_sent_whole(
 
 
 def close(connection: Connection, text: str, code: ReplyCode = ReplyCode.CONNECTION_FORCED) -> None:
-    """What an operator does, as the log tells it."""
+    """Close a connection as the log does for an operator."""
     connection.force_close(ConnectionForced("n1", connection.id, code, text))
 
 

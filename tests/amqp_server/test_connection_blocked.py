@@ -1,4 +1,4 @@
-"""connection.blocked and connection.unblocked, against a broker whose alarm is set by the test."""
+"""connection.blocked and connection.unblocked, against a broker with an alarm set by the test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def broker() -> Generator[LoneBroker]:
 
 
 class Client(RawClient):
-    """A client with one channel that can be told that it is blocked."""
+    """A client with a channel, which supports connection.blocked."""
 
     def __init__(self, broker: LoneBroker, **options: Any) -> None:
         super().__init__(broker.amqp_port, **{"more_capabilities": ["connection.blocked"]} | options)

@@ -1,4 +1,4 @@
-"""A connection that is gone leaves nothing behind that only the garbage collector would find."""
+"""A closed connection leaves no garbage for the collector."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[LoneBroker]:
 
 @contextmanager
 def no_garbage(broker: LoneBroker) -> Iterator[None]:
-    """What is opened in here is gone without a collection."""
+    """Assert that objects of the block are freed without a collection."""
     logging.disable()  # records are kept for the report of a test
     gc.collect()
     before = there()

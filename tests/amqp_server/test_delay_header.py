@@ -1,4 +1,4 @@
-"""The header x-delay, seen by clients: at exchanges of the type of RabbitMQ's plugin, and at others."""
+"""The header x-delay for clients: at exchanges of the type of RabbitMQ's plugin, and of other types."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 ANY_EXCHANGE = pytest.mark.parametrize("kind", ["direct", "x-delayed-message"])
 AT_ONCE_S = 20
-"""What is delayed for longer than this has come at once if it comes in the test."""
+"""A delay beyond the length of the test: such a message is delivered at once or not in the test."""
 
 
 @pytest.fixture
 def exchange(channel: Any, queue: str, kind: str) -> str:
-    """An exchange of that kind, from which everything gets to the queue."""
+    """An exchange of that kind, whose messages all go to the queue."""
     channel.confirm_delivery()
     channel.exchange_declare(queue, kind, auto_delete=True, arguments={"x-delayed-type": "direct"})
     channel.queue_declare(queue, exclusive=True)

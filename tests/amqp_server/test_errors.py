@@ -1,4 +1,4 @@
-"""What is an error and what is none, what happens to what came before it, and the ends of channels and connections.
+"""Errors and allowed requests, the fate of requests before an error, and the ends of channels and connections.
 
 The errors themselves are in test_protocol_errors.py.
 """
@@ -51,7 +51,7 @@ def test_cancel_of_an_unknown_consumer_is_answered(raw: RawClient) -> None:
 
 
 def test_a_publish_error_comes_in_the_middle_of_a_stream(raw: RawClient, queue: str) -> None:
-    """What was published before the mistake counts; what comes behind it does not."""
+    """Messages before the error are published, and messages after it are dropped."""
     raw.call(1, Queue.Declare(queue=queue), Queue.DeclareOk)
     raw.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
     stream = (
@@ -67,7 +67,7 @@ def test_a_publish_error_comes_in_the_middle_of_a_stream(raw: RawClient, queue: 
 def test_close_of_a_connection_comes_behind_its_methods(
     node: ClusterNode, raw: RawClient, queue: str
 ) -> None:
-    """A client that waits for no answer loses nothing of what it sends before connection.close."""
+    """A client that does not wait for answers loses no request before connection.close."""
     declared = Queue.Declare(queue=queue, durable=True)
     raw.write(marshal(1, declared) + publish(1, queue, b"m") + marshal(0, Conn.Close(200, "bye", 0, 0)))
     raw.expect(Queue.DeclareOk, 1)
@@ -210,7 +210,7 @@ def test_closed_connection_returns_its_unacked_messages(
                 holder.send(1, Chan.Flow(active=False))
                 holder.expect(Conn.Close)
             else:
-                holder.socket.shutdown(1)  # half-closed: it will say nothing more
+                holder.socket.shutdown(1)  # half-closed: the client sends no more
                 holder.expect_end()
             ready = 0
             for _ in range(100):

@@ -1,4 +1,4 @@
-"""Connections that the log wants closed: an operator asked for it, at whatever node."""
+"""Connections that the log closes, because an operator requested it at any node."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_client_that_ignores_connection_close_is_dropped(raw: RawClient) -> None
 
 
 def test_a_silent_client_that_promised_heartbeats_is_dropped(node: ClusterNode, queue: str) -> None:
-    """And what it held comes back."""
+    """Its unacknowledged messages are requeued."""
     with RawClient(node.amqp_port, heartbeat=1) as client:
         client.open_channel(1)
         client.call(1, Queue.Declare(queue=queue, exclusive=True), Queue.DeclareOk)

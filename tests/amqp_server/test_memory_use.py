@@ -1,6 +1,6 @@
-"""A client that takes more than its share is slowed down; the node stays small and the others go on.
+"""A client that takes more than its share is slowed down; the node stays small and serves further clients.
 
-The limits are some times what was measured: a node without limits would exceed them many times over.
+The limits are multiples of measured values: a node without limits would exceed them many times over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BACKLOG = 400_000
 
 @pytest.fixture(scope="module")
 def small_node() -> Generator[ClusterNode]:
-    """A node whose memory no other test has used."""
+    """A node with the memory of a fresh start."""
     with LocalCluster(nodes=1) as cluster:
         yield cluster.nodes[0]
 
@@ -40,7 +40,7 @@ def rss_mib(node: ClusterNode) -> int:
 
 
 class Bystander:
-    """A connection that works all the time; `slowest_s` is how long it had to wait for one answer."""
+    """A connection that works all the time; `slowest_s` is its longest wait for an answer."""
 
     def __init__(self, port: int) -> None:
         self.slowest_s = 0.0
@@ -70,7 +70,9 @@ class Bystander:
 
 @contextlib.contextmanager
 def unharmed(node: ClusterNode, growth_mib: int, wait_s: float = 2.0) -> Generator[None]:
-    """The node grows by less than `growth_mib`, another client waits less than `wait_s`, the log stays clean."""
+    """Assert that the node grows by less than `growth_mib`, a bystander waits less than `wait_s`, and the log stays
+    clean.
+    """
     before = rss_mib(node)
     bystander = Bystander(node.amqp_port)
     highest = before
@@ -210,14 +212,14 @@ def test_slow_consumer_of_a_large_backlog_takes_little_memory(small_node: Cluste
                     for _ in range(50):
                         assert client.socket.recv(8192)
                         time.sleep(0.02)
-            if not no_ack:  # what was not acknowledged returns
+            if not no_ack:  # unacknowledged messages are requeued
                 while owner.call(1, passive, Queue.DeclareOk).message_count < BACKLOG:
                     time.sleep(0.05)
         owner.call(1, Queue.Delete(queue=queue), Queue.DeleteOk)
 
 
 def read_messages(client: RawClient, body: bytes, count: int) -> None:
-    """Read until `count` messages have come, and keep none."""
+    """Read `count` messages without keeping them."""
     rest = b""
     client.socket.settimeout(20)
     while count > 0:
@@ -229,7 +231,7 @@ def read_messages(client: RawClient, body: bytes, count: int) -> None:
 
 @pytest.mark.long
 def test_unacked_messages_on_2047_channels_take_little_memory(small_node: ClusterNode, queue: str) -> None:
-    """Fifty on each of 2047: about 100 bytes a message, since what comes in a row is remembered as one."""
+    """Fifty on each of 2047 channels: about 100 bytes a message, since consecutive messages share a record."""
     body, count = b"twelve bytes", 100_000
     with RawClient(small_node.amqp_port) as owner:
         owner.open_channel(1)

@@ -410,19 +410,19 @@ def test_idle_client_gets_two_heartbeats_per_interval(node: ClusterNode) -> None
             while received.count(HEARTBEAT) < 5:
                 received += client.socket.recv(1000)
                 client.write(HEARTBEAT)
-        # From one second on every half second; with one in an interval it were five seconds.
+        # From the first second on every half second; an interval each would take five seconds.
         assert watch.seconds < 4 * watch.slowness
 
 
 def test_answered_client_gets_a_heartbeat_within_an_interval(node: ClusterNode) -> None:
-    """Java's client with Netty gives a node up after one silent interval."""
+    """Java's client with Netty closes its connection after a single silent interval."""
     with RawClient(node.amqp_port, heartbeat=2) as client:
         while client.socket.recv(1000) != HEARTBEAT:
             pass
         client.open_channel(1)
         with Stopwatch() as watch:
             assert client.socket.recv(1000) == HEARTBEAT
-        # Half an interval later; if every answer made the next beat needless, it were a whole one.
+        # Half an interval later; if an answer postponed the next heartbeat, it would be a whole interval.
         assert watch.seconds < 1.6 * watch.slowness
 
 

@@ -1,4 +1,4 @@
-"""Messages that wait for a client that does not read: what the log must keep for it, and what if it did not."""
+"""Messages that wait for a client that does not read: they must stay in the log; and the effect if they did not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def other(broker: LoneBroker) -> Generator[RawClient]:
 
 @pytest.fixture
 def client(broker: LoneBroker, other: RawClient) -> Generator[RawClient]:
-    """A consumer of more than the sockets take, who reads none of it: whatever comes behind it waits."""
+    """A consumer of more than the sockets hold, which does not read, so later answers wait."""
     with RawClient(broker.amqp_port) as client:
         client.open_channel(1)
         client.call(1, Basic.Consume(queue="q"), Basic.ConsumeOk)

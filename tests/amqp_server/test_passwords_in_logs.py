@@ -68,7 +68,7 @@ def amqplain(password: str) -> str:
 
 
 def answer_to(port: int, *frames: bytes) -> type:
-    """What the node says to a client that introduces itself in this way."""
+    """Return the type of the node's answer to these frames after the header."""
     with RawClient(port, handshake=False) as client:
         client.write(HEADER)
         client.expect(Connection.Start)
@@ -104,12 +104,12 @@ def status_over_http(port: int, password: str) -> int:
 
 
 def forms(password: str) -> set[str]:
-    """What would give a password away: any eight of its letters, as they are, as numbers, in hexadecimal or base64."""
+    """Return texts that would reveal a password: any eight letters, plain, as numbers, in hexadecimal or base64."""
     octets = password.encode()
     parts = [octets[at : at + LETTERS] for at in range(len(octets) - LETTERS + 1)]
     found = {part.decode() for part in parts} | {part.hex() for part in parts}
     found |= {",".join(map(str, part)) for part in parts} | {", ".join(map(str, part)) for part in parts}
-    # The three ways in which what is before it can shift base64.
+    # The three alignments of base64.
     for shift in range(3):
         encoded = base64.b64encode(bytes(shift) + octets).decode()
         found |= {encoded[at : at + 11] for at in range(4, len(encoded) - 14)}
@@ -123,7 +123,7 @@ def test_no_password_is_in_the_log(node: tuple[ClusterNode, int], authority: Aut
         for password, answer in ((RIGHT, Connection.Tune), (WRONG, Connection.Close)):
             sent = amqplain(password) if response is None else response.format(password)
             assert answer_to(port, introduced(mechanism, sent)) is answer
-    # Responses that cannot be read, a mechanism that is none, and a frame that does not end as it should.
+    # Unreadable responses, an unknown mechanism, and a frame with a wrong end.
     for broken in (
         introduced("PLAIN", RIGHT),
         introduced("AMQPLAIN", f"\x05LOGINS{RIGHT}"),

@@ -1,4 +1,4 @@
-"""A client that takes much at once: others on the node, and other channels of its connection, have turns in between."""
+"""A client with large deliveries: further clients, and further channels of its connection, have turns in between."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def broker() -> Generator[LoneBroker]:
 
 @pytest.fixture
 def client(broker: LoneBroker) -> Generator[RawClient]:
-    """A client with two channels, for which a backlog waits."""
+    """A client with two channels and a backlog to consume."""
     with RawClient(broker.amqp_port) as client:
         client.open_channel(1)
         client.open_channel(2)
@@ -141,9 +141,9 @@ def test_further_sockets_are_read_after_each_large_read(monkeypatch: pytest.Monk
 
 
 def test_large_messages_of_a_batch_are_written_individually() -> None:
-    """All of those that one batch had published were in memory at once for one consumer that did not even read."""
+    """Once all messages of a batch were in memory at once for a single consumer that did not even read."""
     count = 20
-    size = 3 * FRAGMENT_BYTES - 100  # the last fragment is all of a turn, so the messages end in the next one
+    size = 3 * FRAGMENT_BYTES - 100  # the last fragment fills a turn, so messages end in the next turn
     with LoneBroker() as lone, ExitStack() as clients:
         lone.broker.submissions.large_bytes = 2 * FRAGMENT_BYTES
         publishers = [clients.enter_context(RawClient(lone.amqp_port)) for _ in range(count + 1)]
@@ -178,7 +178,7 @@ def test_large_messages_of_a_batch_are_written_individually() -> None:
 
 @pytest.mark.parametrize("has_heartbeats", [False, True])
 def test_stuck_consumer_stays_while_its_heartbeats_arrive(broker: LoneBroker, has_heartbeats: bool) -> None:
-    """It is not read any more, and once was there for ever: with it what it had not acknowledged."""
+    """The node does not read it any more; once it stayed for ever with its unacknowledged messages."""
     name = f"held-{has_heartbeats}"
     with RawClient(broker.amqp_port) as other, RawClient(broker.amqp_port, heartbeat=1) as hung:
         for each in (other, hung):
@@ -198,7 +198,7 @@ def test_stuck_consumer_stays_while_its_heartbeats_arrive(broker: LoneBroker, ha
 
 
 def test_slow_consumer_of_a_large_message_is_kept(broker: LoneBroker) -> None:
-    """So slowly that the system takes nothing more for it, and none of its heartbeats come: it is busy."""
+    """It reads so slowly that its socket's buffers are full and its heartbeats do not arrive: it is busy."""
     with RawClient(broker.amqp_port) as other, RawClient(broker.amqp_port, heartbeat=1) as slow:
         slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
         for each in (other, slow):

@@ -1,7 +1,7 @@
-"""The table of protocol errors: what a client does wrong, what that closes, and what the client is told.
+"""The table of protocol errors: the error of the client, the closed channel or connection, and the text of the close.
 
-Codes, texts and the method to blame are RabbitMQ's. Where else: permissions (test_permissions.py), limits of virtual
-hosts and users (test_vhosts.py), direct reply-to (test_reply_to.py), limits that an operator has set
+Codes, texts and the method in the close are RabbitMQ's. Further errors: permissions (test_permissions.py), limits of
+virtual hosts and users (test_vhosts.py), direct reply-to (test_reply_to.py), limits that an operator has set
 (tests/queues/test_node_settings.py).
 """
 
@@ -26,7 +26,7 @@ TAG_MAX = 2**62
 
 
 class Mistake(NamedTuple):
-    """Sent on channel 1, or as bytes, in one piece; only the last of it is wrong."""
+    """Frames on channel 1, or bytes, sent in one piece; only the last frame is wrong."""
 
     sent: list[Any]
     code: int
@@ -54,7 +54,7 @@ def quorum(arguments: dict[str, Any] | None = None, *, queue: str = "e-q", **fie
 
 
 def headers(*fields: bytes) -> bytes:
-    """Properties that are nothing but headers, each given with its type and value."""
+    """Return properties with only headers, each given with its type and value."""
     table = b"".join(fields)
     return b"\x20\0" + len(table).to_bytes(4, "big") + table
 
@@ -237,7 +237,7 @@ METHODS: dict[str, Mistake] = {
     ),
 }
 
-# What is not there in AMQP 0-9-1 as RabbitMQ speaks it, and consumers
+# Methods that RabbitMQ does not implement, and consumers
 
 REFUSED_METHODS: dict[str, Mistake] = {
     "flow stopped": Mistake([Chan.Flow(active=False)], 540, "NOT_IMPLEMENTED - active=false", (20, 20)),
@@ -704,7 +704,7 @@ def test_connection_error_closes_only_its_connection(
         other.open_channel(1)
         send_all(raw, mistake)
         expect_close(raw, mistake)
-        if (mistake.code, mistake.method) != (501, (0, 0)):  # else nothing can be read any more
+        if (mistake.code, mistake.method) != (501, (0, 0)):  # otherwise no frame can be read
             raw.send(0, Conn.CloseOk())
             raw.expect_end()
         works(other)

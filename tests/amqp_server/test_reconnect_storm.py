@@ -35,10 +35,10 @@ HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 PLACES = 100
 ROUND_TRIP_S = 0.4
 WITHIN_S = 20.0
-"""Some 5 s on a machine that has nothing else to do."""
+"""Some 5 s on an idle machine."""
 FLOOD = 2 * PLACES
 CLIENTS = 15
-"""Clients that come from another address than the strangers, which leave them a quarter of the places."""
+"""Clients from a second address, for which the flood leaves a quarter of the slots."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -148,7 +148,7 @@ def test_http_clients_log_in_during_unauthenticated_floods(node: ClusterNode) ->
 def test_unauthenticated_tls_clients_get_only_their_share(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Half of a TLS record from one address, over and over; clients from another address log in meanwhile."""
+    """Half of a TLS record from an address, over and over; clients from a second address log in meanwhile."""
     caplog.set_level(logging.ERROR)
     broker, context = tls_broker(authority, PLACES)
 

@@ -153,7 +153,7 @@ def test_large_replies_fit_the_frames_of_the_requester(broker: LoneBroker, repli
         assert client.expect_message()[2] == bytes(100_000)
 
 
-# Who is not there
+# Missing consumers
 
 
 def test_declaring_a_reply_name_shows_whether_it_exists(requester: RawClient, replier: RawClient) -> None:
@@ -202,7 +202,7 @@ def test_new_reply_consumer_gets_a_new_name(requester: RawClient, replier: RawCl
     assert requester.expect_message()[2] == b"there"
 
 
-# What is refused
+# Refusals
 
 
 def expect_failure(client: RawClient, frame: Any, code: int, text: str, *, hard: bool = False) -> None:

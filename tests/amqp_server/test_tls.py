@@ -1,4 +1,4 @@
-"""AMQP over TLS on real sockets: who is let in, as whom, and certificates that are replaced."""
+"""AMQP over TLS on real sockets: admission, the user of a certificate, and replaced certificates."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEve
 
 @pytest.fixture
 def broker(server_files: Files, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Generator[LoneBroker]:
-    """A broker that wants nothing of its clients, on both event loops."""
+    """A broker without client certificates, on both event loops."""
     with LoneBroker(tls=ClientTls(*server_files), new_loop=new_loop) as broker:
         yield broker
 
@@ -146,7 +146,7 @@ def test_consumer_that_does_not_read_is_not_written_to(broker: LoneBroker, autho
 def test_messages_of_a_client_that_hung_up_are_published(
     broker: LoneBroker, authority: Authority, with_tls: bool
 ) -> None:
-    """The messages are not confirmed, so nothing is promised: but many programs only publish, and end."""
+    """Unconfirmed messages have no promise, but many programs only publish, and end."""
     count = 1000
     port, context = (broker.amqps_port, authority.context()) if with_tls else (broker.amqp_port, None)
     with RawClient(broker.amqp_port) as other, RawClient(port, tls=context) as client:
@@ -425,7 +425,7 @@ def passphrase(server_files: Files, tmp_path: Path) -> Path:
 
 
 def makers(files: Files, ca: Path, passphrase: Path | None) -> list[Callable[[], Any]]:
-    """What makes the contexts for clients, and for the other nodes."""
+    """Return functions that make the contexts for clients and for peers."""
     return [
         lambda: contexts.for_clients(ClientTls(*files, key_password_file=passphrase)),
         lambda: contexts.for_peers(TlsFiles(*files, ca, passphrase)),

@@ -64,7 +64,7 @@ class WritingTracer:
         return Written(self.steps, f"{operation} {tag}", address, began_ns)
 
     def taken(self, count: int) -> list[str]:
-        """What so many steps were, once all have ended; they are forgotten."""
+        """Return the texts of these steps, once all have ended, and forget them."""
         deadline_s = time.monotonic() + 5
         while len(self.steps) < count or not all(step.ended_ns for step in self.steps):
             assert time.monotonic() < deadline_s, [step.text for step in self.steps]
@@ -161,7 +161,7 @@ def test_a_transaction_ends_its_steps(channel: Any, tracer: WritingTracer) -> No
     channel.tx_select()
     channel.basic_publish("", "elsewhere", b"x", TRACED)
     channel.basic_ack(tag)
-    channel.queue_declare("q", passive=True)  # what was asked before has been read
+    channel.queue_declare("q", passive=True)  # earlier requests have been read
     assert [step.text for step in tracer.steps] == ["publish", "ack"]
     channel.basic_publish("", "q", b"x", TRACED)
     channel.tx_rollback()

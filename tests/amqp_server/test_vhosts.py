@@ -1,4 +1,4 @@
-"""Virtual hosts: who gets into one, what is separate, and what happens to whoever is inside when it goes."""
+"""Virtual hosts: admission, separation, and the connections of a deleted virtual host."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_methods_in_flight_are_refused_when_the_vhost_is_deleted(broker: LoneBro
 
 
 def test_held_back_publish_of_an_evicted_node_is_dropped(broker: LoneBroker) -> None:
-    """The log knows the session no more then, and one that it does not know acts in the default virtual host."""
+    """The log has forgotten the session then, and an unknown session would act in the default virtual host."""
     broker.operate(DeclareQueue(1, 1, "q", False, True, False, False, False, {}))
     with client_of(broker) as client:
         client.open_channel(1)

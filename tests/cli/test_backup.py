@@ -88,7 +88,7 @@ def _clusters_get_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data directory of a node that was one of two, with three segments and a checkpoint; and a backup of it."""
+    """The data directory of one of two nodes, with three segments and a checkpoint; and a backup of it."""
     root = tmp_path_factory.mktemp("original")
     low = QueueMachine.versions[0]
     disk = RealDisk(root / "data")
@@ -324,7 +324,7 @@ def test_node_does_not_start_after_a_killed_restore(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(RealDisk, "remove_directory", killed)  # whoever is killed does not clean up
+        patch.setattr(RealDisk, "remove_directory", killed)  # a killed process does not clean up
         patch.setattr(restore_command, step, killed)
         with pytest.raises(Killed):
             run_qq("restore", original / "backup", "--config", node)
@@ -481,7 +481,7 @@ def test_restore_ended_by_a_signal_leaves_no_files(
 
 @pytest.fixture(autouse=True)
 def signals_end() -> Iterator[None]:
-    """Tests that run in the background, or by `nohup`, ignore signals, and what ignores one goes on."""
+    """Restore the handlers of signals, because tests in the background, or under `nohup`, ignore them."""
     handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
@@ -548,7 +548,7 @@ def test_restore_refuses_an_unsupported_state_version(
 def test_damaged_archive_restores_the_original_or_fails(
     original: Path, node: Path, run_qq: RunQq, data: st.DataObject
 ) -> None:
-    """What is between the files of a tar archive says nothing, so a flip there does no harm."""
+    """Octets between the files of a tar archive have no meaning, so a flip there is harmless."""
     whole = (original / "backup.tar").read_bytes()
     damaged = bytearray(whole)
     place = data.draw(st.integers(0, len(whole) - 1))
@@ -618,7 +618,7 @@ def test_directory_of_a_removed_node_is_reported(survivor: Path, run_qq: RunQq) 
 
 @pytest.mark.parametrize("is_voter", [True, False])
 def test_survivor_without_a_vote_is_reported(run_qq: RunQq, tmp_path: Path, is_voter: bool) -> None:
-    """A new node need not have anything of what was confirmed, however long its log is."""
+    """A new node may lack confirmed messages, however long its log is."""
     low = QueueMachine.versions[0]
     disk = RealDisk(tmp_path)
     group, journal, _ = one_of_two(disk)
@@ -663,7 +663,7 @@ def test_recover_refuses_a_directory_in_use_or_damaged(survivor: Path, run_qq: R
 def test_recover_refuses_a_directory_without_a_log(
     run_qq: RunQq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a new node leaves its directory that has found nobody: there is the entry with which every log begins."""
+    """A new node that found no peers leaves such a directory: with the entry at the begin of every log."""
     blank = tmp_path / "blank"
     low = QueueMachine.versions[0]
     disk = RealDisk(blank)

@@ -274,9 +274,9 @@ def test_control_characters_are_escaped_for_the_terminal(text: str, shown: str) 
 
 
 def on_a_terminal(*arguments: str, at: str = "", typed: str = "", number: int = 0) -> tuple[int, str]:
-    """Run a command on a terminal; return its exit status, and what was to be seen.
+    """Run a command on a terminal; return its exit status and the visible text.
 
-    Whenever one sees what matches `at`, one types something, or the first time one sends a signal.
+    When the text matches `at`, type `typed`, or send the signal `number` at the first match.
     """
     ours, its = pty.openpty()
     environ = os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}

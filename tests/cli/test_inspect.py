@@ -36,7 +36,7 @@ FIRST_SEGMENT, SECOND_SEGMENT = (
     "00000000000000000009-00000002.segment",
 )
 QUEUE = "tasks\x1b[2J"
-"""A name that clears the screen of who prints it."""
+"""A name that clears the terminal if it is printed unescaped."""
 
 
 def batch_of(commands: list[Command], messages: list[bytes]) -> bytes:
@@ -78,7 +78,7 @@ ENTRIES = [
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory of two segments, a sparse one among them after compaction, and a checkpoint."""
+    """A data directory of two segments, of which one is sparse after compaction, and a checkpoint."""
     root = tmp_path_factory.mktemp("original")
     disk = RealDisk(root)
     versions = Versions(*QueueMachine.versions)

@@ -199,7 +199,7 @@ def test_interrupted_wait_for_a_move_prints_the_stop_command(
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    # Not `time.sleep` itself: threads of others sleep, too.
+    # Not `time.sleep` itself, which further threads use.
     monkeypatch.setattr(move_module, "time", SimpleNamespace(sleep=interrupted))
     result = tasks("move", "messages", "--from", QUEUE, "--to", other, "--rate", "1")
     assert result.status == 130

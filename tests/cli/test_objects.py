@@ -40,7 +40,7 @@ NAMES = [
 
 @pytest.fixture
 def vhost(qq: Qq) -> Generator[str]:
-    """A virtual host of one's own, whose name has to be quoted everywhere."""
+    """A virtual host for the test, whose name must be quoted everywhere."""
     name = "v/ ö%2F"
     assert qq("declare", "vhost", "--name", name).status == 0
     yield name
@@ -155,7 +155,7 @@ def test_everything_that_is_declared_is_listed_and_deleted(qq: Qq, vhost: str, t
     assert permission == {"user": user, "configure": "", "write": "a", "read": ".*"}
     for _, names, _ in made:
         assert qq("delete", *names).status == 0
-        # Of limits that are not there RabbitMQ says nothing.
+        # RabbitMQ reports no error for missing limits.
         is_limit = names[0].endswith("-limit")
         assert qq("delete", *names).status == (0 if is_limit else 1)
     assert documents(qq, "list", "limits") == []
@@ -217,7 +217,7 @@ def test_a_list_is_read_as_a_whole_also_with_a_filter(
 
 
 def test_a_list_with_a_filter_is_sorted_once(qq: Qq, vhost: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much changes while it is printed, nothing is missing, and nothing comes twice."""
+    """Changes during the listing neither omit nor repeat a row."""
     pages: list[str | None] = []
     download = Remote.download
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def node(tmp_path: Path, base_port: int) -> Generator[Qq]:
-    """The node that is asked; its output tells what it was asked for."""
+    """The requested node, whose output lists the requests."""
     nodes = local_nodes(tmp_path, 3, base_port)
     prepare(tmp_path, nodes, fresh=False)
     with started(tmp_path, "serve", "--config", str(nodes[0].config), STUB_LEADER="n2") as node:
@@ -47,7 +47,7 @@ def run_qq(node: Qq, url: str, called: Callable[..., tuple[int, str, str]]) -> R
 
 @pytest.fixture
 def after_a_second(run_qq: RunQq, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits is told what for."""
+    """Print the reason of a wait after a second."""
     monkeypatch.setattr(progress, "NOTICE_S", 1.0)
 
 

@@ -1,4 +1,4 @@
-"""What commands print: tables that fit the terminal, names that cannot move its cursor, times and sizes for people."""
+"""The output of commands: tables that fit the terminal, escaped names, readable times and sizes."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_serve_reports_an_invalid_configuration_on_a_single_line(tmp_path: Path,
 
 
 def test_unreadable_configuration_exits_as_a_configuration_error(tmp_path: Path, called: Called) -> None:
-    """Nobody starts the node again and again then. Of a file of somebody else's the system says so when it is asked."""
+    """The status stops restarts by a supervisor. Of an unreadable file the system's error is printed."""
     config = tmp_path / "node.toml"
     config.write_text("[node]\n")
     config.chmod(0)
@@ -158,7 +158,7 @@ def test_status_is_a_table_or_the_answer_itself(
 
 
 def test_a_node_trusts_the_authorities_that_the_system_trusts() -> None:
-    """As a shovel to `amqps://` does whose URI names none."""
+    """A shovel to `amqps://` without authorities in its URI needs them."""
     with patch.dict(os.environ, SSL_CERT_FILE="/etc/ssl/cert.pem"):
         assert node_environment()["SSL_CERT_FILE"] == "/etc/ssl/cert.pem"
 
@@ -233,7 +233,7 @@ def test_status_reports_a_foreign_or_malformed_answer(called: Called, answer: by
 
 
 def test_list_by_name_refuses_the_answer_of_release_0_1(called: Called) -> None:
-    """As release 0.1 answers, whatever is asked for."""
+    """Release 0.1 gives this answer to any request."""
     whole = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]"
     with answering(whole) as url:
         status, _, errors = called("list", "queues", "--name", "q", "--url", url)

@@ -28,7 +28,7 @@ REMEDY = "; look at the node, or name another node with --url"
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    """The URL of one that says nothing; all times but the command's own are short."""
+    """The URL of a silent server; all times except the command's own are short."""
     monkeypatch.setattr(remote, "_GRACE_S", GRACE_S)
     monkeypatch.setattr(progress, "NOTICE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -149,7 +149,7 @@ sys.exit(run())
     "module", ["qq.process.garbage", "qq.cli", "click", "qq.cli.command_line.values", "uvloop"]
 )
 def test_ctrl_c_in_the_middle_of_an_import_is_not_lost(module: str) -> None:
-    """Python only tells of an exception that comes in a finalizer: of ten nodes that were interrupted, one went on."""
+    """Python only prints an exception in a finalizer: of ten interrupted nodes, one continued."""
     program = f"""
 import os, signal, sys
 class Interrupted:

@@ -38,7 +38,7 @@ def up(data_dir: Path, base_port: int, *options: str, **environ: str) -> Abstrac
 
 
 def refusal(data_dir: Path, base_port: int, *options: str, **environ: str) -> str:
-    """Give what it says on standard error, which is one line, when it does not start."""
+    """Return the single line on standard error of a failed start."""
     with up(data_dir, base_port, *options, **environ) as qq:
         assert qq.exit_status() == 1
         assert qq.errors.count("\n") == 1
@@ -292,7 +292,7 @@ def test_up_refuses_a_log_that_cannot_be_written(data_dir: Path, base_port: int)
 
 
 def test_up_refuses_a_directory_that_cannot_be_written(data_dir: Path, base_port: int) -> None:
-    # Nobody may make files there, not even root, whom the mode of an ordinary directory would not stop.
+    # No user can create files there, not even root, whom the mode of an ordinary directory would not stop.
     data_dir.symlink_to("/sys/kernel")
     assert refusal(data_dir, base_port).startswith("qq up: cannot use the directory ")
 

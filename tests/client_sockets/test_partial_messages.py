@@ -1,4 +1,4 @@
-"""Messages of which only a part has come: what a node's connections hold of them, and whose turn it is to go on."""
+"""Partial messages: their memory at a node's connections, and the slot of the connection that may continue."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Connection:
 
 
 class Timers:
-    """The runtime, whose time passes when it is told to."""
+    """A runtime with a clock set by the test."""
 
     def __init__(self) -> None:
         self._waiting: dict[object, Callable[[], None]] = {}
@@ -119,7 +119,7 @@ class Setup:
 
 @pytest.fixture
 def setup() -> Setup:
-    """Three connections, each of which holds a large part of a message: more than all may hold together."""
+    """Three connections with a large part of a message each: together more than the limit."""
     made = Setup()
     for number in range(3):
         made.record(number, LARGE)
@@ -187,7 +187,7 @@ def test_slot_lasts_longer_when_all_hold_far_too_much(setup: Setup) -> None:
 
 
 def test_trickling_connection_loses_its_slot(setup: Setup) -> None:
-    """Others once waited until its message had ended: for hours, of one octet a second."""
+    """Further connections once waited until its message had ended: for hours, at an octet a second."""
     for came in (1, PROGRESS_BYTES, PROGRESS_BYTES - 1):
         assert setup.going_on == [0]
         setup.record(0, LARGE, came)
@@ -267,7 +267,7 @@ _steps = st.lists(
 @settings(max_examples=min(200, settings.default.max_examples), deadline=None, derandomize=True)
 @given(_steps, st.integers(1, 40))
 def test_some_connection_is_always_read(steps: list[tuple[str, int, int]], count: int) -> None:
-    """Whatever comes in whatever order: one of those that wait goes on, and nobody waits without need."""
+    """In any order of events: a waiting connection continues, and no connection waits without need."""
     timers = Timers()
     runtime: Any = timers
     partial_messages = PartialMessages(runtime, LIMIT, lambda: count)
@@ -342,7 +342,7 @@ def begun(
 
 
 def waiting(broker: LoneBroker) -> int:
-    """How many connections wait for others to finish their messages."""
+    """Return the number of connections that wait for the slot."""
     return broker.call(
         lambda: sum(broker.server.sockets.partial_messages.waits(each) for each in _connections(broker))
     )
@@ -416,7 +416,7 @@ def test_connection_that_is_shut_down_holds_no_slot() -> None:
 
 
 def test_closed_channel_frees_its_unfinished_message() -> None:
-    """The broker closes a channel for what it was asked before, when the next message has begun to come."""
+    """The broker closes a channel for an earlier request when the next message has begun to arrive."""
     with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, 3) as clients:
         partial_messages = broker.server.sockets.partial_messages
 
@@ -432,7 +432,7 @@ def test_closed_channel_frees_its_unfinished_message() -> None:
 
 
 def test_a_large_frame_counts_although_it_has_not_ended() -> None:
-    """All of a message may be in one frame, if `frame_max` lets it."""
+    """A whole message may be in a single frame, if `frame_max` allows it."""
     frame_max = 4 * LARGE
     whole = publish(1, "q", bytes(LARGE), frame_max=frame_max)
     with (
@@ -455,7 +455,7 @@ def test_a_large_frame_counts_although_it_has_not_ended() -> None:
 def test_waiting_client_stays_while_its_heartbeats_arrive(
     has_heartbeats: bool, speaks_tls: bool, tmp_path: Path
 ) -> None:
-    """Those that were dead once held what they had begun for ever, and had turns."""
+    """Dead connections once kept their partial messages for ever, and had the slot in turn."""
     authority = Authority(tmp_path)
     last_frame = LARGE % (131_072 - 8) + 8  # heartbeats go between frames
     files = ClientTls(*authority.issue("server"))

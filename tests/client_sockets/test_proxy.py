@@ -83,7 +83,9 @@ BAD = [
 
 
 def read(stream: bytes, sizes: Iterator[int] | None = None) -> tuple[Source | None, bytes]:
-    """What a header says, and what is left behind it; given as it is wanted, or in smaller pieces."""
+    """Return the source in a header, and the bytes behind it; the header reads as many bytes as it wants, or smaller
+    pieces.
+    """
     header, at = ProxyHeader(), 0
     while header.wanted:
         size = header.wanted if sizes is None else min(next(sizes), header.wanted)

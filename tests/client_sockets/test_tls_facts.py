@@ -1,4 +1,4 @@
-"""What operators see of a client's TLS, of a handshake in memory."""
+"""The facts about a client's TLS that operators see, from a handshake in memory."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class _Application:
 
 
 class Publisher(_Application):
-    """Publishes messages one by one."""
+    """Publishes messages in sequence."""
 
     def __init__(self, ports: Sequence[int], queue: str) -> None:
         super().__init__(ports, queue)

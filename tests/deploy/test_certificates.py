@@ -1,4 +1,4 @@
-"""The commands that make certificates in docs/how-to: a node and a client take what comes of them."""
+"""The commands that make certificates in docs/how-to: nodes and clients accept the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.deploy.how_to import block, run_shell, secrets_for_kubernetes
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = None) -> None:
-    """Raises SSLError if one side does not take the other's certificate, looked at as newer Pythons do."""
+    """Raise SSLError if a side refuses the other's certificate under the rules of newer Pythons."""
     for context in (server, client):
         context.verify_flags |= ssl.VERIFY_X509_STRICT
     upward, downward = ssl.MemoryBIO(), ssl.MemoryBIO()

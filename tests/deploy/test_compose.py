@@ -1,4 +1,4 @@
-"""docker-compose.yml: valid, open to this machine only, and one with the files that it mounts."""
+"""docker-compose.yml: valid, open to this machine only, and consistent with the files that it mounts."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def dockerfile_of(service: str) -> Path:
 
 
 def mistakes(text: str) -> list[str]:
-    """What the schema of compose files, which is part of check-jsonschema, says of a text."""
+    """Return the errors that the schema of compose files, which is part of check-jsonschema, finds in a text."""
     validator = Draft202012Validator(get_builtin_schema("vendor.compose-spec"))
     return [error.message for error in validator.iter_errors(yaml.safe_load(text))]
 
 
 def mounts(service: str) -> dict[str, str]:
-    """By path in the container: what is there."""
+    """Return the mounted source of each path in the container."""
     split = [volume.split(":") for volume in SERVICES[service]["volumes"]]
     return {where: mounted_source for mounted_source, where, *_ in split}
 
@@ -70,7 +70,7 @@ def test_a_node_starts_with_its_configuration(name: str) -> None:
 
 
 def test_fourth_node_has_its_own_profile_and_joins_the_cluster() -> None:
-    """But for that, it is told what they are told."""
+    """Otherwise it has the configuration of the first three."""
     assert SERVICES["n4"]["profiles"] == ["n4"]
     joining, beginning = config("n4"), config("n3")
     assert joining.join == tuple((name, config(name).address.peer_port) for name in NODES)

@@ -1,7 +1,6 @@
-"""What docker-compose.yml describes, run by a real engine: `make deploy-test`, which takes minutes.
+"""docker-compose.yml, run by a real engine: `make deploy-test`, which takes minutes.
 
-The tests have one deployment in common. Each finds three healthy nodes, and leaves what it has hurt to the next one,
-which waits until it is mended.
+The tests share a deployment. Each waits for three healthy nodes, which may still recover from the test before.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ ALERTS = {
     for group in document(DEPLOY / "prometheus" / "alerts.yml")["groups"]
     for rule in group["rules"]
 }
-# A node that stops hands over, one that is killed may be taken for silent, and an election takes a few seconds then.
+# A stopping node hands over; a killed node may be taken for silent, and then an election takes a few seconds.
 PAUSE_AFTER_STOP_S = 3.0
 PAUSE_AFTER_KILL_S = 8.0
 DOWN_S = 180.0
@@ -40,7 +39,7 @@ DOWN_S = 180.0
 
 
 def port_of(service: str, inside: int) -> int:
-    """The port of this machine that leads to one of a container."""
+    """Return the port of this machine that leads to a port of a container."""
     return published(SERVICES[service])[inside]
 
 
@@ -72,7 +71,7 @@ def deployed(engine: Engine) -> Generator[Deployment]:
 
 @pytest.fixture
 def cluster(deployed: Deployment) -> Deployment:
-    """The deployment with three healthy nodes, whatever a test before has made of them."""
+    """The deployment with three healthy nodes."""
     deployed.start(*NODES)
     return deployed
 
@@ -128,9 +127,9 @@ def test_three_voters_agree_on_a_leader(cluster: Deployment) -> None:
 
 
 def hurt(cluster: Deployment, queue: str, fault: Callable[[str], None]) -> float:
-    """Do this to the leader while an application publishes at the others.
+    """Carry out a fault on the leader while an application publishes at its peers.
 
-    Returns for how many seconds nothing was confirmed. Nothing that was confirmed may be lost.
+    Return the seconds without a confirm. No confirmed message may be lost.
     """
     leader = cluster.leader()
     with Publisher(amqp_ports(*peers_of(leader)), queue) as publisher:
@@ -222,7 +221,7 @@ def test_node_with_an_invalid_setting_exits_and_stays_down(cluster: Deployment) 
 
 @pytest.fixture
 def new_cluster(deployed: Deployment, image: str) -> Generator[Deployment]:
-    """For one test, which says what its nodes run and may change who they are: nobody is a member before and after."""
+    """A deployment without members, for a test that chooses images and members; its members are removed afterwards."""
     deployed.forget()
     yield deployed
     deployed.forget()
@@ -230,7 +229,7 @@ def new_cluster(deployed: Deployment, image: str) -> Generator[Deployment]:
 
 
 def assert_no_message_is_lost(port: int, publisher: Publisher, consumer: Consumer) -> None:
-    """Look at what was taken, and at what is still there."""
+    """Assert that each confirmed message was taken or is still in the queue."""
     confirmed = {body for _, body in publisher.confirmed}
     assert len(consumer.taken) > 100
     lost = confirmed - consumer.taken - consumed(port, "worked")
@@ -269,7 +268,10 @@ def test_fourth_node_joins_and_the_leader_is_removed_under_load(new_cluster: Dep
 def test_release_0_1_is_upgraded_node_by_node_under_load(
     new_cluster: Deployment, release_image: str, image: str
 ) -> None:
-    """The first node goes when all are healthy: nobody knows the check yet. Then the upgraded ones are asked."""
+    """The first node is upgraded when all are healthy, because the release has no check.
+
+    Then upgraded nodes run the check.
+    """
     new_cluster.use(release_image, *NODES)
     new_cluster.start(*NODES)
     before, after = QueueMachine.versions
@@ -353,7 +355,7 @@ def test_prometheus_evaluates_all_alerts(prometheus: str) -> None:
 
 
 def unanswered(query: Callable[[str], bool]) -> list[str]:
-    """What of the board gets no data. Its variables are as for all clusters and nodes, and the last minute."""
+    """Return the queries of the board without data, for all clusters and nodes, and the last minute."""
     filled = []
     for text in QUERIES:
         for variable in BOARD["templating"]["list"]:

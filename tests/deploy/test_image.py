@@ -1,4 +1,4 @@
-"""The Dockerfile: no engine is needed to see that its steps work and that a node finds what it needs."""
+"""The Dockerfile without an engine: its steps work, and a node finds its files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_image_labels_give_licenses_and_version(stage: str) -> None:
         "${REVISION}",
     )
     assert arguments["VERSION"] == __version__
-    # What stands before the first stage is not known in one that does not ask for it.
+    # An argument before the first stage is known only in stages that declare it.
     assert [step.text for step in instructions(stage, "ARG")] == ["VERSION", "REVISION"]
 
 
@@ -117,7 +117,7 @@ def test_installed_packages_are_pinned_with_hashes() -> None:
 
 
 def test_wheel_is_built_with_the_tested_command() -> None:
-    """tests/deploy/test_wheel.py says what is in it, and that it works."""
+    """tests/deploy/test_wheel.py checks its contents, and that it works."""
     step = next(step.text for step in instructions("build", "RUN") if "--no-deps" in step.text)
     assert f"pip wheel {' '.join(WHEEL_OPTIONS)} --wheel-dir wheels ." in step
 

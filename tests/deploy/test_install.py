@@ -1,7 +1,7 @@
-"""What sets up an environment.
+"""The setup of an environment.
 
-Where packages come from is what pip was told, also if uv fetches them. One `make` at a time does it, and what was
-interrupted is begun anew.
+Packages come from the sources that pip's configuration names, also if uv fetches them. A single `make` at a time sets
+it up, and an interrupted setup is begun anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(INSTALL["os"].environ):
         if name.startswith("PIP_"):
             monkeypatch.delenv(name)
-    # Another file than this one may be there, too, but says less.
+    # A second file may exist, but this file has precedence.
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
 
 
@@ -113,7 +113,7 @@ esac
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The Makefile, with all that it looks at, and a Python that only says what it was told."""
+    """The Makefile with its inputs, and a Python that only prints its arguments."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "requirements").mkdir()
     for file in [*(ROOT / "requirements").iterdir(), ROOT / "pyproject.toml", ROOT / "setup.py"]:

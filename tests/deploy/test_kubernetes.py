@@ -1,4 +1,4 @@
-"""The manifests: valid, and one with each other, with the configuration and with what a node answers."""
+"""The manifests: valid, and consistent with each other, with the configuration and with the answers of a node."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SETTINGS = MANIFESTS["ConfigMap", "qq"]["data"]["node.toml"]
 
 
 def config(pod: str, directory: Path, values: dict[str, str] = VALUES, *, text: str = SETTINGS) -> NodeConfig:
-    """Load what the pod would load, with its Secrets in this directory."""
+    """Return the configuration that the pod would load, with its Secrets in this directory."""
     contents = {
         "secrets": values,
         "tls": dict.fromkeys(("tls.crt", "tls.key"), "PEM"),
@@ -136,7 +136,7 @@ def test_volumes_of_a_pod_exist() -> None:
 
 
 def test_cert_manager_makes_certificates_that_a_node_can_use() -> None:
-    """Both sides of a link show the same one, and clients know the node under the name of its Service."""
+    """Both sides of a link show the same certificate, and clients know the node under the name of its Service."""
     peers, clients = (CERT_MANAGER["Certificate", name]["spec"] for name in ("qq-peer-tls", "qq-tls"))
     assert {"client auth", "server auth"} <= set(peers["usages"])
     assert {"server auth"} <= set(clients["usages"])
@@ -148,7 +148,7 @@ def test_cert_manager_makes_certificates_that_a_node_can_use() -> None:
         signer = CERT_MANAGER["Certificate", authority]["spec"]
         assert (signer["secretName"], signer["isCA"]) == (authority, True)
         assert "selfSigned" in CERT_MANAGER["Issuer", signer["issuerRef"]["name"]]["spec"]
-    assert len(authorities) == 2  # whoever is trusted by clients must not make nodes
+    assert len(authorities) == 2  # the authority that clients trust must not sign nodes
 
 
 def test_selectors_match_the_pods() -> None:
@@ -179,7 +179,7 @@ def test_services_lead_to_ports_of_the_container() -> None:
 
 
 def test_only_nodes_may_connect_to_the_peer_port() -> None:
-    """What is in the policy's lists may connect; without `from` it is everybody."""
+    """The policy's lists admit peers; without `from` they admit all."""
     names = {port: name for name, port in PORTS.items()}
     admitted: dict[str, list[Any]] = {name: [] for name in PORTS}
     for rule in NETWORK["ingress"]:
@@ -202,7 +202,7 @@ def test_nodes_run_on_separate_machines_and_zones_if_possible() -> None:
 
 
 def test_a_new_cluster_can_form() -> None:
-    """It waits for all of its nodes, so none may wait for another to be ready, and they must find each other."""
+    """It waits for all of its nodes, so no node may wait for a ready peer, and they must find each other."""
     assert SET["spec"]["podManagementPolicy"] == "Parallel"
     headless = MANIFESTS["Service", SET["spec"]["serviceName"]]["spec"]
     assert headless["clusterIP"] == "None"
@@ -215,7 +215,7 @@ def test_a_majority_stays() -> None:
 
 
 def test_a_start_has_time_to_load_the_program() -> None:
-    """Nothing more: /livez answers while the log is read (tests/queues/test_node_starting.py)."""
+    """Reading the log is not included: /livez answers meanwhile (tests/node/test_node_starting.py)."""
     probe = CONTAINER["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 60
 
@@ -229,7 +229,7 @@ def test_a_node_answers_the_probes_without_a_login(probe: str, node: ClusterNode
 
 
 def test_only_the_readiness_probe_depends_on_a_majority() -> None:
-    """A node that is repaired from the others, or has no majority, is not helped by being killed."""
+    """Killing does not help a node that is repaired by its peers, or has no majority."""
     paths = {
         probe: CONTAINER[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")
     }
@@ -237,7 +237,7 @@ def test_only_the_readiness_probe_depends_on_a_majority() -> None:
 
 
 def done_before_a_pod_stops(pod: str, directory: Path) -> list[list[str]]:
-    """Run what a pod does before it stops, with all answers yes: the commands, in their order."""
+    """Run the pod's commands before its stop, with positive answers; return them in order."""
     directory.mkdir()
     for command in ("sleep", "qq"):
         file = directory / command
@@ -257,7 +257,7 @@ def done_before_a_pod_stops(pod: str, directory: Path) -> list[list[str]]:
 
 
 def options_of(command: str, arguments: list[str]) -> dict[str, Any]:
-    """What a command line of `qq` says, by the names that the command gives to its options."""
+    """Return the options of a command line of `qq`, by the command's names for them."""
     context = root.make_context(command, list(arguments))
     while isinstance(context.command, click.Group):
         command_words = [*context._protected_args, *context.args]
@@ -290,7 +290,7 @@ def test_pod_checks_safe_to_stop_twice_within_its_grace_period(pod: str, tmp_pat
 
 
 def test_simultaneous_pod_stops_are_spread_by_their_pauses(tmp_path: Path) -> None:
-    """What nodes know of each other is a second old, and a node takes its time to stop."""
+    """Statuses of peers are a second old, and a node takes its time to stop."""
     pauses = [int(done_before_a_pod_stops(pod, tmp_path / pod)[2][1]) for pod in MOST_PODS]
     gaps = [later - earlier for earlier, later in itertools.pairwise(pauses)]
     assert min(gaps) >= 1 + LEADER_HANDOVER_S + LAST_SYNC_S

@@ -1,4 +1,4 @@
-"""Prometheus and Grafana: what they ask for is what a node shows."""
+"""Prometheus and Grafana: their queries match the metrics of a node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel[
 OPERATOR = DEPLOY / "kubernetes" / "prometheus-operator"
 POD = document(DEPLOY / "kubernetes" / "statefulset.yaml")["spec"]["template"]
 CLUSTER = {"cluster", "namespace"}
-"""Labels that tell one cluster from another, where one Prometheus has several. Each may be missing."""
+"""Labels that distinguish clusters within a Prometheus. Each may be missing."""
 FROM_PROMETHEUS = {"node", "job"} | CLUSTER
 """Labels that are not the node's own."""
 PROMTOOL = shutil.which("promtool")
@@ -95,7 +95,7 @@ def test_node_exports_every_label_used_in_expressions(shown: dict[str, set[str]]
 
 
 def selectors() -> Iterator[tuple[str, dict[str, str]]]:
-    """Every metric that somebody asks for, with what is asked of its labels."""
+    """Yield every metric in a query, with the conditions on its labels."""
     for text in expressions():
         for name, labels in re.findall(r"\b(up|rabbitmq_\w+)\b(?:\{([^}]*)\})?", text):
             yield name, dict(re.findall(r'(\w+)(?:=~?|!=)"([^"]*)"', labels))
@@ -116,7 +116,7 @@ def test_dashboard_selects_clusters_by_variable() -> None:
 
 
 def test_no_alert_mixes_clusters() -> None:
-    """But for the one of what is not there, which has no labels."""
+    """Except the alert for absent metrics, which has no labels."""
     for rule in RULES:
         aggregated = re.findall(r"\b(sum|max|count|absent|scalar)\b(?: by \(([\w, ]+)\))?", rule["expr"])
         for function, by in aggregated:
@@ -152,7 +152,7 @@ def as_compose_labels(target: dict[str, str]) -> dict[str, str]:
 
 
 def pods() -> Iterator[dict[str, str]]:
-    """What Prometheus finds in Kubernetes: a target for each port of each pod."""
+    """Yield the targets that Prometheus finds in Kubernetes: each port of each pod."""
     (container,) = POD["spec"]["containers"]
     for number in range(3):
         for port in container["ports"]:
@@ -171,7 +171,7 @@ def scraped_in_kubernetes() -> list[dict[str, str]]:
 
 
 def scraped_by_the_operator() -> list[dict[str, str]]:
-    """The operator gives the label `namespace` by itself, and others that nobody asks for."""
+    """The operator adds the label `namespace` by itself, and further unused labels."""
     spec = document(OPERATOR / "monitor.yaml")["spec"]
     (endpoint,) = spec["podMetricsEndpoints"]
     rules = [
@@ -201,7 +201,7 @@ def test_prometheus_scrapes_all_nodes_and_names_them(
 
 
 def test_prometheus_finds_a_joining_node_by_dns() -> None:
-    """The name of a service leads to its container as long as there is one."""
+    """The name of a service leads to its container while it exists."""
     (found,) = SCRAPED["dns_sd_configs"]
     (table,) = tomllib.loads((DEPLOY / "compose" / "n4.toml").read_text())["nodes"]
     assert table["host"] in COMPOSE["services"]

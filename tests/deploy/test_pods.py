@@ -1,7 +1,7 @@
-"""The pods of deploy/kubernetes as containers: `make deploy-test`. What only Kubernetes can do is not tried here.
+"""The pods of deploy/kubernetes as containers: `make deploy-test`. Features of Kubernetes itself are not tested.
 
 Image, arguments, environment, user, limits, ConfigMap, Secrets and names are those of the manifests, and certificates
-are made as docs/how-to/kubernetes.md says.
+are made as docs/how-to/kubernetes.md describes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Pods:
         ]
         for volume in MOUNTED.keys() - {"data"}:
             options += ["--volume", f"{self._directory / volume}:{MOUNTED[volume]}:ro"]
-        # Kubernetes gives a volume to the pod's group. A new one of the engine is as the image has its directory.
+        # Kubernetes gives a volume to the pod's group. A new volume of the engine has the owner of the image's
+        # directory.
         self.engine.run("run", *options, self._image, *CONTAINER["args"])
 
     def container(self, name: str) -> str:
@@ -70,7 +71,7 @@ class Pods:
         (self._directory / "config" / "node.toml").write_text(settings)
 
     def qq(self, name: str, *arguments: str) -> str:
-        """Run the command in a pod as the documentation says, and return what it prints."""
+        """Run the command in a pod as in the documentation, and return its output."""
         login = ("--user", "admin", "--password-file", f"{MOUNTED['secrets']}/admin-password")
         return self.engine.run("exec", self.container(name), "qq", *arguments, *login).stdout
 
@@ -120,7 +121,7 @@ def write_volumes(directory: Path) -> None:
         (directory / volume).mkdir()
         for name, text in files.items():
             (directory / volume / name).write_text(text)
-            # The pod's group reads it in Kubernetes. Whose the file is here depends on who runs the test.
+            # The pod's group reads it in Kubernetes. Its owner here is the user of the test.
             (directory / volume / name).chmod(0o644)
 
 

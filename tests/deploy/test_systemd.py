@@ -20,7 +20,7 @@ FILE = DEPLOY / "systemd" / "qq.service"
 CONFIG = DEPLOY / "systemd" / "node.toml"
 ENVIRONMENT = {"QQ_NODE_NAME": "n2"}
 HIDDEN = {"secret": "s" * 16, "password": "p4ss"}
-"""What is in files beside the configuration."""
+"""Contents of files beside the configuration."""
 
 
 def parsed(text: str) -> dict[str, list[str]]:
@@ -77,14 +77,14 @@ def test_a_node_may_do_little() -> None:
     assert UNIT["StateDirectoryMode"] == ["0700"]
 
 
-# What its first lines say is to be done
+# Steps in its first lines
 
 
 STEPS = re.findall(r"^#   ([\w/.-]+ \S.*)", FILE.read_text(), re.MULTILINE)
 
 
 def steps(program: str) -> list[list[str]]:
-    """The arguments of each call of a program, whatever directory it is in."""
+    """Return the arguments of each call of a program, in any directory."""
     command_words = [shlex.split(command) for step in STEPS for command in step.split(" && ")]
     return [arguments for name, *arguments in command_words if Path(name).name == program]
 
@@ -127,7 +127,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def warnings(unit: Path) -> str:
-    """What systemd says of it; where there is no systemd, of keys that it does not know among those that matter."""
+    """Return systemd's warnings about a unit; without systemd, unknown keys among the important ones."""
     if shutil.which("systemd-analyze") is None:
         known = set(UNIT) | {"[Unit]", "[Service]", "[Install]"}
         return "".join(key for key in parsed(unit.read_text()) if key not in known)

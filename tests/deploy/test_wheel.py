@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that a project which has nothing else of ours can test with it."""
+"""The wheel: its contents, and a project that tests with the wheel alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_orders(qq_cluster):
 
 
 def copy_distributions(names: Iterable[str], target: Path) -> None:
-    """Copy what pip has installed here under these names."""
+    """Copy these installed distributions."""
     for name in names:
         installed = distribution(name)
         for file in installed.files or ():
@@ -52,7 +52,7 @@ def run(command: list[str | Path], directory: Path, **environ: str) -> subproces
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the wheel and what requirements/run.txt names, and nothing else."""
+    """The interpreter of an environment with only the wheel and requirements/run.txt."""
     bare = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True, timeout=60)
     python = bare / "bin" / "python"

@@ -1,4 +1,4 @@
-"""Findings: their order, their forms, and how long they have lasted; and what a window of samples shows."""
+"""Findings: their order, forms and durations; and the values of a window of samples."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_absence_of_a_node_begins_anew_after_its_return() -> None:
 
 
 def test_finding_after_a_total_outage_starts_anew() -> None:
-    """Until a node that starts has heard the others' clocks, its time is that of the last entry of its log."""
+    """Until a starting node knows its peers' clocks, its time is that of the last entry of its log."""
     since, found = Since(), Finding("node-down", "node n3", "it does not answer")
     since.date([found], NOW_MS)
     assert since.date([found], NOW_MS + KEPT_MS) == [found._replace(since_ms=NOW_MS)]

@@ -1,4 +1,4 @@
-"""What all nodes together show."""
+"""Findings about all nodes together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_releases_that_differ() -> None:
 def test_settings_that_differ() -> None:
     common = {"[limits] frame_max": "131072", "[limits] channel_max": "2047"}
     first, third = (IDLE._replace(name=name, settings=common) for name in ("n1", "n3"))
-    # A node whose program has one setting less does not differ by that.
+    # A missing setting of a different program is no difference.
     assert found(first, third._replace(settings={"[limits] frame_max": "131072"})) == []
     second = IDLE._replace(name="n2", settings=common | {"[limits] frame_max": "4096"})
     assert found(first, second, third) == [
@@ -75,7 +75,7 @@ def test_a_tenant_that_has_most_of_the_traffic() -> None:
             about=("user", "a"),
         )
     ]
-    assert found(there) == []  # it is the only one
+    assert found(there) == []  # it is the only node
     assert (
         found(
             here._replace(

@@ -1,4 +1,4 @@
-"""What is judged of the members."""
+"""Findings about the members."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_member_finding_gives_code_and_text(change: dict[str, object], code: str
         THREE[2]._replace(name="n5"),
     ]
     if change.get("role") != "voter" and "role" in change:
-        members.append(THREE[2]._replace(name="n6"))  # five voters, whatever becomes of this one
+        members.append(THREE[2]._replace(name="n6"))  # five voters in any case
     since_ms = THREE[2]._replace(**change).lost_ms
     found = list(findings_of_members(ClusterFacts("n1", members, 8)))
     assert found == [Finding(code, "node n3", text, since_ms)]
@@ -133,7 +133,7 @@ def test_an_upgrade_that_waits(highest: list[int | None], text: str) -> None:
 
 
 def test_no_clients_are_served_when_all_live_nodes_are_drained() -> None:
-    """The last one that did has failed: the others were drained before, and stay so."""
+    """The last serving node has failed: the rest was drained before, and stays so."""
     drained = [each._replace(is_drained=True) for each in THREE[:2]]
     one_serves = found(*drained, THREE[2])
     assert one_serves == [("node-drained", "node n1"), ("node-drained", "node n2")]

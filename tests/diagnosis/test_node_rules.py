@@ -1,4 +1,4 @@
-"""What a node judges of itself."""
+"""Findings of a node about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found of queues over time."""
+"""Findings about queues over time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Watched:
         return [each.code for each in self.watch.findings]
 
     def be(self, passes: int = 20, **facts: int) -> list[str]:
-        """Be so for a while; returns what was found at its end."""
+        """Repeat these facts for a while; return the last findings."""
         return [self.check(FACTS._replace(**facts)) for _ in range(passes)][-1]
 
     @property
@@ -179,7 +179,7 @@ def test_small_prefetch_is_reported() -> None:
     queue = Watched()
     assert slow(queue, 5000, unacked=1, prefetch=1) == ["prefetch-small"]
     assert queue.texts == ["900 messages wait; with a prefetch of 1, 1 consumer had each message for 1 ms"]
-    # What is acknowledged is committed before the next message leaves: where that takes long, it is no one's slowness.
+    # An acknowledgement is committed before the next delivery: a slow commit is not the consumer's fault.
     queue = Watched(commit_s=0.06)
     assert slow(queue, 30, unacked=1, prefetch=1) == ["prefetch-small"]
     text = "900 messages wait; with a prefetch of 1, 1 consumer had each message for 167 ms, and a commit takes 60 ms"

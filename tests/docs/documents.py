@@ -1,4 +1,4 @@
-"""What the documents of the repository say: their texts, spans of code and blocks of code."""
+"""The documents of the repository: their texts, spans of code and blocks of code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AT_THE_TOP = (
     "examples/README.md",
     "tests/benchmarks/README.md",
 )
-"""Not the changelog: it names what once was."""
+"""Without the changelog, which has former names."""
 DOCUMENTS = [*(ROOT / name for name in AT_THE_TOP), *sorted((ROOT / "docs").rglob("*.md"))]
 
 _FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -32,7 +32,9 @@ def name_of(document: Path) -> str:
 
 
 def of_each_document(check: Callable[[Path], None]) -> Callable[[], None]:
-    """Make one test of all documents, which names each that is wrong; one for each would cost more than its check."""
+    """Make a test of all documents, which lists each failing document; a test for each would cost more than its
+    check.
+    """
 
     def test() -> None:
         failures: list[Exception] = []
@@ -67,7 +69,7 @@ def prose(document: Path) -> str:
 
 
 def spans(document: Path) -> list[str]:
-    """What stands between backquotes in the text."""
+    """Return the texts between backquotes."""
     return _SPAN.findall(prose(document))
 
 

@@ -28,7 +28,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
 @of_each_document
 def test_a_link_leads_to_a_file_and_a_heading_of_the_repository(document: Path) -> None:
-    """As whoever reads the files themselves follows it; addresses of other sites are not looked at."""
+    """For readers of the files themselves; addresses of other sites are not checked."""
     for target in LINK.findall(document.read_text()):
         if re.match(r"[a-z]+:", target):
             continue
@@ -40,7 +40,7 @@ def test_a_link_leads_to_a_file_and_a_heading_of_the_repository(document: Path) 
 
 
 def anchors(file: Path) -> set[str]:
-    """What headings are called in links, by GitHub as by MkDocs."""
+    """Return the anchors of headings, as GitHub and MkDocs make them."""
     headings = HEADING.findall(file.read_text())
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

@@ -53,7 +53,7 @@ REFERENCE = ROOT / "docs" / "reference"
 PACKAGES = ("chaos", "cluster", "qq")
 
 
-# --- modules and what is in them
+# --- modules and their contents
 
 DOTTED = re.compile(r"(?<![\w./-])(?:qq|cluster|chaos)(?:\.[A-Za-z_]\w*)+(?![\w/])")
 OF_A_CLUSTER = ("cluster.",)
@@ -86,7 +86,7 @@ def is_there(name: str) -> bool:
 
 @cache
 def attributes(file: str) -> set[str]:
-    """What a module defines, and what its classes do."""
+    """Return the names that a module and its classes define."""
     found: set[str] = set()
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         match node:
@@ -112,14 +112,14 @@ BEFORE_FILE = (
     re.compile(rf"({IDENTIFIERS})(?:\*\*)? \([^)`]*{SOURCE}"),  # `Name` and `Other` (its kind, `file.py`)
     re.compile(rf"({IDENTIFIERS}) (?:in|of) {SOURCE}"),  # `name` in `file.py`
 )
-"""How documents say that something is in a file. Who only names both in one sentence says nothing of that kind."""
+"""Phrases that place a name in a file. Naming both in a sentence does not."""
 IN_MODULE = re.compile(r"(?<![\w/.:-])((?:[a-z_]\w*/)+[a-z_]\w*)\.([A-Za-z_]\w*)(?![\w./])")
 """`package/module.name`."""
 SUFFIXES = {"c", "go", "html", "js", "json", "md", "png", "py", "service", "sh", "toml", "txt", "yaml", "yml"}
 
 
 def paragraphs(document: Path) -> list[str]:
-    """The text, each paragraph, element of a list and row of a table in one line."""
+    """Return the text with each paragraph, list element and table row on a line."""
     parts = re.split(r"\n\s*\n|\n(?=\s*(?:[-|]|\d+\.) )", prose(document))
     return [" ".join(part.split()) for part in parts]
 
@@ -190,11 +190,11 @@ FILE = re.compile(
     r"(?<![\w/.:~$*<{-])(?:[\w.-]+/)*[\w-]+\.(?:py|md|toml|yml|yaml|json|txt|c|service|sh)(?![\w/*])"
 )
 FOLDERS = ("", "qq", "cluster", "chaos", "chaos/pipeline", "tests", "docs", "deploy")
-"""Where a path in a document may begin; ARCHITECTURE.md leaves out what its chapter is about."""
+"""Begins of paths in documents; ARCHITECTURE.md omits the folder of its chapter."""
 WRITTEN = re.compile(
     r"(?:^|/)(?:var/|node\.toml$|cluster\.json$|definitions\.json$|backup\.json$|clean\.json$|d\.json$|meta\.json$)"
 )
-"""What a user or a program writes."""
+"""Files that users or programs write."""
 
 
 @of_each_document
@@ -209,7 +209,7 @@ def test_files_are_in_the_repository(document: Path) -> None:
 
 
 PLACE = re.compile(r"(?:qq|cluster|chaos|tests|docs|deploy|examples|requirements)(?:/[\w-]+)+/?")
-"""A folder, or a file whose suffix is left out."""
+"""A folder, or a file without its suffix."""
 
 
 @of_each_document
@@ -308,7 +308,7 @@ def quoted(text: str) -> set[str]:
 
 
 def keys_of_tables(file: str) -> set[str]:
-    """What is in backquotes in the first columns of the tables."""
+    """Return the texts in backquotes in the first columns of the tables."""
     first = [
         line.split("|")[1] for line in (REFERENCE / file).read_text().splitlines() if line.startswith("|")
     ]
@@ -489,7 +489,7 @@ def test_documented_qq_commands_have_their_options(document: Path) -> None:
 
 
 NODE_OPTIONS, OUTPUT = "node-and-login", "output"
-"""The chapters with options that many commands have; the others lead to them."""
+"""The chapters with options of many commands; further chapters link to them."""
 
 
 def test_every_command_and_option_of_qq_is_in_the_reference() -> None:
@@ -520,7 +520,7 @@ def test_every_command_and_option_of_qq_is_in_the_reference() -> None:
 
 
 def chapters_of_commands() -> dict[str, str]:
-    """The chapters of the reference: those of commands by their names, others by their anchors."""
+    """Return the chapters of the reference: those of commands by their names, the rest by their anchors."""
     text = (REFERENCE / "cli.md").read_text()
     found = dict(re.findall(r"^## ([^\n]+)$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     return {
@@ -573,15 +573,15 @@ def test_benchmarks_readme_names_every_benchmark() -> None:
 # --- HTTP
 
 PLACEHOLDERS = "V|U|Q|X|C|NAME|KEY|NODE|COMPONENT|PASSWORD|PORT|PROTOCOLS|NUMBER|UNIT|PATTERN|ID"
-"""What stands in documents for what is named in a path."""
+"""Placeholders in paths of documents."""
 PARAMETER = re.compile(r"\{\w+(?::[^}]*)?\}")
 OTHER_SPELLINGS = {"/api/*", f"{api.ESCAPED}*"}
-"""Where paths are looked up that are there in another spelling."""
+"""Paths with a second spelling."""
 
 
 @cache
 def routes() -> list[str]:
-    """What a node answers to: paths with `*` for what is named in them."""
+    """Return the paths that a node answers, with `*` for names."""
     paths = [route.path for route in api.routes(_NoBroker(), _NoBroker()) if isinstance(route, web.RouteDef)]  # pyright: ignore[reportArgumentType]
     own = re.findall(r'web\.get\("([^"]+)"', (ROOT / "qq" / "http" / "app.py").read_text())
     found = {PARAMETER.sub("*", path).rstrip("/") or "/" for path in [*paths, *own]}
@@ -621,12 +621,12 @@ def test_every_http_path_is_in_the_reference() -> None:
         re.sub(rf"/(?:{PLACEHOLDERS})(?=/|$)", "/*", path) for path in paths_of(spans(REFERENCE / "http.md"))
     }
     described |= {f"{path}/*" for path in described if path.startswith("/api/bindings/*/e/")}
-    # Of a binding either kind of destination is one path to the server.
+    # Bindings to queues and to exchanges share a path of the server.
     described = {re.sub(r"(?<=/e/\*/)[qe](?=/)", "*", path) for path in described}
     assert set(routes()) - described - {"/"} == set()
 
 
-# --- what code says of documents
+# --- documents in code
 
 
 def sources() -> list[Path]:
@@ -657,17 +657,17 @@ def test_documents_named_in_code_exist() -> None:
     assert missing == set()
 
 
-# --- what nodes say
+# --- texts of nodes
 
 
 TEXTS = [ROOT / "docs" / "how-to" / name for name in ("disks.md", "monitor.md", "troubleshoot.md")]
 HERE = re.compile(r": |\.\.\.|\bn\d\b|\b[A-Z]{1,}\d?\b|\d+(?:\.\d+)?|[`'\"\[\]]")
-"""What stands for something else in a text that a node says: names, numbers, the rest of a line."""
+"""Variable parts in a text of a node: names, numbers, the rest of a line."""
 
 
 @cache
 def mentioned() -> str:
-    """All texts of the program, one to a line."""
+    """Return all texts of the program, a line each."""
     texts = [os.strerror(errno.ENOSPC), "handshake with"]  # the system's; "the {what} with ..."
     for file in [*(ROOT / "qq").rglob("*.py"), *(ROOT / "cluster").rglob("*.py")]:
         nodes = ast.walk(ast.parse(file.read_text()))

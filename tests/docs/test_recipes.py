@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.xdist_group("releases"), pytest.mark.timeout(120)]
 UNITTEST = ("-m", "unittest", "-v", "test_recipe")
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:aiomisc", "test_recipe.py")
 LOGGED = "serving AMQP"
-"""What every node logs when it starts."""
+"""A line that every starting node logs."""
 
 
 def recipe(*classes: str) -> str:

@@ -20,7 +20,7 @@ def shared_cluster(until_left: Callable[[str, AbstractContextManager[Any]], Any]
 
 @pytest.fixture
 def cluster(shared_cluster: LocalCluster) -> Generator[LocalCluster]:
-    """The shared one, whole again after each test."""
+    """The shared cluster, repaired after each test."""
     yield shared_cluster
     for node in shared_cluster.nodes:
         if not node.running:

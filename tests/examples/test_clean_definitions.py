@@ -1,4 +1,4 @@
-"""What `clean_definitions.py` leaves of RabbitMQ's definitions is imported."""
+"""The output of `clean_definitions.py` for RabbitMQ's definitions can be imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs in examples/ do what they say, also when nodes are killed under them."""
+"""The programs in examples/ keep their promises, also when nodes are killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE_S = 40.0
 
 
 class Program:
-    """An example as a process, and what it has printed so far."""
+    """An example as a process, and its output so far."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -49,7 +49,7 @@ class Program:
             time.sleep(0.02)
 
     def end(self) -> list[str]:
-        """Wait for its end, a good one; returns what it has printed."""
+        """Wait for a successful end, and return the output."""
         assert self.process.wait(PATIENCE_S) == 0, self.lines
         self._reader.join()
         return self.lines
@@ -145,13 +145,13 @@ def test_next_consumer_takes_over_in_order_when_active_is_killed(cluster: LocalC
         first.kill()
         second.wait_until(lambda lines: lines[-1].endswith(": 99"))
         handled = [int(line.split(": ")[1]) for line in first.lines[1:] + second.lines[1:]]
-    # What the first one had printed and not acknowledged came again; nothing is missing, nothing overtakes.
+    # Printed but unacknowledged messages of the first were redelivered; no message is missing or out of order.
     assert sorted(set(handled)) == list(range(100))
     assert handled == sorted(handled)
 
 
 def active_first(one: Program, two: Program) -> tuple[Program, Program]:
-    """Wait until one of them has got a message; it comes first."""
+    """Wait until one of the programs has a message, and return it first."""
     deadline = time.monotonic() + PATIENCE_S
     while len(one.lines) == len(two.lines) == 1:
         assert time.monotonic() < deadline
@@ -193,7 +193,7 @@ def confirmed(lines: list[str]) -> int:
 
 
 def test_the_test_of_an_application_passes(tmp_path: Path) -> None:
-    """As in a project of its own, which knows nothing of our settings of pytest."""
+    """In a project of its own, without this repository's settings of pytest."""
     shutil.copy(EXAMPLES / "test_orders.py", tmp_path)
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:aiomisc", ".")
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
-"""What happened in a golden directory, and what a client sees of it afterwards.
+"""The story in a golden directory, and its state as a client sees it afterwards.
 
-Invariant: nothing in it depends on when it is looked at: no message expires, no queue goes.
+Invariant: the state does not depend on the time: no message expires, no queue is removed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ QUEUES: dict[str, dict[str, Any]] = {
     "many": {},
 }
 FILLING = 400
-"""How many messages are published to `many`, of which every tenth stays."""
+"""Messages published to `many`, of which every tenth stays."""
 DEAD = 7
-"""Four of six that are too many in `short`, one that is rejected there, and two that have expired."""
+"""Four of six above the limit of `short`, a rejected message, and two expired messages."""
 PATIENCE_S = 5.0
 PROPERTIES = pika.BasicProperties(
     content_type="text/plain",
@@ -159,7 +159,7 @@ NOT_OF_THE_CLUSTER = ("rabbit_version", "rabbitmq_version", "product_name", "pro
 
 
 def live_first_part(node: ClusterNode) -> None:
-    """What a checkpoint holds in the end."""
+    """Write the part that a checkpoint holds in the end."""
     _request(node, "/api/definitions", DEFINITIONS)
     with _connection(node) as connection:
         channel = connection.channel()
@@ -174,7 +174,7 @@ def live_first_part(node: ClusterNode) -> None:
 
 
 def live_second_part(node: ClusterNode) -> pika.BlockingConnection:
-    """What is in the log behind the checkpoint. The connection holds messages, and is to be lost with the node."""
+    """Write the part in the log after the checkpoint. The connection holds messages; it must end with the node."""
     connection = _connection(node)
     channel = connection.channel()
     channel.confirm_delivery()
@@ -195,7 +195,7 @@ def live_second_part(node: ClusterNode) -> pika.BlockingConnection:
 
 
 def is_settled(node: ClusterNode) -> bool:
-    """Whether what expires has expired and what is dead is where it goes."""
+    """Return whether all expiring messages have expired and all dead letters have arrived."""
     counts = {queue["name"]: queue["messages"] for queue in _request(node, "/api/queues")}
     return counts["brief"] == 0 and counts["dead"] == DEAD
 
@@ -250,7 +250,7 @@ def _connection(node: ClusterNode, vhost: str = "/") -> pika.BlockingConnection:
 
 
 def _request(node: ClusterNode, path: str, document: Any = None) -> Any:
-    """Get what is at a path, or post a document there."""
+    """Get the document at a path, or post a document there."""
     request = urllib.request.Request(f"http://127.0.0.1:{node.http_port}{path}")
     request.add_header("Authorization", "Basic " + b64encode(b"guest:guest").decode())
     if document is not None:

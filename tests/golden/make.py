@@ -1,8 +1,8 @@
-"""Make a golden directory with a program of its own: `python -m tests.golden.make 0.1`.
+"""Make a golden directory with a version's own program: `python -m tests.golden.make 0.1`.
 
-It is stored as `VERSION.tar.gz`, and what a client sees of it, once that program has started on it again, as
-`VERSION.json`. A version that is not released yet is made by the program of now, and made anew until it is released;
-what was stored for a release is never made again.
+It is stored as `VERSION.tar.gz`, and its state, as a client sees it after a restart of that program, as
+`VERSION.json`. The present program makes the directory of an unreleased version, anew until its release; the
+directory of a release is never made again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data directory of each release, made by its own program (make.py): clients find the same in it with this one."""
+"""The data directory of each release, made by its own program (make.py), has the same contents with this program."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class _Group:
         self.short: dict[str, str] = {}
         """Why nodes have no space."""
         self.stuck: str | None = None
-        """Reason why entries cannot be stored, or None."""
+        """Reason why no entry is stored."""
         self.statuses = SimpleNamespace(
             known=lambda: self.known,
             all=_statuses,

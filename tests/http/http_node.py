@@ -35,8 +35,8 @@ def login(user: str) -> dict[str, str]:
 
 
 _RUNNER = asyncio.Runner()
-"""Runs all applications, because an application belongs to one loop and creating a loop takes longer than most
-requests."""
+"""Runs all applications, because an application belongs to a single loop, and creating a loop takes longer than a
+request."""
 atexit.register(_RUNNER.close)
 
 GUEST = login("guest")

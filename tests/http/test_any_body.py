@@ -149,7 +149,7 @@ STRANGE = {
     '{"a": ' + "9" * 5000 + "}": "not_json",
     "\xff": "not_json",
 }
-"""Bodies, and what is said of them."""
+"""Bodies, and the texts of their refusals."""
 
 
 @pytest.mark.parametrize("text", STRANGE)

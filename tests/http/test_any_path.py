@@ -34,7 +34,7 @@ MADE = {
     "users/{}": {"password": "x", "tags": ""},
     "global-parameters/{}": {"value": 1},
 }
-"""What can be called by a name, and what to put there."""
+"""Objects with a name in their path, and the bodies that create them."""
 WORDS = [
     "{",
     "}",
@@ -143,7 +143,7 @@ def serving(story: Callable[[HttpServer], Awaitable[None]]) -> None:
 
 
 async def sent(server: HttpServer, text: str, body: bytes = b"") -> bytes:
-    """All that comes back for some requests, of which the last one ends the connection."""
+    """Return all answers to some requests, of which the last ends the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(text.encode() + body)
     received = await reader.read()
@@ -179,7 +179,7 @@ def test_head_answer_has_no_body() -> None:
 def test_compressed_body_is_not_decompressed(
     monkeypatch: pytest.MonkeyPatch, path: str, method: str, status: int, body: bytes
 ) -> None:
-    """A stranger could hold up the node for seconds with what takes a moment to send."""
+    """An unauthenticated client could block the node for seconds with a request that takes a moment to send."""
     decompressors: list[Any] = []
     monkeypatch.setattr(http_parser, "ZLibDecompressor", lambda **options: decompressors.append(options))
 

@@ -61,7 +61,7 @@ def test_a_consumer_has_the_fields_that_tools_read(node: Node[FakeManagement]) -
 def test_consumer_shows_credit_only_with_a_limit(
     node: Node[FakeManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A null would be one that rabbitmqadmin v1 cannot make a table with."""
+    """rabbitmqadmin v1 cannot make a table with a null."""
     [consumer] = node.api("consumers").json
     assert "credit" not in consumer
     assert None not in consumer.values()
@@ -366,11 +366,11 @@ def test_bounds_of_deduplication_that_make_no_sense_are_400(node: Node[FakeManag
     assert node.management.changes.applied == []
 
 
-# --- who may
+# --- permissions
 
 
 def enter(node: Node[FakeManagement], user: str, *tags: str) -> None:
-    """Have a user with these tags who may do everything in "/"."""
+    """Add a user with these tags and all permissions in "/"."""
     node.view.tags = {user: list(tags)}
     node.management.make(PutUser(user, b"", b"", list(tags)), SetPermissions(user, "/", ".*", ".*", ".*"))
 

@@ -66,6 +66,7 @@ def test_cluster_status_shows_unknown_values_as_null(node: Node[FakeManagement])
                 "misses": ["n2"],
                 "hears_leader": True,
                 "lost_ms": None,
+                "rolled_back_ms": None,
                 "other_directory": False,
             },
             {
@@ -88,6 +89,7 @@ def test_cluster_status_shows_unknown_values_as_null(node: Node[FakeManagement])
                 "misses": None,
                 "hears_leader": None,
                 "lost_ms": None,
+                "rolled_back_ms": None,
                 "other_directory": False,
             },
         ],

@@ -140,7 +140,7 @@ def test_missing_object_without_a_majority_is_503(node: Machine, path: str, meth
     assert node.management.changes.applied == []
 
 
-# --- what stays while something else is changed
+# --- fields that stay when a second field is changed
 
 LIMITS = [
     ("vhost-limits/%2F", "max-queues", c.SetVhostLimits("/", {"max-connections": 5})),
@@ -159,7 +159,7 @@ def test_limit_set_at_a_different_node_is_kept(node: Machine, base: str, limit: 
 
 
 async def put_together(client: Client, first: tuple[str, Any], second: tuple[str, Any]) -> list[int]:
-    """Two PUTs at one node: the body of the first arrives when the second is done. The statuses are answered."""
+    """Send two PUTs to a node: the body of the first arrives when the second is done. Return the statuses."""
     is_done = asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
@@ -196,7 +196,7 @@ def test_concurrent_updates_of_a_virtual_host_are_merged(node: Machine) -> None:
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_concurrent_partial_updates_are_serialized(node: Machine, count: int) -> None:
-    """Each finds what the one before it has done."""
+    """Each finds the result of its predecessor."""
     node.management.make(VHOST)
 
     async def put_all(client: Client, path: str, bodies: list[Any]) -> list[int]:

@@ -84,7 +84,7 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-# --- what is shown
+# --- reads
 
 
 def test_a_queue_shows_where_its_messages_are(real_node: ClusterNode, channel: Any, name: str) -> None:
@@ -186,7 +186,7 @@ def test_consumer_capacity_and_rates_are_updated(real_node: ClusterNode, channel
     assert queue["consumer_utilisation"] == queue["consumer_capacity"]
 
 
-# --- what is changed
+# --- changes
 
 
 def test_policy_is_effective_from_its_answer_to_its_deletion(
@@ -253,7 +253,7 @@ def test_the_bounds_of_deduplication_hold(real_node: ClusterNode, channel: Any, 
     for number in range(1000):
         publish(f"b{number}", 1, unconfirmed)
     unconfirmed.confirm_delivery()
-    publish("a", 1, unconfirmed)  # others have taken its place
+    publish("a", 1, unconfirmed)  # further messages have taken its place
     assert queue_of(real_node, name)["messages"] == 1002
     assert request(real_node, path, "PUT", {"value": before}).status == 204
 
@@ -281,7 +281,7 @@ def test_change_without_a_majority_is_503_and_may_be_made_later() -> None:
         assert (answer.status, answer.json["error"]) == (503, "service_unavailable")
         silent = f"no majority: {', '.join(other.name for other in followers)} do not answer"
         assert answer.json["reason"] == f"{silent}; outcome unknown: it may still be carried out"
-        # Nobody knows whether there is such a one; so it is not made, either.
+        # Its existence is unknown, so it is not made either.
         answer = request(node, "policies/%2F/q", "PUT", policy, timeout_s=30)
         assert (answer.status, answer.json["reason"]) == (503, f"{silent}; not carried out")
         assert node.queues() == []
@@ -301,7 +301,7 @@ Connect = Callable[..., Any]
 
 @pytest.fixture
 def connect() -> Generator[Connect]:
-    """Opens connections; what the broker has not closed is closed at the end."""
+    """Opens connections, and closes at the end those that the broker has not closed."""
     opened: list[Any] = []
 
     def connect(node: ClusterNode, user: str, password: str, vhost: str = "/") -> Any:

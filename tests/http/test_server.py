@@ -1,5 +1,5 @@
-"""The HTTP port on real sockets: strangers in number and in time, users' requests, and what is answered when there are
-too many.
+"""The HTTP port on real sockets: limits of unauthenticated connections in number and time, requests of users, and
+refusals above the limits.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ Story = Callable[[HttpServer], Awaitable[None]]
 
 
 class Client:
-    """A connection, and what is sent on it as it is."""
+    """A connection with raw requests."""
 
     all: ClassVar[list[Client]] = []
     tls: ClassVar[ssl.SSLContext | None] = None
-    """What the next connections speak; None: plain HTTP."""
+    """TLS of the next connections; None: plain HTTP."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -99,7 +99,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest, authority: Authority) -> Generator[Callable[..., None]]:
-    """Run a story against a server; nothing that happens may reach the event loop's owner."""
+    """Run a story against a server; no error may reach the event loop's exception handler."""
     loop, _, over_tls = request.param.partition(" over ")
     context = contexts.for_clients(ClientTls(*authority.issue("server"))).current
     Client.tls = authority.context() if over_tls else None
@@ -125,7 +125,7 @@ def run(request: pytest.FixtureRequest, authority: Authority) -> Generator[Calla
                 await story(server)
             finally:
                 for client in Client.all:
-                    # A TLS client would wait until the server has read what it has sent.
+                    # A TLS client would wait until the server has read all sent data.
                     client.writer.transport.abort() if over_tls else client.writer.close()
                     with contextlib.suppress(ConnectionError):
                         await client.writer.wait_closed()
@@ -168,7 +168,7 @@ def test_unfinished_requests_are_bounded_and_whole_served(run: Callable[..., Non
         server.slots.limits = replace(server.slots.limits, fair_s=0.3)
         clients = await flood(server, 300)
         assert server.slots.unauthenticated <= 8
-        assert await clients[-2].is_ended()  # the last one has the quick slot
+        assert await clients[-2].is_ended()  # the last client has the quick slot
         assert await request(await Client.connect(server, ELSEWHERE)) == 200
         await asyncio.sleep(0.3)
         assert await request(await Client.connect(server)) == 200
@@ -614,7 +614,7 @@ def test_silent_clients_of_a_tls_port_are_bounded(run: Callable[..., None]) -> N
         assert await request(kept) == 200
         assert await request(await Client.connect(server, ELSEWHERE)) == 200
         await asyncio.sleep(1)
-        assert server.slots.unauthenticated <= 2  # none of the silent clients
+        assert server.slots.unauthenticated <= 2  # no silent client
         for sock in flood:
             sock.close()
 

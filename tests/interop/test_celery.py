@@ -1,4 +1,4 @@
-"""Celery on quorum queues as its documentation advises, and on classic ones with its defaults."""
+"""Celery on quorum queues as its documentation advises, and on classic queues with its defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TASKS = 200
 
 
 class Tasks(NamedTuple):
-    """What the tests have of a Celery application."""
+    """The parts of a Celery application that the tests use."""
 
     app: Celery
     worker: Worker
@@ -138,7 +138,7 @@ def test_every_task_is_done_although_the_leader_is_killed(tmp_path: Path) -> Non
     done.mkdir()
     with LocalCluster(3) as cluster:
         leader, *followers = [cluster.leader(), *cluster.followers()]
-        # The worker is connected to the leader; who publishes, to a follower.
+        # The worker is connected to the leader, and the publisher to a follower.
         app, environment = application([node.url for node in (leader, *followers)], "quorum", tmp_path)
         publisher, _ = application([node.url for node in followers], "quorum", tmp_path)
         with app, publisher, working(app, environment, tmp_path / "worker.log"):

@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 SUITE_S, FILE_S = 600.0, 60.0
 AMQP_PORT, AMQPS_PORT = 5672, 5671
 AUTHORIZATION = "Basic Z3Vlc3Q6Z3Vlc3Q="
-# What bunny's tests find at a broker that its authors have prepared (bin/ci/before_build.sh).
+# Objects that bunny's tests expect at a broker (bin/ci/before_build.sh).
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 FOR_BUNNY = {
     "vhosts/bunny_testbed": {},
@@ -66,7 +66,7 @@ spl_autoload_register(function ($class) {
 });
 require 'phpseclib3/autoload.php';
 """
-"""What Composer would make."""
+"""The autoloader that Composer would make."""
 
 
 def fetched(fetch: Callable[..., Path], *arguments: str) -> Path:

@@ -1,4 +1,4 @@
-"""A Spring Boot program with a listener of each kind, while the nodes of its cluster are killed one after the other."""
+"""A Spring Boot program with a listener of each kind, while the nodes of its cluster are killed in turn."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_spring_listeners_continue_when_nodes_are_killed() -> None:
     jar = built()
     with LocalCluster(3) as cluster, running(jar, cluster) as program:
         program.wait_all_continue("at the start")
-        # The program is connected to one node: each round hits that one, and the one that it has turned to.
+        # The program is connected to a single node: each round kills this node, and then the next.
         for node in [*cluster.nodes, *cluster.nodes]:
             node.kill()
             after_s = program.wait_all_continue(f"{node} was killed")

@@ -21,7 +21,7 @@ PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
 
 @pytest.fixture
 def connect(cluster: LocalCluster) -> Generator[Callable[[], pika.BlockingConnection]]:
-    """Give connections, each to another node than the one before."""
+    """Return connections to all nodes in turn."""
     opened: list[pika.BlockingConnection] = []
 
     def connected() -> pika.BlockingConnection:
@@ -91,7 +91,7 @@ def test_2_work_queues(connect: Callable[[], pika.BlockingConnection]) -> None:
         if len(done[0]) + len(done[1]) == 10:
             break
     assert sorted(done[0] + done[1]) == sorted(f"task {number}".encode() for number in range(10))
-    # Fair dispatch: neither gets another one before it has acknowledged.
+    # Fair dispatch: a worker gets no further task before it has acknowledged.
     assert done[0]
     assert done[1]
 

@@ -42,25 +42,25 @@ KOMBU = ("-o", "python_classes=test_*")
 
 @dataclass(frozen=True)
 class Suite:
-    """What of a source package is run."""
+    """The tests of a source package to run."""
 
     name: str
     tests: Sequence[str]
     options: Sequence[str]
     passed_min: int
-    """So many pass at least: a suite that silently runs nothing is no success."""
+    """Least number of passed tests: a suite that runs no tests is no success."""
     is_whole: bool = True
     """A part is not blamed for known failures that it does not contain."""
     certificates: str = ""
-    """Where the tests look for certificates, if the package has none."""
+    """Directory of the tests' certificates, if the package has none."""
     files: Sequence[str] = ()
     """Glob patterns: all files of its tests that are for a broker."""
     is_apart: bool = False
-    """It is not among the packages of the environment, and neither is what it needs (`python_clients`)."""
+    """Whether it is not among the packages of the environment, like its dependencies (`python_clients`)."""
 
 
 def besides(*names: str) -> str:
-    """pytest's expression for the tests that have none of these in their names."""
+    """Return pytest's expression for tests without these names."""
     return " and ".join(f"not {name}" for name in names)
 
 
@@ -78,9 +78,8 @@ SHORT = [
         is_whole=False,
     ),
 ]
-"""What of a client asks a broker for something of its own. What waits for seconds is left to `LONG`, and so are
-the others: aiormq, which aio-pika stands on, amqp and kombu, which Celery stands on (test_celery.py), and what asks
-over HTTP."""
+"""Tests of clients with special requests to a broker. Tests that wait for seconds are in `LONG`, and so are aiormq,
+on which aio-pika is based, amqp and kombu, on which Celery is based (test_celery.py), and tests over HTTP."""
 LONG = [
     Suite(
         "amqpstorm",
@@ -160,7 +159,7 @@ STANDARD_PORT = 5672
 
 
 class Scratch(NamedTuple):
-    """Where a suite's run may write, and what it may need."""
+    """Paths that a suite's run may write, and its further needs."""
 
     directory: Path
     certificates: Path
@@ -321,7 +320,7 @@ def test_the_java_client_passes_its_own_tests(monkeypatch: pytest.MonkeyPatch) -
 
 
 def java_classes(source: Path) -> list[str]:
-    """What the client's suites consist of; run as suites, the report would not tell the classes."""
+    """Return the classes of the client's suites; if run as suites, the report would not name the classes."""
     suites = source / "src/test/java/com/rabbitmq/client/test"
     names = ("ClientTestSuite", "functional/FunctionalTestSuite", "server/ServerTestSuite")
     return [

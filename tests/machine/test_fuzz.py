@@ -149,7 +149,7 @@ MEANT: dict[str, list[Any]] = {
     "match": ["all", "any", "all-with-x", "any-with-x"],
     "size": [1, 2, 3],
 }
-"""What arguments and policies may say; mostly they mean something."""
+"""Values of arguments and policies; most are valid."""
 
 
 def settings_table(prefix: str, wrong: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -218,7 +218,7 @@ def fields(command: type[Command]) -> st.SearchStrategy[Command]:
     if command in (Enqueue, Publish):
         parts["count"] = st.integers(1, 5)
     if command is DeclareQueue:
-        # Mostly one that succeeds.
+        # Most declarations succeed.
         parts |= {
             "durable": st.sampled_from([True, True, False]),
             "passive": st.sampled_from([False, False, True]),
@@ -315,7 +315,7 @@ SMALL = {
 
 @pytest.fixture(scope="module", autouse=True)
 def small_limits() -> Iterator[None]:
-    """What is done in portions is so done with the little that there is here."""
+    """Lower limits, so that the small states of these tests are processed in portions too."""
     with ExitStack() as stack:
         for name, limit in SMALL.items():
             stack.enter_context(mock.patch(name, limit))
@@ -334,7 +334,7 @@ def machine_of(version: int) -> QueueMachine:
 
 
 class Pair:
-    """Two machines, of which one is loaded from its dump after every entry."""
+    """Two machines; the second is loaded from its dump after every entry."""
 
     def __init__(self, version: int = VERSIONS[1]) -> None:
         self.one, self.other = machine_of(version), machine_of(version)
@@ -342,7 +342,7 @@ class Pair:
         self.index = 0
         self.time_ms = 1
         self.counted: dict[Queue, Counted] = {}
-        """What was counted of each queue at the end of the last entry."""
+        """Counts of each queue at the end of the last entry."""
 
     def pass_ms(self, time_ms: int, *, is_outage: bool) -> None:
         self.time_ms += time_ms
@@ -378,10 +378,10 @@ class Pair:
         assert differences(self.one, self.other) == []
 
     def lead(self) -> None:
-        """What a leader does, though not for ever: it may be killed in the middle."""
+        """Apply entries of a leader for a while: it may be killed before it is done."""
         for _ in range(5):
             dead = self.log.dead_letters(self.one, 2)
-            # In which order it looks at the queues is a leader's own affair.
+            # A leader may choose the order of the queues.
             assert sorted(dead) == sorted(self.log.dead_letters(self.other, 2))
             due_ms = self.one.due_ms()
             if not dead and (due_ms is None or due_ms > self.time_ms):
@@ -392,14 +392,14 @@ class Pair:
             assert self.one.outstanding(origin) == self.other.outstanding(origin)
 
     def check_revisions(self) -> None:
-        """Whatever changes in a queue is followed by another revision, by which those go who tell what is in it."""
+        """Assert that each change in a queue changes its revision, on which observers rely."""
         before, self.counted = self.counted, {queue: counted(queue) for queue in self.one.queues()}
         for queue in before.keys() & self.counted.keys() - self.one._core.dirty.keys():
             if before[queue] != self.counted[queue]:
                 assert before[queue].revision < self.counted[queue].revision
 
     def check_catalog(self) -> None:
-        """What is counted of connections and channels is what there is, and nobody is in what is gone."""
+        """Assert that counts of connections and channels are right, and that removed objects have no members."""
         catalog, sessions = self.one.catalog, self.one._core.sessions.values()
         for vhost in catalog.vhosts.values():
             mine = [connection for connection in catalog.connections.values() if connection.vhost is vhost]
@@ -463,7 +463,7 @@ def history_rows(queue: Queue) -> list[Any]:
 
 
 def check_counts(queue: Queue) -> None:
-    """What is kept is what one would count."""
+    """Assert that the maintained counts equal computed counts."""
     backlog = queue.backlog
     held = [piece for holder in queue.holders for piece in holder.unacked.pieces()]
     held += [piece for each in (*queue.leaving, *queue.returning) for piece in each.pieces()]
@@ -516,7 +516,7 @@ ARGUMENTS_ONLY = {
     "match",
     "size",
 }
-"""Of what is meant, what no policy may say."""
+"""Valid keys that policies must not have."""
 EXCHANGES = ["e", "f", "g", "h"]
 
 
@@ -620,7 +620,7 @@ class Chance(Random):
         return command(*(self.field(command, name, hints[name]) for name in command._fields))
 
     def repairs(self, machine: QueueMachine, origin: str) -> list[Command]:
-        """What lets life go on: sessions that failed are closed, queues that are gone are declared."""
+        """Return repairs: closes of failed sessions, declarations of missing queues."""
         found: list[Command] = []
         for (node, number), session in machine._core.sessions.items():
             if node == origin and session.failed and self.random() < 0.7:
@@ -665,7 +665,7 @@ class Chance(Random):
             return []
         found: list[Command] = []
         for _ in range(self.randrange(4)):
-            # Each of them on what was there before, and so perhaps on nothing.
+            # Each starts at existing objects, and so perhaps at none.
             source = self.choice(list(vhost.exchanges.values()))
             other = self.choice(list(vhost.exchanges))
             key, conditions = self.binding_key(source), self.conditions()
@@ -692,7 +692,7 @@ class Chance(Random):
         return found
 
     def consumption(self, machine: QueueMachine, origin: str) -> list[Command]:
-        """Consumers of queues that are there, on channels with limits, and what they say of what they hold."""
+        """Return consumers of present queues, on channels with limits, and their settlements."""
         sessions, consumers = machine._core.sessions, machine.consumers
         open_sessions = [
             (number, session.vhost)
@@ -870,7 +870,7 @@ def known_to(version: int, batch_commands: Sequence[Command]) -> list[Command]:
 
 
 def absurd_run(seed: int, version: int = VERSIONS[1], raises: Mapping[int, int] = NEVER_RAISED) -> None:
-    """Live from this version of the state on; `raises` tells before which entries it goes over to others."""
+    """Run from this version of the state on; `raises` maps entries to the versions raised before them."""
     chance = Chance(seed)
     pair = Pair(version)
     for number in range(60):

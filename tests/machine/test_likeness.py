@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def eventful() -> QueueMachine:
-    """A machine that numbers its bindings otherwise than one that is loaded."""
+    """A machine that numbers its bindings in a different order than a loaded machine."""
     driver = Driver()
     driver.apply(declare("q"), declare("r", x_max_length=9))
     for kind in ("topic", "headers", "x-consistent-hash"):

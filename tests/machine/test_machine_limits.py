@@ -54,7 +54,7 @@ def test_slots_name_the_batch_and_the_message() -> None:
 
 
 def traced_bytes(message: c.Command, *, arguments: dict[str, Any]) -> float:
-    """What each of many messages costs that wait in a queue."""
+    """Return the memory of each of many messages in a queue."""
     machine = QueueMachine()
     machine.apply_batch(
         "n1", 1, 0, 1_000, batch([DeclareQueue(1, 1, "q", False, True, False, False, False, arguments)])

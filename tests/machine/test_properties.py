@@ -95,7 +95,7 @@ steps = st.lists(
 
 
 def queue_arguments(choice: Sequence[int]) -> dict[str, Any]:
-    """What a queue is declared with; what its type does not know is left out."""
+    """Return arguments of a queue, without those that its type does not know."""
     found: dict[str, Any] = {}
     for number, choices in zip(choice, CHOICES, strict=True):
         found |= choices[number]
@@ -114,7 +114,7 @@ def small_chunks() -> Iterator[None]:
 
 
 class Moment:
-    """A state that was frozen, and what it was then."""
+    """A frozen state, and its contents at that time."""
 
     def __init__(self, machine: QueueMachine) -> None:
         self.frozen: FrozenMachine = machine.freeze()
@@ -139,14 +139,14 @@ class Moment:
 
 
 class Run:
-    """A machine, others that live by dumps, and the oracle, under the same commands."""
+    """A machine, copies that are reloaded from dumps, and the oracle, under the same commands."""
 
     def __init__(self, choices: Sequence[Sequence[int]], *, varied: bool) -> None:
         self.arguments = dict(zip(QUEUES, map(queue_arguments, choices), strict=True))
         self.varied = varied
-        """Messages of one batch have different sizes."""
+        """Messages of a batch have different sizes."""
         if varied:
-            # What a dead letter counts in octets is only known where each has its own size.
+            # The octets of a dead letter are only known if each message has a size of its own.
             for arguments in self.arguments.values():
                 arguments.pop("x-dead-letter-exchange", None)
                 arguments.pop("x-dead-letter-routing-key", None)
@@ -162,7 +162,7 @@ class Run:
         self.oracle = Oracle(self.arguments)
         self.log = Log()
         self.moved: list[c.DeadLetter] = []
-        """What leaders have submitted before."""
+        """Earlier commands of leaders."""
         self.index = 0
         self.now_ms = 1_000_000
         self.ids = count(1)
@@ -216,10 +216,10 @@ class Run:
         self.lead(hurried=False)
 
     def lead(self, *, hurried: bool) -> None:
-        """What a leader does behind an entry; it may lose its office in between, and be late with what is due."""
+        """Apply entries of a leader; it may lose its office in between, and be late for due timers."""
         for _ in range(1 if hurried else TICKS_MAX):
             dead = self.log.dead_letters(self.machine, 3)
-            # In which order it looks at the queues is a leader's own affair.
+            # A leader may choose the order of the queues.
             assert sorted(dead) == sorted(self.log.dead_letters(self.twin, 3))
             due_ms = self.machine.due_ms()
             if not dead and (due_ms is None or due_ms > self.now_ms):
@@ -248,7 +248,7 @@ class Run:
             self.heirs = [*self.heirs[-2:], reloaded(self.machine)]
 
     def _receive(self, effects: Sequence[e.Effect]) -> None:
-        """Each node hears of some entries and is given the state instead of others."""
+        """Each node receives some entries, and the state in place of others."""
         for number, shell in enumerate(self.shells.values()):
             if (self.index // 5 + number) % 3:
                 if shell.missed:
@@ -317,7 +317,7 @@ class Run:
                 return c.DeleteQueue(session, 9, queue, False, three % 8 == 0) if three % 4 == 0 else None
 
     def _odd(self, session: int, queue: str, one: int, two: int, three: int) -> c.Command:
-        """Messages with properties that matter; one that is sent again, if their publisher counts them."""
+        """Return publishes with properties; some repeat a message of a publisher with numbers."""
         publisher = ("", "", "p1", "p2")[two % 4]
         sequence = next(self.sequences[publisher]) if publisher else 0
         return publish(

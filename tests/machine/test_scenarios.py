@@ -18,7 +18,7 @@ def test_the_machine_still_answers_as_written(path: Path, rewrite: bool, foreign
     if rewrite:
         path.write_text(answered, encoding="utf-8")
     assert rewrite or answered == written
-    # The driver lets backlogs of its own be loaded, to look into others.
+    # The driver loads copies of backlogs to inspect them.
     assert {
         change for change in foreign_changes if not change.startswith("tests.machine.machine_driver: ")
     } == set()

@@ -1,4 +1,4 @@
-"""What nodes ask each other, so that each can show the whole cluster."""
+"""Queries between nodes, so that each node can show the whole cluster."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_all_rows_are_returned_once_and_in_order(rows: list[Any]) -> None:
 
 @pytest.mark.parametrize("size", [1, ANSWER_BYTES_MAX // 7])
 def test_requested_rows_are_returned_once_and_in_order(size: int) -> None:
-    """Those that there are; in one answer no more than it holds."""
+    """Missing keys are left out; an answer holds a bounded part."""
     two, count = Two(), 2 * node_queries.PART_ROWS_MAX + 10
     rows = {number: f"{number} {'x' * size}" for number in range(0, count, 20)}
     two.responder.answer_keys("some", lambda keys: ((key, rows[key]) for key in keys if key in rows))
@@ -86,33 +86,33 @@ def test_requested_rows_are_returned_once_and_in_order(size: int) -> None:
 
 
 def test_name_of_a_client_is_queried_once() -> None:
-    """And again if another one has its number; those of a node that tells nothing have none."""
+    """A reused number is queried again; a node without an answer has no names."""
     two = Two()
-    responder: list[int] = []
+    queried: list[int] = []
     called = {1: "one", 2: "two", 4: "four"}
 
     def name(number: int) -> str | None:
-        responder.append(number)
+        queried.append(number)
         return called.get(number)
 
     names: ClientNames[object, str] = ClientNames("a", two.requester, "names", {7: "mine"}.get)
     ClientNames[object, str]("b", two.responder, "names", name)
 
-    def answer_to(clients: dict[tuple[str, int], object]) -> dict[tuple[str, int], str]:
+    def names_of(clients: dict[tuple[str, int], object]) -> dict[tuple[str, int], str]:
         return asyncio.run(names.find(list(clients.items())))
 
     clients = {("a", 7): object(), ("b", 1): object(), ("b", 2): object(), ("b", 3): object()}
-    assert answer_to(clients) == {("a", 7): "mine", ("b", 1): "one", ("b", 2): "two"}
-    assert responder == [1, 2, 3]
-    assert answer_to(clients) == {("a", 7): "mine", ("b", 1): "one", ("b", 2): "two"}
-    assert responder == [1, 2, 3, 3]
+    assert names_of(clients) == {("a", 7): "mine", ("b", 1): "one", ("b", 2): "two"}
+    assert queried == [1, 2, 3]
+    assert names_of(clients) == {("a", 7): "mine", ("b", 1): "one", ("b", 2): "two"}
+    assert queried == [1, 2, 3, 3]
     called[1] = "another"
-    assert answer_to({("b", 1): object(), ("b", 2): clients["b", 2]}) == {
+    assert names_of({("b", 1): object(), ("b", 2): clients["b", 2]}) == {
         ("b", 1): "another",
         ("b", 2): "two",
     }
     two.queries["b"].set_responder(lambda _: b"")
-    assert answer_to({("b", 2): clients["b", 2], ("b", 4): object()}) == {("b", 2): "two"}
+    assert names_of({("b", 2): clients["b", 2], ("b", 4): object()}) == {("b", 2): "two"}
 
 
 def test_a_row_that_no_answer_holds_is_left_out() -> None:

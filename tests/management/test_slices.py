@@ -33,7 +33,7 @@ def test_slices_of_long_tasks_alternate() -> None:
             before = len(done)
             await asyncio.sleep(0)
             assert len(done) <= before + 1
-        # And nobody is passed over.
+        # No task is skipped.
         assert done == [*range(PIECES)] * SLICES_EACH
 
     asyncio.run(story())

@@ -45,7 +45,7 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             "not well: is being given the log: n3; n1 leads; n3 lost its data at 2025-11-29T17:00:00Z",
         ),
         (
-            # The leader reaches one of those that this node does not hear.
+            # The leader reaches a node that this node does not hear.
             cluster(*map(node, ("n1", "n2")), *(node(name, **DOWN) for name in ("n3", "n4", "n5")), leader="n2"),
             False,
             "not well: n3, n4, n5 do not answer; n2 leads",
@@ -67,7 +67,7 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             "not well: another data directory than that of the member is up under the name n3; n1 leads",
         ),
         (
-            # Who led a moment ago may not know yet.
+            # A former leader may not know yet.
             cluster(node("n1", state="leader"), node("n2", **DOWN), node("n3", **DOWN)),
             False,
             "no majority: n2, n3 do not answer",

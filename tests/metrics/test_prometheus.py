@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""The metrics in Prometheus' format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Floods of those who have not logged in, against the process of a node with few files: it lives, and clients go on."""
+"""Floods of unauthenticated connections against the process of a node with few files: it lives, and serves its
+clients.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def cluster() -> Generator[LocalCluster]:
 
 
 def connect(port: int, first: bytes) -> socket.socket:
-    """A stranger from another address than the clients; those of one address are in test_reconnect_storm.py."""
+    """Open an unauthenticated connection from an address without clients; test_reconnect_storm.py has a shared
+    address.
+    """
     client = socket.create_connection(("127.0.0.1", port), 10, ("127.0.0.2", 0))
     with contextlib.suppress(ConnectionError):
         client.sendall(first)

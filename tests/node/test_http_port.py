@@ -65,7 +65,9 @@ def test_serve_command_does_not_import_the_http_library() -> None:
 
 
 def test_early_http_request_is_answered_once_the_node_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_port, "ANSWERING", (*http_port.ANSWERING, "this"))  # prints, and is nobody's
+    monkeypatch.setattr(
+        http_port, "ANSWERING", (*http_port.ANSWERING, "this")
+    )  # prints, and has no other use
     monkeypatch.delitem(sys.modules, "this", raising=False)
     monkeypatch.setattr(http_port, "PATIENCE_S", LONG_S)
 

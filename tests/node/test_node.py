@@ -39,7 +39,7 @@ THE_END = StartError("node n1 stops: its disk failed")
 
 
 class FakeNode:
-    """Serves for so long, in seconds, and fails as it is told; one after the other. `start` takes its place."""
+    """In place of `start`: each node serves for some seconds, and fails with the given error."""
 
     failures: ClassVar[list[tuple[float, Exception]]]
     events: ClassVar[list[str]]
@@ -189,7 +189,7 @@ def test_memory_is_read_without_a_new_file() -> None:
 
 
 def test_freed_memory_raises_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the heap keeps is given back before it is called too much, at once and again after a while."""
+    """Memory that the heap retains is returned before it counts as too much, at once and again after a while."""
     mib = 1 << 20
     limits = dataclasses.replace(CONFIG.limits, memory_high_watermark_bytes=100 * mib)
     group: Any = SimpleNamespace(alarms=SimpleNamespace(low_on_memory=False))
@@ -372,7 +372,7 @@ def test_node_that_reads_damage_is_repaired_while_it_runs(
 def test_node_that_does_not_serve_names_missing_connections(
     under_repair: str | None, apart: str | None, why: str
 ) -> None:
-    """One with a new directory that was told of a cluster which is gone has to be started again to join another."""
+    """A node with a new directory that learned a lost cluster must be restarted to join a new one."""
     links: Any = SimpleNamespace(why_not_joined=None, why_apart=apart)
     group: Any = SimpleNamespace(
         own_status=SimpleNamespace(flaw=lambda: under_repair),
@@ -384,7 +384,7 @@ def test_node_that_does_not_serve_names_missing_connections(
 
 
 def test_node_that_founds_a_cluster_logs_it_once(tmp_path: Path) -> None:
-    """It may be one that has lost its disk, and whose file does not say any more which cluster it was of."""
+    """It may have lost its disk, and its file may not name its former cluster."""
     with LocalCluster(nodes=1, directory=tmp_path) as cluster:
         [only] = cluster.nodes
         only.stop()

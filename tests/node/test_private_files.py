@@ -23,7 +23,7 @@ def _open_umask() -> object:
 
 
 def shared(root: Path) -> list[Path]:
-    """The paths to which other users have some access."""
+    """Return the paths that users other than the owner can access."""
     group_and_world = stat.S_IRWXG | stat.S_IRWXO
     return [path for path in (root, *root.rglob("*")) if path.stat().st_mode & group_and_world]
 

@@ -1,4 +1,4 @@
-"""A node serves when it has caught up, and not when it has what was committed at its start."""
+"""A node serves when it has caught up with the cluster, not with the commit index at its start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """A cluster that commits while a node applies: how long each round takes the node, the first one from its start."""
+    """A cluster that commits while a node applies: the time of each round, the first from its start."""
 
     def __init__(self, first_s: float, rounds_s: list[float]) -> None:
         self.now_s = 0.0

@@ -100,7 +100,7 @@ def token(
     algorithm: str = "",
     **claims: Any,
 ) -> str:
-    """Return a token with these scopes, which get the usual prefix; a claim of None is left out."""
+    """Return a token with these scopes, which get the usual prefix; claims of None are left out."""
     usual = {
         "sub": "ann",
         "aud": SERVICE,

@@ -21,7 +21,7 @@ BASIC = {"Authorization": "Basic cGFnZTphJTNBYg=="}
 
 
 class Issuer:
-    """Takes a code, and gives nothing for it."""
+    """Takes a code, and returns no token for it."""
 
     def __init__(self, methods: Any) -> None:
         self.methods = methods

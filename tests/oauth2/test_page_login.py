@@ -1,4 +1,4 @@
-"""Logging in to the page with the page of who issues tokens: a real node, a real provider, and a browser's manners."""
+"""Login to the page with the login page of an issuer: a real node, a real provider, and the behaviour of a browser."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Browser:
         return self.go(f"http://127.0.0.1:{self.port}{path}", method, port, **headers)
 
     def go(self, url: str, method: str = "GET", port: int = 0, **headers: str) -> Response:
-        """Ask for an address; with `port` another node is behind it, as behind a load balancer."""
+        """Request an address; with `port` a second node answers, as behind a load balancer."""
         parts = urlsplit(url)
         is_node = parts.port == self.port
         cookies = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
@@ -92,7 +92,7 @@ class Browser:
             connection.close()
 
     def come_back(self) -> str:
-        """Go to the provider; returns the address with which it sends the browser back."""
+        """Go to the provider, and return the address of its redirect."""
         response = self.request(LOGIN)
         assert response.status == 303
         back = self.go(response.place)
@@ -150,7 +150,7 @@ def cookie_of(state: str, node: ClusterNode) -> str:
 def test_user_logs_in_in_two_tabs_at_once(node: ClusterNode, provider: OpenIdProvider) -> None:
     browser = Browser(node)
     one, other = browser.come_back(), browser.come_back()
-    # Nor does a page of somebody else that sends the browser there end what was begun.
+    # A foreign page that sends the browser there does not end a pending login either.
     assert browser.request(f"{CALLBACK}?code=x&state=y").place == "/?login=refused"
     for tab in (one, other):
         assert browser.go(tab).place == "/"

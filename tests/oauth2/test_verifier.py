@@ -1,4 +1,4 @@
-"""Which tokens are good, and whom they vouch for; the keys come from a real server."""
+"""Valid tokens and their users; the keys come from a real server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def static(pem_file: Path, **more: Any) -> Verifier:
 
 
 async def judged(verifier: Verifier, text: str) -> TokenUser | str:
-    """Whom a token vouches for, or why for nobody; keys are fetched if that may help, as a login does it."""
+    """Return the user of a token, or the reason of a refusal; keys are fetched if that may help, as for a login."""
     try:
         return verifier.verify(text.encode())
     except InvalidToken as invalid:
@@ -82,7 +82,7 @@ def good(verifier: Verifier, text: str) -> TokenUser:
     return verifier.verify(text.encode())
 
 
-# --- what is loaded
+# --- loaded keys
 
 
 def test_node_imports_oauth2_and_tracing_only_when_configured() -> None:
@@ -209,7 +209,7 @@ def test_keys_are_fetched_once_and_again_for_an_unknown_key(
         issuer.keys = {"three": new_key()}
         assert isinstance(await judged(verifier, issuer.token(number="three")), TokenUser)
         assert issuer.requested_paths == ["/keys"] * 2
-        # One that its issuer has withdrawn is good no longer.
+        # A withdrawn key is valid no longer.
         assert await judged(verifier, second) == "its signing key is unknown"
         await verifier.close()
 
@@ -259,7 +259,7 @@ def test_issuer_is_reached_while_40_name_lookups_hang(
         return resolve(host, port, **how)
 
     async def story() -> None:
-        # Where these names are asked for by others, as the program's libraries do it.
+        # Further name lookups by the program's libraries.
         loop = asyncio.get_running_loop()
         waiting = [asyncio.create_task(loop.getaddrinfo(f"slow{number}", 1)) for number in range(40)]
         await asyncio.sleep(0.05)
@@ -300,7 +300,7 @@ FIELDS = st.sampled_from(["kty", "kid", "use", "alg", "crv", "n", "e", "d", "k",
 
 @given(st.lists(st.dictionaries(FIELDS, ODD, min_size=1, max_size=4) | ODD, max_size=3), ODD)
 def test_good_keys_are_found_among_malformed_keys(further_keys: list[Any], odd: Any) -> None:
-    """Such a document is fetched by a task that nobody waits for: what it raises ends the node."""
+    """A background task fetches such a document: an exception in it ends the node."""
     good = json.loads(RSAAlgorithm.to_jwk(RSA.public_key()))
     changed = [good | each if isinstance(each, dict) else each for each in further_keys]
     assert "mine" in keys.keys_in({"keys": [*changed, good | {"kid": "mine"}, *further_keys]})

@@ -1,10 +1,9 @@
-"""The browser that the tests of the management page drive: Chromium and its driver, found or brought.
+"""The browser of the tests of the management page: Chromium and its driver, found or installed.
 
-    python -m tests.page.chromium             prints where they are
-    python -m tests.page.chromium --install   brings them first if there are none; as root, on Debian and Ubuntu
+    python -m tests.page.chromium             prints their paths
+    python -m tests.page.chromium --install   installs them first if they are missing; as root, on Debian and Ubuntu
 
-Looked for in CHROMIUM and CHROMEDRIVER, then on PATH. Not here: what is done on the page (test_page.py,
-screenshots.py).
+The search covers CHROMIUM and CHROMEDRIVER, then PATH.
 """
 
 from __future__ import annotations

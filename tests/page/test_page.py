@@ -1,6 +1,6 @@
-"""The management page in a real browser, one action after the other, against a real cluster.
+"""The management page in a real browser, step by step, against a real cluster.
 
-The tests share a cluster and a browser, and each of them leaves behind only what it has made under names of its own.
+The tests share a cluster and a browser, and each leaves only objects under names of its own.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def test_messages_are_published_browsed_got_and_purged(page: Page, node: Cluster
     page.open("queues/%2F/letters")
     page.press("publish")
     page.confirm(payload="bonjour", properties='{"content_type": "text/plain", "headers": {"a": "<b>"}}')
-    page.until(lambda: figures(page)["Ready"] == "1")  # nobody has asked for it again: it came by the stream
+    page.until(lambda: figures(page)["Ready"] == "1")  # it came by the stream, without a request
     page.press("tab-messages")
     page.until_reads("bonjour", ".message")
     page.click(".message summary")
@@ -272,7 +272,7 @@ def test_node_searches_dead_letters_and_moves_those_found(
     page.until(lambda: api(node, "queues/%2F/grave")["messages_ready"] == 1240)
     page.open("dead-letters/%2F/grave")
     page.until(lambda: sorted(chip.split()[-1] for chip in page.text(".chips").splitlines()) == ["20", "20"])
-    page.fill("main", text='"order": 3,')  # as it is written in the body, behind a thousand others
+    page.fill("main", text='"order": 3,')  # as it is written in the body, after a thousand messages
     page.until_reads("0 found; looked at 1,000 of 1,240 ready messages.", ".found")
     page.press("further")
     page.until_reads("10 found; looked at 1,240 of 1,240 ready messages.", ".found")
@@ -287,7 +287,7 @@ def test_node_searches_dead_letters_and_moves_those_found(
     page.press("send-back")
     page.until_reads("Moves 0 of 1,230 messages.", "dialog .counted")
     page.fill(text="")
-    page.until_reads("Moves 30 of 1,230 messages.", "dialog .counted")  # the others never died
+    page.until_reads("Moves 30 of 1,230 messages.", "dialog .counted")  # the rest never died
     page.browser.back()
     page.until(lambda: not page.all("dialog"), "a dialog closes when the view below it changes")
 
@@ -483,7 +483,7 @@ def test_page_continues_after_its_node_was_away(page: Page, node: ClusterNode) -
     page.until(lambda: page.rows("Queues"))
     node.kill()
     page.until_reads("Waiting", ".top .live")
-    assert "remembered" in page.text()  # what was known is still there to be read
+    assert "remembered" in page.text()  # the last known values are still shown
     node.start()
     node.wait_ready()
     page.until(lambda: page.text(".top .live") == "Live")

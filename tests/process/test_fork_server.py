@@ -1,4 +1,4 @@
-"""Processes that are forked from one that has imported the program."""
+"""Processes forked from a server that has imported the program."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def forked(
 
 
 def frozen(server: ForkServer, directory: Path, kept: Sequence[int] = ()) -> ForkedProcess:
-    """One that does not end by itself: a command that waits for a pipe that nobody writes to."""
+    """Start a command that never ends: it waits for a pipe without a writer."""
     pipe = directory / "pipe"
     os.mkfifo(pipe)
     return server.start(["serve", "--config", str(pipe)], {}, stdout=2, stderr=2, kept=kept)

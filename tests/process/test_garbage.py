@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True, scope="module")
 def as_before() -> Iterator[None]:
-    """Restore what all of these tests change, once: it takes a second to look through all that pytest has collected."""
+    """Restore the state of the collector once for all tests: a full collection takes a second in pytest."""
     yield
     garbage.collect()
 

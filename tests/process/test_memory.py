@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 def test_resident_memory_includes_new_mappings() -> None:
     before = resident_bytes()
-    # Not from the heap, which may have kept as much of what other tests have used.
+    # Not from the heap, which may still have memory of earlier tests.
     with mmap(-1, 64 << 20) as ballast:
         ballast[::4096] = b"x" * len(ballast[::4096])
         assert 60 << 20 < resident_bytes() - before < 80 << 20

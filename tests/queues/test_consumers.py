@@ -287,7 +287,7 @@ def test_deleted_queue_cancels_consumers_on_all_nodes(world: World, queue: str) 
     channel.queue_delete(queue)
     for consumer in takers:
         consumer.until(lambda consumer=consumer: consumer.is_cancelled)
-        # It is no error to cancel what has been cancelled a moment ago.
+        # Cancelling a consumer that was just cancelled is no error.
         consumer.channel.basic_cancel(consumer.tag)
         barrier(consumer.channel)
 

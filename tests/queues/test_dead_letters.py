@@ -29,7 +29,7 @@ MANY = 1000
 
 
 def source_of(world: World, queue: str, arguments: dict[str, Any] | None = None, **policy: Any) -> str:
-    """Declare `queue`, and the queue to which it dead-letters through the default exchange."""
+    """Declare `queue`, and the target of its dead letters through the default exchange."""
     channel = world.channel(1)
     dead = declare(channel, f"{queue}-dead")
     routing = {"dead-letter-exchange": "", "dead-letter-routing-key": dead}
@@ -234,7 +234,7 @@ def test_the_argument_wins_over_the_policy(world: World, queue: str) -> None:
 
 
 def keys_world(world: World, queue: str, routing_key: str | None) -> list[str]:
-    """A queue that dead-letters through a direct exchange, to which queues are bound with the keys k, cc, bcc, dl."""
+    """Declare a queue that dead-letters through a direct exchange, with queues bound by the keys k, cc, bcc, dl."""
     channel, exchange = world.channel(1), f"{queue}-x"
     channel.exchange_declare(exchange, "direct")
     arguments = {"x-dead-letter-exchange": exchange}
@@ -315,7 +315,7 @@ def test_dead_letters_keep_their_priority(world: World, queue: str) -> None:
 
 
 def test_the_next_queue_judges_the_priority_that_was_published(world: World, queue: str) -> None:
-    """One queue takes none for 4, or 9 for 5; that says nothing about the other."""
+    """A queue may take a priority of none for 4, or 9 for 5; the next queue judges the original priority."""
     channel = world.channel(1)
     dead = f"{queue}-dead"
     channel.queue_declare(dead, durable=True, arguments={"x-max-priority": 9})

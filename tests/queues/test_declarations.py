@@ -153,7 +153,7 @@ def test_declaration_ignores_integer_width_and_unknown_arguments(world: World, q
     channel = world.channel(1)
     declare(channel, queue, {"x-max-length": 5, "x-mine": 1})
     world.change_leader()
-    # pika sends the smallest type that fits: this one is a long long.
+    # pika sends the smallest type that fits: here a long long.
     declare(channel, queue, {"x-max-length": long(5), "x-mine": 2})
     barrier(channel)
 

@@ -27,11 +27,11 @@ from tests.queues.leader_changes import KILLED_IF_LONG, QUIET
 from tests.queues.world import World
 
 LATE_S = 5.0
-"""Nothing here takes so long, even on a busy machine."""
+"""Longer than any step here takes, even on a busy machine."""
 
 
 def wait_empty(channel: BlockingChannel, queue: str) -> None:
-    """Wait until what was published just now has expired."""
+    """Wait until the published messages have expired."""
     began_s = time.monotonic()
     wait_until(lambda: ready(channel, queue) == 0)
     assert time.monotonic() - began_s < LATE_S

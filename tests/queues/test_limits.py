@@ -81,7 +81,7 @@ def test_held_messages_do_not_count_towards_the_limit(world: World, queue: str) 
     publish(channel, queue, "cd")
     assert ready(channel, queue) == 2
     world.change_leader()
-    # What comes back is at the head, and goes.
+    # Requeued messages are at the head, and are dropped.
     for message in held:
         channel.basic_nack(message.tag)
     assert bodies_of(drain(channel, queue)) == [b"c", b"d"]
@@ -297,7 +297,7 @@ def test_queue_delete_if_empty_is_refused_for_a_nonempty_queue(world: World, que
     channel = world.channel(2)
     channel.queue_purge(queue)
     channel.queue_delete(queue, if_empty=True)
-    wait_until(lambda: not world.exists(queue))  # another node than the one that was asked to delete it
+    wait_until(lambda: not world.exists(queue))  # at a node other than that of the delete
 
 
 def test_a_queue_that_is_used_is_not_deleted_on_that_condition(world: World, queue: str) -> None:

@@ -43,7 +43,7 @@ def test_each_message_is_moved_exactly_once_and_in_order(world: World, queue: st
 
 
 def test_dead_letters_move_to_their_origin_beside_live_clients(world: World, queue: str) -> None:
-    """What is published, consumed and returned meanwhile has nothing to do with it."""
+    """Messages published, consumed and returned meanwhile are not moved."""
     channel = world.channel(1)
     dead = declare(channel, f"{queue}-dead")
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}

@@ -98,7 +98,7 @@ def test_publish_without_a_confirm_in_time_is_nacked(
         send(channel, queue, queue, 2)
     assert PUBLISH_TIMEOUT_MS / 1000 <= time.monotonic() - began_s < 5
     configured.start(*followers)
-    # Nobody knew what had become of it, so it is published until it is confirmed.
+    # Its outcome was unknown, so it is published until it is confirmed.
     ends_s = time.monotonic() + PATIENCE_S
     while not _is_confirmed(channel, queue, 2):
         assert time.monotonic() < ends_s

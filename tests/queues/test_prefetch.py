@@ -151,7 +151,7 @@ def test_basic_get_knows_no_limit(world: World, queue: str) -> None:
     assert held(consumer) == [1]
     world.change_leader()
     assert [got(channel, name, auto_ack=False).body for _ in range(4)] == [b"1", b"2", b"3", b"4"]
-    # Nor is what was got counted when a consumer is to have more.
+    # Messages from basic.get do not count for the prefetch either.
     publish(channel, name, "x")
     consumer.ack(consumer.messages[0])
     assert held(consumer) == [2]

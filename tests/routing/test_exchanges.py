@@ -259,7 +259,7 @@ alternates = st.dictionaries(st.sampled_from([*TYPES, "h"]), st.sampled_from([*T
 
 
 def reached(bindings: list[Binding], alternates: dict[str, str], source: str, keys: list[str]) -> set[str]:
-    """Every queue that a message can get to, by trying until nothing new is found."""
+    """Return every queue that a message can reach, by searching until no new queue is found."""
     exchanges, queues = {source}, set[str]()
     while True:
         found = {
@@ -422,7 +422,7 @@ def test_binding_key_that_makes_matches_too_expensive_is_refused() -> None:
     for number in range(4094):
         routing.bind(Binding("t", Destination(DestinationKind.QUEUE, f"q{number}"), f"*.{number}", b""), {})
     longest = ".".join(["#", "a"] * 97)
-    routing.check_binding("t", "x." * 200, {})  # without wildcards it costs nothing
+    routing.check_binding("t", "x." * 200, {})  # a key without wildcards costs no steps
     routing.check_binding("t", longest[:-2], {})
     with pytest.raises(InvalidBinding, match=r"would take 50177 steps, above the limit \(50000\)"):
         routing.check_binding("t", longest + ".b", {})

@@ -45,7 +45,7 @@ def placed(router: Router) -> dict[str, str | None]:
 
 
 def spread_as(found: Counter[str | None], shares: dict[str, float]) -> bool:
-    """Pearson's test: what is found is no further from the shares than five standard deviations of chance."""
+    """Pearson's test: the counts differ from the shares by less than five standard deviations of chance."""
     total, parts = sum(found.values()), sum(shares.values())
     assert set(found) <= set(shares)
     expected = {name: total * share / parts for name, share in shares.items()}
@@ -134,7 +134,7 @@ def test_header_or_property_is_hashed_instead_of_the_routing_key() -> None:
         found = {picked(router, "k", content) for content in values}
         assert found == set(weights)
         assert all(picked(router, "k", at) == picked(router, "other", at) for at in values[:50])
-    # Without it all go to one destination, whichever key they have.
+    # Without the header all go to a single destination, with any key.
     without_header = [Content({"other": 1}, {"timestamp": "5"}, number) for number in range(50)]
     for router in (by_header, by_property):
         assert (

@@ -157,7 +157,7 @@ def test_bindings_with_equal_conditions_share_their_lookups(
             router.bind(binding(number), {"x-match": how, "type": "order", "unit": None, "h1": 1, "no": 1})
         CountingMasks.lookups = 0
         assert len(matched(router, headers)) == (count if how == "any" else 0)
-        assert CountingMasks.lookups == 2 * 3  # of what no binding names, nothing is looked up
+        assert CountingMasks.lookups == 2 * 3  # headers without a binding are not looked up
         content = Content(headers, {}, 0)
         assert router.steps(("k",), content) >= CountingMasks.lookups
 

@@ -1,6 +1,7 @@
-"""What is bound decides what a message costs, and so what is refused: not what was bound before, nor in which order.
+"""The present bindings alone decide the cost of a message, and so its refusal: not former bindings, nor their order.
 
-A replica that has loaded its state knows only the bindings that are left; one that has lived through them must agree.
+A replica that has loaded its state knows only the present bindings; it must agree with a replica that applied all
+changes.
 """
 
 from __future__ import annotations

@@ -145,6 +145,57 @@ def test_dead_letters_are_moved_back_by_reason_and_queue(broker: LoneBroker, cha
     assert bodies(channel, "q") == [b"alive"]
 
 
+def dead_of(channel: Any, broker: LoneBroker, *origins: str) -> None:
+    """Reject a message of each of these queues into q, in this order; its body is its number."""
+    for name in dict.fromkeys(origins):
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
+        limited = {"x-max-length": 1, "x-overflow": "reject-publish"} if name.startswith("full") else {}
+        channel.queue_declare(name, durable=True, arguments=QUORUM | arguments | limited)
+    queue = broker.machine.vhosts["/"].queues["q"]
+    for number, name in enumerate(origins):
+        publish(channel, b"%d" % number, queue=name)
+        channel.basic_reject(channel.basic_get(name)[0].delivery_tag, requeue=False)
+        wait_until(lambda number=number: queue.ready == number + 1, "a dead letter")
+
+
+def test_full_origin_holds_up_only_its_own_dead_letters(
+    broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover, "RETRY_S", 0.02)
+    dead_of(channel, broker, "full 1", "one", "full 1", "two", "full 2", "full 2", "one", "full 1")
+    broker.operate(MOVE._replace(destination=""))
+    move = broker.machine.moves.all["/", "m"]
+    wait_until(lambda: move.moved == 5, "all messages that have room")
+    assert [bodies(channel, name) for name in ("one", "two")] == [[b"1", b"6"], [b"3"]]
+    wait_until(lambda: move.waits_for == "full 1", "the first full queue")
+    assert bodies(channel, "full 2") == [b"4"]
+    wait_until(lambda: move.moved == 6, "the next message of this queue")
+    assert bodies(channel, "full 2") == [b"5"]
+    taken: list[bytes] = []
+    while len(taken) < 3:
+        taken += bodies(channel, "full 1")
+    wait_until(lambda: not move.is_running, "the end of the move")
+    assert taken == [b"0", b"2", b"7"]
+    assert (move.state, move.moved, bodies(channel, "q")) == ("finished", 8, [])
+
+
+def test_new_leader_moves_messages_that_were_passed_over(
+    broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover, "RETRY_S", 0.02)
+    monkeypatch.setattr(mover, "STEP_MESSAGES", 1)
+    dead_of(channel, broker, "full", "full", *["one"] * 20)
+    broker.operate(MOVE._replace(destination="", rate=20))
+    move = broker.machine.moves.all["/", "m"]
+    wait_until(lambda: move.moved >= 4, "messages behind the one that was passed over")
+    broker.call(broker.broker.leader_changed, "n2", 2)
+    broker.pass_some_time()
+    assert bodies(channel, "full") == [b"0"]
+    broker.call(broker.broker.leader_changed, "n1", 3)
+    wait_until(lambda: not move.is_running, "the end of the move")
+    assert (bodies(channel, "full"), bodies(channel, "q")) == ([b"1"], [])
+
+
 def test_time_to_live_restarts_in_the_destination(broker: LoneBroker, channel: Any) -> None:
     publish(channel, b"a", expiration="3000000")
     publish(channel, b"b")

@@ -1,4 +1,4 @@
-"""What the values of shovels say, and what they cannot be."""
+"""Values of shovels: their meaning, and refused values."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_when_a_move_for_a_shovel_ends(after: dict[str, Any], count: int, is_end
     assert (move.count, move.is_endless, move.shovel, move.user) == (count, is_endless, "s", "")
 
 
-# What is no number in JSON, a node refuses before anybody looks at it.
+# A node refuses numbers that JSON does not allow before any further check.
 JSON = st.recursive(
     st.none()
     | st.booleans()

@@ -1,4 +1,4 @@
-"""What a broker sends is read whatever pieces it comes in, and whatever it is."""
+"""Frames of a broker are read in pieces of any size, and any bytes are read or refused."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_pamqp_reads_the_frames_that_a_shovel_sends() -> None:
     assert (method.delivery_tag, method.multiple) == (2**40, True)
 
 
-# --- what messages are known by, and given
+# --- identities of messages
 
 
 def test_redelivered_message_keeps_its_key_despite_counts() -> None:

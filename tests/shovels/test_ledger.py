@@ -1,4 +1,4 @@
-"""The numbers of messages: nothing is lost, whatever comes again, and nothing is doubled that need not be."""
+"""The numbers of messages: no message is lost after any redelivery, and none is duplicated without need."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class World:
 
     ready: list[tuple[int, bool]] = field(default_factory=lambda: [(each, False) for each in range(MESSAGES)])
     held: list[int] = field(default_factory=list)
-    """What another consumer of the source holds."""
+    """Messages that a second consumer of the source holds."""
     unacked: list[int] = field(default_factory=list)
     wire: list[tuple[int, Number]] = field(default_factory=list)
-    """What was sent and has not arrived."""
+    """Messages sent and not arrived."""
     ghosts: list[tuple[int, Number]] = field(default_factory=list)
-    """What former runs have sent and has not arrived."""
+    """Messages that former runs have sent, not arrived."""
     taken: list[int] = field(default_factory=list)
     text: str | None = None
     publishers: Publishers = field(default_factory=Publishers)
@@ -64,22 +64,22 @@ class World:
         return message
 
     def take_unconfirmed(self) -> None:
-        """The target takes the next message, and nobody hears of it."""
+        """The target takes the next message, and its confirm is lost."""
         if self.wire:
             self.take(self.wire)
 
     def break_off_unnoticed(self) -> None:
-        """The next run begins, and what is on the wire may arrive yet."""
+        """The next run begins, and messages on the wire may still arrive."""
         self.ghosts += self.wire
         self.break_off()
 
     def take_late(self) -> None:
-        """The target takes what a former run has sent."""
+        """The target takes a message of a former run."""
         if self.ghosts:
             self.take(self.ghosts)
 
     def break_off(self) -> None:
-        """The next run begins with what is written down, and what is on the wire is lost."""
+        """The next run begins with the stored numbers, and messages on the wire are lost."""
         self.wire.clear()
         self.ready[:0] = [(message, True) for message in self.unacked]
         self.unacked.clear()
@@ -87,7 +87,7 @@ class World:
         self.ledger = Ledger(f"p{self.runs}", decode_entries(self.text, "s"))
 
     def steal(self) -> None:
-        """Another consumer gets the next message."""
+        """A second consumer gets the next message."""
         if self.ready:
             self.held.append(self.ready.pop(0)[0])
 

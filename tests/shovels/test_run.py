@@ -1,4 +1,4 @@
-"""Shovels as the node carries them out: what arrives at the target, and what is told when nothing does."""
+"""Shovels of a node: messages that arrive at the target, and the reported reason when none arrive."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Carried:
         return None if runner is None else runner._current
 
     def wait_for_run_after(self, run: ShovelRun | None) -> None:
-        """Wait until another run carries messages."""
+        """Wait until a later run carries messages."""
         wait_until(lambda: self.run() not in (None, run), "another run")
         self.wait_for("running")
 
@@ -346,7 +346,7 @@ def test_shovel_continues_after_its_connections_were_lost(carried: Carried, chan
         carried.broker.call(cut_off)
         carried.wait_for_run_after(former)
     publish(channel, b"end")
-    assert bodies(arrived(channel, 1)) == [b"end"]  # and nothing that was there before
+    assert bodies(arrived(channel, 1)) == [b"end"]  # no earlier message precedes it
 
 
 def test_a_shovel_that_fails_while_it_is_stopped_is_over(carried: Carried, channel: Any) -> None:
@@ -400,7 +400,7 @@ def test_target_that_blocks_publishers_is_reported(carried: Carried, channel: An
     carried.put()
     carried.wait_for("running")
     publish(channel, b"a")
-    arrived(channel, 1)  # who has not published is not told to wait
+    arrived(channel, 1)  # connection.blocked goes only to publishers
     publish(channel, b"b")
     carried.broker.alarm("disk")
     wait_until(lambda: (report := carried.report()) is not None and report.state == "blocked", "blocked")
@@ -419,7 +419,7 @@ def test_a_slow_target_slows_its_source_down(
     carried.broker.alarm("disk")
     carried.put(src_prefetch_count=0)
     blocked = carried.wait_for("blocked").figures
-    # What is on its way may be as much as there is room for, and what was read of the socket together with that.
+    # As many may be pending as there is room for, and as many more as a read of the socket brought.
     assert blocked["forwarded"] + blocked["pending"] <= 10
     carried.broker.alarm(None)
     assert len(arrived(channel, 200)) == 200

@@ -1,4 +1,4 @@
-"""The addresses of brokers: what they say, and what of them is shown."""
+"""The addresses of brokers: their parts, and the parts that are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What exchanges see of a stored message."""
+"""The fields of a stored message that exchanges read."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def test_user_id_is_found_after_all_further_properties() -> None:
     assert user_id(stored_message([("a", long(1))], user_id=b"\xff", cluster_id=b"c", **other)) == "\udcff"
 
 
-# --- any properties, against a reader of decoded ones
+# --- any properties, against a reader of decoded properties
 
 OURS = ["CC", "BCC", "x-delay", "x-publisher-id", "x-publish-seq"]
 values = st.recursive(
@@ -298,7 +298,7 @@ messages = st.builds(
 
 
 def simply_read(one: bytes) -> Attributes | None:
-    """What the decoded properties say; None if they are wrong."""
+    """Return the attributes from decoded properties; None if they are invalid."""
     decoded = content(one).properties
     table = decoded.headers or {}
     for name in ("CC", "BCC"):

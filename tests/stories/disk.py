@@ -217,7 +217,7 @@ class FailingCalls:
         monkeypatch.setenv("TEST_FAILURE", str(self._order))
 
     def order(self, call: str, path: str) -> None:
-        """Make the next call of this kind fail, for a file whose path contains `path`."""
+        """Make the next such call fail, on a file whose path contains `path`."""
         temporary = self._order.with_suffix(".new")
         temporary.write_text(f"{call} {path}")
         temporary.replace(self._order)

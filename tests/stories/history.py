@@ -123,7 +123,9 @@ def _repetitions(deliveries: list[Delivery], lost_consumers: set[str]) -> list[s
 
 
 def _disorder(deliveries: list[Delivery], *, per_consumer: bool) -> list[str]:
-    """First deliveries of a publisher's messages ascend; what comes back from a dead consumer may be late."""
+    """Return violations of order: first deliveries of a publisher's messages ascend, except those requeued from a
+    dead consumer.
+    """
     found: list[str] = []
     last: dict[tuple[str, str], int] = defaultdict(int)
     for delivery in deliveries:

@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 45.0
 RATE = 20
-"""Messages a second over all publishers, each of which goes to two queues. More cost time, and show nothing else."""
+"""Messages a second over all publishers, each to two queues. A higher rate would take longer and find no more faults.
+"""
 POLL_S = 0.05
 COMMAND_POLL_S = 0.3
-"""Between two commands that ask for the same: each is a process, which takes the machine from what is waited for."""
+"""Seconds between two equal commands: each is a process, which delays the awaited event."""
 ENOUGH = 3
 """Confirms or deliveries that show that a client works."""
 SHOWN = 20
@@ -102,7 +103,7 @@ class Load:
         self._world.deaths.end(node)
 
     def fault_begins(self) -> None:
-        """Note the time, for something that hurts nobody but may take a moment."""
+        """Record the time of an event that harms no client but may take a moment."""
         self._fault_s = time.monotonic()
 
     def pause(self, node: ClusterNode) -> None:
@@ -120,7 +121,7 @@ class Load:
         assert happened, problem()
 
     def until_all_work(self, besides: Sequence[ClusterNode] = ()) -> None:
-        """Wait until each client has got `ENOUGH` more, except those whose home is one of `besides`."""
+        """Wait until each client has `ENOUGH` more confirms or deliveries, except those whose home is in `besides`."""
         done = self.history.done
         goals = {
             client.name: done[client.name] + ENOUGH for client in self.clients if client.home not in besides
@@ -136,7 +137,7 @@ class Load:
         return self.history.longest_wait_s(self._fault_s)
 
     def assert_waited_less_than(self, seconds: float) -> None:
-        """Of the pause that clients saw: seconds of an idle machine, and more of one that is busy meanwhile."""
+        """Assert that the pause of clients was shorter than `seconds`, which grow with the load on the machine."""
         longest_s, slowness = self.longest_wait_s(), self.watch.slowness
         print(
             f"the slowest confirm took {longest_s * 1000:.0f} ms; the machine is {slowness:.1f} times as slow as idle"

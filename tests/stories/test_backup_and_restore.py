@@ -51,7 +51,7 @@ def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def qq(*arguments: object) -> tuple[int, str, str]:
-    """Call a command; returns its exit status, its output and what it complains of."""
+    """Run a command; return its exit status, output and errors."""
     done = run_qq(*map(str, arguments))
     return done.returncode, done.stdout, done.stderr
 
@@ -62,14 +62,14 @@ def make_backup(node: ClusterNode, target: Path) -> None:
 
 
 def restore(node: ClusterNode, backup: Path) -> None:
-    """Begin a new cluster on the node, whose directory is emptied."""
+    """Begin a new cluster on the node, after emptying its directory."""
     shutil.rmtree(NodeFiles(node).root)
     status, _, errors = qq("restore", backup, "--config", config_of(node))
     assert (status, errors) == (0, "")
 
 
 def piped(*arguments: object, given: bytes = b"") -> bytes:
-    """What a command writes to a pipe that reads another one."""
+    """Return the output of a command that reads a pipe and writes to a pipe."""
     command = [sys.executable, "-m", "qq", *map(str, arguments)]
     done = subprocess.run(command, input=given, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -85,7 +85,7 @@ def config_of(node: ClusterNode) -> Path:
 
 
 class Publisher(threading.Thread):
-    """Publishes numbers to the queue, one after the other, each a moment after the confirm of the last one."""
+    """Publishes numbers to the queue, each a moment after the confirm of its predecessor."""
 
     def __init__(self, node: ClusterNode) -> None:
         super().__init__(daemon=True)
@@ -110,7 +110,7 @@ def declare(node: ClusterNode) -> None:
 
 
 def stored(node: ClusterNode) -> list[str]:
-    """What is in the queue, and is taken out of it."""
+    """Take all messages out of the queue, and return them."""
     with pika_connection(node) as connection:
         channel = connection.channel()
         found: list[str] = []
@@ -127,7 +127,7 @@ def kill_all(cluster: LocalCluster) -> None:
 
 @pytest.mark.parametrize("source", [pytest.param("leader", marks=pytest.mark.long), "follower"])
 def test_backup_under_load_holds_all_messages_confirmed_before(tmp_path: Path, source: str) -> None:
-    """Also what a consumer holds; what is confirmed later may be in it, once; exclusive queues are gone."""
+    """Including unacknowledged messages; messages confirmed later may be in it, once; exclusive queues are not."""
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
         first = cluster.nodes[0]
         declare(first)
@@ -166,7 +166,7 @@ def made(directory: Path) -> Path:
 
 @pytest.mark.long
 def test_backups_do_not_delay_clients(tmp_path: Path) -> None:
-    """One node after the other is asked, while housekeeping removes what is old."""
+    """The nodes give backups in turn, while housekeeping removes old segments."""
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster, loaded(cluster) as load:
         load.fault_begins()
         for node in cluster.nodes:
@@ -209,7 +209,7 @@ def test_restored_cluster_grows_and_old_nodes_cannot_rejoin(tmp_path: Path) -> N
 
 
 def until_safe_to_stop(node: ClusterNode) -> None:
-    """Wait until the others vote, and are enough."""
+    """Wait until the rest votes, and is a majority."""
     poll(
         lambda: qq("check", "safe-to-stop", *backup_target(node))[0] == 0,
         lambda: "the others are not enough",
@@ -251,7 +251,7 @@ def until_named(cluster: LocalCluster) -> None:
 
 
 def stays_away(old: ClusterNode, new: ClusterNode) -> None:
-    """A node of the old life, whose directory is as it was, is not let in by the new one, which goes on."""
+    """Assert that the new cluster refuses a node with a directory from before the restore, and continues."""
     old.start()
     poll(
         lambda: (

@@ -1,4 +1,4 @@
-"""Claims of a connection are free for the next connection, at another node, as soon as the client hears of the end."""
+"""Claims of a connection are free for the next connection, at a second node, as soon as the client gets the close."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     hold: Callable[[Client], object]
     claim: Callable[[Connect], object]
-    """Ask for the claim at another connection, which stays open. Raises a refusal, or returns False in vain."""
+    """Make the claim at a second connection, which stays open. Raises a refusal, or returns False in vain."""
     limit: tuple[str, str] | None = None
     """The limit that the claim reaches: that of a "vhost" or a "user", and its name."""
     is_refused: bool = True
@@ -137,7 +137,7 @@ class Holding:
         self.holder = self._connect(held_at)
 
     def hold(self) -> None:
-        """Make the claim, and show that another client is refused."""
+        """Make the claim, and assert that a second client is refused."""
         self._row.hold(self.holder)
         assert not self.is_claimed(), f"{self.name} is not held"
         self._close_all_but_holder()
@@ -169,7 +169,7 @@ class Holding:
         return client
 
     def is_claimed(self) -> bool:
-        """Whether another client gets the claim."""
+        """Return whether a second client gets the claim."""
         try:
             return self._row.claim(lambda: self._connect(self._claimed_at)) is not False
         except pika.exceptions.AMQPError as error:
@@ -240,7 +240,9 @@ def check_rows(
     end: Callable[[Client], None],
     end_node: Callable[[], object] = lambda: None,
 ) -> None:
-    """Make each claim at a node, end the connection, and make the claim at another node when the holder hears of it."""
+    """Make each claim at a node, end the connection, and make the claim at a second node when the holder gets the
+    close.
+    """
 
     def holding(number: int, name: str) -> Holding:
         return Holding(number, name, ROWS[name], held_at, claimed_at)

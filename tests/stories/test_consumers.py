@@ -35,7 +35,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[LocalC
 
 @pytest.fixture
 def cluster(shared_cluster: LocalCluster) -> LocalCluster:
-    """One that all these tests share; each finds all nodes running, and no queue."""
+    """A cluster that all these tests share; each finds all nodes running, and no queue."""
     shared_cluster.restore()
     with pika_connection(shared_cluster.nodes[0]) as connection:
         connection.channel().queue_delete(QUEUE)
@@ -43,7 +43,7 @@ def cluster(shared_cluster: LocalCluster) -> LocalCluster:
 
 
 class Consumer:
-    """A pika consumer that acknowledges nothing."""
+    """A pika consumer that never acknowledges."""
 
     def __init__(self, connection: pika.BlockingConnection, **arguments: object) -> None:
         self._connection = connection

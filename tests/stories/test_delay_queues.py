@@ -58,7 +58,7 @@ def kill_all(cluster: LocalCluster) -> None:
 
 
 def count(cluster: LocalCluster, queue: str) -> int | None:
-    """The messages of a queue, asked again until a node answers; None if there is no such queue."""
+    """Return the number of messages in a queue, once a node answers; None if the queue is missing."""
     end_s = time.monotonic() + PATIENCE_S
     while True:
         try:

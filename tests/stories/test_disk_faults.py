@@ -63,7 +63,7 @@ def limits() -> Generator[None]:
 
 @pytest.fixture(scope="module")
 def cluster(limits: None, tmp_path_factory: pytest.TempPathFactory) -> Generator[LocalCluster]:
-    """One cluster for all kinds of damage to one node, with messages that have long been in a queue."""
+    """A cluster for all kinds of damage to a node, with messages that have long been in a queue."""
     with LocalCluster(3, tmp_path_factory.mktemp("cluster")) as cluster:
         first, *_ = cluster.nodes
         store(first)
@@ -76,7 +76,7 @@ def cluster(limits: None, tmp_path_factory: pytest.TempPathFactory) -> Generator
 
 
 def log_more(node: ClusterNode) -> None:
-    """Log what nobody keeps: it takes some checkpoints until a segment is compacted."""
+    """Log messages that are consumed at once: a segment is compacted after some checkpoints."""
     with pika_connection(node) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -105,7 +105,7 @@ def assert_stored(node: ClusterNode) -> None:
 
 
 class Damage(NamedTuple):
-    """`do` returns the file that it has damaged, `logged` is what the node's log then says of it."""
+    """`do` returns the file that it has damaged; `logged` is the text in the node's log."""
 
     do: Callable[[NodeFiles], Path]
     logged: str = ""
@@ -161,7 +161,7 @@ ALWAYS_TRIED = {
     "stored messages",
     "everything deleted",
 }
-"""What the log makes of each damage is in the tests of `cluster`, too."""
+"""Tests of `cluster` cover the effects of each damage on the log."""
 LOST_LOGS = [
     "sealed segment",
     "stored messages",
@@ -202,7 +202,7 @@ def test_damaged_node_is_repaired(cluster: LocalCluster, name: str) -> None:
             node.wait_ready()
         cluster.wait_caught_up()
         assert standing(node) == "voter"
-        # The others' logs begin long after the first entry: an empty node cannot be sent all entries.
+        # The logs of its peers begin long after the first entry: an empty node cannot be sent all entries.
         assert bool(log_text(node, size, "installed a snapshot")) == (name in LOST_LOGS)
         load.until_all_work()
         assert_stored(node)
@@ -213,7 +213,7 @@ def test_damaged_node_is_repaired(cluster: LocalCluster, name: str) -> None:
 
 
 def is_whole(files: NodeFiles) -> bool:
-    """Whether nothing is damaged while the node works with the files, of which some may just have gone."""
+    """Return whether no file is damaged while the node works with its files, some of which may vanish meanwhile."""
     try:
         return files.problems() == []
     except FileNotFoundError:
@@ -265,12 +265,12 @@ def test_no_majority_serves_when_two_of_three_logs_are_lost(cluster: LocalCluste
     assert consumed(cluster.nodes[0], "confirmed") == [b"%d" % number for number in range(50)]
 
 
-# Somebody else's files
+# Foreign files
 
 
 @pytest.fixture(scope="module")
 def stopped(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Generator[ClusterNode]:
-    """A node that does not run, whose directory is as it was when it did."""
+    """A stopped node, whose directory is restored after each test."""
     [_, node, _] = cluster.nodes
     node.kill()
     files = NodeFiles(node)
@@ -296,7 +296,7 @@ def put_back(files: NodeFiles, original: Path) -> None:
 
 
 def refusal(node: ClusterNode) -> str:
-    """What a node that does not start, or does not go on, says in the end."""
+    """Return the last log line of a node that does not start or continue."""
     size = node.log.stat().st_size
     node.start()
     poll(lambda: not node.running, lambda: f"{node.name} runs")
@@ -388,7 +388,7 @@ def listens(node: ClusterNode) -> bool:
 # No space
 
 FULL = "the node's disk is full: it goes on when there is space"
-"""What `/healthz` says where nothing can be written to the log."""
+"""`/healthz` of a node that cannot write to its log."""
 
 
 class Watcher:

@@ -44,7 +44,7 @@ def check_fetched(node: ClusterNode, bodies: Sequence[bytes]) -> None:
 
 
 def check_logs(cluster: LocalCluster) -> None:
-    """No node has ended, or has given up a link to one that was there."""
+    """Assert that no node has ended, or has closed a link to a live peer."""
     for node in cluster.nodes:
         text = node.log.read_text()
         assert "CRITICAL" not in text
@@ -52,7 +52,7 @@ def check_logs(cluster: LocalCluster) -> None:
 
 
 def test_large_transactions_reach_a_follower_that_was_away(tmp_path: Path) -> None:
-    """Two of them in one append were once more than a link took: the leader ended, and so did each that came after."""
+    """Two of them in an append once exceeded the limit of a link: the leader ended, and so did each successor."""
     with LocalCluster(3, tmp_path) as cluster:
         leader, (follower, other) = cluster.leader(), cluster.followers()
         bodies = [body_of(number, 15 * MIB) for number in range(9)]
@@ -72,7 +72,7 @@ def test_large_transactions_reach_a_follower_that_was_away(tmp_path: Path) -> No
             follower.start()
             commit(range(6, 9))
         cluster.wait_caught_up()
-        other.kill()  # so whatever is asked for needs the one that was away
+        other.kill()  # each commit now needs the node that was away
         check_fetched(follower, bodies)
         check_logs(cluster)
 
@@ -103,7 +103,7 @@ def test_message_above_a_nodes_limit_is_replicated_through_it(
 
 
 def test_large_messages_stay_whole_on_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is larger than what a node keeps in memory. Small ones are published between their fragments."""
+    """A message is larger than a node's cache. Small messages are published between their fragments."""
     monkeypatch.setenv("QQ_LIMITS_MESSAGE_BYTES", str(64 * MIB))
     bodies = [body_of(number, size * MIB) for number, size in enumerate((3, 5, 1, 16, 40))]
     with LocalCluster(3, tmp_path) as cluster:

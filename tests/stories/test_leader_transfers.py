@@ -23,7 +23,7 @@ PAUSE_MAX_S = 2.0
 
 
 def qq(node: ClusterNode, *arguments: str) -> tuple[int, str]:
-    """Call a command, which asks this node; returns its exit status and what it says."""
+    """Run a command through this node; return its exit status and output."""
     end = run_command(node, *arguments)
     return end.returncode, (end.stdout + end.stderr).strip()
 
@@ -47,7 +47,7 @@ def test_leadership_moves_around_under_load(tmp_path: Path) -> None:
 
 
 def shown(node: ClusterNode, family: str, path: str = "metrics") -> float:
-    """What a node shows of a metric, whatever its labels, altogether."""
+    """Return the sum of a metric at a node, over all labels."""
     with urlopen(f"http://127.0.0.1:{node.http_port}/{path}", timeout=10) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         [found] = [each for each in families if each.name == family]
@@ -55,7 +55,7 @@ def shown(node: ClusterNode, family: str, path: str = "metrics") -> float:
 
 
 def test_message_is_counted_only_at_the_node_that_received_it(tmp_path: Path) -> None:
-    """Whoever adds up what all nodes show counts none twice, also when a node leads again that has led before."""
+    """The sum over all nodes counts each message once, also when a node leads again."""
     with LocalCluster(3, tmp_path) as cluster:
         first, second, _ = cluster.nodes
         for rounds, leader in enumerate((first, second, first), start=1):
@@ -77,7 +77,7 @@ def test_message_is_counted_only_at_the_node_that_received_it(tmp_path: Path) ->
 
 
 def test_messages_replayed_from_the_log_are_not_counted_again(tmp_path: Path) -> None:
-    """The rate of a counter that begins with what the one before has counted would be too high, and a chart, too."""
+    """A counter that starts with replayed messages would give a wrong rate, and a wrong chart."""
     with LocalCluster(1, tmp_path) as cluster:
         [node] = cluster.nodes
 

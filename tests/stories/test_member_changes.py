@@ -29,14 +29,14 @@ PAUSE_MAX_S = 3.0
 
 
 def qq(node: ClusterNode, *arguments: str) -> tuple[int, str, str]:
-    """Call a command, which asks this node; returns its exit status, what it prints and what it complains of."""
+    """Run a command through this node; return its exit status, output and errors."""
     end = run_command(node, *arguments)
     url = f"http://127.0.0.1:{node.http_port}"
     return end.returncode, end.stdout.strip(), end.stderr.strip().replace(url, "URL")
 
 
 def done(node: ClusterNode, *arguments: str) -> str:
-    """Call a command that has to succeed; returns what it prints."""
+    """Run a command that must succeed, and return its output."""
     status, output, errors = qq(node, *arguments)
     assert status == 0, errors
     return output
@@ -72,7 +72,7 @@ def until_members_are_in_the_log(cluster: LocalCluster) -> None:
 
 
 def test_a_cluster_grows_and_shrinks_while_clients_are_at_work(tmp_path: Path) -> None:
-    """From three to five and back to three others, of which the leader is one that goes."""
+    """From three members to five and back to three, of which two are new; the leader is removed too."""
     with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
         first, second, third = cluster.nodes
         load.fault_begins()
@@ -98,9 +98,7 @@ def test_a_cluster_grows_and_shrinks_while_clients_are_at_work(tmp_path: Path) -
 
 def test_member_remove_removes_exactly_the_named_node(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster:
-        while (
-            cluster.status()["version"] < VERSIONS[1]
-        ):  # it has just begun: who the members are is not in the log yet
+        while cluster.status()["version"] < VERSIONS[1]:  # the new cluster has no members in its log yet
             time.sleep(0.02)
         leader, follower, last = cluster.leader(), *cluster.followers()
         assert done(leader, "member", "remove", leader.name).startswith(f"{leader.name} is no member")
@@ -196,7 +194,7 @@ def test_a_lost_disk_is_replaced_by_command_if_that_is_wanted(tmp_path: Path) ->
         assert "n3 is awaited" in done(first, *replace)
         assert roles(first)["n3"] == "awaited"
         third.start()
-        # By now it may vote, and whoever votes is not replaced.
+        # By now it may vote, and a voter is not replaced.
         assert done(first, "member", "promote", "n3") == "n3 votes"
         assert members(first)["n3"]["id"] != before
         cluster.wait_caught_up()
@@ -214,7 +212,7 @@ def test_drained_node_loses_leadership_and_clients(tmp_path: Path) -> None:
         assert cluster.leader() is not leader
         assert "under maintenance" in str(reason_not_ready(leader.http_port))
         assert members(other)[leader.name]["drained"]
-        with pytest.raises(pika.exceptions.AMQPConnectionError):  # nobody listens
+        with pytest.raises(pika.exceptions.AMQPConnectionError):  # its port is closed
             pika_connection(leader)
         status, _, errors = qq(other, "leader", "transfer", "--to", leader.name)
         assert (status, "is under maintenance" in errors) == (1, True)

@@ -36,7 +36,7 @@ BODIES = [b"message %d." % number for number in range(30)]
 
 
 def refusal(node: ClusterNode) -> str:
-    """What a node that does not start, or does not go on, says in the end."""
+    """Return the last log line of a node that does not start or continue."""
     size = node.log.stat().st_size
     node.start()
     poll(lambda: not node.running, lambda: f"{node.name} runs")
@@ -69,7 +69,7 @@ def publish(node: ClusterNode, bodies: Sequence[bytes]) -> None:
 
 
 def stored(node: ClusterNode) -> list[bytes]:
-    """What is in the queue, and stays there."""
+    """Return the messages in the queue, without removing them."""
     with pika_connection(node) as connection:
         channel = connection.channel()
         bodies: list[bytes] = []
@@ -110,7 +110,7 @@ def empty(node: ClusterNode) -> None:
 
 @pytest.mark.long
 def test_lists_that_differ_from_the_log_do_not_count(tmp_path: Path) -> None:
-    """Of two of five nodes, which would be a majority of the three that they list; one of them is emptied, too."""
+    """Two of five nodes, which would be a majority of the three that they list; one is emptied, too."""
     with LocalCluster(5, tmp_path) as cluster, loaded(cluster) as load:
         _, second, third, _, _ = cluster.nodes
         load.until_all_work()
@@ -159,7 +159,7 @@ def test_node_of_an_unsupported_version_does_not_count(tmp_path: Path) -> None:
 
 
 def test_node_stops_when_its_applied_entries_were_replaced(tmp_path: Path) -> None:
-    """Two of three are given an old backup while the third is frozen: a majority, whose log goes on otherwise."""
+    """Two of three nodes get an old backup while the third is frozen: their majority continues with a different log."""
     with LocalCluster(3, tmp_path) as cluster:
         *given, frozen = cluster.nodes
         publish(frozen, BODIES[:10])

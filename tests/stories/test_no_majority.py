@@ -63,15 +63,13 @@ def test_waiting_clients_are_refused_and_idle_clients_stay(cluster: LocalCluster
         outcomes = [each.result() for each in waiting]
     assert 0.9 < watch.seconds < 8 * watch.slowness
     assert outcomes[:3] == [f"(320, 'CONNECTION_FORCED - {unknown}')"] * 3
-    # On a busy machine, who connects is given up before it is known who does not answer.
+    # On a busy machine the connection ends before the reason is known.
     reasons = [
         f"CONNECTION_FORCED - {each}; try again, here or at another node'" for each in (why, UNANSWERED)
     ]
-    for each in outcomes[
-        3:
-    ]:  # pika guesses what the end of a login means, and tells the node's text behind it
+    for each in outcomes[3:]:  # pika adds a guess to the end of a login, and the node's text behind it
         assert any(reason in each for reason in reasons), each
-    # From now on nobody waits for it.
+    # The majority is known to be missing from now on.
     time.sleep(0.6)
     with Stopwatch() as watch:
         assert why in refusal(lambda: connect(node).channel())
@@ -85,7 +83,7 @@ def test_waiting_clients_are_refused_and_idle_clients_stay(cluster: LocalCluster
             await aio_pika.connect(node.url.replace("guest:guest", "guest:wrong"))
 
     asyncio.run(aio())
-    # Who asks for nothing hears of nothing, and goes on as if nothing had been.
+    # Idle clients get no error, and continue afterwards.
     for other in peers:
         other.start()
     cluster.wait_caught_up()

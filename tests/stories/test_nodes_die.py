@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(90)]
 
 PAUSE_MAX_S = 5.0
-"""Measured: 0.1 to 0.3 s on an idle machine. The bound is for one that is busy with other tests."""
+"""Measured: 0.1 to 0.3 s on an idle machine. The bound is for a machine that is busy with other tests."""
 GONE_MAX_S = 20.0
-"""The others wait 0.2 s for a node whose process is gone; the bound is for a busy machine."""
+"""A node without a process is evicted after 0.2 s; the bound is for a busy machine."""
 NOT_FOUND, LOCKED = 404, 405
 
 
@@ -39,7 +39,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[LocalC
 
 @pytest.fixture
 def cluster(shared_cluster: LocalCluster) -> LocalCluster:
-    """One that all these tests share; each finds all nodes running."""
+    """A cluster that all these tests share; each finds all nodes running."""
     shared_cluster.restore()
     return shared_cluster
 
@@ -140,7 +140,7 @@ def test_minority_confirms_no_message_until_a_majority_is_back(
         while survivor.status()["leader"] is not None:
             time.sleep(0.02)
         confirmed = len(load.history.confirms)
-        time.sleep(1.0)  # that nothing happens can only be seen by waiting
+        time.sleep(1.0)  # waiting alone can show that no confirm arrives
         assert len(load.history.confirms) == confirmed
         majority[-1].start()
         load.until_all_work()

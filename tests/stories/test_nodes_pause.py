@@ -1,6 +1,6 @@
 """Clients see a pause when a node freezes (SIGSTOP) and continues, longer for the clients of that node.
 
-A frozen node keeps its clients' connections and what their consumers hold.
+A frozen node keeps its clients' connections and their unacknowledged messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FROZEN_S = 8.0
 
 
 def freeze(load: Load, node: ClusterNode, duration_s: float) -> None:
-    """Pause the node for so long, while the clients of the others work, and then wait for all clients."""
+    """Pause the node while clients of its peers work, and then wait for all clients."""
     end_s = time.monotonic() + duration_s
     load.pause(node)
     load.until_all_work(besides=[node])

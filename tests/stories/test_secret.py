@@ -64,7 +64,7 @@ def give_all_the_old_one(directory: Path) -> None:
 
 @pytest.mark.long
 def test_node_with_the_sole_links_is_not_safe_to_stop(tmp_path: Path) -> None:
-    """One node is a step ahead of the others, so that it and a third one know no common secret."""
+    """A node is a step ahead in the rotation, so that it shares no secret with the third node."""
     give_all_the_old_one(tmp_path)
     with LocalCluster(3, tmp_path, OF_EACH_NODE) as cluster:
         ahead, between, behind = cluster.nodes
@@ -95,7 +95,7 @@ def test_the_secret_is_changed_under_load(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path, OF_EACH_NODE) as cluster, loaded(cluster) as load:
 
         def start_again(node: ClusterNode) -> None:
-            """Its connections are new ones then: with the secrets that it has now, and the others have."""
+            """Restart a node, so that its links are authenticated with the present secrets."""
             load.stop(node)
             node.start()
             cluster.wait_caught_up()
@@ -109,13 +109,13 @@ def test_the_secret_is_changed_under_load(tmp_path: Path) -> None:
             give_while_it_runs(node, NEW)
         load.until_all_work()
         for node, size in sizes.items():
-            # A connection that came soon after a lost one is told of a moment later.
+            # A connection soon after a lost link is logged a moment later.
             about_links = [line for line in lines_since(node, size) if "cluster.transport.peer_links" in line]
             assert all("is connected" in line for line in about_links)
         for node in cluster.nodes:
             start_again(node)
 
-        # One node is given the wrong one: it is by itself until that is put right, and the others go on.
+        # A node with a wrong secret is isolated until that is corrected, and the rest continues.
         first, *peers = cluster.nodes
         give_while_it_runs(first, "short", logged="; what was read before stays in use")
         give(first, OLD)

@@ -45,7 +45,7 @@ def test_the_node_that_carries_out_a_shovel_is_killed() -> None:
             for number in range(MESSAGES):
                 properties = pika.BasicProperties(message_id=str(number))
                 channel.basic_publish("", "q", b"%d" % number + bytes(2000), properties)
-            channel.queue_declare("q", passive=True)  # what was published is there
+            channel.queue_declare("q", passive=True)  # wait for the published messages
             arrived: list[int] = []
             drain = far.channel()
             drain.queue_declare("to", durable=True)

@@ -1,6 +1,6 @@
-"""A cluster of release 0.1 becomes one of this program while clients work, and only then goes over to its version.
+"""A cluster of release 0.1 is upgraded to this program while clients work, and only then raises its version.
 
-Its code is taken out of the repository's history (tests/harness/releases.py).
+The release's code is taken out of the repository's history (tests/harness/releases.py).
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def restart(load: Load, node: ClusterNode, program: Path) -> None:
 
 
 def row(node: ClusterNode) -> dict[str, Any]:
-    """What a node says of itself."""
+    """Return a node's row in its own status."""
     return next(row for row in node.status()["nodes"] if row["name"] == node.name)
 
 
 def survive(load: Load, leader: ClusterNode, program: Path, *, emptied: ClusterNode, its: Path) -> None:
-    """A leader gives another node all that it has lost, and dies when it has."""
+    """Let a leader repair an emptied node, and kill it afterwards."""
     load.kill(emptied)
     shutil.rmtree(NodeFiles(emptied).root)
     poll(lambda: row(leader)["first_index"] > 1, lambda: f"{leader.name} keeps its whole log")
@@ -92,7 +92,7 @@ def kill(load: Load, node: ClusterNode, program: Path) -> None:
 
 
 def until_safe_to_stop(node: ClusterNode, *, via: ClusterNode) -> None:
-    """Wait until a node of this program says that another one may be stopped."""
+    """Wait until a node of this program reports that a node may be stopped."""
 
     def why_not() -> str | None:
         answer = get_document(via.http_port, f"/api/health/checks/safe-to-stop/{node.name}")
@@ -119,7 +119,7 @@ def agreed_version(node: ClusterNode) -> int:
 
 
 def check_reports_during_an_upgrade(cluster: LocalCluster, old: ClusterNode) -> None:
-    """Operators see which node is not upgraded yet, and are told at once what cannot be done before it is."""
+    """Assert that operators see nodes of the old release, and get a reason for each change that needs the upgrade."""
     via = cluster.nodes[0]
     shown = {row["name"]: row["versions"] for row in via.status()["nodes"]}
     new = f"{RELEASED} to {NEXT}"
@@ -140,7 +140,7 @@ def check_reports_during_an_upgrade(cluster: LocalCluster, old: ClusterNode) -> 
 
 
 def test_release_0_1_is_upgraded_node_by_node_without_loss(tmp_path: Path, release: Path) -> None:
-    """One goes back before the last one is upgraded, and forward again."""
+    """A node goes back before the last node is upgraded, and forward again."""
     with (
         running(release),
         LocalCluster(3, tmp_path, settings=SMALL_FILES) as cluster,
@@ -152,7 +152,7 @@ def test_release_0_1_is_upgraded_node_by_node_without_loss(tmp_path: Path, relea
         restart(load, second, ROOT)
         check_reports_during_an_upgrade(cluster, old=third)
         if cluster.leader() is third:
-            restart(load, third, release)  # from now on one of this program leads
+            restart(load, third, release)  # from now on a node of this program leads
         assert cluster.leader() is not third
         restart(load, first, release)
         restart(load, first, ROOT)
@@ -215,7 +215,7 @@ def test_upgrade_is_finished_without_a_lost_node(tmp_path: Path, release: Path) 
 
 @pytest.mark.long
 def test_both_releases_work_together_when_nodes_are_lost(tmp_path: Path, release: Path) -> None:
-    """A leader of each program is killed, and each program gives its log to a node of the other one."""
+    """A leader of each program is killed, and each program gives its log to a node of the other program."""
     with (
         running(release),
         LocalCluster(3, tmp_path, settings=SMALL_FILES) as cluster,

@@ -1,4 +1,4 @@
-"""What becomes of spans at whatever answers at the address of a collector."""
+"""The fate of spans for any answer at the address of a collector."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def traced(traceparent: Any = SAMPLED, **headers: Any) -> pika.BasicProperties:
 
 
 def counts(node: ClusterNode) -> dict[str, float]:
-    """What has become of the spans of a node."""
+    """Return the counts of a node's spans by outcome."""
     with urlopen(f"http://127.0.0.1:{node.http_port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}

@@ -148,6 +148,8 @@ class Checks:
         """Largest lead of each node's clock, in ms."""
         self._seen: dict[str, _Seen] = {}
         self._damage: dict[str, Damage] = {}
+        self._rolled_back: dict[str, int] = {}
+        """For each node with an older directory: the committed entries at that time, which it must have again."""
         self._vouched: dict[str, int] = {}
         """Index up to which each voter has reported its log as synced."""
         self._log_ends: dict[str, int] = {}
@@ -205,10 +207,12 @@ class Checks:
         if node.voter_status is VoterStatus.BLANK and self.may_find_damage(node):
             forgotten = self._terms.pop(node.name, 0)
             self._forgotten_terms[node.name] = max(forgotten, self._forgotten_terms.get(node.name, 0))
-        if term < self._terms.get(node.name, 0):
+        is_older = node.name in self._rolled_back
+        if term < self._terms.get(node.name, 0) and not is_older:
             self.fail(f"{node.name} has forgotten term {self._terms[node.name]}")
         vote = self._votes.get((node.name, term))
-        if vote not in (None, engine.voted_for) and term > self._forgotten_terms.get(node.name, 0):
+        has_forgotten = is_older or term <= self._forgotten_terms.get(node.name, 0)
+        if vote not in (None, engine.voted_for) and not has_forgotten:
             self.fail(f"{node.name} has forgotten that it voted for {vote} in term {term}")
         self._forget_campaigns(node)
         before = self._seen.get(node.name)
@@ -238,7 +242,14 @@ class Checks:
         self._ids[name] = member_id
         if self.configuration is None or not is_another:
             return
-        for known in (self._terms, self._forgotten_terms, self._vouched, self._log_ends, self._damage):
+        for known in (
+            self._terms,
+            self._forgotten_terms,
+            self._vouched,
+            self._log_ends,
+            self._damage,
+            self._rolled_back,
+        ):
             known.pop(name, None)
         # Voters may still receive vote requests of the lost directory; such a vote cannot elect a leader.
         self._lost_campaigns |= {
@@ -276,6 +287,18 @@ class Checks:
         known = self._damage.get(node.name, Damage(0, 0))
         owed_index = max(known.owed_index, min(synced_index, len(self.committed) + 1))
         self._damage[node.name] = Damage(node.incarnation - node.up, owed_index)
+
+    def rolled_back(self, node: SimulatedNode) -> None:
+        """Record that a node's directory is as it was earlier. Only the other nodes remember what it lacks."""
+        self._vouched.pop(node.name, None)
+        self._damage[node.name] = Damage(node.incarnation - node.up, 0)
+        self._rolled_back[node.name] = len(self.committed) + 1
+        # Its checkpoints are older, too.
+        self.replays_to[node.name] = max(node.group.engine.applied_index, self.replays_to.get(node.name, 0))
+
+    def is_repaired(self, node: SimulatedNode) -> bool:
+        """Return whether a node whose directory was put back has everything again."""
+        return not self._is_damaged(node)
 
     def gave_log_up(self, node: SimulatedNode) -> None:
         """Check that a majority of peers holds the log that a node discards for lack of space, and count it as lost."""
@@ -363,10 +386,12 @@ class Checks:
             and node.incarnation > damage.incarnation
             and node.voter_status is VoterStatus.VOTER
             and not node.group.fail_stop.damage
+            and node.group.journal.synced_index >= self._rolled_back.get(node.name, 0)
         )
         # The synced index of an adopted log is known only when that log is durable and the damaged log is removed.
         if whole and node.group.journal.synced_index and not node.disk.damaged_files():
             del self._damage[node.name]
+            self._rolled_back.pop(node.name, None)
             return False
         return True
 
@@ -455,6 +480,10 @@ class Checks:
         vote = engine.voted_for
         if vote is None or (seen.voter_status is VoterStatus.BLANK and engine.role is Role.FOLLOWER):
             return  # a node that rises from blank adopts a vote that it may have given
+        if node.name in self._rolled_back and vote == node.name and engine.role is Role.FOLLOWER:
+            # So does a node whose directory was put back: its vote in this term is used up, whoever got it.
+            self._votes[node.name, engine.term] = vote
+            return
         self._cast.setdefault((vote, engine.term), {})[node.name] = None
         if self._votes.setdefault((node.name, engine.term), vote) != vote:
             self.fail(f"{node.name} votes for {vote} in term {engine.term}, and did for another")
@@ -543,7 +572,8 @@ class Checks:
                 continue
             if not index or not (node.up and node.has_started) or node.group.engine.term > engine.term:
                 continue
-            if node.name in self._damage and node.voter_status is not VoterStatus.VOTER:
+            is_voter = node.voter_status is VoterStatus.VOTER
+            if node.name in self._rolled_back or (node.name in self._damage and not is_voter):
                 continue
             there = node.group.journal
             synced_index = there.synced_index or self._log_ends.get(node.name, 0)

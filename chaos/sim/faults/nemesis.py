@@ -77,6 +77,7 @@ FAULTS = {
     "star": 1.0,
     "broken proxy": 0.5,
     "broken proxies": 0.5,
+    "roll back": 1.0,
 }
 """The faults, with their weights in a run that has them all."""
 
@@ -101,6 +102,8 @@ class Nemesis:
         self._stopped = False
         self._broken_proxies = 0
         """Number of nodes behind a proxy that refuses connections."""
+        self._put_back_node: SimulatedNode | None = None
+        """The node whose directory is being put back as it was earlier, until it is repaired."""
         self._undos: dict[int, Callable[[], None]] = {}
         self._count = 0
         self._faults: dict[str, Callable[[], bool | None]] = {
@@ -136,6 +139,7 @@ class Nemesis:
             "star": self._star,
             "broken proxy": partial(self._break_proxies, also_its_own=False),
             "broken proxies": partial(self._break_proxies, also_its_own=True),
+            "roll back": self._roll_back,
         }
 
     def start(self) -> None:
@@ -157,7 +161,7 @@ class Nemesis:
             return
         weights = self._cluster.options.faults
         name = self._random.choices(list(weights), list(weights.values()))[0]
-        if self._faults[name]() is not False:
+        if self._put_back_node is None and self._faults[name]() is not False:
             self.done[name] = self.done.get(name, 0) + 1
             if self.listener is not None:
                 self.listener(name)
@@ -530,6 +534,106 @@ class Nemesis:
             node.disk.put_back(old)
             node.may_be_removed = True
             node.start()
+
+    # Directories as they were earlier
+
+    def _roll_back(self) -> bool:
+        """Put a node's directory back as it was some seconds ago, when other nodes remember its promises.
+
+        While the directory grows, a minority is cut off, so commits need the node's acknowledgements. When the node has
+        started and met the nodes that remember, these are cut off, and the node meets the minority. Until it is
+        repaired there is no other fault, because memories could be lost, and no node could know.
+        """
+        node, leader, options = self._anyone(), self._cluster.leader(), self._cluster.options
+        if self._undos or options.grows or options.is_upgrade or not self._remember(node):
+            return False
+        others = [other.name for other in self._cluster.nodes if other not in (node, leader)]
+        minority = self._random.sample(others, (len(self._cluster.nodes) - 1) // 2)
+        self._put_back_node = node
+        snapshot, lives = node.disk.snapshot(), self._lives()
+        cuts = self._cuts_around(minority)
+        self._set_cuts(cuts)
+        delay_s = self._random.uniform(0.1, 3.0)
+        put_back = partial(self._put_back_snapshot, node, snapshot, lives, minority)
+        self._world.after(delay_s, put_back)
+        return True
+
+    def _lives(self) -> dict[str, int]:
+        return {node.name: node.incarnation for node in self._cluster.nodes}
+
+    def _remember(self, node: SimulatedNode) -> bool:
+        """Return whether all nodes run, know each other, and report losses."""
+        nodes = self._cluster.nodes
+        return self._checks.may_be_damaged(node) and all(
+            each.up
+            and each.has_started
+            and not each.runtime.paused
+            and not each.misconfigured
+            and each.voter_status is VoterStatus.VOTER
+            and not self._checks.may_find_damage(each)
+            and each.group.configurations.committed.version >= each.machine.losses_since
+            and self._checks.counts(each)
+            and len(self._cluster.network.linked(each.name)) == len(nodes) - 1
+            for each in nodes
+        )
+
+    def _cuts_around(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the cuts in both directions between these nodes and all others."""
+        others = [name for name in self._cluster.names if name not in names]
+        return [cut for name in names for other in others for cut in ((name, other), (other, name))]
+
+    def _set_cuts(self, cuts: Sequence[tuple[str, str]]) -> None:
+        for source, target in cuts:
+            self._cluster.network.cut(source, target)
+        self._checks.topology_changed()
+
+    def _put_back_snapshot(
+        self, node: SimulatedNode, snapshot: DiskContent, lives: dict[str, int], minority: Sequence[str]
+    ) -> None:
+        if self._lives() != lives or not self._checks.may_be_damaged(node):
+            self._heal(self._cuts_around(minority))
+            self._put_back_node = None
+            return
+        node.end(power_loss=False)
+        node.disk.put_back(snapshot)
+        self._checks.rolled_back(node)
+        lag_s = self._random.uniform(0.0, 0.3)
+        knowing = [name for name in self._cluster.names if name not in (node.name, *minority)]
+        for name in knowing:
+            self._cluster.network.lag(name, node.name, lag_s)
+            self._cluster.network.lag(node.name, name, lag_s)
+        self._world.after(0.2, node.start)
+        self._world.after(0.2, partial(self._await_meeting, node, minority, knowing, lag_s))
+
+    def _await_meeting(
+        self, node: SimulatedNode, minority: Sequence[str], knowing: Sequence[str], lag_s: float
+    ) -> None:
+        """Exchange the nodes that remember for the minority, when the node has heard them."""
+        met = node.up and node.has_started and set(knowing) <= set(self._cluster.network.linked(node.name))
+        if not met:
+            again = partial(self._await_meeting, node, minority, knowing, lag_s)
+            self._world.after(0.02, again)
+            return
+        delay_s = 1.5 * lag_s + 2 * self._cluster.options.network.delay_max_s
+        self._world.after(
+            delay_s + self._random.uniform(0.0, 0.1), partial(self._exchange, node, minority, knowing)
+        )
+
+    def _exchange(self, node: SimulatedNode, minority: Sequence[str], knowing: Sequence[str]) -> None:
+        cuts = self._cuts_around(knowing)
+        self._set_cuts(cuts)
+        self._heal(self._cuts_around(minority))
+        for name in knowing:
+            self._cluster.network.lag(name, node.name, 0.0)
+            self._cluster.network.lag(node.name, name, 0.0)
+        self._until(self._random.uniform(0.5, 6.0), partial(self._heal, cuts))
+        self._await_repair(node)
+
+    def _await_repair(self, node: SimulatedNode) -> None:
+        if self._checks.is_repaired(node):
+            self._put_back_node = None
+        else:
+            self._world.after(0.1, partial(self._await_repair, node))
 
     def _shorten_log(self) -> bool:
         """Shorten or delete the open segment, so that acknowledged entries are lost."""

@@ -87,7 +87,7 @@ class SimulatedDisk:
         self._moves: list[tuple[str, str]] = []
         self._flipped: list[tuple[_Inode, int, int]] = []
         self._incarnation = 0
-        self._session = 1
+        self._boot_id = 1
         self._steps_left: int | None = None
         self._fills_in: int | None = None
         self._next_sync_error: OSError | None = None
@@ -185,8 +185,8 @@ class SimulatedDisk:
             return UNLIMITED_BYTES
         return max(self.capacity_bytes - self.used_bytes(), 0)
 
-    def session(self) -> str:
-        return f"session-{self._session}"
+    def boot_id(self) -> str:
+        return f"session-{self._boot_id}"
 
     def submit(
         self,
@@ -218,7 +218,7 @@ class SimulatedDisk:
         self._incarnation += 1
         inodes = self.all_inodes()
         if power_loss:
-            self._session += 1
+            self._boot_id += 1
             self._lose_names()
         for inode in inodes:
             inode.unreadable = False
@@ -282,6 +282,11 @@ class SimulatedDisk:
     def content(self) -> DiskContent:
         """Return the present content, for `put_back`; only while the process is down."""
         return DiskContent(dict(self.by_path), dict(self.directories))
+
+    def snapshot(self) -> DiskContent:
+        """Return a copy of all files as they are, for `put_back`, as a snapshot of a virtual machine has them."""
+        copies = {path: inode.copy() for path, inode in self.by_path.items()}
+        return DiskContent(copies, dict(self.directories))
 
     def put_back(self, content: DiskContent) -> None:
         """Replace the present content by an earlier content; only while the process is down."""
@@ -592,6 +597,13 @@ class _Inode:
         self._durable = len(self.content)
         self._hidden = b""
         self._unsynced.clear()
+
+    def copy(self) -> _Inode:
+        """Return a file with the same content, all of it durable."""
+        copy = _Inode()
+        copy.append(bytes(self.content))
+        copy.sync()
+        return copy
 
     def vouched_bytes(self) -> int:
         return self._marks[-2] if len(self._marks) > 1 else 0

@@ -213,6 +213,9 @@ class SimulatedLinks:
     def peer_id(self, peer: str) -> bytes:
         return self.current[peer].terms[peer].member
 
+    def peer_process(self, peer: str) -> bytes:
+        return self.current[peer].terms[peer].process
+
     def protocol(self, peer: str) -> int:
         return self.current[peer].protocol
 

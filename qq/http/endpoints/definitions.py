@@ -84,7 +84,8 @@ class DefinitionEndpoints:
                 "definitions are imported with a password: a token gives no permissions to import with"
             )
         vhost = await vhost_if_named(request, self._management)
-        async with self._one_at_a_time, stored_body(request, DEFINITIONS_BYTES_MAX) as octets:
+        # The body comes outside of the lock, because a client may be slow.
+        async with stored_body(request, DEFINITIONS_BYTES_MAX) as octets, self._one_at_a_time:
             body = await read_large_object(octets)
             # Catch up first, because existing objects stay as they are, also those created through a different node.
             await self._management.changes.wait_applied()

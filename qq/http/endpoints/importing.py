@@ -347,17 +347,17 @@ class Import:
     async def _check_room(self, stages: Sequence[_Stage]) -> list[_Object]:
         """Check that limits leave room for all objects, and return the limits to be loosened first. Raises Refusal."""
         new_limits = self._new_limits
-        room = self._management.changes.room(new_limits)
+        claims = self._management.changes.limit_claims(new_limits)
         for each in chain.from_iterable(stages):
             await self._slices.give_way()
             try:
                 for change in each.changes:
-                    room.claim_change(change)
+                    claims.claim_change(change)
                 if each.declaration is not None:
-                    room.claim_declaration(each.vhost, each.declaration)
+                    claims.claim_declaration(each.vhost, each.declaration)
             except RequestRefused as refused:
                 raise bad_request(f"{each.what}: {refused.explanation}; nothing is imported") from None
-        loosened = {vhost: room.loosened(vhost) for vhost in new_limits}
+        loosened = {vhost: claims.loosened(vhost) for vhost in new_limits}
         return [
             _Object(f"limits of vhost '{vhost}'", (vhost,), [ChangeVhostLimits(vhost, limits_)])
             for vhost, limits_ in loosened.items()

@@ -1,6 +1,6 @@
 """The verdict on the cluster for the first line of every view of the page.
 
-Invariant: the verdict is made at most once in `KEPT_S`, whatever the number of viewers.
+Invariant: the verdict is made at most once in `KEPT_S` for all viewers together.
 """
 
 from __future__ import annotations

@@ -88,6 +88,7 @@ class MemberFindings:
                 hears_leader=bool(reported is not None and reported.hears_leader),
                 why_apart=self._peers.why_apart_from(member.name),
                 lost_ms=member.lost_ms,
+                rolled_back_ms=None if status is None else status.rolled_back_ms,
                 has_other_directory=member.name in group.statuses.foreign,
             )
 

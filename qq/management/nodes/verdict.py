@@ -71,6 +71,11 @@ def judge(answer: Mapping[str, Any]) -> Health:
     lost = [
         f"{each['name']} lost its data at {utc(each['lost_ms'])}" for each in nodes if each.get("lost_ms")
     ]
+    lost += [
+        f"{each['name']} had an older data directory at {utc(each['rolled_back_ms'])}"
+        for each in nodes
+        if each.get("rolled_back_ms")
+    ]
     note = "; ".join([note, *lost])
     if troubles:
         is_grave = silent or any(each["alarm"] for each in nodes)

@@ -5,6 +5,7 @@ Invariant: only reads the machine.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ class QueueReports:
         self._broker = broker
         self._group = group
         self._statistics = statistics
+        self._searching = asyncio.Lock()
         self._sorted_objects = sorted_objects
 
     @property
@@ -99,7 +101,8 @@ class QueueReports:
         known, found = self._machine.vhosts.get(vhost), self._queue(vhost, queue)
         if known is None or found is None:
             return None
-        return await Search(known, found, wanted, limits).run(self._broker.entries)
+        async with self._searching:
+            return await Search(known, found, wanted, limits).run(self._broker.entries)
 
     def _queue(self, vhost: str, name: str) -> Queue | None:
         known = self._machine.vhosts.get(vhost)

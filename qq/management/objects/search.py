@@ -1,7 +1,7 @@
 """Searches ready messages of a queue with the filter of a move, and counts all of them by their last death.
 
-Invariant: a search looks at a bounded number of messages and octets, in steps with other tasks in between. It finds
-the messages that a move with the same filter would move.
+Invariant: a search looks at a bounded number of messages and octets, in steps with other tasks in between. A node
+searches a single queue at a time. A search finds the messages that a move with the same filter would move.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ READ_MAX = 1000
 """Messages that a search reads at most."""
 READ_BYTES_MAX = 16 * 1024 * 1024
 """Octets of messages after which a search reads no further message."""
+PORTION = 5000
+"""Messages whose places are looked up at a time."""
 COUNTED_MAX = 100_000
-"""Messages that a search looks at if it need not read them: a filter by reason and queue, or none."""
+"""Messages that a search looks at if it need not read them: filters by reason and queue, and empty filters."""
 
 
 class SearchLimits(NamedTuple):
-    """The first message that a search looks at, and what it returns at most."""
+    """Offset of the first message that a search looks at, and the limits of the search."""
 
     offset: int
     looked_at: int
@@ -77,28 +79,35 @@ class Search:
         queue, wanted, limits = self._queue, self._wanted, self._limits
         ready = queue.ready
         histories, frozen = queue.histories.freeze(), queue.backlog.freeze()
+        known: dict[int, History | None] = {0: None}
         most = min(limits.looked_at, READ_MAX if wanted.reads_messages else COUNTED_MAX)
-        # A thread, because skipping many messages takes long.
-        ranges = await asyncio.to_thread(frozen.browse, limits.offset, most)
-        offset, looked_at, size, slices = limits.offset, 0, 0, Slices()
-        for messages in ranges:
-            if wanted.reads_messages and size >= READ_BYTES_MAX:
+        looked_at, size, slices = 0, 0, Slices()
+        while looked_at < most and (not wanted.reads_messages or size < READ_BYTES_MAX):
+            # A thread, because skipping many messages takes long.
+            portion = min(PORTION, most - looked_at)
+            ranges = await asyncio.to_thread(frozen.browse, limits.offset + looked_at, portion)
+            if not ranges:
                 break
-            history = histories.get(messages.history) if messages.history else None
-            if history is not None:
-                self._died[history.last[1], history.last[0]] += messages.count
-            if wanted.takes_history(history):
-                size += messages.size
-                part = self._to_read(messages, history)
-                if part.count:
-                    groups = read_groups(entries, [part], histories, offset + looked_at)
-                    await self._look(groups, history)
-            looked_at += messages.count
-            await slices.give_way()
+            for messages in ranges:
+                if wanted.reads_messages and size >= READ_BYTES_MAX:
+                    break
+                if messages.history not in known:
+                    known[messages.history] = histories.get(messages.history)
+                history = known[messages.history]
+                if history is not None:
+                    self._died[history.last[1], history.last[0]] += messages.count
+                if wanted.takes_history(history):
+                    size += messages.size
+                    part = self._to_read(messages, history)
+                    if part.count:
+                        groups = read_groups(entries, [part], histories, limits.offset + looked_at)
+                        await self._look(groups, history)
+                looked_at += messages.count
+                await slices.give_way()
         return Searched(self._found, looked_at, ready, self._matched, self._returnable, self._died)
 
     def _to_read(self, messages: Range, history: History | None) -> Range:
-        """Return the messages to be read. If reading is not needed to count them, these are the shown ones."""
+        """Return the messages to be read: all, or those to show if their history is enough to count them."""
         if self._wanted.reads_messages:
             return messages
         self._count(messages.count, history)

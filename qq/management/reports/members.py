@@ -52,6 +52,8 @@ class NodeStatus(NamedTuple):
     """Whether the node leads or hears the leader."""
     lost_ms: int | None = None
     """When the node's data directory was lost or replaced, if that was within the last day, in ms since 1970."""
+    rolled_back_ms: int | None = None
+    """When the node learnt that its directory was put back as it was earlier, in ms since 1970; None if it was not."""
     other_directory: bool = False
     """Whether another data directory than the member's is up under its name."""
 

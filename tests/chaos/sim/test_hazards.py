@@ -28,6 +28,7 @@ from cluster.configuration import quorum
 from cluster.configuration.configuration import Configuration, Member, Versions
 from cluster.configuration.quorum import Membership
 from cluster.engine.engine import Engine
+from cluster.engine.rejoin import Rejoin
 from cluster.group.bootstrap import Bootstrap
 from cluster.group.group import Group
 from cluster.group.reads import Reads
@@ -64,6 +65,12 @@ from qq.tables import TABLE_DEPTH_MAX, Table
 from tests.chaos.sim import absences
 from tests.harness.long_cases import cases
 
+ROLLBACKS = SimulationOptions(
+    faults={"roll back": 3.0, "kill": 1.0, "isolate": 2.0, "partition": 1.0, "reset": 1.0, "pause": 1.0},
+    duration_s=25.0,
+    fault_interval_s=0.5,
+    submit_interval_s=0.1,
+)
 POWER_LOSSES = SimulationOptions(
     duration_s=12.0,
     submit_interval_s=0.08,
@@ -398,6 +405,18 @@ class LetsLearnersVote(Engine):
     @may_vote.setter
     def may_vote(self, value: bool) -> None:
         """Ignore the value."""
+
+
+class VotesForAnyLog(Engine):
+    """A node that has heard of a committed entry votes for a log without it."""
+
+    def _may_lead_with(self, last_index: int) -> bool:
+        return True
+
+
+def ignore_what_others_remember(rejoin: Rejoin, peer: str, *_: object) -> None:
+    """In place of `Rejoin.record_memory`: a directory that was put back votes at once."""
+    rejoin._memories.add(peer)
 
 
 @contextmanager
@@ -1104,6 +1123,22 @@ HAZARDS = [
         shown_by=26,
     ),
     Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and", shown_by=0),
+    Hazard(
+        Parts(),
+        ROLLBACKS,
+        10,
+        "has forgotten that it voted",
+        ("cluster.engine.rejoin.Rejoin.record_memory", ignore_what_others_remember),
+        shown_by=89,
+    ),
+    Hazard(
+        Parts(engine=VotesForAnyLog),
+        ROLLBACKS,
+        10,
+        "than the committed one",
+        ("cluster.engine.rejoin.Rejoin.record_memory", ignore_what_others_remember),
+        shown_by=6,
+    ),
     Hazard(
         Parts(),
         SHORTENED_LOGS,

@@ -12,10 +12,10 @@ import pytest
 
 from chaos.sim.world.disk import SimulatedDisk
 from cluster.configuration.configuration import ID_BYTES, PeerAddress
-from cluster.engine.rejoin import HOPELESS_S, Rejoin
+from cluster.engine.rejoin import HOPELESS_S, MEMORIES_S, Rejoin
 from cluster.log.hardstate import HardState, HardStateFile, VoterStatus
 from cluster.log.owned_directory import OwnedDirectory
-from cluster.raft.messages import Status
+from cluster.raft.messages import Memory, Status
 from tests.cluster.configurations import configuration_of, configurations_of, directory_of
 
 IDENTITY = b"cluster/n1/0"
@@ -30,6 +30,9 @@ class StandIn:
         self.matched_index = 0
         self.may_vote = True
         self.journal = SimpleNamespace(last_index=last_index, last_term=last_term, synced_index=last_index)
+
+    def stop_campaign(self) -> None:
+        self.may_vote = False
 
     def remember(self, term: int, vote: str | None) -> None:
         self.term, self.voted_for = term, vote
@@ -50,10 +53,12 @@ class Node:
         self.engine = engine
         self.now_s = 0.0
         self.configurations = configurations_of(["n1", *peers])
-        self.rejoin = Rejoin("n1", directory_of("n1"), self.configurations, self.file)
+        self.rejoin = Rejoin(
+            "n1", directory_of("n1"), self.configurations, self.file, engine.journal.last_index
+        )
 
     def turn(self) -> VoterStatus:
-        self.rejoin.advance(cast("Any", self.engine), cast("Any", self.engine.journal))
+        self.rejoin.advance(cast("Any", self.engine), cast("Any", self.engine.journal), self.now_s)
         return self.rejoin.voter_status
 
     def receive_status(self, peer: str, *, leads: bool = False, **fields: int) -> VoterStatus:
@@ -138,7 +143,7 @@ def test_node_with_a_lost_addition_reports_that_it_is_no_member() -> None:
     named = replace(configuration_of(["n1", "n2", "n3"]), cluster=b"c" * ID_BYTES)
     without = named.without("n1", directory_of("n1"))
     again = without.added("n1", PeerAddress("n1", 1), b"\2" * ID_BYTES)
-    node.rejoin = Rejoin("n1", b"\2" * ID_BYTES, node.configurations, node.file)
+    node.rejoin = Rejoin("n1", b"\2" * ID_BYTES, node.configurations, node.file, 0)
     node.configurations.begin(again)
     node.rejoin.admit(again, 3, cast("Any", node.engine))
     assert node.turn() is VoterStatus.VOTER
@@ -217,6 +222,66 @@ def test_node_with_the_only_log_says_that_the_others_are_lost() -> None:
     assert why is not None
     assert why.startswith("the logs of n2, n3 are damaged or lost, so no majority knows what was confirmed")
     assert "ends with entry 70, and n2, n3 are up with data directories of no member)" in why
+
+
+def remembers(node: Node, term: int, index: int, *, is_certain: bool = False) -> VoterStatus:
+    """A peer tells what it remembers of the node."""
+    node.rejoin.record_memory("n2", Memory(term, index, int(is_certain)), cast("Any", node.engine), 1234)
+    return node.rejoin.voter_status
+
+
+@pytest.mark.parametrize(
+    ("term", "index", "is_behind"),
+    [
+        (0, 0, False),
+        (5, 70, False),
+        (4, 900, False),  # a later leader may have cut it
+        (5, 71, True),
+        (6, 0, True),
+    ],
+)
+def test_node_that_holds_less_than_a_peer_remembers_becomes_a_learner(
+    term: int, index: int, is_behind: bool
+) -> None:
+    node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5, last_index=70))
+    node.turn()
+    node.engine.term = 9  # which says nothing of what was forgotten before
+    assert (remembers(node, term, index) is VoterStatus.LEARNER) == is_behind
+    assert node.rejoin.rolled_back_ms == (1234 if is_behind else 0)
+    assert ("was put back as it was earlier: n2 remembers" in str(node.rejoin.describe())) == is_behind
+    if is_behind:
+        assert node.file.state == HardState(9, "n1", VoterStatus.LEARNER)
+        node.turn()
+        assert not node.engine.may_vote
+
+
+def test_forgotten_vote_is_not_given_again_after_the_repair() -> None:
+    node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5, last_index=70))
+    assert remembers(node, 6, 0) is VoterStatus.LEARNER
+    assert (node.engine.term, node.engine.voted_for) == (6, "n1")
+    node.engine.term, node.engine.voted_for, node.engine.matched_index = 7, None, 70
+    assert node.receive_status("n3", leads=True, term=7, last_index=70) is VoterStatus.VOTER
+    assert node.file.state == HardState(7, "n1", VoterStatus.VOTER)
+    assert (node.engine.term, node.engine.voted_for) == (7, "n1")
+    assert remembers(node, 6, 90) is VoterStatus.VOTER, "it has everything again"
+    assert remembers(node, 7, 90, is_certain=True) is VoterStatus.LEARNER, "and again it was put back"
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_voter_with_a_log_waits_for_the_memories_of_the_others(is_told: bool) -> None:
+    node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5, last_index=70))
+    node.rejoin.awaits_memories = True
+    node.turn()
+    assert not node.engine.may_vote
+    remembers(node, 5, 70)
+    node.turn()
+    assert not node.engine.may_vote, "n3 may remember more"
+    if is_told:
+        node.rejoin.record_memory("n3", Memory(5, 70, 0), cast("Any", node.engine), 1234)
+    else:
+        node.now_s += MEMORIES_S
+    node.turn()
+    assert node.engine.may_vote
 
 
 def test_hopelessness_ignores_the_log_of_an_absent_peer(caplog: pytest.LogCaptureFixture) -> None:

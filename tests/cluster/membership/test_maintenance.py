@@ -173,7 +173,7 @@ def test_handover_without_a_taker_delays_clients_only_once(growing: Growing) -> 
     leader, followers = growing.leader(), growing.followers()
     for node in followers:
         node.group.engine.may_vote = False
-        node.group.rejoin.advance = lambda _engine, _journal: False
+        node.group.rejoin.advance = lambda *_: False
     count = applied(
         growing, leader, request=lambda: leader.group.reconfiguration.request(remove(leader), [].append)
     )

@@ -62,7 +62,7 @@ def run(story: Callable[[World], Awaitable[None]]) -> None:
 
 @contextmanager
 def busy_loop(world: World) -> Generator[None]:
-    """The block runs on the event loop, so that nothing else does."""
+    """Run the block on the event loop, so that no other task runs."""
     yield
     assert world.taken == []
 
@@ -158,7 +158,7 @@ def test_pause_of_the_whole_process_counts_little() -> None:
 def test_connection_handed_over_in_a_pass_is_not_touched_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An accept hands over the oldest silent connection, whose first bytes the same pass has found."""
+    """An accept evicts the oldest silent connection, whose first bytes arrived in the same pass."""
 
     async def main() -> None:
         [listener, *_] = await listen(HERE, 0)

@@ -80,6 +80,6 @@ def test_encoding_a_large_body_yields_to_further_tasks(body: bytes, monkeypatch:
 
     turns, parts = asyncio.run(story())
     assert turns >= len(body) // payloads.PIECE_BYTES
-    # A part is what was left of the last one, and a piece, of which each octet may have become six characters.
+    # A part is the rest of the last part and a piece, of which each octet may have become six characters.
     assert max(map(len, parts)) < payloads.PART_BYTES + 6 * payloads.PIECE_BYTES
     assert json.loads(b"".join(parts)) == [expected(body, False, None)]

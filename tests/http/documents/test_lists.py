@@ -95,7 +95,7 @@ def test_page_out_of_range_is_refused_like_in_rabbitmq(node: Node[MachineManagem
         "error": "page_out_of_range",
         "reason": "Page out of range, page: 1000 page size: 100, len: 4",
     }
-    # The page right behind the last one is empty.
+    # The page after the last page is empty.
     assert node.api("queues?page=2&page_size=4").json["items"] == []
     assert node.api("queues?page=1&name=nothing").json["items"] == []
 
@@ -109,7 +109,7 @@ def test_page_out_of_range_is_refused_like_in_rabbitmq(node: Node[MachineManagem
         ("A$", ["Beta", "alpha"]),
         (r"\.2", ["gamma.2"]),
         ("(", []),  # no regular expression
-        ("(a)\\1", []),  # one that is not known
+        ("(a)\\1", []),  # an unsupported one
     ],
 )
 def test_names_match_a_regular_expression(
@@ -184,7 +184,7 @@ def test_lists_are_sorted_by_virtual_host_and_name(
 ) -> None:
     node.management.make(PutVhost("a", "", [], ""), SetPermissions("guest", "a", ".*", ".*", ".*"))
     assert node.api("queues/a/z", "PUT").status == 201
-    # A page is the same whether it is in one run or in several.
+    # A page is the same with a single run as with several.
     for run in (1024, 2):
         monkeypatch.setattr(lists, "RUN", run)
         pages = [names_of(node.api(f"queues?page={page}&page_size=2").json) for page in (1, 2, 3)]
@@ -347,7 +347,7 @@ def test_documents_are_made_only_for_the_requested_page(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("seed", range(5))
 def test_pages_are_parts_of_the_current_list(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever comes and goes between requests, and whichever order, names and columns are asked for."""
+    """Objects come and go between requests, in any order, with any names and columns."""
     for name, few in (("STEP", 2), ("RUN", 3), ("BLOCK", 2)):
         monkeypatch.setattr(sorted_objects, name, few)
     node, random = Node(MachineManagement()), Random(seed)

@@ -232,13 +232,13 @@ def test_repeated_scrapes_take_a_limited_share_of_the_processor(
         await asyncio.gather(*(client.get(f"/metrics/detailed?{number}") for number in range(3)))  # type: ignore[attr-defined]
         return time.monotonic() - began_s
 
-    # Each answer took 10 ms as its processor time is counted here, so four times as much goes by before the next one.
+    # Each answer counts as 10 ms of processor time here, so the pause before the next is four times as long.
     assert node.run(story) >= 2 * 0.01 * prometheus.PAUSE_SHARE
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """For which requests answers are made, one after the other: each of them seems to have taken 50 ms."""
+    """The requests with a new answer, in order; each answer seems to have taken 50 ms."""
     made: list[str] = []
     texts = prometheus.ObjectExposition._texts
 
@@ -256,7 +256,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def waiting_for_their_turn(
     client: Client,
 ) -> AsyncGenerator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
-    """Connections, which hang up at the end, that have asked for metrics of all objects just after somebody else."""
+    """Connections that request metrics of all objects just after a first scrape, and hang up at the end."""
     connections = [await asyncio.open_connection(client.host, client.port) for _ in range(20)]
     await answer(client, "/metrics/per-object?first")
     for _, writer in connections:
@@ -270,7 +270,7 @@ async def waiting_for_their_turn(
 def test_metrics_are_not_rendered_for_disconnected_clients(
     node: Node[MachineManagement], made: list[str]
 ) -> None:
-    """Connections are bounded, but one that is closed leaves its place at once, and what it has asked for was made."""
+    """Connections are bounded, but a closed connection frees its slot at once; its answer was made."""
 
     async def story(client: Client) -> None:
         async with waiting_for_their_turn(client):
@@ -282,7 +282,7 @@ def test_metrics_are_not_rendered_for_disconnected_clients(
 
 
 def test_waiting_scrapes_share_a_single_answer(node: Node[MachineManagement], made: list[str]) -> None:
-    """As many as may be connected may ask at once and not read what comes, and nobody else waits for them."""
+    """As many scrapes as may be connected request at once without reading, and no other client waits for them."""
 
     async def story(client: Client) -> None:
         async with waiting_for_their_turn(client) as connections:
@@ -298,11 +298,9 @@ def test_waiting_scrapes_share_a_single_answer(node: Node[MachineManagement], ma
 
 
 def test_scraper_that_does_not_read_delays_no_further_scrape(node: Node[MachineManagement]) -> None:
-    """Of those who do not read, some have what was made for them; the first one is given up when there are more."""
+    """Some silent scrapers hold their answers; the oldest is evicted when there are too many."""
     for number in range(1500):
-        declare(
-            node, f"{number:0>250}"
-        )  # so that the answer is larger than what the kernel takes for a socket
+        declare(node, f"{number:0>250}")  # larger than the kernel's buffer of a socket
 
     async def story(client: Client) -> None:
         loop = asyncio.get_running_loop()

@@ -397,7 +397,7 @@ def test_limits_of_a_user_are_set_with_the_user(node: Machine) -> None:
     assert node.api("users/ann").json["limits"] == {"max-channels": 3}
 
 
-# --- limits of what there may be
+# --- limits of numbers
 
 
 def test_the_limits_in_force_are_shown(node: Machine) -> None:
@@ -543,7 +543,7 @@ def test_oversized_request_is_400(node: Machine) -> None:
     assert node.management.changes.applied == []
 
 
-# --- who may
+# --- permissions
 
 
 CHANGES: list[tuple[str, str, Any]] = [

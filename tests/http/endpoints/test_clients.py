@@ -289,7 +289,7 @@ def test_connection_of_a_different_node_is_closed_by_name(
     wait_for(lambda: not mine(nodes[0], "connections", name))
 
 
-# --- who is logged in with the page
+# --- users who are logged in with the page
 
 
 def test_web_session_is_valid_at_every_node_until_the_logout(nodes: list[ClusterNode]) -> None:

@@ -9,7 +9,7 @@ import io
 import json
 import logging
 import tracemalloc
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -46,7 +46,7 @@ from tests.http.http_node import GUEST, Client, Node, answer
 
 Machine = Node[MachineManagement]
 
-# As RabbitMQ 4.1 writes them (GET /api/definitions), with what it writes of plugins.
+# As RabbitMQ 4.1 exports them (GET /api/definitions), with the keys of its plugins.
 OF_ANOTHER_PROTOCOL = {
     "src-uri": "amqp://",
     "src-queue": "a",
@@ -70,7 +70,7 @@ RABBITMQ: dict[str, Any] = {
             "tags": ["management"],
             "limits": {"max-channels": 7},
         },
-        # Of clusters that have another password_hashing_module, or once had.
+        # Of clusters with a different password_hashing_module, now or earlier.
         {
             "name": "bob",
             "password_hash": "c2FsdPag9wkKIC5LCZbCc/EFFTlYm3n4cZgXJZNxqVzUrXGfZvnfclvoe/oEeRUwp3tDktmG"
@@ -228,7 +228,7 @@ def test_rabbitmq_definitions_are_imported(node: Machine, caplog: pytest.LogCapt
     assert [policy.name for policy in vhost.queues["q"].policies if policy] == ["p", "o"]
     assert catalog.access.permissions("ann", "v") == ("ann", "v", "^a", ".*", "")
     assert catalog.access.topic_permissions("ann", "v", "amq.topic") is not None
-    assert catalog.access.permissions("guest", "v") is not None  # as RabbitMQ: who creates it is let in
+    assert catalog.access.permissions("guest", "v") is not None  # as in RabbitMQ, its creator has permissions
     assert list(catalog.connections) == []
 
 
@@ -344,7 +344,7 @@ def test_export_counts_skipped_objects_in_its_slices(node: Machine, monkeypatch:
 
 
 def test_export_is_a_consistent_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever changes while it is written: with a binding whose queue had gone, nobody could take it over."""
+    """During concurrent changes: a binding whose queue is missing could not be imported anywhere."""
     next_slice, slices, changed_in = requests.next_slice, 0, 0
 
     async def changing() -> None:
@@ -579,7 +579,7 @@ def test_large_object_is_read_like_a_small_object(
 
 
 async def run_beside(work: Awaitable[object]) -> int:
-    """How often another task had its turn meanwhile."""
+    """Return the number of passes of a second task meanwhile."""
     turns, task = 0, asyncio.ensure_future(work)
     while not task.done():
         await asyncio.sleep(0)
@@ -744,7 +744,7 @@ def test_names_with_equal_descriptions_are_distinct(node: Machine) -> None:
 
 
 def test_line_ends_are_no_part_of_names_as_with_amqp(node: Machine) -> None:
-    """So what is there is found, and two that are called alike are one."""
+    """Existing objects are found under the normalized name, and two equal names are one."""
     node.management.make(DeclareExchange(1, "x", "direct", False, True, False, False, {}))
     body = {
         "exchanges": [{"name": "x\n", "type": "topic", "vhost": "/"}, {"name": "\namq.x", "vhost": "/"}],
@@ -806,6 +806,30 @@ def test_imports_run_in_sequence(node: Machine, monkeypatch: pytest.MonkeyPatch)
     assert node.run(story) == [204] * 5
     assert most == 1
     assert len(node.management.machine.users) == 6
+
+
+def test_slow_upload_of_definitions_holds_up_no_import(node: Machine) -> None:
+    async def story(client: Client) -> list[int]:
+        received, sent = asyncio.Event(), asyncio.Event()
+
+        async def slow_body() -> AsyncIterator[bytes]:
+            yield b"{"
+            received.set()
+            await sent.wait()
+            yield b"}"
+
+        slow = asyncio.ensure_future(
+            answer(client, "/api/definitions", "POST", data=slow_body(), headers=GUEST)
+        )
+        await received.wait()
+        await asyncio.sleep(0.05)
+        document = {"users": [{"name": "quick", "tags": ""}]}
+        async with asyncio.timeout(5):
+            quick = await answer(client, "/api/definitions", "POST", json=document, headers=GUEST)
+        sent.set()
+        return [quick.status, (await slow).status]
+
+    assert node.run(story) == [204, 204]
 
 
 def test_later_duplicate_in_a_document_wins(node: Machine) -> None:

@@ -1,4 +1,4 @@
-"""The findings of the doctor over HTTP, on a machine whose samples the test takes, and of peers."""
+"""The findings of the doctor over HTTP, on a machine with samples by the test, and those of peers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sample(node: Any, passes: int = 1) -> None:
 
 
 def codes(node: Any) -> dict[str, str]:
-    """What is found, but for what is the case with all nodes of the test: the code and the subject of each."""
+    """Return code and subject of each finding, without findings common to all test nodes."""
     found = node.api("doctor").json["findings"]
     shown = {each["code"]: each["subject"] for each in found}
     for code in ("node-tells-nothing", "upgrade-waits"):
@@ -84,7 +84,7 @@ def test_doctor_reports_findings_to_monitors(node: Any) -> None:
         "node-tells-nothing": "node n3",
         "upgrade-waits": "cluster",
     }
-    assert shown["verdict"] == "nothing is wrong (3 info)"  # n2 says nothing either
+    assert shown["verdict"] == "nothing is wrong (3 info)"  # n2 reports no problem either
 
 
 def test_queue_without_consumers_is_reported_with_its_start(node: Any) -> None:
@@ -112,7 +112,7 @@ def test_a_ladder_of_retries_waits_without_consumers(node: Any) -> None:
         assert node.api("exchanges/%2F/amq.default/publish", "POST", json=message).json == {"routed": True}
     sample(node, MINUTE)
     assert codes(node) == {"no-consumers": "queue 'dead' in vhost '/'"}
-    # Whoever has had consumers, or was asked for messages, has lost them.
+    # A queue with an earlier consumer or get has lost its consumers.
     body = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
     assert node.api("queues/%2F/ladder/get", "POST", json=body).status == 200
     sample(node, 1 + MINUTE)
@@ -208,7 +208,7 @@ def test_members_are_judged_at_the_time_of_the_request(node: Any) -> None:
 
 
 def test_duplicate_node_name_is_reported_by_the_peers(node: Any) -> None:
-    """It is to them that the other one comes."""
+    """The second process connects to the peers."""
     management = node.management
     management.group.twice.add("n2")
     sample(node)

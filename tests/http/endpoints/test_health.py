@@ -1,4 +1,4 @@
-"""Health checks under RabbitMQ's paths, of a fake node whose state the test sets."""
+"""Health checks under RabbitMQ's paths, on a fake node with a state set by the test."""
 
 from __future__ import annotations
 

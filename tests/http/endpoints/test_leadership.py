@@ -1,4 +1,4 @@
-"""Leadership and its health checks over HTTP, of a fake group whose state the test sets."""
+"""Leadership and its health checks over HTTP, on a fake group with a state set by the test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node[FakeManagement]:
 
 
 def transfer(node: Node[FakeManagement], to: str | None = None) -> tuple[int, str]:
-    """Returns the status, and who leads or why it is refused."""
+    """Return the status, and the leader or the reason of a refusal."""
     answer = node.api(LEADER, "PUT", json={} if to is None else {"to": to})
     return answer.status, answer.json.get("leader") or answer.json["reason"]
 
@@ -58,7 +58,7 @@ def test_ignored_transfer_of_leadership_is_requested_again(node: Node[FakeManage
 def test_failed_transfer_names_the_link_that_is_missing(
     node: Node[FakeManagement],
 ) -> None:
-    """The leader, which hears both, refuses; the node itself does not know that the other one is up."""
+    """The leader, which has links with both, refuses; the node itself does not know that the peer is up."""
     group = node.management.group
     group.ignored_requests = 9
     group.known["n2"].misses = ("n3",)

@@ -25,7 +25,7 @@ def node() -> Machine:
 
 @pytest.fixture
 def test_component(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A component whose parameters are called anything, and are never 13."""
+    """A component whose parameters may have any name, and any value except 13."""
 
     def check(_vhost: str, name: str, value: Any) -> None:
         if value == 13:

@@ -69,7 +69,7 @@ header_values = st.recursive(
 )
 
 
-# What these say is acted upon, so not every value is accepted; and BCC is seen by nobody.
+# Headers with an effect, so that not every value is accepted; BCC is removed.
 ACTED_UPON = {"CC", "BCC", "x-delay", "x-publisher-id", "x-publish-seq"}
 names = texts.filter(lambda name: name not in ACTED_UPON)
 

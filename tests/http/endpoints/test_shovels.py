@@ -32,7 +32,7 @@ MOVE_MESSAGES = VALUE | {
     "dest-add-forward-headers": False,
     "ack-mode": "on-confirm",
 }
-"""What RabbitMQ's page asks for when somebody moves the messages of a queue there."""
+"""The shovel that RabbitMQ's page declares to move the messages of a queue."""
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_shovel_to_topics_needs_permission_for_all_topics(node: Machine) -> None
         SetTopicPermissions("eve", "/", "amq.topic", "^(mine)?$", ".*"),
     )
     value = {key: each for key, each in VALUE.items() if key != "dest-queue"} | {"dest-exchange": "amq.topic"}
-    for shovel in (value, value | {"dest-exchange-key": "mine"}):  # messages bring others, in CC and BCC
+    for shovel in (value, value | {"dest-exchange-key": "mine"}):  # messages have further keys, in CC and BCC
         answer = put(node, shovel, user="eve")
         assert answer.status == 401
         assert "write access to all topics in exchange 'amq.topic'" in answer.json["reason"]
@@ -139,7 +139,7 @@ def test_shovel_to_topics_needs_permission_for_all_topics(node: Machine) -> None
 
 
 def test_shovel_that_publishes_needs_the_default_exchange(node: Machine) -> None:
-    """What it publishes may go to other queues, too: messages bring their names, in CC and BCC."""
+    """Its messages may go to further queues, which they name in CC and BCC."""
     node.add_user("eve", "policymaker")
     permitted = f"^({VALUE['src-queue']}|{VALUE['dest-queue']})$"
     node.management.make(SetPermissions("eve", "/", permitted, permitted, permitted))
@@ -164,7 +164,7 @@ OUTSIDE = VALUE | {
 def test_shovel_to_a_broker_shows_its_report_without_passwords(node: Machine) -> None:
     node.management.lead()
     assert put(node, OUTSIDE).status == 201
-    assert node.api(ONE).json["value"] == OUTSIDE  # as in RabbitMQ: for those who may set it
+    assert node.api(ONE).json["value"] == OUTSIDE  # as in RabbitMQ, for users who may set it
     assert node.api(SHOWN).json["state"] == "starting"
     figures = {"forwarded": 3, "remaining": "unlimited"}
     node.management.carrier.current_reports["/", "s"] = Report("running", None, figures)

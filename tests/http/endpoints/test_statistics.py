@@ -1,4 +1,4 @@
-"""Statistics of virtual hosts, exchanges and the cluster, on a machine whose samples the test takes."""
+"""Statistics of virtual hosts, exchanges and the cluster, on a machine with samples by the test."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_virtual_host_and_the_whole_are_sums(node: Any) -> None:
     assert overview["churn_rates"]["queue_created"] == 4
     # The publications and the get were done in connections of their own.
     assert overview["churn_rates"]["connection_closed_details"]["rate"] > 0
-    # Somebody who sees one virtual host sees no other's numbers.
+    # A user of a single virtual host sees only its numbers.
     node.add_user("ann", "management", vhosts=("v",))
     assert node.api("overview", user="ann").json["message_stats"]["publish"] == 1
     assert "message_stats" not in node.api("overview?disable_stats=true").json
@@ -182,7 +182,7 @@ def test_lists_return_samples_only_for_their_first_items(node: Any, monkeypatch:
     publish(node, "v", "amq.fanout")
     wanted = "lengths_age=1800&lengths_incr=30&msg_rates_age=1800&msg_rates_incr=30"
     first, *rest = node.api(f"queues/v?{wanted}&columns=name,messages_details").json
-    # Whoever has just begun to look is told what there is now, at the last time that would have had a sample.
+    # A new viewer gets the present numbers, at the last time that would have had a sample.
     assert first["messages_details"]["samples"] == [{"sample": 1, "timestamp": 990_000}]
     assert [list(each["messages_details"]) for each in rest] == [["rate"]]
     [vhost, *_] = node.api(f"vhosts?{wanted}&sort=messages&sort_reverse=true").json

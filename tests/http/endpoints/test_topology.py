@@ -31,7 +31,7 @@ def node() -> Machine:
 
 
 def sessions(node: Machine) -> int:
-    """How much of what was opened in the log is there still."""
+    """Return the number of sessions and connections that are open in the log."""
     catalog = node.management.machine.catalog
     return len(node.management.machine._core.sessions) + len(catalog.connections)
 
@@ -285,7 +285,7 @@ def test_a_binding_that_cannot_be_is_refused(node: Machine, path: str, status: i
     assert node.api(f"bindings/%2F/{path}", "POST", json={"routing_key": "k"}).status == status
 
 
-# --- who may
+# --- permissions
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_http_declaration_needs_the_permissions_of_amqp(
         lacking[position] = "other"
         node.management.make(SetPermissions("ann", "/", *lacking))
         assert node.api(path, method, user="ann", json=body).status == 401
-    # An administrator is permitted no more than others.
+    # An administrator has no more permissions than any user.
     node.management.make(SetPermissions("guest", "/", "", "", ""))
     assert node.api(path, method, json=body).status == 401
     node.management.make(SetPermissions("ann", "/", *permissions))

@@ -44,7 +44,7 @@ def node() -> Machine:
 
 
 class Browser:
-    """Keeps the cookie of one node, as a browser does."""
+    """Keeps the cookie of a node, as a browser does."""
 
     def __init__(self, client: Client, headers: dict[str, str] = HOST) -> None:
         self._client = client
@@ -93,7 +93,7 @@ def test_user_logs_in_and_out(node: Machine, how: str) -> None:
         away = await browser.request("/api/session", "DELETE", headers=browser.csrf)
         assert away.status == 204
         assert "Max-Age=0" in away.headers["Set-Cookie"]
-        # Also for somebody who has kept the cookie.
+        # Also with a copy of the cookie.
         assert await browser.status() == 401
         assert (await browser.request("/api/whoami")).status == 401
 
@@ -119,7 +119,7 @@ def test_failed_login_is_answered_with_its_reason(node: Machine) -> None:
             response = await browser.request("/api/login", "POST", **options)
             assert (response.status, "Set-Cookie" in response.headers) == (status, False), options
         assert (await browser.request("/api/session")).json["reason"] == "there is no session: log in"
-        # Whoever is not logged in can be logged out.
+        # A logout without a login succeeds.
         assert (await browser.request("/api/login", "DELETE")).status == 204
 
     browse(node, story)
@@ -169,7 +169,7 @@ def test_password_precedes_the_session_except_for_the_page(node: Machine) -> Non
         ann = {"Authorization": "Basic " + "YW5uOmd1OsOpZXN0"}
         assert (await browser.request("/api/whoami", headers=ann)).json["name"] == "ann"
         assert (await browser.request("/api/whoami", headers=ann | PAGE)).json["name"] == "guest"
-        # A script that keeps cookies needs no token for what it does with a password.
+        # A script that keeps cookies needs no token for requests with a password.
         assert (await browser.request("/api/vhosts/v", "PUT", headers=GUEST)).status == 201
 
     browse(node, story)
@@ -259,7 +259,7 @@ def test_a_session_ends_with_its_password_and_its_user(node: Machine, commands: 
         node.management.make(*commands)
         before = node.management.group._sequence
         assert [await browser.status() for _ in range(3)] == [401] * 3
-        # The log is asked once: somebody who comes again and again does not keep it busy.
+        # The log gets a single barrier: repeated requests do not keep it busy.
         assert node.management.group._sequence - before <= 1
         assert (await browser.request("/api/whoami")).status == 401
 
@@ -375,7 +375,7 @@ def test_rows_of_ended_sessions_continue_after_a_key() -> None:
 
 
 class Cluster:
-    """Two nodes, whose questions to each other arrive unless the link is cut."""
+    """Two nodes; their queries arrive unless the link is cut."""
 
     def __init__(self) -> None:
         self.is_cut = False
@@ -400,7 +400,7 @@ class Cluster:
 
 
 def begun_where_both_know_the_user(one: MachineManagement, other: MachineManagement) -> WebLogin:
-    """A session that has begun at one of two nodes."""
+    """Return a session that has begun at one of two nodes."""
     user = one.machine.users["guest"]
     other.make(PutUser("guest", user.salt, user.hash, user.tags))
     session = one.sessions.begin("guest")
@@ -483,7 +483,7 @@ def test_session_of_a_user_just_created_at_a_peer_is_valid(node: Machine) -> Non
 
 
 def test_node_that_was_away_keeps_sessions_that_it_cannot_judge(node: Machine) -> None:
-    """What it does not know may have happened while it was away."""
+    """Unknown events may have happened while it was away."""
 
     async def story() -> None:
         elsewhere = MachineManagement()
@@ -504,7 +504,7 @@ def test_node_that_was_away_keeps_sessions_that_it_cannot_judge(node: Machine) -
     asyncio.run(story())
 
 
-# --- the page of who issues tokens
+# --- the issuer's login page
 
 
 def test_a_node_without_an_issuer_is_logged_in_to_with_passwords(node: Machine) -> None:

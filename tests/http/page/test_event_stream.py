@@ -251,7 +251,7 @@ def test_a_stream_shows_no_more_than_the_lists_do(node: Node[MachineManagement])
 def test_streams_are_limited_and_take_no_request_slots(
     node: Node[MachineManagement],
 ) -> None:
-    """And a user with many of them leaves room for another."""
+    """A user with many of them leaves room for further users."""
     node.add_user("eve", "administrator")
 
     async def story() -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""A pytest plugin for aio-pika and aiormq, which start a broker with Docker: they get the one under test."""
+"""A pytest plugin for aio-pika and aiormq, whose tests start a broker with Docker: they get the broker under test."""
 
 from __future__ import annotations
 

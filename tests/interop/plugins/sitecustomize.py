@@ -1,6 +1,6 @@
-"""Has clients whose tests know only the standard port reach the broker under test instead.
+"""Redirect clients whose tests know only the standard port to the broker under test.
 
-Python loads this at its start, also in the processes that a test suite starts: QQ_INTEROP_PORT takes the place of 5672.
+Python loads this at its start, also in the processes that a test suite starts: QQ_INTEROP_PORT replaces 5672.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of FastStream, whose package has none in it: subscribers and publishers of its RabbitMQ broker."""
+"""Tests of FastStream, because its package has no tests: subscribers and publishers of its RabbitMQ broker."""
 
 from __future__ import annotations
 

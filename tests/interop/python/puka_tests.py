@@ -1,4 +1,4 @@
-"""Tests of puka, whose package has none in it: its calls, its promises, and messages that are returned and refused."""
+"""Tests of puka, because its package has no tests: its calls, its promises, and returned and refused messages."""
 
 from __future__ import annotations
 

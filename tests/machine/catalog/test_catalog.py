@@ -215,7 +215,7 @@ def test_deleted_default_vhost_stays_deleted_after_a_load() -> None:
     machine = reloaded(driver.machine)
     assert list(machine.vhosts) == ["v"]
     driver.apply(c.PutVhost("/", "", [], ""))
-    # Whoever was in the old one is not in the new one, after a load as before.
+    # Sessions of the old virtual host are not in the new one, after a load as before.
     for machine in (driver.machine, reloaded(driver.machine)):
         [failed] = machine.apply_batch("n1", 99, 0, driver.time_ms, batch([declare("r", session=11)]))
         assert isinstance(failed, e.Failed)
@@ -242,7 +242,7 @@ def test_the_bounds_of_deduplication_hold_in_every_virtual_host() -> None:
 
 
 def test_dead_letter_without_content_waits_when_it_is_needed() -> None:
-    """The leader looked when no exchange was interested in what is in the message."""
+    """The leader sent no content, because no exchange needed it then."""
     driver = Driver()
     driver.machine = QueueMachine(no_content)
     driver.apply(declare("q", x_message_ttl=0, x_dead_letter_exchange="x"), declare("dead"))

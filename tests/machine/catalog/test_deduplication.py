@@ -22,13 +22,13 @@ runs = st.tuples(
     st.sampled_from([0, 1, 5]),
     st.integers(0, 4),
 )
-"""Publisher, first number, how many, how long after the last run, how many of each run of new ones are accepted."""
+"""Publisher, first number, count, gap after the last run, and accepted messages of each run of new messages."""
 bounds = st.tuples(st.integers(0, 4), st.integers(0, 12))
 steps = st.lists(st.one_of(runs, runs, runs, bounds), min_size=20, max_size=60)
 
 
 class Model:
-    """Of each publisher: what was admitted, what was refused, when it was seen last; the least recently used first."""
+    """For each publisher: admitted and refused numbers, and its last use; the least recently used first."""
 
     def __init__(self) -> None:
         self.rows: dict[str, tuple[set[int], set[int], int]] = {}
@@ -79,7 +79,7 @@ def test_admitted_number_is_a_duplicate_and_a_refused_is_new(
         current = {name: row for name, row in model.rows.items() if time_ms - row[2] < age_ms}
         assert [row[0] for row in remembered] == list(current)
         assert len(publishers) <= limit
-        # A replica that was loaded at any time has the same rows as one that never was.
+        # A replica that was loaded at any time has the same rows as a replica that was never loaded.
         assert twin.freeze() == publishers.freeze()
         twin = Publishers(limit, age_ms)
         rows = [[*row[:3], [list(run) for run in row[3]]] for row in publishers.freeze()[2]]
@@ -137,7 +137,7 @@ def test_too_many_refusals_allow_duplicates_without_loss() -> None:
 @pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(settings.default.max_examples))
 def test_message_is_never_new_twice_after_many_refusals(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of runs that have become one, a part may be above the last number: it was told twice, and published twice."""
+    """Of joined runs a part may be above the last number: it was reported twice, and published twice."""
     monkeypatch.setattr(publishers_module, "REFUSED_MAX", 2)
     publishers, model, rng = Publishers(), Model(), random.Random(seed)
     for _ in range(100):

@@ -44,7 +44,7 @@ def exchange(name: str, arguments: Table | None = None) -> c.DeclareExchange:
 
 @dataclass(frozen=True)
 class Case:
-    """How a client comes to the limit, one thing after the other, and how it makes room again."""
+    """The steps by which a client reaches the limit and makes room again."""
 
     limit: str
     there: int
@@ -153,7 +153,7 @@ def test_limit_refuses_objects_until_a_deletion(case: Case) -> None:
     driver.apply(declare("q"))
     limit = case.there + LIMIT
     if case.limit == "max-argument-bytes":
-        # The queue has an argument, its type; the other values have a name of one octet and text of 35.
+        # The queue has an argument, its type; each other value has a name of one octet and a text of 35.
         limit = driver.machine.vhosts["/"].argument_bytes + LIMIT * (VALUE_BYTES + 36)
     driver.apply(c.ChangeVhostLimits("/", {case.limit: limit}))
     for number in range(LIMIT):
@@ -166,7 +166,7 @@ def test_limit_refuses_objects_until_a_deletion(case: Case) -> None:
         assert refusals(each, session) == [(case.code, case.text.format(limit))]
     assert driver.machine.digest() == replica.machine.digest()
     if case.limit == "max-consumers-per-channel":
-        return  # its channel is closed, and the others have none
+        return  # its channel is closed, and the rest is empty
     for each in (driver, replica):
         assert refusals(each, case.unmake(1)) == []
         assert refusals(each, case.make(9)) == []

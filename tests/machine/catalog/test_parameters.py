@@ -26,7 +26,7 @@ def driver() -> Driver:
 
 
 def parameters(driver: Driver) -> tuple[dict[tuple[str, str], str], dict[str, str]]:
-    """What is set in the virtual host "/", and in the cluster, after a restart too."""
+    """Return the parameters of the virtual host "/" and of the cluster, equal after a reload."""
     machines = (driver.machine, reloaded(driver.machine))
     first, second = [(m.vhosts["/"].parameters, m.catalog.global_parameters) for m in machines]
     assert first == second

@@ -89,7 +89,7 @@ REFUSED_AFTERWARDS = {
     "exclusive queue, consumed",
     "exclusive queue, got from",
 } | {f"exclusive queue, {done}" for done in ("purged", "bound")}
-"""Rows whose queue goes with its node: the log refuses the command then, because there is no such queue."""
+"""Rows whose queue ends with its node: then the log refuses the command, because the queue is missing."""
 
 
 def driver_of(row: Row) -> Driver:

@@ -55,7 +55,7 @@ def test_messages_of_an_entry_reach_a_limited_number_of_queues() -> None:
     machine.end_entry(7)
     assert machine.vhosts["/"].queues["q0"].ready == fit + 1
     effects = machine.apply_batch("n1", 3, 0, 7, batch([publish(1, "", "amq.fanout")], [b"x"]))
-    assert effects == []  # it is another entry
+    assert effects == []  # a new entry
 
 
 def test_transaction_reaches_a_limited_number_of_queues() -> None:
@@ -123,7 +123,7 @@ def test_routes_that_became_expensive_are_refused_at_the_limit(remembered: bool)
     assert machine._core.work.route_steps["/"] < ROUTING_STEPS_MAX + ROUTE_STEPS_MAX
     machine.end_entry(7)
     assert machine.vhosts["/"].queues["q"].ready == 1
-    assert refused_by(machine, publish(1, dear_key(0), "amq.topic"), messages=1) == []  # another entry
+    assert refused_by(machine, publish(1, dear_key(0), "amq.topic"), messages=1) == []  # a new entry
 
 
 def test_cached_routes_do_not_change_the_refusals() -> None:
@@ -207,7 +207,9 @@ def test_deleting_a_virtual_host_does_not_visit_its_bindings(
 
 
 def test_entry_moves_dead_letters_to_a_bounded_number_of_queues() -> None:
-    """Each is looked into and goes its own way: 1000 of them, in one command, went to 10,000 queues each at once."""
+    """Each dead letter is routed by itself: 1000 of them, in a single command, once went to 10,000 queues each at
+    once.
+    """
     machine = wide()
     to_all = [BindQueue(1, 1, f"q{number}", "amq.headers", "", {}) for number in range(WIDE)]
     source = declare("source", x_dead_letter_exchange="amq.headers", x_message_ttl=1)

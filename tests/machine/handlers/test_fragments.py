@@ -37,7 +37,7 @@ SIZE = len(FIRST) + len(SECOND) + 1
 
 
 class Large(Driver):
-    """A queue with nothing in it, and a session that publishes to it."""
+    """An empty queue, and a session that publishes to it."""
 
     def __init__(self, **arguments: object) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def test_join_completes_only_the_first_message_of_a_publish() -> None:
 
 
 def places(driver: Large) -> list[int]:
-    """The entries of which anything is kept."""
+    """Return the entries with kept messages."""
     return list(driver.machine.freeze().live(0, driver.index + 1))
 
 
@@ -106,7 +106,7 @@ def test_fragments_are_kept_as_long_as_their_message() -> None:
 
 
 def test_fragments_are_freed_when_their_message_is_purged() -> None:
-    """One small message that nobody consumes would keep all large ones that were published beside it."""
+    """A small unconsumed message would keep all large messages that were published beside it."""
     driver = Large()
     driver.apply(declare("other"))
     driver.store(FIRST)
@@ -125,7 +125,9 @@ def test_fragments_are_freed_when_their_message_is_purged() -> None:
 def test_fragments_are_not_searched_in_every_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With 20,000 queues and 3,000 large messages in one, each checkpoint took 2 s of every node for it, now 50 ms."""
+    """With 20,000 queues and 3,000 large messages in one of them, this took 2 s of each checkpoint on every node, now
+    50 ms.
+    """
     driver = Large()
     driver.apply(*[declare(f"empty {number}") for number in range(50)])
     for _ in range(50):

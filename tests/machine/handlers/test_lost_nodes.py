@@ -16,7 +16,7 @@ CONSUMERS = 5 * LOST_MAX
 
 
 def run_session(driver: Driver, *, no_ack: bool = False) -> None:
-    """Consumers of n1 at "q", and one of n2."""
+    """Add consumers of n1 at "q", and a consumer of n2."""
     driver.apply(declare("q"), *(Limit(session, 10) for session in range(1, SESSIONS + 1)))
     requests = [
         consume(number, "q", 1, session=1 + number % SESSIONS, no_ack=no_ack) for number in range(CONSUMERS)

@@ -1,4 +1,4 @@
-"""Commands of moves: each step is applied once, whatever happens to the queues between the steps."""
+"""Commands of moves: each step is applied once, in spite of changes of the queues between the steps."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def step(
     ttl_ms: int = NO_TTL,
     name: str = "m",
 ) -> c.MoveMessages:
-    """A step about pieces (key and count), all that was looked at; it is the last one unless `then` says more."""
+    """Return a step with the examined pieces (key and count); it is the last unless `then` continues it."""
     numbers: list[int] = []
     examined = 0
     for first, count in pieces:
@@ -111,7 +111,7 @@ def test_a_step_of_the_future_is_not_taken(driver: Driver) -> None:
 
 
 def test_move_leaves_messages_that_are_no_longer_ready(driver: Driver) -> None:
-    """A consumer has been given it since the leader looked, or somebody has purged the queue."""
+    """Since the leader examined it, it was delivered, or the queue was purged."""
     driver.apply(publish(5), MOVE)
     driver.apply(consume(1, "q", 2))
     driver.apply(step(0, (0, 5)))
@@ -282,7 +282,7 @@ def test_dead_letters_move_to_their_first_queue_as_published(driver: Driver) -> 
 
 
 def test_a_move_puts_an_end_to_a_cycle_of_dead_letters(driver: Driver) -> None:
-    """What expires, goes on, expires again and is moved back would else be dropped when it comes round again."""
+    """Otherwise a message that expires twice and is moved back would be dropped in its next round."""
     driver.apply(
         declare("work", x_dead_letter_exchange="", x_dead_letter_routing_key="wait", x_message_ttl=10),
         declare("wait", x_dead_letter_exchange="", x_dead_letter_routing_key="parked", x_message_ttl=10),
@@ -313,7 +313,7 @@ def test_dead_letter_already_in_its_first_queue_stays(driver: Driver) -> None:
     assert (counts(driver, "round"), move(driver).state) == ([1], "finished")
 
 
-# What happens to the queues
+# Changes of the queues
 
 
 def test_a_move_fails_when_a_queue_is_not_the_same_any_more(driver: Driver) -> None:
@@ -344,7 +344,7 @@ def test_stopped_move_keeps_the_moved_messages(driver: Driver) -> None:
 
 
 def test_two_moves_may_exchange_the_messages_of_two_queues(driver: Driver) -> None:
-    """Each move is about what there was at its beginning, so both end."""
+    """Each move covers the messages at its beginning, so both end."""
     driver.apply(publish(2), publish(3, "to"))
     driver.apply(MOVE, MOVE._replace(move="n", source="to", destination="q"))
     driver.apply(step(0, (0, 2)), step(0, (0, 3), name="n"))

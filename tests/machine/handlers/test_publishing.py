@@ -19,7 +19,7 @@ def messages(driver: Driver) -> int:
 
 
 def most_messages(driver: Driver) -> int:
-    """The most that there are at any time, until there are none."""
+    """Return the largest number of messages until the queues are empty."""
     most = 0
     while messages(driver):
         most = max(most, messages(driver))
@@ -43,7 +43,7 @@ def test_dead_lettering_between_all_queues_is_bounded() -> None:
         *(BindQueue(1, 1, name, "amq.fanout", "", {}) for name in names),
         publish(1, "q0"),
     )
-    # 6 queues, then 5 of the others each; 4 more of each would be 120.
+    # 6 queues, then 5 queues for each; 4 more for each would be 120.
     assert most_messages(driver) == 30
 
 

@@ -31,7 +31,7 @@ HERE = "for queue 'q' in vhost '/'"
 
 
 def error(check: Any, *arguments: Any) -> str | None:
-    """What is wrong, without what all complaints begin with."""
+    """Return the error text without the common beginning."""
     try:
         check("queue 'q' in vhost '/'", *arguments)
     except Refused as refusal:

@@ -134,7 +134,7 @@ def test_policy_for_thousands_of_queues_costs_bounded_steps() -> None:
 
 
 class Name(str):
-    """A name that counts how often anybody looks for it."""
+    """A name that counts its lookups."""
 
     __slots__ = ()
     lookups = 0

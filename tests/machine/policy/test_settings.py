@@ -122,7 +122,7 @@ def test_dead_letter_target_argument_overrides_the_policy() -> None:
 
 
 def test_dead_letter_key_longer_than_255_octets_is_ignored() -> None:
-    """A log of an earlier version may hold one."""
+    """A log of an earlier version may have such a key."""
     given = {"dead-letter-exchange": "a", "dead-letter-routing-key": "k" * 256}
     assert settings(QUORUM, given, None).dead_letter_routing_key is None
     assert settings(QUORUM, None, given).dead_letter_routing_key is None
@@ -332,7 +332,7 @@ tables = st.dictionaries(keys, values, max_size=6)
 
 
 def accepted(definition: dict[str, Any], *, operator: bool) -> Policy | None:
-    """The entries out of which a policy can be made."""
+    """Return a policy of the valid entries, or None."""
     single = {}
     for key, value in definition.items():
         candidate = Policy("p", "", {key: value}, 0, "all", operator)

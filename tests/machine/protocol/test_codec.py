@@ -229,7 +229,7 @@ def test_compacted_batch_keeps_exactly_the_live_messages(
     assert found == {ordinal: body for ordinal, body in enumerate(bodies) if ordinal in wanted}
     assert is_kept(kept)
     assert not is_kept(payload)
-    # Keeping some of what was kept is like keeping those alone, whether the rest is there or not.
+    # Compacting twice equals compacting once for the second set.
     assert keep(kept, ranges_of(then_wanted)) == keep(payload, ranges_of(wanted & then_wanted))
     machine = QueueMachine()
     assert machine.compact(memoryview(kept), ranges_of(then_wanted)) == keep(kept, ranges_of(then_wanted))

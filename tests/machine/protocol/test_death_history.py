@@ -57,7 +57,7 @@ def history_of(events: list[Event], expiration: str | None = "500") -> History:
 
 
 def expected_history(events: list[Event]) -> History:
-    """What the history of a message is that was published to "x" and expires after 500 ms."""
+    """Return the history of a message that was published to "x" and expires after 500 ms."""
     exchanges = ["x", *(event.new_exchange for event in events)]
     keys = [PUBLISHED]
     for event in events:
@@ -171,7 +171,7 @@ def test_histories_hold_exactly_the_referenced_deaths(steps: list[tuple[str, int
             history = HISTORIES[which]
             history_id = histories.intern(history, count)
             assert twin.intern(history, count) == history_id
-            # An id has one meaning for ever, and a history that is there has one id.
+            # An id keeps its meaning, and a present history has a single id.
             assert meaning.setdefault(history_id, history) == history
             assert [known for known in there if meaning[known] == history] in ([], [history_id])
             assert history_id in there or history_id == max(meaning)
@@ -193,7 +193,7 @@ def test_histories_hold_exactly_the_referenced_deaths(steps: list[tuple[str, int
                 table.release(history_id, count)
             model[history_id] -= count
         model = +model
-        # A replica that was loaded at any time has the same dump as one that never was.
+        # A replica that was loaded at any time has the same dump as a replica that was never loaded.
         assert twin.freeze().dump() == histories.freeze().dump()
         twin = reloaded(twin)
     for then, there in frozen:

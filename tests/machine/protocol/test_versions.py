@@ -178,7 +178,7 @@ ROWS = (
 def test_rows_are_written_for_the_agreed_version_and_read_back(
     kind: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if each row of this kind had one field more before the newest version, and nothing else had changed."""
+    """Rows of this kind had an additional field before the newest version, in this test."""
     for known in tuple(CHANGES):
         monkeypatch.delitem(CHANGES, known)
     machine, (_, *sections) = QueueMachine(), unpack((GOLDEN / f"state-{AFTER}.dump").read_bytes())
@@ -202,7 +202,7 @@ def test_rows_are_written_for_the_agreed_version_and_read_back(
 
 
 def test_a_field_that_is_new_has_its_default_before_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if only the newest version knew which consumer of a queue is the active one."""
+    """Only the newest version knows the active consumer of a queue, in this test."""
     came = Change(lambda row: [*row, None], lambda row: row[:-1])
     monkeypatch.setitem(CHANGES, QueueRow, {AFTER: came})
     driver = Driver()

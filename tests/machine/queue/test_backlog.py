@@ -31,7 +31,7 @@ class Message(NamedTuple):
 
 
 class Oracle:
-    """What a backlog should do, one message at a time."""
+    """The specification of a backlog, message by message."""
 
     def __init__(self) -> None:
         self.returns: list[Message] = []
@@ -122,7 +122,7 @@ def reloaded(backlog: Backlog) -> Backlog:
 
 
 class Tried:
-    """A backlog, one that is always loaded from a dump, and the oracle."""
+    """A backlog, a backlog that is reloaded from a dump at each step, and the oracle."""
 
     def __init__(self, *, exact_sizes: bool) -> None:
         self.backlog = Backlog()
@@ -208,7 +208,7 @@ class Tried:
         assert messages_of(self.backlog.browse(first, count)) == self.oracle.browse()[first : first + count]
 
     def cut(self, level: int, skip: int, kept: int, taken: int, most: int) -> None:
-        """Of the messages of a place, from one on, remove some out of each few, as a move does."""
+        """Remove some messages of each few at a place, as a move does."""
         place = RETURNED if level < 0 else place_of(level)
         mine = self.oracle.returns if level < 0 else [m for m in self.oracle.levels if m.level == level]
         mine = mine if level < 0 else sorted(mine, key=lambda message: message.position)
@@ -267,7 +267,7 @@ class Tried:
         return frozen, [(message.index, message.slot) for message in everything]
 
     def _let_go(self, which: int) -> Range | None:
-        """One of the ranges that were taken, or half of it."""
+        """Release a taken range, or half of it."""
         if not self.held:
             return None
         messages = self.held.pop(which // 2 % len(self.held))
@@ -376,7 +376,7 @@ levels = st.sampled_from([NORMAL, NORMAL, 0, 5, 5, 31])
     )
 )
 def test_backlog_agrees_with_a_model_of_priority_turns(steps: list[int | tuple[int] | bool | None]) -> None:
-    """A level: a message arrives. A tuple: so many are taken. A truth value: strict or not. None: one comes back."""
+    """A level: a message arrives. A tuple: so many are taken. A boolean: strict or not. None: a message returns."""
     tried = Tried(exact_sizes=False)
     for step in steps:
         match step:
@@ -392,7 +392,7 @@ def test_backlog_agrees_with_a_model_of_priority_turns(steps: list[int | tuple[i
 
 
 def added(*messages: tuple[int, int]) -> Backlog:
-    """A backlog with one message for each level and expiry, as the indexes 0, 1, ..."""
+    """Return a backlog with a message for each level and expiry, at the indexes 0, 1, ..."""
     backlog = Backlog()
     for index, (level, expires_ms) in enumerate(messages):
         backlog.add(index, 0, 1, 10, level, expires_ms)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 QUEUES = ["q0", "q1", "q2"]
 FULL: dict[str, Any] = {"x_overflow": "reject-publish", "x_max_length": 0}
-"""A queue that takes what its consumers can have at once, and nothing else."""
+"""A queue that accepts only messages that its consumers can have at once."""
 SESSIONS = [1, 2]
 
 numbers = st.integers(0, 7)
@@ -67,7 +67,7 @@ def declared(queue: str, session: int = 1) -> DeclareQueue:
 
 
 def commands_of(machine: QueueMachine, step: tuple[object, ...], number: int) -> tuple[list[Command], int]:
-    """What a step of the property means now, and how many messages it needs."""
+    """Return the commands of a step in the present state, and the number of their messages."""
     consumers = list(machine.consumers.values())
     match step:
         case ("publish", str(queue), int(count)):
@@ -98,7 +98,7 @@ def commands_of(machine: QueueMachine, step: tuple[object, ...], number: int) ->
 
 
 def naive_room(machine: QueueMachine, consumer: Consumer) -> int:
-    """What it may have, by looking at all that its channel holds."""
+    """Return the consumer's room, computed from all messages that its channel holds."""
     session = machine._core.sessions[consumer.node, consumer.session]
     held = sum(len(other.unacked) for other in session.consumers.values() if other.budget is not None)
     limit = session.budget.limit
@@ -132,7 +132,7 @@ def test_every_consumer_with_room_has_a_message(entries: list[list[tuple[object,
 
 
 def test_consumer_with_a_turn_no_longer_waits_for_room() -> None:
-    """On a machine that has lived as on one that was loaded."""
+    """On a running machine as on a loaded machine."""
     driver, other = Driver(), Driver()
     driver.apply(*map(declare, ("first", *QUEUES)), Limit(1, 2))
     driver.apply(consume(1, "first", 5), publish(2, "first"))
@@ -140,7 +140,7 @@ def test_consumer_with_a_turn_no_longer_waits_for_room() -> None:
     # They wait for room, each with something in its queue, that goes then.
     driver.apply(*(publish(1, queue) for queue in QUEUES))
     driver.apply(*(PurgeQueue(1, 1, queue) for queue in QUEUES))
-    # The room that there is goes to the second consumer; the third has got a turn, too, and finds nothing.
+    # The second consumer gets the room; the third gets a turn too, and finds none left.
     driver.apply(Settle(1, 0, 0), Credit(3, 1), publish(1, "q0"))
     driver.apply(consume(20, "q2", 9, session=2))
     other.machine, other.index = reloaded(driver.machine), driver.index
@@ -151,7 +151,7 @@ def test_consumer_with_a_turn_no_longer_waits_for_room() -> None:
 
 
 def test_consumer_without_a_turn_at_a_full_queue_is_not_dumped() -> None:
-    """Nothing is published, and so the queue is not served; who was to get it waits for room in its channel now."""
+    """Without publishes the queue is not served; its next consumer waits for room in its channel."""
     driver = Driver()
     driver.apply(declare("full", **FULL), declare("q"), Limit(1, 1))
     driver.apply(consume(1, "full", 1), consume(2, "q", 1), publish(1, "q"))
@@ -171,9 +171,9 @@ def test_consumer_blocked_for_a_second_reason_does_not_wait() -> None:
     driver = Driver()
     driver.apply(declare("q"), declare("single", x_single_active_consumer=True), Limit(1, 2))
     driver.apply(consume(1, "q", 5), consume(2, "q", 5), publish(9, "q"))
-    check(SetPrefetch(1, 1))  # it has what it may have
+    check(SetPrefetch(1, 1))  # it has reached its prefetch
     driver.apply(Limit(2, 2), consume(3, "single", 5, session=2), publish(9, "single"))
-    check(consume(4, "single", 5, arguments={"x-priority": 1}))  # it is to make way for a better one
+    check(consume(4, "single", 5, arguments={"x-priority": 1}))  # it must give way to the new consumer
     check(Settle(3, 0, 0))
 
 
@@ -194,14 +194,14 @@ def test_settling_does_not_visit_thousands_of_waiting_consumers(
     monkeypatch.setattr(Queue, "give_credit", counting)
     for consumer in range(1, 100):
         driver.apply(Settle(consumer, 0, 0))
-    assert len(requested) == 2 * 99  # who settled, and whose turn it is
+    assert len(requested) == 2 * 99  # the consumer that settled, and the consumer with the turn
     requested.clear()
     driver.apply(Limit(1, 0))
     assert len(requested) <= 3000
 
 
 def test_ack_does_not_visit_all_single_active_candidates() -> None:
-    """Who it should be is known without looking at those who wait."""
+    """The active consumer is known without visiting the candidates."""
     driver = Driver()
     driver.apply(declare("q", x_single_active_consumer=True))
     driver.apply(*(consume(number, "q", 10) for number in range(1, 1001)))

@@ -35,7 +35,7 @@ from tests.machine.likeness import differences
 from tests.machine.machine_driver import Driver, assert_kept_is_current, consume, declare, publish, reloaded
 
 FREED_MAX = 200
-"""A tenth of what it is, because everything is looked at after each portion."""
+"""A tenth of the real bound, because the test examines all objects after each portion."""
 QUEUES = 3 * FREED_MAX
 
 
@@ -60,7 +60,7 @@ def test_deleted_virtual_host_frees_its_memory_in_portions(
 ) -> None:
     monkeypatch.setattr(core_module, "FREED_MAX", FREED_MAX)
     gc.collect()
-    gc.freeze()  # what other tests have left is not looked at
+    gc.freeze()  # garbage of other tests is not examined
     driver = tenant(QUEUES)
     gc.collect()
     gc.disable()
@@ -76,7 +76,7 @@ def test_deleted_virtual_host_frees_its_memory_in_portions(
     finally:
         gc.enable()
     assert max(before - after for before, after in pairwise(there)) <= FREED_MAX
-    # Nothing is left for the garbage collector: it would let go of all at once.
+    # No object remains for the garbage collector, which would free all at once.
     assert there[-1] == 0
 
 
@@ -140,7 +140,7 @@ def test_remains_are_freed_in_portions() -> None:
     while deferred_free:
         deferred_free.free(3)
         left.append((len(many), len(others)))
-    # Nothing at the end of the entry in which they were put aside: it has cost enough.
+    # The entry that put them aside frees none at its end, because it has cost enough.
     assert left == [(4, 4), (4, 1), (2, 0), (0, 0)]
 
 
@@ -200,7 +200,7 @@ def test_exclusive_queues_end_in_portions_and_are_free_at_once(removed: list[str
 
 
 def test_auto_delete_queues_of_a_closed_channel_end_in_portions(removed: list[str]) -> None:
-    """Those of one channel, which has closed."""
+    """All queues belong to a single closed channel."""
     driver = Driver()
     names = list(map(str, range(3 * QUEUES_GONE_MAX)))
     driver.apply(*(DeclareQueue(1, 1, name, False, False, False, True, False, {}) for name in names))

@@ -45,7 +45,7 @@ def test_a_time_to_live_of_0_reaches_a_consumer_that_waits() -> None:
 
 
 def test_messages_released_late_do_not_expire_before_delivery() -> None:
-    """Each entry releases a few, and gives them to those who wait; the others live as long as ever."""
+    """Each entry releases a few messages and delivers them; the rest keeps its time to live."""
     driver = Driver()
     driver.apply(declare("q"), consume(1, "q", 25))
     for _ in range(30):

@@ -76,7 +76,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def ticks(driver: Driver, moved: list[int]) -> Iterator[list[Effect]]:
-    """The entries that a leader appends by itself, none of which does more than it may."""
+    """Yield the effects of the entries that a leader appends by itself; each must respect its bound."""
     while driver.machine.due_ms() == 0:
         other = reloaded(driver.machine)
         moved.clear()
@@ -88,7 +88,7 @@ def ticks(driver: Driver, moved: list[int]) -> Iterator[list[Effect]]:
 
 
 def delivered(effects: Sequence[Effect]) -> list[int]:
-    """Entries of the messages that were delivered, one after the other."""
+    """Return the entries of the delivered messages in order."""
     return [
         index for effect in effects if isinstance(effect, Deliver) for index, *_ in messages_of(effect.ranges)
     ]
@@ -144,7 +144,7 @@ def test_settling_many_messages_restores_the_credit_at_once() -> None:
     held(driver, MANY)
     driver.apply(publish(1))
     assert len(delivered(driver.apply(Settle(0, 0, MANY)))) == 1
-    # It crossed with the first: what it says is ignored.
+    # It crossed with the first, and is ignored.
     driver.apply(Discard(0, 5, 5))
     driver.lead()
     queue = driver.machine.vhosts["/"].queues["q"]
@@ -241,5 +241,5 @@ def test_queues_take_turns_returning_messages(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(2):
         driver.apply()
         came_back.append([queue.ready for queue in queues])
-    # Two fit in what may be at once.
+    # Two fit into a portion.
     assert came_back == [[20, 20, 2, 2, 2, 0], [20, 20, 4, 4, 2, 2], [20, 20, 6, 4, 4, 4]]

@@ -13,7 +13,7 @@ Recorded = list[tuple[int, int, int, int]]
 
 
 def ordinals(recorded: Recorded) -> dict[int, dict[int, set[int]]]:
-    """The ordinals of all messages, one by one, by the index of their entry and the ordinal of their batch."""
+    """Return the ordinals of all messages, by the index of their entry and the ordinal of their batch."""
     found: dict[int, dict[int, set[int]]] = {}
     for index, batch, first, count in recorded:
         found.setdefault(index, {}).setdefault(batch, set()).update(range(first, first + count))

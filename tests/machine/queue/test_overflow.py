@@ -48,7 +48,7 @@ def both(driver: Driver, *limits: int) -> None:
     )
 
 
-# What waiting consumers can have
+# Messages for waiting consumers
 
 
 @pytest.mark.parametrize("limit", [{"x_max_length": 2}, {"x_max_length_bytes": 2}])
@@ -230,7 +230,7 @@ def test_limit_drops_no_more_while_many_dead_letters_wait(few_at_a_time: int) ->
 
 
 def test_the_bound_holds_for_the_greatest_number_of_due_messages() -> None:
-    """Else what is released at once could make a queue grow."""
+    """Otherwise released messages could make a queue grow."""
     assert DUE_MAX <= TRIM_MAX
 
 

@@ -27,7 +27,7 @@ def test_packed_columns_are_unpacked_unchanged(table: list[array[int]]) -> None:
 
 
 @example(PACKED[:3] + b"\xff" + PACKED[4:])
-@example(b"\xff\xff\xff\xff\0\0" + zlib.compress(b""))  # zeros, of which so many cost nothing to write
+@example(b"\xff\xff\xff\xff\0\0" + zlib.compress(b""))  # zeros, which compress to almost no octets
 @example(b"\1\0\0\0\1\0" + zlib.compress(bytes(2**26)))
 @given(
     st.one_of(

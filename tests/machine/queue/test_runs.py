@@ -34,7 +34,7 @@ appends = st.tuples(
 """Step of the index, slot (-1 goes on where the last run ended), count, gap of positions, time to live, history."""
 takes = st.one_of(st.integers(1, 9), st.just(700))
 cuts = st.lists(st.tuples(st.integers(0, 30), st.sampled_from([1, 1, 2, 3, 40])), min_size=1, max_size=8)
-"""What is cut out: how far the first position is behind the end of the last piece, and how many positions."""
+"""Cut pieces: the distance from the end of the last piece, and the number of positions."""
 steps = st.lists(st.one_of(appends, appends, takes, cuts), min_size=20, max_size=60)
 
 
@@ -59,7 +59,7 @@ def messages_of(ranges: Sequence[Range]) -> Model:
 
 
 def test_frozen_runs_share_the_chunks_of_the_backlog() -> None:
-    """Whatever the backlog: a checkpoint begins on the event loop."""
+    """For a backlog of any size: a checkpoint begins on the event loop."""
     runs = Runs()
     for index in range(1, 20 * SMALL_CHUNK_RUNS):
         runs.append(index, 0, 1, index, 10)
@@ -72,7 +72,7 @@ def test_frozen_runs_share_the_chunks_of_the_backlog() -> None:
 
 
 def check_frozen(frozen: FrozenRuns, model: Model) -> None:
-    """What it holds, what it counts, and what it finds."""
+    """Assert its contents, counts and searches."""
     copy = Runs()
     copy.load(frozen.dump())
     assert messages_of(copy.take(len(model))) == model

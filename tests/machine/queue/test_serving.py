@@ -70,7 +70,7 @@ def test_queues_with_simultaneous_expiry_are_served_over_entries() -> None:
         driver.apply()
         left.append(sum(queue.ready for queue in queues))
         assert reloaded(driver.machine).digest() == driver.machine.digest()
-    at_once = -(-SERVED_MAX // (SERVING_RANGES + 1))  # each turn moves one
+    at_once = -(-SERVED_MAX // (SERVING_RANGES + 1))  # each turn moves a message
     assert left == [max(len(queues) - at_once * number, 0) for number in range(1, len(left) + 1)]
     assert 1 < len(left) < 4
 

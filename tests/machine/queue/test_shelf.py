@@ -50,7 +50,7 @@ def in_order(model: Model) -> list[Range]:
 
 
 def first_of(model: Model, *, due: bool) -> tuple[int, int]:
-    """The first time and its least key; 0 is no time. What waits for its time and was not returned does not expire."""
+    """Return the first time and its least key; 0 is no time. Delayed messages that were not returned do not expire."""
     moments = [
         (due_ms if due else messages.expires_ms, key)
         for key, (messages, due_ms, returned) in model.items()
@@ -68,7 +68,7 @@ def check(shelf: Shelf, model: Model) -> None:
 
 
 def check_frozen(frozen: FrozenShelf, ranges: list[Range]) -> None:
-    """What it holds, what it counts, and what it finds."""
+    """Assert its contents, counts and searches."""
     assert list(frozen.browse()) == ranges
     copy = Shelf()
     copy.load(frozen.dump())
@@ -91,7 +91,7 @@ def test_a_shelf_behaves_like_a_dictionary(steps: list[tuple]) -> None:
     for name, *arguments in steps:
         if name in {"insert", "append"}:
             *key, count, due_ms, expires_ms = arguments
-            # Four keys for each range, so that none overlap.
+            # Four keys for each range, without overlap.
             key = 4 * (key[0] if key else max(model, default=0) // 4 + 1)
             if key // 4 in {taken // 4 for taken in model}:
                 continue

@@ -1,4 +1,4 @@
-"""Dead letters that their targets cannot take, at-least-once: the lines in which they wait, and those behind them."""
+"""At-least-once dead letters that their targets refuse: their waiting lines, and the messages behind them."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def driver() -> Driver:
 
 
 def go_out(driver: Driver, length_ms: int = OUTAGE_MS, *, is_reported: bool = True) -> list[Effect]:
-    """Let time pass in which clients cannot act; then comes the first entry, which declares it."""
+    """Let time pass in which clients cannot act; the next entry declares the outage."""
     driver.time_ms += length_ms
     if is_reported:
         driver.machine.outage(length_ms)
@@ -184,7 +184,7 @@ def test_idle_time_continues_when_a_policy_keeps_expires(driver: Driver) -> None
 
 
 def test_a_message_that_expired_in_an_outage_is_dead_lettered(driver: Driver) -> None:
-    """The delay queues of Laravel, Symfony and others: a little later than its messages, the queue goes."""
+    """The delay queues of Laravel, Symfony and other frameworks: the queue expires a little later than its messages."""
     driver.apply(declare("work"), declare("delay", **DELAYS), publish(5, "delay"))
     go_out(driver)
     driver.lead()
@@ -200,7 +200,7 @@ def test_a_message_that_expired_in_an_outage_is_dead_lettered(driver: Driver) ->
 def test_an_expiring_queue_dead_letters_expired_messages_first(
     driver: Driver, strategy: str, count: int, *, is_reloaded: bool
 ) -> None:
-    """The queue and all messages are due in one entry, in which only `DUE_MAX` messages may expire."""
+    """The queue and all messages are due in a single entry, in which only `DUE_MAX` messages may expire."""
     kept = {"x_dead_letter_strategy": strategy, "x_overflow": "reject-publish", "x_queue_type": "quorum"}
     driver.apply(declare("work"), declare("delay", **DELAYS, **kept))
     for _ in range(count):
@@ -228,7 +228,7 @@ def test_an_expiring_queue_drops_all_without_dead_lettering(driver: Driver) -> N
 
 
 def test_an_expiring_queue_stays_until_dead_letters_are_moved(driver: Driver) -> None:
-    """A slow leader must not be asked for one entry after the other until it has moved them."""
+    """A slow leader must not get requests for entries until it has moved them."""
     driver.apply(declare("work"), declare("delay", **DELAYS), publish(3, "delay"))
     go_out(driver, 2 * IDLE_MS, is_reported=False)
     assert names(driver) == ["work", "delay"]

@@ -66,7 +66,7 @@ def test_keys_need_not_be_comparable() -> None:
 
 
 def test_postponed_keys_are_not_visited_again() -> None:
-    """Else whoever is due before very many that were put off pays for all of them."""
+    """Otherwise a key that is due before very many postponed keys pays for all of them."""
     timers: Timers[int] = Timers(rank=Rank)
     for key in range(2_000):
         timers.set(key, 5 if key else 1)

@@ -1,7 +1,7 @@
-"""A dump that each version's own program has made of one story, with every kind of row: what it means stays as it is.
+"""A dump of a story by each version's own program, with every kind of row: its meaning must not change.
 
-A file in `golden/` is never written again. One for a new version is made by `pytest tests/machine --rewrite`; one
-of a version goes with the programs that can run it.
+A file in `golden/` is never written again. `pytest tests/machine --rewrite` makes the file of a new version. The file
+of a version is deleted with the last program that can run the version.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 WHERE_IT_WAS_MADE = "4b4c4a4e494d4bcf4884d200"
-"""What the zlib that packed the golden file makes of some octets: others may make something else, and it is as good."""
+"""Output of the zlib that packed the golden file, for some octets: a different zlib may have different output."""
 
 
 def zlib_here() -> str:
@@ -170,7 +170,7 @@ def test_golden_state_fills_every_section(golden: bytes, version: int) -> None:
 
 
 def test_no_two_fields_of_a_row_are_alike_in_the_golden_state(golden: bytes) -> None:
-    """Whoever takes one for the other in what is read and in what is written would find nothing wrong."""
+    """Swapping two fields in both reading and writing must be noticed."""
     dump = read_dump(golden)
     vhosts, backlogs = list(dump.vhosts), [row.backlog for row in dump.queues]
     lanes = [LaneRow(*lane) for backlog in backlogs for lane in backlog[3]]
@@ -235,11 +235,11 @@ def story(monkeypatch: pytest.MonkeyPatch, version: int) -> QueueMachine:
     driver.apply(*ANSWERED)
     if version >= 8:
         driver.apply(*ANSWERED_SINCE_8)
-    if version >= 11:  # before, those that are stuck are among the others
+    if version >= 11:  # before, stuck messages are among the rest
         driver.apply(publish(2, "dies", ttl_ms=1))
         driver.time_ms += 2
         driver.apply()
-    # From now on hardly anything of what is put off is done.
+    # From now on hardly any postponed work is done.
     for module, least in (
         (queue_module, {"RANGES_AT_ONCE": 0}),
         (core_module, {"RANGES_AT_ONCE": 0, "RANGES_MAX": 1, "RANGES_OF_QUEUE_MAX": 1}),
@@ -433,11 +433,11 @@ DUMP = max(GOLDEN.iterdir(), key=lambda file: int(file.stem.removeprefix("state-
 
 
 @settings(max_examples=max(5, settings.default.max_examples // 4), deadline=None)
-@example(place=280, octet=0xC0, cut=0)  # the name of a virtual host is none
+@example(place=280, octet=0xC0, cut=0)  # the name of a virtual host is invalid
 @example(place=280, octet=0x90, cut=0)
 @given(place=st.integers(0, len(DUMP) - 1), octet=st.integers(0, 255), cut=st.integers(0, 8))
 def test_a_damaged_dump_is_read_or_named_as_such(place: int, octet: int, cut: int) -> None:
-    """No byte of it is believed to say how much there is: what is made of a few KiB is not more than a few MiB."""
+    """Counts in the dump must not be trusted: a few KiB must not use more than a few MiB."""
     tracemalloc.start()
     try:
         QueueMachine().read(DUMP[:place] + bytes([octet]) + DUMP[place + 1 + cut :])

@@ -57,7 +57,7 @@ def get(number: int, queue: str, *, no_ack: bool = False) -> Get:
 
 
 def owed(driver: Driver) -> list[Effect]:
-    """What the node's sessions are owed; a machine that was loaded says the same."""
+    """Return the outstanding effects of the node's sessions, equal on a loaded machine."""
     effects = driver.machine.outstanding("n1")
     assert reloaded(driver.machine).outstanding("n1") == effects
     return effects

@@ -1,4 +1,4 @@
-"""What operators are told of a change that others make, too, at the same time."""
+"""Results of concurrent changes by several operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def policy(number: int, vhost: str = "/") -> PutPolicy:
 
 
 async def outcomes(broker: LoneBroker, *changes: Any) -> list[BaseException | None]:
-    """Of changes that are asked for at one time."""
+    """Request all changes at once, and return their outcomes."""
     made = Changes(broker.broker)
     return await asyncio.gather(*map(made.apply, changes), return_exceptions=True)
 

@@ -1,4 +1,4 @@
-"""How long a change that was asked for over HTTP is waited for."""
+"""The waiting time of a change that was requested over HTTP."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from qq.management.errors import Unavailable
 
 
 def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
-    """For a change behind so many batches, each of which takes most of the time; the change itself never comes.
+    """Request a change behind some batches, each of which takes most of the timeout; the change itself is never
+    applied.
 
-    Returns how many were applied when it was given up, and why.
+    Return the number of applied batches when the request failed, and the reason.
     """
     monkeypatch.setattr(request_session, "CHANGE_TIMEOUT_S", 0.05)
 
@@ -50,7 +51,7 @@ def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
 def test_missing_majority_is_not_reported_while_the_log_advances(
     monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
-    """Once an import of policies behind others was told so after 10 s."""
+    """An import of policies behind earlier ones once failed after 10 s."""
     result = waits(monkeypatch, batches)
     why = "no majority: n2 does not answer; outcome unknown: it may still be carried out"
     assert result == f"{batches}: {why}"

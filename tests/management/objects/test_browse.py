@@ -1,4 +1,4 @@
-"""Messages read where they lie: what a consumer would get, in that order, while the queue goes on."""
+"""Messages read in place: those that a consumer would get, in order, while the queue changes."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_deleted_messages_are_skipped(broker: LoneBroker, channel: Any) -> None:
     entries = sorted(broker.group.entries)[-4:]
     broker.call(broker.lose_messages, entries[2])
     assert [(message.offset, message.body) for message in page(broker)] == [(2, b"c")]
-    assert bodies(page(broker, 0, 2)) == [b"c"]  # the first two are gone, so the page is one behind them
+    assert bodies(page(broker, 0, 2)) == [b"c"]  # the first two were removed, so the page begins after them
     assert page(broker, 3) == []
 
 
@@ -146,7 +146,7 @@ def test_a_queue_that_is_emptied_while_it_is_read_ends(broker: LoneBroker, chann
 
 
 class OneMessage:
-    """Entries with a message that has to be read first, and is held by whoever was given it."""
+    """Entries with a message that must be read first; the reader holds it."""
 
     def __init__(self) -> None:
         self.known: weakref.ref[set[int]] | None = None

@@ -31,7 +31,9 @@ def broker() -> Generator[LoneBroker]:
 
 @pytest.fixture
 def channel(broker: LoneBroker) -> Generator[Any]:
-    """A channel in whose broker 60 messages died in "one" or "two" and are in the queue "dead", with 5 others."""
+    """A channel to a broker with 60 messages that died in "one" or "two", in the queue "dead" with 5 further
+    messages.
+    """
     connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port))
     channel = connection.channel()
     channel.confirm_delivery()

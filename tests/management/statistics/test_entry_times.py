@@ -7,10 +7,10 @@ from qq.management.statistics.entry_times import LEVEL_RECORDS, EntryTimes
 
 def test_entry_is_as_old_as_the_first_record_that_has_it() -> None:
     times = EntryTimes()
-    assert times.age_ms(7, 1000) == 0  # nothing is known
+    assert times.age_ms(7, 1000) == 0  # no record yet
     times.record(10, 1000)
     times.record(20, 6000)
-    times.record(20, 11_000)  # nothing has come meanwhile
+    times.record(20, 11_000)  # no new entry since
     times.record(30, 16_000)
     ages = {index: times.age_ms(index, 20_000) for index in (1, 10, 11, 20, 21, 30, 31)}
     assert ages == {1: 19_000, 10: 19_000, 11: 14_000, 20: 14_000, 21: 4000, 30: 4000, 31: 0}

@@ -1,4 +1,4 @@
-"""How numbers were some time ago, for charts: what is kept of it, and what is told."""
+"""Former values of numbers, for charts: stored and returned samples."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_deleted_object_has_no_history(node: Node[MachineManagement]) -> None:
     assert ("queue", "/", "a") not in dict(node.management.charts._histories.all())
 
 
-# --- what somebody may do, and what a policy would match
+# --- permissions, and matches of policies
 
 
 def test_may_returns_the_permissions_of_a_user(node: Node[MachineManagement]) -> None:

@@ -1,0 +1,105 @@
+"""Finds members whose data directories were put back as they were earlier, such as a snapshot of a virtual machine.
+
+The files of such a directory are undamaged, so its node cannot see by itself that it has forgotten acknowledgements and
+votes. The other nodes remember them (`cluster/raft/promises.py`):
+
+- On each new link a node tells its peer the promises of the peer's earlier processes (`Memory`). The peer compares them
+  with its term and log at its start.
+- A node that receives a status with less than the sender has promised answers with a certain `Memory`.
+
+A node that is told so becomes a learner until a leader has sent it everything (`cluster/engine/rejoin.py`).
+
+Invariant: a legitimate cut of the log by a later leader never counts as a rollback.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from cluster.log.hardstate import VoterStatus
+from cluster.raft.cluster_clock import bounded
+from cluster.raft.messages import Append, AppendResponse, Memory, Status, Vote, VoteRequest
+from cluster.raft.promises import Promise, Promises
+
+if TYPE_CHECKING:
+    from cluster.membership.view import Members
+    from cluster.raft.messages import Message
+    from cluster.replica import Replica
+
+log = logging.getLogger(__name__)
+
+
+class Rollbacks:
+    """Remembers the promises of the linked members, and handles the memories that they send."""
+
+    def __init__(self, replica: Replica, members: Members) -> None:
+        self._members = members
+        self._promises = Promises()
+        self._links = replica.links
+        self._engine = replica.engine
+        self._rejoin = replica.rejoin
+        self._runtime = replica.runtime
+        self._outbox = replica.outbox
+        self._logged: dict[str, bytes] = {}
+        """The process of each rolled back member that was logged, by name."""
+
+    def link_began(self, peer: str) -> None:
+        """Tell a member on its new link the promises of its earlier processes."""
+        directory = self._links.peer_id(peer)
+        if self._members.linked.is_member(peer):
+            self._promises.forget_all_but(self._member_ids)
+            before = self._promises.begin(directory, self._links.peer_process(peer))
+            self._tell(peer, before, is_certain=False)
+
+    @property
+    def _member_ids(self) -> frozenset[bytes | None]:
+        return frozenset(member.id for member in self._members.configurations.known.values())
+
+    def _tell(self, peer: str, promise: Promise, *, is_certain: bool) -> None:
+        if self._outbox.reports_losses:
+            self._outbox.transmit(peer, Memory(*promise, int(is_certain)))
+
+    def heard(self, peer: str, message: Message) -> None:
+        """Record the promise in a message of a linked member."""
+        match message:
+            case AppendResponse():
+                promise = Promise(message.term, message.next_index - 1 if message.success else 0)
+            case Append() | Vote() | VoteRequest():
+                promise = Promise(message.term, 0)
+            case Status():
+                self._check(peer, message)
+                promise = Promise(message.term, message.vouched_index)
+            case _:
+                return
+        self._promises.record(self._begun(peer), promise)
+
+    def _begun(self, peer: str) -> bytes:
+        """Return the directory of a linked member, which may have become a member after its link began."""
+        directory = self._links.peer_id(peer)
+        self._promises.begin(directory, self._links.peer_process(peer))
+        return directory
+
+    def _check(self, peer: str, status: Status) -> None:
+        """Tell a voter that its status shows less than it has promised."""
+        promise = self._promises.latest(self._begun(peer))
+        shown = Promise(status.term, status.last_index)
+        if status.voter_status != VoterStatus.VOTER or shown >= promise:
+            return
+        process = self._links.peer_process(peer)
+        if self._logged.get(peer) != process:
+            self._logged[peer] = process
+            log.warning(
+                "the data directory of node %s is older than its promises: it is in term %d with %d entries, and this "
+                "node remembers entry %d of term %d; the node gets no vote until it has everything again",
+                peer,
+                *shown,
+                promise.index,
+                promise.term,
+            )
+        self._tell(peer, promise, is_certain=True)
+
+    def memory_received(self, peer: str, memory: Memory) -> None:
+        """Give up this node's vote if its directory holds less than a peer remembers of it."""
+        # A node that has just started does not know the cluster's time yet.
+        self._rejoin.record_memory(peer, memory, self._engine, bounded(self._runtime.wall_ms()))
