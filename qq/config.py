@@ -178,7 +178,7 @@ class OAuth2:
     """The scopes that the page asks for: RabbitMQ's management.oauth_scopes."""
 
     @staticmethod
-    def may_ask(url: str) -> bool:
+    def is_safe_for_keys(url: str) -> bool:
         """Return whether keys may be fetched from this address, which requires TLS or the own machine.
 
         An attacker that can alter the answer could log in as any user.
@@ -922,7 +922,7 @@ class _SettingsReader:
 
     def _address(self, section: str, key: str) -> str | None:
         value = self._optional_text(section, key)
-        if value is not None and not OAuth2.may_ask(value):
+        if value is not None and not OAuth2.is_safe_for_keys(value):
             raise self._error(section, key, f"{value!r} must begin with https:// (http only for 127.0.0.1)")
         return value
 

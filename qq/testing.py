@@ -225,16 +225,16 @@ class ClusterNode:
 
         Raises ClusterError without an answer.
         """
-        return self._ask("/api/cluster")
+        return self._get_json("/api/cluster")
 
     def queues(self) -> list[dict[str, Any]]:
         """Return the queues as this node sees them: the document at /api/queues.
 
         Raises ClusterError without an answer.
         """
-        return self._ask("/api/queues")
+        return self._get_json("/api/queues")
 
-    def _ask(self, path: str) -> Any:
+    def _get_json(self, path: str) -> Any:
         answer = self._get(path)
         if answer is None:
             raise ClusterError(f"{self.name} does not answer over HTTP")

@@ -126,8 +126,8 @@ class FaultyDisk(RealDisk):
     def free_bytes(self) -> int:
         return 0 if self.full else super().free_bytes()
 
-    def session(self) -> str:
-        return f"{super().session()}-{self._history.losses}"
+    def boot_id(self) -> str:
+        return f"{super().boot_id()}-{self._history.losses}"
 
     def close(self) -> None:
         super().close()

@@ -228,7 +228,7 @@ class Configuration:
             replace(known, id=member_id, address=known.address if known.id else address, versions=versions)
         )
 
-    def moved(self, addresses: Mapping[str, PeerAddress]) -> Configuration:
+    def readdressed(self, addresses: Mapping[str, PeerAddress]) -> Configuration:
         """Set new addresses of members in a single step, because a member may move to a second member's old address."""
         return self._with(*(replace(self._known(name), address=each) for name, each in addresses.items()))
 

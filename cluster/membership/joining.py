@@ -86,7 +86,7 @@ class Joining:
         `acknowledged` maps each learner to the index up to which it is known to hold the log. `last_index` is the end
         of the log. `new_id` makes an id for a cluster that has none.
         """
-        steps = self._moves(configuration)
+        steps = self._address_changes(configuration)
         admissions = [
             self._admission(configuration, name, node) for name, node in self._introductions.items()
         ]
@@ -100,7 +100,7 @@ class Joining:
             steps.append(partial(self.raise_version, new_id=new_id))
         return steps
 
-    def _moves(self, configuration: Configuration) -> list[Step]:
+    def _address_changes(self, configuration: Configuration) -> list[Step]:
         """Return a step for each member with a new address, together with members that move out of its way."""
         moved: dict[str, PeerAddress] = {}
         holders = {member.address: member.name for member in configuration.members}
@@ -115,7 +115,7 @@ class Joining:
             while in_the_way in moved and in_the_way not in together:
                 together[in_the_way] = moved[in_the_way]
                 in_the_way = holders.get(moved[in_the_way])
-            steps.append(partial(_move, addresses=together))
+            steps.append(partial(_readdress, addresses=together))
         return steps
 
     def _admission(self, configuration: Configuration, name: str, node: Introduction) -> Step | None:
@@ -159,7 +159,7 @@ class Joining:
             if node.may_join:
                 raise MembershipRefused(f"node {member.name!r} is under repair: wait until it is a voter")
         introductions = {member.name: self._introductions[member.name] for member in configuration.members}
-        after = configuration.moved({name: _address_of(node) for name, node in introductions.items()})
+        after = configuration.readdressed({name: _address_of(node) for name, node in introductions.items()})
         for name, node in introductions.items():
             after = _join(after, name, node)
         return after.raised(version, new_id())
@@ -191,8 +191,8 @@ def _join(configuration: Configuration, name: str, node: Introduction) -> Config
     return configuration.joined(name, node.member_id, _address_of(node), Versions(node.low, node.high))
 
 
-def _move(configuration: Configuration, addresses: Mapping[str, PeerAddress]) -> Configuration:
-    return configuration.moved(addresses)
+def _readdress(configuration: Configuration, addresses: Mapping[str, PeerAddress]) -> Configuration:
+    return configuration.readdressed(addresses)
 
 
 def _vacate(configuration: Configuration, name: str, member_id: bytes) -> Configuration:

@@ -243,7 +243,7 @@ class ConnectionSlots:
         if not of_source.count:
             del self._by_source[slot.source]
 
-    def move(self, slot: Slot, source: str) -> bool:
+    def reassign(self, slot: Slot, source: str) -> bool:
         """Count the connection for a new source, as if it arrived there now.
 
         Return False if that source has no slot left.
@@ -309,14 +309,14 @@ class Slot:
         """Whether the connection still has this slot: it has neither left nor been evicted."""
         return self._is_taken
 
-    def move_to(self, host: str) -> bool:
+    def reassign(self, host: str) -> bool:
         """Count the connection for `host`, because a proxy has sent this address.
 
         Returns False if `host` has no slot left, so that the connection must be refused.
         """
         if not self._is_taken or self._is_authenticated:
             return self._is_taken
-        return self._slots.move(self, source_of(host))
+        return self._slots.reassign(self, source_of(host))
 
     def step(self, stage: Stage) -> None:
         """Record that the handshake has reached this stage. Has no effect for a stage that it has reached before."""

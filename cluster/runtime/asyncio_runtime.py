@@ -113,7 +113,7 @@ class RealDisk:
         make_directory(self._root)
         self._lock = _lock_directory(self._root)
         _make_private(self._root)
-        self._session = _session()
+        self._boot_id = _boot_id()
         self._writer = _Worker("disk-writer")
         self._reader = _Worker("disk-reader")
         self._background = _Worker("disk-background")
@@ -186,8 +186,8 @@ class RealDisk:
     def free_bytes(self) -> int:
         return shutil.disk_usage(self._root).free
 
-    def session(self) -> str:
-        return self._session
+    def boot_id(self) -> str:
+        return self._boot_id
 
     def submit(
         self,
@@ -245,8 +245,8 @@ class ReadOnlyDisk:
     def open(self, path: str) -> RealFile:
         return RealFile(os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC))
 
-    def session(self) -> str:
-        return _session()
+    def boot_id(self) -> str:
+        return _boot_id()
 
 
 def check_not_in_use(root: Path) -> None:
@@ -261,7 +261,7 @@ def check_not_in_use(root: Path) -> None:
         os.close(descriptor)
 
 
-def _session() -> str:
+def _boot_id() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except FileNotFoundError:

@@ -139,8 +139,8 @@ class Disk(Protocol):
         """Return the number of bytes that may still be written."""
         ...
 
-    def session(self) -> str:
-        """Return a name of the machine's boot. After a change of the name, unsynced writes may have been lost."""
+    def boot_id(self) -> str:
+        """Return the id of the machine's boot. After a change of the id, unsynced writes may have been lost."""
         ...
 
     def submit(

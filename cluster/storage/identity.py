@@ -6,7 +6,7 @@ belongs to a fixed list of members, once it has promised them anything. Its inca
 incarnation the cluster sees that everything held by an earlier process of the same name is gone. Its member id is made
 once.
 
-    body of the register = incarnation u64 | writes may be lost u8 | length u16 | session of the disk
+    body of the register = incarnation u64 | writes may be lost u8 | length u16 | boot id
 
 Invariant: the flag that writes may have been lost stays on the disk until the log was opened with that knowledge. A
 claim of a directory that was claimed before needs no space.
@@ -104,8 +104,8 @@ class Start(NamedTuple):
     incarnation: int
     writes_lost: bool
     """Whether unsynced writes may be lost, because the machine rebooted or a sync has failed since."""
-    session: str
-    """Session of the disk (`Disk.session`) at the last claim."""
+    boot_id: str
+    """Boot id of the machine (`Disk.boot_id`) at the last claim."""
 
 
 class Claim(NamedTuple):
@@ -139,12 +139,12 @@ def claim_directory(
     new = Identity(owner, versions.low, members)
     identity = new if is_new else _checked(disk, directory, owner, versions, members, is_blank=is_blank)
     register, last = _last_start(disk, directory, identity.owner)
-    session = disk.session()
-    # Session and loss are stored at once: a start that reads the new session cannot detect the loss, so it must read
+    boot_id = disk.boot_id()
+    # Boot id and loss are stored at once: a start that reads the new boot id cannot detect the loss, so it must read
     # it.
-    writes_lost = last is None or last.writes_lost or last.session != session
+    writes_lost = last is None or last.writes_lost or last.boot_id != boot_id
     incarnation = max(last.incarnation + 1, wall_ms) if last is not None else wall_ms + leap
-    start = Start(incarnation, writes_lost, session)
+    start = Start(incarnation, writes_lost, boot_id)
     register.store(_packed(start))
     copies = [] if is_new else load_copies(disk, directory)
     if identity not in copies:
@@ -263,8 +263,8 @@ def _register(disk: Disk, directory: str, owner: Owner) -> Register:
 
 
 def _packed(start: Start) -> bytes:
-    session = start.session.encode()
-    return _START.pack(start.incarnation, start.writes_lost, len(session)) + session
+    boot_id = start.boot_id.encode()
+    return _START.pack(start.incarnation, start.writes_lost, len(boot_id)) + boot_id
 
 
 def _unpacked(body: bytes) -> Start:

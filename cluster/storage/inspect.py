@@ -407,7 +407,7 @@ class _Inspection:
     def _writes_lost(self) -> bool:
         """Return whether the next start must assume that unsynced writes are lost."""
         start = self.whose.start
-        return start is None or start.writes_lost or start.session != self._disk.session()
+        return start is None or start.writes_lost or start.boot_id != self._disk.boot_id()
 
     def _find_term_lost(
         self, hard: HardStateFound, manifest: Manifest, scan: Scan | None

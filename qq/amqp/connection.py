@@ -622,15 +622,15 @@ _introductions: dict[str, tuple[Mapping[str, object], Capabilities]] = {}
 
 
 def _capabilities(client_properties: Mapping[str, object]) -> Capabilities:
-    told = client_properties.get("capabilities")
-    if not isinstance(told, dict):
+    capabilities = client_properties.get("capabilities")
+    if not isinstance(capabilities, dict):
         return Capabilities()
     return Capabilities(
-        authentication_failure_close=told.get("authentication_failure_close") is True,
-        basic_nack=told.get("basic.nack") is True,
-        connection_blocked=told.get("connection.blocked") is True,
-        consumer_cancel_notify=told.get("consumer_cancel_notify") is True,
-        live_prefetch=told.get("live_prefetch") is True,
+        authentication_failure_close=capabilities.get("authentication_failure_close") is True,
+        basic_nack=capabilities.get("basic.nack") is True,
+        connection_blocked=capabilities.get("connection.blocked") is True,
+        consumer_cancel_notify=capabilities.get("consumer_cancel_notify") is True,
+        live_prefetch=capabilities.get("live_prefetch") is True,
     )
 
 

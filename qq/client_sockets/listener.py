@@ -117,7 +117,7 @@ class ClientPort:
             if self._is_proxy(source.host):
                 peer = await self._proxied(sock, source)
                 slot.port = peer.port
-                if not slot.move_to(peer.host):
+                if not slot.reassign(peer.host):
                     return None
             if self._handshakes:
                 await self._handshakes.wait_first_octet(sock)

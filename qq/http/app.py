@@ -23,13 +23,14 @@ from qq.http.base.login import is_forwarded_tls, login_required
 from qq.http.documents.prometheus import PER_OBJECT, ObjectExposition, info_lines
 from qq.http.documents.requests import BODY_TIMEOUT_S
 from qq.http.page.health_events import cluster_document
-from qq.http.server import HttpServer, strangers_watched, tls_required, users_bounded
+from qq.http.server import HttpServer, requests_watched, tls_required, users_bounded
 from qq.management.errors import Unavailable
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Collection, Sequence
 
+    from aiohttp.typedefs import Handler
     from prometheus_client import CollectorRegistry
 
     from qq.http.base.door import Door
@@ -64,7 +65,7 @@ Without a proxy, the node's host may have other services without TLS.
 
 def reading_app(limits: HttpLimits) -> web.Application:
     """Make the application for the time while the node reads its log: it reports that the node lives and reads."""
-    app = web.Application(middlewares=[strangers_watched, errors_as_json, tls_required])
+    app = web.Application(middlewares=[requests_watched, errors_as_json, tls_required])
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
     app.on_response_prepare.append(_add_headers)
     app.add_routes(
@@ -85,9 +86,10 @@ def build_app(
     pages = _Pages(view, management, registry)
     app = web.Application(
         middlewares=[
-            strangers_watched,
+            requests_watched,
             errors_as_json,
             tls_required,
+            _options_answered,
             login_required(view, management, metrics_need_login=limits.metrics_need_login),
             users_bounded(limits),
         ],
@@ -109,6 +111,17 @@ def build_app(
         ]
     )
     return app
+
+
+@web.middleware
+async def _options_answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer OPTIONS with the methods of the path, without a login, as RabbitMQ does: load balancers check with it."""
+    problem = request.match_info.http_exception
+    if request.method != hdrs.METH_OPTIONS or not isinstance(problem, web.HTTPMethodNotAllowed):
+        return await handler(request)
+    return web.Response(
+        headers={hdrs.ALLOW: ", ".join(sorted({*problem.allowed_methods, hdrs.METH_OPTIONS}))}
+    )
 
 
 async def serve(

@@ -68,6 +68,8 @@ TLS_RECEIVED_BYTES = 2 * READ_BYTES
 
 The event loop takes all of them at a time and keeps them, encrypted, until the connection may parse them.
 """
+TLS_WRITE_BYTES = 64 * 1024
+"""Bytes that wait to be written to a TLS connection, above which answers wait: as without TLS."""
 HEALTH_PATHS = ("/livez", "/healthz")
 """Paths that are answered without TLS, too, because load balancers and orchestrators ask them by the node's address."""
 REQUEST_S = 0.0005
@@ -233,6 +235,22 @@ class _Transport:
         return getattr(self._transport, name)
 
 
+class _ClosedTransport(asyncio.Transport):
+    """Takes the place of the transport of a lost connection, and so frees it at once.
+
+    A TLS transport and the methods that it calls refer to each other, and the garbage collector comes late.
+    """
+
+    def is_closing(self) -> bool:
+        return True
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+
+_CLOSED_TRANSPORT = _ClosedTransport()
+
+
 class _HttpConnection(asyncio.BufferedProtocol):
     """A connection: stands between the socket and aiohttp, and enforces the limits of time, memory and work."""
 
@@ -266,6 +284,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
         if self.has_tls:
             self._slot.step(Stage.TLS)
             transport.set_read_buffer_limits(READ_BYTES)
+            transport.set_write_buffer_limits(TLS_WRITE_BYTES)
         self._expect_within(self._server.limits.header_timeout_s)
 
     @property
@@ -375,6 +394,8 @@ class _HttpConnection(asyncio.BufferedProtocol):
         self._is_full = True
         self._server.turns.leave(self._place)
         self._inner.connection_lost(exc)
+        self._transport = _CLOSED_TRANSPORT
+        self._slot.evict = _CLOSED_TRANSPORT.abort
 
     # Called by the middlewares
 
@@ -414,7 +435,7 @@ def _connection_of(request: web.Request) -> _HttpConnection | None:
 
 
 @web.middleware
-async def strangers_watched(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def requests_watched(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware that tells a connection when a request begins and ends, before its user is known."""
     connection = _connection_of(request)
     if connection is None:

@@ -92,7 +92,7 @@ class Provider:
         if self._failure is not None:
             raise self._failure
         found = self._discovered.get(name)
-        if not isinstance(found, str) or not self._config.may_ask(found):
+        if not isinstance(found, str) or not self._config.is_safe_for_keys(found):
             raise ProviderError(f"{self._discovery_url}: {name} is no https address: {found!r}")
         return found
 

@@ -79,7 +79,7 @@ class DeadLetters:
         """The messages of the last step: the first fields (_PLACE) of its commands."""
         self._stuck = StuckDeadLetters(machine)
         self._is_timer_set = False
-        self._looks_at_stuck = False
+        self._retries_stuck = False
         """Whether the next step has stuck dead letters, too."""
         self._tried: list[tuple[Queue, str, int]] = []
         """The stuck messages of the current step: queue, target, and number of the first of each command."""
@@ -96,7 +96,7 @@ class DeadLetters:
         if self._outstanding or not self._leads:
             return
         self._set_timer()
-        stuck = self._stuck_commands() if self._looks_at_stuck else []
+        stuck = self._stuck_commands() if self._retries_stuck else []
         step, left, steps, start = list[DeadLetter](), MESSAGES_MAX, 0, self._first
         for pending in self._machine.pending_dead_letters(RANGES_MAX, self._first):
             for command in self._commands(pending, left):
@@ -137,7 +137,7 @@ class DeadLetters:
         if not self._outstanding and self._tried:
             tried, self._tried = self._tried, []
             # Those that did not move might fail again, and again at once.
-            self._looks_at_stuck |= any(
+            self._retries_stuck |= any(
                 target not in queue.stuck or number not in queue.stuck[target]
                 for queue, target, number in tried
             )
@@ -146,15 +146,15 @@ class DeadLetters:
     def _set_timer(self) -> None:
         if self._machine.queues_with_stuck and not self._is_timer_set:
             self._is_timer_set = True
-            self._runtime.call_later(STUCK_S, self._look_at_stuck)
+            self._runtime.call_later(STUCK_S, self._retry_stuck)
 
-    def _look_at_stuck(self) -> None:
-        self._is_timer_set, self._looks_at_stuck = False, True
+    def _retry_stuck(self) -> None:
+        self._is_timer_set, self._retries_stuck = False, True
         self.submit_step()
 
     def _stuck_commands(self) -> list[DeadLetter]:
         """Return commands for stuck dead letters that their targets may take now."""
-        self._looks_at_stuck = False
+        self._retries_stuck = False
         commands: list[DeadLetter] = []
         steps = 0
         for queue, target, pending, count_max, is_certain in self._stuck.candidates():
@@ -168,7 +168,7 @@ class DeadLetters:
                 if steps >= STEPS_MAX:
                     return commands
             if self._outstanding:  # the next messages must be read first
-                self._looks_at_stuck = True
+                self._retries_stuck = True
                 return commands
         return commands
 

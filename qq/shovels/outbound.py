@@ -136,7 +136,7 @@ def _has(message: bytes, names: Collection[str]) -> bool:
 
 def _route_header(shovel: Definition, route: Route) -> dict[str, HeaderValue]:
     """Return the entry of this shovel in `x-shovelled`, with keys in RabbitMQ's order."""
-    told = {
+    entry = {
         "shovelled-by": route.cluster,
         "shovel-type": "dynamic",
         "shovel-name": route.name,
@@ -146,12 +146,12 @@ def _route_header(shovel: Definition, route: Route) -> dict[str, HeaderValue]:
     }
     for side, end in (("src", shovel.source), ("dest", shovel.target)):
         if end.queue:
-            told[f"{side}-queue"] = end.queue
+            entry[f"{side}-queue"] = end.queue
         if end.exchange is not None:
-            told[f"{side}-exchange"] = end.exchange
+            entry[f"{side}-exchange"] = end.exchange
         if end.key is not None:
-            told[f"{side}-exchange-key"] = end.key
-    return dict[str, "HeaderValue"](told)
+            entry[f"{side}-exchange-key"] = end.key
+    return dict[str, "HeaderValue"](entry)
 
 
 def _earlier(message: bytes) -> list[HeaderValue]:

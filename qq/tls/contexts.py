@@ -46,7 +46,20 @@ def _files_of(settings: ClientTls | TlsFiles) -> list[Path]:
     return [file for file in files if file is not None]
 
 
+def _check_readable(settings: ClientTls | TlsFiles) -> None:
+    """Raise StartError for the first file that cannot be read. OpenSSL does not say which file it is.
+
+    The file of a passphrase is read only if the key is encrypted.
+    """
+    for file in filter(None, (settings.cert, settings.key, settings.ca)):
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            raise StartError(f"{file} cannot be read: {error.strerror}") from None
+
+
 def _client_context(settings: ClientTls) -> ssl.SSLContext:
+    _check_readable(settings)
     try:
         context = _trusting(settings.ca if settings.verify_peer else None, ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = _VERSIONS[settings.minimum_version]
@@ -64,6 +77,7 @@ def _client_context(settings: ClientTls) -> ssl.SSLContext:
 
 def _peer_contexts(files: TlsFiles) -> PeerTls:
     """Make the contexts of both sides of a link: each must show a certificate of the cluster's CA."""
+    _check_readable(files)
     try:
         server = _trusting(files.ca, ssl.Purpose.CLIENT_AUTH)
         server.verify_mode = ssl.CERT_REQUIRED

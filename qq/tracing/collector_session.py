@@ -86,22 +86,22 @@ class _TellingAdapter(HTTPAdapter):
         super().init_poolmanager(*settings, **more)
         pools = {"http": HTTPConnectionPool, "https": HTTPSConnectionPool}
         self.poolmanager.pool_classes_by_scheme = {
-            scheme: _telling(pool, self._connected) for scheme, pool in pools.items()
+            scheme: _reporting_sockets(pool, self._connected) for scheme, pool in pools.items()
         }
 
 
-def _telling(pool: Any, connected: Callable[[socket.socket], None]) -> Any:
+def _reporting_sockets(pool: Any, connected: Callable[[socket.socket], None]) -> Any:
     """Return a subclass of a connection pool that passes the socket of each connection to `connected`."""
 
-    class _TellingConnection(pool.ConnectionCls):
+    class _ReportingConnection(pool.ConnectionCls):
         def connect(self) -> None:
             super().connect()
             connected(self.sock)
 
-    class _TellingPool(pool):
-        ConnectionCls = _TellingConnection
+    class _ReportingPool(pool):
+        ConnectionCls = _ReportingConnection
 
-    return _TellingPool
+    return _ReportingPool
 
 
 def _read(response: Response) -> str:

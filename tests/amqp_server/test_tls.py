@@ -385,8 +385,11 @@ def test_invalid_replacement_files_are_ignored_and_logged_once(
         assert not broker.call(broker.certificates.reload)
     assert serial_of(broker.amqps_port, authority.context()) == before
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    expected = f"TLS for clients cannot be set up from {server_files.cert}: "
+    if damage == "missing":
+        expected = f"{server_files.key} cannot be read: No such file or directory; "
     assert len(warnings) == 1
-    assert warnings[0].startswith(f"TLS for clients cannot be set up from {server_files.cert}: ")
+    assert warnings[0].startswith(expected)
     server_files.key.write_bytes(good)
     assert broker.call(broker.certificates.reload)
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import pika
 import pytest
 
+from tests.harness.node_in_use import node_in_use
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
@@ -184,6 +186,14 @@ def test_confirmed_messages_survive_when_the_leader_is_killed(cluster: LocalClus
         program.wait_until(
             lambda lines: confirmed(lines) > before + 200 and "not yet consumed 0" in lines[-1]
         )
+
+
+def test_asyncio_program_survives_the_death_of_its_node(cluster: LocalCluster) -> None:
+    with running("survive_asyncio.py", *cluster.urls) as program:
+        node_in_use(cluster, program.process, PATIENCE_S).kill()
+        lines = program.end()
+    assert {"2000 messages are confirmed", "2000 messages are consumed"} <= set(lines)
+    assert any("publisher:" in line or "cannot connect:" in line for line in lines), lines
 
 
 def confirmed(lines: list[str]) -> int:

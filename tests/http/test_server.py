@@ -642,6 +642,44 @@ def test_unread_data_of_a_tls_client_is_bounded(run: Callable[..., None]) -> Non
 
 
 @over_tls
+def test_answers_that_a_tls_client_does_not_read_are_bounded(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        client = await Client.connect(server, limit=1024)
+        client.send(b"GET /api/queues HTTP/1.1\r\nHost: x\r\n\r\n" * 30_000)
+        [connection] = [
+            each for each in gc.get_objects() if isinstance(each, _HttpConnection) and each._server is server
+        ]
+        await until(lambda: connection._stalled is not None)
+        assert connection._transport.get_write_buffer_size() < 128 * 1024
+
+    run(story)
+
+
+@over_tls_too
+def test_lost_connections_are_freed_before_a_collection(run: Callable[..., None]) -> None:
+    """A flood of TLS connections would otherwise take 69 KB each until the next one."""
+
+    def of(server: HttpServer) -> int:
+        objects = gc.get_objects()
+        return sum(isinstance(each, _HttpConnection) and each._server is server for each in objects)
+
+    async def story(server: HttpServer) -> None:
+        gc.disable()
+        try:
+            for _ in range(20):
+                client = await Client.connect(server)
+                assert await request(client) == 200
+                client.writer.transport.abort()
+            await until(lambda: server.slots.unauthenticated == 0)
+            await asyncio.sleep(0.1)
+            assert of(server) <= 1
+        finally:
+            gc.enable()
+
+    run(story)
+
+
+@over_tls
 def test_failed_tls_handshake_is_logged(run: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     async def story(server: HttpServer) -> None:
         with contextlib.suppress(ConnectionError):

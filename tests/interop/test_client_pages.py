@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import time
 from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.request import Request, urlopen
 
 import pytest
 
 from qq.testing import LocalCluster
+from tests.harness.node_in_use import node_in_use
 from tests.interop.sources import GO_ENVIRONMENT, SourceMissingError, java_client, node_clients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from qq.testing import ClusterNode
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop-suites"), pytest.mark.timeout(600)]
 
@@ -49,7 +46,7 @@ def survives(command: Sequence[str], directory: Path, queue: str, **environment:
             text=True,
         )
         try:
-            victim = node_in_use(cluster, process)
+            victim = node_in_use(cluster, process, BUILD_S)
             time.sleep(0.5)
             victim.kill()
             printed, _ = process.communicate(timeout=END_S)
@@ -59,21 +56,6 @@ def survives(command: Sequence[str], directory: Path, queue: str, **environment:
         assert "2000 messages are consumed" in printed
         left = {each["name"]: each["messages"] for each in cluster.leader().queues()}
         assert left[queue] <= 1  # the last message, if its confirm was lost
-
-
-def node_in_use(cluster: LocalCluster, process: subprocess.Popen[str]) -> ClusterNode:
-    """Return the node that the program is connected to, after it was built."""
-    url = f"http://127.0.0.1:{cluster.nodes[0].http_port}/api/connections"
-    request = Request(url, headers={"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="})
-    deadline = time.monotonic() + BUILD_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with urlopen(request) as answer:
-            connections = json.load(answer)
-        if connections:
-            return next(node for node in cluster.nodes if node.name == connections[0]["node"])
-        time.sleep(0.05)
-    process.kill()
-    raise AssertionError(process.communicate()[0])
 
 
 def test_go_program_survives_the_death_of_its_node() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qq.config import ClientTls, TlsFiles
+from qq.errors import StartError
 from qq.tls.contexts import for_clients, for_peers
 from tests.harness.certificates import Authority
 
@@ -50,6 +51,19 @@ def test_dates_of_certificates_are_logged_when_files_are_read(
     assert peers.reload()
     assert clients.reload()
     assert [line for line in caplog.messages if "read again" not in line] == lines * 2
+
+
+@pytest.mark.parametrize("unreadable", ["cert", "key", "ca"])
+def test_unreadable_file_is_named(tmp_path: Path, unreadable: str) -> None:
+    files = issue(tmp_path, -DAY, 90 * DAY)
+    peers, clients = for_peers(files), for_clients(ClientTls(files.cert, files.key, files.ca))
+    file: Path = getattr(files, unreadable)
+    file.unlink()
+    for each in (lambda: for_peers(files), lambda: for_clients(ClientTls(files.cert, files.key, files.ca))):
+        with pytest.raises(StartError, match=f"^{file} cannot be read: No such file or directory$"):
+            each()
+    assert not peers.reload()
+    assert not clients.reload()
 
 
 def test_authority_that_expires_soon_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

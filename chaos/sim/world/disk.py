@@ -87,7 +87,7 @@ class SimulatedDisk:
         self._moves: list[tuple[str, str]] = []
         self._flipped: list[tuple[_Inode, int, int]] = []
         self._incarnation = 0
-        self._session = 1
+        self._boot_id = 1
         self._steps_left: int | None = None
         self._fills_in: int | None = None
         self._next_sync_error: OSError | None = None
@@ -185,8 +185,8 @@ class SimulatedDisk:
             return UNLIMITED_BYTES
         return max(self.capacity_bytes - self.used_bytes(), 0)
 
-    def session(self) -> str:
-        return f"session-{self._session}"
+    def boot_id(self) -> str:
+        return f"session-{self._boot_id}"
 
     def submit(
         self,
@@ -218,7 +218,7 @@ class SimulatedDisk:
         self._incarnation += 1
         inodes = self.all_inodes()
         if power_loss:
-            self._session += 1
+            self._boot_id += 1
             self._lose_names()
         for inode in inodes:
             inode.unreadable = False

@@ -164,7 +164,7 @@ class Door:
                 if key.fileobj in self._listeners:
                     self._accept(key.fileobj, now_s)
                 elif (accepted := self._silent.get(key.fd)) is not None:  # else an accept has handed it over
-                    self._look_at(accepted)
+                    self._answer_or_hand_over(accepted)
             for accepted in [each for each in self._silent.values() if each.until_s <= now_s]:
                 self._hand_over(accepted)
             time.sleep(min((time.thread_time() - began_s) * _REST, HEARTBEAT_S))
@@ -186,7 +186,7 @@ class Door:
             self._hand_over(next(iter(self._silent.values())))
         self._silent[sock.fileno()] = accepted
         self._selector.register(sock, selectors.EVENT_READ)
-        self._look_at(accepted)
+        self._answer_or_hand_over(accepted)
 
     def _has_to_wait(self, now_s: float) -> bool:
         """Return whether clients stay in the kernel's queue, because the event loop will soon have room for more."""
@@ -197,7 +197,7 @@ class Door:
             self._is_full_since_s = now_s
         return now_s - self._is_full_since_s < FULL_S
 
-    def _look_at(self, accepted: _Accepted) -> None:
+    def _answer_or_hand_over(self, accepted: _Accepted) -> None:
         """Answer a health check. A connection that has sent anything else goes to the event loop."""
         sock = accepted.sock
         try:

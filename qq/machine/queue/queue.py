@@ -504,7 +504,7 @@ class Queue:
                     rotation.discard(consumer)
                     consumer.wait_for_room()
         if backlog.count or self.waiting_since_ms:
-            self._note_waiting(now_ms)
+            self._add_waiting_time(now_ms)
         if not served:
             return []
         return [
@@ -519,7 +519,7 @@ class Queue:
             self.came_back = max(self.came_back - before + self.backlog.count, 0)
         return ranges
 
-    def _note_waiting(self, now_ms: int) -> None:
+    def _add_waiting_time(self, now_ms: int) -> None:
         """Add to the time in which messages were ready and no consumer had room (for RabbitMQ's consumer capacity)."""
         if self.waiting_since_ms:
             self.tally.waited_ms += max(now_ms - self.waiting_since_ms, 0)

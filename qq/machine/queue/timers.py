@@ -53,7 +53,7 @@ class Timers(Generic[K]):
         else:
             entry = self._entries[key] = (due_ms, self._rank(key), key)
             self._add(entry)
-        self._note_next()
+        self._update_next()
 
     def pop(self) -> K:
         """Remove and return the key that is due first, which must exist."""
@@ -62,7 +62,7 @@ class Timers(Generic[K]):
         if not block:
             del self._blocks[0]
         del self._entries[key]
-        self._note_next()
+        self._update_next()
         return key
 
     def keep(self, wanted: Callable[[K], bool]) -> None:
@@ -70,7 +70,7 @@ class Timers(Generic[K]):
         kept = [[entry for entry in block if wanted(entry[2])] for block in self._blocks]
         self._blocks = [block for block in kept if block]
         self._entries = {entry[2]: entry for block in self._blocks for entry in block}
-        self._note_next()
+        self._update_next()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -98,5 +98,5 @@ class Timers(Generic[K]):
         if not block:
             del self._blocks[at]
 
-    def _note_next(self) -> None:
+    def _update_next(self) -> None:
         self.next_ms = self._blocks[0][0][0] if self._blocks else NEVER_MS

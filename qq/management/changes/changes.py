@@ -16,8 +16,8 @@ from qq.machine.protocol import commands as c
 from qq.machine.protocol import refusals
 from qq.machine.protocol.codec import InvalidCommand, check_command
 from qq.machine.queue.moves import ID_BYTES
+from qq.management.changes.limit_claims import LimitClaims
 from qq.management.changes.request_session import until_applied
-from qq.management.changes.room import Room
 from qq.management.errors import UNKNOWN, RequestRefused, Unavailable
 from qq.sessions.login import SALT_BYTES, hash_password
 
@@ -116,10 +116,10 @@ class Changes:
             except refusals.Refused as refused:
                 raise RequestRefused(refused.code, refused.text) from None
 
-    def room(self, limits: Mapping[str, Table]) -> Room:
+    def limit_claims(self, limits: Mapping[str, Table]) -> LimitClaims:
         """Count many new objects before any of them is made; `limits` are the limits that virtual hosts will have."""
         machine = self._broker.machine
-        return Room(machine.catalog, limits, machine.version)
+        return LimitClaims(machine.catalog, limits, machine.version)
 
 
 def _check_place(catalog: Catalog, change: Change) -> None:

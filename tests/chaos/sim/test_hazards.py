@@ -61,6 +61,7 @@ from qq.machine.queue.consumers import Budget, Holder
 from qq.machine.queue.queue import DeadMessages, Queue
 from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
+from qq.sessions.stuck_dead_letters import Candidates, StuckDeadLetters
 from qq.tables import TABLE_DEPTH_MAX, Table
 from tests.chaos.sim import absences
 from tests.harness.long_cases import cases
@@ -669,6 +670,11 @@ def leave_the_dead(_: DeadLetters) -> None:
     """In place of `DeadLetters.submit_step`."""
 
 
+def leave_the_stuck(_: StuckDeadLetters) -> Iterator[Candidates]:
+    """In place of `StuckDeadLetters.candidates`: a stuck dead letter is never tried again."""
+    return iter(())
+
+
 def leave_where_it_was(queue: Queue, _place: int, found: Sequence[tuple[int, Range]]) -> None:
     """In place of `Queue.move_out`: moved messages also stay in their queue."""
     queue.forget(messages for _, messages in found)
@@ -995,6 +1001,15 @@ HAZARDS = [
         10,
         "neither settled",
         ("qq.sessions.dead_letters.DeadLetters.submit_step", leave_the_dead),
+        shown_by=1,
+        is_long=True,
+    ),
+    Hazard(
+        Parts(),
+        QUEUES,
+        20,
+        "neither settled",
+        ("qq.sessions.stuck_dead_letters.StuckDeadLetters.candidates", leave_the_stuck),
         shown_by=1,
         is_long=True,
     ),

@@ -125,7 +125,7 @@ def test_late_repeated_addition_brings_no_removed_member_back() -> None:
 
 
 def test_member_with_a_new_address_and_program_is_the_same() -> None:
-    moved = TRIO.moved({"n2": address(22)}).joined("n2", identity(2), address(22), Versions(8, 9))
+    moved = TRIO.readdressed({"n2": address(22)}).joined("n2", identity(2), address(22), Versions(8, 9))
     assert moved.member("n2") == Member("n2", address(22), identity(2), versions=Versions(8, 9))
     assert moved.joined("n2", identity(2), address(22), Versions(8, 9)) is moved
     assert "its name cannot change" in refused(lambda: TRIO.joined("n9", identity(2), address(2), VERSIONS))
@@ -186,9 +186,11 @@ def test_two_members_cannot_have_the_same_address() -> None:
         lambda: TRIO.joined("n4", identity(4), address(1), VERSIONS)
     )
     assert "at 10.0.0.1:2" in refused(lambda: TRIO.added("n2", address(9), identity(9)))
-    assert "is the address of member 'n3'" in refused(lambda: TRIO.moved({"n2": address(3)}))
-    assert "is the address of member" in refused(lambda: TRIO.moved({"n1": address(9), "n2": address(9)}))
-    exchanged = TRIO.moved({"n1": address(2), "n2": address(1)})
+    assert "is the address of member 'n3'" in refused(lambda: TRIO.readdressed({"n2": address(3)}))
+    assert "is the address of member" in refused(
+        lambda: TRIO.readdressed({"n1": address(9), "n2": address(9)})
+    )
+    exchanged = TRIO.readdressed({"n1": address(2), "n2": address(1)})
     assert [member.address for member in exchanged.members] == [address(2), address(1), address(3)]
 
 
@@ -259,7 +261,7 @@ ids_or_none = ids | st.just(NOBODY)
 versions = st.sampled_from([VERSIONS, Versions(8, 9), Versions(6, 7), Versions(9, 9)])
 steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(lambda *arguments: lambda c: c.joined(*arguments), names, ids, addresses, versions),
-    st.builds(lambda moves: lambda c: c.moved(moves), st.dictionaries(names, addresses, max_size=3)),
+    st.builds(lambda moves: lambda c: c.readdressed(moves), st.dictionaries(names, addresses, max_size=3)),
     st.builds(lambda *arguments: lambda c: c.vacated(*arguments), names, ids_or_none),
     st.builds(lambda *arguments: lambda c: c.without(*arguments), names, ids_or_none),
     st.builds(lambda *arguments: lambda c: c.added(*arguments), names, addresses, ids),
@@ -392,7 +394,7 @@ def test_applied_configuration_cannot_be_deleted() -> None:
 
 
 def test_reported_configuration_counts_until_the_log_reaches_it() -> None:
-    told = TRIO.moved({"n1": address(4)})
+    told = TRIO.readdressed({"n1": address(4)})
     no_cluster = Configurations(Configuration.of(8, TRIO.members))
     assert not no_cluster.received(9, told)
     configurations = Configurations(TRIO)

@@ -146,12 +146,12 @@ def test_address_from_the_proxy_header_counts(clock: Clock) -> None:
     proxied: list[Slot] = []
     for _ in range(80):
         slot = take(slots, HERE)
-        if slot.move_to(ELSEWHERE):
+        if slot.reassign(ELSEWHERE):
             proxied.append(slot)
         else:
             slot.release()
     assert len(proxied) == 75
-    assert take(slots, HERE).move_to("203.0.113.1")
+    assert take(slots, HERE).reassign("203.0.113.1")
     assert all(slot.is_taken for slot in proxied)
 
 
@@ -229,7 +229,7 @@ def test_counts_equal_the_open_connections(steps: list[tuple[int, int, int]]) ->
             elif action == 5:
                 slot.step(Stage(1 + which % 4))
             else:
-                slot.move_to(f"192.0.2.{host}")
+                slot.reassign(f"192.0.2.{host}")
         assert (slots.unauthenticated, slots.authenticated) == (len(unauthenticated), len(known))
         assert slots.unauthenticated + slots.authenticated <= 6
         assert all(slot.is_taken for slot in known | unauthenticated)

@@ -235,22 +235,22 @@ def test_the_free_space_is_that_of_the_file_system(disk: RealDisk, tmp_path: Pat
     assert disk.free_bytes() == pytest.approx(space.f_bavail * space.f_frsize, rel=0.1)
 
 
-def test_a_session_lasts_as_long_as_the_machine_is_up(disk: RealDisk, tmp_path: Path) -> None:
+def test_boot_id_lasts_as_long_as_the_machine_is_up(disk: RealDisk, tmp_path: Path) -> None:
     other = RealDisk(tmp_path / "other")
-    assert disk.session() == other.session() != ""
+    assert disk.boot_id() == other.boot_id() != ""
     other.close()
 
 
-def test_without_a_name_for_the_boot_every_start_is_a_session(
+def test_each_start_has_a_boot_id_without_that_of_linux(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.runtime.asyncio_runtime._BOOT_ID", tmp_path / "missing")
-    sessions: list[str] = []
+    boot_ids: list[str] = []
     for _ in range(2):
         disk = RealDisk(tmp_path)
-        sessions += [disk.session(), disk.session()]
+        boot_ids += [disk.boot_id(), disk.boot_id()]
         disk.close()
-    assert sessions[0] == sessions[1] != sessions[2] == sessions[3]
+    assert boot_ids[0] == boot_ids[1] != boot_ids[2] == boot_ids[3]
 
 
 def test_jobs_run_in_order_off_the_loop_and_answer_on_it(disk: RealDisk) -> None:

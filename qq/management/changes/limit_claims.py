@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import Change, Declaration, Table
 
 
-class Room:
+class LimitClaims:
     """Counts claimed objects on top of existing objects, and refuses a claim that exceeds a limit."""
 
     def __init__(self, catalog: Catalog, new_limits: Mapping[str, Table], version: int) -> None:
