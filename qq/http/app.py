@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Collection, Sequence
 
+    from aiohttp.typedefs import Handler
     from prometheus_client import CollectorRegistry
 
     from qq.http.base.door import Door
@@ -88,6 +89,7 @@ def build_app(
             requests_watched,
             errors_as_json,
             tls_required,
+            _options_answered,
             login_required(view, management, metrics_need_login=limits.metrics_need_login),
             users_bounded(limits),
         ],
@@ -109,6 +111,17 @@ def build_app(
         ]
     )
     return app
+
+
+@web.middleware
+async def _options_answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer OPTIONS with the methods of the path, without a login, as RabbitMQ does: load balancers check with it."""
+    problem = request.match_info.http_exception
+    if request.method != hdrs.METH_OPTIONS or not isinstance(problem, web.HTTPMethodNotAllowed):
+        return await handler(request)
+    return web.Response(
+        headers={hdrs.ALLOW: ", ".join(sorted({*problem.allowed_methods, hdrs.METH_OPTIONS}))}
+    )
 
 
 async def serve(

@@ -157,6 +157,15 @@ def test_an_unknown_path_is_404_in_json(node: Node[FakeManagement], path: str) -
 
 
 @pytest.mark.parametrize(
+    ("path", "allowed"), [("/api/overview", "GET, HEAD, OPTIONS"), ("/", "GET, HEAD, OPTIONS")]
+)
+def test_options_of_a_path_need_no_login(node: Node[FakeManagement], path: str, allowed: str) -> None:
+    answer = node.request(path, "OPTIONS")
+    assert (answer.status, answer.headers["Allow"]) == (200, allowed)
+    assert node.request("/nonesuch", "OPTIONS").status in (401, 404)
+
+
+@pytest.mark.parametrize(
     "path",
     [
         "/livez",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qq.cli.client.remote import Remote
 
 _CHUNK_BYTES = 256 * 1024
-_BYTES_MAX = 16 * 1024 * 1024
+_BYTES_MAX = 1024 * 1024 * 1024
 """Largest document that a node accepts, in bytes."""
 
 

@@ -481,7 +481,7 @@ def read_get(body: Body) -> GetBody:
         raise bad_request(f"Invalid ackmode value: {mode}. Valid values are: {', '.join(AckMode)}")
     if body["encoding"] not in ("auto", "base64"):
         raise bad_request("Unsupported encoding. Please use auto or base64.")
-    count = _whole_number(body["count"], "count", GET_COUNT_MAX)
+    count = min(_whole_number(body["count"], "count", INTEGERS.stop - 1), GET_COUNT_MAX)
     truncate = body.get("truncate")
     if truncate is not None:
         truncate = _whole_number(truncate, "truncate", INTEGERS.stop - 1)

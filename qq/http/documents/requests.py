@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from itertools import islice
+from mmap import ACCESS_READ, mmap
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import hdrs, web
@@ -20,7 +23,15 @@ from qq.http.documents.parsing import read_object
 from qq.management.slices import next_slice
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+    )
 
     from qq.machine.protocol.commands import BeginMove, BeginTextMove, Declaration, Get
     from qq.management.management import Management
@@ -34,6 +45,10 @@ T = TypeVar("T")
 DOCUMENTS_PER_SLICE = 50
 """Documents made or skipped before other tasks run: some milliseconds of work."""
 DIGITS_MAX = 19
+STORED_PART_BYTES = 16 * 1024 * 1024
+"""Octets of a stored body that must come within the timeout of a body."""
+ERLANG_PREFIX = "rabbit@"
+"""The beginning of the names of RabbitMQ's nodes, which scripts put before a node's name."""
 
 BODY_TIMEOUT_S = web.AppKey("body_timeout_s", float)
 """Application key: seconds to wait for a request's body."""
@@ -138,20 +153,60 @@ async def read_body(
 async def read_raw(request: web.Request, bytes_max: int | None = None) -> bytes:
     """Return a request's body of at most `bytes_max` octets (None: the limit of the application). Raises Refusal."""
     timeout_s = request.app[BODY_TIMEOUT_S]
-    if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
-        text = "a body may not be compressed: send it without Content-Encoding"
-        raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+    _check_encoding(request)
     if bytes_max is not None:
         request = request.clone(client_max_size=bytes_max)
     try:
         async with asyncio.timeout(timeout_s):
             return await request.read()
     except web.HTTPRequestEntityTooLarge:
-        text = f"the body is larger than {request.client_max_size} octets"
-        raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text) from None
+        raise _too_large(request.client_max_size) from None
     except TimeoutError:
-        text = f"the body takes longer than {timeout_s:g} s (http_body_timeout_s)"
-        raise Refusal(HTTPStatus.REQUEST_TIMEOUT, text) from None
+        raise _too_slow(timeout_s) from None
+
+
+@asynccontextmanager
+async def stored_body(request: web.Request, bytes_max: int) -> AsyncGenerator[bytes | mmap]:
+    """Store a request's body of at most `bytes_max` octets in a temporary file, so that it takes no memory.
+
+    Each part of `STORED_PART_BYTES` must come within the timeout of a body. Raises Refusal.
+    """
+    timeout_s = request.app[BODY_TIMEOUT_S]
+    _check_encoding(request)
+    with TemporaryFile() as file:
+        size = 0
+        while not request.content.at_eof():
+            part_ends = size + STORED_PART_BYTES
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while size < part_ends and (octets := await request.content.readany()):
+                        size += len(octets)
+                        if size > bytes_max:
+                            raise _too_large(bytes_max)
+                        file.write(octets)
+            except TimeoutError:
+                raise _too_slow(timeout_s) from None
+        file.flush()
+        if not size:
+            yield b""
+            return
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as octets:
+            yield octets
+
+
+def _check_encoding(request: web.Request) -> None:
+    if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
+        text = "a body may not be compressed: send it without Content-Encoding"
+        raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+
+
+def _too_large(bytes_max: int) -> Refusal:
+    return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {bytes_max} octets")
+
+
+def _too_slow(timeout_s: float) -> Refusal:
+    text = f"the body takes longer than {timeout_s:g} s (http_body_timeout_s)"
+    return Refusal(HTTPStatus.REQUEST_TIMEOUT, text)
 
 
 # --- answers

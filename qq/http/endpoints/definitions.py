@@ -16,7 +16,7 @@ from qq.http.base.error_responses import forbidden, not_found
 from qq.http.base.login import ADMINISTRATORS, login_of, require
 from qq.http.documents.large_bodies import read_large_object
 from qq.http.documents.rendering import policy_document, user_document, vhost_metadata
-from qq.http.documents.requests import done, is_asked, read_raw, vhost_if_named, write_object
+from qq.http.documents.requests import done, is_asked, stored_body, vhost_if_named, write_object
 from qq.http.endpoints.importing import RESERVED, Import
 from qq.http.endpoints.parameters import global_parameter_documents, parameter_documents
 from qq.tables import json_value
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from qq.management.reports.catalog import BindingStatus, ExchangeStatus
     from qq.management.reports.queues import QueueStatus
 
-DEFINITIONS_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of a document at most: some ten thousand queues."""
+DEFINITIONS_BYTES_MAX = 1024 * 1024 * 1024
+"""Bytes of a document at most: some millions of queues."""
 
 
 class DefinitionEndpoints:
@@ -39,7 +39,7 @@ class DefinitionEndpoints:
     def __init__(self, management: Management) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
-        """Held during an import, because the largest document takes some 500 MB of memory."""
+        """Held during an import, because its document takes room on the disk, and its objects take memory."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -84,11 +84,9 @@ class DefinitionEndpoints:
                 "definitions are imported with a password: a token gives no permissions to import with"
             )
         vhost = await vhost_if_named(request, self._management)
-        raw = await read_raw(
-            request, DEFINITIONS_BYTES_MAX
-        )  # outside of the lock, because a client may be slow
-        async with self._one_at_a_time:
-            body = await read_large_object(raw)
+        # The body comes outside of the lock, because a client may be slow.
+        async with stored_body(request, DEFINITIONS_BYTES_MAX) as octets, self._one_at_a_time:
+            body = await read_large_object(octets)
             # Catch up first, because existing objects stay as they are, also those created through a different node.
             await self._management.changes.wait_applied()
             importing = Import(self._management, login.user, vhost, is_forced=is_asked(request, "force"))

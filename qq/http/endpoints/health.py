@@ -16,7 +16,7 @@ from aiohttp import web
 
 from qq.http.base.error_responses import bad_request, not_found
 from qq.http.base.login import MONITORS
-from qq.http.documents.requests import named_vhost, vhost_if_named, write_object
+from qq.http.documents.requests import ERLANG_PREFIX, named_vhost, vhost_if_named, write_object
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.protocol.queue_types import QUORUM
 from qq.management.reports.members import NodeState
@@ -144,7 +144,7 @@ class HealthEndpoints:
 
         RabbitMQ's documentation recommends the checks above instead.
         """
-        name = request.match_info.get("name", self._own_name())
+        name = request.match_info.get("name", self._own_name()).removeprefix(ERLANG_PREFIX)
         if name not in self._management.members.names():
             raise not_found()
         alarms = [alarm.resource for alarm in self._management.nodes.alarms() if alarm.node == name]

@@ -8,11 +8,15 @@ RabbitMQ.
 from __future__ import annotations
 
 import logging
-from itertools import islice
+from array import array
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.base.error_responses import Refusal, bad_request
 from qq.http.documents import parsing
+from qq.http.documents.large_bodies import Rows
 from qq.http.documents.rendering import DEDUPLICATION
 from qq.http.endpoints.parameters import CLUSTER_ID, has_meaning, read_global_parameter, read_parameter
 from qq.http.endpoints.shovels import NotCarriedOut
@@ -36,11 +40,12 @@ from qq.management.errors import RequestRefused, Unavailable
 from qq.management.slices import Slices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from qq.http.documents.parsing import Body
     from qq.machine.protocol.commands import Change, Declaration
     from qq.management.management import Management
+    from qq.tables import Table
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +54,11 @@ RESERVED = "amq."
 OF_VHOSTS = ("exchanges", "policies", "queues", "bindings", "parameters")
 """The kinds of objects in a definitions document that belong to a virtual host."""
 OBJECTS_PER_BATCH = 100
-"""Objects declared in a batch: they take some milliseconds of every node's time."""
+"""Changes in a batch: they take some milliseconds of every node's time."""
+DECLARED_TOGETHER = 5000
+"""Objects declared by a single session of each virtual host, which bounds the memory."""
+KEY_BYTES = 16
+"""Bytes of the digest that stands for the key of an object."""
 
 LEFT_OUT_LOGGED_MAX = 20
 """Objects named in the log at most that an import has left out."""
@@ -79,6 +88,25 @@ class _Object(NamedTuple):
         return self.changes if self.declaration is None else (self.declaration,)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """The objects of a kind to be imported.
+
+    Each iteration reads them anew, because they take far more memory than their text.
+    """
+
+    category: str
+    rows: Rows
+    places: Sequence[int]
+    read: Callable[[Body], _Object | None]
+
+    def __iter__(self) -> Iterator[_Object]:
+        for place in self.places:
+            found = self.read(self.rows[place])
+            assert found is not None  # as at its first reading
+            yield found
+
+
 class Import:
     """The import of a document, of a cluster or of a single virtual host, by a user."""
 
@@ -95,6 +123,8 @@ class Import:
         self._users = set(management.catalog.users())
         self._entered = {row.vhost for row in management.catalog.permissions() if row.user == user}
         """Virtual hosts that the user has permissions for, or will have after the import."""
+        self._new_limits: dict[str, Table] = {}
+        """Limits of virtual hosts in the document."""
         self._left_out: list[LeftOut] = []
         self._counts: dict[str, int] = {}
         self._slices = Slices()
@@ -104,20 +134,20 @@ class Import:
 
         Raises Refusal or Unavailable, naming the object and the imports before it.
         """
-        categories = {name: read for name, read in self._readers() if body.get(name)}
-        stages = [(name, await self._read(name, body[name], read)) for name, read in categories.items()]
-        await self._check_entry(stages)
+        stages = [
+            await self._read(name, body[name], read) for name, read in self._readers() if body.get(name)
+        ]
         loosened = await self._check_room(stages)
         await self._check_administrators(
-            [each for name, users in stages if name == "users" for each in users]
+            [each for stage in stages if stage.category == "users" for each in stage]
         )
-        for category, objects in stages:
-            if category in OF_VHOSTS and loosened:
+        for stage in stages:
+            if stage.category in OF_VHOSTS and loosened:
                 # Limits of the document that are looser than the present limits apply from here on, the rest at the
                 # end.
                 await self._carry_out("limits", loosened)
                 loosened = []
-            await self._carry_out(category, objects)
+            await self._carry_out(stage.category, stage)
         shown = [each.object for each in self._left_out[:LEFT_OUT_LOGGED_MAX]]
         log.info(
             "definitions imported: %s; left out: %d, of them %s", self._imported(), len(self._left_out), shown
@@ -144,17 +174,27 @@ class Import:
 
     # Reading
 
-    async def _read(self, category: str, rows: Any, read: Callable[[Body], _Object | None]) -> list[_Object]:
-        if not isinstance(rows, list):
+    async def _read(self, category: str, rows: Any, read: Callable[[Body], _Object | None]) -> _Stage:
+        """Read and check the objects of a kind. Of several with the same key, the last counts."""
+        if not isinstance(rows, Rows):
             raise bad_request(f"{category} should be a list; nothing is imported")
-        objects: dict[tuple[str, ...], _Object] = {}
+        places: dict[bytes, int] = {}
+        administrators: set[int] = set()
         for place, row in enumerate(rows):
             await self._slices.give_way()
             found = self._read_one(category, place, row, read)
             if found is not None:
-                objects[found.key] = found
+                places[blake2b(repr(found.key).encode(), digest_size=KEY_BYTES).digest()] = place
+                self._new_limits |= {
+                    change.vhost: change.limits
+                    for change in found.changes
+                    if isinstance(change, SetVhostLimits)
+                }
+                if _is_administrator(found):
+                    administrators.add(place)
         # Administrators come first, so that they may take the place of those that the document replaces.
-        return sorted(objects.values(), key=_is_no_administrator)
+        ordered = array("Q", sorted(places.values(), key=lambda place: place not in administrators))
+        return _Stage(category, rows, ordered, read)
 
     def _read_one(
         self, category: str, place: int, row: Any, read: Callable[[Body], _Object | None]
@@ -173,6 +213,7 @@ class Import:
             raise Refusal(refusal.status, f"{name}: {refusal.reason.strip()}; nothing is imported") from None
         except InvalidCommand as invalid:
             raise bad_request(f"{name}: {invalid}; nothing is imported") from None
+        self._check_entry(found)
         return found
 
     def _vhost_of(self, row: Body) -> str:
@@ -297,28 +338,17 @@ class Import:
     def _leave_out(self, what: str, reason: str) -> None:
         self._left_out.append(LeftOut(what, reason))
 
-    async def _check_entry(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> None:
-        """Refuse objects in virtual hosts that the user may not enter, because a session of this user declares them."""
-        for _, objects in stages:
-            for each in objects:
-                await self._slices.give_way()
-                if each.declaration is not None and each.vhost not in self._entered:
-                    raise bad_request(
-                        f"{each.what}: user '{self._user}' needs permissions in vhost '{each.vhost}' to declare "
-                        "it; nothing is imported"
-                    )
+    def _check_entry(self, found: _Object | None) -> None:
+        """Refuse an object in a virtual host that the user may not enter, because this user's session declares it."""
+        if found is not None and found.declaration is not None and found.vhost not in self._entered:
+            needs = f"user '{self._user}' needs permissions in vhost '{found.vhost}' to declare it"
+            raise bad_request(f"{found.what}: {needs}; nothing is imported")
 
-    async def _check_room(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> list[_Object]:
+    async def _check_room(self, stages: Sequence[_Stage]) -> list[_Object]:
         """Check that limits leave room for all objects, and return the limits to be loosened first. Raises Refusal."""
-        found = [each for _, objects in stages for each in objects]
-        new_limits = {
-            change.vhost: change.limits
-            for each in found
-            for change in each.changes
-            if isinstance(change, SetVhostLimits)
-        }
+        new_limits = self._new_limits
         claims = self._management.changes.limit_claims(new_limits)
-        for each in found:
+        for each in chain.from_iterable(stages):
             await self._slices.give_way()
             try:
                 for change in each.changes:
@@ -346,13 +376,36 @@ class Import:
 
     # Carrying out
 
-    async def _carry_out(self, category: str, objects: Sequence[_Object]) -> None:
+    async def _carry_out(self, category: str, objects: Iterable[_Object]) -> None:
+        """Make the objects that do not exist yet, and the changes that make a difference.
+
+        Existing objects stay as they are, and each policy that is put updates all queues.
+        """
         self._counts[category] = 0
-        changes = iter(await self._differing(objects))
-        while part := list(islice(changes, OBJECTS_PER_BATCH)):
-            await self._change(category, part)
-        for vhost, missing in (await self._missing(objects)).items():
-            await self._declare(category, vhost, missing)
+        changes: list[_Object] = []
+        missing: dict[str, list[_Object]] = {}
+        waiting = 0
+        for each in objects:
+            await self._slices.give_way()
+            if each.declaration is None:
+                if not all(map(self._management.changes.is_made, each.changes)):
+                    changes.append(each)
+            elif not self._management.catalog.is_declared(each.vhost, each.declaration):
+                missing.setdefault(each.vhost, []).append(each)
+                waiting += 1
+            if len(changes) == OBJECTS_PER_BATCH:
+                await self._change(category, changes)
+                changes = []
+            if waiting == DECLARED_TOGETHER:
+                await self._declare_all(category, missing)
+                missing, waiting = {}, 0
+        if changes:
+            await self._change(category, changes)
+        await self._declare_all(category, missing)
+
+    async def _declare_all(self, category: str, missing: Mapping[str, Sequence[_Object]]) -> None:
+        for vhost, objects in missing.items():
+            await self._declare(category, vhost, objects)
 
     async def _change(self, category: str, objects: Sequence[_Object]) -> None:
         try:
@@ -379,29 +432,6 @@ class Import:
     def _interrupted(self, unavailable: Unavailable, objects: Sequence[_Object]) -> Unavailable:
         return Unavailable(f"{_some_of(objects)}: {unavailable}; {self._before()}")
 
-    async def _differing(self, objects: Sequence[_Object]) -> list[_Object]:
-        """Return the objects whose changes make a difference, because each policy that is put updates all queues."""
-        differing: list[_Object] = []
-        for each in objects:
-            await self._slices.give_way()
-            if not all(map(self._management.changes.is_made, each.changes)):
-                differing.append(each)
-        return differing
-
-    async def _missing(self, objects: Sequence[_Object]) -> dict[str, list[_Object]]:
-        """Return the declarations of objects that do not exist yet, by virtual host.
-
-        Existing objects stay as they are.
-        """
-        missing: dict[str, list[_Object]] = {}
-        for each in objects:
-            await self._slices.give_way()
-            if each.declaration is not None and not self._management.catalog.is_declared(
-                each.vhost, each.declaration
-            ):
-                missing.setdefault(each.vhost, []).append(each)
-        return missing
-
     def _before(self) -> str:
         return f"imported before: {self._imported()}"
 
@@ -411,9 +441,9 @@ class Import:
         )
 
 
-def _is_no_administrator(each: _Object) -> bool:
+def _is_administrator(each: _Object) -> bool:
     user = each.changes[0] if each.changes else None
-    return not (isinstance(user, PutUser | PutHashedUser) and user_of(user).is_administrator)
+    return isinstance(user, PutUser | PutHashedUser) and user_of(user).is_administrator
 
 
 def _some_of(objects: Sequence[_Object]) -> str:

@@ -13,7 +13,7 @@ from aiohttp import web
 from qq.http.base.error_responses import Refusal, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, MONITORS, require
 from qq.http.documents.lists import Listing, narrowed, write_listing
-from qq.http.documents.requests import done, named_vhost
+from qq.http.documents.requests import ERLANG_PREFIX, done, named_vhost
 from qq.management.reports.members import NodeState
 from qq.routing.exchanges import DELAYED, EXCHANGE_TYPES
 
@@ -199,20 +199,20 @@ class NodeEndpoints:
         """Answer that the virtual host is started at the node, because all virtual hosts are, while the node is up."""
         require(request, ADMINISTRATORS)
         await named_vhost(request, self._management)
-        name = request.match_info["node"]
+        name = _node_in(request)
         if name not in self._management.members.names():
             raise bad_request(f"Unknown node: {name}")
         return done()
 
     def _check_own(self, request: web.Request, report: NodeReport | None) -> None:
-        name = request.match_info["node"]
+        name = _node_in(request)
         if report is None or name != self._status().node:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"{name} has to be asked for it itself")
 
     async def _named(self, request: web.Request) -> tuple[NodeStatus, NodeReport | None]:
         """Return status and report of the node in the path; None without a report. Raises Refusal."""
         require(request, MONITORS)
-        name = request.match_info["node"]
+        name = _node_in(request)
         status = next((each for each in self._status().nodes if each.name == name), None)
         if status is None:
             raise not_found()
@@ -220,6 +220,11 @@ class NodeEndpoints:
 
     def _status(self) -> ClusterStatus:
         return self._view.cluster_status()
+
+
+def _node_in(request: web.Request) -> str:
+    """Return the name of the node in the path."""
+    return request.match_info["node"].removeprefix(ERLANG_PREFIX)
 
 
 _OTHER_MEMORY = "other_system"

@@ -60,6 +60,12 @@ def test_node_shows_its_figures_and_the_status_of_its_peers(node: Machine) -> No
     assert node.api("nodes/n9").status == 404
 
 
+@pytest.mark.parametrize("path", ["nodes/{}", "nodes/{}/memory", "healthchecks/node/{}", "auth/attempts/{}"])
+def test_node_may_be_named_as_in_rabbitmq(node: Machine, path: str) -> None:
+    assert node.api(path.format("rabbit@n1")).status == node.api(path.format("n1")).status == 200
+    assert node.api(path.format("rabbit@nonesuch")).status == 404
+
+
 def test_node_with_an_alarm_shows_it(node: Machine) -> None:
     node.management.group.known["n1"].alarm = Alarm.MEMORY
     shown = node.api("nodes/n1").json

@@ -52,6 +52,13 @@ def test_a_message_is_published_with_all_its_properties(node: Node[MachineManage
     assert (message["exchange"], message["routing_key"]) == ("", "q")
 
 
+def test_any_count_may_be_asked_for(node: Node[MachineManagement]) -> None:
+    publish(node)
+    for count in (10**9, "100000"):
+        body = {"count": count, "ackmode": "ack_requeue_true", "encoding": "auto"}
+        assert len(node.api("queues/%2F/q/get", "POST", json=body).json) == 1
+
+
 whole = st.sampled_from([0, 1, -1, 2**31, 2**32 - 1, 2**53 + 1, 2**63 - 1, -(2**63)])
 fractions = st.sampled_from([0.1, 1e308, -2.5e-300, 5.0]) | st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
