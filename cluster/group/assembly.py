@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cluster.group.bootstrap import Bootstrap, Ports
+from cluster.group.broker_messages import BrokerMessages
 from cluster.group.inbox import Handler, Inbox
 from cluster.group.install_snapshot import SnapshotInstaller
 from cluster.group.low_space import LowSpace
@@ -47,6 +48,7 @@ class Assembly:
         self.applying = Applier(replica.state, replica.pending)
         self.queries = Queries(replica.outbox.is_new, replica.outbox.transmit)
         self.membership = MembershipParts(replica, machine.outages_since, machine.losses_since)
+        self.broker_messages = BrokerMessages(replica, machine.reads_since)
         self.reads = Reads(replica, self.membership.leadership, machine.reads_since)
         first_id = replica.pending.incarnation << SNAPSHOT_ID_BITS
         self.sender = SnapshotSender(replica, first_id)
@@ -91,6 +93,7 @@ class Assembly:
             messages.ReadIndexAnswer: self.reads.answered,
             messages.TermCheck: self.reads.check_received,
             messages.TermConfirmed: self.reads.confirmed,
+            messages.BrokerMessage: self.broker_messages.received,
             messages.SnapshotOffer: self.installer.offered,
             messages.FetchChunk: self.sender.fetch,
             messages.SnapshotDamaged: self.sender.spoilt,

@@ -101,6 +101,7 @@ class Group:
         self._outages = membership.outages
         self._low_space = parts.low_space
         self._reads = parts.reads
+        self._broker_messages = parts.broker_messages
 
         # Parts that the broker queries
         self.configurations = replica.configurations
@@ -164,6 +165,16 @@ class Group:
     def read(self, done: Callable[[], None], failed: Callable[[], None]) -> None:
         """Call `done` when this node has applied all entries committed before this call, or `failed` (`Reads`)."""
         self._reads.read(done, failed)
+
+    # Messages between brokers
+
+    def send_message(self, peer: str, data: Sequence[Buffer]) -> bool:
+        """Send a message to a peer's broker, or return False if its link cannot take it now (`BrokerMessages`)."""
+        return self._broker_messages.send(peer, data)
+
+    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+        """Pass the messages of peers' brokers to `receive`."""
+        self._broker_messages.set_receiver(receive)
 
     # Reading entries
 

@@ -19,6 +19,7 @@ from cluster.raft.log_matching import ForeignLog
 from cluster.raft.messages import (
     Append,
     AppendResponse,
+    BrokerMessage,
     Forward,
     MalformedFrame,
     Message,
@@ -46,6 +47,7 @@ _WITHOUT_TURN = (
     ReadIndexAnswer,
     TermCheck,
     TermConfirmed,
+    BrokerMessage,
 )
 """Messages that need a turn only if the engine wants one."""
 Handler = Callable[[str, Any], None]

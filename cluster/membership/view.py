@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cluster.raft.messages import (
     AppendResponse,
+    BrokerMessage,
     Forward,
     HeartbeatResponse,
     PreVote,
@@ -44,6 +45,7 @@ _OF_MEMBERS = (
     Query,
     ReadIndexRequest,
     TermConfirmed,
+    BrokerMessage,
 )
 """Messages that count only from members."""
 

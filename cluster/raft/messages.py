@@ -7,6 +7,7 @@ receipt and never on sending. All other messages are msgpack arrays of their fie
     table  = (term u64, length u32)...
     chunk  = 11 | snapshot u64 | file u32 | offset u64 | crc32 u32 | data
     transfer = 17 | term u64 | name
+    broker message = 28 | data
 
 Invariant: a frame has at most `FRAME_BYTES_MAX`, so every link carries it. `decode` returns only messages whose fields
 have the declared types and ranges, whatever bytes it gets.
@@ -351,6 +352,12 @@ class TermConfirmed(NamedTuple):
     round: int
 
 
+class BrokerMessage(NamedTuple):
+    """A message from a node's broker to the broker of a peer, sent once. The layer above defines the contents."""
+
+    data: Sequence[Buffer]
+
+
 Message = (
     Append
     | AppendResponse
@@ -380,6 +387,7 @@ Message = (
     | ReadIndexAnswer
     | TermCheck
     | TermConfirmed
+    | BrokerMessage
 )
 
 
@@ -408,6 +416,7 @@ NOT_IN_RELEASE_0_1 = (
     ReadIndexAnswer,
     TermCheck,
     TermConfirmed,
+    BrokerMessage,
 )
 STATUS_FIELDS_OF_RELEASE_0_1 = 14
 STATUS_FIELDS_WITHOUT_LOSSES = 18
@@ -422,6 +431,7 @@ _KIND_INTRODUCTION = 18
 _KIND_MEMBERS_TOLD = 19
 _KIND_CHANGE_REQUEST = 20
 _KIND_CHANGE_REFUSED = 21
+_KIND_BROKER_MESSAGE = 28
 _SMALL: dict[int, type[Any]] = {
     3: AppendResponse,
     4: VoteRequest,
@@ -509,6 +519,8 @@ def encode(message: Message) -> list[Buffer]:
         return [small_kind, pack(message)]
     if isinstance(message, Forward):
         return [_FORWARD.pack(_KIND_FORWARD, message.term), *message.batches]
+    if isinstance(message, BrokerMessage):
+        return [bytes([_KIND_BROKER_MESSAGE]), *message.data]
     if isinstance(message, SnapshotChunk):
         return [_CHUNK.pack(_KIND_CHUNK, *message[:4]), message.data]
     if isinstance(message, Transfer):
@@ -534,6 +546,8 @@ def decode(frame: bytes) -> Message:
             return _decode_append(frame)
         if kind == _KIND_FORWARD:
             return Forward(_count(_FORWARD.unpack_from(frame)[1]), [frame[_FORWARD.size :]])
+        if kind == _KIND_BROKER_MESSAGE:
+            return BrokerMessage([frame[1:]])
         if kind == _KIND_CHUNK:
             numbers = map(_count, _CHUNK.unpack_from(frame)[1:])
             return SnapshotChunk._make([*numbers, memoryview(frame)[_CHUNK.size :]])

@@ -17,7 +17,7 @@ from qq.amqp.encoding import ack_frame, deliveries, encode, get_ok, refusal_fram
 from qq.errors import ChannelError, ConnectionFault, ReplyCode
 from qq.machine.protocol.commands import Settle
 from qq.ranges import Range, RangeMap
-from qq.sessions.entries import MessagesGone, ReadAhead
+from qq.sessions.entries import Messages, MessagesGone, ReadAhead
 from qq.sessions.headers import delivered, is_redelivered, published_to
 from qq.stored.editing import reframe, with_headers
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.effects import CountContract, Deliver, DirectReply, Got, Returned
     from qq.ranges import Piece
     from qq.sessions.broker import Broker
-    from qq.sessions.entries import Messages
+    from qq.sessions.ports import Replies
     from qq.sessions.session_info import SessionCounts
 
 ANSWERS_WAITING_MAX = 1000
@@ -113,8 +113,15 @@ class _DirectReply(NamedTuple):
     part: Range
 
 
+class _Replies(NamedTuple):
+    tag: str
+    replies: Replies
+    size: int
+    """Octets of the messages."""
+
+
 _Answer = bytes | _Got | _Return
-_Item = _Answer | _Delivery | _Confirm | _DirectReply
+_Item = _Answer | _Delivery | _Confirm | _DirectReply | _Replies
 
 
 class Outgoing:
@@ -129,6 +136,8 @@ class Outgoing:
         """The items to write. If the first waits for room or a read, that eventually calls `pump`."""
         self._answers_waiting = 0
         self._replies_waiting = 0
+        self._reply_bytes = 0
+        """Octets of the waiting replies that came without the log."""
         self._reading = False
         self._read_ahead = ReadAhead()
         self._recovering = False
@@ -171,6 +180,19 @@ class Outgoing:
             return
         self._replies_waiting += 1
         self._put(_DirectReply(tag, Range(effect.index, effect.first_slot, effect.count)))
+
+    def replies(self, tag: str, replies: Replies) -> None:
+        """Send messages that came without the log to the consumer of direct replies."""
+        size = sum(map(len, replies.messages))
+        if self._waiting and not self._broker.direct_replies.has_room(self._reply_bytes, size):
+            self._broker.counters.replies_dropped += len(replies.messages)
+            return
+        self._count_reply_bytes(size)
+        self._put(_Replies(tag, replies, size))
+
+    def _count_reply_bytes(self, size: int) -> None:
+        self._reply_bytes += size
+        self._broker.direct_replies.waiting_bytes += size
 
     def got(self, result: Got, *, no_ack: bool) -> None:
         """Send the messages, at least one, that basic.get has fetched."""
@@ -264,6 +286,7 @@ class Outgoing:
         """Discard the waiting items. The channel writes no more."""
         self._closed = True
         self._waiting.clear()
+        self._count_reply_bytes(-self._reply_bytes)
         self._connection.resume_for(self)
 
     # Writing
@@ -281,6 +304,8 @@ class Outgoing:
             waiting.popleft()
             if type(item) is _DirectReply:
                 self._replies_waiting -= 1
+            elif type(item) is _Replies:
+                self._count_reply_bytes(-item.size)
             elif type(item) is not _Delivery and type(item) is not _Confirm:
                 self._answer_written()
 
@@ -325,6 +350,10 @@ class Outgoing:
                 return self._write_return(item.effect)
             case _DirectReply():
                 return self._write_direct_reply(item)
+            case _Replies():
+                name, messages = item.replies.name, item.replies.messages
+                self._write_replies(item.tag, Messages("", name, item.replies.frames_channel, messages))
+                return True
 
     def _write_delivery(self, delivery: _Delivery) -> bool:
         consumer, ranges = delivery.consumer, delivery.ranges
@@ -475,15 +504,20 @@ class Outgoing:
             return True
         if stored is None:
             return False
-        out: list[bytes] = []
         for messages in stored:
-            framed = self._framed(messages, part, None, count_contract=None)
-            place = messages.exchange, messages.routing_key
-            deliveries(self._number, item.tag, self._next_tag, False, *place, framed, out)
-            self._next_tag += len(framed)
-        self._connection.write(out)
-        counters.replies_delivered += part.count
+            self._write_replies(item.tag, messages)
         return True
+
+    def _write_replies(self, tag: str, messages: Messages) -> None:
+        count = len(messages.messages)
+        framed = self._framed(messages, Range(0, 0, count), None, count_contract=None)
+        out: list[bytes] = []
+        deliveries(
+            self._number, tag, self._next_tag, False, messages.exchange, messages.routing_key, framed, out
+        )
+        self._next_tag += count
+        self._connection.write(out)
+        self._broker.counters.replies_delivered += count
 
     def _next_portion(self, ranges: deque[Range]) -> Range:
         """Return the first range, after splitting off the messages that are too large to be taken with it."""

@@ -15,6 +15,7 @@ from qq.machine.protocol.codec import check_command
 from qq.metrics.counters import Counters
 from qq.sessions.claim_waits import ClaimWaits
 from qq.sessions.dead_letters import DeadLetters
+from qq.sessions.direct_replies import DirectReplies
 from qq.sessions.dispatch import Dispatcher
 from qq.sessions.entries import Entries
 from qq.sessions.login import Logins
@@ -82,6 +83,7 @@ class Broker:
         self._mover = Mover(machine, self.submissions, self.entries, runtime, lambda: self.alarm is not None)
         self._shovels = Shovels(machine, self.submissions, runtime)
         self._dispatcher = Dispatcher(self.counters)
+        self.direct_replies = DirectReplies(name, group, self._dispatcher, self.counters)
         machine.needed_from = self._dispatcher.needed_from
         self.throttle = Throttle(name, machine, runtime, limits)
         self.no_quorum = NoQuorum(
@@ -273,7 +275,7 @@ class Broker:
 
     # Events from the log
 
-    def applied(self, index: int, effects: Sequence[Any]) -> None:  # noqa: ARG002
+    def applied(self, index: int, effects: Sequence[Any]) -> None:
         name, carry_out = self.name, self._dispatcher.carry_out
         for effect in effects:
             match effect:
@@ -284,6 +286,8 @@ class Broker:
                 case _:
                     if effect.node == name:
                         carry_out(effect)
+        if self.direct_replies.early:
+            self.direct_replies.deliver_applied(index)
         self.submissions.entry_applied()
         self._dead_letters.submit_step()
         self._mover.submit_step()

@@ -21,7 +21,7 @@ sessions, which the log knows by numbers that are never reused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from qq.sessions.batch import Payer, Unconfirmed
 
@@ -85,6 +85,14 @@ class Log(MessageStore, Protocol):
 
         Call `failed` instead if the leader gives no answer.
         """
+        ...
+
+    def send_message(self, peer: str, data: Sequence[Buffer]) -> bool:
+        """Send a message to a node's broker without the log, at most once; return False if that is not possible now."""
+        ...
+
+    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+        """Pass the messages of other nodes' brokers to `receive`."""
         ...
 
     def disk_failed(self, error: Exception) -> None:
@@ -180,6 +188,20 @@ class Connection(Payer, Protocol):
         ...
 
 
+class Replies(NamedTuple):
+    """Replies to a requester, in the form of the messages between nodes."""
+
+    session: int
+    consumer: int
+    name: str
+    after_index: int
+    """The node must have applied this log index before it delivers the replies; 0 if no index matters."""
+    frames_channel: int
+    """The channel number in the frames of the messages."""
+    messages: list[bytes]
+    """The messages in stored form: content header and body frames."""
+
+
 class SessionConsumer(Protocol):
     """A consumer of a session."""
 
@@ -254,6 +276,8 @@ class SessionConsumers(Protocol):
     def deliver(self, effect: Deliver, /) -> None: ...
 
     def direct_reply(self, effect: DirectReply, /) -> None: ...
+
+    def replies(self, replies: Replies, /) -> None: ...
 
     def timed_out(self, effect: DeliveryTimeout, /) -> None: ...
 

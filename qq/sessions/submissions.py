@@ -187,7 +187,7 @@ class Submissions:
         if not self.can_read(lane):
             self.read_barrier(callback, lane)
             return
-        under_way = [each.batch for each in self._under_way if lane in each.batch.bytes_by_payer]
+        under_way = self._batches_of(lane)
 
         def done() -> None:
             if under_way and any(each.batch is under_way[-1] for each in self._under_way):
@@ -196,6 +196,14 @@ class Submissions:
                 callback()
 
         self._log.read(done, partial(self.read_barrier, callback, lane))
+
+    def is_applied(self, lane: Lane) -> bool:
+        """Return whether all requests of the lane so far are applied or abandoned."""
+        return not lane.parts and not self._batches_of(lane)
+
+    def _batches_of(self, lane: Lane) -> list[Batch]:
+        """Return the batches under way with requests of the lane."""
+        return [each.batch for each in self._under_way if lane in each.batch.bytes_by_payer]
 
     def commit(
         self,

@@ -16,6 +16,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from qq.amqp_server import outgoing
 from qq.machine.protocol.commands import SetPermissions
+from qq.sessions import direct_replies
+from qq.sessions.direct_replies import REPLY_BYTES_MAX
 from tests.harness.lone_broker import LoneBroker
 from tests.harness.raw_client import RawClient, publish
 
@@ -287,6 +289,8 @@ def test_only_publishing_needs_a_permission(broker: LoneBroker, requester: RawCl
 
 MIB = bytes(1024 * 1024)
 COUNT = 40
+LOGGED = bytes(REPLY_BYTES_MAX)
+"""A reply that is too large for a message between nodes, so it goes through the log."""
 
 
 def waiting(broker: LoneBroker) -> int:
@@ -315,6 +319,60 @@ def test_replies_wait_for_a_client_that_reads_late(
     assert (counters.replies_delivered, counters.replies_dropped) == (COUNT + 1, 0)
 
 
+def test_small_replies_above_the_limit_of_a_slow_client_are_dropped(
+    broker: LoneBroker, requester: RawClient, replier: RawClient
+) -> None:
+    consume_replies(requester)
+    name = request(requester, replier)
+    replier.write(publish(1, name, MIB) * COUNT)
+    barrier(replier)
+    with mock.patch.object(direct_replies, "CHANNEL_BYTES_MAX", 300):
+        for _ in range(5):
+            replier.write(publish(1, name, b"x" * 100))
+            barrier(replier)
+    assert broker.broker.counters.replies_dropped == 3
+    assert broker.call(lambda: broker.broker.direct_replies.waiting_bytes) > 0
+    for _ in range(COUNT):
+        requester.expect_message()
+    assert [requester.expect_message()[2] for _ in range(2)] == [b"x" * 100] * 2
+    assert broker.call(lambda: broker.broker.direct_replies.waiting_bytes) == 0
+
+
+def test_small_replies_keep_their_order_behind_large_replies(
+    requester: RawClient, replier: RawClient
+) -> None:
+    consume_replies(requester)
+    name = request(requester, replier)
+    bodies = [LOGGED if number % 3 == 0 else b"%d" % number for number in range(30)]
+    for body in bodies:
+        replier.write(publish(1, name, body))
+    assert [requester.expect_message()[2] for _ in bodies] == bodies
+
+
+def test_small_replies_need_no_entry(broker: LoneBroker, requester: RawClient, replier: RawClient) -> None:
+    consume_replies(requester)
+    name = request(requester, replier)
+    barrier(replier)
+    before = broker.group.last_index
+    for number in range(20):
+        replier.write(publish(1, name, b"%d" % number))
+        assert requester.expect_message()[2] == b"%d" % number
+    assert broker.group.last_index == before
+
+
+def test_reply_in_confirm_mode_is_confirmed_in_order(requester: RawClient, replier: RawClient) -> None:
+    consume_replies(requester)
+    name = request(requester, replier)
+    replier.call(1, Confirm.Select(), Confirm.SelectOk)
+    replier.write(publish(1, name, b"a") + publish(1, "requests", b"") + publish(1, name, b"b"))
+    assert [requester.expect_message()[2] for _ in range(2)] == [b"a", b"b"]
+    confirmed = 0
+    while confirmed < 3:
+        ack = replier.expect(Basic.Ack, 1)
+        assert ack.delivery_tag > confirmed
+        confirmed = ack.delivery_tag
+
+
 def test_replies_above_the_limit_of_a_slow_client_are_dropped(
     broker: LoneBroker, requester: RawClient, replier: RawClient
 ) -> None:
@@ -325,13 +383,13 @@ def test_replies_above_the_limit_of_a_slow_client_are_dropped(
     already = waiting(broker)
     with mock.patch.object(outgoing, "REPLIES_WAITING_MAX", already + 2):
         for _ in range(5):
-            replier.write(publish(1, name, b"more"))
+            replier.write(publish(1, name, LOGGED))
             barrier(replier)
     assert waiting(broker) == already + 2
     assert broker.broker.counters.replies_dropped == 3
     for _ in range(COUNT):
         requester.expect_message()
-    assert [requester.expect_message()[2] for _ in range(2)] == [b"more"] * 2
+    assert [requester.expect_message()[2] for _ in range(2)] == [LOGGED] * 2
     replier.write(publish(1, name, b"again"))
     method, _, body = requester.expect_message()
     assert (method.delivery_tag, body) == (COUNT + 3, b"again")
@@ -345,7 +403,7 @@ def test_replies_that_waited_too_long_are_lost(
     for _ in range(COUNT):
         replier.write(publish(1, name, MIB))
         barrier(replier)
-    replier.write(publish(1, name, b"gone"))
+    replier.write(publish(1, name, LOGGED))
     barrier(replier)
     broker.call(broker.lose_messages)
     replier.write(publish(1, name, b"there"))
@@ -364,7 +422,7 @@ def test_reply_consumer_survives_a_snapshot(
     consume_replies(requester)
     name = request(requester, replier)
     broker.skip()
-    replier.write(publish(1, name, b"missed"))
+    replier.write(publish(1, name, LOGGED))  # missed
     broker.pass_some_time()
     replier.open_channel(2)
     broker.pass_some_time()

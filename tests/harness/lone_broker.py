@@ -88,6 +88,12 @@ class LoneGroup:
         """Call `done` soon, since a lone node has applied each entry that is committed."""
         self._loop.call_soon(done)
 
+    def send_message(self, peer: str, data: Sequence[Any]) -> bool:
+        return False
+
+    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+        """A lone node gets no messages of peers."""
+
     def start(self, broker: Broker) -> None:
         self._broker = broker
 

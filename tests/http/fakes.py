@@ -253,6 +253,9 @@ class _Group:
 
     can_read = False
 
+    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+        """There are no peers."""
+
     def propose(self, payload: Any, weight: int = 0) -> int:
         self._sequence += 1
         asyncio.get_running_loop().call_soon(self._apply, self._sequence, payload)

@@ -51,6 +51,12 @@ class TaggedLog:
     def read(self, done: Callable[[], None], failed: Callable[[], None]) -> None:
         self._group.read(done, failed)
 
+    def send_message(self, peer: str, data: Sequence[Buffer]) -> bool:
+        return self._group.send_message(peer, data)
+
+    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+        self._group.receive_messages(receive)
+
     def disk_failed(self, error: Exception) -> None:
         self._group.disk_failed(error)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from qq.amqp.framing import Acks
     from qq.amqp_server.channel.core import ChannelCore
     from qq.amqp_server.channel.method_queue import Event
+    from qq.sessions.ports import Replies
 
 log = logging.getLogger(__name__)
 
@@ -326,6 +327,14 @@ class ConsumingMethods:
         consumer = self._by_id.get(effect.consumer)
         if consumer is not None:
             self._core.outgoing.direct_reply(consumer.tag, effect)
+
+    def replies(self, replies: Replies) -> None:
+        """Deliver replies that came without the log, if the client still consumes replies by that name."""
+        core, consumer = self._core, self._by_id.get(replies.consumer)
+        if consumer is not None and core.reply_name == replies.name.encode():
+            core.outgoing.replies(consumer.tag, replies)
+        else:
+            core.broker.counters.replies_dropped += len(replies.messages)
 
     def timed_out(self, effect: effects.DeliveryTimeout) -> None:
         """Log the timeout of an acknowledgement, before the client's channel is closed for it."""

@@ -11,6 +11,7 @@ import pamqp.commands as amqp
 
 from qq.amqp_server.methods import PUBLISH
 from qq.errors import ChannelError, ReplyCode
+from qq.machine.catalog.reply_names import REPLY_PREFIX, is_reply_name
 from qq.routing.exchanges import DELAYED
 from qq.sessions.access import AccessRefused
 from qq.sessions.pending_requests import OpenEnqueue
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from qq.stored.properties import Attributes
 
 CONFIRM_SELECT = (85, 10)
+_REPLY_PREFIX = REPLY_PREFIX.encode()
 
 
 class Unpublished(Exception):  # named after its content
@@ -44,7 +46,9 @@ class PublishingMethods:
     __slots__ = (
         "_confirmed",
         "_core",
+        "_has_logged_replies",
         "_is_publisher",
+        "_replies_after",
         "_run",
         "_run_method",
         "_user",
@@ -68,6 +72,10 @@ class PublishingMethods:
         """The only permitted value of the property user-id; None if every value is permitted."""
         self._run: OpenEnqueue | None = None
         self._run_method = b""
+        self._has_logged_replies = False
+        """Whether direct replies went through the log and may not be applied yet."""
+        self._replies_after = 0
+        """The log index that the requester's node must have applied before it delivers the next direct reply."""
 
     @property
     def has_failed(self) -> bool:
@@ -129,6 +137,8 @@ class PublishingMethods:
         return PLUGIN_DELAY_MAX_MS if exchange and exchange.type == DELAYED else DURATION_MAX_MS
 
     def _publish_alike(self, method: bytes, attributes: Attributes | None, messages: list[bytes]) -> None:
+        if _REPLY_PREFIX in method and self._send_replies(method, attributes, messages):
+            return
         core, run = self._core, self._run
         is_new = (
             run is None
@@ -146,9 +156,7 @@ class PublishingMethods:
                 self._is_publisher = True
                 core.broker.counters.publishers += 1
         counters = core.broker.counters
-        counters.messages_received += len(messages)
-        core.counts.published += len(messages)
-        counters.message_sizes.add_all(list(map(len, messages)))
+        self._count(messages)
         if core.transaction is not None:
             vhost = core.broker.machine.vhosts.get(core.connection.vhost)
             looked_into = vhost is not None and vhost.depends_on_content(run.exchange)
@@ -159,6 +167,41 @@ class PublishingMethods:
             counters.messages_received_confirm += len(messages)
         core.has_published = True
         core.broker.submissions.publish(run, messages, is_new=is_new)
+
+    def _count(self, messages: list[bytes]) -> None:
+        core = self._core
+        core.broker.counters.messages_received += len(messages)
+        core.counts.published += len(messages)
+        core.broker.counters.message_sizes.add_all(list(map(len, messages)))
+
+    def _send_replies(self, method: bytes, attributes: Attributes | None, messages: list[bytes]) -> bool:
+        """Send direct replies without the log. Return False if they, or replies before them, need the log."""
+        core = self._core
+        exchange, name, _ = core.connection.publish_fields(method)
+        if exchange or not is_reply_name(name):
+            return False
+        if self._has_logged_replies and core.broker.submissions.is_applied(core.connection.lane):
+            self._has_logged_replies = False
+            self._replies_after = core.broker.direct_replies.applied_index
+        vhost = core.broker.machine.vhosts.get(core.connection.vhost)
+        requester = None if vhost is None else vhost.requesters.get(name)
+        is_sent = (
+            requester is not None
+            and attributes is None
+            and core.transaction is None
+            and not self._has_logged_replies
+            and self.published == self._confirmed
+            and core.broker.direct_replies.send(requester, self._replies_after, self.number, messages)
+        )
+        if not is_sent:
+            self._has_logged_replies = True
+            return False
+        self._count(messages)
+        if core.confirming:
+            core.broker.counters.messages_received_confirm += len(messages)
+            self.published += len(messages)
+            self.confirm(self.published)
+        return True
 
     @property
     def unconfirmed(self) -> int:

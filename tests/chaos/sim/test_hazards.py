@@ -847,7 +847,7 @@ HAZARDS = [
         30,
         "has committed another entry",
         ("cluster.engine.engine.limit_commit_index", believe_the_commit_index),
-        shown_by=28,
+        shown_by=0,
     ),
     Hazard(
         Parts(engine=CountsAcknowledgementsOfAnyTerm, network=RepeatsAcknowledgements),
@@ -917,7 +917,7 @@ HAZARDS = [
         20,
         "has not converged",
         ("cluster.group.bootstrap.PendingProposals", ForgetfulSubmissions),
-        shown_by=7,
+        shown_by=1,
     ),
     Hazard(
         Parts(),
@@ -934,7 +934,7 @@ HAZARDS = [
         30,
         "has given its log up",
         ("cluster.group.bootstrap.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
-        shown_by=19,
+        shown_by=34,
     ),
     Hazard(
         Parts(),
@@ -942,7 +942,7 @@ HAZARDS = [
         10,
         "which is live",
         ("cluster.log.compaction.compact_entry", drop_a_live_message),
-        shown_by=49,
+        shown_by=2,
     ),
     Hazard(
         Parts(group=ForgetsWhatItSkipped),
@@ -1079,7 +1079,7 @@ HAZARDS = [
         20,
         "though consumers wait",
         ("qq.machine.queue.queue.Queue.wanted", refuse_despite_waiting_consumers),
-        shown_by=84,
+        shown_by=25,
     ),
     Hazard(
         Parts(),
@@ -1137,7 +1137,7 @@ HAZARDS = [
         ("chaos.sim.workload.queue_workload.encode_batch", lets_in_too_deep_a_table),
         shown_by=26,
     ),
-    Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and", shown_by=0),
+    Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and", shown_by=33),
     Hazard(
         Parts(engine=VotesForAnyLog),
         ROLLBACKS,
@@ -1223,7 +1223,7 @@ HAZARDS = [
         30,
         "has synced entry",
         ("cluster.configuration.configuration.Configuration.has", known_by_name),
-        shown_by=4,
+        shown_by=3,
     ),
     Hazard(
         Parts(),

@@ -1,0 +1,118 @@
+"""Direct replies between nodes, without the log (https://www.rabbitmq.com/docs/direct-reply-to).
+
+A reply is promised at most once and nobody stores it, so it goes over the link to the requester's node. The publisher
+uses the log if this is not possible. A message between nodes is msgpack:
+
+    [session, consumer, name, after index, channel of the frames, [message...]]
+
+Invariant: replies of a channel to a requester keep their order. A reply that follows replies in the log names the log
+index after which the requester's node must deliver it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from cluster.runtime.ports import pack
+from qq.sessions.ports import Replies
+
+if TYPE_CHECKING:
+    from qq.machine.catalog.reply_names import Requester
+    from qq.metrics.counters import Counters
+    from qq.sessions.dispatch import Dispatcher
+    from qq.sessions.ports import Log
+
+log = logging.getLogger(__name__)
+
+REPLY_BYTES_MAX = 64 * 1024
+"""Octets of replies in a message between nodes; larger replies go through the log, which shares the links fairly."""
+WAITING_BYTES_MAX = 64 * 1024 * 1024
+"""Octets of replies that may wait at a node for clients that do not read, of which a channel has CHANNEL_BYTES_MAX at
+most. Further replies are lost."""
+CHANNEL_BYTES_MAX = 4 * 1024 * 1024
+EARLY_MAX = 1_000
+"""Messages that may wait until this node has applied an index. Further messages are lost: the node is far behind."""
+
+
+class DirectReplies:
+    """Sends the replies of this node's publishers, and delivers the replies to its requesters."""
+
+    def __init__(self, node: str, log_: Log, dispatcher: Dispatcher, counters: Counters) -> None:
+        self.waiting_bytes = 0
+        """Octets of replies that wait at this node for clients that do not read."""
+        self._node = node
+        self._log = log_
+        self._dispatcher = dispatcher
+        self._counters = counters
+        self.early: deque[Replies] = deque()
+        """Replies that wait until this node has applied an index, and all replies behind them."""
+        log_.receive_messages(self.received)
+
+    @property
+    def applied_index(self) -> int:
+        """The log index up to which this node has applied all entries."""
+        return self._log.applied_index
+
+    def send(
+        self, requester: Requester, after_index: int, frames_channel: int, messages: list[bytes]
+    ) -> bool:
+        """Send replies to a requester. Return False if the log must be used instead."""
+        if sum(map(len, messages)) > REPLY_BYTES_MAX:
+            return False
+        replies = Replies(
+            requester.session, requester.consumer, requester.name, after_index, frames_channel, messages
+        )
+        if requester.node == self._node:
+            self._take(replies)
+            return True
+        return self._log.send_message(requester.node, [pack(replies)])
+
+    def received(self, data: bytes) -> None:
+        """Deliver replies that a peer has sent, as soon as this node has applied the index that they follow."""
+        try:
+            replies = _read(data)
+        except (ValueError, TypeError, msgpack.UnpackException):
+            log.exception("a peer sends replies that cannot be read; ignored")
+            return
+        self._take(replies)
+
+    def _take(self, replies: Replies) -> None:
+        if not self.early and replies.after_index <= self._log.applied_index:
+            self._deliver(replies)
+        elif len(self.early) < EARLY_MAX:
+            self.early.append(replies)
+        else:
+            self._counters.replies_dropped += len(replies.messages)
+
+    def deliver_applied(self, index: int) -> None:
+        """Deliver the replies that waited for this log index."""
+        while self.early and self.early[0].after_index <= index:
+            self._deliver(self.early.popleft())
+
+    def has_room(self, waiting_bytes: int, size: int) -> bool:
+        """Return whether `size` octets may wait for a channel for which `waiting_bytes` wait already."""
+        return waiting_bytes + size <= CHANNEL_BYTES_MAX and self.waiting_bytes + size <= WAITING_BYTES_MAX
+
+    def _deliver(self, replies: Replies) -> None:
+        session = self._dispatcher.sessions.get(replies.session)
+        if session is None or session.consumers is None:
+            self._counters.replies_dropped += len(replies.messages)
+        else:
+            session.consumers.replies(replies)
+
+
+def _read(data: bytes) -> Replies:
+    """Return the replies in a message of a peer. Raise ValueError, TypeError or UnpackException."""
+    session, consumer, name, after_index, frames_channel, messages = msgpack.unpackb(data)
+    if not (
+        all(type(number) is int for number in (session, consumer, after_index, frames_channel))
+        and isinstance(name, str)
+        and isinstance(messages, list)
+        and all(isinstance(message, bytes) for message in messages)
+    ):
+        raise TypeError("replies with fields of other types")
+    return Replies(session, consumer, name, after_index, frames_channel, messages)
