@@ -78,7 +78,7 @@ ENTRIES = [
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory of two segments, of which one is sparse after compaction, and a checkpoint."""
+    """A data directory with a dense and a sparse segment, and a checkpoint."""
     root = tmp_path_factory.mktemp("original")
     disk = RealDisk(root)
     versions = Versions(*QueueMachine.versions)

@@ -238,7 +238,7 @@ def test_turns_rest_for_the_time_that_they_took() -> None:
     assert loop.rests_s[1:4] == pytest.approx([PASS_S] * 3, abs=MS)
 
 
-def test_turn_costs_what_other_tasks_take_because_of_it() -> None:
+def test_turn_costs_include_the_tasks_that_it_causes() -> None:
     loop = Loop()
 
     class Charging(Connection):

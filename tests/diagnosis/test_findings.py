@@ -133,7 +133,7 @@ def test_findings_of_a_kind_are_grouped_with_their_names() -> None:
     ]
 
 
-def test_findings_of_an_earlier_release_are_shown_one_by_one() -> None:
+def test_findings_of_an_earlier_release_are_shown_ungrouped() -> None:
     document = document_of(diagnosis_of([queue("no-consumers", "a"), queue("no-consumers", "b")]))
     del document["groups"]
     for finding in document["findings"]:

@@ -424,7 +424,7 @@ def test_at_least_once_a_message_waits_for_its_exchange(world: World, queue: str
     assert death_of(world, dead).body == b"a"
 
 
-def test_dead_letter_without_a_target_holds_up_none_behind_it(world: World, queue: str) -> None:
+def test_dead_letter_without_a_target_blocks_no_later_message(world: World, queue: str) -> None:
     """The level queue of a delayed delivery, as in NServiceBus: some destinations are gone or full."""
     channel = world.channel(1)
     there, late, full = (f"{queue}-{name}" for name in ("there", "late", "full"))

@@ -70,7 +70,7 @@ def table_with(name: bytes, value: bytes) -> bytes:
 
 
 @given(octets, names, names)
-def test_octets_survive_to_a_consumer_of_another_node(
+def test_octets_reach_a_consumer_at_a_second_node_unchanged(
     peers: tuple[Peer, Peer], key: bytes, name: bytes, inner: bytes
 ) -> None:
     publisher, consumer = peers

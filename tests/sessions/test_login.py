@@ -291,7 +291,7 @@ def test_known_address_of_a_user_does_not_wait_for_a_flood(world: World) -> None
 
 
 def test_logins_are_judged_at_a_limited_rate(world: World) -> None:
-    """Many users from one address, one user from many addresses, and one from one; hanging up gains no time."""
+    """Guesses at many users or a single user, from an address or many; hanging up gains no time."""
     floods: list[Callable[[int], tuple[str, str]]] = [
         lambda number: (f"user{number}", HERE),
         lambda number: ("anna", f"198.51.{number // 250}.{number % 250}"),

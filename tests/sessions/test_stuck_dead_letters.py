@@ -61,7 +61,7 @@ def bind(name: str) -> c.BindQueue:
     return c.BindQueue(1, 1, name, "amq.direct", name, {})
 
 
-def test_full_target_is_not_tried_and_one_with_room_is() -> None:
+def test_full_target_is_skipped_for_a_target_with_room() -> None:
     world = World("level", targets=2)
     world.die("full 0", "full 1", count=4)
     world.look()

@@ -77,7 +77,7 @@ def test_polling_keeps_an_expiring_queue(node: ClusterNode, connect: Connect) ->
     assert entries_of_polls(node, channel, "expiring") >= POLLS
 
 
-def test_get_finds_a_message_confirmed_at_another_node(
+def test_get_finds_a_message_confirmed_at_a_peer(
     cluster: LocalCluster, node: ClusterNode, connect: Connect
 ) -> None:
     [other, *_] = [each for each in cluster.nodes if each is not node]
@@ -92,7 +92,7 @@ def test_get_finds_a_message_confirmed_at_another_node(
         assert body == b"%d" % number
 
 
-def test_get_finds_what_its_own_channel_published_unconfirmed(node: ClusterNode, connect: Connect) -> None:
+def test_get_finds_unconfirmed_messages_of_its_own_channel(node: ClusterNode, connect: Connect) -> None:
     channel = declared(connect, node, "own")
     for _ in range(POLLS):
         assert channel.basic_get("own", auto_ack=True)[0] is None

@@ -211,7 +211,7 @@ def test_majority_without_a_log_is_logged_once(caplog: pytest.LogCaptureFixture)
     assert node.rejoin.describe() == record.getMessage()
 
 
-def test_node_with_the_only_log_says_that_the_others_are_lost() -> None:
+def test_node_with_the_only_log_reports_the_lost_logs() -> None:
     node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5, last_index=70))
     node.turn()
     empty = Status(*[0] * len(Status._fields))

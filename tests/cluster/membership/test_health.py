@@ -318,7 +318,7 @@ def test_silent_members_are_named_when_there_is_no_leader(connected: str, why: s
     assert why_no_leader(Membership.of_voters("abc"), known) == why
 
 
-def test_lost_logs_and_other_directories_are_named_without_a_leader() -> None:
+def test_lost_logs_and_new_directories_are_named_without_leader() -> None:
     """The node with the data said that the emptied nodes did not answer, and that starting nodes would do."""
     known = {"a": FIT._replace(hears_leader=0), "b": None, "c": None}
     voters = Membership.of_voters("abc")

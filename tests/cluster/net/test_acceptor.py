@@ -223,7 +223,7 @@ async def check_listener(host: str, names: list[str]) -> None:
         listener.close()
 
 
-def test_address_of_another_machine_is_refused(run: Callable[..., None]) -> None:
+def test_address_of_a_remote_machine_is_refused(run: Callable[..., None]) -> None:
     async def story() -> None:
         with pytest.raises(OSError, match="assign requested address"):
             await listen_on("192.0.2.1", 0, 8)

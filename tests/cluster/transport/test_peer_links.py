@@ -1047,9 +1047,7 @@ def test_member_replaces_a_process_with_its_name_at_once(run: Run, caplog: pytes
     assert refused == f"refused a connection from 127.0.0.1: {why}"
 
 
-def test_member_is_dialled_while_a_process_with_its_name_is_linked(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_member_is_dialled_while_its_namesake_is_linked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Perhaps only this side can dial; and the clients of a dead member must be released."""
     monkeypatch.setattr(admission, "_PATIENCE_S", 100.0)
     monkeypatch.setattr(links_module, "_FALSE_S", 0.05)
@@ -1074,9 +1072,7 @@ def test_member_is_dialled_while_a_process_with_its_name_is_linked(
     run(story())
 
 
-def test_process_that_was_dialled_with_a_false_name_keeps_its_link(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_dialled_with_a_false_name_keeps_its_link(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """An emptied member waits at its address until the cluster takes it in."""
     monkeypatch.setattr(links_module, "_FALSE_S", 0.02)
 

@@ -80,7 +80,7 @@ def lines(driver: Driver) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize(("version", "arrived"), [(10, 0), (11, 3)])
-def test_stuck_dead_letter_holds_up_none_since_version_11(version: int, arrived: int) -> None:
+def test_stuck_dead_letter_blocks_no_message_since_version_11(version: int, arrived: int) -> None:
     driver = at_version(version)
     die(driver, "gone", "there", "there", "there")
     assert ready(driver, "there") == [arrived]

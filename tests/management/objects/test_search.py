@@ -119,7 +119,7 @@ def test_search_is_bounded_and_goes_on_from_its_end(
     assert searched(broker, reason="rejected").looked_at == 65
 
 
-def test_messages_whose_origin_is_gone_cannot_be_returned(broker: LoneBroker, channel: Any) -> None:
+def test_messages_of_a_deleted_origin_cannot_be_returned(broker: LoneBroker, channel: Any) -> None:
     channel.queue_delete("two")
     found = searched(broker)
     assert (found.matched, found.returnable) == (65, 40)
