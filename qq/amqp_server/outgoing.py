@@ -286,7 +286,8 @@ class Outgoing:
         """Discard the waiting items. The channel writes no more."""
         self._closed = True
         self._waiting.clear()
-        self._count_reply_bytes(-self._reply_bytes)
+        if self._reply_bytes:
+            self._count_reply_bytes(-self._reply_bytes)
         self._connection.resume_for(self)
 
     # Writing

@@ -32,6 +32,12 @@ def without_counts_of_classic_queues(found: dict[str, Any]) -> None:
             message[4] = [each for each in message[4] if each != ["headers", {}]]
 
 
+def with_descriptions_beside_metadata(found: dict[str, Any]) -> None:
+    """Show description and tags of virtual hosts in definitions twice, as RabbitMQ does and release 0.2 did not."""
+    for vhost in found["definitions"]["vhosts"]:
+        vhost |= vhost["metadata"]
+
+
 def inspect(directory: Path) -> None:
     """Have the program look through the files of a node that does not run."""
     done = subprocess.run([sys.executable, "-m", "qq", "inspect", str(directory)], cwd=ROOT, check=False)
@@ -45,6 +51,7 @@ def test_clients_see_the_state_that_the_older_release_stored(golden: Path, tmp_p
     expected = json.loads(golden.with_name(golden.name.replace(".tar.gz", ".json")).read_text())
     expected["queues"].sort(key=lambda queue: (queue["vhost"], queue["name"]))  # as lists are told by now
     without_counts_of_classic_queues(expected)
+    with_descriptions_beside_metadata(expected)
     inspect(tmp_path / "n1" / "data")
     with LocalCluster(1, tmp_path, SETTINGS) as cluster:
         [node] = cluster.nodes

@@ -351,13 +351,13 @@ def test_a_file_that_cannot_be_read() -> None:
         assert disk.read_file("file") == b"data"
 
 
-def test_the_session_changes_when_writes_may_have_been_lost() -> None:
+def test_boot_id_changes_when_writes_may_have_been_lost() -> None:
     disk, _ = new_disk()
-    first = disk.session()
+    first = disk.boot_id()
     disk.crash(power_loss=False)
-    assert disk.session() == first
+    assert disk.boot_id() == first
     disk.crash(power_loss=True)
-    assert disk.session() != first
+    assert disk.boot_id() != first
 
 
 def test_crash_interrupts_each_writing_lane_in_some_seed() -> None:
