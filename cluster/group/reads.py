@@ -191,9 +191,15 @@ class Reads:
             self._fail_sent()
 
     def leader_changed(self) -> None:
-        """Fail the requests to the leader of an earlier term, and drop the rounds of that term."""
+        """Fail the reads of an earlier term, and drop its rounds.
+
+        The read index of a leader that had committed no entry of its term may be lost with the end of its log.
+        """
         self._rounds.clear()
         self._fail_sent()
+        unapplied, self.unapplied = self.unapplied, deque()
+        for _, reads in unapplied:
+            _fail(reads)
 
     def beat(self) -> None:
         """Repeat the check of open rounds, and fail requests that stay unanswered. Called each heartbeat interval."""

@@ -42,8 +42,8 @@ class World:
         self.driver.time_ms += 2
         self.driver.lead()
 
-    def look(self) -> Looked:
-        looked: Looked = []
+    def examine(self) -> Looked:
+        examined_messages: Looked = []
         for queue, target, pending, count_max, is_certain in self.stuck.candidates():
             count = 0
             for command in self.driver.log.dead_letters_of(pending):
@@ -53,8 +53,8 @@ class World:
                     self.stuck.examined(queue, part)
                 if count == count_max:
                     break
-            looked.append((queue.name, target, count, is_certain))
-        return looked
+            examined_messages.append((queue.name, target, count, is_certain))
+        return examined_messages
 
 
 def bind(name: str) -> c.BindQueue:
@@ -64,22 +64,24 @@ def bind(name: str) -> c.BindQueue:
 def test_full_target_is_skipped_for_a_target_with_room() -> None:
     world = World("level", targets=2)
     world.die("full 0", "full 1", count=4)
-    world.look()
-    assert world.look() == []
+    world.examine()
+    assert world.examine() == []
     world.driver.apply(c.PurgeQueue(1, 1, "full 1"))
-    assert world.look() == [("level", "full 1", 1, True)]
+    assert world.examine() == [("level", "full 1", 1, True)]
 
 
 def test_pass_looks_at_each_stuck_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stuck_dead_letters, "EXAMINED_MAX", 10)
     world = World("one", "two", targets=1)
     world.die("gone", "full 0", count=16)
-    looks = [world.look() for _ in range(8)]
-    assert all(sum(count for _, _, count, _ in look) <= 10 for look in looks)
-    examined = [(level, target) for look in looks for level, target, count, _ in look for _ in range(count)]
+    passes = [world.examine() for _ in range(8)]
+    assert all(sum(count for _, _, count, _ in examine) <= 10 for examine in passes)
+    examined = [
+        (level, target) for examine in passes for level, target, count, _ in examine for _ in range(count)
+    ]
     lines = {("one", UNROUTED): 16, ("two", UNROUTED): 16, ("one", "full 0"): 15, ("two", "full 0"): 16}
     assert {line: examined.count(line) for line in lines} == lines
-    assert looks[-1] == []
+    assert passes[-1] == []
 
 
 @pytest.mark.parametrize(
@@ -95,27 +97,27 @@ def test_pass_looks_at_each_stuck_message_once(monkeypatch: pytest.MonkeyPatch) 
 def test_change_of_routes_or_settings_begins_a_pass(command: c.Command) -> None:
     world = World("level", targets=1)
     world.die("gone", "full 0", count=3)
-    world.look()
-    assert world.look() == []
+    world.examine()
+    assert world.examine() == []
     world.driver.apply(command)
-    assert sum(count for _, _, count, _ in world.look()) == 5
-    assert world.look() == []
+    assert sum(count for _, _, count, _ in world.examine()) == 5
+    assert world.examine() == []
 
 
 def test_look_covers_a_bounded_number_of_lines_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stuck_dead_letters, "LINES_MAX", 2)
     world = World("level", targets=5)
     world.die(*world.targets, count=2)
-    world.look()
+    world.examine()
     world.driver.apply(*(c.PurgeQueue(1, 1, target) for target in world.targets))
-    looks = [world.look() for _ in range(3)]
-    assert [len(look) for look in looks] == [2, 2, 2]
-    assert {target for look in looks for _, target, _, _ in look} == set(world.targets)
+    passes = [world.examine() for _ in range(3)]
+    assert [len(examine) for examine in passes] == [2, 2, 2]
+    assert {target for examine in passes for _, target, _, _ in examine} == set(world.targets)
 
 
 def test_new_leader_examines_all_stuck_messages() -> None:
     world = World("level", targets=0)
     world.die("gone", count=3)
-    world.look()
+    world.examine()
     world.stuck.forget()
-    assert world.look() == [("level", UNROUTED, 3, False)]
+    assert world.examine() == [("level", UNROUTED, 3, False)]
