@@ -287,22 +287,22 @@ class _Group:
 
 
 def _statuses() -> list[Any]:
-    facts = [
-        ("n1", "leader", 20, "voter", 0),
-        ("n2", "follower", 13, "voter", -7),
-        ("n3", "down", 5, None, None),
-    ]
     return [
-        SimpleNamespace(
-            name=name,
-            state=state,
-            last_index=last_index,
-            voter_status=voter_status,
-            clock_offset_ms=offset_ms,
-            rolled_back_ms=None,
-        )
-        for name, state, last_index, voter_status, offset_ms in facts
+        _status("n1", "leader", 20, "voter", 0),
+        _status("n2", "follower", 13, "voter", -7),
+        _status("n3", "down", 5, None, None),
     ]
+
+
+def _status(name: str, state: str, last_index: int, voter_status: str | None, offset_ms: int | None) -> Any:
+    return SimpleNamespace(
+        name=name,
+        state=state,
+        last_index=last_index,
+        voter_status=voter_status,
+        clock_offset_ms=offset_ms,
+        rolled_back_ms=None,
+    )
 
 
 class _Runtime:
