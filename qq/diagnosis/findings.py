@@ -424,8 +424,9 @@ def decode_finding(row: Any) -> Finding | None:
     match row:
         case [str(code), str(subject), str(text), int() | None as since_ms, *more] if code in KINDS:
             match more:
-                case [[*about], *_] if all(isinstance(each, str) for each in about):
-                    return Finding(code, subject, text, since_ms, tuple(about))
+                case [[*about], *counts] if all(isinstance(each, str) for each in about):
+                    objects = counts[0] if counts and type(counts[0]) is int and counts[0] > 0 else 1
+                    return Finding(code, subject, text, since_ms, tuple(about), objects)
                 case _:
                     return Finding(code, subject, text, since_ms)
         case _:

@@ -10,6 +10,7 @@ binding keys (AT_ONCE). A place without binding keys costs no time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from qq.routing.masks import AT_ONCE, Masks, Numbered
@@ -85,13 +86,12 @@ class TopicPatterns(Generic[T]):
                 self._enter(number, words)
                 self._numbers[binding_key] = number, items
 
-    def match(self, routing_key: str) -> dict[T, None]:
-        """Return all items with a matching binding key, each once."""
-        found = dict(self._exact.get(routing_key, ()))
+    def match(self, routing_key: str) -> Iterator[T]:
+        """Yield the items of each matching binding key, so an item with several such keys repeatedly."""
+        yield from self._exact.get(routing_key, ())
         if self._numbers:
             for _, items in self._patterns.items(self._matching(words_of(routing_key))):
-                found.update(items)
-        return found
+                yield from items
 
     def steps(self, words: int) -> int:
         """Return the largest cost of a match for a routing key with so many words, in steps."""

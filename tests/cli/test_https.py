@@ -71,8 +71,8 @@ def test_command_trusts_the_named_authority(
 
 
 def test_command_without_tls_is_told_to_use_https(called: Qq, world: World) -> None:
-    said = called("status", "--url", f"http://localhost:{world.node.http_port}")
-    assert "the port speaks TLS: use https:// in place of http://" in said.errors
+    result = called("status", "--url", f"http://localhost:{world.node.http_port}")
+    assert "the port speaks TLS: use https:// in place of http://" in result.errors
 
 
 def test_plain_requests_are_redirected_except_health_checks(world: World) -> None:

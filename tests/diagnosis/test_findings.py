@@ -150,6 +150,10 @@ def test_finding_is_read_as_it_was_packed(since_ms: int | None) -> None:
     assert decode_finding(msgpack.unpackb(pack(finding))) == finding
     assert decode_finding(list(finding[:4])) == finding._replace(about=())  # of release 0.2
     assert decode_finding([*finding, "of a later program"]) == finding
+    others = finding._replace(objects=480)
+    assert decode_finding(msgpack.unpackb(pack(others))) == others
+    for count in (0, -1, True, "2", None):
+        assert decode_finding([*finding[:-1], count]) == finding
     for malformed in (None, [], ["disk-slow"], ["of-a-later-program", "s", "t", 5], ["disk-slow", 1, "t", 5]):
         assert decode_finding(malformed) is None
 

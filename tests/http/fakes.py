@@ -288,10 +288,21 @@ class _Group:
 
 def _statuses() -> list[Any]:
     return [
-        SimpleNamespace(name="n1", state="leader", last_index=20, voter_status="voter", clock_offset_ms=0),
-        SimpleNamespace(name="n2", state="follower", last_index=13, voter_status="voter", clock_offset_ms=-7),
-        SimpleNamespace(name="n3", state="down", last_index=5, voter_status=None, clock_offset_ms=None),
+        _status("n1", "leader", 20, "voter", 0),
+        _status("n2", "follower", 13, "voter", -7),
+        _status("n3", "down", 5, None, None),
     ]
+
+
+def _status(name: str, state: str, last_index: int, voter_status: str | None, offset_ms: int | None) -> Any:
+    return SimpleNamespace(
+        name=name,
+        state=state,
+        last_index=last_index,
+        voter_status=voter_status,
+        clock_offset_ms=offset_ms,
+        rolled_back_ms=None,
+    )
 
 
 class _Runtime:

@@ -444,7 +444,7 @@ def test_cancelled_request_leaves_its_turn_to_the_next(run: Callable[..., None])
 
 async def request_turn(server: HttpServer) -> None:
     turn = _RequestTurn(server.turns)
-    server.turns.ask(server.turns.new_place(turn, HERE))
+    server.turns.request(server.turns.new_place(turn, HERE))
     await turn.come
 
 

@@ -46,7 +46,7 @@ class Api:
         self.statistics_s = statistics_s
         self._address = urlsplit(http_url)
 
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
+    def request(self, method: str, path: str, body: Any = None) -> Any:
         """Return the document of an answer, or its status if it is not 2xx."""
         connection = http.client.HTTPConnection(self._address.netloc, timeout=30)
         credentials = base64.b64encode(b"guest:guest").decode()
@@ -100,7 +100,7 @@ def _add(fields: Fields, path: str, state: str, document: Any) -> None:
 
 def record(api: Api) -> Fields:
     """Return the fields of all answers, in each state."""
-    api.ask("DELETE", f"vhosts/{VHOST}")
+    api.request("DELETE", f"vhosts/{VHOST}")
     _set_up(api)
     fields: Fields = {}
     try:
@@ -121,24 +121,24 @@ def record(api: Api) -> Fields:
             _wait(api, connection)
             _collect(api, "idle", fields)
     finally:
-        api.ask("DELETE", f"vhosts/{VHOST}")
-        api.ask("DELETE", "users/api-fields")
+        api.request("DELETE", f"vhosts/{VHOST}")
+        api.request("DELETE", "users/api-fields")
     return fields
 
 
 def _set_up(api: Api) -> None:
-    api.ask("PUT", f"vhosts/{VHOST}", {"description": "a virtual host", "tags": "one,two"})
+    api.request("PUT", f"vhosts/{VHOST}", {"description": "a virtual host", "tags": "one,two"})
     everything = dict.fromkeys(("configure", "write", "read"), ".*")
-    api.ask("PUT", f"permissions/{VHOST}/guest", everything)
-    api.ask("PUT", "users/api-fields", {"password": "p", "tags": "monitoring"})
-    api.ask("PUT", f"permissions/{VHOST}/api-fields", everything)
+    api.request("PUT", f"permissions/{VHOST}/guest", everything)
+    api.request("PUT", "users/api-fields", {"password": "p", "tags": "monitoring"})
+    api.request("PUT", f"permissions/{VHOST}/api-fields", everything)
     topic = {"exchange": "amq.topic", "write": "^a", "read": ".*"}
-    api.ask("PUT", f"topic-permissions/{VHOST}/api-fields", topic)
+    api.request("PUT", f"topic-permissions/{VHOST}/api-fields", topic)
     policy = {"pattern": "^q", "apply-to": "queues", "definition": {"max-length": 1000}, "priority": 1}
-    api.ask("PUT", f"policies/{VHOST}/p", policy)
-    api.ask("PUT", f"operator-policies/{VHOST}/o", policy)
-    api.ask("PUT", f"vhost-limits/{VHOST}/max-queues", {"value": 100})
-    api.ask("PUT", "user-limits/api-fields/max-channels", {"value": 100})
+    api.request("PUT", f"policies/{VHOST}/p", policy)
+    api.request("PUT", f"operator-policies/{VHOST}/o", policy)
+    api.request("PUT", f"vhost-limits/{VHOST}/max-queues", {"value": 100})
+    api.request("PUT", "user-limits/api-fields/max-channels", {"value": 100})
 
 
 def _use(channel: BlockingChannel) -> None:
@@ -166,18 +166,18 @@ def _wait(api: Api, connection: BlockingConnection) -> None:
 
 
 def _collect(api: Api, state: str, fields: Fields) -> None:
-    node = api.ask("GET", "overview")["node"]
-    [connection] = [row["name"] for row in api.ask("GET", f"vhosts/{VHOST}/connections")]
+    node = api.request("GET", "overview")["node"]
+    [connection] = [row["name"] for row in api.request("GET", f"vhosts/{VHOST}/connections")]
     names = {"NODE": node, "CONNECTION": connection, "VHOST": VHOST}
-    channels = sorted(row["name"] for row in api.ask("GET", f"vhosts/{VHOST}/channels"))
+    channels = sorted(row["name"] for row in api.request("GET", f"vhosts/{VHOST}/channels"))
     for path in PATHS:
         shown = path
         for name, value in names.items():
             shown = shown.replace(name, quote(value, safe=""))
-        _add(fields, path, state, api.ask("GET", shown))
+        _add(fields, path, state, api.request("GET", shown))
     for name in channels:
         number = name.rpartition("(")[2]
-        _add(fields, f"channels/({number}", state, api.ask("GET", f"channels/{quote(name, safe='')}"))
+        _add(fields, f"channels/({number}", state, api.request("GET", f"channels/{quote(name, safe='')}"))
 
 
 PATHS = (

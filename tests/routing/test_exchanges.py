@@ -281,7 +281,7 @@ def _matches(kind: str, binding_key: str, key: str) -> bool:
     if kind == "topic":
         trie: TopicPatterns[int] = TopicPatterns()
         trie.add(binding_key, 1)
-        return bool(trie.match(key))
+        return any(trie.match(key))
     return kind == "fanout" or binding_key == key
 
 

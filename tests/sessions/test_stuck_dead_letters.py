@@ -54,8 +54,8 @@ class World:
         self.driver.time_ms += 2
         self.driver.lead()
 
-    def look(self) -> Looked:
-        looked: Looked = []
+    def examine(self) -> Looked:
+        examined_messages: Looked = []
         for queue, target, pending, count_max, is_certain in self.stuck.candidates():
             count = 0
             for command in self.driver.log.dead_letters_of(pending):
@@ -65,8 +65,8 @@ class World:
                     self.stuck.examined(queue, part)
                 if count == count_max:
                     break
-            looked.append((queue.name, target, count, is_certain))
-        return looked
+            examined_messages.append((queue.name, target, count, is_certain))
+        return examined_messages
 
 
 def bind(name: str) -> c.BindQueue:
@@ -76,22 +76,24 @@ def bind(name: str) -> c.BindQueue:
 def test_full_target_is_skipped_for_a_target_with_room() -> None:
     world = World("level", targets=2)
     world.die("full 0", "full 1", count=4)
-    world.look()
-    assert world.look() == []
+    world.examine()
+    assert world.examine() == []
     world.driver.apply(c.PurgeQueue(1, 1, "full 1"))
-    assert world.look() == [("level", "full 1", 1, True)]
+    assert world.examine() == [("level", "full 1", 1, True)]
 
 
 def test_pass_looks_at_each_stuck_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stuck_dead_letters, "EXAMINED_MAX", 10)
     world = World("one", "two", targets=1)
     world.die("gone", "full 0", count=16)
-    looks = [world.look() for _ in range(8)]
-    assert all(sum(count for _, _, count, _ in look) <= 10 for look in looks)
-    examined = [(level, target) for look in looks for level, target, count, _ in look for _ in range(count)]
+    passes = [world.examine() for _ in range(8)]
+    assert all(sum(count for _, _, count, _ in examine) <= 10 for examine in passes)
+    examined = [
+        (level, target) for examine in passes for level, target, count, _ in examine for _ in range(count)
+    ]
     lines = {("one", UNROUTED): 16, ("two", UNROUTED): 16, ("one", "full 0"): 15, ("two", "full 0"): 16}
     assert {line: examined.count(line) for line in lines} == lines
-    assert looks[-1] == []
+    assert passes[-1] == []
 
 
 @pytest.mark.parametrize(
@@ -107,31 +109,31 @@ def test_pass_looks_at_each_stuck_message_once(monkeypatch: pytest.MonkeyPatch) 
 def test_change_of_routes_or_settings_begins_a_pass(command: c.Command) -> None:
     world = World("level", targets=1)
     world.die("gone", "full 0", count=3)
-    world.look()
-    assert world.look() == []
+    world.examine()
+    assert world.examine() == []
     world.driver.apply(command)
-    assert sum(count for _, _, count, _ in world.look()) == 5
-    assert world.look() == []
+    assert sum(count for _, _, count, _ in world.examine()) == 5
+    assert world.examine() == []
 
 
 def test_look_covers_a_bounded_number_of_lines_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stuck_dead_letters, "LINES_MAX", 2)
     world = World("level", targets=5)
     world.die(*world.targets, count=2)
-    while world.look():
+    while world.examine():
         pass
     world.driver.apply(*(c.PurgeQueue(1, 1, target) for target in world.targets))
-    looks = [world.look() for _ in range(3)]
-    assert [len(look) for look in looks] == [2, 2, 2]
-    assert {target for look in looks for _, target, _, _ in look} == set(world.targets)
+    passes = [world.examine() for _ in range(3)]
+    assert [len(examine) for examine in passes] == [2, 2, 2]
+    assert {target for examine in passes for _, target, _, _ in examine} == set(world.targets)
 
 
 def test_new_leader_examines_all_stuck_messages() -> None:
     world = World("level", targets=0)
     world.die("gone", count=3)
-    world.look()
+    world.examine()
     world.stuck.forget()
-    assert world.look() == [("level", UNROUTED, 3, False)]
+    assert world.examine() == [("level", UNROUTED, 3, False)]
 
 
 @pytest.mark.parametrize("full", [{"x_max_length": 1}, {"x_max_length_bytes": 1}], ids=["messages", "bytes"])
@@ -145,12 +147,12 @@ def test_idle_look_is_bounded_with_many_queues(monkeypatch: pytest.MonkeyPatch, 
         *(bind(target) for target in world.targets),
     )
     world.die(*world.targets, count=2)
-    while sum(len(world.look()) for _ in range(10)):
+    while sum(len(world.examine()) for _ in range(10)):
         pass
     machine = cast("Any", CountingMachine(world.driver.machine))
     world.stuck._machine = machine
     for _ in range(10):
-        assert world.look() == []
+        assert world.examine() == []
     assert 0 < machine.count <= 10 * (10 + 10 + 10)
 
 
@@ -169,20 +171,20 @@ class CountingMachine:
 def test_target_that_takes_nothing_is_tried_less_and_less_often() -> None:
     world = World("level", targets=1)
     world.die("full 0", count=3)
-    world.look()
+    world.examine()
     world.driver.apply(c.PurgeQueue(1, 1, "full 0"))
     target = Target("/", "full 0")
     tried: list[int] = []
     for number in range(200):
         world.stuck.round = number
-        if world.look():
+        if world.examine():
             tried.append(number)
             world.stuck.tried(target, moved=False)
     assert tried == [0, 1, 3, 7, 15, 31, 63, 113, 163]
     world.driver.apply(c.PutPolicy("/", "p", False, "^full", "queues", 0, {"max-length": 0}))
-    assert world.look() == []
+    assert world.examine() == []
     world.driver.apply(c.DeletePolicy("/", "p", False))
-    assert len(world.look()) == 1
+    assert len(world.examine()) == 1
 
 
 def test_room_in_bytes_is_shared_by_the_lines_of_a_target() -> None:

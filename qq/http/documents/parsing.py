@@ -83,15 +83,15 @@ class GetBody(NamedTuple):
     truncate: int | None
 
 
-def read_object(raw: bytes) -> Body:
+def read_object(raw: bytes | str, complaint: str = "not_json") -> Body:
     """Return the JSON object in a request. Raises Refusal, as do all functions here."""
     try:
         value = json.loads(raw, parse_constant=no_constant)
         check_json(value)
     except (ValueError, RecursionError):
-        raise bad_request("not_json") from None
+        raise bad_request(complaint) from None
     if not isinstance(value, dict):
-        raise bad_request("not_json")
+        raise bad_request(complaint)
     return value
 
 
@@ -345,10 +345,7 @@ def query_filter(query: Mapping[str, str]) -> MessageFilter:
     """Return the filter in the query of a request; its headers are a JSON object."""
     wanted: Body = {name: query[name] for name in ("reason", "from_queue", "text") if name in query}
     if query.get("headers"):
-        try:
-            wanted["headers"] = json.loads(query["headers"])
-        except ValueError:
-            raise bad_request("headers must be a JSON object") from None
+        wanted["headers"] = read_object(query["headers"], "headers must be a JSON object")
     return read_filter(wanted)
 
 

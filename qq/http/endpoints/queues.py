@@ -174,8 +174,8 @@ class QueueEndpoints:
             bytes=BROWSE_BYTES_MAX,
         )
         truncate = number(request, "truncate", BROWSE_BYTES_MAX, BROWSE_BYTES_MAX)
-        wanted = query_filter(request.query)
         await self._check_reader(request, vhost, name)
+        wanted = query_filter(request.query)
         found = await self._management.queues.search(vhost, name, wanted, limits)
         if found is None:
             raise not_found()

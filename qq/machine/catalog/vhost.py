@@ -269,11 +269,16 @@ class VirtualHost:
         )
 
     def route_dead_letters(
-        self, exchange: str, routing_keys: Sequence[str], content: Content | None = None
+        self,
+        exchange: str,
+        routing_keys: Sequence[str],
+        content: Content | None = None,
+        *,
+        steps_max: int = ROUTE_STEPS_MAX,
     ) -> tuple[Queue, ...]:
         """Return the queues that dead letters reach; none if the exchange is missing or the route too long."""
         try:
-            return self._reached(exchange, routing_keys, content)
+            return self._reached(exchange, routing_keys, content, steps_max)
         except RouteTooLong:
             return ()
 
@@ -515,6 +520,10 @@ class VirtualHost:
     def bindings_of(self, destination: Destination) -> Collection[Binding]:
         """Return the bindings to a queue or an exchange, without the default exchange's."""
         return self._bindings_of.get(destination, {}).keys()
+
+    def bindings_from(self, source: str) -> Collection[Binding]:
+        """Return the bindings from an exchange, without the default exchange's."""
+        return self._bindings_from.get(source, {}).keys()
 
     def count_bindings_of(self, destination: Destination) -> int:
         """Return the number of bindings to a queue or an exchange."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qq.diagnosis.queue_watch import HeldFacts, HeldWatch, QueueFacts, QueueWatch
 from qq.machine.protocol.commands import LIVE_UNLIMITED
-from qq.management.slices import Slices
+from qq.management.slices import Slices, next_slice
 from qq.management.statistics.dead_letter_sources import DeadLetterSources
 from qq.management.statistics.entry_times import EntryTimes
 from qq.management.statistics.rates import QueueNumbers, Rates, numbers_of
@@ -89,6 +89,8 @@ class QueueStatistics:
         self._revisions, self._sampled = self._sampled, {}
         self.queue_watch.end_pass()
         self._dead_letter_sources.end_pass()
+        for _ in self._dead_letter_sources.trace(self._machine.vhosts):
+            await next_slice()
         self._vhost_totals.end_pass(self._machine.vhosts.values(), self._group.time_ms())
         for key in self._kept_samples.watched_keys():
             numbers = self.numbers(key)
@@ -120,9 +122,8 @@ class QueueStatistics:
             return  # true for most queues when there are very many
         self._vhost_totals.add(queue.vhost, before, numbers)
         facts = _facts(queue, before, numbers)
-        vhost = self._machine.vhosts.get(queue.vhost)
-        if facts.ready and not facts.consumers and vhost is not None:
-            is_kept = self._dead_letter_sources.is_kept(vhost, queue, is_taken=facts.taken > 0)
+        if facts.ready and not facts.consumers:
+            is_kept = self._dead_letter_sources.is_kept(queue, is_taken=facts.taken > 0)
             facts = facts._replace(keeps_dead_letters=is_kept)
         self.queue_watch.check(facts, now_ms)
 

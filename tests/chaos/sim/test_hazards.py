@@ -1139,14 +1139,6 @@ HAZARDS = [
     ),
     Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and", shown_by=33),
     Hazard(
-        Parts(),
-        ROLLBACKS,
-        10,
-        "has forgotten that it voted",
-        ("cluster.engine.rejoin.Rejoin.record_memory", ignore_what_others_remember),
-        shown_by=89,
-    ),
-    Hazard(
         Parts(engine=VotesForAnyLog),
         ROLLBACKS,
         10,
@@ -1221,9 +1213,9 @@ HAZARDS = [
         Parts(),
         WRONG_LISTS,
         20,
-        "both lead",
+        "than the committed one",
         ("cluster.group.bootstrap.Bootstrap.find_configurations", go_by_the_list_in_the_file),
-        shown_by=75,
+        shown_by=61,
     ),
     Hazard(
         Parts(group=StaysThoughRemoved),

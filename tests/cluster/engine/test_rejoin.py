@@ -240,9 +240,7 @@ def remembers(node: Node, term: int, index: int, *, is_certain: bool = False) ->
         (6, 0, True),
     ],
 )
-def test_node_that_holds_less_than_a_peer_remembers_becomes_a_learner(
-    term: int, index: int, is_behind: bool
-) -> None:
+def test_node_with_less_than_a_peer_remembers_becomes_learner(term: int, index: int, is_behind: bool) -> None:
     node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5, last_index=70))
     node.turn()
     node.engine.term = 9  # which says nothing of what was forgotten before
@@ -268,7 +266,7 @@ def test_forgotten_vote_is_not_given_again_after_the_repair() -> None:
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_voter_with_a_log_waits_for_the_memories_of_the_others(is_told: bool) -> None:
+def test_voter_with_a_log_waits_for_the_memories_of_peers(is_told: bool) -> None:
     node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5, last_index=70))
     node.rejoin.awaits_memories = True
     node.turn()

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cluster.group.reads import PATIENCE_BEATS
+from cluster.group.reads import PATIENCE_BEATS, Reads
 from tests.cluster.harness import Trio
 
 if TYPE_CHECKING:
@@ -107,4 +107,18 @@ def test_leader_without_a_majority_of_links_fails_reads(trio: Trio) -> None:
         follower.end()
     read = Read(leader)
     trio.until(lambda: read.is_over, 4 * PATIENCE_BEATS * BEAT_MS)
+    assert (read.applied, read.failures) == ([], 1)
+
+
+def test_read_fails_when_its_index_is_lost_with_the_leader(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new leader answers with the end of its log, which may be lost before it is committed."""
+    follower, leader = trio.followers()[0], trio.leader()
+    monkeypatch.setattr(Reads, "_read_index", lambda reads: reads._journal.last_index + 1_000)
+    read = Read(follower)
+    trio.pass_ms(BEAT_MS)
+    assert not read.is_over
+    leader.end()
+    trio.until(lambda: read.is_over)
     assert (read.applied, read.failures) == ([], 1)

@@ -24,45 +24,45 @@ def test_lone_voter_confirms_itself() -> None:
     ("request_", "confirms"), [(READ, False), (ReadRequest("n1", 1), True)], ids=["learner", "leader"]
 )
 def test_other_requests_need_a_confirmation(request_: ReadRequest, *, confirms: bool) -> None:
-    asked = rounds("n1", "n2", "n3")
-    assert not asked.begin(request_, 9, confirms=confirms)
-    assert asked.confirm("n3", asked.last) == [ConfirmedRead(request_, 9)]
-    assert not asked
+    rounds_of_leader = rounds("n1", "n2", "n3")
+    assert not rounds_of_leader.begin(request_, 9, confirms=confirms)
+    assert rounds_of_leader.confirm("n3", rounds_of_leader.last) == [ConfirmedRead(request_, 9)]
+    assert not rounds_of_leader
 
 
 def test_non_voter_confirms_no_round() -> None:
-    asked = rounds("n1", "n2", "n3")
-    asked.begin(READ, 9, confirms=False)
-    assert asked.confirm("n4", asked.last) == []
+    rounds_of_leader = rounds("n1", "n2", "n3")
+    rounds_of_leader.begin(READ, 9, confirms=False)
+    assert rounds_of_leader.confirm("n4", rounds_of_leader.last) == []
 
 
 def test_confirmation_counts_for_earlier_rounds_only() -> None:
-    asked = rounds("n1", "n2", "n3", "n4", "n5")
+    rounds_of_leader = rounds("n1", "n2", "n3", "n4", "n5")
     for number in range(3):
-        asked.begin(ReadRequest("n2", number), 10 + number, confirms=True)
-    confirmed = asked.confirm("n3", 2)
+        rounds_of_leader.begin(ReadRequest("n2", number), 10 + number, confirms=True)
+    confirmed = rounds_of_leader.confirm("n3", 2)
     assert confirmed == [ConfirmedRead(ReadRequest("n2", 0), 10), ConfirmedRead(ReadRequest("n2", 1), 11)]
-    assert asked.confirm("n3", 3) == [ConfirmedRead(ReadRequest("n2", 2), 12)]
+    assert rounds_of_leader.confirm("n3", 3) == [ConfirmedRead(ReadRequest("n2", 2), 12)]
 
 
 def test_member_confirms_a_round_once() -> None:
-    asked = rounds("n1", "n2", "n3", "n4", "n5")
-    asked.begin(ReadRequest("n1", 1), 9, confirms=True)
-    assert asked.confirm("n3", asked.last) == []
-    assert asked.confirm("n3", asked.last) == []
-    assert asked.confirm("n4", asked.last) == [ConfirmedRead(ReadRequest("n1", 1), 9)]
+    rounds_of_leader = rounds("n1", "n2", "n3", "n4", "n5")
+    rounds_of_leader.begin(ReadRequest("n1", 1), 9, confirms=True)
+    assert rounds_of_leader.confirm("n3", rounds_of_leader.last) == []
+    assert rounds_of_leader.confirm("n3", rounds_of_leader.last) == []
+    assert rounds_of_leader.confirm("n4", rounds_of_leader.last) == [ConfirmedRead(ReadRequest("n1", 1), 9)]
 
 
 def test_rounds_of_a_lost_reader_are_dropped() -> None:
-    asked = rounds("n1", "n2", "n3", "n4", "n5")
-    asked.begin(READ, 9, confirms=True)
-    asked.begin(ReadRequest("n3", 1), 9, confirms=True)
-    asked.forget_reader("n2")
-    assert asked.confirm("n4", asked.last) == [ConfirmedRead(ReadRequest("n3", 1), 9)]
+    rounds_of_leader = rounds("n1", "n2", "n3", "n4", "n5")
+    rounds_of_leader.begin(READ, 9, confirms=True)
+    rounds_of_leader.begin(ReadRequest("n3", 1), 9, confirms=True)
+    rounds_of_leader.forget_reader("n2")
+    assert rounds_of_leader.confirm("n4", rounds_of_leader.last) == [ConfirmedRead(ReadRequest("n3", 1), 9)]
 
 
 def test_new_term_drops_all_rounds() -> None:
-    asked = rounds("n1", "n2", "n3")
-    asked.begin(READ, 9, confirms=False)
-    asked.clear()
-    assert asked.confirm("n3", asked.last) == []
+    rounds_of_leader = rounds("n1", "n2", "n3")
+    rounds_of_leader.begin(READ, 9, confirms=False)
+    rounds_of_leader.clear()
+    assert rounds_of_leader.confirm("n3", rounds_of_leader.last) == []

@@ -45,7 +45,14 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node[MachineManagement]:
     # All three nodes are there and are well.
     management.group.known["n3"] = management.group.known["n2"]
     statuses = [
-        SimpleNamespace(name=name, state=state, last_index=20, voter_status="voter", clock_offset_ms=0)
+        SimpleNamespace(
+            name=name,
+            state=state,
+            last_index=20,
+            voter_status="voter",
+            clock_offset_ms=0,
+            rolled_back_ms=None,
+        )
         for name, state in (("n1", "leader"), ("n2", "follower"), ("n3", "follower"))
     ]
     management.group.statuses.all = lambda: statuses

@@ -108,6 +108,9 @@ def test_search_answers_with_the_number_of_all_matches(node: Machine) -> None:
     for query, reason in (
         ("reason=old", "there is no reason 'old'"),
         ("headers={", "headers must be a JSON object"),
+        ("headers=" + "[" * 5_000, "headers must be a JSON object"),
+        ('headers={"n":NaN}', "headers must be a JSON object"),
+        ('headers={"n":1e999}', "a number is out of range"),
         ("text=" + "x" * 1025, "the text of the filter is longer than 1024 octets"),
         ("look_at=100001", "look_at must be a whole number"),
     ):
@@ -118,6 +121,7 @@ def test_search_answers_with_the_number_of_all_matches(node: Machine) -> None:
     node.add_user("eve", "management")
     node.management.make(SetPermissions("eve", "/", ".*", ".*", "^$"))
     assert node.api("queues/%2F/q/search", user="eve").status == 401
+    assert node.api("queues/%2F/q/search?headers={", user="eve").status == 401
 
 
 def test_dead_letters_are_sent_back_to_their_origin(node: Machine) -> None:
