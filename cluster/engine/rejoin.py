@@ -35,7 +35,7 @@ from cluster.log.hardstate import HardState, VoterStatus
 from cluster.raft.promises import Promise
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from cluster.configuration.configuration import Configuration
     from cluster.configuration.history import Configurations
@@ -190,21 +190,24 @@ class Rejoin:
         self._hard_state.store(state)
         engine.remember(state.term, state.voted_for)
 
-    def _waits_for_memories(self, awake_s: float) -> bool:
+    def _waits_for_memories(self, awake_s: Callable[[], float]) -> bool:
         """Return whether this voter must still hear what other voters remember of it.
 
         A voter that is down tells nothing, so the wait ends after `MEMORIES_S`.
         """
         if self._began_s is None:
-            self._began_s = awake_s
-        if self.awaits_memories and self._found is not None:
-            others = self._configurations.membership.voters - {self._name}
-            is_over = others <= self._memories or awake_s - self._began_s >= MEMORIES_S
-            self.awaits_memories = not is_over
-        return self.awaits_memories and self._found is not None
+            self._began_s = awake_s()
+        if not self.awaits_memories or self._found is None:
+            return False
+        others = self._configurations.membership.voters - {self._name}
+        self.awaits_memories = not (others <= self._memories or awake_s() - self._began_s >= MEMORIES_S)
+        return self.awaits_memories
 
-    def advance(self, engine: Engine, journal: SegmentedJournal, awake_s: float) -> bool:
-        """Raise the status of this node if the rules allow it now. Return True if it has changed."""
+    def advance(self, engine: Engine, journal: SegmentedJournal, awake_s: Callable[[], float]) -> bool:
+        """Raise the status of this node if the rules allow it now. Return True if it has changed.
+
+        `awake_s` reads the time awake. It is called only while it matters, because each turn calls `advance`.
+        """
         self._last_index = journal.last_index
         voter_status = self.voter_status
         if voter_status is VoterStatus.BLANK and self._is_by_names and not self._missing():

@@ -128,7 +128,7 @@ class Group:
         """Take part in the group. `events` receives committed effects and all other events for the broker."""
         self._events = events
         self._turns.is_on = True
-        self.rejoin.advance(self.engine, self.journal, self._log_sync.awake_s())
+        self.rejoin.advance(self.engine, self.journal, self._log_sync.awake_s)
         self._discovery.introduce()
         self._links.register(self.config.group_id, self.inbox)
         self.propose([])  # reports the new incarnation, so the cluster releases all held by the last
@@ -292,7 +292,7 @@ class Group:
         if not alone_and_unsynced:
             self._check_leader()
             self._forward()
-            if self.rejoin.advance(self.engine, self.journal, self._log_sync.awake_s()):
+            if self.rejoin.advance(self.engine, self.journal, self._log_sync.awake_s):
                 self._discovery.introduce()
                 self._outbox.transmit_to_all(self.own_status.now())
             last_index = self.journal.last_index

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from cluster.log.hardstate import VoterStatus
 from cluster.raft.cluster_clock import bounded
 from cluster.raft.messages import Append, AppendResponse, Memory, Status, Vote, VoteRequest
-from cluster.raft.promises import Promise, Promises
+from cluster.raft.promises import DirectoryPromises, Promise, Promises
 
 if TYPE_CHECKING:
     from cluster.membership.view import Members
@@ -36,6 +36,8 @@ class Rollbacks:
     def __init__(self, replica: Replica, members: Members) -> None:
         self._members = members
         self._promises = Promises()
+        self._linked: dict[str, DirectoryPromises] = {}
+        """The promises of the directory of each linked member that has promised something, by name."""
         self._links = replica.links
         self._engine = replica.engine
         self._rejoin = replica.rejoin
@@ -46,6 +48,7 @@ class Rollbacks:
 
     def link_began(self, peer: str) -> None:
         """Tell a member on its new link the promises of its earlier processes."""
+        self._linked.clear()  # records of removed members are forgotten here
         directory = self._links.peer_id(peer)
         if self._members.linked.is_member(peer):
             self._promises.forget_all_but(self._member_ids)
@@ -62,17 +65,20 @@ class Rollbacks:
 
     def heard(self, peer: str, message: Message) -> None:
         """Record the promise in a message of a linked member."""
-        match message:
-            case AppendResponse():
-                promise = Promise(message.term, message.next_index - 1 if message.success else 0)
-            case Append() | Vote() | VoteRequest():
-                promise = Promise(message.term, 0)
-            case Status():
-                self._check(peer, message)
-                promise = Promise(message.term, message.vouched_index)
-            case _:
-                return
-        self._promises.record(self._begun(peer), promise)
+        # Each client message causes such messages, so the usual case is a comparison.
+        index = 0
+        if isinstance(message, AppendResponse):
+            index = message.next_index - 1 if message.success else 0
+        elif isinstance(message, Status):
+            self._check(peer, message)
+            index = message.vouched_index
+        elif not isinstance(message, Append | Vote | VoteRequest):
+            return
+        known = self._linked.get(peer)
+        if known is None:
+            known = self._linked[peer] = self._promises.of(self._begun(peer))
+        if (message.term, index) > known.latest:
+            known.latest = Promise(message.term, index)
 
     def _begun(self, peer: str) -> bytes:
         """Return the directory of a linked member, which may have become a member after its link began."""

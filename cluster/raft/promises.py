@@ -29,7 +29,7 @@ NOTHING = Promise(0, 0)
 
 
 @dataclass(slots=True)
-class _DirectoryPromises:
+class DirectoryPromises:
     """The promises of a directory."""
 
     process: bytes
@@ -44,11 +44,11 @@ class Promises:
     """The promises of the members' data directories."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _DirectoryPromises] = {}
+        self._known: dict[bytes, DirectoryPromises] = {}
 
     def begin(self, directory: bytes, process: bytes) -> Promise:
         """Record a new link with a directory, and return the latest promise of its earlier processes."""
-        known = self._known.setdefault(directory, _DirectoryPromises(process))
+        known = self._known.setdefault(directory, DirectoryPromises(process))
         if known.process != process:
             known.process, known.before = process, known.latest
         return known.before
@@ -57,6 +57,10 @@ class Promises:
         """Record a promise of a linked directory."""
         known = self._known[directory]
         known.latest = max(known.latest, promise)
+
+    def of(self, directory: bytes) -> DirectoryPromises:
+        """Return the promises of a linked directory, which may be updated in place."""
+        return self._known[directory]
 
     def latest(self, directory: bytes) -> Promise:
         """Return the latest promise of a linked directory."""

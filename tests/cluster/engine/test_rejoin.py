@@ -58,7 +58,7 @@ class Node:
         )
 
     def turn(self) -> VoterStatus:
-        self.rejoin.advance(cast("Any", self.engine), cast("Any", self.engine.journal), self.now_s)
+        self.rejoin.advance(cast("Any", self.engine), cast("Any", self.engine.journal), lambda: self.now_s)
         return self.rejoin.voter_status
 
     def receive_status(self, peer: str, *, leads: bool = False, **fields: int) -> VoterStatus:
