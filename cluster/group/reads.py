@@ -32,7 +32,7 @@ class _Read(NamedTuple):
     failed: Callable[[], None]
 
 
-class _Sent(NamedTuple):
+class _SentReads(NamedTuple):
     reads: Sequence[_Read]
     beat: int
 
@@ -55,7 +55,7 @@ class Reads:
         self._since = since
         self._new: list[_Read] = []
         """Reads of this pass of the event loop, which the next request is for."""
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, _SentReads] = {}
         """Reads that wait for the leader's answer, by the number of their request."""
         self.unapplied: deque[tuple[int, Sequence[_Read]]] = deque()
         """Reads that wait until this node has applied an index, with that index."""
@@ -93,7 +93,7 @@ class Reads:
             return
         self._last_number += 1
         number = self._last_number
-        self._sent[number] = _Sent(reads, self._beat)
+        self._sent[number] = _SentReads(reads, self._beat)
         if leads:
             self._begin_round(ReadRequest(self._name, number), self._engine.applied_index, confirms=True)
         else:

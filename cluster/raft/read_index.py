@@ -25,7 +25,7 @@ class ReadRequest(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Round:
+class _ReadRound:
     request: ReadRequest
     read_index: int
     confirmed_by: set[str]
@@ -44,7 +44,7 @@ class ReadRounds:
     def __init__(self, name: str, configurations: Configurations) -> None:
         self._name = name
         self._configurations = configurations
-        self._rounds: dict[int, _Round] = {}
+        self._rounds: dict[int, _ReadRound] = {}
         self.last = 0
         """The number of the last round."""
 
@@ -62,7 +62,7 @@ class ReadRounds:
         if self._is_majority(confirmed_by):
             return True
         self.last += 1
-        self._rounds[self.last] = _Round(request, read_index, confirmed_by)
+        self._rounds[self.last] = _ReadRound(request, read_index, confirmed_by)
         return False
 
     def confirm(self, member: str, number: int) -> list[ConfirmedRead]:

@@ -22,7 +22,7 @@ from qq.machine.handlers.declaring import DeclarationHandlers
 from qq.machine.handlers.moving import MoveHandlers
 from qq.machine.handlers.operating import OperatorHandlers
 from qq.machine.handlers.publishing import PublishHandlers
-from qq.machine.handlers.reading import Reads
+from qq.machine.handlers.reading import ReadAnswers
 from qq.machine.handlers.registry import HANDLERS, bound_handlers, check_handlers
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import decode_commands, keep, message_sizes
@@ -103,7 +103,7 @@ class QueueMachine:
         """Estimates of the cost of commands, for building batches. `adopt` makes a new object."""
         self.claims = Claims(core)
         """The claims of nodes that may have died. `adopt` makes a new object."""
-        self.reads = Reads(core)
+        self.reads = ReadAnswers(core)
         """Answers of commands that change nothing. `adopt` makes a new object."""
         self._handlers: dict[type[c.Command], Callable[[Any], None]] = bound_handlers(
             parts, is_answered=False

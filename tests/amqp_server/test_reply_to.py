@@ -319,7 +319,7 @@ def test_replies_wait_for_a_client_that_reads_late(
     assert (counters.replies_delivered, counters.replies_dropped) == (COUNT + 1, 0)
 
 
-def test_small_replies_above_the_limit_of_a_slow_client_are_dropped(
+def test_small_replies_above_the_limit_are_dropped(
     broker: LoneBroker, requester: RawClient, replier: RawClient
 ) -> None:
     consume_replies(requester)

@@ -58,7 +58,7 @@ def send(node: Node, body: bytes, *, after: int = 0, to: Requester = THERE) -> b
     return node.replies.send(to, after, 1, [body])
 
 
-def test_reply_reaches_a_requester_at_another_node(nodes: dict[str, Node]) -> None:
+def test_reply_reaches_a_requester_at_a_second_node(nodes: dict[str, Node]) -> None:
     assert send(nodes["n1"], b"answer")
     assert nodes["n2"].delivered == [Replies(7, 9, NAME, 0, 1, [b"answer"])]
 

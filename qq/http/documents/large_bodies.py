@@ -34,7 +34,7 @@ CHARACTER_OCTETS_MAX = 4
 _SPACE = re.compile(rb"[ \t\n\r]*")
 
 
-class Rows:
+class LargeList:
     """A list in a large JSON text."""
 
     def __init__(self, octets: bytes | mmap) -> None:
@@ -56,7 +56,7 @@ class Rows:
 
 
 async def read_large_object(octets: bytes | mmap) -> Body:
-    """Return the JSON object in a request; its lists are `Rows`. Raises Refusal."""
+    """Return the JSON object in a request; its lists are `LargeList`. Raises Refusal."""
     try:
         at = len(BOM_UTF8) if octets[: len(BOM_UTF8)] == BOM_UTF8 else 0
         return await _object(_JsonCursor(octets, at), octets, Slices())
@@ -139,8 +139,8 @@ async def _object(cursor: _JsonCursor, octets: bytes | mmap, slices: Slices) -> 
     return body
 
 
-async def _list(cursor: _JsonCursor, octets: bytes | mmap, slices: Slices) -> Rows:
-    rows = Rows(octets)
+async def _list(cursor: _JsonCursor, octets: bytes | mmap, slices: Slices) -> LargeList:
+    rows = LargeList(octets)
     cursor.take(b"[")
     is_over = cursor.takes(b"]")
     while not is_over:

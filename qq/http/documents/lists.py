@@ -253,7 +253,9 @@ async def _matching(
     except InvalidPattern:
         return []
     found: list[T] = []
-    search = Search(pattern, bad_request("the search for the regular expression takes too long", _INVALID))
+    search = NameSearch(
+        pattern, bad_request("the search for the regular expression takes too long", _INVALID)
+    )
     for thing in things:
         if any(search.finds_in(name(thing)) for name in names_of):
             found.append(thing)
@@ -261,7 +263,7 @@ async def _matching(
     return found
 
 
-class Search:
+class NameSearch:
     """Searches a regular expression in the names of a request, with bounded cost per name and in all."""
 
     def __init__(self, pattern: Pattern, too_long: Refusal) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.base.error_responses import Refusal, bad_request
 from qq.http.documents import parsing
-from qq.http.documents.large_bodies import Rows
+from qq.http.documents.large_bodies import LargeList
 from qq.http.documents.rendering import DEDUPLICATION
 from qq.http.endpoints.parameters import CLUSTER_ID, has_meaning, read_global_parameter, read_parameter
 from qq.http.endpoints.shovels import NotCarriedOut
@@ -96,7 +96,7 @@ class _Stage:
     """
 
     category: str
-    rows: Rows
+    rows: LargeList
     places: Sequence[int]
     read: Callable[[Body], _Object | None]
 
@@ -176,7 +176,7 @@ class Import:
 
     async def _read(self, category: str, rows: Any, read: Callable[[Body], _Object | None]) -> _Stage:
         """Read and check the objects of a kind. Of several with the same key, the last counts."""
-        if not isinstance(rows, Rows):
+        if not isinstance(rows, LargeList):
             raise bad_request(f"{category} should be a list; nothing is imported")
         places: dict[bytes, int] = {}
         administrators: set[int] = set()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from qq.http.base.error_responses import bad_request
-from qq.http.documents.lists import PATTERN_CHARS_MAX, Search
+from qq.http.documents.lists import PATTERN_CHARS_MAX, NameSearch
 from qq.http.documents.requests import named_vhost
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.policy.policies import APPLIES_TO
@@ -43,7 +43,9 @@ class PolicyMatchEndpoint:
         counts: Counter[str] = Counter()
         shown: list[dict[str, Any]] = []
         slices = Slices()
-        search = Search(pattern, bad_request("the search for the pattern takes too long: make it simpler"))
+        search = NameSearch(
+            pattern, bad_request("the search for the pattern takes too long: make it simpler")
+        )
         for kind, name, policy in self._things(vhost):
             await slices.give_way()
             if kind not in kinds:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qq.machine.queue.queue import Queue
 
 
-class Reads:
+class ReadAnswers:
     """The answers of commands that change nothing now."""
 
     def __init__(self, core: Core) -> None:

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qq.http.documents import requests
-from qq.http.documents.large_bodies import Rows, read_large_object
+from qq.http.documents.large_bodies import LargeList, read_large_object
 from qq.http.endpoints import definitions
 from qq.machine.catalog import limits
 from qq.machine.protocol.commands import (
@@ -574,7 +574,7 @@ def test_large_object_is_read_like_a_small_object(
     for octets in (raw, b"\xef\xbb\xbf " + raw + b" \r\n"):
         read = asyncio.run(read_large_object(octets))
         assert {
-            name: list(value) if isinstance(value, Rows) else value for name, value in read.items()
+            name: list(value) if isinstance(value, LargeList) else value for name, value in read.items()
         } == body
 
 
