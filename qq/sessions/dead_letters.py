@@ -199,7 +199,7 @@ class DeadLetters:
     def _stored(self, messages: Range, ranges: list[Range], position: int) -> list[Messages] | None:
         """Return the stored `messages`, part of the range at `position`; None while their entry is being read."""
         try:
-            stored = self._entries.messages(messages, only_beginnings=True)
+            stored = self._entries.messages(messages, frames_max=0)
         except MessagesGone:
             # The state still refers to these messages, so this is a bug of qq. The messages behind them continue.
             log.exception("dead messages of entry %d cannot be read", messages.index)
