@@ -451,7 +451,7 @@ _SMALL: dict[int, type[Any]] = {
     25: ReadIndexAnswer,
     26: TermCheck,
     27: TermConfirmed,
-    28: Memory,
+    29: Memory,
 }
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
 FREE_BYTES_MAX = 2**64 - 1

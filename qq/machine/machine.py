@@ -9,6 +9,7 @@ different result. So it raises `MalformedBatch` and changes no state.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,7 +35,7 @@ from qq.machine.snapshot.state import FrozenMachine, MalformedDump, freeze, read
 from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from qq.machine.catalog.catalog import Catalog
     from qq.machine.catalog.vhost import VirtualHost
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from qq.machine.handlers.fragments import Fragment
     from qq.machine.protocol.effects import Deliver, Effect, Result
     from qq.machine.queue.moves import Moves
+    from qq.machine.queue.stuck_lines import StuckLines, Target
 
 
 _IN_APPLY: dict[type[c.Command], Cost] = {c.Enqueue: COMMAND_STEPS, c.Commit: COMMAND_STEPS}
@@ -52,6 +54,32 @@ _COSTS = _IN_APPLY | {command: handler.cost for command, handler in HANDLERS.ite
 
 ROOMS_MAX = 500
 """Stuck dead letters that a target is tried with at once."""
+
+
+@dataclass(slots=True)
+class Room:
+    """How much a queue may take of the messages that wait for it."""
+
+    wanted: int
+    """Messages that its consumers may take at once, whatever the limits of the queue."""
+    count: int
+    size: int | None
+    """Bytes; None without a limit. A full queue may hold more than its limit."""
+
+    def fits(self, size: int) -> int:
+        """Return the number of messages of this size that fit."""
+        count = self.count
+        if self.size is not None and self.size < count * size:
+            count = max(self.size // max(size, 1), 0)
+        return min(self.wanted + count, ROOMS_MAX)
+
+    def take(self, count: int, size: int) -> None:
+        """Use room for messages of this size."""
+        wanted = min(self.wanted, count)
+        self.wanted -= wanted
+        self.count = max(self.count - (count - wanted), 0)
+        if self.size is not None:
+            self.size -= (count - wanted) * size
 
 
 class PendingDeadLetters(NamedTuple):
@@ -348,24 +376,24 @@ class QueueMachine:
         return PendingDeadLetters(*place, parts, self._publishing.needs_content(queue))
 
     @property
-    def queues_with_stuck(self) -> Collection[Queue]:
-        """The queues with dead messages that their targets could not take (`Queue.stuck`)."""
-        return self._core.queues_with_stuck
+    def stuck_lines(self) -> StuckLines:
+        """Where dead messages wait that their targets could not take (`Queue.stuck`)."""
+        return self._core.stuck_lines
 
     def stuck_dead_letters(self, queue: Queue, target: str, first: int, most: int) -> PendingDeadLetters:
         """Return the messages that wait for a target, from the number `first` on, in at most `most` ranges."""
         stuck = queue.stuck_messages(target, first, most)
         return self._pending(queue, [(number, dead.range) for number, dead in stuck])
 
-    def room_for_stuck(self, queue: Queue, target: str) -> int:
-        """Return how many of the first messages that wait for a target it may take now, about."""
-        known = self.vhosts[queue.vhost].queues.get(target)
+    def room_for_stuck(self, target: Target) -> Room:
+        """Return how much a queue may take now, about, of the messages that wait for it."""
+        known = self.vhosts[target.vhost].queues.get(target.name)
         if known is None:
-            return 0  # they have another route since then: see `is_still_stuck`
-        [(_, first)] = queue.stuck_messages(target, 0, 1)
-        sizes = [first.range.part(0, 1).size] * ROOMS_MAX
-        wanted = sum(consumer.room for consumer in islice(known.rotation, ROOMS_MAX))
-        return min(known.room(sizes) + wanted, ROOMS_MAX)
+            return Room(0, 0, 0)  # they have another route since then: see `is_still_stuck`
+        wanted = 0
+        if not (known.backlog.count or known.returning):
+            wanted = sum(consumer.room for consumer in islice(known.rotation, ROOMS_MAX))
+        return Room(min(wanted, ROOMS_MAX), *known.room_left(ROOMS_MAX))
 
     def is_still_stuck(self, command: c.DeadLetter, target: str) -> bool:
         """Return whether the first message of the command must still wait for the target."""

@@ -13,10 +13,11 @@ so the log can hold them. If a step has no effect nevertheless, it is repeated o
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.commands import DeadLetter
+from qq.machine.queue.stuck_lines import Target
 from qq.sessions.entries import MessagesGone
 from qq.sessions.lanes import Lane
 from qq.sessions.stuck_dead_letters import StuckDeadLetters
@@ -25,7 +26,7 @@ from qq.stored.layout import FLAGS_AT, frame_stop
 from qq.stored.properties import NO_PRIORITY, kept_when_dead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from cluster.runtime.ports import Runtime
     from qq.machine.machine import PendingDeadLetters, QueueMachine
@@ -59,6 +60,14 @@ _PLACE = 1 + DeadLetter._fields.index("count")
 because afterwards other messages are first in the queue."""
 
 
+class _Tried(NamedTuple):
+    """Stuck messages that are tried again."""
+
+    queue: Queue
+    target: str
+    command: DeadLetter
+
+
 class DeadLetters:
     """Moves dead-lettered messages to their targets while this node is the leader."""
 
@@ -81,13 +90,18 @@ class DeadLetters:
         self._is_timer_set = False
         self._retries_stuck = False
         """Whether the next step has stuck dead letters, too."""
-        self._tried: list[tuple[Queue, str, int]] = []
-        """The stuck messages of the current step: queue, target, and number of the first of each command."""
+        self._is_reading_stuck = False
+        """Whether an entry with stuck dead letters is being read. Steps of other dead letters go on meanwhile."""
+        self._ready: list[_Tried] = []
+        """The stuck messages of the next step."""
+        self._tried: list[_Tried] = []
+        """The stuck messages of the current step."""
 
     def set_leading(self, leads: bool) -> None:
         """Start moving dead-lettered messages if this node is the leader now; otherwise stop."""
         self._leads = leads
         self._last_places = set()
+        self._ready = []
         self._stuck.forget()
         self.submit_step()
 
@@ -96,17 +110,20 @@ class DeadLetters:
         if self._outstanding or not self._leads:
             return
         self._set_timer()
-        stuck = self._stuck_commands() if self._retries_stuck else []
+        if self._retries_stuck and not self._is_reading_stuck and not self._ready:
+            self._ready = self._try_stuck()
         step, left, steps, start = list[DeadLetter](), MESSAGES_MAX, 0, self._first
         for pending in self._machine.pending_dead_letters(RANGES_MAX, self._first):
-            for command in self._commands(pending, left):
+            place = len(step)
+            for command in self._commands(pending, left, self._load):
                 step.append(command)
                 left -= command.count
                 steps += self._submissions.cost_of(command)
                 if steps >= STEPS_MAX:
                     break
-            if self._outstanding:
-                break  # the next messages must be read first
+            if self._outstanding:  # the next messages must be read first
+                self._first += len(step) > place
+                break
             self._first += 1
             if left <= 0:
                 break
@@ -115,8 +132,7 @@ class DeadLetters:
                 break
         places: set[tuple[object, ...]] = {command[:_PLACE] for command in step}
         last, self._last_places = self._last_places, places
-        step += stuck
-        if not step:
+        if not step and not self._ready:
             return
         self._outstanding += 1
         if last and last <= places:
@@ -128,51 +144,78 @@ class DeadLetters:
             self._last_places = set()
             self._runtime.call_later(RETRY_S, self._end_wait)
             return
-        for command in step:
+        self._tried, self._ready = self._ready, []
+        for command in (*step, *(tried.command for tried in self._tried)):
             self._submissions.add(command, self._lane)
         self._submissions.read_barrier(self._end_wait, self._lane)
 
     def _end_wait(self) -> None:
         self._outstanding -= 1
         if not self._outstanding and self._tried:
-            tried, self._tried = self._tried, []
+            moved: dict[Target, bool] = {}
+            for queue, name, command in self._tried:
+                target = Target(queue.vhost, name)
+                is_there = name in queue.stuck and command.first in queue.stuck[name]
+                moved[target] = moved.get(target, False) or not is_there
+            for target, has_moved in moved.items():
+                self._stuck.tried(target, moved=has_moved)
             # Those that did not move might fail again, and again at once.
-            self._retries_stuck |= any(
-                target not in queue.stuck or number not in queue.stuck[target]
-                for queue, target, number in tried
-            )
+            self._retries_stuck |= any(moved.values())
+            self._tried = []
         self.submit_step()
 
     def _set_timer(self) -> None:
-        if self._machine.queues_with_stuck and not self._is_timer_set:
+        if self._machine.stuck_lines.queues and not self._is_timer_set:
             self._is_timer_set = True
             self._runtime.call_later(STUCK_S, self._retry_stuck)
 
     def _retry_stuck(self) -> None:
         self._is_timer_set, self._retries_stuck = False, True
+        self._stuck.round += 1
         self.submit_step()
 
-    def _stuck_commands(self) -> list[DeadLetter]:
+    def _try_stuck(self) -> list[_Tried]:
         """Return commands for stuck dead letters that their targets may take now."""
         self._retries_stuck = False
-        commands: list[DeadLetter] = []
+        commands: list[_Tried] = []
         steps = 0
-        for queue, target, pending, count_max, is_certain in self._stuck.candidates():
-            for command in self._commands(pending, count_max):
+        for candidates in self._stuck.candidates():
+            queue, target, pending, count_max, is_certain = candidates
+            unread: list[int] = []
+            for command in self._commands(pending, count_max, unread.extend):
                 if not is_certain:
                     self._stuck.examined(queue, command)
                 steps += self._submissions.cost_of(command)
                 if is_certain or not self._machine.is_still_stuck(command, target):
-                    commands.append(command)
-                    self._tried.append((queue, target, command.first))
+                    commands.append(_Tried(queue, target, command))
                 if steps >= STEPS_MAX:
                     return commands
-            if self._outstanding:  # the next messages must be read first
+            if not unread:
+                continue
+            self._stuck.wait_for(candidates)
+            if commands:  # else the read would be in vain if they took the place of its entry in memory
                 self._retries_stuck = True
-                return commands
+            else:
+                self._is_reading_stuck = True
+                self._entries.load(unread, self._end_read_of_stuck)
+            return commands
         return commands
 
-    def _commands(self, pending: PendingDeadLetters, messages_max: int) -> Iterator[DeadLetter]:
+    def _end_read_of_stuck(self) -> None:
+        self._is_reading_stuck = False
+        if self._leads:
+            # At once, because the next reads may push the entry out of memory.
+            self._ready += self._try_stuck()
+        self.submit_step()
+
+    def _load(self, indexes: list[int]) -> None:
+        self._outstanding += 1
+        self._entries.load(indexes, self._end_wait)
+
+    def _commands(
+        self, pending: PendingDeadLetters, messages_max: int, load: Callable[[list[int]], None]
+    ) -> Iterator[DeadLetter]:
+        """Yield commands for the first messages until an entry must be read first: then call `load`."""
         if pending.needs_content:
             messages_max = min(messages_max, CONTENT_MESSAGES_MAX)
         place = pending.vhost, pending.queue, pending.number
@@ -183,8 +226,9 @@ class DeadLetters:
                 return
             messages = part.part(0, min(part.count, left))
             left -= messages.count
-            stored = self._stored(messages, ranges, position)
+            stored = self._stored(messages)
             if stored is None:
+                load(list(dict.fromkeys(part.index for part in ranges[position:])))
                 return
             unknown = DeadLetter(*place, 0, 0, "", "", [], [], "", NO_PRIORITY, True, {}, {})
             alike = _group_equal(stored, place, needs_content=pending.needs_content)
@@ -196,19 +240,14 @@ class DeadLetters:
                 if size >= BYTES_MAX:
                     return
 
-    def _stored(self, messages: Range, ranges: list[Range], position: int) -> list[Messages] | None:
-        """Return the stored `messages`, part of the range at `position`; None while their entry is being read."""
+    def _stored(self, messages: Range) -> list[Messages] | None:
+        """Return the stored messages; None if their entry must be read first."""
         try:
-            stored = self._entries.messages(messages, frames_max=0)
+            return self._entries.messages(messages, frames_max=0)
         except MessagesGone:
             # The state still refers to these messages, so this is a bug of qq. The messages behind them continue.
             log.exception("dead messages of entry %d cannot be read", messages.index)
             return []
-        if stored is None:
-            self._outstanding += 1
-            ahead = dict.fromkeys(part.index for part in ranges[position:])
-            self._entries.load(list(ahead), self._end_wait)
-        return stored
 
 
 def _group_equal(

@@ -27,6 +27,7 @@ from qq.machine.queue.leaving import Leaving
 from qq.machine.queue.queue import Consumer, Queue
 from qq.machine.queue.runs import Runs
 from qq.machine.queue.shelf import Shelf
+from qq.machine.queue.stuck_lines import IndexedSet, StuckLines
 from qq.machine.queue.timers import NEVER_MS, Timers
 from qq.ranges import RangeMap
 from qq.routing.exchanges import RoutingTable
@@ -97,9 +98,9 @@ _SORTED = "Sorted by whoever goes through it."
 UNORDERED: dict[type, dict[str, str]] = {
     Core: {
         "queues_with_dead": "In which order a leader looks at queues is its own affair.",
-        "queues_with_stuck": "In which order a leader looks at queues is its own affair.",
         "reviewing": _SORTED,
     },
+    StuckLines: {"_lines": _LOOKED_UP},
     Rotation: {"_rings": "Their order is that of the levels."},
     VirtualHost: {
         "requesters": _LOOKED_UP,
@@ -184,6 +185,11 @@ FORMS: dict[type, Form] = {
         ("_pieces", "_head", "_shared"),
         lambda ids: [(piece.first, piece.value.part(piece.offset, piece.count)) for piece in ids.pieces()],
         "A dump has what is left of a piece.",
+    ),
+    IndexedSet: Form(
+        ("_members", "_positions"),
+        lambda members: {_name(member) for member in members},
+        "In which order a leader looks at its members is its own affair.",
     ),
     Leaving: Form(
         ("_heads", "_held"),

@@ -20,6 +20,7 @@ from qq.machine.protocol.effects import (
 )
 from qq.machine.queue.backlog import Backlog
 from qq.machine.queue.leaving import ranges_of
+from qq.machine.queue.stuck_lines import Target
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
@@ -235,11 +236,12 @@ class Log:
         commands: list[DeadLetter] = []
         for dead in machine.pending_dead_letters(ranges_max):
             commands += self.dead_letters_of(dead)
-        for queue in machine.queues_with_stuck:
+        for queue in machine.stuck_lines.queues:
             for target in queue.stuck:
                 stuck = machine.stuck_dead_letters(queue, target, 0, ranges_max)
                 tried = self.dead_letters_of(stuck)
-                room = machine.room_for_stuck(queue, target)
+                size = stuck.parts[0][1].part(0, 1).size
+                room = machine.room_for_stuck(Target(queue.vhost, target)).fits(size)
                 commands += [each for each in tried if room or not machine.is_still_stuck(each, target)]
         return commands
 

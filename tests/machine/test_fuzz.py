@@ -68,6 +68,8 @@ from qq.machine.protocol.commands import (
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue import queue as queue_module
 from qq.machine.queue.backlog import PLACES, RETURNED, place_of
+from qq.machine.queue.queue import UNROUTED
+from qq.machine.queue.stuck_lines import Target
 from qq.ranges import LEVELS
 from qq.routing.content import Content
 from qq.routing.routers import DestinationKind
@@ -416,7 +418,12 @@ class Pair:
         queues = set(self.one.queues())
         assert {consumer.queue for consumer in self.one.consumers.values()} <= queues
         assert queues.issuperset(self.one._core.queues_with_dead)
-        assert {queue for queue in queues if queue.stuck} == set(self.one._core.queues_with_stuck)
+        stuck = self.one.stuck_lines
+        assert {queue for queue in queues if queue.stuck} == set(stuck.queues)
+        lines = {(queue, target) for target in stuck.targets for queue in stuck.queues_of(target)}
+        assert lines == {
+            (queue, Target(queue.vhost, name)) for queue in queues for name in queue.stuck if name != UNROUTED
+        }
         assert queues.issuperset(self.one._core.abandoned)
         requesting = [each for each in sessions if each.requester is not None]
         for vhost in [*catalog.vhosts.values(), *(each.vhost for each in requesting)]:

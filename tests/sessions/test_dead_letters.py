@@ -13,7 +13,7 @@ from qq.machine.machine import PendingDeadLetters
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.commands import DeadLetter
 from qq.machine.protocol.versions import VERSIONS
-from qq.machine.queue.queue import Queue
+from qq.machine.queue.stuck_lines import StuckLines
 from qq.ranges import Range
 from qq.sessions.dead_letters import BYTES_MAX, RETRY_S, STEPS_MAX, DeadLetters
 from qq.sessions.entries import Messages
@@ -33,7 +33,7 @@ class World:
         self.steps: list[list[DeadLetter]] = []
         self.delays_s: list[float] = []
         self.later: list[Callable[[], None]] = []
-        self.queues_with_stuck: list[Queue] = []
+        self.stuck_lines = StuckLines()
         self._step: list[DeadLetter] = []
         self._applied: list[Callable[[], None]] = []
         self.dead_letters = DeadLetters(*[cast("Any", self)] * 4)

@@ -43,6 +43,7 @@ from qq.machine.protocol.work_meter import (
 )
 from qq.machine.queue.consumers import Budget
 from qq.machine.queue.leaving import ENDED, FAILED, RETURNED
+from qq.machine.queue.stuck_lines import StuckLines
 from qq.machine.queue.timers import NEVER_MS, NOW_MS, Timers
 from qq.ranges import MESSAGE_MASK
 from qq.routing.content import Content
@@ -147,8 +148,8 @@ class Core:
         """Changed queues of this entry, and queues that were left unserved for the next entries."""
         self.queues_with_dead: dict[Queue, None] = {}
         """Queues with messages that await dead-lettering and were not tried yet."""
-        self.queues_with_stuck: dict[Queue, None] = {}
-        """Queues with dead messages that their targets could not take."""
+        self.stuck_lines = StuckLines()
+        """Where dead messages wait that their targets could not take."""
         self.fragments = Fragments()
         self.behind: dict[Queue, None] = {}
         """Queues with put-off work, because too much was settled or returned at once; the next queue first."""
@@ -601,12 +602,13 @@ class Core:
         self.consumer_timers.keep(lambda consumer: consumer.queue.vhost != name)
         self.queue_timers.keep(lambda queue: queue.vhost != name)
         self.idle_timers.keep(lambda queue: queue.vhost != name)
-        self.dirty, self.queues_with_dead, self.queues_with_stuck, self.behind, self.abandoned = (
+        for queue in vhost.queues.values():
+            self.stuck_lines.forget(queue)
+        self.dirty, self.queues_with_dead, self.behind, self.abandoned = (
             {queue: None for queue in queues if queue.vhost != name}
             for queues in (
                 self.dirty,
                 self.queues_with_dead,
-                self.queues_with_stuck,
                 self.behind,
                 self.abandoned,
             )
@@ -617,7 +619,7 @@ class Core:
     def _forget_queue(self, queue: Queue) -> list[ConsumerGone]:
         self.dirty.pop(queue, None)
         self.queues_with_dead.pop(queue, None)
-        self.queues_with_stuck.pop(queue, None)
+        self.stuck_lines.forget(queue)
         self.behind.pop(queue, None)
         self.abandoned.pop(queue, None)
         self.queue_timers.set(queue, None)

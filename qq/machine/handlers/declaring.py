@@ -100,9 +100,9 @@ class DeclarationHandlers:
             return QueuePurged(0)
         queue = core.queue(command.session, command.connection, command.name)
         core.serve(queue)
+        core.stuck_lines.forget(queue)
         purged = queue.purge()
         core.queues_with_dead.pop(queue, None)
-        core.queues_with_stuck.pop(queue, None)
         core.touch(queue)
         return QueuePurged(purged)
 

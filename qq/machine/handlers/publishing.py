@@ -247,10 +247,6 @@ class PublishHandlers:
             left = self._dead_letter_first(vhost, queue, command)
         if not queue.dead:
             core.queues_with_dead.pop(queue, None)
-        if queue.stuck:
-            core.queues_with_stuck[queue] = None
-        else:
-            core.queues_with_stuck.pop(queue, None)
         if queue.settings.dead_letter_exchange is not None:
             strategy = queue.settings.dead_letter_strategy
             core.effects += [
@@ -302,6 +298,7 @@ class PublishHandlers:
         left, kept = self._move_or_hold_back(vhost, queue, numbered, command)
         for number, dead in kept:
             queue.hold_back(number, dead, target)
+        self._core.stuck_lines.forget_emptied(queue, target)
         return left
 
     def _move_or_hold_back(
@@ -331,6 +328,7 @@ class PublishHandlers:
                     left[dead.reason] = left.get(dead.reason, 0) + moved
                 if blocked:
                     queue.hold_back(first + at, dead.part(at, blocked), target)
+                    core.stuck_lines.add(queue, [target])
                     at += blocked
             if at < count:
                 kept.append((first + at, dead.part(at, count - at)))

@@ -290,6 +290,17 @@ class Queue:
             room = min(room, bisect_right(list(accumulate(sizes)), left))
         return room
 
+    def room_left(self, most: int) -> tuple[int, int | None]:
+        """Return how many more messages the queue accepts, at most `most`, and how many bytes; None is no limit."""
+        settings = self.settings
+        if settings.overflow != "reject-publish":
+            return most, None
+        count, size = settings.max_length, settings.max_length_bytes
+        return (
+            most if count is None else min(max(count - self.messages, 0), most),
+            None if size is None else size - self.backlog.size - self.backlog.delayed_size,
+        )
+
     @property
     def is_overfull(self) -> bool:
         """Whether a queue that refuses messages over its limits holds more than they allow."""

@@ -425,7 +425,7 @@ def restore(core: Core, dump: Dump) -> None:
             core.queues_with_dead[queue] = None
     for row in dump.stuck:
         queues[row.queue].restore_stuck(row.target, row.messages)
-        core.queues_with_stuck[queues[row.queue]] = None
+        core.stuck_lines.add(queues[row.queue], [row.target])
     catalog.queues_declared = dump.queues_declared
     for row in dump.vhosts:
         for binding in row.bindings:

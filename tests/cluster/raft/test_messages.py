@@ -20,6 +20,7 @@ from cluster.raft.messages import (
     Alarm,
     Append,
     AppendResponse,
+    BrokerMessage,
     ChangeRefused,
     ChangeRequest,
     FetchChunk,
@@ -82,6 +83,7 @@ MESSAGES: list[Message] = [
     ChangeRefused(1, "why not"),
     Query(3, b"how are you"),
     QueryAnswer(3, b"well"),
+    BrokerMessage([b"replies"]),
 ]
 
 
@@ -99,6 +101,12 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_a_message_travels_as_it_is(message: Message) -> None:
     assert decode(frame_of(message)) == message
+
+
+def test_each_type_of_message_has_a_kind_of_its_own() -> None:
+    """Two changes that were merged had taken the same kind for two types."""
+    kinds = {frame_of(message)[0] for message in MESSAGES}
+    assert len(kinds) == len({type(message) for message in MESSAGES})
 
 
 @pytest.mark.parametrize("to", ["", "n1", "nœud-1"])

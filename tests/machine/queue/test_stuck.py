@@ -181,7 +181,8 @@ def test_stuck_dead_letters_go_with_a_purge_or_their_strategy(driver: Driver, co
     driver.apply(command)
     driver.lead()
     assert (lines(driver), queue(driver).dead_count, queue(driver).dead_size) == ({}, 0, 0)
-    assert not driver.machine.queues_with_stuck
+    assert not driver.machine.stuck_lines.queues
+    assert not driver.machine.stuck_lines.targets
     die(driver, "there", "gone")
     assert ready(driver, "there") == [1]
 
@@ -189,7 +190,8 @@ def test_stuck_dead_letters_go_with_a_purge_or_their_strategy(driver: Driver, co
 def test_deleted_queue_is_not_listed_with_stuck_messages(driver: Driver) -> None:
     die(driver, "gone", "full", "full")
     driver.apply(c.DeleteQueue(1, 1, "level", False, False))
-    assert not driver.machine.queues_with_stuck
+    assert not driver.machine.stuck_lines.queues
+    assert not driver.machine.stuck_lines.targets
 
 
 def test_loaded_state_has_the_same_stuck_dead_letters(driver: Driver) -> None:
