@@ -209,8 +209,8 @@ class Node:
         self._step: list[c.Command] = []
         self.dead_letters = DeadLetters(driver.machine, *[cast("Any", self)] * 3)
 
-    def messages(self, part: Range, *, only_beginnings: bool) -> list[Messages] | None:
-        assert only_beginnings
+    def messages(self, part: Range, *, frames_max: int) -> list[Messages] | None:
+        assert frames_max == 0
         if part.index not in self.cached:
             return None
         published = self.driver.log.published[part.index, part.slot]
