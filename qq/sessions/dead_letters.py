@@ -243,7 +243,7 @@ class DeadLetters:
     def _stored(self, messages: Range) -> list[Messages] | None:
         """Return the stored messages; None if their entry must be read first."""
         try:
-            return self._entries.messages(messages, only_beginnings=True)
+            return self._entries.messages(messages, frames_max=0)
         except MessagesGone:
             # The state still refers to these messages, so this is a bug of qq. The messages behind them continue.
             log.exception("dead messages of entry %d cannot be read", messages.index)

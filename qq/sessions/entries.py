@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from enum import Enum, auto
 from functools import partial
-from itertools import pairwise, takewhile
+from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.log.entry import batches_of, compacted_parts, is_compacted, is_regular
@@ -26,7 +26,7 @@ from qq.machine.protocol.codec import stored_pieces
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cluster.runtime.ports import Disk
     from qq.machine.handlers.fragments import Fragment
@@ -165,6 +165,16 @@ def _view(entry: bytes) -> _View:
     return _EntryView(entry) if is_regular(entry) else _CompactedView({})
 
 
+def _needed(sizes: Iterable[int], octets: int | None) -> int | None:
+    """Return how many of the first sizes make up `octets`; None for all."""
+    if octets is None:
+        return None
+    for number, total in enumerate(accumulate(sizes), 1):
+        if total >= octets:
+            return number
+    return None
+
+
 class _Lacking(NamedTuple):
     """An entry with large messages that must be joined with fragments still to be read."""
 
@@ -209,10 +219,10 @@ class Entries:
         """Fragments that have just been read, by index and slot, while the callbacks run; None if a fragment is
         gone."""
 
-    def messages(self, part: Range, *, only_beginnings: bool = False) -> list[Messages] | None:
+    def messages(self, part: Range, *, frames_max: int | None = None) -> list[Messages] | None:
         """Return the messages of a range in order, or None if they must be read first (`load`). Raises MessagesGone.
 
-        With `only_beginnings`, return the content header of a large message instead of the whole message.
+        With `frames_max`, a large message may end after so many octets of its body frames; with 0 it has none.
         """
         view = self._views.get(part.index)
         if view is None:
@@ -221,10 +231,10 @@ class Entries:
                 return None
             view = self._keep(part.index, _view(payload))
         found = view.messages(part.slot, part.count)
-        if not only_beginnings:
+        if frames_max != 0:
             for each in found:
                 if each.goes_on:
-                    return self._joined(part, found, view)
+                    return self._joined(part, found, view, frames_max)
         return found
 
     def portion(self, part: Range) -> int:
@@ -238,8 +248,10 @@ class Entries:
         end = part.slot + part.count
         return min((slot + 1 for slot in fragments if part.slot <= slot < end), default=end) - part.slot
 
-    def _joined(self, part: Range, found: Sequence[Messages], view: _View) -> list[Messages] | None:
-        """Return the same messages with their fragments, or None if fragments must be read first.
+    def _joined(
+        self, part: Range, found: Sequence[Messages], view: _View, frames_max: int | None
+    ) -> list[Messages] | None:
+        """Return the same messages with their (first) fragments, or None if fragments must be read first.
 
         Raises MessagesGone.
         """
@@ -251,7 +263,7 @@ class Entries:
             if each.goes_on:
                 whole = []
                 for number, beginning in enumerate(each.messages):
-                    fragments = self._fragments(part.index, slot + number)
+                    fragments = self._fragments(part.index, slot + number, frames_max)
                     if fragments is None:
                         lacking[slot + number] = None
                     else:
@@ -264,16 +276,20 @@ class Entries:
             return None
         return joined
 
-    def _fragments(self, index: int, slot: int) -> Sequence[bytes] | None:
-        """Return the fragments of a large message, or None if a fragment must be read first. Raises MessagesGone."""
+    def _fragments(self, index: int, slot: int, least: int | None) -> Sequence[bytes] | None:
+        """Return the fragments of a large message, or the first of them, together at least `least` octets.
+
+        The result is None if a fragment must be read first. Raises MessagesGone.
+        """
         if (index, slot) in self._gathered:
             gathered = self._gathered[index, slot]
             if gathered is None:
                 raise MessagesGone(f"not all of message {slot} of entry {index} was kept")
-            return gathered
+            return gathered[: _needed(map(len, gathered), least)]
         fragments = self._fragments_of(index).get(slot)
         if fragments is None:
             raise MessagesGone(f"nothing refers to message {slot} of entry {index} any more")
+        fragments = fragments[: _needed((fragment.size for fragment in fragments), least)]
         if not all(self._is_in_memory(fragment.index) for fragment in fragments):
             return None
         found: list[bytes] = []

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SEARCHED_BYTES = 1024 * 1024
 """First octets of a body that are searched for a text; a few milliseconds of work."""
+SEARCHED_FRAMES_BYTES = SEARCHED_BYTES + SEARCHED_BYTES // 64
+"""Octets of body frames that are read for these. They suffice unless frames are smaller than 512 octets."""
 
 
 class MessageFilter(NamedTuple):
@@ -73,7 +75,7 @@ def _is_equal(found: object, wanted: object) -> bool:
 
 def _has_text(message: bytes, text: str) -> bool:
     wanted = text.casefold()
-    properties, body = content(message)
+    properties, body = content(message, SEARCHED_FRAMES_BYTES)
     if wanted in body[:SEARCHED_BYTES].decode(errors="replace").casefold():
         return True
     values = (getattr(properties, name) for name in properties.attributes() if name != "headers")

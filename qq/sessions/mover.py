@@ -27,7 +27,7 @@ from qq.machine.queue.moves import MovePiece
 from qq.sessions.access import Access, AccessRefused
 from qq.sessions.entries import MessagesGone
 from qq.sessions.lanes import Lane
-from qq.sessions.message_filter import filter_of
+from qq.sessions.message_filter import SEARCHED_FRAMES_BYTES, filter_of
 from qq.stored.properties import kept_when_moved
 
 if TYPE_CHECKING:
@@ -329,10 +329,10 @@ class Mover:
         """Return the messages of a range; None if they must be read first.
 
         A message that cannot be read is None in the list. Of large messages only the headers are returned, unless the
-        filter searches for a text.
+        filter searches for a text, and then no more octets than it searches.
         """
         try:
-            groups = self._entries.messages(part, only_beginnings=not wanted.text)
+            groups = self._entries.messages(part, frames_max=SEARCHED_FRAMES_BYTES if wanted.text else 0)
         except MessagesGone:
             # The state still refers to these messages, so this is a bug of qq. They stay in their queue.
             log.exception("messages of entry %d cannot be read, and are not moved", part.index)

@@ -81,7 +81,7 @@ def reframe(message: bytes, channel: int, frame_max: int) -> bytes:
     if (frames := _frames_that_fit(message, header_stop, frame_max)) is not None:
         return _renumbered(message, number, frames)
     head = b"".join((message[:1], number, message[3:header_stop]))
-    return head + body_frames(_body(message, header_stop), channel, frame_max)
+    return head + body_frames(_body(message, header_stop, len(message)), channel, frame_max)
 
 
 def _frames_that_fit(message: bytes, header_stop: int, frame_max: int) -> list[int] | None:
@@ -222,18 +222,20 @@ def _sized(kind: bytes, octets: bytes) -> bytes:
     return _LENGTH.pack(kind, len(octets)) + octets
 
 
-def content(message: bytes) -> DecodedMessage:
-    """Take a stored message apart."""
+def content(message: bytes, frames_max: int | None = None) -> DecodedMessage:
+    """Take a stored message apart. With `frames_max`, use only so many octets of its body frames."""
     header_stop = layout.frame_stop(message, 0)
     properties = message[layout.FLAGS_AT : header_stop - 1]
-    return DecodedMessage(decode_properties(properties), _body(message, header_stop))
+    end = len(message) if frames_max is None else min(len(message), header_stop + frames_max)
+    return DecodedMessage(decode_properties(properties), _body(message, header_stop, end))
 
 
-def _body(message: bytes, at: int) -> bytes:
+def _body(message: bytes, at: int, end: int) -> bytes:
+    """Return the body octets in the frames from `at` to `end`, which may be inside a frame."""
     parts: list[bytes] = []
-    while at < len(message):
+    while at + FRAME_OVERHEAD <= end:
         stop = layout.frame_stop(message, at)
-        parts.append(message[at + 7 : stop - 1])
+        parts.append(message[at + 7 : min(stop - 1, end)])
         at = stop
     return b"".join(parts)
 

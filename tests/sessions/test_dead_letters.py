@@ -43,8 +43,8 @@ class World:
             left = Range(1, self.first, len(self.stored) - self.first)
             yield PendingDeadLetters("/", "q", 1, [(self.first, left)], needs_content=True)
 
-    def messages(self, part: Range, *, only_beginnings: bool) -> list[Messages]:
-        assert only_beginnings  # large messages need not be in memory as a whole
+    def messages(self, part: Range, *, frames_max: int) -> list[Messages]:
+        assert frames_max == 0  # large messages need not be in memory as a whole
         stored = self.stored[part.slot : part.slot + part.count]
         return [Messages("", "q", 1, stored)]
 

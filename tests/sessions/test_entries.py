@@ -439,9 +439,37 @@ def test_large_messages_of_an_entry_are_taken_individually(setup: Setup) -> None
 def test_beginning_of_a_large_message_is_read_without_fragments(setup: Setup) -> None:
     setup.journal.cached[90], _, fragments = large(b"goes-on-", b"ends")
     setup.fragments = {90: {1: fragments}}
-    [stored] = setup.entries.messages(Range(90, 1, 1), only_beginnings=True) or []
+    [stored] = setup.entries.messages(Range(90, 1, 1), frames_max=0) or []
     assert stored.messages == [b"begins-"]
     assert setup.entries.messages(Range(90, 1, 1)) is None
+
+
+@pytest.mark.parametrize(("octets", "count"), [(1, 1), (8, 1), (9, 2), (12, 2), (13, 3), (99, 3)])
+def test_first_octets_of_a_large_message_need_few_fragments(setup: Setup, octets: int, count: int) -> None:
+    parts = [b"goes-on-", b"and ", b"ends"]
+    joined, stored, places = large(*parts)
+    fragments = [place._replace(size=len(part)) for place, part in zip(places, parts, strict=True)]
+    setup.fragments = {90: {1: fragments}}
+    expected = b"begins-" + b"".join(parts[:count])
+    setup.journal.cached = {90: joined} | dict(list(stored.items())[:count])  # only these are in memory
+    [found] = setup.entries.messages(Range(90, 1, 1), frames_max=octets) or []
+    assert found.messages == [expected]
+
+
+def test_first_octets_of_a_large_message_are_read(setup: Setup) -> None:
+    parts = [b"goes-on-", b"and ", b"ends"]
+    joined, setup.journal.stored, places = large(*parts)
+    setup.journal.cached = {90: joined}
+    setup.fragments = {90: {1: [place._replace(size=len(p)) for place, p in zip(places, parts, strict=True)]}}
+    found: list[list[bytes]] = []
+
+    def take() -> None:
+        found.extend(each.messages for each in setup.entries.messages(Range(90, 1, 1), frames_max=8) or [])
+
+    take()
+    setup.entries.load([90], take)
+    setup.disk.read()
+    assert found == [[b"begins-goes-on-"]]
 
 
 @pytest.mark.parametrize("how", ["no reference", "compacted"])

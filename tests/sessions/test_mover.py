@@ -11,7 +11,7 @@ import pytest
 
 from qq.machine.protocol import commands as c
 from qq.machine.queue.moves import MoveState
-from qq.sessions import mover
+from qq.sessions import message_filter, mover
 from qq.sessions.entries import MessagesGone
 from tests.harness.lone_broker import LoneBroker, wait_until
 
@@ -115,6 +115,39 @@ def test_only_messages_with_the_text_are_moved(broker: LoneBroker, channel: Any)
     both = c.BeginTextMove("/", "both", "guest", "q", "to", 0, 0, "", "", {"n": 36}, "ORDER")
     assert moved(broker, both).moved == 1
     assert bodies(channel, "to") == [b"in a header"]
+
+
+def test_text_is_sought_in_a_bounded_part_of_a_message(
+    broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.call(broker.machine.raise_to, 11)
+    publish(channel, b"x" * 2**20 + b"behind" + b"y" * 8_000_000)
+    publish(channel, b"x" * (2**20 - 6) + b"inside" + b"y" * 8_000_000)
+    messages, sizes = broker.broker.entries.messages, list[int]()
+
+    def measured(part: Any, **limits: Any) -> Any:
+        found = messages(part, **limits)
+        sizes.extend(len(message) for group in found or () for message in group.messages)
+        return found
+
+    monkeypatch.setattr(broker.broker.entries, "messages", measured)
+    decoded: list[int] = []
+    take_apart = message_filter.content
+
+    def counted(*arguments: Any) -> Any:
+        found = take_apart(*arguments)
+        decoded.append(len(found.body))
+        return found
+
+    monkeypatch.setattr(message_filter, "content", counted)
+    for text, count in (("behind", 0), ("inside", 1)):
+        assert (
+            moved(broker, c.BeginTextMove("/", text, "guest", "q", "to", 0, 0, "", "", {}, text)).moved
+            == count
+        )
+    assert len(decoded) == 4
+    assert 2**20 <= min(decoded) <= max(decoded) < 1.1 * 2**20
+    assert max(sizes) < 2.5 * 2**20  # a fragment has a MiB at most
 
 
 def test_dead_letters_are_moved_back_by_reason_and_queue(broker: LoneBroker, channel: Any) -> None:
@@ -347,11 +380,11 @@ def test_unreadable_message_stays_and_is_logged(
     missing = broker.group.last_index
     messages = broker.broker.entries.messages
 
-    def some(part: Any, *, only_beginnings: bool) -> Any:
-        assert only_beginnings  # a move does not depend on bodies, which may be large
+    def some(part: Any, *, frames_max: int) -> Any:
+        assert frames_max == 0  # a move does not depend on bodies, which may be large
         if part.index == missing:
             raise MessagesGone("it is gone")
-        return messages(part, only_beginnings=only_beginnings)
+        return messages(part, frames_max=frames_max)
 
     monkeypatch.setattr(broker.broker.entries, "messages", some)
     move = moved(broker, MOVE)

@@ -209,8 +209,8 @@ class Node:
         self._step: list[c.Command] = []
         self.dead_letters = DeadLetters(driver.machine, *[cast("Any", self)] * 3)
 
-    def messages(self, part: Range, *, only_beginnings: bool) -> list[Messages] | None:
-        assert only_beginnings
+    def messages(self, part: Range, *, frames_max: int) -> list[Messages] | None:
+        assert frames_max == 0
         if part.index not in self.cached:
             return None
         published = self.driver.log.published[part.index, part.slot]
@@ -306,3 +306,25 @@ def test_other_dead_letters_move_while_stuck_ones_are_read() -> None:
     for _ in range(200):
         node.go_on()
     assert not machine.stuck_lines.queues
+
+
+def test_queues_take_turns_when_their_entries_must_be_read() -> None:
+    world = World("long", "short", targets=0)
+    driver = world.driver
+    driver.apply(declare("there"), bind("there"), c.UnbindQueue(1, 1, "short", "amq.fanout", "", {}))
+    for _ in range(9):
+        driver.apply(publish(1, "there", exchange="amq.fanout"))
+    driver.apply(c.BindQueue(1, 1, "short", "amq.fanout", "", {}))
+    driver.apply(c.UnbindQueue(1, 1, "long", "amq.fanout", "", {}))
+    driver.apply(publish(1, "there", exchange="amq.fanout"))
+    driver.time_ms += 2
+    driver.apply()
+    node = Node(driver, cached_max=2)
+    node.dead_letters.set_leading(True)
+    queues = driver.machine.vhosts["/"].queues
+    while queues["short"].dead_count and (node.soon or node.later):
+        node.go_on()
+    assert queues["long"].dead_count >= 5
+    while queues["long"].dead_count and node.soon:
+        node.go_on()
+    assert queues["there"].ready == 10
