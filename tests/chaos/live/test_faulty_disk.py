@@ -79,13 +79,13 @@ def test_synced_data_survives_a_power_loss(tmp_path: Path) -> None:
 def test_unsynced_data_survives_a_restart_but_not_a_power_loss(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.write("a", b"unsynced", sync=False)
-    session = machine.disk.session()
+    boot_id = machine.disk.boot_id()
     machine.restart_process()
     assert machine.files() == {"a": b"unsynced"}
-    assert machine.disk.session() == session
+    assert machine.disk.boot_id() == boot_id
     assert machine.lose_power(0) == len(b"unsynced")
     assert machine.lose_power(0) == 0
-    assert machine.disk.session() != session
+    assert machine.disk.boot_id() != boot_id
     machine.disk.close()
 
 

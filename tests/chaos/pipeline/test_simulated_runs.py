@@ -105,6 +105,6 @@ def test_loss_and_duplicates_are_found_with_hazards_put_back(
     monkeypatch.setattr(Checks, "_count_batch", count_whatever_comes)
     monkeypatch.setattr(Origins, "admit", admit_repeats)
     monkeypatch.setattr(QueueOracle, "_session_failed", expect_errors)
-    assert record(5, tmp_path, RESTLESS, Parts(), workloads=["confirm"]) == []
+    assert record(2, tmp_path, RESTLESS, Parts(), workloads=["confirm"]) == []
     found = violations(history.read(tmp_path / "history"))
     assert {"lost", "unmarked_duplicate"} <= {violation.promise for violation in found}

@@ -1215,7 +1215,7 @@ HAZARDS = [
         20,
         "than the committed one",
         ("cluster.group.bootstrap.Bootstrap.find_configurations", go_by_the_list_in_the_file),
-        shown_by=61,
+        shown_by=108,
     ),
     Hazard(
         Parts(group=StaysThoughRemoved),
