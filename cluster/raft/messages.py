@@ -500,11 +500,9 @@ def encode_for_release_0_1(message: Message) -> list[Buffer]:
     return encode(message)
 
 
-def encode_without_losses(message: Message) -> list[Buffer]:
-    """Encode a message for nodes whose programs may not know the fields and messages about losses."""
-    if isinstance(message, Status):
-        return [_SMALL_KINDS[Status], pack(message[:STATUS_FIELDS_WITHOUT_LOSSES])]
-    return encode(message)
+def encode_without_losses(status: Status) -> list[Buffer]:
+    """Encode a status for nodes whose programs may not know the fields about losses."""
+    return [_SMALL_KINDS[Status], pack(status[:STATUS_FIELDS_WITHOUT_LOSSES])]
 
 
 def encode(message: Message) -> list[Buffer]:

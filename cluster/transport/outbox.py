@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from cluster.raft.failure_detector import AwakeClock
-from cluster.raft.messages import encode, encode_for_release_0_1, encode_without_losses
+from cluster.raft.messages import Status, encode, encode_for_release_0_1, encode_without_losses
 from cluster.transport.handshake import VERSIONS as PROTOCOLS
 
 if TYPE_CHECKING:
@@ -77,8 +77,11 @@ class PeerOutbox:
 
     def _frame(self, message: Message) -> list[Buffer]:
         if message is not self._encoded[0]:
-            encoded = encode(message) if self.reports_losses else encode_without_losses(message)
-            self._encoded = message, encoded
+            if isinstance(message, Status) and not self.reports_losses:
+                buffers = encode_without_losses(message)
+            else:
+                buffers = encode(message)
+            self._encoded = message, buffers
         return self._encoded[1]
 
     def transmit_to_all(self, message: Message) -> None:
