@@ -49,11 +49,9 @@ class Rollbacks:
     def link_began(self, peer: str) -> None:
         """Tell a member on its new link the promises of its earlier processes."""
         self._linked.clear()  # records of removed members are forgotten here
-        directory = self._links.peer_id(peer)
         if self._members.linked.is_member(peer):
             self._promises.forget_all_but(self._member_ids)
-            before = self._promises.begin(directory, self._links.peer_process(peer))
-            self._tell(peer, before, is_certain=False)
+            self._tell(peer, self._promises_of(peer).before, is_certain=False)
 
     @property
     def _member_ids(self) -> frozenset[bytes | None]:
@@ -76,19 +74,16 @@ class Rollbacks:
             return
         known = self._linked.get(peer)
         if known is None:
-            known = self._linked[peer] = self._promises.of(self._begun(peer))
-        if (message.term, index) > known.latest:
-            known.latest = Promise(message.term, index)
+            known = self._linked[peer] = self._promises_of(peer)
+        known.record(message.term, index)
 
-    def _begun(self, peer: str) -> bytes:
-        """Return the directory of a linked member, which may have become a member after its link began."""
-        directory = self._links.peer_id(peer)
-        self._promises.begin(directory, self._links.peer_process(peer))
-        return directory
+    def _promises_of(self, peer: str) -> DirectoryPromises:
+        """Return the promises of a linked member's directory."""
+        return self._promises.begin(self._links.peer_id(peer), self._links.peer_process(peer))
 
     def _check(self, peer: str, status: Status) -> None:
         """Tell a voter that its status shows less than it has promised."""
-        promise = self._promises.latest(self._begun(peer))
+        promise = self._promises_of(peer).latest
         shown = Promise(status.term, status.last_index)
         if status.voter_status != VoterStatus.VOTER or shown >= promise:
             return

@@ -39,6 +39,11 @@ class DirectoryPromises:
     latest: Promise = NOTHING
     """The latest promise of all its processes."""
 
+    def record(self, term: int, index: int) -> None:
+        """Record a promise of the present process."""
+        if (term, index) > self.latest:
+            self.latest = Promise(term, index)
+
 
 class Promises:
     """The promises of the members' data directories."""
@@ -46,25 +51,12 @@ class Promises:
     def __init__(self) -> None:
         self._known: dict[bytes, DirectoryPromises] = {}
 
-    def begin(self, directory: bytes, process: bytes) -> Promise:
-        """Record a new link with a directory, and return the latest promise of its earlier processes."""
+    def begin(self, directory: bytes, process: bytes) -> DirectoryPromises:
+        """Return the promises of a linked directory, which `process` uses now."""
         known = self._known.setdefault(directory, DirectoryPromises(process))
         if known.process != process:
             known.process, known.before = process, known.latest
-        return known.before
-
-    def record(self, directory: bytes, promise: Promise) -> None:
-        """Record a promise of a linked directory."""
-        known = self._known[directory]
-        known.latest = max(known.latest, promise)
-
-    def of(self, directory: bytes) -> DirectoryPromises:
-        """Return the promises of a linked directory, which may be updated in place."""
-        return self._known[directory]
-
-    def latest(self, directory: bytes) -> Promise:
-        """Return the latest promise of a linked directory."""
-        return self._known[directory].latest
+        return known
 
     def forget_all_but(self, directories: Container[bytes]) -> None:
         """Forget the promises of all other directories, because they are no members any more."""
