@@ -58,6 +58,13 @@ class Configurations:
         """Whether this node has applied a configuration."""
         return self.committed_index > 0
 
+    def agree_on(self, version: int) -> bool:
+        """Return whether the members are known to have agreed on this version of the state, or on a later version.
+
+        Then the programs of all members know the messages of that version.
+        """
+        return self.is_settled and self.committed.version >= version
+
     @property
     def cluster(self) -> bytes:
         """Id of the cluster; empty until this node knows that the first configuration is committed.

@@ -37,8 +37,7 @@ class BrokerMessages:
 
     def send(self, peer: str, data: Sequence[Buffer]) -> bool:
         """Send a message to a member, or return False if its link cannot take it now."""
-        held = self._configurations
-        if not held.is_settled or held.committed.version < self._since:
+        if not self._configurations.agree_on(self._since):
             return False
         if not self._linked.is_member(peer) or not self._links.connected(peer) or self._links.congested(peer):
             return False

@@ -68,13 +68,8 @@ class Reads:
     @property
     def are_possible(self) -> bool:
         """Whether a read needs no entry now: there is a leader with a link, and every program knows the messages."""
-        leader, held = self._leadership.leader_term.leader, self._configurations
-        if (
-            leader is None
-            or not self._turns.is_on
-            or not held.is_settled
-            or held.committed.version < self._since
-        ):
+        leader = self._leadership.leader_term.leader
+        if leader is None or not self._turns.is_on or not self._configurations.agree_on(self._since):
             return False
         return leader == self._name or (self._links.connected(leader) and not self._links.congested(leader))
 
