@@ -132,7 +132,7 @@ class QueueMachine:
         self.claims = Claims(core)
         """The claims of nodes that may have died. `adopt` makes a new object."""
         self.reads = ReadAnswers(core)
-        """Answers of commands that change nothing. `adopt` makes a new object."""
+        """Answers of commands that leave the state as it is. `adopt` makes a new object."""
         self._handlers: dict[type[c.Command], Callable[[Any], None]] = bound_handlers(
             parts, is_answered=False
         )

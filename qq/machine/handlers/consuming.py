@@ -105,7 +105,7 @@ class ConsumerHandlers:
     def get(self, command: c.Get) -> GetOk | GetEmpty:
         queue = self._queue_to_get_from(command)
         if not self._bring_back(queue, 1):
-            queue.count_empty_get()
+            queue.count_empty_gets(1)
             return GetEmpty()
         taker = self._taker(command, queue)
         [message] = queue.get(taker, 1, self._core.available_ms)
@@ -118,8 +118,7 @@ class ConsumerHandlers:
         queue = self._queue_to_get_from(command)
         wanted = min(max(command.count, 1), GOT_AT_ONCE)
         count = min(self._bring_back(queue, wanted), wanted)
-        for _ in range(count, wanted):
-            queue.count_empty_get()
+        queue.count_empty_gets(wanted - count)
         if not count:
             return Got(command.consumer, [], 0, {}, self._count_contract(queue))
         taker = self._taker(command, queue)

@@ -1,4 +1,4 @@
-"""Commands that would change nothing, answered from the state without an entry of the log.
+"""Answers of commands that would leave the state as it is, without an entry of the log.
 
 The caller must have made sure that this node has applied all that was committed before the command (`Log.read`).
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class ReadAnswers:
-    """The answers of commands that change nothing now."""
+    """Answers commands from the state."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     def empty_get(self, origin: str, command: c.Get | c.GetMessages) -> GetEmpty | Got | None:
-        """Return the answer of a get from a queue without ready messages, or None if the get needs an entry.
+        """Return the answer of a get from a queue without ready messages, or `None` if the get needs an entry.
 
         A get from a queue that expires is a use of the queue, so it needs an entry.
         """
@@ -48,11 +48,12 @@ class ReadAnswers:
         """Count a get that was answered without an entry, for the statistics of the queue at this node."""
         queue = self._queue(origin, command)
         if queue is not None:
-            for _ in range(min(command.count, GOT_AT_ONCE) if isinstance(command, c.GetMessages) else 1):
-                queue.count_empty_get()
+            queue.count_empty_gets(
+                min(command.count, GOT_AT_ONCE) if isinstance(command, c.GetMessages) else 1
+            )
 
     def _queue(self, origin: str, command: c.Get | c.GetMessages) -> Queue | None:
-        """Return the queue that a command names, or None if the log must refuse the command."""
+        """Return the queue that a command names, or `None` if the log must refuse the command."""
         session = self._core.sessions.get((origin, command.session))
         if session is None or session.failed or session.vhost.is_deleted:
             return None

@@ -907,10 +907,10 @@ class Queue:
                 backlog.give_back(again)
         self.die(dead, DELIVERY_LIMIT, now_ms)
 
-    def count_empty_get(self) -> None:
-        """Count a get that found no message."""
-        self.tally.get_empty += 1
-        self.revision += 1
+    def count_empty_gets(self, count: int) -> None:
+        """Count gets that found no message."""
+        self.tally.get_empty += count
+        self.revision += count
 
     def get(self, consumer: Consumer, count: int, available_ms: int) -> list[Range]:
         """Check out the first `count` messages, which must exist, to the consumer of a get.
