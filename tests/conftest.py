@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
 
 # Examples have no deadline: their time depends on the load of the machine. A run draws the same few examples each
@@ -99,6 +101,9 @@ FIRST = [
     "seeds",
 ]
 
+# Seconds that a test has to clean up after its timeout, before its process ends.
+CLEANUP_S = 120.0
+
 _SHARED = pytest.StashKey[dict[str, Any]]()
 
 
@@ -154,6 +159,32 @@ def pytest_collection_finish() -> None:
     """Exclude imported modules and collected tests from garbage collection, because scanning them slows all tests."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Print all stacks and end the process if a test still runs long after its timeout: the run ends with its name.
+
+    The alarm of pytest-timeout comes once, so it ends neither a call outside Python nor a cleanup that hangs after it.
+    """
+    timeout_s = _timeout_s(item)
+    if timeout_s:
+        # The descriptor that pytest has kept for this purpose: it captures the usual one.
+        stderr = item.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(timeout_s + CLEANUP_S, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _timeout_s(item: pytest.Item) -> float:
+    """Return the timeout of a test as pytest-timeout finds it, in seconds; 0.0 stands for none."""
+    mark = item.get_closest_marker("timeout")
+    if mark is not None:
+        return mark.args[0]
+    option = item.config.getoption("timeout")
+    return float(item.config.getini("timeout")) if option is None else option
 
 
 @pytest.hookimpl(tryfirst=True)
