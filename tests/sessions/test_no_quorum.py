@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -70,6 +72,27 @@ def test_waiting_clients_are_refused_and_idle_clients_are_not() -> None:
         # Requests of clients that got the error were carried out.
         assert idle.expect(commands.Queue.DeclareOk).message_count == 1
         RawClient(broker.amqp_port).socket.close()
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["failed", "unanswered"])
+def test_client_is_refused_when_its_poll_cannot_be_answered(fails: bool) -> None:
+    """The leader is lost after the read began, which has no entry, so the client has no uncommitted octets."""
+    begun = threading.Event()
+
+    with LoneBroker(majority_timeout_ms=300) as broker, connect_later(broker) as polling:
+        polling.send(1, DECLARE)
+        polling.expect(commands.Queue.DeclareOk)
+
+        def read(_done: Callable[[], None], failed: Callable[[], None]) -> None:
+            if fails:
+                broker.group._loop.call_later(0.1, failed)
+            begun.set()
+
+        broker.group.read = read
+        polling.send(1, commands.Basic.Get(queue="q"))
+        assert begun.wait(10)
+        lead(broker, None)
+        assert reason(polling) == UNKNOWN
 
 
 def test_consumer_that_holds_a_message_is_not_waiting() -> None:

@@ -1,4 +1,4 @@
-"""Shovels of a node: messages that arrive at the target, and the reported reason when none arrive."""
+"""Shovels of a node: messages that arrive at the target, and the reported reason without an arrival."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OWN = {"src-uri": "amqp://", "src-queue": "q", "dest-uri": "amqp://", "dest-queu
 
 
 class Carried:
-    """A broker whose node carries out shovels."""
+    """A broker at a node that carries out shovels."""
 
     def __init__(self, broker: LoneBroker) -> None:
         self.broker = broker
