@@ -295,6 +295,7 @@ class Broker:
     def resumed(self, sequence: int, outstanding: Sequence[Effect]) -> None:
         """Continue from a snapshot: batches up to `sequence` are applied, only effects in `outstanding` are known."""
         self._dispatcher.resume(outstanding)
+        self.direct_replies.deliver_applied(self.direct_replies.applied_index)
         if sequence:
             self._confirmed(sequence, unseen=True)
 

@@ -91,7 +91,7 @@ class LoneGroup:
     def send_message(self, peer: str, data: Sequence[Any]) -> bool:
         return False
 
-    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+    def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         """A lone node gets no messages of peers."""
 
     def start(self, broker: Broker) -> None:

@@ -253,7 +253,7 @@ class _Group:
 
     can_read = False
 
-    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+    def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         """There are no peers."""
 
     def propose(self, payload: Any, weight: int = 0) -> int:

@@ -700,7 +700,7 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
     ) -> None:
         super().__init__(world, checks, options)
         self.oracle = oracle
-        self.brokers = Brokers(world, self.submit, NodeLimits(), have_users=False)
+        self.brokers = Brokers(world, self.submit, NodeLimits(), logins=())
         self.arguments = draw_queues(world.random("queues"))
         """Arguments of each queue."""
         self.has_features = any(self.arguments.values())

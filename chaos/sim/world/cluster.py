@@ -65,6 +65,8 @@ class SimulationOptions:
     """Whether the machine is the queue machine; otherwise it is the ledger."""
     clients: bool = False
     """Whether AMQP clients use the queues; otherwise the workload submits commands directly."""
+    requesters: int = 0
+    """AMQP clients that request and reply by direct reply-to, beside the others."""
     duration_s: float = 20.0
     """Seconds of load and faults."""
     submit_interval_s: float = 0.15

@@ -54,7 +54,7 @@ class TaggedLog:
     def send_message(self, peer: str, data: Sequence[Buffer]) -> bool:
         return self._group.send_message(peer, data)
 
-    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+    def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         self._group.receive_messages(receive)
 
     def disk_failed(self, error: Exception) -> None:

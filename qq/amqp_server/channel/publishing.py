@@ -191,7 +191,7 @@ class PublishingMethods:
             and core.transaction is None
             and not self._has_logged_replies
             and self.published == self._confirmed
-            and core.broker.direct_replies.send(requester, self._replies_after, self.number, messages)
+            and core.broker.direct_replies.send(requester, self._replies_after, self, messages)
         )
         if not is_sent:
             self._has_logged_replies = True
