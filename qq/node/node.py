@@ -121,6 +121,7 @@ class Node:
             tasks.create_task(self.failure.raised())
             tasks.create_task(_watch_rates(self.management))
             tasks.create_task(self.management.sessions.watch())
+            tasks.create_task(self.management.vhost_clients.watch())
             tasks.create_task(self.memory.watch())
             tasks.create_task(self.files.watch(self.links))
             await self._wait_serving()

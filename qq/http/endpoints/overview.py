@@ -121,7 +121,7 @@ class OverviewEndpoints:
         self, request: web.Request, is_seen: Callable[[str], bool], *, sees_all: bool
     ) -> dict[str, Any]:
         """Return the counts in the visible virtual hosts. Samples exist only for all virtual hosts together."""
-        happened, lengths = self._management.statistics.vhost_stats(is_seen)
+        happened, lengths, _ = self._management.statistics.vhost_stats(is_seen)
         totals = {"message_stats": happened, **lengths}
         if sees_all:
             totals = with_samples(request, self._management, ("all",), totals)
