@@ -22,8 +22,8 @@ from qq.http.documents.requests import done, is_asked, read_body, sees, write_li
 from qq.http.documents.samples import with_samples
 from qq.http.endpoints.nodes import RATES_MODE, context_documents, exchange_types, listener_document
 from qq.machine.protocol.versions import VERSIONS
-from qq.management.slices import Slices
 from qq.management.statistics.totals import SAMPLES_KEPT_S
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
