@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.world.watched import TAG
+from chaos.sim.world.compared_machines import TAG
 from cluster.log.entry import (
     batches_of,
     compacted_parts,

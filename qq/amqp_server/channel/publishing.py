@@ -253,8 +253,10 @@ class PublishingMethods:
         """Confirm to the client all messages up to publish sequence number `published`."""
         core = self._core
         if not core.closed and published > self._confirmed:
-            core.broker.counters.messages_confirmed += published - self._confirmed
-            core.counts.confirmed += published - self._confirmed
+            newly, counters = published - self._confirmed, core.broker.counters
+            counters.messages_confirmed += newly
+            counters.confirmed_in[core.connection.vhost] += newly
+            core.counts.confirmed += newly
             self._confirmed = published
             core.outgoing.confirm(published)
 

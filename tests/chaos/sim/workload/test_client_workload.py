@@ -28,7 +28,7 @@ from tests.chaos.sim.absences import AWAY_S, CUTS_S
 from tests.harness.long_cases import cases
 
 SEEDS_MAX = 60
-"""The rarest hazard shows in one of twenty runs."""
+"""The rarest hazard shows in a run of twenty."""
 OPTIONS = replace(absences.OPTIONS, clients=True)
 
 
