@@ -76,6 +76,7 @@ def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: S
     )
     sorted_objects = SortedObjects()
     statistics = QueueStatistics(broker, group)
+    charts = Charts(broker, group, own.write_times, statistics)
     clients = ClientReports(broker, group, queries)
     changes = Changes(broker)
     members = MemberChanges(broker, group, own.peers)
@@ -90,10 +91,10 @@ def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: S
         shovels=shovels,
         metrics=ObjectMetrics(broker, group, statistics.entry_times),
         statistics=statistics,
-        charts=Charts(broker, group, own.write_times, statistics),
+        charts=charts,
         changes=changes,
         operations=Operations(broker),
-        nodes=NodeReports(broker, group, own, queries),
+        nodes=NodeReports(broker, group, own, queries, charts),
         members=members,
         leadership=LeadershipTransfers(group),
         backups=Backups(broker, group, own.data_dir),
