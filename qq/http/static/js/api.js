@@ -46,7 +46,7 @@ export async function ask(method, where, body) {
   const told = parsed(text);
   if (answer.ok) return told;
   if (answer.status === 401) await check().catch(() => null);
-  throw new ApiError(answer.status, told?.reason || told?.error || `The node answered ${answer.status}.`);
+  throw new ApiError(answer.status, told?.explanation || told?.reason || told?.error || `The node answered ${answer.status}.`);
 }
 
 /** @param {string} text */
