@@ -38,7 +38,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from qq.cli.layout import (
+from qq.cli.local.launch import PARENT_VARIABLE, node_environment
+from qq.cli.local.local_requests import get_document, reason_not_ready, request_change
+from qq.cli.local_files import (
     HOST,
     HTTP_PORT_OFFSET,
     NODE_COUNT_MAX,
@@ -52,8 +54,6 @@ from qq.cli.layout import (
     prepare,
     prepare_joining,
 )
-from qq.cli.local.launch import PARENT_VARIABLE, node_environment
-from qq.cli.local.local_requests import get_document, reason_not_ready, request_change
 from qq.errors import OperatingError
 from qq.process.fork_server import ForkedProcess, close_in_children, fork_server
 

@@ -980,7 +980,7 @@ class ClientConnection(FlowControlledProtocol):
         self.fail(ConnectionFault(ReplyCode.RESOURCE_ERROR, text))
 
     def methods_held(self, channel: NumberedChannel) -> None:
-        """Record that the channel holds back methods of the client for now."""
+        """Record that the channel holds back methods, or would hold back the next method."""
         self._holding_channels[channel.number] = None
 
     def methods_released(self, channel: NumberedChannel) -> None:

@@ -91,7 +91,7 @@ class Log(MessageStore, Protocol):
         """Send a message to a node's broker without the log, at most once; return False if that is not possible now."""
         ...
 
-    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+    def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         """Pass the messages of other nodes' brokers to `receive`."""
         ...
 
@@ -206,6 +206,10 @@ class Replies(NamedTuple):
     name: str
     after_index: int
     """The node must have applied this log index before it delivers the replies; 0 if no index matters."""
+    sent_index: int
+    """The log index up to which the responder's node had applied all entries when it sent the replies."""
+    publisher: int
+    """The responder's session at its node."""
     frames_channel: int
     """The channel number in the frames of the messages."""
     messages: list[bytes]
@@ -287,7 +291,9 @@ class SessionConsumers(Protocol):
 
     def direct_reply(self, effect: DirectReply, /) -> None: ...
 
-    def replies(self, replies: Replies, /) -> None: ...
+    def replies(self, node: str, replies: Replies, /) -> None:
+        """Deliver replies that a responder at this node has sent without the log."""
+        ...
 
     def timed_out(self, effect: DeliveryTimeout, /) -> None: ...
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qq.cli.layout import local_nodes
 from qq.cli.local.up import _outgoing_ports
+from qq.cli.local_files import local_nodes
 from qq.config import load
 from tests.cli.processes import is_alive, nodes_of, started, wait_until
 from tests.harness.certificates import Authority

@@ -18,9 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.storage.paths import REMOVED, group_path
 from qq.cli.command_line.values import HTTP_PORT
-from qq.cli.layout import HOST, PASSWORD, USER, LocalNode, local_nodes, locked, prepare, write_cluster_file
 from qq.cli.local.launch import SERVE_COMMAND, node_environment, settings_of_child
 from qq.cli.local.local_requests import reason_not_ready
+from qq.cli.local_files import (
+    HOST,
+    PASSWORD,
+    USER,
+    LocalNode,
+    local_nodes,
+    locked,
+    prepare,
+    write_cluster_file,
+)
 from qq.cli.terminal.screen import LogReader, Screen
 from qq.errors import CommandError
 

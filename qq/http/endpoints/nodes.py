@@ -123,6 +123,8 @@ def _figures(report: NodeReport) -> dict[str, Any]:
         ],
         "applications": [{"name": "qq", "description": "qq", "version": report.release}],
         "contexts": context_documents(report),
+        "queue_declared": report.queues_declared,
+        **{f"{name}_details": {"rate": rate} for name, rate in report.rates.items()},
     }
 
 

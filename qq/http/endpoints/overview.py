@@ -22,8 +22,8 @@ from qq.http.documents.requests import done, is_asked, read_body, sees, write_li
 from qq.http.documents.samples import with_samples
 from qq.http.endpoints.nodes import RATES_MODE, context_documents, exchange_types, listener_document
 from qq.machine.protocol.versions import VERSIONS
-from qq.management.slices import Slices
 from qq.management.statistics.totals import SAMPLES_KEPT_S
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,7 +121,7 @@ class OverviewEndpoints:
         self, request: web.Request, is_seen: Callable[[str], bool], *, sees_all: bool
     ) -> dict[str, Any]:
         """Return the counts in the visible virtual hosts. Samples exist only for all virtual hosts together."""
-        happened, lengths = self._management.statistics.vhost_stats(is_seen)
+        happened, lengths, _ = self._management.statistics.vhost_stats(is_seen)
         totals = {"message_stats": happened, **lengths}
         if sees_all:
             totals = with_samples(request, self._management, ("all",), totals)

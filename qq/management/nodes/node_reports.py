@@ -15,6 +15,7 @@ import qq
 from cluster.membership.alarms import RESOURCES
 from cluster.raft.messages import Alarm
 from qq.management.reports.nodes import Listener, LoginCount, NodeReport, ResourceAlarm
+from qq.management.statistics.rates import Rates
 from qq.process import descriptors, memory
 
 if TYPE_CHECKING:
@@ -108,6 +109,24 @@ class OwnNode(NamedTuple):
     peers: PeerPorts
 
 
+class _Numbers(NamedTuple):
+    """Numbers of a node with rates, under RabbitMQ's names."""
+
+    mem_used: int
+    fd_used: int
+    sockets_used: int
+    disk_free: int
+    context_switches: int
+    gc_num: int
+    io_write_count: int
+    io_sync_count: int
+    connection_created: int
+    connection_closed: int
+    channel_created: int
+    channel_closed: int
+    queue_declared: int
+
+
 class NodeReports:
     """Reports on nodes."""
 
@@ -120,6 +139,7 @@ class NodeReports:
         self._group = group
         self._own = own
         self._began_s = broker.runtime.monotonic()
+        self._rates = Rates()
         queries.answer(TOPIC, self.own_report)
         queries.answer(MEMORY, self._own_memory)
         queries.answer(SETTING, self._changed_setting)
@@ -152,6 +172,16 @@ class NodeReports:
 
     def own_report(self) -> NodeReport:
         """Return the report of this node about itself."""
+        report = self._measure()
+        rates = self._rates.per_second(TOPIC, _numbers_of(report), self._group.time_ms())
+        return report._replace(rates=rates)
+
+    def sample(self) -> None:
+        """Sample the numbers of this node for their rates."""
+        self._rates.sample(TOPIC, _numbers_of(self._measure()), self._group.time_ms())
+
+    def _measure(self) -> NodeReport:
+        """Return the report of this node without rates."""
         broker, alarms, own = self._broker, self._group.alarms, self._own
         counters, now_s = broker.counters, broker.runtime.monotonic()
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -185,6 +215,7 @@ class NodeReports:
             listeners=own.listeners(),
             logins=self._logins(),
             release=qq.__version__,
+            queues_declared=counters.queues_declared,
         )
 
     def _own_memory(self) -> dict[str, int]:
@@ -256,6 +287,24 @@ class NodeReports:
     def certificates(self) -> Sequence[CertificateFiles]:
         """Return the certificates of this node's ports."""
         return self._own.certificates
+
+
+def _numbers_of(report: NodeReport) -> _Numbers:
+    return _Numbers(
+        report.memory_bytes,
+        report.files,
+        report.connections,
+        report.disk_free_bytes,
+        report.context_switches,
+        report.collections,
+        report.writes,
+        report.writes,
+        report.connections_opened,
+        report.connections_closed,
+        report.channels_opened,
+        report.channels_closed,
+        report.queues_declared,
+    )
 
 
 def decode_report(answer: Any) -> NodeReport | None:

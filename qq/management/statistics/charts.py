@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.management.slices import Slices
 from qq.management.statistics.history import NumberHistories, Shape
+from qq.management.time_slices import Slices
 from qq.process import memory
 
 if TYPE_CHECKING:
