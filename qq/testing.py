@@ -361,7 +361,9 @@ class LocalCluster:
 
     @property
     def urls(self) -> list[str]:
-        """The AMQP addresses for clients, in the order of the nodes."""
+        """The AMQP addresses for clients, in the order of the nodes. Raises ClusterError before the start."""
+        if not self.nodes:
+            raise ClusterError("the cluster is not started: use `with LocalCluster() as cluster:`")
         return [node.url for node in self.nodes]
 
     def leader(self) -> ClusterNode:
@@ -370,7 +372,7 @@ class LocalCluster:
 
         def is_found() -> bool:
             nonlocal found
-            if not self._running():
+            if not self.urls or not self._running():
                 raise ClusterError("no node of the cluster runs, so none can lead")
             # For a moment after it was cut off, a former leader may still report to lead: the newest term counts.
             leaderships = [(term, node) for node in self.nodes if (term := node.leads()) is not None]
