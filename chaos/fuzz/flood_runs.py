@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from chaos.fuzz.floods import WAIT_CPU_S, LightClient, Waited, clear, flooding, mixed, plan, prepare
+from chaos.fuzz.legal_run import Pulse
 from chaos.fuzz.run import HarmError
-from chaos.fuzz.siege import Pulse
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:

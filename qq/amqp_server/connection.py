@@ -319,7 +319,7 @@ class ClientConnection(FlowControlledProtocol):
         if not self._has_tls:
             return True
         held_bytes_max = self._broker.uncommitted_bytes_max if self._is_publisher else HELD_BYTES_MAX
-        return len(self._unread) + self._amqp.held_bytes > held_bytes_max
+        return self.unread_bytes > held_bytes_max
 
     def take_turn(self, until_s: float) -> bool:
         """Parse received octets, carry out methods, and write the answers, until this time of the processor."""
@@ -875,6 +875,10 @@ class ClientConnection(FlowControlledProtocol):
         )
 
     # Out
+
+    @property
+    def unread_bytes(self) -> int:
+        return len(self._unread) + self._amqp.held_bytes
 
     @property
     def channel_count(self) -> int:

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from chaos.fuzz.floods import WAIT_CPU_S, LightClient, clear, flooding, kinds, plan, prepare
-from chaos.fuzz.siege import Pulse
+from chaos.fuzz.legal_run import Pulse
 from qq.testing import LocalCluster
 
 AFTER_S = 1.0

@@ -156,7 +156,7 @@ class _Group:
         self.apply_times = Histogram()
         self.heartbeat_delays = Histogram()
         self.alarms = SimpleNamespace(own=lambda _: self.known["n1"].alarm, free_bytes=10**9)
-        self.journal = SimpleNamespace(disk_bytes=1234)
+        self.journal = SimpleNamespace(disk_bytes=1234, cached_bytes=0)
         self.own_status = SimpleNamespace(flaw=lambda: self.flaw)
         self.flaw: str | None = None
         """Why this node does not take full part."""
@@ -253,7 +253,7 @@ class _Group:
 
     can_read = False
 
-    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+    def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         """There are no peers."""
 
     def propose(self, payload: Any, weight: int = 0) -> int:

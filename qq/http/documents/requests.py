@@ -21,7 +21,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 from qq.http.base.error_responses import NOT_FOUND, Refusal, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, SAFE_METHODS, login_of
 from qq.http.documents.parsing import read_object
-from qq.management.slices import next_slice
+from qq.management.time_slices import next_slice
 
 if TYPE_CHECKING:
     from collections.abc import (

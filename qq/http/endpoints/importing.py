@@ -39,7 +39,7 @@ from qq.machine.protocol.commands import (
 from qq.machine.protocol.queue_types import CLASSIC, MODULES, QUORUM
 from qq.machine.protocol.refusals import Refused
 from qq.management.errors import RequestRefused, Unavailable
-from qq.management.slices import Slices
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

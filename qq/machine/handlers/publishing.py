@@ -597,7 +597,8 @@ class PublishHandlers:
                 is_reply = True
                 requester = vhost.requesters.get(name)
                 if requester is not None:
-                    core.effects.append(DirectReply(*requester[:3], core.index, slot, count))
+                    replies = (core.index, slot, count, core.origin, command.session)
+                    core.effects.append(DirectReply(*requester[:3], *replies))
         if queues or is_reply:
             return False
         vhost.count_unroutable(count, returned=command.mandatory)

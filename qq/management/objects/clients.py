@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.management.objects.client_names import ClientNames
 from qq.management.objects.sorted_objects import sort_in_slices
 from qq.management.reports.clients import ChannelHead, ConnectionHead
-from qq.management.slices import Slices
 from qq.management.statistics.client_watch import ClientWatch
 from qq.management.statistics.rates import Rates, deliveries_of, idle_since, with_rates
+from qq.management.time_slices import Slices
 from qq.metrics.counters import ClientTotals
 from qq.tables import json_value
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from qq.diagnosis.queue_watch import HeldFacts, HeldWatch, QueueFacts, QueueWatch
 from qq.machine.protocol.commands import LIVE_UNLIMITED
-from qq.management.slices import Slices, next_slice
 from qq.management.statistics.dead_letter_sources import DeadLetterSources
 from qq.management.statistics.entry_times import EntryTimes
 from qq.management.statistics.rates import QueueNumbers, Rates, numbers_of
@@ -23,6 +22,7 @@ from qq.management.statistics.totals import (
     VhostTotals,
     exchange_numbers,
 )
+from qq.management.time_slices import Slices, next_slice
 from qq.metrics.counters import ClusterTotals
 
 if TYPE_CHECKING:
