@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET
+from qq.cli.layout import AMQPS_PORT_OFFSET
 from tests.interop.debian import debian_source, install
 from tests.interop.sources import SourceMissingError, go_source, node_clients, python_clients
 from tests.interop.upstream import (
