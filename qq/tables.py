@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from qq.octets import octets_of, readable
+from qq.octets import is_utf8, octets_of, readable
 
 Table = dict[str, Any]
 """An AMQP field table; values are None, bool, int, float, str, bytes, Decimal, aware datetime, list and Table."""
@@ -119,6 +119,34 @@ def _check_decimal(value: Decimal) -> None:
     raise InvalidTable(
         "a decimal in a field table is out of range: it has at most 32 bits and 255 decimal places"
     )
+
+
+def has_utf8_names(value: Any) -> bool:
+    """Return whether all names of fields in a value of an AMQP table are UTF-8."""
+    match value:
+        case dict():
+            return all(is_utf8(name) and has_utf8_names(item) for name, item in value.items())
+        case list():
+            return all(map(has_utf8_names, value))
+        case _:
+            return True
+
+
+def is_json(value: Any) -> bool:
+    """Return whether `json_value` shows all of a value of an AMQP table, and nothing else."""
+    match value:
+        case None | bool() | int():
+            return True
+        case str():
+            return is_utf8(value)
+        case float():
+            return math.isfinite(value)
+        case dict():
+            return all(is_utf8(name) and is_json(item) for name, item in value.items())
+        case list():
+            return all(map(is_json, value))
+        case _:
+            return False
 
 
 def json_value(value: Any) -> Any:

@@ -38,7 +38,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from qq.cli.layout import (
+from qq.cli.local.launch import PARENT_VARIABLE, node_environment
+from qq.cli.local.local_requests import get_document, reason_not_ready, request_change
+from qq.cli.local_files import (
     AMQPS_PORT_OFFSET,
     HOST,
     HTTP_PORT_OFFSET,
@@ -53,8 +55,6 @@ from qq.cli.layout import (
     prepare,
     prepare_joining,
 )
-from qq.cli.local.launch import PARENT_VARIABLE, node_environment
-from qq.cli.local.local_requests import get_document, reason_not_ready, request_change
 from qq.errors import OperatingError
 from qq.process.fork_server import ForkedProcess, close_in_children, fork_server
 
@@ -366,7 +366,9 @@ class LocalCluster:
 
     @property
     def urls(self) -> list[str]:
-        """The AMQP addresses for clients, in the order of the nodes."""
+        """The AMQP addresses for clients, in the order of the nodes. Raises ClusterError before the start."""
+        if not self.nodes:
+            raise ClusterError("the cluster is not started: use `with LocalCluster() as cluster:`")
         return [node.url for node in self.nodes]
 
     def leader(self) -> ClusterNode:
@@ -375,7 +377,7 @@ class LocalCluster:
 
         def is_found() -> bool:
             nonlocal found
-            if not self._running():
+            if not self.urls or not self._running():
                 raise ClusterError("no node of the cluster runs, so none can lead")
             # For a moment after it was cut off, a former leader may still report to lead: the newest term counts.
             leaderships = [(term, node) for node in self.nodes if (term := node.leads()) is not None]

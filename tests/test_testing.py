@@ -234,8 +234,9 @@ def _in_a_child(action: Callable[[], object]) -> None:
 
 def test_local_cluster_refuses_calls_before_and_after_its_block(tmp_path: Path) -> None:
     cluster = LocalCluster(1, tmp_path)
-    with pytest.raises(ClusterError, match="no node of the cluster runs, so none can lead"):
-        cluster.leader()
+    for early in (cluster.leader, lambda: cluster.urls):
+        with pytest.raises(ClusterError, match=r"not started: use `with LocalCluster\(\) as cluster:`"):
+            early()
     with pytest.raises(ClusterError, match="a node can be added only in the block of its cluster"):
         cluster.add_node()
     with cluster:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from chaos.fuzz.flood_runs import run_floods
 from chaos.fuzz.legal import KINDS
+from chaos.fuzz.legal_run import run_siege
 from chaos.fuzz.run import run_seed
-from chaos.fuzz.siege import run_siege
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -24,8 +24,8 @@ from chaos.fuzz.floods import (
     plan,
     prepare,
 )
+from chaos.fuzz.legal_run import Pulse
 from chaos.fuzz.run import HarmError
-from chaos.fuzz.siege import Pulse
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:

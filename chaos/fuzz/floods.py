@@ -27,8 +27,8 @@ from pamqp import commands, header
 from chaos.fuzz.conversations import HEARTBEAT, PROTOCOL_HEADER, marshal
 from chaos.fuzz.flooder import Plan
 from chaos.fuzz.legal import method, opening, publish
-from qq.cli.layout import HOST, PASSWORD
-from qq.cli.layout import USER as ADMINISTRATOR
+from qq.cli.local_files import HOST, PASSWORD
+from qq.cli.local_files import USER as ADMINISTRATOR
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

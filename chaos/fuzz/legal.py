@@ -18,6 +18,10 @@ from pamqp import commands, header
 from pamqp.body import ContentBody
 
 from chaos.fuzz.conversations import CAPABILITIES, PROTOCOL_HEADER, marshal
+from qq.amqp.encoding import method_frame
+from qq.octets import text_of
+from qq.stored.editing import make, short_string
+from qq.stored.exact_tables import encode_table
 
 if TYPE_CHECKING:
     from random import Random
@@ -41,6 +45,10 @@ _DEPTHS = (1, 16, 17, 31, 32, 33, 60, 61, 62, 63, 64, 65, 66, 200)
 _NUMBERS = (0, 1, -1, 127, 255, 256, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, -(2**63))
 _EXPIRATIONS = ("0", "1", "60000", "4294967295", "18446744073709551616", "9" * 200)
 _HASHED = "x-consistent-hash"
+_DECLARE, _BIND, _PUBLISH = (50, 10), (50, 20), (60, 40)
+"""Class and number of queue.declare, queue.bind and basic.publish."""
+_DURABLE = b"\2"
+"""The flags of queue.declare for a durable queue."""
 
 
 class Request(NamedTuple):
@@ -441,6 +449,38 @@ def _weights(scale: Scale, name: str, vhost: str) -> Act:
     return Act(name, USER, vhost, frames)
 
 
+def _octets(scale: Scale, name: str, vhost: str) -> Act:
+    """Use octets that are not UTF-8 wherever the protocol allows them: routing keys, names and values of tables."""
+    random = scale.random
+
+    def some() -> bytes:
+        return random.randbytes(random.choice((1, 8, 127, NAME_BYTES_MAX)))
+
+    def arguments(given: Mapping[str, Any]) -> bytes:
+        return encode_table({**given, text_of(some()): some(), "nested": {text_of(some()): [some()]}})
+
+    def bind(exchange: str) -> bytes:
+        ends = b"\0\0" + short_string(name) + short_string(exchange)
+        return method_frame(1, *_BIND, ends + b"\0\0" + arguments({"x-match": "any"}))
+
+    dead = {"x-max-length": 1, "x-dead-letter-exchange": "amq.topic", "x-dead-letter-routing-key": some()}
+    declare = b"\0\0" + short_string(name) + _DURABLE
+    frames = [
+        method_frame(1, *_DECLARE, declare + arguments(dead)),
+        bind("amq.headers"),
+        _queue(f"{name}-end", x_max_length=10),
+        _bind(f"{name}-end", "amq.topic", "#"),
+    ]
+    messages = [
+        method_frame(1, *_PUBLISH, b"\0\0" + short_string(exchange) + short_string(text_of(some())) + b"\0")
+        + make(Basic.Properties(headers={text_of(some()): True, "CC": [name]}), b"m", BODY_PART_BYTES)
+        for exchange in random.choices(("", "amq.topic", "amq.headers"), k=scale.most(500))
+    ]
+    # The queue has other arguments, and the refusal shows them.
+    again = method_frame(1, *_DECLARE, declare + arguments(dead))
+    return Act(name, USER, vhost, [*frames, *messages, again])
+
+
 def _put(path: str, body: Any) -> Request:
     return Request("PUT", f"/api/{path}", json.dumps(body).encode())
 
@@ -514,6 +554,7 @@ KINDS: Mapping[str, Callable[[Scale, str, str], Act]] = {
     "new-keys": _new_keys,
     "consumers": _consumers,
     "names": _names,
+    "octets": _octets,
     "extremes": _extremes,
     "graphs": _graphs,
     "churn": _churn,

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from chaos.course import Course, HealError, Plan
 from chaos.history import Recorder
 from chaos.live import nemesis, releases, versions
 from chaos.live.aio_transport import AioTransport
 from chaos.live.cluster import LiveCluster, LiveClusterError
+from chaos.phases import Course, HealError, Plan
 from chaos.workloads import catalog
 from chaos.workloads.pika_transport import PikaTransport
 from chaos.workloads.transport import Endpoint, LostError, Transport

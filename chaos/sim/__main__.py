@@ -99,6 +99,7 @@ def _run_many(seeds: range, jobs: int, nodes: int, *, births: bool) -> int:
             entries=outcome.entries,
             confirms=outcome.confirms,
             reads=outcome.reads,
+            replies=outcome.replies,
             elections=outcome.elections,
             installs=outcome.installs,
             repairs=outcome.repairs,

@@ -13,8 +13,8 @@ import platform
 from functools import partial
 from typing import TYPE_CHECKING
 
-from chaos.course import Course, HealError, Plan
 from chaos.history import Recorder
+from chaos.phases import Course, HealError, Plan
 from chaos.sim.checks.checks import ViolationError
 from chaos.sim.run import CONVERGENCE_S, SERVICE_S, SLICE_S, Scene
 from chaos.sim.workload.workload import Submitters

@@ -54,6 +54,8 @@ SLICE_S = 0.25
 FILES_INTERVAL_S = 0.5
 CLIENT_RUNS = 0.3
 """Share of the ledger runs that have AMQP clients instead."""
+REQUESTERS = 3
+"""Clients of direct reply-to in a run with AMQP clients."""
 UPGRADES = 0.2
 """Share of the runs with an upgrade of the nodes."""
 BACKUPS = 0.15
@@ -91,6 +93,8 @@ class Outcome(NamedTuple):
     confirms: int
     reads: int
     """Reads that were answered without an entry."""
+    replies: int
+    """Direct replies that requesters got."""
     elections: int
     installs: int
     """Snapshots that nodes installed."""
@@ -166,7 +170,7 @@ def _draw_load_and_faults(seed: int) -> SimulationOptions:
         message_bytes_max=random.choice((1, 16, 64)) * 1024,
     )
     if not options.queues and Random(f"{seed}/clients").random() < CLIENT_RUNS:
-        return replace(options, queues=True, clients=True)
+        return replace(options, queues=True, clients=True, requesters=REQUESTERS)
     if busy and not large_batches and random.random() < 0.2:
         return _with_check_of_disk_use(options)
     if not options.queues and random.random() < 0.2:
@@ -420,6 +424,7 @@ class Simulation(Scene):
             len(self.checks.committed),
             self.checks.confirms,
             self.checks.reads,
+            self.workload.replies.delivered if isinstance(self.workload, ClientWorkload) else 0,
             self.checks.elections,
             self.checks.installs,
             self.checks.repairs,

@@ -210,6 +210,9 @@ class Rejoin:
         """
         self._last_index = journal.last_index
         voter_status = self.voter_status
+        if voter_status is VoterStatus.VOTER and not self.awaits_memories:
+            engine.may_vote = True
+            return False
         if voter_status is VoterStatus.BLANK and self._is_by_names and not self._missing():
             self._remember(engine)
         elif voter_status is VoterStatus.LEARNER and self._has_caught_up(engine, journal):

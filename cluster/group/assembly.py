@@ -1,7 +1,7 @@
 """Build all parts of a group and connect them.
 
 First comes the replica, the parts that all others build on (bootstrap.py). Then come the parts that know the other
-members (cluster/membership/parts.py), snapshots and backups, and last the inbox, which passes messages to all of them.
+members (cluster/membership/assembly.py), snapshots and backups, and last the inbox, which passes messages to all.
 
 Invariant: no part knows the group. A part acts on the group only through the `Hooks`.
 """
@@ -16,7 +16,7 @@ from cluster.group.inbox import Handler, Inbox
 from cluster.group.install_snapshot import SnapshotInstaller
 from cluster.group.low_space import LowSpace
 from cluster.group.reads import Reads
-from cluster.membership.parts import MembershipParts
+from cluster.membership.assembly import MembershipParts
 from cluster.raft import messages
 from cluster.snapshots.backup_source import BackupSource
 from cluster.snapshots.sender import SnapshotSender

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from cluster.replica import Replica
     from cluster.runtime.ports import Buffer
 
-Receive = Callable[[bytes], None]
+Receive = Callable[[str, bytes], None]
+"""Takes the name of a peer and its message."""
 
 
 class BrokerMessages:
@@ -44,10 +45,10 @@ class BrokerMessages:
         self._outbox.transmit(peer, BrokerMessage(data))
         return True
 
-    def received(self, _peer: str, message: BrokerMessage) -> None:
+    def received(self, peer: str, message: BrokerMessage) -> None:
         """Pass a message of a peer to this node's broker."""
-        self._receive(b"".join(message.data))
+        self._receive(peer, b"".join(message.data))
 
 
-def _ignore(_data: bytes) -> None:
+def _ignore(_peer: str, _data: bytes) -> None:
     """Ignore a message: the broker has not begun."""

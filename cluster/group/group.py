@@ -172,7 +172,7 @@ class Group:
         """Send a message to a peer's broker, or return False if its link cannot take it now (`BrokerMessages`)."""
         return self._broker_messages.send(peer, data)
 
-    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+    def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         """Pass the messages of peers' brokers to `receive`."""
         self._broker_messages.set_receiver(receive)
 

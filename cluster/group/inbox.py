@@ -33,7 +33,7 @@ from cluster.raft.messages import (
 
 if TYPE_CHECKING:
     from cluster.group.reads import Reads
-    from cluster.membership.parts import MembershipParts
+    from cluster.membership.assembly import MembershipParts
     from cluster.replica import Replica
     from cluster.snapshots.receiver import SnapshotReceiver
     from cluster.transport.queries import Queries

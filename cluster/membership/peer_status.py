@@ -61,7 +61,7 @@ class KnownPeer:
     lost_since_s: float | None = None
     """When the last link with the peer ended; unset while there is a link, and before the first link."""
     dead_since_s: float | None = None
-    """Since when the peer has been known to be dead, because its host refuses connections; or None."""
+    """Since when the peer has been known to be dead, because its host refuses connections."""
     directory: bytes | None = None
     """The id of the member's data directory; None until the member has a directory and the log a configuration."""
     status: Status | None = None

@@ -65,13 +65,14 @@ class Rollbacks:
         """Record the promise in a message of a linked member."""
         # Each client message causes such messages, so the usual case is a comparison.
         index = 0
-        if isinstance(message, AppendResponse):
-            index = message.next_index - 1 if message.success else 0
-        elif isinstance(message, Status):
-            self._check(peer, message)
-            index = message.vouched_index
-        elif not isinstance(message, Append | Vote | VoteRequest):
-            return
+        if not isinstance(message, Append):
+            if isinstance(message, AppendResponse):
+                index = message.next_index - 1 if message.success else 0
+            elif isinstance(message, Status):
+                self._check(peer, message)
+                index = message.vouched_index
+            elif not isinstance(message, Vote | VoteRequest):
+                return
         known = self._linked.get(peer)
         if known is None:
             known = self._linked[peer] = self._promises_of(peer)

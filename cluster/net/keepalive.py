@@ -1,6 +1,6 @@
-"""TCP keepalive: the kernel closes a silent connection whose peer no longer answers.
+"""TCP keepalive: the kernel closes a silent connection when its peer no longer answers.
 
-Invariant: a connection whose peer answers stays, even if the peer does not read. So TCP_USER_TIMEOUT stays unset.
+Invariant: a connection stays while its peer answers, even if the peer does not read. So TCP_USER_TIMEOUT stays unset.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class SnapshotSender:
         return needed
 
     def fetch(self, peer: str, request: FetchChunk) -> None:
-        """Callable[[str, Message], None] a peer the requested chunk after reading it."""
+        """Send a peer the requested chunk after reading it."""
         offered = self._offered_to(peer, request.snapshot, request.file)
         if offered is None:
             self._send(peer, SnapshotWithdrawn(request.snapshot))

@@ -325,8 +325,7 @@ class ClientConnection(FlowControlledProtocol):
         if not self._has_tls:
             return True
         held_bytes_max = self._broker.uncommitted_bytes_max if self._is_publisher else HELD_BYTES_MAX
-        unread_bytes = len(self._unread) + sum(map(len, self._later_unread))
-        return unread_bytes + self._amqp.held_bytes > held_bytes_max
+        return self.unread_bytes > held_bytes_max
 
     def take_turn(self, until_s: float) -> bool:
         """Parse received octets, carry out methods, and write the answers, until this time of the processor."""
@@ -887,6 +886,10 @@ class ClientConnection(FlowControlledProtocol):
     # Out
 
     @property
+    def unread_bytes(self) -> int:
+        return len(self._unread) + sum(map(len, self._later_unread)) + self._amqp.held_bytes
+
+    @property
     def channel_count(self) -> int:
         return len(self._channels)
 
@@ -986,7 +989,7 @@ class ClientConnection(FlowControlledProtocol):
         self.fail(ConnectionFault(ReplyCode.RESOURCE_ERROR, text))
 
     def methods_held(self, channel: NumberedChannel) -> None:
-        """Record that the channel holds back methods of the client for now."""
+        """Record that the channel holds back methods, or would hold back the next method."""
         self._holding_channels[channel.number] = None
 
     def methods_released(self, channel: NumberedChannel) -> None:

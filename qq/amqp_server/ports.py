@@ -76,7 +76,7 @@ class Carrier(Connection, Protocol):
         ...
 
     def methods_held(self, channel: NumberedChannel, /) -> None:
-        """Record that the channel holds back methods of the client for now."""
+        """Record that the channel holds back methods, or would hold back the next method."""
         ...
 
     def methods_released(self, channel: NumberedChannel, /) -> None:

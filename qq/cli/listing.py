@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from qq.cli.client.remote import Remote
-    from qq.cli.kinds import Kind
+    from qq.cli.listed_kinds import Kind
 
 FIRST = 500
 """Number of first objects that are searched for a column."""

@@ -30,6 +30,7 @@ from qq.management.objects.sorted_objects import SortedObjects
 from qq.management.statistics.charts import Charts
 from qq.management.statistics.queue_statistics import QueueStatistics
 from qq.management.statistics.rates import SAMPLE_INTERVAL_S
+from qq.management.statistics.vhost_clients import VhostClients
 
 if TYPE_CHECKING:
     from cluster.group.group import Group
@@ -49,6 +50,7 @@ class Management:
     shovels: ShovelReports
     metrics: ObjectMetrics
     statistics: QueueStatistics
+    vhost_clients: VhostClients
     charts: Charts
     changes: Changes
     operations: Operations
@@ -64,6 +66,7 @@ class Management:
         while True:
             await self.statistics.sample()
             await self.clients.sample()
+            self.nodes.sample()
             await self.doctor.sample()
             await self.charts.sample()
             await asyncio.sleep(SAMPLE_INTERVAL_S)
@@ -75,8 +78,10 @@ def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: S
         group.queries, lambda: [name for name in group.members.names if name != broker.name]
     )
     sorted_objects = SortedObjects()
-    statistics = QueueStatistics(broker, group)
     clients = ClientReports(broker, group, queries)
+    vhost_clients = VhostClients(broker, clients.watch, queries)
+    statistics = QueueStatistics(broker, group, vhost_clients)
+    charts = Charts(broker, group, own.write_times, statistics)
     changes = Changes(broker)
     members = MemberChanges(broker, group, own.peers)
     shovels = ShovelReports(broker, queries, changes.apply, shovel_runner)
@@ -90,10 +95,11 @@ def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: S
         shovels=shovels,
         metrics=ObjectMetrics(broker, group, statistics.entry_times),
         statistics=statistics,
-        charts=Charts(broker, group, own.write_times, statistics),
+        vhost_clients=vhost_clients,
+        charts=charts,
         changes=changes,
         operations=Operations(broker),
-        nodes=NodeReports(broker, group, own, queries),
+        nodes=NodeReports(broker, group, own, queries, charts),
         members=members,
         leadership=LeadershipTransfers(group),
         backups=Backups(broker, group, own.data_dir),

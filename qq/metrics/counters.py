@@ -40,6 +40,8 @@ class Counters:
     messages_received_confirm: int = 0
     """Messages among `messages_received` that came on a channel in confirm mode."""
     messages_confirmed: int = 0
+    confirmed_in: Counter[str] = field(default_factory=Counter)
+    """The same messages, by virtual host."""
     messages_unroutable_returned: int = 0
     messages_delivered_manual_ack: int = 0
     messages_delivered_auto_ack: int = 0

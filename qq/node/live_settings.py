@@ -1,6 +1,6 @@
 """The settings of a node that operators change while it runs, until its next start.
 
-They are what an operator needs in an alarm: the level of the log, and the limits of memory and disk.
+An operator needs these settings in an alarm: the level of the log, and the limits of memory and disk.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from qq.management.management import Management, make_management
 from qq.management.nodes.maintenance import ClientDrain
 from qq.management.nodes.node_reports import OwnNode
 from qq.management.reports.catalog import Product
-from qq.node import parts
+from qq.node import part_settings
 from qq.node.failure import Failure, RemovedError
 from qq.node.http_port import HttpPort
 from qq.node.live_settings import LiveSettings
@@ -51,7 +51,7 @@ from qq.node.node_machine import NodeMachine
 from qq.node.node_metrics import NodeMetrics
 from qq.node.notices import log_differences, log_new_cluster
 from qq.node.readiness import Readiness, catch_up
-from qq.node.reread import RereadFiles
+from qq.node.reloading import RereadFiles
 from qq.node.rescue import watch_requests
 from qq.process import descriptors, garbage
 from qq.sessions.broker import END_CLAIMS_S, Broker, QueueReplica
@@ -121,6 +121,7 @@ class Node:
             tasks.create_task(self.failure.raised())
             tasks.create_task(_watch_rates(self.management))
             tasks.create_task(self.management.sessions.watch())
+            tasks.create_task(self.management.vhost_clients.watch())
             tasks.create_task(self.memory.watch())
             tasks.create_task(self.files.watch(self.links))
             await self._wait_serving()
@@ -214,7 +215,7 @@ async def start(
     loop.set_exception_handler(failure.unhandled)
     runtime = make_runtime(loop, failure.come)
     files = RereadFiles(config)
-    tokens, tracer = parts.verifier(config), parts.tracer(config)
+    tokens, tracer = part_settings.verifier(config), part_settings.tracer(config)
     for outside in filter(None, (tokens, tracer)):
         closing.push_async_callback(outside.close)
 
@@ -222,8 +223,8 @@ async def start(
     disk = closing.enter_context(_opened(config.data_dir, open_disk))
     links = _make_links(config, files, machine)
     closing.push_async_callback(links.stop)
-    http_limits = parts.http_limits(config, shares.http)
-    handshakes = parts.http_handshakes(config, files.http_tls)
+    http_limits = part_settings.http_limits(config, shares.http)
+    handshakes = part_settings.http_handshakes(config, files.http_tls)
     http = await HttpPort.open(
         config.http_host, config.address.http_port, http_limits, failure.come, handshakes
     )
@@ -231,7 +232,7 @@ async def start(
 
     with _start_errors(config.data_dir):
         group = await _read(
-            partial(Group, parts.group_config(config), machine, runtime, disk, links), closing
+            partial(Group, part_settings.group_config(config), machine, runtime, disk, links), closing
         )
         replica = QueueReplica(config.name, machine, group, disk, runtime)
         broker = Broker(replica, config.loopback_users, config.limits)
@@ -254,7 +255,7 @@ async def start(
     partial_messages = PartialMessages(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
     turns = ProcessorTurns(lambda callback, _: runtime.call_soon(callback), time.thread_time)
     sockets = ClientSockets(slots, throttled_log, partial_messages, turns, config.limits)
-    amqp_server = AmqpServer(broker, parts.amqp_settings(config), sockets, make_channel)
+    amqp_server = AmqpServer(broker, part_settings.amqp_settings(config), sockets, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)
     own = OwnNode(
         product=Product(config.product, config.version, config.cluster_name),
@@ -262,8 +263,8 @@ async def start(
         connections_max=shares.logged_in,
         live=LiveSettings(config, memory, group.alarms),
         write_times=disk.write_times,
-        listeners=lambda: parts.open_ports(config, http.number, is_serving=readiness.is_serving),
-        certificates=parts.certificates(config),
+        listeners=lambda: part_settings.open_ports(config, http.number, is_serving=readiness.is_serving),
+        certificates=part_settings.certificates(config),
         common_settings=config.common(),
         cluster_secrets=files.cluster_secrets,
         peers=links,
@@ -272,7 +273,7 @@ async def start(
     metrics = NodeMetrics(config, group, broker, management, own, tracer)
     logins = HttpLogins(broker, shares.http)
     info = NodeInfo(
-        group, management.members, readiness, metrics, logins, parts.login_provider(config, tokens)
+        group, management.members, readiness, metrics, logins, part_settings.login_provider(config, tokens)
     )
     http.show(info, management, metrics.snapshot)
     return Node(
@@ -321,9 +322,9 @@ def _make_links(config: NodeConfig, files: RereadFiles, machine: NodeMachine) ->
         config.cluster_name,
         bind=(config.peer_host, config.address.peer_port),
         versions=Versions(*machine.versions),
-        listed=parts.addresses(config.nodes),
+        listed=part_settings.addresses(config.nodes),
         prefers_listed=config.peer_addresses == "file",
-        seeds=parts.seeds(config),
+        seeds=part_settings.seeds(config),
     )
     tls = files.peer_tls.current if files.peer_tls else None
     return PeerLinks(link_config, files.cluster_secrets(), tls=tls)

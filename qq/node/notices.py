@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from qq.node.parts import addresses
+from qq.node.part_settings import addresses
 
 if TYPE_CHECKING:
     from cluster.group.group import Group

@@ -277,6 +277,7 @@ class Broker:
 
     def applied(self, index: int, effects: Sequence[Any]) -> None:
         name, carry_out = self.name, self._dispatcher.carry_out
+        self.direct_replies.begin(index)
         for effect in effects:
             match effect:
                 case Confirmed():
@@ -295,6 +296,7 @@ class Broker:
     def resumed(self, sequence: int, outstanding: Sequence[Effect]) -> None:
         """Continue from a snapshot: batches up to `sequence` are applied, only effects in `outstanding` are known."""
         self._dispatcher.resume(outstanding)
+        self.direct_replies.deliver_applied(self.direct_replies.applied_index)
         if sequence:
             self._confirmed(sequence, unseen=True)
 

@@ -3,10 +3,11 @@
 A reply is promised at most once and nobody stores it, so it goes over the link to the requester's node. The publisher
 uses the log if this is not possible. A message between nodes is msgpack:
 
-    [session, consumer, name, after index, channel of the frames, [message...]]
+    [session, consumer, name, after index, sent index, publisher, channel of the frames, [message...]]
 
 Invariant: replies of a channel to a requester keep their order. A reply that follows replies in the log names the log
-index after which the requester's node must deliver it.
+index after which the requester's node must deliver it. A reply that later replies in the log have overtaken, on a slow
+link, is lost (`LoggedReplies`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from qq.machine.catalog.reply_names import Requester
     from qq.metrics.counters import Counters
     from qq.sessions.dispatch import Dispatcher
-    from qq.sessions.ports import Log
+    from qq.sessions.ports import Log, Publisher
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,31 @@ EARLY_MAX = 1_000
 """Messages that may wait until this node has applied an index. Further messages are lost: the node is far behind."""
 
 
+RESPONDERS_MAX = 1_000
+"""Responders' channels whose last reply through the log is known for each requester."""
+
+
+class LoggedReplies:
+    """The last reply that a requester has got through the log from each channel of a responder."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[tuple[str, int], int] = {}
+        """Node and session of the responder -> log index, in the order of the indexes."""
+        self._forgotten = 0
+        """The largest log index that was forgotten."""
+
+    def record(self, node: str, publisher: int, index: int) -> None:
+        """Record that a reply of this responder was in the entry at `index`."""
+        self._indexes.pop((node, publisher), None)
+        self._indexes[node, publisher] = index
+        if len(self._indexes) > RESPONDERS_MAX:
+            self._forgotten = self._indexes.pop(next(iter(self._indexes)))
+
+    def have_overtaken(self, node: str, replies: Replies) -> bool:
+        """Return whether the requester has got a reply that the responder published after these."""
+        return replies.sent_index < self._indexes.get((node, replies.publisher), self._forgotten)
+
+
 class DirectReplies:
     """Sends the replies of this node's publishers, and delivers the replies to its requesters."""
 
@@ -48,71 +74,78 @@ class DirectReplies:
         self._log = log_
         self._dispatcher = dispatcher
         self._counters = counters
-        self.early: deque[Replies] = deque()
-        """Replies that wait until this node has applied an index, and all replies behind them."""
+        self._begun_index = 0
+        self.early: deque[tuple[str, Replies]] = deque()
+        """Replies that wait until this node has applied an index, and all replies behind them, with the responder's
+        node."""
         log_.receive_messages(self.received)
 
     @property
     def applied_index(self) -> int:
-        """The log index up to which this node has applied all entries."""
-        return self._log.applied_index
+        """The log index up to which this node has applied all entries, including the entry whose effects it handles."""
+        return max(self._begun_index, self._log.applied_index)
+
+    def begin(self, index: int) -> None:
+        """Record that this node handles the effects of this entry now."""
+        self._begun_index = index
 
     def send(
-        self, requester: Requester, after_index: int, frames_channel: int, messages: list[bytes]
+        self, requester: Requester, after_index: int, publisher: Publisher, messages: list[bytes]
     ) -> bool:
         """Send replies to a requester. Return False if the log must be used instead."""
         if sum(map(len, messages)) > REPLY_BYTES_MAX:
             return False
-        replies = Replies(
-            requester.session, requester.consumer, requester.name, after_index, frames_channel, messages
-        )
-        if requester.node == self._node:
-            self._take(replies)
+        node, session, consumer, name = requester
+        sent = (after_index, self.applied_index, publisher.session, publisher.number)
+        replies = Replies(session, consumer, name, *sent, messages)
+        if node == self._node:
+            self._take(node, replies)
             return True
-        return self._log.send_message(requester.node, [pack(replies)])
+        return self._log.send_message(node, [pack(replies)])
 
-    def received(self, data: bytes) -> None:
+    def received(self, peer: str, data: bytes) -> None:
         """Deliver replies that a peer has sent, as soon as this node has applied the index that they follow."""
         try:
             replies = _read(data)
         except (ValueError, TypeError, msgpack.UnpackException):
             log.exception("a peer sends replies that cannot be read; ignored")
             return
-        self._take(replies)
+        self._take(peer, replies)
 
-    def _take(self, replies: Replies) -> None:
+    def _take(self, node: str, replies: Replies) -> None:
         if not self.early and replies.after_index <= self._log.applied_index:
-            self._deliver(replies)
+            self._deliver(node, replies)
         elif len(self.early) < EARLY_MAX:
-            self.early.append(replies)
+            self.early.append((node, replies))
         else:
             self._counters.replies_dropped += len(replies.messages)
 
     def deliver_applied(self, index: int) -> None:
         """Deliver the replies that waited for this log index."""
-        while self.early and self.early[0].after_index <= index:
-            self._deliver(self.early.popleft())
+        while self.early and self.early[0][1].after_index <= index:
+            self._deliver(*self.early.popleft())
 
     def has_room(self, waiting_bytes: int, size: int) -> bool:
         """Return whether `size` octets may wait for a channel for which `waiting_bytes` wait already."""
         return waiting_bytes + size <= CHANNEL_BYTES_MAX and self.waiting_bytes + size <= WAITING_BYTES_MAX
 
-    def _deliver(self, replies: Replies) -> None:
+    def _deliver(self, node: str, replies: Replies) -> None:
         session = self._dispatcher.sessions.get(replies.session)
         if session is None or session.consumers is None:
             self._counters.replies_dropped += len(replies.messages)
         else:
-            session.consumers.replies(replies)
+            session.consumers.replies(node, replies)
 
 
 def _read(data: bytes) -> Replies:
     """Return the replies in a message of a peer. Raise ValueError, TypeError or UnpackException."""
-    session, consumer, name, after_index, frames_channel, messages = msgpack.unpackb(data)
+    session, consumer, name, *numbers, messages = msgpack.unpackb(data)
+    after_index, sent_index, publisher, frames_channel = numbers
     if not (
-        all(type(number) is int for number in (session, consumer, after_index, frames_channel))
+        all(type(number) is int for number in (session, consumer, *numbers))
         and isinstance(name, str)
         and isinstance(messages, list)
         and all(isinstance(message, bytes) for message in messages)
     ):
         raise TypeError("replies with fields of other types")
-    return Replies(session, consumer, name, after_index, frames_channel, messages)
+    return Replies(session, consumer, name, after_index, sent_index, publisher, frames_channel, messages)

@@ -91,7 +91,7 @@ class Log(MessageStore, Protocol):
         """Send a message to a node's broker without the log, at most once; return False if that is not possible now."""
         ...
 
-    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+    def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         """Pass the messages of other nodes' brokers to `receive`."""
         ...
 
@@ -147,6 +147,16 @@ class Connection(Payer, Protocol):
     def channel_count(self) -> int: ...
 
     @property
+    def unread_bytes(self) -> int:
+        """Received octets in the node's memory that no request has used yet."""
+        ...
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Octets in the node's memory that the client has not taken yet."""
+        ...
+
+    @property
     def client_properties(self) -> Mapping[str, object]:
         """The properties that the client sent about itself when it connected."""
         ...
@@ -196,6 +206,10 @@ class Replies(NamedTuple):
     name: str
     after_index: int
     """The node must have applied this log index before it delivers the replies; 0 if no index matters."""
+    sent_index: int
+    """The log index up to which the responder's node had applied all entries when it sent the replies."""
+    publisher: int
+    """The responder's session at its node."""
     frames_channel: int
     """The channel number in the frames of the messages."""
     messages: list[bytes]
@@ -277,7 +291,9 @@ class SessionConsumers(Protocol):
 
     def direct_reply(self, effect: DirectReply, /) -> None: ...
 
-    def replies(self, replies: Replies, /) -> None: ...
+    def replies(self, node: str, replies: Replies, /) -> None:
+        """Deliver replies that a responder at this node has sent without the log."""
+        ...
 
     def timed_out(self, effect: DeliveryTimeout, /) -> None: ...
 

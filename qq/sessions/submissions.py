@@ -197,10 +197,6 @@ class Submissions:
 
         self._log.read(done, partial(self.read_barrier, callback, lane))
 
-    def is_applied(self, lane: Lane) -> bool:
-        """Return whether all requests of the lane so far are applied or abandoned."""
-        return not lane.parts and not self._batches_of(lane)
-
     def _batches_of(self, lane: Lane) -> list[Batch]:
         """Return the batches under way with requests of the lane."""
         return [each.batch for each in self._under_way if lane in each.batch.bytes_by_payer]

@@ -178,8 +178,8 @@ class Client:
                 if not self._answers or self._answers[0].done():
                     raise closed
                 self._answers.popleft().set_exception(closed)
-            case commands.Basic.Return():
-                raise Closed(f"no queue takes a message: {event.reply_code} {event.reply_text}")
+            case frames.Unroutable(code, text):
+                raise Closed(f"no queue takes a message: {code} {text}")
             case commands.Basic.Cancel():
                 raise Closed("it has cancelled the consumer: its queue is gone")
             case commands.Connection.Close():

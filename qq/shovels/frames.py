@@ -53,7 +53,14 @@ class Confirmation(NamedTuple):
     is_nack: bool
 
 
-Event = Delivery | Confirmation | base.Frame
+class Unroutable(NamedTuple):
+    """A mandatory message that reached no queue (basic.return), without its content."""
+
+    code: int
+    text: str
+
+
+Event = Delivery | Confirmation | Unroutable | base.Frame
 
 
 class ClientReader:
@@ -65,8 +72,8 @@ class ClientReader:
         """Largest frame accepted, in bytes."""
         self._message_bytes_max = message_bytes_max
         self._rest = b""
-        self._head: Delivery | commands.Basic.Return | None = None
-        """Method whose content comes next: a delivery without its message, or a basic.return."""
+        self._head: Delivery | Unroutable | None = None
+        """Method whose content comes next, a delivery without its message."""
         self._message = bytearray()
         self._missing = 0
         """Bytes of the body that are still to come."""
@@ -116,14 +123,13 @@ class ClientReader:
         elif which in (_ACK, _NACK):
             tag = _TAG.unpack_from(frame, 11)[0]
             events.append(Confirmation(tag, bool(frame[19] & 1), which == _NACK))
+        elif which == _RETURN:
+            text, _ = _short_string(frame, 13)
+            self._head = Unroutable(int.from_bytes(frame[11:13], "big"), text.decode(errors="replace"))
         else:
             method = pamqp_frame.unmarshal(frame)[2]
             assert isinstance(method, base.Frame)
-            if which == _RETURN:
-                assert isinstance(method, commands.Basic.Return)
-                self._head = method
-            else:
-                events.append(method)
+            events.append(method)
 
     def _content(self, frame: bytes, events: list[Event]) -> None:
         if frame[0] == FRAME_HEADER:

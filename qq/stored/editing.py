@@ -133,9 +133,9 @@ def with_headers(
     `additions` replace headers with the same names, `drop_expiration` removes that property. Raises ValueError for an
     integer that does not fit into 64 bits.
     """
-    pairs = {name.encode(): _pair(name, value) for name, value in additions.items()} if additions else {}
+    pairs = {octets_of(name): _pair(name, value) for name, value in additions.items()} if additions else {}
     added = b"".join(pairs.values())
-    removed = {name.encode() for name in removals}.union(pairs)
+    removed = {octets_of(name) for name in removals}.union(pairs)
     return [_with_headers(message, removed, added, drop_expiration) for message in messages]
 
 
@@ -193,10 +193,11 @@ def _without(message: bytes, table_at: int, removed: Collection[bytes]) -> tuple
 
 
 def _pair(name: str, value: HeaderValue) -> bytes:
-    return _shortstr(name) + _value(value)
+    return short_string(name) + field_value(value)
 
 
-def _value(value: HeaderValue) -> bytes:
+def field_value(value: HeaderValue) -> bytes:
+    """Encode a value of a table with its type. Raises ValueError for an integer that does not fit into 64 bits."""
     match value:
         case None:
             return b"V"
@@ -209,16 +210,17 @@ def _value(value: HeaderValue) -> bytes:
         case float():
             return _DOUBLE.pack(b"d", value)
         case str():
-            return _sized(b"S", octets_of(value))
+            return sized(b"S", octets_of(value))
         case datetime():
             return _TIMESTAMP.pack(b"T", int(value.timestamp()))
         case list():
-            return _sized(b"A", b"".join(map(_value, value)))
+            return sized(b"A", b"".join(map(field_value, value)))
         case dict():
-            return _sized(b"F", b"".join(_pair(name, item) for name, item in value.items()))
+            return sized(b"F", b"".join(_pair(name, item) for name, item in value.items()))
 
 
-def _sized(kind: bytes, octets: bytes) -> bytes:
+def sized(kind: bytes, octets: bytes) -> bytes:
+    """Return octets with the octet of their type and their length in front."""
     return _LENGTH.pack(kind, len(octets)) + octets
 
 
@@ -240,6 +242,6 @@ def _body(message: bytes, at: int, end: int) -> bytes:
     return b"".join(parts)
 
 
-def _shortstr(text: str) -> bytes:
+def short_string(text: str) -> bytes:
     encoded = octets_of(text)
     return bytes([len(encoded)]) + encoded

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from pamqp import common
 
+SECONDS_MAX = 0xFFFFFFFF
+"""Largest timestamp in seconds, of the year 2106; a larger timestamp is read in milliseconds."""
 VALID_PROPERTIES_MAX = 4096
 """Largest number of property lists remembered as valid, for all connections of the process."""
 VALID_PROPERTIES_BYTES_MAX = 512
@@ -147,7 +149,7 @@ def _timestamp(seconds: int) -> datetime | int:
     A value outside of the calendar stays a number.
     """
     try:
-        return datetime.fromtimestamp(seconds / 1000 if seconds > 0xFFFFFFFF else seconds, tz=UTC)
+        return datetime.fromtimestamp(seconds / 1000 if seconds > SECONDS_MAX else seconds, tz=UTC)
     except (ValueError, OverflowError, OSError):
         return seconds
 

@@ -14,7 +14,7 @@ import pika.exceptions
 import pytest
 from pamqp import commands
 
-from qq.cli.layout import HOST
+from qq.cli.local_files import HOST
 from qq.testing import ClusterNode, LocalCluster
 from tests.harness.certificates import Authority
 from tests.harness.raw_client import HEADER, RawClient, frame_bytes, marshal

@@ -26,7 +26,7 @@ import uvloop
 from pamqp import commands
 
 from qq import testing
-from qq.cli.layout import PEER_PORT_OFFSET
+from qq.cli.local_files import PEER_PORT_OFFSET
 from qq.config import ClientTls, TlsFiles
 from qq.errors import StartError
 from qq.testing import LocalCluster

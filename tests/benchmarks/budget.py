@@ -1,6 +1,6 @@
 """Divide the confirm time of a message that comes alone into its steps: a part of `make bench`.
 
-A client publishes messages of 12 bytes one by one, each after the confirm of its predecessor. The first run measures
+A client publishes messages of 12 bytes, each after the confirm of its predecessor. The first run measures
 the time of a confirm, and the CPU time and context switches of each node per message. In the second run the nodes
 record their steps (nodes/noting.py): the table has the median microseconds from the client's write to each step. All
 processes of a machine share a clock.
@@ -81,7 +81,7 @@ class Sent(NamedTuple):
 
 
 def publish(node: ClusterNode, count: int) -> list[Sent]:
-    """Publish messages one by one. A bare socket is timed, so that the client costs next to nothing."""
+    """Publish messages, each after the confirm of its predecessor, through a bare socket, because it costs little."""
     parameters = pika.URLParameters(node.url)
     with pika.BlockingConnection(parameters) as connection:
         channel = connection.channel()

@@ -1,6 +1,6 @@
 """Count the function calls of all nodes for a message that comes alone: a part of `make bench`.
 
-A client publishes messages of 12 bytes one by one, each after the confirm of its predecessor. The nodes are simulated
+A client publishes messages of 12 bytes, each after the confirm of its predecessor. The nodes are simulated
 without faults, with the same seed each time. So the counts do not depend on the machine or its load: a single run of
 each suffices to compare two versions of the program.
 

@@ -1,4 +1,4 @@
-"""Measure the processor time of the most expensive legal entries: a part of `make bench` (ARCHITECTURE, law 3).
+"""Measure the processor time of the most expensive legal entries: a part of `make bench` (ARCHITECTURE, invariant 3).
 
 Builds each expensive situation of a state machine at its limits, and applies the largest entry that a leader would
 compose for it (`Costs`, `GroupConfig.entry_weight_max`). Takes the processor time that every node spends on the

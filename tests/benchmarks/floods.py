@@ -34,7 +34,7 @@ from chaos.fuzz.floods import (
     plan,
     prepare,
 )
-from chaos.fuzz.siege import Pulse
+from chaos.fuzz.legal_run import Pulse
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:

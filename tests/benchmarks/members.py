@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from qq.cli.layout import PEER_PORT_OFFSET
+from qq.cli.local_files import PEER_PORT_OFFSET
 from qq.testing import ClusterNode, LocalCluster
 from tests.benchmarks.bench import load
 from tests.benchmarks.recovery import checked, data_directory, disk_mib, endpoint, fill, report

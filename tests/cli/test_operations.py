@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qq.cli import main
-from qq.cli.layout import local_nodes, prepare
+from qq.cli.local_files import local_nodes, prepare
 from qq.cli.terminal import progress
 from tests.cli.processes import Qq, started
 

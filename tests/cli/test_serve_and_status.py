@@ -18,9 +18,9 @@ from unittest.mock import patch
 import pytest
 
 from qq import __version__
-from qq.cli.layout import local_nodes, prepare
 from qq.cli.local.launch import node_environment
 from qq.cli.local.serve import LineFormatter
+from qq.cli.local_files import local_nodes, prepare
 from tests.cli.processes import started
 
 if TYPE_CHECKING:

@@ -115,7 +115,26 @@ BEFORE_FILE = (
 """Phrases that place a name in a file. Naming both in a sentence does not."""
 IN_MODULE = re.compile(r"(?<![\w/.:-])((?:[a-z_]\w*/)+[a-z_]\w*)\.([A-Za-z_]\w*)(?![\w./])")
 """`package/module.name`."""
-SUFFIXES = {"c", "go", "html", "js", "json", "md", "png", "py", "service", "sh", "toml", "txt", "yaml", "yml"}
+SUFFIXES = {
+    "c",
+    "cs",
+    "go",
+    "html",
+    "js",
+    "json",
+    "md",
+    "php",
+    "png",
+    "py",
+    "rb",
+    "rs",
+    "service",
+    "sh",
+    "toml",
+    "txt",
+    "yaml",
+    "yml",
+}
 
 
 def paragraphs(document: Path) -> list[str]:

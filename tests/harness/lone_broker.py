@@ -66,6 +66,8 @@ class LoneGroup:
         self.machine = machine
         self.pending_bytes = 0
         self.skipping = self.holding = False
+        self.lost_reads: list[Callable[[], None]] | None = None
+        """If it is a list: reads begin and stay unanswered. It keeps the functions that tell of their failure."""
         self.entries: dict[int, bytes] = {}
         self._loop = loop
         self.last_index = 1
@@ -82,16 +84,19 @@ class LoneGroup:
 
     @property
     def can_read(self) -> bool:
-        return not self.holding and not self.skipping
+        return self.lost_reads is not None or (not self.holding and not self.skipping)
 
     def read(self, done: Callable[[], None], failed: Callable[[], None]) -> None:
         """Call `done` soon, since a lone node has applied each entry that is committed."""
-        self._loop.call_soon(done)
+        if self.lost_reads is not None:
+            self.lost_reads.append(failed)
+        else:
+            self._loop.call_soon(done)
 
     def send_message(self, peer: str, data: Sequence[Any]) -> bool:
         return False
 
-    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+    def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         """A lone node gets no messages of peers."""
 
     def start(self, broker: Broker) -> None:

@@ -159,7 +159,7 @@ class _Group:
         self.apply_times = Histogram()
         self.heartbeat_delays = Histogram()
         self.alarms = SimpleNamespace(own=lambda _: self.known["n1"].alarm, free_bytes=10**9)
-        self.journal = SimpleNamespace(disk_bytes=1234)
+        self.journal = SimpleNamespace(disk_bytes=1234, cached_bytes=0)
         self.own_status = SimpleNamespace(flaw=lambda: self.flaw)
         self.flaw: str | None = None
         """Why this node does not take full part."""
@@ -256,7 +256,7 @@ class _Group:
 
     can_read = False
 
-    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+    def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         """There are no peers."""
 
     def propose(self, payload: Any, weight: int = 0) -> int:
@@ -513,11 +513,16 @@ class FakeQueues(QueueReports):
             message_bytes_dlx=50,
             messages_persistent=10,
             message_bytes_persistent=1000,
+            messages_paged_out=10,
+            message_bytes_paged_out=1000,
             messages_ram=0,
+            messages_ready_ram=0,
+            messages_unacknowledged_ram=0,
             message_bytes_ram=0,
             messages_details={"rate": 0.0},
             messages_ready_details={"rate": 0.0},
             messages_unacknowledged_details={"rate": 0.0},
+            idle_since=None,
             owner_pid_details={},
             message_stats={"publish": 12, "publish_details": {"rate": 0.4}},
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from qq import testing
-from qq.cli.layout import AMQPS_PORT_OFFSET
+from qq.cli.local_files import AMQPS_PORT_OFFSET
 from qq.testing import LocalCluster
 from tests.interop.sources import SourceMissingError, amqplib_source, go_source, python_clients, python_source
 from tests.interop.upstream import (

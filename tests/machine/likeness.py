@@ -15,7 +15,7 @@ from qq.machine.catalog.catalog import Catalog
 from qq.machine.catalog.permissions import AccessControl
 from qq.machine.catalog.publish_rates import Published
 from qq.machine.catalog.vhost import VirtualHost
-from qq.machine.handlers.core import Core
+from qq.machine.handlers.core import Core, SessionState
 from qq.machine.handlers.cost_estimate import Costs
 from qq.machine.handlers.fragments import Fragments
 from qq.machine.handlers.publishing import PublishHandlers
@@ -70,7 +70,9 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
     PublishHandlers: dict.fromkeys(("_slot", "_count", "_size"), _ENTRY),
     Catalog: {"deferred_free": _REMAINS},
     VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE)
-    | {"_deferred_free": _REMAINS, "exchange_counts": _SHOWN, "routing_revision": _SHOWN},
+    | {"_deferred_free": _REMAINS, "exchange_counts": _SHOWN, "routing_revision": _SHOWN}
+    | {"returned": _SHOWN, "dropped": _SHOWN},
+    SessionState: {"dropped": _SHOWN},
     Published: {"_by_node": _SHOWN},
     RoutingTable: {
         "_content_dependent": _CACHE,
@@ -80,7 +82,7 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
         "revision": "Tells those who remember answers to ask again; it goes up when a dump is loaded."
     },
     Costs: dict.fromkeys(("route_steps", "_counted"), _ESTIMATE),
-    Queue: dict.fromkeys(("tally", "revision", "waiting_since_ms"), _SHOWN)
+    Queue: dict.fromkeys(("tally", "revision", "changed_ms", "waiting_since_ms"), _SHOWN)
     | {"_frozen": "The last frozen form, as long as one that is made anew would be the same."},
     Fragments: {
         "_joined": "A message to which nothing refers any more is in it for a while, and in no dump.",

@@ -284,7 +284,7 @@ class Scenario:
             case e.Returned(_, _, index, slot, count, exchange, key, channel):
                 names = " ".join(self.bodies[index, slot + step] for step in range(count))
                 return f"returned from '{exchange}' '{key}' on channel {channel}: {names}"
-            case e.DirectReply(_, _, consumer, index, slot, count):
+            case e.DirectReply(_, _, consumer, index, slot, count, _, _):
                 names = " ".join(self.bodies[index, slot + step] for step in range(count))
                 return f"direct-reply c{consumer} {names}"
             case e.Rejected(node, session, first, count):

@@ -20,8 +20,8 @@ import pytest
 from aiohttp import ClientSession, encode_basic_auth
 
 from qq import testing
-from qq.cli.layout import PEER_PORT_OFFSET
 from qq.cli.local.launch import SERVE_COMMAND
+from qq.cli.local_files import PEER_PORT_OFFSET
 from qq.config import NodeLimits
 from qq.errors import StartError
 from qq.node.memory_watch import MEMORY_CHECK_INTERVAL_S

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from qq.cli.layout import local_nodes, prepare
+from qq.cli.local_files import local_nodes, prepare
 from qq.config import load
 from qq.http.base.listener import HttpLimits
 from qq.node import http_port

@@ -11,7 +11,7 @@ import aiohttp
 
 from cluster.runtime.asyncio_runtime import RealDisk
 from qq import config
-from qq.cli.layout import local_nodes, prepare
+from qq.cli.local_files import local_nodes, prepare
 from qq.node import start
 from qq.testing import _reserve_ports
 

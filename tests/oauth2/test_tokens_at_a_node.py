@@ -230,7 +230,7 @@ def test_move_with_a_token_is_refused(node: ClusterNode, issuer: Issuer) -> None
 def test_an_administrator_by_token(node: ClusterNode, issuer: Issuer) -> None:
     token = issuer.token("tag:administrator", "configure:*", sub="guest")
     assert request(node, "vhosts/by-token", token, "PUT", {})[0] == 201
-    # guest, who may log in with a password, is a different user.
+    # guest has a password, and is a different user.
     assert request(node, "vhosts/by-token/permissions", token) == (200, [])
     assert request(node, "definitions", token, "POST", {})[0] == 403
     assert request(node, "login", token, "POST", {"username": "", "password": token})[0] in (400, 401)

@@ -23,7 +23,7 @@ from jwt.algorithms import RSAAlgorithm
 
 from qq.config import OAuth2
 from qq.errors import StartError
-from qq.node import parts
+from qq.node import part_settings
 from qq.oauth2 import keys, provider
 from qq.oauth2.verifier import Verifier
 from qq.scopes import TokenUser
@@ -97,7 +97,7 @@ def test_missing_jwt_library_is_reported_with_its_installation(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "jwt", None)
     config: Any = SimpleNamespace(oauth2=settings(issuer="https://issuer"))
     with pytest.raises(StartError) as error:
-        parts.verifier(config)
+        part_settings.verifier(config)
     assert str(error.value) == (
         "[oauth2] needs jwt: pip install 'qq-broker[oauth2]', or -r requirements/oauth2.txt"
     )

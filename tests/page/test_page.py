@@ -457,16 +457,23 @@ def test_queues_fit_on_a_narrow_screen(page: Page, channel: Any, width: int, col
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+LARGE = 2**53 + 1
+"""The first number that JavaScript rounds."""
+
+
 def test_definitions_are_downloaded_and_uploaded(page: Page, node: ClusterNode, tmp_path: Path) -> None:
     page.browser.execute_cdp_cmd(
         "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
     )
+    api(node, "queues/%2F/large", "PUT", {"arguments": {"n": LARGE}})
     page.open("definitions")
     page.press("download")
     page.until(lambda: list(tmp_path.glob("qq-definitions-*.json")))
     (file,) = tmp_path.glob("qq-definitions-*.json")
     exported = json.loads(file.read_text())
     assert exported["users"]
+    assert [each["arguments"].get("n") for each in exported["queues"] if each["name"] == "large"] == [LARGE]
+    exported["exchanges"].append({"vhost": "/", "name": "amq.own", "type": "direct"})
     exported["queues"].append(
         {"vhost": "/", "name": "imported", "durable": True, "auto_delete": False, "arguments": {}}
     )
@@ -474,6 +481,7 @@ def test_definitions_are_downloaded_and_uploaded(page: Page, node: ClusterNode, 
     page.all('[name="file"]')[0].send_keys(str(file))
     page.press("upload")
     page.confirm()
+    page.until(lambda: "Imported except for exchange 'amq.own'" in page.text())
     assert api(node, "queues/%2F/imported")["name"] == "imported"
 
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from qq import config
-from qq.cli.layout import local_nodes, prepare
+from qq.cli.local_files import local_nodes, prepare
 from qq.config import NodeConfig, NodeLimits
 from qq.machine.protocol.commands import Command
 from qq.node import Node, start

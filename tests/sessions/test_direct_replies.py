@@ -9,14 +9,20 @@ import pytest
 from cluster.runtime.ports import pack
 from qq.machine.catalog.reply_names import Requester
 from qq.metrics.counters import Counters
-from qq.sessions.direct_replies import EARLY_MAX, REPLY_BYTES_MAX, DirectReplies
+from qq.sessions.direct_replies import (
+    EARLY_MAX,
+    REPLY_BYTES_MAX,
+    RESPONDERS_MAX,
+    DirectReplies,
+    LoggedReplies,
+)
 from qq.sessions.ports import Replies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from qq.sessions.dispatch import Dispatcher
-    from qq.sessions.ports import Log
+    from qq.sessions.ports import Log, Publisher
 
 NAME = "amq.rabbitmq.reply-to." + "x" * 22
 THERE = Requester("n2", 7, 9, NAME)
@@ -27,19 +33,20 @@ class Node:
 
     def __init__(self, name: str) -> None:
         self.applied_index = 10
+        self.name = name
         self.delivered: list[Replies] = []
         self.counters = Counters()
         self.links: dict[str, Node] = {}
-        consumers = SimpleNamespace(replies=self.delivered.append)
+        consumers = SimpleNamespace(replies=lambda _, replies: self.delivered.append(replies))
         dispatcher = SimpleNamespace(sessions={7: SimpleNamespace(consumers=consumers)})
         self.replies = DirectReplies(name, cast("Log", self), cast("Dispatcher", dispatcher), self.counters)
 
     def send_message(self, peer: str, data: Sequence[Any]) -> bool:
         if peer in self.links:
-            self.links[peer].receive(b"".join(data))
+            self.links[peer].receive(self.name, b"".join(data))
         return peer in self.links
 
-    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+    def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         self.receive = receive
 
     @property
@@ -55,12 +62,13 @@ def nodes() -> dict[str, Node]:
 
 
 def send(node: Node, body: bytes, *, after: int = 0, to: Requester = THERE) -> bool:
-    return node.replies.send(to, after, 1, [body])
+    publisher = cast("Publisher", SimpleNamespace(session=3, number=1))
+    return node.replies.send(to, after, publisher, [body])
 
 
 def test_reply_reaches_a_requester_at_a_second_node(nodes: dict[str, Node]) -> None:
     assert send(nodes["n1"], b"answer")
-    assert nodes["n2"].delivered == [Replies(7, 9, NAME, 0, 1, [b"answer"])]
+    assert nodes["n2"].delivered == [Replies(7, 9, NAME, 0, 10, 3, 1, [b"answer"])]
 
 
 def test_reply_reaches_a_requester_at_the_same_node(nodes: dict[str, Node]) -> None:
@@ -91,6 +99,15 @@ def test_replies_wait_for_the_entry_that_they_follow(nodes: dict[str, Node]) -> 
     assert n2.bodies == [b"0", b"1", b"2", b"3"]
 
 
+def test_reply_during_the_effects_of_an_entry_follows_that_entry(nodes: dict[str, Node]) -> None:
+    n1, n2 = nodes["n1"], nodes["n2"]
+    n1.replies.begin(11)
+    send(n1, b"", after=n1.replies.applied_index)
+    assert n2.bodies == []
+    n2.replies.deliver_applied(11)
+    assert n2.delivered[0].sent_index == 11
+
+
 def test_early_replies_above_the_limit_are_counted_as_dropped(nodes: dict[str, Node]) -> None:
     for _ in range(EARLY_MAX + 3):
         send(nodes["n1"], b"", after=11)
@@ -107,7 +124,7 @@ UNREADABLE = {
     "invalid": b"\xc1",
     "short": b"\x90",
     "number": b"\x07",
-    "types": pack([7, 9, NAME, 0, 1, "answer"]),
+    "types": pack([7, 9, NAME, 0, 10, 3, 1, "answer"]),
 }
 
 
@@ -115,6 +132,29 @@ UNREADABLE = {
 def test_unreadable_replies_of_a_peer_are_logged(
     nodes: dict[str, Node], caplog: pytest.LogCaptureFixture, data: bytes
 ) -> None:
-    nodes["n2"].receive(data)
+    nodes["n2"].receive("n1", data)
     assert "cannot be read" in caplog.text
     assert nodes["n2"].bodies == []
+
+
+def replies_sent_at(index: int, publisher: int = 3) -> Replies:
+    return Replies(7, 9, NAME, 0, index, publisher, 1, [b"answer"])
+
+
+def test_replies_are_overtaken_by_later_replies_in_the_log() -> None:
+    logged = LoggedReplies()
+    assert not logged.have_overtaken("n1", replies_sent_at(10))
+    logged.record("n1", 3, 11)
+    assert logged.have_overtaken("n1", replies_sent_at(10))
+    assert not logged.have_overtaken("n1", replies_sent_at(11))
+    assert not logged.have_overtaken("n2", replies_sent_at(10))
+    assert not logged.have_overtaken("n1", replies_sent_at(10, publisher=4))
+
+
+def test_overtaken_replies_are_known_for_many_responders() -> None:
+    logged = LoggedReplies()
+    for publisher in range(RESPONDERS_MAX + 10):
+        logged.record("n1", publisher, 100 + publisher)
+    assert logged.have_overtaken("n1", replies_sent_at(99, publisher=0))
+    assert not logged.have_overtaken("n1", replies_sent_at(200, publisher=0))
+    assert logged.have_overtaken("n1", replies_sent_at(200, publisher=500))

@@ -11,7 +11,7 @@ from pamqp import commands
 
 from qq.sessions import no_quorum
 from tests.harness.lone_broker import LoneBroker
-from tests.harness.raw_client import HEADER, RawClient, publish
+from tests.harness.raw_client import HEADER, RawClient, marshal, publish
 
 WHY = "CONNECTION_FORCED - no majority: n2, n3 do not answer; "
 UNKNOWN = f"{WHY}what was asked for may still be carried out; try again, here or at another node"
@@ -70,6 +70,47 @@ def test_waiting_clients_are_refused_and_idle_clients_are_not() -> None:
         # Requests of clients that got the error were carried out.
         assert idle.expect(commands.Queue.DeclareOk).message_count == 1
         RawClient(broker.amqp_port).socket.close()
+
+
+Basic, Exchange, Queue = commands.Basic, commands.Exchange, commands.Queue
+WAITING = {
+    "get of an empty queue": Basic.Get(queue="q"),
+    "get of a message": Basic.Get(queue="full"),
+    "get of a missing queue": Basic.Get(queue="missing"),
+    "consume": Basic.Consume(queue="q"),
+    "recover": Basic.Recover(requeue=True),
+    "qos": Basic.Qos(prefetch_count=5, global_=True),
+    "declare of an existing queue": DECLARE,
+    "declare of a missing queue": Queue.Declare(queue="missing", passive=True),
+    "declare of other properties": Queue.Declare(queue="q", durable=False),
+    "bind": Queue.Bind(queue="q", exchange="amq.fanout", routing_key=""),
+    "bind of a missing exchange": Queue.Bind(queue="q", exchange="missing", routing_key=""),
+    "purge": Queue.Purge(queue="q"),
+    "delete": Queue.Delete(queue="q"),
+    "declare of an exchange": Exchange.Declare(exchange="e"),
+    "delete of a missing exchange": Exchange.Delete(exchange="missing"),
+    "publish to a missing exchange": publish(1, "q", b"m", exchange="missing"),
+}
+"""Methods that wait for an entry, or for a read before an answer or a refusal."""
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["failed", "unanswered"])
+@pytest.mark.parametrize("method", WAITING.values(), ids=WAITING)
+def test_each_method_that_waits_for_a_lost_leader_is_refused(method: Any, fails: bool) -> None:
+    """The leader is lost after a read began, which has no entry, so the client has no uncommitted octets."""
+    with LoneBroker(majority_timeout_ms=200) as broker, connect_later(broker) as client:
+        for queue in ("q", "full"):
+            client.call(1, Queue.Declare(queue=queue, durable=True), Queue.DeclareOk)
+        client.write(publish(1, "full", b"m"))
+        client.send(1, Basic.Qos(prefetch_count=9))
+        client.expect(Basic.QosOk)
+        broker.group.holding, broker.group.lost_reads = True, []
+        client.write(method if isinstance(method, bytes) else marshal(1, method))
+        lead(broker, None)
+        time.sleep(0.1)
+        for failed in broker.group.lost_reads if fails else ():
+            broker.call(failed)
+        assert reason(client) == UNKNOWN
 
 
 def test_consumer_that_holds_a_message_is_not_waiting() -> None:

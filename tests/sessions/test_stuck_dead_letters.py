@@ -197,7 +197,7 @@ def test_room_in_bytes_is_shared_by_the_lines_of_a_target() -> None:
 
 
 class Node:
-    """Entries on a disk whose cache has a few entries, and submissions that are applied later."""
+    """Entries on a disk with a cache of a few entries, and submissions that are applied later."""
 
     def __init__(self, driver: Driver, cached_max: int) -> None:
         self.driver = driver
@@ -256,7 +256,7 @@ class Node:
 
 
 def many_stuck(count: int) -> tuple[World, Node]:
-    """Return a world with a stuck dead letter in each of the queues, none of which is in memory."""
+    """Return a world with a stuck dead letter in each of the queues, outside memory."""
     world = World(*(f"level {number}" for number in range(count)), targets=1)
     world.driver.apply(*(c.UnbindQueue(1, 1, level, "amq.fanout", "", {}) for level in world.levels))
     world.driver.apply(publish(1, "full 0", exchange="amq.direct"))

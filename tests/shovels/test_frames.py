@@ -16,7 +16,7 @@ from pamqp import frame as pamqp_frame
 from qq.amqp.encoding import HEARTBEAT
 from qq.shovels import frames
 from qq.shovels.definition import definition_of
-from qq.shovels.frames import CHANNEL, ClientReader, Confirmation, Delivery, ProtocolError
+from qq.shovels.frames import CHANNEL, ClientReader, Confirmation, Delivery, ProtocolError, Unroutable
 from qq.shovels.outbound import COUNTS, ROUTES_MAX, Outbound, Route, key_of
 from qq.stored.editing import content, with_headers
 
@@ -80,7 +80,13 @@ def test_deliveries_returns_and_confirms_of_a_broker_are_read() -> None:
     assert content(first.message).properties.message_id == "m"
     assert (ack, nack) == (Confirmation(5, True, False), Confirmation(6, False, True))
     assert (second.tag, content(second.message).body) == (8, b"")
-    assert [(each.reply_text, each.routing_key) for each in back] == [("NO_ROUTE", "to")] * 2
+    assert back == [Unroutable(312, "NO_ROUTE")] * 2
+
+
+def test_returned_message_is_read_whatever_octets_its_key_has() -> None:
+    octets = returned(b"body").replace(b"\x02to", b"\x02\xe9\xff")
+    assert octets != returned(b"body")
+    assert read(octets) == [Unroutable(312, "NO_ROUTE")]
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))

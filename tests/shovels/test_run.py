@@ -1,4 +1,4 @@
-"""Shovels of a node: messages that arrive at the target, and the reported reason when none arrive."""
+"""Shovels of a node: messages that arrive at the target, and the reported reason without an arrival."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from qq.amqp.encoding import encode
 from qq.amqp_server import in_process_clients
 from qq.config import ClientTls
 from qq.machine.protocol import commands as c
+from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue.moves import LEDGER, SHOVEL
 from qq.shovels import carrier, run
 from qq.shovels.carrier import ShovelCarrier
@@ -33,12 +34,17 @@ from qq.shovels.run import ShovelRun
 from qq.shovels.uris import parse_uri
 from tests.harness.certificates import Authority
 from tests.harness.lone_broker import LoneBroker, wait_until
+from tests.wire.exchanges import HEADERS_OF_LATIN, LATIN, SELECT, consume
+from tests.wire.exchanges import publish as publish_octets
+from tests.wire.wire import HEADER, Peer, open_channel, open_vhost, part, short, start_ok, tune_ok
 
+ACK = b"\0\x3c\0\x50"
+"""The first octets of basic.ack."""
 OWN = {"src-uri": "amqp://", "src-queue": "q", "dest-uri": "amqp://", "dest-queue": "to"}
 
 
 class Carried:
-    """A broker whose node carries out shovels."""
+    """A broker at a node that carries out shovels."""
 
     def __init__(self, broker: LoneBroker) -> None:
         self.broker = broker
@@ -162,6 +168,36 @@ def test_messages_arrive_unchanged(carried: Carried, channel: Any) -> None:
     assert (first[1].message_id, second[1].headers) == (None, None)
     wait_until(lambda: carried.wait_for("running").figures["forwarded"] == 3, "the count")
     wait_until(lambda: not channel.queue_declare("q", passive=True).method.message_count, "the last ack")
+
+
+@pytest.mark.parametrize("ends", [("amqp://", "far"), ("far", "amqp://"), ("far", "far"), ("amqp://",) * 2])
+def test_octets_that_are_not_utf8_arrive_unchanged(
+    carried: Carried, channel: Any, ends: tuple[str, str]
+) -> None:
+    """In routing keys and names of headers, between queues of this cluster and of others."""
+    carried.broker.call(carried.broker.machine.raise_to, VERSIONS[1])
+    channel.queue_bind("q", "amq.fanout")
+    channel.queue_bind("to", "amq.topic", "#")
+    source, target = (carried.far if end == "far" else end for end in ends)
+    carried.put(src_uri=source, dest_uri=target, dest_queue=None, dest_exchange="amq.topic")
+    with Peer(carried.broker.amqp_port) as peer:
+        for octets in (
+            HEADER,
+            start_ok("\0guest\0guest"),
+            tune_ok() + open_vhost("/"),
+            open_channel(),
+            SELECT,
+        ):
+            peer.write(octets)
+            peer.take(1, 10.0)
+        peer.write(consume("to", no_ack=True))
+        peer.take(1, 10.0)
+        peer.write(publish_octets(LATIN, b"m", HEADERS_OF_LATIN, exchange="amq.fanout"))
+        frames = [part(octets) for octets in peer.take(4, 10.0)]
+    contents = [each.payload for each in frames if each is not None and each.payload[:4] != ACK]
+    assert contents[0].endswith(short("amq.topic") + short(LATIN))
+    assert contents[1].endswith(HEADERS_OF_LATIN)
+    assert contents[2] == b"m"
 
 
 def test_shovelled_messages_get_headers_and_properties(carried: Carried, channel: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 import qq.tracing.tracer
 from qq.config import NodeConfig, Tracing
 from qq.errors import StartError
-from qq.node import parts
+from qq.node import part_settings
 from qq.sessions.tracing import Address
 from qq.stored.editing import make
 from qq.tracing.tracer import OpenTelemetryTracer
@@ -105,4 +105,4 @@ def test_missing_tracing_library_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(
         StartError, match=r"\[tracing\] needs opentelemetry\S*: pip install 'qq-broker\[tracing\]'"
     ):
-        parts.tracer(config)
+        part_settings.tracer(config)

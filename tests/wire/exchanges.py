@@ -1354,13 +1354,13 @@ refused("basic.get of a missing queue with permission", get(READABLE))
 # Octets that are not UTF-8
 
 LATIN = b"caf\xe9"
-"""Text in Latin-1, whose last octet is not UTF-8."""
+"""Text in Latin-1: its last octet is not UTF-8."""
 FIELD_OF_LATIN = short(LATIN) + b"t\1"
 HEADERS_OF_LATIN = b"\x20\0" + long(FIELD_OF_LATIN)
 
 
 def with_latin(arguments: Table) -> bytes:
-    """A table with a field whose name is not UTF-8."""
+    """A table with a field name that is not UTF-8."""
     return long(table(arguments)[4:] + FIELD_OF_LATIN)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
 
 from chaos.sim.checks.campaigns import Campaigns
-from chaos.sim.world.watched import MACHINES, TAG, Applied, Program, WatchedMachine
+from chaos.sim.world.compared_machines import MACHINES, TAG, Applied, Program, WatchedMachine
 from chaos.sim.world.world import EPOCH_MS
 from cluster.configuration.configuration import Versions, is_configuration, read_configuration
 from cluster.log.hardstate import VoterStatus

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from chaos.sim.world.watched import TAG
+from chaos.sim.world.compared_machines import TAG
 from cluster.log.entry import batches_of, compacted_parts, is_compacted, make_compacted
 from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryNotFound
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from chaos.sim.faults.operators import Operators
 from chaos.sim.world.cluster import CLUSTER, GROUP, LOG
-from chaos.sim.world.watched import Program
+from chaos.sim.world.compared_machines import Program
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import PeerAddress
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from chaos.sim.world.watched import Program
+from chaos.sim.world.compared_machines import Program
 from cluster.configuration.change_request import MemberChange, Verb
 
 if TYPE_CHECKING:

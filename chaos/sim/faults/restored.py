@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.sim.checks.stored import StoredMessages
 from chaos.sim.world.cluster import CLUSTER, GROUP, LOG, SimulatedCluster
+from chaos.sim.world.compared_machines import Program, WatchedMachine
 from chaos.sim.world.disk import SimulatedDisk
-from chaos.sim.world.watched import Program, WatchedMachine
 from cluster.snapshots.backup import CONTENTS, SUMS, BadBackup, Contents, check, pack_contents, sum_line
 from cluster.snapshots.restore import restore
 from cluster.storage.identity import Owner

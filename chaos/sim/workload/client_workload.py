@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 from chaos.history import KeptRows, Process
 from chaos.judge import violations
 from chaos.sim.checks.queue_checks import QueueOracle
-from chaos.sim.workload.amqp_client import AmqpClient, ClientHooks
+from chaos.sim.workload.amqp_client import AmqpClient, ConnectionHooks
+from chaos.sim.workload.requesting_client import FOREIGN, ForeignClient, Replies, RequestingClient
+from chaos.sim.workload.working_client import WorkingClient
 from chaos.sim.workload.workload import Submitters
-from chaos.sim.world.brokers import Brokers
+from chaos.sim.world.brokers import GUEST, Brokers
 from chaos.sim.world.world import WorldClock
 from qq.config import NodeLimits
 from qq.machine.protocol.codec import decode_batch
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
 
 CLIENTS = 6
+REQUESTS = 2
+"""Actions of a requesting client for each action of the others."""
 PUBLISH_TIMEOUTS_MS = (0, 0, 300, 2_000)
 """Milliseconds after which a run refuses an unconfirmed message; 0 is never."""
 
@@ -89,19 +93,23 @@ class ClientWorkload(Submitters):
         super().__init__(checks)
         # After a jump of all clocks every delivery would time out.
         limits = NodeLimits(write_buffer_bytes=16_384, publish_timeout_ms=timeout_ms, consumer_timeout_ms=0)
-        self.brokers = Brokers(world, self.submit, limits)
+        logins = (GUEST, FOREIGN) if options.requesters else (GUEST,)
+        self.brokers = Brokers(world, self.submit, limits, logins)
         self.history = KeptRows(WorldClock(world))
-        hooks = ClientHooks(logged.check, checks.fail, self._connect)
-        self._amqp_clients = [
-            AmqpClient(
-                name,
-                world,
-                Process(self.history, name),
-                hooks,
-                options.submit_interval_s,
-            )
+        self.replies = Replies()
+        hooks, interval_s = ConnectionHooks(checks.fail, self._connect), options.submit_interval_s
+        self._amqp_clients: list[AmqpClient] = [
+            WorkingClient(name, world, Process(self.history, name), logged.check, hooks, interval_s)
             for name in (f"a{number}" for number in range(CLIENTS))
         ]
+        if options.requesters:
+            self._amqp_clients += [
+                *(
+                    RequestingClient(f"r{number}", world, hooks, interval_s / REQUESTS, self.replies)
+                    for number in range(options.requesters)
+                ),
+                ForeignClient("f0", world, hooks, interval_s, self.replies, FOREIGN),
+            ]
         for client in self._amqp_clients:
             client.start()
 

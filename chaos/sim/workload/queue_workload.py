@@ -30,7 +30,7 @@ from chaos.sim.workload.queue_features import (
 from chaos.sim.workload.tenants import Tenants
 from chaos.sim.workload.workload import ActingClient, SimulatedWorkload
 from chaos.sim.world.brokers import Brokers
-from chaos.sim.world.watched import TAG
+from chaos.sim.world.compared_machines import TAG
 from cluster.log.segment import CorruptJournal
 from qq.config import NodeLimits
 from qq.machine.protocol.codec import encode_batch
@@ -700,7 +700,7 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
     ) -> None:
         super().__init__(world, checks, options)
         self.oracle = oracle
-        self.brokers = Brokers(world, self.submit, NodeLimits(), have_users=False)
+        self.brokers = Brokers(world, self.submit, NodeLimits(), logins=())
         self.arguments = draw_queues(world.random("queues"))
         """Arguments of each queue."""
         self.has_features = any(self.arguments.values())

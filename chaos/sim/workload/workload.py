@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from chaos.sim.workload.ledger import make_batch
 from chaos.sim.world.cluster import NodeEvents
-from chaos.sim.world.watched import TAG
+from chaos.sim.world.compared_machines import TAG
 
 if TYPE_CHECKING:
     from chaos.sim.checks.checks import Checks

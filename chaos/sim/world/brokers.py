@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from chaos.sim.world.client_socket import ClientSocket
 from chaos.sim.world.cluster import NodeEvents
@@ -22,7 +22,7 @@ from qq.amqp_server.server import AmqpServer
 from qq.client_sockets.partial_messages import PartialMessages
 from qq.client_sockets.shared import ClientSockets, connection_log
 from qq.client_sockets.turns import ProcessorTurns
-from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
+from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, PutVhost, SetPermissions
 from qq.sessions.broker import Broker, QueueReplica
 from qq.sessions.login import hash_password
 
@@ -44,7 +44,18 @@ CLOCK_STEP_S = 0.0004
 """Seconds by which a node's processor time advances with each look at it. So a turn ends after a few steps of work, and
 some connections must wait for their turn."""
 FIRST_USER_S = 0.1
-"""Seconds between a leader's attempts to create the first user."""
+"""Seconds between a leader's attempts to create the first users."""
+
+
+class Login(NamedTuple):
+    """A virtual host, and the user who owns it."""
+
+    vhost: str
+    user: str
+    password: str
+
+
+GUEST = Login(DEFAULT_VHOST, USER, PASSWORD)
 
 
 @dataclass(slots=True)
@@ -68,9 +79,9 @@ class Brokers(NodeEvents):
         world: SimulatedWorld,
         submit: Callable[[SimulatedNode, Sequence[Buffer]], int],
         limits: NodeLimits,
-        *,
-        have_users: bool = True,
+        logins: Sequence[Login] = (GUEST,),
     ) -> None:
+        """`logins` are the first users, which the leader creates; without a user no client can connect."""
         self.nodes: dict[str, SimulatedNode] = {}
         """All nodes that have ever started and may start again."""
         self.random = world.random("sockets")
@@ -78,8 +89,7 @@ class Brokers(NodeEvents):
         self._world = world
         self._submit = submit
         self._limits = limits
-        self._have_users = have_users
-        """Whether to create a first user; without a user no client can connect."""
+        self._logins = logins
         self._shells: dict[str, NodeShell] = {}
         """The shell of each node's latest process start."""
 
@@ -100,28 +110,31 @@ class Brokers(NodeEvents):
     def _listens(self, node: SimulatedNode) -> bool:
         """Return whether the node listens.
 
-        A node begins to listen when it has caught up, has no flaw in its status and has a user. It listens until its
-        process ends.
+        A node begins to listen when it has caught up, has no flaw in its status and has all users. It listens until
+        its process ends.
         """
         shell = self._shell(node)
         if not node.up or shell is None:
             return False
         if not shell.is_serving:
             has_caught_up = shell.broker.live and node.group.own_status.flaw() is None
-            shell.is_serving = has_caught_up and bool(shell.broker.machine.users)
+            shell.is_serving = has_caught_up and len(shell.broker.machine.users) >= len(self._logins)
         return shell.is_serving
 
-    def _make_first_user(self, node: SimulatedNode, incarnation: int) -> None:
-        """Let the node create the first user when it leads, as the composition root of a node does."""
+    def _make_users(self, node: SimulatedNode, incarnation: int) -> None:
+        """Let the node create the first users when it leads, as the composition root of a node does."""
         shell = self._shell(node)
         if shell is None or node.incarnation != incarnation or shell.broker.machine.users:
             return
         broker = shell.broker
         if broker.live and node.group.leader == node.name:
-            hashed = hash_password(SALT, PASSWORD.encode())
-            broker.submissions.add(PutUser(USER, SALT, hashed, ["administrator"]))
-            broker.submissions.add(SetPermissions(USER, DEFAULT_VHOST, ".*", ".*", ".*"))
-        node.runtime.call_later(FIRST_USER_S, partial(self._make_first_user, node, incarnation))
+            for vhost, user, password in self._logins:
+                if vhost != DEFAULT_VHOST:
+                    broker.submissions.add(PutVhost(vhost, "", [], ""))
+                hashed = hash_password(SALT, password.encode())
+                broker.submissions.add(PutUser(user, SALT, hashed, ["administrator"]))
+                broker.submissions.add(SetPermissions(user, vhost, ".*", ".*", ".*"))
+        node.runtime.call_later(FIRST_USER_S, partial(self._make_users, node, incarnation))
 
     # NodeEvents: reports of the group, forwarded to the broker
 
@@ -139,8 +152,8 @@ class Brokers(NodeEvents):
         sockets = ClientSockets(slots, connection_log(), partial_messages, turns, self._limits)
         server = AmqpServer(broker, Settings(), sockets)
         self._shells[node.name] = NodeShell(node.incarnation, broker, server)
-        if self._have_users:
-            self._make_first_user(node, node.incarnation)
+        if self._logins:
+            self._make_users(node, node.incarnation)
 
     def retired(self, node: SimulatedNode) -> None:
         self.nodes.pop(node.name, None)

@@ -12,9 +12,9 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from chaos.sim.world.compared_machines import Program
 from chaos.sim.world.disk import ProcessEnds, SimulatedDisk
 from chaos.sim.world.network import Network, NetworkOptions, address_of
-from chaos.sim.world.watched import Program
 from chaos.sim.world.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.config import GroupConfig
 from cluster.configuration.change_request import MemberChange, Verb
@@ -30,7 +30,7 @@ from cluster.storage.identity import MEMBER_FILE, OtherMembers
 from cluster.transport.handshake import VERSIONS as PROTOCOLS
 
 if TYPE_CHECKING:
-    from chaos.sim.world.watched import WatchedMachine
+    from chaos.sim.world.compared_machines import WatchedMachine
     from cluster.configuration.configuration import Configuration
 
 CLUSTER = "simulation"
@@ -65,6 +65,8 @@ class SimulationOptions:
     """Whether the machine is the queue machine; otherwise it is the ledger."""
     clients: bool = False
     """Whether AMQP clients use the queues; otherwise the workload submits commands directly."""
+    requesters: int = 0
+    """AMQP clients that request and reply by direct reply-to, beside the others."""
     duration_s: float = 20.0
     """Seconds of load and faults."""
     submit_interval_s: float = 0.15

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.world.watched import TAG
+from chaos.sim.world.compared_machines import TAG
 from cluster.log.entry import (
     batches_of,
     compacted_parts,
@@ -54,7 +54,7 @@ class TaggedLog:
     def send_message(self, peer: str, data: Sequence[Buffer]) -> bool:
         return self._group.send_message(peer, data)
 
-    def receive_messages(self, receive: Callable[[bytes], None]) -> None:
+    def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         self._group.receive_messages(receive)
 
     def disk_failed(self, error: Exception) -> None:

@@ -24,6 +24,7 @@ from qq.machine.protocol import commands, effects
 from qq.machine.protocol.commands import LIVE_UNLIMITED, SINCE
 from qq.machine.protocol.refusals import the_queue
 from qq.machine.protocol.work_meter import GOT_AT_ONCE
+from qq.sessions.direct_replies import LoggedReplies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +45,15 @@ PACED_WINDOW = 2000
 class ConsumingMethods:
     """The consumers of a channel. It is the `SessionConsumers` of the channel's session."""
 
-    __slots__ = ("_by_id", "_by_tag", "_core", "_requester", "prefetch", "prefetch_of_all")
+    __slots__ = (
+        "_by_id",
+        "_by_tag",
+        "_core",
+        "_logged_replies",
+        "_requester",
+        "prefetch",
+        "prefetch_of_all",
+    )
 
     def __init__(self, core: ChannelCore) -> None:
         self._core = core
@@ -54,6 +63,8 @@ class ConsumingMethods:
         """The consumers for which messages may still arrive, by number in the log."""
         self._requester: OutgoingConsumer | None = None
         """The consumer of direct replies."""
+        self._logged_replies: LoggedReplies | None = None
+        """The direct replies that have come through the log; None before the first."""
         self.prefetch = core.broker.limits.default_consumer_prefetch
         """The prefetch limit of new consumers, in messages; 0 for none."""
         self.prefetch_of_all = 0
@@ -326,12 +337,16 @@ class ConsumingMethods:
     def direct_reply(self, effect: effects.DirectReply) -> None:
         consumer = self._by_id.get(effect.consumer)
         if consumer is not None:
+            if self._logged_replies is None:
+                self._logged_replies = LoggedReplies()
+            self._logged_replies.record(effect.publisher_node, effect.publisher, effect.index)
             self._core.outgoing.direct_reply(consumer.tag, effect)
 
-    def replies(self, replies: Replies) -> None:
+    def replies(self, node: str, replies: Replies) -> None:
         """Deliver replies that came without the log, if the client still consumes replies by that name."""
-        core, consumer = self._core, self._by_id.get(replies.consumer)
-        if consumer is not None and core.reply_name == replies.name.encode():
+        core, consumer, logged = self._core, self._by_id.get(replies.consumer), self._logged_replies
+        is_in_order = logged is None or not logged.have_overtaken(node, replies)
+        if consumer is not None and core.reply_name == replies.name.encode() and is_in_order:
             core.outgoing.replies(consumer.tag, replies)
         else:
             core.broker.counters.replies_dropped += len(replies.messages)

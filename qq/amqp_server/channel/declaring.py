@@ -14,6 +14,7 @@ from qq.errors import ChannelError, ReplyCode
 from qq.machine.catalog.reply_names import REPLY_PREFIX, REPLY_TO
 from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol import commands
+from qq.machine.protocol.queue_types import with_known_type
 from qq.machine.protocol.refusals import the_queue
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def unbind_exchange(core: ChannelCore, frame: amqp.Exchange.Unbind) -> None:
 
 
 def declare_queue(core: ChannelCore, frame: amqp.Queue.Declare) -> None:
-    arguments = frame.arguments or {}
+    arguments = with_known_type(frame.arguments or {})
     name = stripped(frame.queue)
     if frame.passive and not name:
         raise ChannelError(ReplyCode.NOT_FOUND, f"no {the_queue(name, core.connection.vhost)}", *DECLARE)

@@ -124,13 +124,18 @@ class MethodQueue:
 
         Call `then` before the events.
         """
-        self._is_blocked = True
+        self._wait_for_log()
         self._submissions.read(partial(self._waited, then), self._connection.lane)
 
     def wait_applied(self, then: Callable[[], None]) -> None:
         """Hold back all events until all requests of the channel so far are applied. Call `then` before the events."""
-        self._is_blocked = True
+        self._wait_for_log()
         self._submissions.read_barrier(partial(self._waited, then), self._connection.lane)
+
+    def _wait_for_log(self) -> None:
+        """Hold back all events. The client counts as waiting for the log, even if no event is held back yet."""
+        self._is_blocked = True
+        self._connection.methods_held(self)
 
     def _waited(self, then: Callable[[], None]) -> None:
         self._is_blocked = False

@@ -48,6 +48,7 @@ class PublishingMethods:
         "_core",
         "_has_logged_replies",
         "_is_publisher",
+        "_logged_replies",
         "_replies_after",
         "_run",
         "_run_method",
@@ -74,6 +75,8 @@ class PublishingMethods:
         self._run_method = b""
         self._has_logged_replies = False
         """Whether direct replies went through the log and may not be applied yet."""
+        self._logged_replies = 0
+        """Runs of direct replies that went through the log."""
         self._replies_after = 0
         """The log index that the requester's node must have applied before it delivers the next direct reply."""
 
@@ -167,6 +170,24 @@ class PublishingMethods:
             counters.messages_received_confirm += len(messages)
         core.has_published = True
         core.broker.submissions.publish(run, messages, is_new=is_new)
+        if _REPLY_PREFIX in method or (attributes and any(map(is_reply_name, attributes.more_keys))):
+            self._logged_replies += 1
+            if not self._has_logged_replies:
+                self._has_logged_replies = True
+                self._await_replies()
+
+    def _await_replies(self) -> None:
+        """Return to replies without the log when all logged replies are applied."""
+        logged, core = self._logged_replies, self._core
+
+        def applied() -> None:
+            if logged != self._logged_replies:
+                self._await_replies()
+                return
+            self._has_logged_replies = False
+            self._replies_after = core.broker.direct_replies.applied_index
+
+        core.broker.submissions.read_barrier(applied, core.connection.lane, is_urgent=False)
 
     def _count(self, messages: list[bytes]) -> None:
         core = self._core
@@ -180,9 +201,6 @@ class PublishingMethods:
         exchange, name, _ = core.connection.publish_fields(method)
         if exchange or not is_reply_name(name):
             return False
-        if self._has_logged_replies and core.broker.submissions.is_applied(core.connection.lane):
-            self._has_logged_replies = False
-            self._replies_after = core.broker.direct_replies.applied_index
         vhost = core.broker.machine.vhosts.get(core.connection.vhost)
         requester = None if vhost is None else vhost.requesters.get(name)
         is_sent = (
@@ -191,10 +209,9 @@ class PublishingMethods:
             and core.transaction is None
             and not self._has_logged_replies
             and self.published == self._confirmed
-            and core.broker.direct_replies.send(requester, self._replies_after, self.number, messages)
+            and core.broker.direct_replies.send(requester, self._replies_after, self, messages)
         )
         if not is_sent:
-            self._has_logged_replies = True
             return False
         self._count(messages)
         if core.confirming:
@@ -236,8 +253,10 @@ class PublishingMethods:
         """Confirm to the client all messages up to publish sequence number `published`."""
         core = self._core
         if not core.closed and published > self._confirmed:
-            core.broker.counters.messages_confirmed += published - self._confirmed
-            core.counts.confirmed += published - self._confirmed
+            newly, counters = published - self._confirmed, core.broker.counters
+            counters.messages_confirmed += newly
+            counters.confirmed_in[core.connection.vhost] += newly
+            core.counts.confirmed += newly
             self._confirmed = published
             core.outgoing.confirm(published)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qq.cli.client.http_client import ClientLogin
-from qq.cli.layout import PASSWORD, USER
+from qq.cli.local_files import PASSWORD, USER
 from qq.config import ConfigError, read_hidden
 from qq.errors import CommandError
 

@@ -385,7 +385,12 @@ def _broken_off(url: str, error: Exception) -> CommandError:
 
 
 def reason_of(answer: Answer) -> str | None:
-    """Return the reason that the answer gives for a refusal, or `None`."""
-    document = answer.document
-    reason = document.get("reason") if isinstance(document, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return " ".join(reason.split()) if isinstance(reason, str) else None
+    """Return the reason that the answer gives for a refusal, with its explanation if it has one, or `None`."""
+    if not isinstance(answer.document, dict):
+        return None
+    document = cast("dict[str, Any]", answer.document)
+    reason, explanation = document.get("reason"), document.get("explanation")
+    if not isinstance(reason, str):
+        return None
+    text = f"{explanation} ({reason})" if isinstance(explanation, str) else reason
+    return " ".join(text.split())

@@ -19,7 +19,7 @@ from qq.cli.client import contexts
 from qq.cli.client.credentials import CA_FILE, CONTEXT, URL, client_login
 from qq.cli.client.remote import Remote
 from qq.cli.command_line.values import read_url
-from qq.cli.layout import USER
+from qq.cli.local_files import USER
 from qq.errors import CommandError
 
 if TYPE_CHECKING:

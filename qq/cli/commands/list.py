@@ -9,7 +9,7 @@ import click
 from qq.cli.client.api import path_of
 from qq.cli.command_line.tree import CommandGroup
 from qq.cli.command_line.values import NAME, Value
-from qq.cli.kinds import KINDS, Kind
+from qq.cli.listed_kinds import KINDS, Kind
 from qq.cli.listing import Filter, print_list
 from qq.cli.options import with_node, with_output
 from qq.cli.terminal.output import print_rows

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from qq.cli.command_line.values import DIRECTORY
-from qq.cli.layout import BASE_PORT_MAX
+from qq.cli.local_files import BASE_PORT_MAX
 
 
 @click.command("up")

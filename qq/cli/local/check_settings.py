@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from qq.cli.local.launch import load_settings
 from qq.cli.terminal.output import print_rows
-from qq.node.parts import addresses, seeds
-from qq.node.reread import RereadFiles
+from qq.node.part_settings import addresses, seeds
+from qq.node.reloading import RereadFiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from http.client import HTTPException
 from typing import Any
 
 from qq.cli.client.http_client import ClientLogin, ConnectError, send
-from qq.cli.layout import HOST, PASSWORD, USER
+from qq.cli.local_files import HOST, PASSWORD, USER
 
 ANSWER_TIMEOUT_S = 1.0
 CHANGE_TIMEOUT_S = 15.0

@@ -22,7 +22,7 @@ class LoginRound(NamedTuple):
     """The `code_verifier` of PKCE (RFC 7636)."""
 
 
-class LoginRefused(Exception):  # named for what it is
+class LoginRefused(Exception):
     """A login failed, for this reason."""
 
 
@@ -78,5 +78,5 @@ class NodeView(Protocol):
 
     @property
     def login_provider(self) -> LoginProvider | None:
-        """Return the issuer of tokens that logs users in to the management page, or None without such an issuer."""
+        """Return the issuer of tokens that logs users in to the management page, or None."""
         ...

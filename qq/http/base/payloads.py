@@ -11,7 +11,7 @@ from base64 import b64encode
 from codecs import getincrementaldecoder
 from typing import TYPE_CHECKING, Any
 
-from qq.management.slices import Slices
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qq.http.base.error_responses import bad_request
 from qq.http.documents.parsing import check_json, no_constant
-from qq.management.slices import Slices
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from aiohttp import web
 from qq.http.base.error_responses import Refusal, bad_request, has_left
 from qq.http.documents.requests import is_asked, object_parts, write_list, write_object
 from qq.machine.policy.patterns import InvalidPattern, Pattern
-from qq.management.slices import Slices
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator

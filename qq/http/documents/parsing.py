@@ -43,12 +43,13 @@ from qq.machine.protocol.commands import (
     SetTopicPermissions,
 )
 from qq.machine.protocol.death_history import REASONS
-from qq.machine.protocol.queue_types import MODULES
+from qq.machine.protocol.queue_types import MODULES, with_known_type
 from qq.machine.queue.moves import TEXT_BYTES_MAX
 from qq.management.reports.catalog import Deduplication
 from qq.management.reports.messages import AckMode, NewMessage
 from qq.sessions.message_filter import MessageFilter
-from qq.tables import NAME_BYTES_MAX, TABLE_DEPTH_MAX, InvalidTable, check_table
+from qq.stored.exact_tables import read_table
+from qq.tables import NAME_BYTES_MAX, TABLE_DEPTH_MAX, InvalidTable, check_table, json_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -67,6 +68,8 @@ JSON_DEPTH_MAX = TABLE_DEPTH_MAX + 8
 GET_COUNT_MAX = 1000
 RATE_MAX = 1_000_000
 """Highest rate of a move, in messages per second: more than a cluster moves."""
+ENCODED_ARGUMENTS = "arguments_base64"
+"""Field of an object for arguments that JSON cannot hold: a field table in AMQP's encoding, in base64."""
 SALT_BYTES = 4
 """Bytes of the salt of a password hashed in RabbitMQ's way."""
 
@@ -168,6 +171,21 @@ def table(body: Body, name: str = "arguments") -> Table:
         raise bad_request(f"{name}: {error}") from None
     _check_size(name, value)
     return value
+
+
+def _arguments(body: Body) -> Table:
+    """Return the arguments of an object, which may be given in AMQP's encoding."""
+    if ENCODED_ARGUMENTS not in body:
+        return table(body)
+    try:
+        found = read_table(base64.b64decode(field(body, ENCODED_ARGUMENTS, str), validate=True))
+        check_table(found)
+    except ValueError as error:
+        raise bad_request(f"{ENCODED_ARGUMENTS} should be a field table of AMQP in base64: {error}") from None
+    if "arguments" in body and (body["arguments"] or {}) != json_value(found):
+        raise bad_request(f"arguments and {ENCODED_ARGUMENTS} differ: change both, or give one of them")
+    _check_size(ENCODED_ARGUMENTS, found)
+    return found
 
 
 def _check_size(what: str, value: Table) -> None:
@@ -403,6 +421,8 @@ def read_policy(name: str, body: Body, *, operator: bool) -> Policy:
     _check_size("definition", definition)
     if not isinstance(pattern, str):
         raise invalid(f"pattern should be a binary but was {erlang_term(pattern)}")
+    if type(priority) is float and priority.is_integer():
+        priority = int(priority)
     if type(priority) is not int or priority not in INTEGERS:
         raise invalid(f"priority should be a number, actually was {erlang_term(priority)}")
     name = _required_name(name, "a policy")
@@ -442,7 +462,9 @@ def read_queue(name: str, body: Body) -> DeclareQueue:
     """Return the queue to declare."""
     durable, auto_delete = flag(body, "durable", default=True), flag(body, "auto_delete", default=False)
     name = _required_name(stripped(name), "a queue")
-    return DeclareQueue(0, 0, name, False, durable, False, auto_delete, False, dict(table(body)))
+    return DeclareQueue(
+        0, 0, name, False, durable, False, auto_delete, False, dict(with_known_type(_arguments(body)))
+    )
 
 
 def read_exchange(name: str, body: Body) -> DeclareExchange:
@@ -451,7 +473,7 @@ def read_exchange(name: str, body: Body) -> DeclareExchange:
     internal = flag(body, "internal", default=False)
     kind = name_of(field(body, "type", str, "direct"), "type")
     return DeclareExchange(
-        0, name_of(stripped(name)), kind, False, durable, auto_delete, internal, table(body)
+        0, name_of(stripped(name)), kind, False, durable, auto_delete, internal, _arguments(body)
     )
 
 
@@ -459,7 +481,7 @@ def read_binding(source: str, destination: str, kind: str, body: Body) -> BindQu
     """Return the binding to make. `kind` is the kind of its destination."""
     routing_key = name_of(field(body, "routing_key", str, ""), "routing_key")
     source, destination = name_of(stripped(source), "source"), name_of(stripped(destination), "destination")
-    arguments = table(body)
+    arguments = _arguments(body)
     if kind == "queue":
         _required_name(destination, "a queue")
         return BindQueue(0, 0, destination, source, routing_key, arguments)

@@ -20,7 +20,7 @@ from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from qq.http.base.error_responses import has_left
-from qq.management.slices import SLICE_S, next_slice
+from qq.management.time_slices import SLICE_S, next_slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence

@@ -45,8 +45,14 @@ def queue_document(queue: QueueStatus) -> dict[str, Any]:
 
 
 _ONLY_OF_QUORUM_QUEUES = frozenset({"delivery_limit", "leader", "members", "online"})
-_ONLY_OF_CLASSIC_QUEUES = frozenset({"exclusive_consumer_tag"})
+_ONLY_OF_CLASSIC_QUEUES = frozenset(
+    {
+        *("exclusive_consumer_tag", "idle_since", "messages_ready_ram", "messages_unacknowledged_ram"),
+        *("messages_paged_out", "message_bytes_paged_out"),
+    }
+)
 _ONLY_OF_EXCLUSIVE_QUEUES = frozenset({"owner_pid_details"})
+_ONLY_OF_IDLE_QUEUES = frozenset({"idle_since"})
 
 
 def without_other_types(document: Mapping[str, Any], kind: str, *, is_exclusive: bool) -> Mapping[str, Any]:
@@ -54,6 +60,8 @@ def without_other_types(document: Mapping[str, Any], kind: str, *, is_exclusive:
     hidden = _ONLY_OF_CLASSIC_QUEUES if kind == QUORUM else _ONLY_OF_QUORUM_QUEUES
     if not is_exclusive:
         hidden |= _ONLY_OF_EXCLUSIVE_QUEUES
+    if document.get("idle_since") is None:
+        hidden |= _ONLY_OF_IDLE_QUEUES
     return {name: value for name, value in document.items() if name not in hidden}
 
 

@@ -13,19 +13,21 @@ from http import HTTPStatus
 from itertools import islice
 from mmap import ACCESS_READ, mmap
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from aiohttp import hdrs, web
+from aiohttp import BodyPartReader, hdrs, web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from qq.http.base.error_responses import NOT_FOUND, Refusal, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, SAFE_METHODS, login_of
 from qq.http.documents.parsing import read_object
-from qq.management.slices import next_slice
+from qq.management.time_slices import next_slice
 
 if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
+        Awaitable,
         Callable,
         Collection,
         Iterable,
@@ -47,6 +49,7 @@ DOCUMENTS_PER_SLICE = 50
 DIGITS_MAX = 19
 STORED_PART_BYTES = 16 * 1024 * 1024
 """Octets of a stored body that must come within the timeout of a body."""
+FORM = "multipart/form-data"
 ERLANG_PREFIX = "rabbit@"
 """The beginning of the names of RabbitMQ's nodes, which scripts put before a node's name."""
 
@@ -169,29 +172,55 @@ async def read_raw(request: web.Request, bytes_max: int | None = None) -> bytes:
 async def stored_body(request: web.Request, bytes_max: int) -> AsyncGenerator[bytes | mmap]:
     """Store a request's body of at most `bytes_max` octets in a temporary file, so that it takes no memory.
 
-    Each part of `STORED_PART_BYTES` must come within the timeout of a body. Raises Refusal.
+    Of a form, only the part `file` is stored. Each part of `STORED_PART_BYTES` must come within the timeout of a body.
+    Raises Refusal.
     """
     timeout_s = request.app[BODY_TIMEOUT_S]
     _check_encoding(request)
     with TemporaryFile() as file:
         size = 0
-        while not request.content.at_eof():
-            part_ends = size + STORED_PART_BYTES
-            try:
+        try:
+            async with asyncio.timeout(timeout_s):
+                body = await _body_of(request)
+            while not body.is_over():
+                part_ends = size + STORED_PART_BYTES
                 async with asyncio.timeout(timeout_s):
-                    while size < part_ends and (octets := await request.content.readany()):
+                    while size < part_ends and not body.is_over():
+                        octets = await body.read()
                         size += len(octets)
                         if size > bytes_max:
                             raise _too_large(bytes_max)
                         file.write(octets)
-            except TimeoutError:
-                raise _too_slow(timeout_s) from None
+        except TimeoutError:
+            raise _too_slow(timeout_s) from None
+        except (ValueError, RuntimeError, BadHttpMessage) as error:
+            raise bad_request(f"the form is malformed: {error}") from None
         file.flush()
         if not size:
             yield b""
             return
         with mmap(file.fileno(), 0, access=ACCESS_READ) as octets:
             yield octets
+
+
+class _Body(NamedTuple):
+    """A body that is read in parts."""
+
+    read: Callable[[], Awaitable[bytes]]
+    is_over: Callable[[], bool]
+
+
+async def _body_of(request: web.Request) -> _Body:
+    """Return a request's body, or its part `file` if it is a form, as `curl -F file=@FILE` sends it.
+
+    Raises Refusal, ValueError, RuntimeError, BadHttpMessage.
+    """
+    if request.content_type != FORM:
+        return _Body(request.content.readany, request.content.at_eof)
+    async for part in await request.multipart():
+        if isinstance(part, BodyPartReader) and part.name == "file":
+            return _Body(part.read_chunk, part.at_eof)
+    raise bad_request("the form has no part 'file'")
 
 
 def _check_encoding(request: web.Request) -> None:
@@ -292,7 +321,8 @@ async def check_permitted(
 
 
 async def declare(request: web.Request, management: Management, vhost: str, declaration: Declaration) -> None:
-    """Carry out a declaration with the permissions of the request's user. Raises RequestRefused."""
+    """Carry out a declaration with the permissions of the request's user. Raises RequestRefused, InvalidCommand."""
     await check_permitted(request, management, vhost, declaration)
+    management.changes.check_command(declaration)
     login = login_of(request)
     await management.operations.declare(vhost, login.user, [declaration], login.scopes)

@@ -16,7 +16,7 @@ from qq.http.documents.lists import STATS_DISABLED, Listing, narrowed, write_lis
 from qq.http.documents.rendering import by_place, client_document, consumer_document
 from qq.http.documents.requests import done, is_asked, vhost_if_named
 from qq.machine.protocol.commands import CloseConnection
-from qq.management.slices import Slices
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence

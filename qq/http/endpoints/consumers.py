@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from qq.http.documents.lists import Listing
 from qq.http.documents.rendering import by_place, consumer_document
 from qq.management.reports.queues import ConsumerStatus
-from qq.management.slices import Slices
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -8,6 +8,7 @@ without its queue.
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -15,11 +16,13 @@ from aiohttp import web
 from qq.http.base.error_responses import forbidden, not_found
 from qq.http.base.login import ADMINISTRATORS, login_of, require
 from qq.http.documents.large_bodies import read_large_object
+from qq.http.documents.parsing import ENCODED_ARGUMENTS
 from qq.http.documents.rendering import policy_document, user_document, vhost_metadata
 from qq.http.documents.requests import done, is_asked, stored_body, vhost_if_named, write_object
 from qq.http.endpoints.importing import RESERVED, Import
 from qq.http.endpoints.parameters import global_parameter_documents, parameter_documents
-from qq.tables import json_value
+from qq.stored.exact_tables import encode_table
+from qq.tables import is_json, json_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -154,7 +157,15 @@ _EXCHANGE_FIELDS = (*_QUEUE_FIELDS, "internal")
 
 def _definition(declared: QueueStatus | ExchangeStatus, fields: Sequence[str]) -> dict[str, Any]:
     document = {name: getattr(declared, name) for name in fields}
-    return document | {"arguments": json_value(declared.arguments)}
+    return document | _arguments(declared.arguments)
+
+
+def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields for an object's arguments: as JSON, and in AMQP's encoding if they are no JSON."""
+    fields: dict[str, Any] = {"arguments": json_value(arguments)}
+    if not is_json(arguments):
+        fields[ENCODED_ARGUMENTS] = b64encode(encode_table(arguments)).decode()
+    return fields
 
 
 # These yield None for skipped objects, because skipping many may take long, too.
@@ -189,7 +200,7 @@ def _bindings(
         if not binding.source or (is_of_queue and (binding.vhost, binding.destination) in exclusive):
             yield None
         else:
-            document = binding._asdict() | {"arguments": json_value(binding.arguments)}
+            document = binding._asdict() | _arguments(binding.arguments)
             del document["properties_key"]
             yield document
 

@@ -23,7 +23,7 @@ from qq.http.documents.requests import ERLANG_PREFIX, named_vhost, sees, vhost_i
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.protocol.queue_types import QUORUM
 from qq.management.reports.members import NodeState
-from qq.management.slices import Slices
+from qq.management.time_slices import Slices
 from qq.tls.certificates import InvalidCertificate, validities
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from qq.http.endpoints.shovels import NotCarriedOut
 from qq.http.endpoints.vhosts import creation
 from qq.machine.catalog import limits
 from qq.machine.catalog.permissions import user_of
-from qq.machine.catalog.vhost import PREDECLARED
+from qq.machine.catalog.reply_names import REPLY_TO
+from qq.machine.catalog.vhost import PREDECLARED, check_quorum_properties
 from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol.codec import InvalidCommand
 from qq.machine.protocol.commands import (
@@ -35,9 +36,10 @@ from qq.machine.protocol.commands import (
     SetUserLimits,
     SetVhostLimits,
 )
-from qq.machine.protocol.queue_types import CLASSIC, MODULES
+from qq.machine.protocol.queue_types import CLASSIC, MODULES, QUORUM
+from qq.machine.protocol.refusals import Refused
 from qq.management.errors import RequestRefused, Unavailable
-from qq.management.slices import Slices
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -311,12 +313,19 @@ class Import:
         what = f"queue '{name}' in vhost '{vhost}'"
         command = parsing.read_queue(name, row)
         kind = parsing.field(row, "type", str, "")
+        if name.startswith(REPLY_TO):
+            return self._leave_out(what, "its name stands for consumers of direct replies")
         if name.startswith(RESERVED):
             # A node has made the name of this queue, which outlives its connection.
             command, kind = command._replace(server_named=True), kind or CLASSIC
         if kind in MODULES:
             # The queue keeps its type, even if the virtual host has a different default here.
             command.arguments.setdefault("x-queue-type", kind)
+        if command.arguments.get("x-queue-type") == QUORUM:
+            try:
+                check_quorum_properties(what, command)
+            except Refused as refused:
+                return self._leave_out(what, refused.text)
         return _Object(what, (vhost, command.name), vhost=vhost, declaration=command)
 
     def _binding_object(self, row: Body) -> _Object | None:

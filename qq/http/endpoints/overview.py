@@ -22,8 +22,8 @@ from qq.http.documents.requests import done, is_asked, read_body, sees, write_li
 from qq.http.documents.samples import with_samples
 from qq.http.endpoints.nodes import RATES_MODE, context_documents, exchange_types, listener_document
 from qq.machine.protocol.versions import VERSIONS
-from qq.management.slices import Slices
 from qq.management.statistics.totals import SAMPLES_KEPT_S
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,7 +121,7 @@ class OverviewEndpoints:
         self, request: web.Request, is_seen: Callable[[str], bool], *, sees_all: bool
     ) -> dict[str, Any]:
         """Return the counts in the visible virtual hosts. Samples exist only for all virtual hosts together."""
-        happened, lengths = self._management.statistics.vhost_stats(is_seen)
+        happened, lengths, _ = self._management.statistics.vhost_stats(is_seen)
         totals = {"message_stats": happened, **lengths}
         if sees_all:
             totals = with_samples(request, self._management, ("all",), totals)
@@ -191,11 +191,13 @@ class OverviewEndpoints:
         return web.Response(text="".join(f"{name} = {value}\n" for name, value in sorted(settings.items())))
 
     async def change_setting(self, request: web.Request) -> web.Response:
-        """Change a setting of this node until its next start."""
+        """Change a setting of this node until its next start, or with `nodes=all` of all nodes."""
         require(request, ADMINISTRATORS)
         body = await read_body(request)
         if "value" not in body:
             raise bad_request("value_not_present")
+        if _all_nodes(request):
+            return await self._change_setting_of_all(request, body["value"])
         try:
             self._management.nodes.settings.change(request.match_info["name"], body["value"])
         except ValueError as error:
@@ -204,11 +206,26 @@ class OverviewEndpoints:
 
     async def reset_setting(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
+        if _all_nodes(request):
+            return await self._change_setting_of_all(request)
         try:
             self._management.nodes.settings.reset(request.match_info["name"])
         except ValueError as error:
             raise bad_request(str(error)) from None
         return done()
+
+    async def _change_setting_of_all(self, request: web.Request, *value: Any) -> web.Response:
+        name = request.match_info["name"]
+        try:
+            reasons = await self._management.nodes.change_setting_of_all(name, *value)
+        except ValueError as error:
+            raise bad_request(str(error)) from None
+        return web.json_response(
+            {
+                "changed": [node for node, reason in reasons.items() if not reason],
+                "unchanged": {node: reason for node, reason in reasons.items() if reason},
+            }
+        )
 
     async def hash_password(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
@@ -250,3 +267,11 @@ def _flag(name: str, text: str, *, is_enabled: bool) -> dict[str, Any]:
         "callbacks": [],
         "provided_by": "rabbit",
     }
+
+
+def _all_nodes(request: web.Request) -> bool:
+    """Return whether a request is for all nodes and not only for the asked node."""
+    nodes = request.query.get("nodes")
+    if nodes not in (None, "all"):
+        raise bad_request(f"nodes: it is {nodes!r}, and can only be all")
+    return nodes == "all"

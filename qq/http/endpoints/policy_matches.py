@@ -15,7 +15,7 @@ from qq.http.documents.lists import PATTERN_CHARS_MAX, NameSearch
 from qq.http.documents.requests import named_vhost
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.policy.policies import APPLIES_TO
-from qq.management.slices import Slices
+from qq.management.time_slices import Slices
 from qq.routing.exchanges import DEFAULT_EXCHANGE
 
 if TYPE_CHECKING:

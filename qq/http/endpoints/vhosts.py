@@ -99,8 +99,8 @@ class VhostEndpoints:
         return narrowed(request, document | stats)
 
     def _stats(self, name: str) -> dict[str, Any]:
-        happened, lengths = self._management.statistics.vhost_stats(name.__eq__)
-        return {"message_stats": happened, **lengths}
+        happened, lengths, octets = self._management.statistics.vhost_stats(name.__eq__)
+        return {"message_stats": happened, **lengths, **octets}
 
     async def put(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)

@@ -75,7 +75,7 @@ class LiveViews:
         vhost = await self._vhost(request, MONITORS)
         is_seen, own = self._is_seen(request, vhost), only_own(request)
         is_monitor = own is None
-        happened, lengths = self._management.statistics.vhost_stats(is_seen)
+        happened, lengths, _ = self._management.statistics.vhost_stats(is_seen)
         totals = self._management.catalog.object_totals(is_seen, own)
         document: dict[str, Any] = {
             "cluster_name": self._management.catalog.cluster_name(),

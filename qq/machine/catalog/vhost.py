@@ -139,6 +139,10 @@ class VirtualHost:
         self.exchange_counts: dict[str, tuple[int, int]] = {}
         """Exchange -> number of messages published to it since this process began, and number of copies that entered
         queues. Not part of the state."""
+        self.returned = 0
+        """Mandatory messages that reached no queue, since this process began. Not part of the state."""
+        self.dropped = 0
+        """Other messages that reached no queue, since this process began. Not part of the state."""
         self._new_number = new_number
         self._work = work
         self._deferred_free = deferred_free
@@ -200,8 +204,16 @@ class VirtualHost:
         before, copies = self.exchange_counts.get(exchange, (0, 0))
         self.exchange_counts[exchange] = before + count, copies + count * queues
 
+    def count_unroutable(self, count: int, *, returned: bool) -> None:
+        """Count messages that reached no queue."""
+        if returned:
+            self.returned += count
+        else:
+            self.dropped += count
+
     def count_anew(self) -> None:
         """Reset the counts of events."""
+        self.returned = self.dropped = 0
         self.exchange_counts.clear()
         for queue in self.queues.values():
             if queue.revision:  # otherwise no event has changed it

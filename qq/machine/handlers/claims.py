@@ -65,7 +65,7 @@ class Claims:
         return isinstance(command, DeclareQueue) and not command.passive and self._bar_new_queue(vhost, nodes)
 
     def is_locked(self, origin: str, vhost_name: str, command: Command) -> bool:
-        """Whether a client of another node than `origin` has the queue of a command for itself.
+        """Whether a client of another node than `origin` excludes all other clients from the queue of a command.
 
         That is the owner of an exclusive queue, or an exclusive consumer if the command is a basic.consume.
         """

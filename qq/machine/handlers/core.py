@@ -96,6 +96,9 @@ class SessionState:
     several of them may be missed at once."""
     fragments: list[Fragment] = field(default_factory=list)
     """The stored fragments of the large message that the session will publish."""
+    dropped: int = 0
+    """Messages of the session that were not mandatory and reached no queue, since this process began. Not part of the
+    state."""
 
     @property
     def failed(self) -> bool:

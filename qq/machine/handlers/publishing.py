@@ -597,14 +597,19 @@ class PublishHandlers:
                 is_reply = True
                 requester = vhost.requesters.get(name)
                 if requester is not None:
-                    core.effects.append(DirectReply(*requester[:3], core.index, slot, count))
+                    replies = (core.index, slot, count, core.origin, command.session)
+                    core.effects.append(DirectReply(*requester[:3], *replies))
         if queues or is_reply:
             return False
+        vhost.count_unroutable(count, returned=command.mandatory)
         if command.mandatory:
             self._return(command, slot, count)
-        else:
-            core.dropped[core.origin] += count
-        return command.mandatory
+            return True
+        core.dropped[core.origin] += count
+        session = core.sessions.get((core.origin, command.session))
+        if session is not None:
+            session.dropped += count
+        return False
 
     def _return(self, command: c.Enqueue | c.Publish, slot: int, count: int) -> None:
         """Return mandatory messages that reached no queue to their publisher."""

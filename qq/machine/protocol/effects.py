@@ -165,6 +165,9 @@ class DirectReply(NamedTuple):
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
     first_slot: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    publisher_node: str
+    publisher: int
+    """The session that has published the messages, at that node."""
 
 
 class Rejected(NamedTuple):

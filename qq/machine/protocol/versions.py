@@ -34,6 +34,11 @@ OCTETS_SINCE = 11
 """The first version at which the log may hold routing keys and names of fields that are not UTF-8."""
 
 
+def octets_need_version(version: int) -> str:
+    """Return the reason for refusing such octets at an older version of the state."""
+    return f"octets that are not UTF-8 need version {OCTETS_SINCE} of the state; the cluster has version {version}"
+
+
 def known() -> str:
     """Return the range of versions that this program can run, for messages about an unknown version."""
     return f"{VERSIONS[0]} to {VERSIONS[1]}"

@@ -189,6 +189,9 @@ class Queue:
     revision: int = 0
     """Changes whenever a count of the queue may have changed, because serving the queue follows each change. It starts
     from zero with each process."""
+    changed_ms: int = 0
+    """Cluster time (ms) of the last change of the revision; 0 if there was none since this process began, or since the
+    queue was read from a dump."""
     # Derived from the settings, because every batch reads them:
     is_plain: bool = True
     """Whether messages without properties simply go to the tail."""
@@ -411,6 +414,7 @@ class Queue:
         """
         self._frozen = None
         self.revision += 1
+        self.changed_ms = now_ms
         backlog = self.backlog
         due_max = min(DUE_MAX, max(most, DUE_MIN))
         moved = 0

@@ -15,11 +15,13 @@ from qq.machine.policy.policies import InvalidPolicy, check_version, policy_of
 from qq.machine.protocol import commands as c
 from qq.machine.protocol import refusals
 from qq.machine.protocol.codec import InvalidCommand, check_command
+from qq.machine.protocol.versions import OCTETS_SINCE, octets_need_version
 from qq.machine.queue.moves import ID_BYTES
 from qq.management.changes.limit_claims import LimitClaims
 from qq.management.changes.request_session import until_applied
 from qq.management.errors import UNKNOWN, RequestRefused, Unavailable
 from qq.sessions.login import SALT_BYTES, hash_password
+from qq.tables import has_utf8_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,6 +54,8 @@ class Changes:
         """Raise InvalidCommand if the log cannot hold the command, or not at the agreed version of the state."""
         version = self._broker.machine.version
         check_command(command, version)
+        if version < OCTETS_SINCE and not has_utf8_names(getattr(command, "arguments", None)):
+            raise InvalidCommand(octets_need_version(version))
         if isinstance(command, c.PutPolicy):
             try:
                 check_version(policy_of(command), version)

@@ -15,6 +15,7 @@ import qq
 from cluster.membership.alarms import RESOURCES
 from cluster.raft.messages import Alarm
 from qq.management.reports.nodes import Listener, LoginCount, NodeReport, ResourceAlarm
+from qq.management.statistics.rates import Rates
 from qq.process import descriptors, memory
 
 if TYPE_CHECKING:
@@ -26,10 +27,16 @@ if TYPE_CHECKING:
     from qq.management.node_queries import NodeQueries
     from qq.management.reports.catalog import Product
     from qq.management.reports.nodes import CertificateFiles
+    from qq.management.statistics.charts import Charts
     from qq.sessions.broker import Broker
 
 TOPIC = "node"
 """Topic of the question for a node's report."""
+NO_ANSWER = "it does not answer, or runs an earlier release"
+SETTING = "setting"
+"""Topic of the request to change a setting; the answer is the reason why that is impossible, or an empty text."""
+MEMORY = "memory"
+"""Topic of the question for the parts of a node's memory."""
 _LOAD = Path("/proc/loadavg")
 """Its fourth word has the runnable threads of the machine, a slash, and the number of all threads."""
 
@@ -102,16 +109,40 @@ class OwnNode(NamedTuple):
     peers: PeerPorts
 
 
+class _Numbers(NamedTuple):
+    """Numbers of a node with rates, under RabbitMQ's names."""
+
+    mem_used: int
+    fd_used: int
+    sockets_used: int
+    disk_free: int
+    context_switches: int
+    gc_num: int
+    io_write_count: int
+    io_sync_count: int
+    connection_created: int
+    connection_closed: int
+    channel_created: int
+    channel_closed: int
+    queue_declared: int
+
+
 class NodeReports:
     """Reports on nodes."""
 
-    def __init__(self, broker: Broker, group: Group, own: OwnNode, queries: NodeQueries) -> None:
+    def __init__(
+        self, broker: Broker, group: Group, own: OwnNode, queries: NodeQueries, charts: Charts
+    ) -> None:
         self._broker = broker
+        self._charts = charts
         self._queries = queries
         self._group = group
         self._own = own
         self._began_s = broker.runtime.monotonic()
+        self._rates = Rates()
         queries.answer(TOPIC, self.own_report)
+        queries.answer(MEMORY, self._own_memory)
+        queries.answer(SETTING, self._changed_setting)
 
     async def reports(self) -> Mapping[str, NodeReport]:
         """Return the reports of nodes about themselves, by name: this node, and those that answer within moments."""
@@ -125,6 +156,15 @@ class NodeReports:
             return self.own_report()
         return decode_report(await self._queries.query(name, TOPIC))
 
+    async def memory(self, name: str) -> Mapping[str, int]:
+        """Return the parts of a node's memory that the node knows, in bytes by RabbitMQ's kind of memory.
+
+        {}: the node does not answer, or runs a release that does not know them.
+        """
+        if name == self._broker.name:
+            return self._own_memory()
+        return await self._queries.query(name, MEMORY) or {}
+
     @property
     def uptime_s(self) -> float:
         """Return the seconds since this node started."""
@@ -132,6 +172,16 @@ class NodeReports:
 
     def own_report(self) -> NodeReport:
         """Return the report of this node about itself."""
+        report = self._measure()
+        rates = self._rates.per_second(TOPIC, _numbers_of(report), self._group.time_ms())
+        return report._replace(rates=rates)
+
+    def sample(self) -> None:
+        """Sample the numbers of this node for their rates."""
+        self._rates.sample(TOPIC, _numbers_of(self._measure()), self._group.time_ms())
+
+    def _measure(self) -> NodeReport:
+        """Return the report of this node without rates."""
         broker, alarms, own = self._broker, self._group.alarms, self._own
         counters, now_s = broker.counters, broker.runtime.monotonic()
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -165,7 +215,18 @@ class NodeReports:
             listeners=own.listeners(),
             logins=self._logins(),
             release=qq.__version__,
+            queues_declared=counters.queues_declared,
         )
+
+    def _own_memory(self) -> dict[str, int]:
+        connections = self._broker.connections.values()
+        return {
+            "binary": self._group.journal.cached_bytes,
+            "code": memory.mapped_file_bytes(),
+            "connection_readers": sum(each.unread_bytes for each in connections),
+            "connection_writers": sum(each.unsent_bytes for each in connections),
+            "mgmt_db": self._charts.held_bytes,
+        }
 
     def _logins(self) -> list[LoginCount]:
         outcomes = self._broker.logins.outcomes
@@ -199,9 +260,51 @@ class NodeReports:
         """The settings of this node."""
         return self._own.live
 
+    async def change_setting_of_all(self, name: str, *value: Any) -> dict[str, str]:
+        """Change a setting of all nodes until their next start; without a value, return to the one of their start.
+
+        Return for each node the reason why it has not done so, or an empty text. Raises ValueError, without a change
+        at any node, if it is impossible at this node.
+        """
+        self._change_setting(name, *value)
+        answers = await self._queries.query_all(SETTING, name, *value)
+        others = {node: NO_ANSWER if reason is None else str(reason) for node, reason in answers.items()}
+        return {self._broker.name: ""} | others
+
+    def _change_setting(self, name: str, *value: Any) -> None:
+        if value:
+            self._own.live.change(name, *value)
+        else:
+            self._own.live.reset(name)
+
+    def _changed_setting(self, name: str, *value: Any) -> str:
+        try:
+            self._change_setting(name, *value)
+        except ValueError as error:
+            return str(error)
+        return ""
+
     def certificates(self) -> Sequence[CertificateFiles]:
         """Return the certificates of this node's ports."""
         return self._own.certificates
+
+
+def _numbers_of(report: NodeReport) -> _Numbers:
+    return _Numbers(
+        report.memory_bytes,
+        report.files,
+        report.connections,
+        report.disk_free_bytes,
+        report.context_switches,
+        report.collections,
+        report.writes,
+        report.writes,
+        report.connections_opened,
+        report.connections_closed,
+        report.channels_opened,
+        report.channels_closed,
+        report.queues_declared,
+    )
 
 
 def decode_report(answer: Any) -> NodeReport | None:

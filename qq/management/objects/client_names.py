@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from qq.management.slices import Slices
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

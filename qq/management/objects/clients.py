@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.management.objects.client_names import ClientNames
 from qq.management.objects.sorted_objects import sort_in_slices
 from qq.management.reports.clients import ChannelHead, ConnectionHead
-from qq.management.slices import Slices
 from qq.management.statistics.client_watch import ClientWatch
-from qq.management.statistics.rates import Rates, deliveries_of, with_rates
+from qq.management.statistics.rates import Rates, deliveries_of, idle_since, with_rates
+from qq.management.time_slices import Slices
 from qq.metrics.counters import ClientTotals
 from qq.tables import json_value
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from qq.management.node_queries import AnswerKeys, NodeQueries
     from qq.sessions.broker import Broker
     from qq.sessions.ports import Connection, Session
-    from qq.sessions.session_info import SessionCounts, SessionFacts, TlsFacts, Traffic
+    from qq.sessions.session_info import SessionFacts, TlsFacts, Traffic
 
 PROTOCOL = "AMQP 0-9-1"
 """Protocol shown for clients of nodes that do not answer."""
@@ -58,6 +58,7 @@ class ChannelNumbers(NamedTuple):
     publish: int
     confirm: int
     return_unroutable: int
+    drop_unroutable: int
     deliver: int
     deliver_no_ack: int
     get: int
@@ -88,6 +89,8 @@ class ClientReports:
         self._group = group
         self._queries = queries
         self._rates = Rates()
+        self._active_ms: dict[int, int] = {}
+        """Session -> cluster time (ms) of the sample that has seen its last event."""
         self.watch = ClientWatch()
         self.totals = ClientTotals()
         """Totals of this node's clients, as of the last sample."""
@@ -209,6 +212,7 @@ class ClientReports:
             await slices.give_way()
         watch.end_pass()
         totals = ClientTotals(traffic=watch.transferred)
+        active_ms: dict[int, int] = {}
         for session in list(sessions.values()):
             facts = session.facts()
             if facts is not None:
@@ -216,9 +220,12 @@ class ClientReports:
                 totals.unconfirmed += facts.unconfirmed
                 totals.uncommitted += facts.uncommitted
                 totals.uncommitted_acks += facts.uncommitted_acks
-                self._rates.sample(session.session, channel_numbers(facts.counts), self._group.time_ms())
+                key, numbers = session.session, self._channel_numbers(session, facts)
+                is_same, now_ms = numbers == self._rates.last(key), self._group.time_ms()
+                active_ms[key] = self._active_ms.get(key, now_ms) if is_same else now_ms
+                self._rates.sample(key, numbers, now_ms)
             await slices.give_way()
-        self.totals = totals
+        self.totals, self._active_ms = totals, active_ms
         self._rates.end_pass()
 
     def _own_connection_name(self, number: int) -> tuple[str, str] | None:
@@ -279,8 +286,11 @@ class ClientReports:
 
     def _channel_row(self, session: Session, facts: SessionFacts) -> Row:
         connection = session.connection
-        numbers = channel_numbers(facts.counts)
-        rates = self._rates.per_second(session.session, numbers, self._group.time_ms())
+        numbers = self._channel_numbers(session, facts)
+        now_ms = self._group.time_ms()
+        rates = self._rates.per_second(session.session, numbers, now_ms)
+        is_same = numbers == self._rates.last(session.session)
+        idle = idle_since(self._active_ms.get(session.session, 0), now_ms) if is_same else None
         is_held = connection.facts().is_blocked or self._broker.throttle.delays(connection.id)
         return {
             "id": session.session,
@@ -307,7 +317,15 @@ class ClientReports:
                 **given_name(connection),
             },
             "message_stats": with_rates(numbers._asdict(), rates),
+            **({} if idle is None else {"idle_since": idle}),
         }
+
+    def _channel_numbers(self, session: Session, facts: SessionFacts) -> ChannelNumbers:
+        counts, state = facts.counts, self._machine.sessions.get((self._broker.name, session.session))
+        dropped = 0 if state is None else state.dropped
+        return ChannelNumbers(
+            counts.published, counts.confirmed, counts.returned, dropped, *deliveries_of(counts)
+        )
 
 
 def given_name(connection: Connection) -> Row:
@@ -366,7 +384,3 @@ def _tls(facts: TlsFacts | None) -> Row:
 
 def _octets(traffic: Traffic) -> _Octets:
     return _Octets(traffic.octets_in, traffic.octets_out)
-
-
-def channel_numbers(counts: SessionCounts) -> ChannelNumbers:
-    return ChannelNumbers(counts.published, counts.confirmed, counts.returned, *deliveries_of(counts))

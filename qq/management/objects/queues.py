@@ -15,7 +15,7 @@ from qq.management.objects.browse import browse
 from qq.management.objects.search import Search
 from qq.management.reports.queues import QueueStatus
 from qq.management.reports.rows import ThingRows
-from qq.management.statistics.rates import HIDDEN, LENGTHS, QueueNumbers, numbers_of, with_rates
+from qq.management.statistics.rates import HIDDEN, LENGTHS, QueueNumbers, idle_since, numbers_of, with_rates
 from qq.octets import readable
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ class QueueReports:
                 f"{name}_details": partial(self._length_rate, now_ms=now_ms, place=_FIELD_NAMES.index(name))
                 for name in LENGTHS
             },
+            "idle_since": lambda queue: self._idle_since(queue, now_ms),
             "owner_pid_details": self._owner,
             "message_stats": lambda queue: self._message_stats(queue, now_ms),
         }
@@ -162,6 +163,10 @@ class QueueReports:
             "peer_host": connection.peer_host,
             "peer_port": connection.peer_port,
         }
+
+    def _idle_since(self, queue: Queue, now_ms: int) -> str | None:
+        """Return the time of the last event in an idle queue; events before this node's start are not known."""
+        return idle_since(queue.changed_ms or self._statistics.began_ms, now_ms)
 
     def _message_stats(self, queue: Queue, now_ms: int) -> dict[str, Any]:
         numbers = numbers_of(queue, now_ms)
@@ -214,6 +219,7 @@ def _message_bytes(queue: Queue) -> int:
     return backlog.size + queue.unacked_size + backlog.delayed_size + queue.dead_size
 
 
+_IN_MEMORY = ("messages_ram", "messages_ready_ram", "messages_unacknowledged_ram", "message_bytes_ram")
 _FIELDS: dict[str, Callable[[Queue], Any]] = {
     "name": attrgetter("name"),
     "vhost": attrgetter("vhost"),
@@ -239,10 +245,9 @@ _FIELDS: dict[str, Callable[[Queue], Any]] = {
     "message_bytes_unacknowledged": attrgetter("unacked_size"),
     "message_bytes_delayed": attrgetter("backlog.delayed_size"),
     "message_bytes_dlx": attrgetter("dead_size"),
-    "messages_persistent": _messages,
-    "message_bytes_persistent": _message_bytes,
-    "messages_ram": lambda _: 0,
-    "message_bytes_ram": lambda _: 0,
+    **dict.fromkeys(("messages_persistent", "messages_paged_out"), _messages),
+    **dict.fromkeys(("message_bytes_persistent", "message_bytes_paged_out"), _message_bytes),
+    **dict.fromkeys(_IN_MEMORY, lambda _: 0),
 }
 """Field of `QueueStatus` -> function that computes it from the queue alone."""
 

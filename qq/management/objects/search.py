@@ -13,7 +13,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.management.objects.browse import read_groups
-from qq.management.slices import Slices
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping

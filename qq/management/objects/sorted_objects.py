@@ -12,7 +12,7 @@ from itertools import accumulate, islice, takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
-from qq.management.slices import Slices
+from qq.management.time_slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Users who have logged in."""
+"""Logged-in users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LoggedIn(NamedTuple):
-    """A user who has logged in."""
+    """A logged-in user."""
 
     user: str
     tags: Collection[str]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class Listener(NamedTuple):
@@ -63,6 +64,9 @@ class NodeReport(NamedTuple):
     logins: Sequence[LoginCount]
     release: str = ""
     """Release of qq that the node runs; nodes of release 0.1 do not tell."""
+    queues_declared: int = 0
+    rates: Mapping[str, float] = MappingProxyType({})
+    """RabbitMQ's name of a number -> its change per second."""
 
 
 class ResourceAlarm(NamedTuple):

@@ -51,14 +51,20 @@ class QueueStatus(NamedTuple):
     message_bytes_delayed: int
     message_bytes_dlx: int
     messages_persistent: int
-    """All messages, because all are on disk. So `messages_ram` is 0."""
+    """All messages, because all are on disk, so none counts as being in memory only (`messages_ram`)."""
     message_bytes_persistent: int
+    messages_paged_out: int
+    message_bytes_paged_out: int
     messages_ram: int
+    messages_ready_ram: int
+    messages_unacknowledged_ram: int
     message_bytes_ram: int
     messages_details: Mapping[str, float]
     """Growth of the queue in messages per second, as `rate`."""
     messages_ready_details: Mapping[str, float]
     messages_unacknowledged_details: Mapping[str, float]
+    idle_since: str | None
+    """Time of the last event in the queue, if that is some seconds ago."""
     owner_pid_details: Mapping[str, Any]
     """Connection that owns an exclusive queue, if it is connected to this node."""
     message_stats: Mapping[str, Any]

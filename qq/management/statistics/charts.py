@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.management.slices import Slices
 from qq.management.statistics.history import NumberHistories, Shape
+from qq.management.time_slices import Slices
 from qq.process import memory
 
 if TYPE_CHECKING:
@@ -75,6 +75,11 @@ class Charts:
         self._statistics = statistics
         self._histories = NumberHistories(_SHAPES)
         self._histories.begin(_ALL)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that the samples take."""
+        return self._histories.held_bytes
 
     def history(self, key: tuple[str, ...], age_s: int) -> Mapping[str, Sequence[float]]:
         """Return the numbers of an object in the last `age_s` seconds by name, the oldest first, with their times.

@@ -39,6 +39,8 @@ class ClientWatch:
         self.octets_per_s = 0.0
         """Octets per second that all clients together sent and received."""
         self.transferred = Transferred()
+        self.octets_of: dict[str, tuple[int, int]] = {}
+        """Octets received from and sent to the clients in each virtual host, since this node started."""
         self._traffic: dict[int, Traffic] = {}
         """Traffic of each connection at the last sample, by its number."""
         self._unread_since: dict[int, int] = {}
@@ -67,6 +69,8 @@ class ClientWatch:
         all_clients.octets_out += octets_out
         all_clients.reads += traffic.reads - before.reads
         all_clients.writes += traffic.writes - before.writes
+        before_in, before_out = self.octets_of.get(connection.vhost, (0, 0))
+        self.octets_of[connection.vhost] = before_in + octets_in, before_out + octets_out
         used = self._used.setdefault((connection.vhost, connection.user), [0, 0])
         used[0] += octets_in + octets_out
         used[1] += 1

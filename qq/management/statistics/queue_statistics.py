@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from qq.diagnosis.queue_watch import HeldFacts, HeldWatch, QueueFacts, QueueWatch
 from qq.machine.protocol.commands import LIVE_UNLIMITED
-from qq.management.slices import Slices, next_slice
 from qq.management.statistics.dead_letter_sources import DeadLetterSources
 from qq.management.statistics.entry_times import EntryTimes
 from qq.management.statistics.rates import QueueNumbers, Rates, numbers_of
@@ -19,9 +18,11 @@ from qq.management.statistics.totals import (
     ExchangeNumbers,
     KeptSamples,
     VhostNumbers,
+    VhostStats,
     VhostTotals,
     exchange_numbers,
 )
+from qq.management.time_slices import Slices, next_slice
 from qq.metrics.counters import ClusterTotals
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
     from qq.machine.queue.queue import Consumer, Queue
     from qq.management.reports.rows import Samples
+    from qq.management.statistics.vhost_clients import VhostClients
     from qq.sessions.broker import Broker
 
 QUEUES_PER_SAMPLE = 200
@@ -43,8 +45,9 @@ CONSUMERS_READ_MAX = 10
 class QueueStatistics:
     """Samples queues, and reports rates, totals and findings from the samples."""
 
-    def __init__(self, broker: Broker, group: Group) -> None:
+    def __init__(self, broker: Broker, group: Group, clients: VhostClients) -> None:
         self._broker = broker
+        self._clients = clients
         self._group = group
         self.rates = Rates()
         """Rates of each queue, by queue number."""
@@ -54,9 +57,11 @@ class QueueStatistics:
         """Revision of each queue at its last sample, by queue number."""
         self._sampled: dict[int, int] = {}
         """Revisions of the queues sampled in the pass under way."""
-        self._vhost_totals = VhostTotals()
+        self._vhost_totals = VhostTotals(clients)
         self._counts = False
         """Whether the samples are from after the start, and not from the replay of the log."""
+        self.began_ms = 0
+        """Cluster time (ms) of the first sample after the start."""
         self._kept_samples = KeptSamples()
         self.entry_times = EntryTimes()
         self.queue_watch = QueueWatch()
@@ -77,8 +82,8 @@ class QueueStatistics:
         if self._machine.catalog is not self._catalog:
             self._catalog, self._revisions = self._machine.catalog, {}
         if self._broker.live and not self._counts:
-            self._counts = True
-            self.rates, self._revisions, self._vhost_totals = Rates(), {}, VhostTotals()
+            self._counts, self.began_ms = True, self._group.time_ms()
+            self.rates, self._revisions, self._vhost_totals = Rates(), {}, VhostTotals(self._clients)
         queues = list(self._machine.queues())
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
             now_ms = self._group.time_ms()
@@ -150,10 +155,10 @@ class QueueStatistics:
             )
             self.held_watch.record(facts)
 
-    def vhost_stats(self, is_visible: Callable[[str], bool]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return the events in some virtual hosts since this node started, and the messages in their queues.
+    def vhost_stats(self, is_visible: Callable[[str], bool]) -> VhostStats:
+        """Return the numbers of some virtual hosts, as of the last sample, some seconds ago.
 
-        Each number has its rate beside it, as NAME_details. All are of the last sample, some seconds ago.
+        They are the events since this node started, the messages in their queues, and the octets of their clients.
         """
         vhosts = [vhost for vhost in self._machine.vhosts.values() if is_visible(vhost.name)]
         return self._vhost_totals.stats(vhosts, self._group.time_ms())

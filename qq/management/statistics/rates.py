@@ -5,6 +5,7 @@ Invariant: a sample costs the same for a queue of any length. Times are the clus
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.protocol.death_history import DELIVERY_LIMIT, REJECTED
@@ -19,6 +20,8 @@ SAMPLE_INTERVAL_S = 5.0
 """Seconds between samples. A rate covers at least this time, and at most twice as much."""
 LENGTHS = ("messages", "messages_ready", "messages_unacknowledged")
 """Numbers that may decrease, because they count present messages instead of past events."""
+GAUGES = frozenset({*LENGTHS, "mem_used", "fd_used", "sockets_used", "disk_free"})
+"""The same, and numbers of nodes that may decrease."""
 DELIVERIES = (
     "deliver",
     "deliver_no_ack",
@@ -138,7 +141,7 @@ class Rates:
 
 def _rate(name: str, change: int, elapsed_s: float) -> float:
     # A count decreases only when a state was loaded: then counting starts again.
-    return round((change if name in LENGTHS else max(change, 0)) / elapsed_s, 2)
+    return round((change if name in GAUGES else max(change, 0)) / elapsed_s, 2)
 
 
 def with_rates(numbers: Mapping[str, int], rates: Mapping[str, float]) -> dict[str, Any]:
@@ -147,6 +150,13 @@ def with_rates(numbers: Mapping[str, int], rates: Mapping[str, float]) -> dict[s
     for name in numbers:
         document[f"{name}_details"] = {"rate": rates[name]}
     return document
+
+
+def idle_since(active_ms: int, now_ms: int) -> str | None:
+    """Return the time of the last event in RabbitMQ's form; None if the object is not idle, or the time is unknown."""
+    if not active_ms or now_ms - active_ms < SAMPLE_INTERVAL_S * 1000:
+        return None
+    return datetime.fromtimestamp(active_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
 
 
 def deliveries_of(counts: Tally | SessionCounts) -> tuple[int, int, int, int, int, int, int, int]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from qq.machine.catalog.vhost import VirtualHost
+    from qq.management.statistics.vhost_clients import VhostClients
 
 _FIELDS = QueueNumbers._fields
 # Slices instead of names, because this runs for each of very many queues, most of them unchanged.
@@ -39,6 +40,9 @@ class VhostNumbers(NamedTuple):
     """Events in the queues and exchanges of a virtual host, and its messages, under RabbitMQ's names."""
 
     publish: int = 0
+    confirm: int = 0
+    return_unroutable: int = 0
+    drop_unroutable: int = 0
     deliver: int = 0
     deliver_no_ack: int = 0
     get: int = 0
@@ -50,6 +54,20 @@ class VhostNumbers(NamedTuple):
     messages: int = 0
     messages_ready: int = 0
     messages_unacknowledged: int = 0
+    recv_oct: int = 0
+    """Octets that clients have sent; `send_oct` were sent to them."""
+    send_oct: int = 0
+
+
+OCTETS = ("recv_oct", "send_oct")
+
+
+class VhostStats(NamedTuple):
+    """The numbers of virtual hosts in total, each with its rate as NAME_details."""
+
+    happened: dict[str, Any]
+    lengths: dict[str, Any]
+    octets: dict[str, Any]
 
 
 class ExchangeNumbers(NamedTuple):
@@ -62,7 +80,8 @@ class ExchangeNumbers(NamedTuple):
 class VhostTotals:
     """Totals of each virtual host as of the last pass over the queues."""
 
-    def __init__(self) -> None:
+    def __init__(self, clients: VhostClients) -> None:
+        self._clients = clients
         self._counted: dict[str, list[int]] = {}
         """Counts of the queues of each virtual host, deleted queues included."""
         self._lengths: dict[str, list[int]] = {}
@@ -98,14 +117,14 @@ class VhostTotals:
         published = sum(count for count, _ in vhost.exchange_counts.values())
         counted = self._counted.get(vhost.name) or [0] * len(DELIVERIES)
         lengths = self._lengths.get(vhost.name) or [0] * len(LENGTHS)
-        return VhostNumbers(published, *counted, *lengths)
+        confirmed, *octets = self._clients.of_vhost(vhost.name)
+        return VhostNumbers(published, confirmed, vhost.returned, vhost.dropped, *counted, *lengths, *octets)
 
     def of_all(self, vhosts: Iterable[VirtualHost]) -> VhostNumbers:
         numbers = [self.of_vhost(vhost) for vhost in vhosts]
         return VhostNumbers(*map(sum, zip(*numbers, strict=True)))
 
-    def stats(self, vhosts: Collection[VirtualHost], now_ms: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the events and the lengths of virtual hosts in total, each number with its rate."""
+    def stats(self, vhosts: Collection[VirtualHost], now_ms: int) -> VhostStats:
         numbers = [self.of_vhost(vhost) for vhost in vhosts]
         rates = [
             self._rates.per_second(vhost.name, each, now_ms)
@@ -117,11 +136,13 @@ class VhostTotals:
             for name, value in each._asdict().items():
                 total[name] += value
                 per_second[name] = round(per_second[name] + rate[name], 2)
-        groups = (
-            {name: total[name] for name in total if (name in LENGTHS) == kind} for kind in (False, True)
+        happened = [name for name in total if name not in (*LENGTHS, *OCTETS)]
+        return VhostStats(
+            *(
+                with_rates({name: total[name] for name in names}, per_second)
+                for names in (happened, LENGTHS, OCTETS)
+            )
         )
-        happened, lengths = (with_rates(each, per_second) for each in groups)
-        return happened, lengths
 
     def exchange_stats(self, vhost: VirtualHost, exchange: str, now_ms: int) -> dict[str, Any]:
         """Return the counts of an exchange with their rates; {} before the first publish to it."""

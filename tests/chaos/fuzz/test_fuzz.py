@@ -19,9 +19,9 @@ from pamqp.heartbeat import Heartbeat
 
 from chaos.fuzz.conversations import conversations
 from chaos.fuzz.legal import KINDS, USER, Act, draw_act, publish
+from chaos.fuzz.legal_run import WAIT_MAX_S, HonestPublisher, compare_states, hostile_client, run_siege
 from chaos.fuzz.mutations import mutate
 from chaos.fuzz.run import TROUBLE, HarmError, _count_close, _Frames, run_seed, served
-from chaos.fuzz.siege import WAIT_MAX_S, HonestPublisher, compare_states, hostile_client, run_siege
 from cluster.log.checkpoints import write_checkpoint
 from cluster.runtime.asyncio_runtime import RealDisk
 from cluster.state.group_state import GroupState
@@ -90,7 +90,7 @@ def test_lost_or_duplicate_confirmed_message_is_noticed(
     publisher.act()
     assert publisher.collect() == ""
     publisher.act()
-    monkeypatch.setattr("chaos.fuzz.siege.WAIT_MAX_S", 1.0)
+    monkeypatch.setattr("chaos.fuzz.legal_run.WAIT_MAX_S", 1.0)
     assert publisher.collect().startswith(
         "of 40 messages confirmed to the honest publisher to honest 20 are lost"
     )

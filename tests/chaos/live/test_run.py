@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chaos import course as course_module
-from chaos import history, report
-from chaos.course import Course, Plan
+from chaos import history, phases, report
 from chaos.live import releases
 from chaos.live import run as run_module
 from chaos.live.cluster import LiveCluster
@@ -26,6 +24,7 @@ from chaos.live.command import (
 )
 from chaos.live.nemesis import GROUPS, UPGRADE
 from chaos.live.run import Options, RunResult, plan_of
+from chaos.phases import Course, Plan
 from chaos.pipeline import job
 from chaos.workloads.catalog import WORKLOADS, chosen
 from chaos.workloads.messages import Delivery, arrived, body_of
@@ -255,7 +254,7 @@ def test_a_seed_that_chance_has_chosen_is_printed(
 def test_drain_of_a_foreign_cluster_waits_for_silent_nodes() -> None:
     evicted_after_s = GroupConfig("n1", {}, "c").silent_origin_grace_s
     quiet_s = plan_of(Options(endpoints=(HERE,))).quiet_s
-    assert run_module.QUIET_S < evicted_after_s + 5 < quiet_s < course_module.DRAIN_PATIENCE_S
+    assert run_module.QUIET_S < evicted_after_s + 5 < quiet_s < phases.DRAIN_PATIENCE_S
     assert plan_of(Options(endpoints=(HERE,), quiet_s=0.5)).quiet_s == 0.5
 
 
@@ -294,7 +293,7 @@ def test_a_client_that_does_not_end_is_a_problem(course: Course, monkeypatch: py
         course._start([Stuck("con-1")])
         await course._end(list(course._tasks))
 
-    monkeypatch.setattr(course_module, "STOP_PATIENCE_S", 0.01)
+    monkeypatch.setattr(phases, "STOP_PATIENCE_S", 0.01)
     asyncio.run(end())
     assert course.problems == ["con-1 still waits for an answer after 0.01 s"]
 
@@ -303,7 +302,7 @@ def test_undrained_queue_is_a_problem_and_not_judged_as_lost(
     course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no node, so messages are not consumed."""
-    monkeypatch.setattr(course_module, "DRAIN_PATIENCE_S", 0.05)
+    monkeypatch.setattr(phases, "DRAIN_PATIENCE_S", 0.05)
     asyncio.run(course._drain())
     course.write_meta(tmp_path, {})
     queues = json.loads((tmp_path / "meta.json").read_text())["queues"]
@@ -331,7 +330,7 @@ def test_a_client_that_breaks_breaks_off_the_run(course: Course, monkeypatch: py
         finally:
             await course._abandon()
 
-    monkeypatch.setattr(course_module, "WATCH_S", 0.01)
+    monkeypatch.setattr(phases, "WATCH_S", 0.01)
     with pytest.raises(ZeroDivisionError):
         asyncio.run(work())
 

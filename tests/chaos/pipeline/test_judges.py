@@ -10,8 +10,8 @@ import pytest
 from chaos.judge import Violation, violations
 from chaos.pipeline import job
 from chaos.sim.run import Simulation
-from chaos.sim.workload.amqp_client import QUEUES
 from chaos.sim.workload.client_workload import ClientWorkload, LoggedMessages
+from chaos.sim.workload.working_client import QUEUES
 from chaos.sim.world.cluster import SimulationOptions
 from chaos.workloads.world import QUORUM, QueuePlan
 from qq.amqp_server.channel.publishing import PublishingMethods

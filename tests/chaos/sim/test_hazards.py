@@ -22,8 +22,8 @@ from chaos.sim.checks.checks import Checks, ViolationError
 from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_options, run, with_largest_entries
 from chaos.sim.workload import queue_features
 from chaos.sim.world.cluster import Parts, SimulationOptions
+from chaos.sim.world.compared_machines import WatchedMachine
 from chaos.sim.world.network import ANY_VERSIONS, LinkEpoch, Network, NetworkOptions, Pipe, SimulatedLinks
-from chaos.sim.world.watched import WatchedMachine
 from cluster.configuration import quorum
 from cluster.configuration.configuration import Configuration, Member, Versions
 from cluster.configuration.quorum import Membership
@@ -1238,7 +1238,7 @@ HAZARDS = [
         UPGRADES,
         20,
         "elsewhere and is",
-        ("chaos.sim.world.watched.WatchedMachine.counts_entries", property(counts_by_its_program)),
+        ("chaos.sim.world.compared_machines.WatchedMachine.counts_entries", property(counts_by_its_program)),
         shown_by=1,
     ),
     Hazard(

@@ -107,7 +107,7 @@ def test_a_new_cluster_begins_when_all_its_members_have_met() -> None:
 
 
 def test_new_cluster_begins_for_the_last_to_hear_its_peers() -> None:
-    """Its peers have met already, and one even campaigns, but no node has entries yet."""
+    """Its peers have met already, and a peer even campaigns, but no node has entries yet."""
     node = Node(None, StandIn())
     node.receive_status("n2", voter_status=VoterStatus.VOTER, term=1)
     assert node.receive_status("n3", voter_status=VoterStatus.BLANK) is VoterStatus.VOTER
@@ -225,7 +225,7 @@ def test_node_with_the_only_log_reports_the_lost_logs() -> None:
 
 
 def remembers(node: Node, term: int, index: int, *, is_certain: bool = False) -> VoterStatus:
-    """A peer tells what it remembers of the node."""
+    """A peer sends its memory of the node."""
     node.rejoin.record_memory("n2", Memory(term, index, int(is_certain)), cast("Any", node.engine), 1234)
     return node.rejoin.voter_status
 
@@ -243,7 +243,7 @@ def remembers(node: Node, term: int, index: int, *, is_certain: bool = False) ->
 def test_node_with_less_than_a_peer_remembers_becomes_learner(term: int, index: int, is_behind: bool) -> None:
     node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5, last_index=70))
     node.turn()
-    node.engine.term = 9  # which says nothing of what was forgotten before
+    node.engine.term = 9  # a term that is independent of forgotten terms
     assert (remembers(node, term, index) is VoterStatus.LEARNER) == is_behind
     assert node.rejoin.rolled_back_ms == (1234 if is_behind else 0)
     assert ("was put back as it was earlier: n2 remembers" in str(node.rejoin.describe())) == is_behind
@@ -299,7 +299,7 @@ def test_hopelessness_ignores_the_log_of_an_absent_peer(caplog: pytest.LogCaptur
 
 
 def test_hopelessness_ignores_a_status_of_long_ago(caplog: pytest.LogCaptureFixture) -> None:
-    """In a new cluster the nodes become voters one by one, and their statuses are old."""
+    """In a new cluster the nodes become voters in turn, and their statuses are old."""
     node = Node(HardState(5, None, VoterStatus.VOTER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
         node.receive_status("n2", voter_status=VoterStatus.BLANK)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from qq.http.base import payloads
 from qq.http.base.payloads import message_parts
-from qq.management import slices
+from qq.management import time_slices
 
 
 @dataclass
@@ -62,7 +62,7 @@ def test_a_list_of_messages_is_the_same_in_pieces(
 
 @pytest.mark.parametrize("body", [bytes(3_000_000), b"\xff" * 3_000_000, bytes(2_999_999) + b"\xff"])
 def test_encoding_a_large_body_yields_to_further_tasks(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
 
     async def story() -> tuple[int, list[bytes]]:
         turns = 0

@@ -20,7 +20,7 @@ from qq.machine.protocol.commands import (
     PutVhost,
     SetPermissions,
 )
-from qq.management import slices
+from qq.management import time_slices
 from qq.management.objects import sorted_objects
 from qq.management.reports.clients import ChannelHead
 from qq.management.reports.queues import ConsumerStatus
@@ -463,17 +463,17 @@ def test_search_stops_when_its_client_disconnects(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.management.make(*[read_queue(f"q{number}", {}) for number in range(500)])
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
     monkeypatch.setattr(lists, "STEP", 1)
     steps = 0
-    give_way = slices.Slices.give_way
+    give_way = time_slices.Slices.give_way
 
-    async def counted(self: slices.Slices) -> None:
+    async def counted(self: time_slices.Slices) -> None:
         nonlocal steps
         steps += 1
         await give_way(self)
 
-    monkeypatch.setattr(slices.Slices, "give_way", counted)
+    monkeypatch.setattr(time_slices.Slices, "give_way", counted)
     path = "/api/queues?page=1&name=q&sort=messages"
 
     async def story(client: Client) -> None:

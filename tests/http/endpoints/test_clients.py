@@ -114,6 +114,7 @@ def test_every_node_shows_the_work_of_a_channel(nodes: list[ClusterNode], connec
         channel.basic_publish("", name, b"m")
     with pytest.raises(pika.exceptions.UnroutableError):
         channel.basic_publish("", "nothing", b"m", mandatory=True)
+    channel.basic_publish("", "nothing", b"m")
     channel.basic_qos(prefetch_count=7)
     channel.basic_qos(prefetch_count=9, global_qos=True)
     tag = channel.basic_get(name)[0].delivery_tag
@@ -134,9 +135,10 @@ def test_every_node_shows_the_work_of_a_channel(nodes: list[ClusterNode], connec
     assert found["messages_unconfirmed"] == 0
     stats = found["message_stats"]
     assert {key: value for key, value in stats.items() if isinstance(value, int)} == {
-        "publish": 5,
-        "confirm": 5,
+        "publish": 6,
+        "confirm": 6,
         "return_unroutable": 1,
+        "drop_unroutable": 1,
         "deliver": 2,
         "deliver_no_ack": 0,
         "get": 1,

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from aiohttp import FormData
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +42,7 @@ from qq.machine.protocol.commands import (
     SetVhostLimits,
 )
 from qq.management.errors import RequestRefused, Unavailable
+from tests.harness.any_tables import tables
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import GUEST, Client, Node, answer
 
@@ -287,6 +289,103 @@ def test_exported_definitions_recreate_the_cluster(node: Machine) -> None:
     assert export(other) == written
 
 
+declared_names = st.text(min_size=1, max_size=8).filter(lambda name: not name.startswith("amq."))
+exchange_kinds = st.sampled_from(["direct", "fanout", "topic", "headers", "x-random"])
+exchanges = st.builds(
+    DeclareExchange,
+    *(st.just(1), declared_names, exchange_kinds, st.just(value=False)),
+    *(st.booleans(), st.booleans(), st.booleans(), tables),
+)
+queues = st.builds(
+    DeclareQueue,
+    *(st.just(1), st.just(1), declared_names, st.just(value=False)),
+    *(st.booleans(), st.just(value=False), st.booleans(), st.just(value=False), tables),
+)
+KEYS = st.text(max_size=8)
+
+
+@given(st.data(), st.lists(exchanges, max_size=3), st.lists(queues, max_size=3))
+def test_any_topology_is_the_same_after_export_and_import(
+    data: st.DataObject, new_exchanges: list[DeclareExchange], new_queues: list[DeclareQueue]
+) -> None:
+    """Also if arguments hold octets that are not UTF-8, or values that JSON lacks. A second import adds nothing."""
+    node = Node(MachineManagement())
+    node.management.make(*new_exchanges, *new_queues)
+    vhost = node.management.machine.vhosts["/"]
+    sources = st.sampled_from(sorted(set(vhost.exchanges) - {""}))
+    if vhost.queues:
+        to_queue = st.builds(
+            BindQueue, *map(st.just, (1, 1)), st.sampled_from(sorted(vhost.queues)), sources, KEYS, tables
+        )
+        node.management.make(*data.draw(st.lists(to_queue, max_size=4)))
+    to_exchange = st.builds(BindExchange, st.just(1), sources, sources, KEYS, tables)
+    node.management.make(*data.draw(st.lists(to_exchange, max_size=4)))
+    written, other = export(node), Node(MachineManagement())
+    for _ in range(2):
+        assert other.api("definitions", "POST", json=written).status == 204
+        assert topology(other) == topology(node)
+    assert export(other) == written
+
+
+def topology(node: Machine) -> list[str]:
+    """Return all queues, exchanges and bindings; values of arguments with their types."""
+    management, found = node.management, list[str]()
+    found += (repr(each[:8]) for each in management.catalog.exchanges(None))
+    found += (
+        repr((each.vhost, each.name, each.type, each.durable, each.auto_delete, each.arguments))
+        for each in management.queues.all(None)
+    )
+    found += map(repr, management.catalog.bindings(None))
+    return sorted(found)
+
+
+def test_octets_of_names_are_kept_by_export_and_import(node: Machine) -> None:
+    node.management.make(DeclareQueue(1, 1, "q", False, True, False, False, False, {}))
+    for name in ("caf\udce9", "caf\udcea"):
+        node.management.make(BindQueue(1, 1, "q", "amq.headers", "", {name: b"\xe9"}))
+    written = export(node)
+    assert [row["arguments"] for row in written["bindings"]] == [{"caf\ufffd": "\ufffd"}] * 2
+    assert len({row["arguments_base64"] for row in written["bindings"]}) == 2
+    assert "arguments_base64" not in written["queues"][0]
+    other = Node(MachineManagement())
+    assert other.api("definitions", "POST", json=written).status == 204
+    assert topology(other) == topology(node)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "encoded", "reason"),
+    [
+        ({}, "AAAAAA", "arguments_base64 should be a field table of AMQP in base64"),
+        ({}, "AAAAAQ==", "arguments_base64 should be a field table of AMQP in base64"),
+        ({}, 7, "arguments_base64 should be a string"),
+        ({"a": 1}, "AAAAAA==", "arguments and arguments_base64 differ"),
+        ({}, "", "arguments_base64 should be a field table of AMQP in base64"),
+    ],
+)
+def test_wrong_encoded_arguments_are_refused(
+    node: Machine, arguments: dict[str, Any], encoded: Any, reason: str
+) -> None:
+    body = {"queues": [{"name": "q", "vhost": "/", "arguments": arguments, "arguments_base64": encoded}]}
+    answer = node.api("definitions", "POST", json=body)
+    assert (answer.status, reason in answer.json["reason"]) == (400, True)
+
+
+def test_arguments_of_the_largest_size_are_imported_again(node: Machine) -> None:
+    """Each octet of them is six characters of JSON."""
+    name, key = "\1" * 255, "\1" * 255
+    arguments = {"\udcff": b"\xff" * (limits.ARGUMENTS_BYTES_MAX - 2 * limits.VALUE_BYTES)}
+    while limits.table_bytes(arguments) > limits.ARGUMENTS_BYTES_MAX:
+        arguments = {name: value[:-1] for name, value in arguments.items()}
+    node.management.make(
+        DeclareExchange(1, name, "headers", False, True, False, False, {}),
+        BindExchange(1, name, name, key, arguments),
+    )
+    written, other = export(node), Node(MachineManagement())
+    assert len(written["bindings"]) == 1
+    assert other.api("definitions", "POST", json=written).status == 204
+    assert topology(other) == topology(node)
+
+
 def test_export_collects_lists_in_slices(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(node)
     sliced: list[dict[str, Any]] = []
@@ -498,7 +597,6 @@ POLICY = {"vhost": "/", "pattern": "x", "definition": {"max-length": 1}}
             {"name": "q", "vhost": "v", "arguments": {"x-max-length": "a"}},
             "queue 'q' in vhost 'v': invalid arg 'x-max-length' for queue 'q'",
         ),
-        ("queues", {"name": "q", "vhost": "/", "type": "quorum", "durable": False}, "property 'non-durable'"),
         ("queues", {"name": "q", "vhost": "/", "arguments": {"x-queue-type": "stream"}}, "x-queue-type"),
         ("exchanges", {"name": "x", "vhost": "v", "type": "x-recent-history"}, "x-recent-history"),
         ("bindings", BINDING, "no queue 'q' in vhost 'v'"),
@@ -782,6 +880,54 @@ def test_cost_per_virtual_host_does_not_depend_on_their_number(
     body = {"vhosts": [{"name": f"v{number}"} for number in range(50)]}
     assert node.api("definitions", "POST", json=body).status == 204
     assert len(requested) < 10
+
+
+@pytest.mark.parametrize(
+    ("queue", "reason"),
+    [
+        ({"name": "q", "type": "quorum", "durable": False}, "invalid property 'non-durable'"),
+        ({"name": "q", "arguments": {"x-queue-type": "quorum"}, "auto_delete": True}, "'auto-delete'"),
+        ({"name": "amq.rabbitmq.reply-to"}, "consumers of direct replies"),
+        ({"name": "amq.rabbitmq.reply-to.a"}, "consumers of direct replies"),
+    ],
+)
+def test_queues_that_rabbitmq_leaves_out_are_named(node: Machine, queue: dict[str, Any], reason: str) -> None:
+    answer = node.api(
+        "definitions", "POST", json={"queues": [{"vhost": "/", **queue}, {"vhost": "/", "name": "r"}]}
+    )
+    [left_out] = answer.json["left_out"]
+    assert left_out["object"] == f"queue '{queue['name']}' in vhost '/'"
+    assert reason in left_out["reason"]
+    assert list(node.management.machine.vhosts["/"].queues) == ["r"]
+
+
+def test_queue_of_undefined_type_is_classic(node: Machine) -> None:
+    """As some definitions of RabbitMQ 3.11 and 3.12 have it."""
+    queue = {"vhost": "/", "name": "q", "arguments": {"x-queue-type": "undefined"}}
+    assert node.api("definitions", "POST", json={"queues": [queue]}).status == 204
+    assert node.management.machine.vhosts["/"].queues["q"].kind == "classic"
+
+
+def test_definitions_are_imported_from_a_form(node: Machine) -> None:
+    """As `curl -F file=@definitions.json` and RabbitMQ's page send it."""
+    form = FormData({"note": "x"})
+    form.add_field("file", json.dumps(RABBITMQ), filename="d.json", content_type="application/json")
+    assert node.api("definitions", "POST", data=form).status == 200
+    assert list(node.management.machine.catalog.vhosts["v"].queues) == ["q", "c", "amq.gen-1"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"x", b"--b", b"--b\r\n", b"--b--", b"--b\r\n\r\n{}\r\n--b--", b"--b\r\nx\r\n\r\n"),
+        b'--b\r\ncontent-disposition: form-data; name="file"\r\n\r\n{}',
+        b'--b\r\ncontent-disposition: form-data; name="_charset_"\r\n\r\n' + b"x" * 40 + b"\r\n--b--",
+        b"x" * 1_000_000,
+    ],
+)
+def test_malformed_form_is_400(node: Machine, body: bytes) -> None:
+    headers = GUEST | {"Content-Type": "multipart/form-data; boundary=b"}
+    assert node.request("/api/definitions", "POST", data=body, headers=headers).status == 400
 
 
 def test_imports_run_in_sequence(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

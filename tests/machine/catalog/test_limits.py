@@ -44,7 +44,7 @@ def exchange(name: str, arguments: Table | None = None) -> c.DeclareExchange:
 
 @dataclass(frozen=True)
 class Case:
-    """The steps by which a client reaches the limit and makes room again."""
+    """The steps of a client that reaches the limit and makes room again."""
 
     limit: str
     there: int

@@ -49,7 +49,7 @@ def takes(queue: str, *, exclusive: bool = False, number: int = 1) -> Command:
 
 class Row(NamedTuple):
     held: list[Command]
-    """The commands of the client whose node is dead."""
+    """The commands of the client at the dead node."""
     wanted: Command
     limits: Sequence[Command] = ()
 
@@ -89,7 +89,7 @@ REFUSED_AFTERWARDS = {
     "exclusive queue, consumed",
     "exclusive queue, got from",
 } | {f"exclusive queue, {done}" for done in ("purged", "bound")}
-"""Rows whose queue ends with its node: then the log refuses the command, because the queue is missing."""
+"""Rows in which the queue ends with its node: then the log refuses the command, because the queue is missing."""
 
 
 def driver_of(row: Row) -> Driver:

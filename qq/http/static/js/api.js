@@ -33,6 +33,17 @@ export function query(values) {
  * @returns {Promise<any>} the document; null if there is none
  */
 export async function ask(method, where, body) {
+  return parsed(await askText(method, where, body));
+}
+
+/**
+ * Ask the node. Throws ApiError.
+ * @param {string} method
+ * @param {string} where below /api
+ * @param {any} [body] sent as JSON, unless it is a text
+ * @returns {Promise<string>} the text of the answer, in which no number has been rounded
+ */
+export async function askText(method, where, body) {
   const headers = /** @type {Record<string, string>} */ ({ Accept: "application/json", ...credentials(method) });
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const sent = body === undefined || typeof body === "string" ? body : JSON.stringify(body);
@@ -43,10 +54,10 @@ export async function ask(method, where, body) {
     throw new ApiError(0, "The node does not answer.");
   }
   const text = await answer.text();
-  const told = parsed(text);
-  if (answer.ok) return told;
+  if (answer.ok) return text;
   if (answer.status === 401) await check().catch(() => null);
-  throw new ApiError(answer.status, told?.reason || told?.error || `The node answered ${answer.status}.`);
+  const told = parsed(text);
+  throw new ApiError(answer.status, told?.explanation || told?.reason || told?.error || `The node answered ${answer.status}.`);
 }
 
 /** @param {string} text */

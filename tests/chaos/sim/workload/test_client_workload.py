@@ -14,8 +14,8 @@ import pytest
 from chaos.sim.checks.checks import ViolationError
 from chaos.sim.run import Outcome, Simulation
 from chaos.sim.workload import client_workload
-from chaos.sim.workload.amqp_client import NOWHERE, QUEUES, AmqpClient
 from chaos.sim.workload.client_workload import ClientWorkload
+from chaos.sim.workload.working_client import NOWHERE, QUEUES, WorkingClient
 from qq.amqp_server.channel.publishing import PublishingMethods
 from qq.amqp_server.connection import ClientConnection
 from qq.machine.protocol.effects import Deliver, Known, Reply
@@ -28,7 +28,7 @@ from tests.chaos.sim.absences import AWAY_S, CUTS_S
 from tests.harness.long_cases import cases
 
 SEEDS_MAX = 60
-"""The rarest hazard shows in one of twenty runs."""
+"""The rarest hazard shows in a run of twenty."""
 OPTIONS = replace(absences.OPTIONS, clients=True)
 
 
@@ -53,7 +53,8 @@ def submit_just_before_nodes_are_cut_off(simulation: Simulation) -> None:
     def submit(workload: ClientWorkload) -> None:
         workload.submit_once()
         for client in workload._amqp_clients:
-            client._get(QUEUES[0])
+            if isinstance(client, WorkingClient):
+                client._get(QUEUES[0])
 
     assert isinstance(simulation.workload, ClientWorkload)
     for cut_s, before_s in product(CUTS_S, (0.003, 0.009, 0.018, 0.027)):
@@ -80,7 +81,7 @@ def confirms_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def confirms_publishes_that_a_snapshot_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot may have skipped that messages were returned, as all are here."""
-    monkeypatch.setattr(AmqpClient, "_place", lambda _: ("", NOWHERE, ()))
+    monkeypatch.setattr(WorkingClient, "_place", lambda _: ("", NOWHERE, ()))
     monkeypatch.setattr(client_workload, "PUBLISH_TIMEOUTS_MS", (0,))
     monkeypatch.setattr(PublishingMethods, "refuse_unconfirmed", PublishingMethods.confirm)
 

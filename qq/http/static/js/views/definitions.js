@@ -1,5 +1,5 @@
 /** Definitions: everything but the messages, as a file, down and up. For administrators. */
-import { ask as askNode, get, path } from "../api.js";
+import { ask as askNode, askText, path } from "../api.js";
 import { bytes } from "../format.js";
 import { html, useState } from "../lib.js";
 import { Card, Heading } from "../parts/bits.js";
@@ -7,18 +7,27 @@ import { ask } from "../parts/dialog.js";
 import { attempt, notify } from "../parts/notice.js";
 import { readVhosts, useVhost, useVhosts } from "../vhosts.js";
 
+/** Objects named at most that an import has left out. */
+const NAMED_MAX = 3;
+
 /** @param {string} vhost */
 const where = (vhost) => (vhost ? path`definitions/${vhost}` : "definitions");
 
 /** @param {string} vhost */
 async function download(vhost) {
-  const told = await get(where(vhost));
-  const address = URL.createObjectURL(new Blob([JSON.stringify(told, null, 2)], { type: "application/json" }));
+  const told = await askText("GET", where(vhost));
+  const address = URL.createObjectURL(new Blob([told], { type: "application/json" }));
   const link = document.createElement("a");
   link.href = address;
   link.download = `qq-definitions-${new Date().toISOString().slice(0, 10)}.json`;
   link.click();
   URL.revokeObjectURL(address);
+}
+
+/** @param {{left_out: {object: string, reason: string}[]}} told */
+function leftOut({ left_out: all }) {
+  const some = all.slice(0, NAMED_MAX).map((each) => `${each.object} (${each.reason})`).join("; ");
+  return all.length > NAMED_MAX ? `${some}; and ${all.length - NAMED_MAX} more` : some;
 }
 
 export function Definitions() {
@@ -36,8 +45,8 @@ export function Definitions() {
         <div class="buttons start"><button name="upload" disabled=${!file} onClick=${() => file && ask({
           title: "Import these definitions?", text: `${file.name}, ${bytes(file.size)}, into ${vhost || "the whole cluster"}`, action: "Import",
           act: async () => {
-            await askNode("POST", where(vhost), await file.text());
-            notify("The definitions were imported.");
+            const told = await askNode("POST", where(vhost), await file.text());
+            notify(told ? `Imported except for ${leftOut(told)}.` : "The definitions were imported.", told ? "problem" : "done");
             await readVhosts();
           } })}>Upload</button></div>
       <//>

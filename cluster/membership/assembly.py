@@ -1,4 +1,4 @@
-"""Build the parts of this room and connect them: the members, their statuses, leadership, and changes of the members.
+"""Build and connect the parts of this package: the members, their statuses, leadership, and changes of the members.
 
 Where two parts need each other, the earlier part gets a function that fetches the later part. That function is called
 only after all parts are built.

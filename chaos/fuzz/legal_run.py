@@ -39,8 +39,8 @@ from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_chec
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.state.group_state import GroupState
 from cluster.storage.identity import Owner
-from qq.cli.layout import HOST, PASSWORD, Settings
-from qq.cli.layout import USER as ADMINISTRATOR
+from qq.cli.local_files import HOST, PASSWORD, Settings
+from qq.cli.local_files import USER as ADMINISTRATOR
 from qq.machine.machine import QueueMachine
 from qq.testing import ClusterError, ClusterNode, LocalCluster
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from qq.management import slices
-from qq.management.slices import Slices
+from qq.management import time_slices
+from qq.management.time_slices import Slices
 
 PIECES, SLICES_EACH = 20, 10
 
@@ -21,7 +21,7 @@ async def _long_work(done: list[int], number: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _slices_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
 
 
 def test_slices_of_long_tasks_alternate() -> None:
