@@ -121,8 +121,12 @@ def build_app(
 @web.middleware
 async def _options_answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer OPTIONS with the methods of the path, without a login, as RabbitMQ does: load balancers check with it."""
-    problem = request.match_info.http_exception
-    if request.method != hdrs.METH_OPTIONS or not isinstance(problem, web.HTTPMethodNotAllowed):
+    if request.method != hdrs.METH_OPTIONS:
+        return await handler(request)
+    path = request.rel_url.raw_path.removesuffix("/") or "/"
+    plain = request.rel_url.with_path(path, encoded=True)
+    problem = (await request.app.router.resolve(request.clone(rel_url=plain))).http_exception
+    if not isinstance(problem, web.HTTPMethodNotAllowed):
         return await handler(request)
     return web.Response(
         headers={hdrs.ALLOW: ", ".join(sorted({*problem.allowed_methods, hdrs.METH_OPTIONS}))}
