@@ -38,14 +38,15 @@ def publish() -> None:
     number = next(numbers)
     while True:
         try:
-            channel = connect().channel()
-            declare(channel)
-            channel.confirm_delivery()
-            while True:
-                channel.basic_publish("", QUEUE, str(number).encode())
-                confirmed = number
-                number = next(numbers)
-                time.sleep(0.005)
+            with connect() as connection:
+                channel = connection.channel()
+                declare(channel)
+                channel.confirm_delivery()
+                while True:
+                    channel.basic_publish("", QUEUE, str(number).encode())
+                    confirmed = number
+                    number = next(numbers)
+                    time.sleep(0.005)
         except (NackError, UnroutableError):
             continue  # it is not stored: publish it again
         except AMQPError as error:
@@ -58,13 +59,18 @@ def consume() -> None:
     global again
     while True:
         try:
-            channel = connect().channel()
-            declare(channel)
-            channel.basic_qos(prefetch_count=100)
-            for method, _, body in channel.consume(QUEUE):
-                again += int(body) in seen
-                seen.add(int(body))
-                channel.basic_ack(method.delivery_tag)
+            with connect() as connection:
+                channel = connection.channel()
+                declare(channel)
+                channel.basic_qos(prefetch_count=100)
+                for method, _, body in channel.consume(QUEUE):
+                    again += int(body) in seen
+                    seen.add(int(body))
+                    channel.basic_ack(method.delivery_tag)
+            # The loop ends when the broker cancels the consumer.
+            print(
+                "consumer: cancelled, because its queue was deleted: declared and consumed again", flush=True
+            )
         except AMQPError as error:
             print(f"consumer: connection lost ({type(error).__name__})", flush=True)
             time.sleep(0.1)

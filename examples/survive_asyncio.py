@@ -76,9 +76,17 @@ async def consume() -> None:
         try:
             channel = await connection.channel()
             await channel.set_qos(100)
+            cancelled = asyncio.get_running_loop().create_future()
+            underlay = await channel.get_underlay_channel()
+            underlay.on_consumer_cancel_callbacks.add(cancelled.set_result)
             await (await declare(channel)).consume(handle)
-            # A consumer notices a lost connection through the callback only.
-            await asyncio.wait([lost, all_seen], return_when=asyncio.FIRST_COMPLETED)
+            # A consumer notices a lost connection, or a deleted queue, through the callbacks only.
+            await asyncio.wait([lost, cancelled, all_seen], return_when=asyncio.FIRST_COMPLETED)
+            if cancelled.done():
+                print(
+                    "consumer: cancelled, because its queue was deleted: declared and consumed again",
+                    flush=True,
+                )
         except LOST as error:
             print(f"consumer: {error!r}", flush=True)
         await connection.close()

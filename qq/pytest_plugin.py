@@ -85,5 +85,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         before = item.stash.get(_LOG_BYTES, {})
         for cluster in _running_clusters():
             for node in cluster.nodes:
-                report.sections.append((f"log of {node.name}", node.log_since(before.get(node.log, 0))))
+                # The port tells the clusters of a test apart.
+                title = f"log of {node.name} (AMQP port {node.amqp_port})"
+                report.sections.append((title, node.log_since(before.get(node.log, 0))))
     return report

@@ -214,6 +214,11 @@ class SegmentedJournal(Journal):
         return sum(segment.file_bytes for segment in self.segments())
 
     @property
+    def cached_bytes(self) -> int:
+        """Bytes of memory that recent entries take."""
+        return self._cache_bytes
+
+    @property
     def unsynced_bytes(self) -> int:
         """Bytes of records that were added and are not yet known to be on stable storage."""
         return self.appended_bytes - self._synced_bytes

@@ -84,9 +84,9 @@ class Rollbacks:
 
     def _check(self, peer: str, status: Status) -> None:
         """Tell a voter that its status shows less than it has promised."""
-        promise = self._promises_of(peer).latest
-        shown = Promise(status.term, status.last_index)
-        if status.voter_status != VoterStatus.VOTER or shown >= promise:
+        promises = self._promises_of(peer)
+        promise, shown = promises.latest, Promise(status.term, status.last_index)
+        if status.voter_status != VoterStatus.VOTER or shown >= promise or promises.is_outdated:
             return
         process = self._links.peer_process(peer)
         if self._logged.get(peer) != process:

@@ -10,7 +10,7 @@ Invariant: pure, and in memory only. A promise counts for its directory, not for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -26,18 +26,38 @@ class Promise(NamedTuple):
 
 
 NOTHING = Promise(0, 0)
+PROCESSES_KEPT = 16
+"""Processes of a directory that are remembered. An old connection of a process may arrive after its successor's."""
 
 
 @dataclass(slots=True)
 class DirectoryPromises:
     """The promises of a directory."""
 
-    process: bytes
-    """The random name of the process that uses the directory now."""
-    before: Promise = NOTHING
-    """The latest promise of its earlier processes."""
+    process: bytes = b""
+    """The random name of the process that has the link."""
     latest: Promise = NOTHING
-    """The latest promise of all its processes."""
+    """The latest promise of all processes."""
+    _before: dict[bytes, Promise] = field(default_factory=dict)
+    """The latest promise of earlier processes, by the process that followed them; in the order of arrival."""
+
+    @property
+    def before(self) -> Promise:
+        """The latest promise of the processes before the present process."""
+        return self._before[self.process]
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a later process has had a link already, so that the present process has ended."""
+        return next(reversed(self._before)) != self.process
+
+    def begin(self, process: bytes) -> None:
+        """Record the process that has the link now. A process that returns keeps the promises before it."""
+        self.process = process
+        if process not in self._before:
+            self._before[process] = self.latest
+            if len(self._before) > PROCESSES_KEPT:
+                del self._before[next(iter(self._before))]
 
     def record(self, term: int, index: int) -> None:
         """Record a promise of the present process."""
@@ -53,9 +73,9 @@ class Promises:
 
     def begin(self, directory: bytes, process: bytes) -> DirectoryPromises:
         """Return the promises of a linked directory, which `process` uses now."""
-        known = self._known.setdefault(directory, DirectoryPromises(process))
+        known = self._known.setdefault(directory, DirectoryPromises())
         if known.process != process:
-            known.process, known.before = process, known.latest
+            known.begin(process)
         return known
 
     def forget_all_but(self, directories: Container[bytes]) -> None:

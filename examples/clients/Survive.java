@@ -63,6 +63,24 @@ public class Survive {
         }
     }
 
+    static void consume(Channel channel, Set<String> seen, CountDownLatch all) throws IOException {
+        declare(channel);
+        channel.basicConsume(QUEUE, false, (tag, delivery) -> {
+            seen.add(new String(delivery.getBody())); // the work: doing it twice does no harm
+            try {
+                channel.basicAck(delivery.getEnvelope().getDeliveryTag(), false);
+            } catch (AlreadyClosedException error) {
+                return; // it comes again after the recovery, with a new tag
+            }
+            if (seen.size() == MESSAGES) {
+                all.countDown();
+            }
+        }, tag -> {
+            System.out.println("consumer: cancelled, because its queue was deleted: declared and consumed again");
+            consume(channel, seen, all);
+        });
+    }
+
     public static void main(String[] arguments) throws Exception {
         String[] local = {"127.0.0.1:5672", "127.0.0.1:5673", "127.0.0.1:5674"};
         Connection connection = connect(arguments.length > 0 ? arguments : local);
@@ -70,19 +88,8 @@ public class Survive {
         CountDownLatch all = new CountDownLatch(1);
 
         Channel consumer = connection.createChannel();
-        declare(consumer);
         consumer.basicQos(100);
-        consumer.basicConsume(QUEUE, false, (tag, delivery) -> {
-            seen.add(new String(delivery.getBody())); // the work: doing it twice does no harm
-            try {
-                consumer.basicAck(delivery.getEnvelope().getDeliveryTag(), false);
-            } catch (AlreadyClosedException error) {
-                return; // it comes again after the recovery, with a new tag
-            }
-            if (seen.size() == MESSAGES) {
-                all.countDown();
-            }
-        }, tag -> System.out.println("consumer: cancelled"));
+        consume(consumer, seen, all);
 
         Channel publisher = connection.createChannel();
         declare(publisher);

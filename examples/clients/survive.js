@@ -15,7 +15,10 @@ const urls = process.argv.length > 2 ? process.argv.slice(2) : NODES;
 const connection = amqp.connect(urls.sort(() => Math.random() - 0.5), {
   heartbeatIntervalInSeconds: 5, // notice a host that is gone
   reconnectTimeInSeconds: 1,
-  connectionOptions: { timeout: 5000 }, // a host that is gone refuses nothing
+  connectionOptions: {
+    timeout: 5000, // a host that is gone refuses nothing
+    noDelay: true, // otherwise a publish that waits for its confirm takes 40 ms longer
+  },
 });
 connection.on('disconnect', ({ err }) => console.log(`connection lost: ${err && err.message}`));
 connection.on('connectFailed', ({ err }) => console.log(`cannot connect: ${err && err.message}`));
@@ -49,14 +52,22 @@ function consumeAll() {
     connection.createChannel({
       // It runs after each connect.
       setup: async (channel) => {
-        await assertQueue(channel);
-        await channel.prefetch(100);
-        await channel.consume(QUEUE, (message) => {
-          if (message === null) return; // the queue was deleted
+        const consume = async () => {
+          await assertQueue(channel);
+          await channel.consume(QUEUE, handle);
+        };
+        const handle = (message) => {
+          if (message === null) {
+            console.log('consumer: cancelled, because its queue was deleted: declared and consumed again');
+            consume().catch((error) => console.log(`consumer: ${error.message}`));
+            return;
+          }
           seen.add(message.content.toString()); // the work: doing it twice does no harm
           channel.ack(message);
           if (seen.size === MESSAGES) resolve();
-        });
+        };
+        await channel.prefetch(100);
+        await consume();
       },
     });
   });

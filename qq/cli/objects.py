@@ -6,6 +6,8 @@ is an error, unless `may_be_missing` is set.
 
 from __future__ import annotations
 
+import sys
+from difflib import get_close_matches
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from qq.cli.client.remote import Remote
 
+TAGS = ("administrator", "monitoring", "policymaker", "management", "impersonator")
+"""Tags of users that give rights, the strongest first."""
 _MADE, _AS_WANTED = "made", "is as wanted"
 _NO_STATISTICS = {"disable_stats": "true"}
 DEFAULT_EXCHANGE = "amq.default"
@@ -92,6 +96,14 @@ def limit_object(kind: str, owner: str, name: str) -> ApiObject:
     """Describe a limit of a virtual host or a user (`kind` is "vhost" or "user")."""
     text, all_of_owner = f"limit {quoted(name)} of {kind} {quoted(owner)}", (f"{kind}-limits", owner)
     return ApiObject(text, path_of(*all_of_owner, name), path_of(*all_of_owner))
+
+
+def warn_of_tags(tags: str) -> None:
+    """Say on standard error which tags of a user give no rights: a tag may be any text, so a typo is no error."""
+    for tag in map(str.strip, tags.split(",")):
+        if tag and tag not in TAGS:
+            meant = "".join(f"; did you mean {known}?" for known in get_close_matches(tag, TAGS, 1))
+            print(f"tag {quoted(tag)} gives no rights, unlike {', '.join(TAGS)}{meant}", file=sys.stderr)
 
 
 def put(

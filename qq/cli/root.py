@@ -24,6 +24,7 @@ SECTIONS = {
         Entry("revive", "members", "end the maintenance that `qq drain` has begun"),
         Entry("check", "leadership", "check whether an action is safe; exit status 0 means yes"),
         Entry("config", "config", "show settings of a node, or change some until its next start"),
+        Entry("memory", "memory", "show the parts of a node's memory"),
         Entry("upgrade", "members", "switch to the next version of the state"),
     ),
     "What is in it": (

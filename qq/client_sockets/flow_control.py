@@ -99,9 +99,12 @@ class FlowControlledProtocol(asyncio.Protocol):
 
     @property
     def _traffic(self) -> Traffic:
-        transport = self._transport
-        waiting = 0 if transport.is_closing() else transport.get_write_buffer_size()
-        return Traffic(self._read_bytes, self._reads, self._written_bytes, self._writes, waiting)
+        return Traffic(self._read_bytes, self._reads, self._written_bytes, self._writes, self.unsent_bytes)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Octets written to the transport that the system has not taken yet."""
+        return 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
 
     @property
     def _has_tls(self) -> bool:

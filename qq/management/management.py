@@ -81,6 +81,7 @@ def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: S
     clients = ClientReports(broker, group, queries)
     vhost_clients = VhostClients(broker, clients.watch, queries)
     statistics = QueueStatistics(broker, group, vhost_clients)
+    charts = Charts(broker, group, own.write_times, statistics)
     changes = Changes(broker)
     members = MemberChanges(broker, group, own.peers)
     shovels = ShovelReports(broker, queries, changes.apply, shovel_runner)
@@ -95,10 +96,10 @@ def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: S
         metrics=ObjectMetrics(broker, group, statistics.entry_times),
         statistics=statistics,
         vhost_clients=vhost_clients,
-        charts=Charts(broker, group, own.write_times, statistics),
+        charts=charts,
         changes=changes,
         operations=Operations(broker),
-        nodes=NodeReports(broker, group, own, queries),
+        nodes=NodeReports(broker, group, own, queries, charts),
         members=members,
         leadership=LeadershipTransfers(group),
         backups=Backups(broker, group, own.data_dir),

@@ -16,7 +16,16 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 def resident_bytes() -> int:
     """Return the bytes of memory that this process holds now; raises OSError."""
-    return int(os.pread(_statm(), _STATM_BYTES_MAX, 0).split()[1]) * _PAGE_BYTES
+    return _statm_pages()[1] * _PAGE_BYTES
+
+
+def mapped_file_bytes() -> int:
+    """Return the bytes of `resident_bytes` that are parts of files: programs and libraries. Raises OSError."""
+    return _statm_pages()[2] * _PAGE_BYTES
+
+
+def _statm_pages() -> list[int]:
+    return [int(each) for each in os.pread(_statm(), _STATM_BYTES_MAX, 0).split()]
 
 
 @cache

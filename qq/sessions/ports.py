@@ -147,6 +147,16 @@ class Connection(Payer, Protocol):
     def channel_count(self) -> int: ...
 
     @property
+    def unread_bytes(self) -> int:
+        """Received octets in the node's memory that no request has used yet."""
+        ...
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Octets in the node's memory that the client has not taken yet."""
+        ...
+
+    @property
     def client_properties(self) -> Mapping[str, object]:
         """The properties that the client sent about itself when it connected."""
         ...

@@ -378,3 +378,40 @@ def test_last_administrator_is_neither_deleted_nor_demoted(qq: Qq, tmp_path: Pat
 def test_close_connections_prints_the_count(qq: Qq) -> None:
     result = qq("close", "connections", "--for-user", "nosuch")
     assert (result.status, result.output) == (0, "connections of user 'nosuch': 0 closed\n")
+
+
+def test_tags_without_rights_are_set_with_a_warning(qq: Qq) -> None:
+    user = "declare", "user", "--name", "typo", "--no-password"
+    made = qq(*user, "--tags", "management,monitorin, team-a")
+    assert (made.status, made.output) == (0, "user 'typo': made\n")
+    rights = "administrator, monitoring, policymaker, management, impersonator"
+    assert made.errors.splitlines() == [
+        f"tag 'monitorin' gives no rights, unlike {rights}; did you mean monitoring?",
+        f"tag 'team-a' gives no rights, unlike {rights}",
+    ]
+    assert "'x\\x07'" in qq("change-tags", "--name", "typo", "--tags", "x\x07").errors
+    assert qq("change-tags", "--name", "typo", "--tags", "monitoring,").errors == ""
+    assert qq("delete", "user", "--name", "typo").status == 0
+
+
+def test_refusal_in_the_words_of_rabbitmq_is_explained(qq: Qq) -> None:
+    policy = "declare", "policy", "--name", "p", "--pattern", ".*", "--definition", '{"max-lenght": 100}'
+    refused = qq(*policy)
+    assert (refused.status, refused.output) == (1, "")
+    assert (
+        ": No policy has the setting `max-lenght`. Did you mean `max-length`? (Validation failed "
+        in refused.errors
+    )
+    permission = (
+        "declare",
+        "permission",
+        "--for-user",
+        "nosuch",
+        "--configure",
+        "",
+        "--write",
+        "",
+        "--read",
+        "",
+    )
+    assert "no such user: declare it first. (vhost_or_user_not_found)" in qq(*permission).errors

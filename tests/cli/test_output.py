@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pika
 import pytest
+from rich.cells import cell_len
 
 from qq.cli.terminal import output
 
@@ -32,11 +33,11 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Print rows on a terminal of 30 columns, and return the lines."""
+    """Print rows on a terminal, and return the lines."""
 
-    def printed(*arguments: Any, **options: Any) -> list[str]:
+    def printed(*arguments: Any, width: int = 30, **options: Any) -> list[str]:
         terminal = Terminal()
-        monkeypatch.setenv("COLUMNS", "30")
+        monkeypatch.setenv("COLUMNS", str(width))
         monkeypatch.setenv("TERM", "dumb")
         monkeypatch.setattr(sys, "stdout", terminal)
         output.print_rows(*arguments, **options)
@@ -51,14 +52,37 @@ ROWS = [{"name": "n" * 12, "state": "ready", "address": "10.0.0.1:25672"}]
 
 @pytest.mark.parametrize(("width", "count"), [(35, 3), (34, 2), (19, 2), (18, 1), (1, 1)])
 def test_columns_without_room_are_left_out(width: int, count: int) -> None:
-    assert output.columns_that_fit(HEAD, [list(ROWS[0].values())], width) == count
+    widths = output.widths_that_fit(HEAD, [list(ROWS[0].values())], width)
+    assert len(widths) == count
+    assert sum(widths) + 2 * (count - 1) <= width
+
+
+LONG = ("n" * 255, "顧" * 85, "\x00" * 127, "e\u0301" * 80)
+
+
+@pytest.mark.parametrize("name", LONG, ids=["ascii", "cjk", "control", "combining"])
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_table_of_long_names_fits_the_terminal(printed: Printed, name: str, width: int) -> None:
+    rows = [{"vhost": name, "name": name, "ready": 12, "unacked": 3, "state": "running"}] * 600
+    lines = printed("table", rows, tuple(rows[0]), width=width)
+    assert max(map(cell_len, lines)) <= width
+    assert lines[0].split()[: 2 if width == 30 else 4] == (
+        ["vhost"] if width == 30 else ["vhost", "name", "ready", "unacked"]
+    )
+    assert sum(line.count(output.escaped(name)[:1]) for line in lines) >= 600
+
+
+def test_long_names_in_a_file_are_whole_and_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_rows("table", [{"name": "顧" * 85, "n": 1}, {"name": "n" * 255, "n": 2}], ("name", "n"))
+    _, cjk, ascii_only = capsys.readouterr().out.splitlines()
+    assert cell_len(cjk) == cell_len(ascii_only) == 258
 
 
 def test_narrow_terminal_names_the_columns_left_out(printed: Printed) -> None:
     lines = printed("table", ROWS, HEAD)
     assert lines[0].split() == ["name", "state"]
-    assert lines[-1].startswith("(no room for: address;")
-    assert len(lines) == 3
+    assert " ".join(lines[2:]).startswith("(no room for: address;")
+    assert max(map(len, lines)) <= 30
 
 
 def test_requested_columns_are_never_left_out(printed: Printed) -> None:
@@ -146,3 +170,14 @@ def test_ready_check_needs_no_login_and_waits(qq: Qq) -> None:
     status, printed, _ = qq("check", "ready", "--wait", "0.2", "--url", "127.0.0.1:1")
     assert status == 1
     assert "cannot connect" in printed
+
+
+def test_memory_of_a_node_is_shown_by_kind(qq: Qq) -> None:
+    head, *rows, total = qq("memory", "--node", "n1").lines
+    assert head.split() == ["kind", "bytes", "share", "contents"]
+    assert {row.split()[0] for row in rows} >= {"code", "binary", "connection_writers", "other_system"}
+    assert total.split()[0] == "total"
+    assert "100.0 %" in total
+    found = json.loads(qq("memory", "--output", "json").output)
+    assert sum(each["bytes"] for each in found[:-1]) == found[-1]["bytes"]
+    assert qq("memory", "--node", "n9").errors == "qq memory: there is no node n9\n"

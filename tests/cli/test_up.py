@@ -18,6 +18,7 @@ from qq.cli.local.up import _outgoing_ports
 from qq.cli.local_files import local_nodes
 from qq.config import load
 from tests.cli.processes import is_alive, nodes_of, started, wait_until
+from tests.harness.certificates import Authority
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -72,6 +73,16 @@ def test_up_writes_cluster_json_before_the_cluster_is_ready(data_dir: Path, base
             assert f"http://127.0.0.1:{base_port + 10000 + number}/" in qq.output
             with urllib.request.urlopen(f"http://127.0.0.1:{node['http_port']}/healthz") as answer:
                 assert answer.status == 200
+
+
+def test_up_shows_https_when_the_environment_says_so(data_dir: Path, base_port: int, tmp_path: Path) -> None:
+    files = Authority(tmp_path).issue("server")
+    environment = {"QQ_HTTP_TLS_CERT": str(files.cert), "QQ_HTTP_TLS_KEY": str(files.key)}
+    with up(data_dir, base_port, **environment) as qq:
+        qq.until_line("cluster ready")
+        assert f"  https://127.0.0.1:{base_port + 10000}/  " in qq.output
+        assert f"for commands: export QQ_URL=https://127.0.0.1:{base_port + 10000}\n" in qq.output
+        assert "http://" not in qq.output
 
 
 def test_up_passes_only_real_settings_to_its_nodes(data_dir: Path, base_port: int) -> None:

@@ -105,7 +105,16 @@ def test_unit_user_is_created_and_may_read_the_hidden_files() -> None:
     number = f"{RUNS_AS}"
     assert [user] == UNIT["User"]
     assert steps("groupadd") == [["--system", "--gid", number, *UNIT["Group"]]]
-    assert options[:5] == ["--system", "--uid", number, "--gid", *UNIT["Group"]]
+    # The number is above the usual ones of system users, of which useradd would warn.
+    assert options[:7] == [
+        "--system",
+        "-K",
+        f"SYS_UID_MAX={number}",
+        "--uid",
+        number,
+        "--gid",
+        *UNIT["Group"],
+    ]
     ((owner, *files),) = steps("chown")
     assert owner == f"root:{UNIT['Group'][0]}"
     assert files == [f"/etc/qq/{name}" for name in HIDDEN]

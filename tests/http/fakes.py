@@ -117,6 +117,9 @@ class FakeView:
         is_right = password == PASSWORD and is_loopback(peer_host) and user in self.tags
         return LoggedIn(user, self.tags[user]) if is_right else None
 
+    def account(self, user: str) -> list[str] | None:
+        return self.tags.get(user)
+
 
 class _Group:
     """A fake group that applies submitted batches at once; the test sets the statuses of other nodes."""
@@ -156,7 +159,7 @@ class _Group:
         self.apply_times = Histogram()
         self.heartbeat_delays = Histogram()
         self.alarms = SimpleNamespace(own=lambda _: self.known["n1"].alarm, free_bytes=10**9)
-        self.journal = SimpleNamespace(disk_bytes=1234)
+        self.journal = SimpleNamespace(disk_bytes=1234, cached_bytes=0)
         self.own_status = SimpleNamespace(flaw=lambda: self.flaw)
         self.flaw: str | None = None
         """Why this node does not take full part."""

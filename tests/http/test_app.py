@@ -157,7 +157,7 @@ def test_an_unknown_path_is_404_in_json(node: Node[FakeManagement], path: str) -
 
 
 @pytest.mark.parametrize(
-    ("path", "allowed"), [("/api/overview", "GET, HEAD, OPTIONS"), ("/", "GET, HEAD, OPTIONS")]
+    ("path", "allowed"), [(path, "GET, HEAD, OPTIONS") for path in ("/api/overview", "/api/overview/", "/")]
 )
 def test_options_of_a_path_need_no_login(node: Node[FakeManagement], path: str, allowed: str) -> None:
     answer = node.request(path, "OPTIONS")

@@ -33,6 +33,7 @@ GO_ENVIRONMENT = {
     "GOFLAGS": "-modcacherw",
     "GOTOOLCHAIN": "local",
 }
+CARGO_ENVIRONMENT = {"CARGO_TARGET_DIR": str(UNPACKED / "rust")}
 _PIN = re.compile(r"(?P<name>[\w.-]+)==(?P<version>\S+) --hash=sha256:(?P<digest>[0-9a-f]{64})")
 _NODE_PIN = re.compile(r"(?P<name>[\w.-]+)@(?P<version>\S+) sha512-(?P<digest>\S+)")
 _NODE_CLIENT_PIN = re.compile(r"(?P<what>(?P<name>@?[\w./-]+)@\S+) (?P<digest>sha512-\S+)")

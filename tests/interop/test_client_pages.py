@@ -1,82 +1,184 @@
-"""The programs on the pages of clients in other languages, while a node of their cluster is killed."""
+"""The programs on the pages of clients: a node of their cluster is killed, or their queue deleted."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
+import sys
 import time
+from contextlib import contextmanager
+from functools import partial
 from os import environ
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import pika
 import pytest
 
 from qq.testing import LocalCluster
 from tests.harness.node_in_use import node_in_use
-from tests.interop.sources import GO_ENVIRONMENT, SourceMissingError, java_client, node_clients
+from tests.interop.balancer import balancer
+from tests.interop.needed import fetched, installed, needs
+from tests.interop.sources import (
+    CARGO_ENVIRONMENT,
+    GO_ENVIRONMENT,
+    java_client,
+    node_clients,
+    python_clients,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
+
+    from qq.testing import ClusterNode
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop-suites"), pytest.mark.timeout(600)]
 
 PROGRAMS = Path(__file__).parents[2] / "examples" / "clients"
+MESSAGES = 2000
 BUILD_S = 300.0
+CONSUMER_S = 30.0
 END_S = 120.0
 
 
-def needs(*programs: str) -> None:
-    for program in programs:
-        if shutil.which(program) is None:
-            pytest.skip(f"there is no {program}: install it, and run `make interop` again")
+class Program(NamedTuple):
+    """How the program of a page is run; the addresses of the nodes follow its command."""
+
+    command: Sequence[str]
+    queue: str
+    environment: dict[str, str]
+    directory: Path = PROGRAMS
 
 
-def survives(command: Sequence[str], directory: Path, queue: str, **environment: str) -> None:
-    """Run the program, kill the node with most of its connections, and expect that nothing is lost."""
-    with LocalCluster(nodes=3) as cluster:
-        urls = cluster.urls
-        if "Survive.java" in command:
-            urls = [f"127.0.0.1:{node.amqp_port}" for node in cluster.nodes]
-        process = subprocess.Popen(
-            [*command, *urls],
-            cwd=directory,
-            env=environ | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        try:
-            victim = node_in_use(cluster, process, BUILD_S)
-            time.sleep(0.5)
-            victim.kill()
-            printed, _ = process.communicate(timeout=END_S)
-        finally:
-            process.kill()
-        assert process.returncode == 0, printed
-        assert "2000 messages are consumed" in printed
-        left = {each["name"]: each["messages"] for each in cluster.leader().queues()}
-        assert left[queue] <= 1  # the last message, if its confirm was lost
-
-
-def test_go_program_survives_the_death_of_its_node() -> None:
+def go() -> Program:
     needs("go")
-    survives(["go", "run", "."], PROGRAMS / "go", "survive-go", **GO_ENVIRONMENT)
+    return Program(["go", "run", "."], "survive-go", GO_ENVIRONMENT, PROGRAMS / "go")
 
 
-def test_node_program_survives_the_death_of_its_node() -> None:
+def rust() -> Program:
+    needs("cargo")
+    command = ["cargo", "run", "--quiet", "--locked", "--"]
+    return Program(command, "survive-rust", CARGO_ENVIRONMENT, PROGRAMS / "rust")
+
+
+def node() -> Program:
     needs("node", "npm")
-    packages = fetched(node_clients)
-    survives(["node", "survive.js"], PROGRAMS, "survive-node", NODE_PATH=str(packages))
+    return Program(["node", "survive.js"], "survive-node", {"NODE_PATH": str(fetched(node_clients))})
 
 
-def test_java_program_survives_the_death_of_its_node() -> None:
+def java() -> Program:
     needs("java", "javac", "mvn")
-    jars = fetched(java_client)
-    survives(["java", "-cp", f"{jars}/*", "Survive.java"], PROGRAMS, "survive-java")
+    return Program(["java", "-cp", f"{fetched(java_client)}/*", "Survive.java"], "survive-java", {})
 
 
-def fetched(source: Callable[[], Path]) -> Path:
+def ruby() -> Program:
+    installed("ruby-bunny")
+    return Program(["ruby", "survive.rb"], "survive-ruby", {})
+
+
+def php(directory: Path) -> Program:
+    """With an autoloader where Composer would make it."""
+    installed("php-amqplib", "php-cli")
+    (directory / "vendor").mkdir()
+    (directory / "vendor" / "autoload.php").write_text("<?php\nrequire_once 'PhpAmqpLib/autoload.php';\n")
+    return Program(
+        ["php", "-d", f"include_path={directory}:/usr/share/php", "survive.php"], "survive-php", {}
+    )
+
+
+def python(name: str) -> Program:
+    packages = str(fetched(python_clients))
+    return Program([sys.executable, f"survive_{name}.py"], f"survive-{name}", {"PYTHONPATH": packages})
+
+
+def urls(cluster: LocalCluster) -> list[str]:
+    return cluster.urls
+
+
+def addresses(cluster: LocalCluster) -> list[str]:
+    return [f"127.0.0.1:{each.amqp_port}" for each in cluster.nodes]
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest, tmp_path: Path) -> Program:
+    return php(tmp_path) if request.param is php else request.param()
+
+
+@contextmanager
+def started(program: Program, nodes: Sequence[str]) -> Generator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*program.command, *nodes],
+        cwd=program.directory,
+        env=environ | program.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     try:
-        return source()
-    except SourceMissingError as error:
-        pytest.skip(str(error))
+        yield process
+    finally:
+        process.kill()
+
+
+def survives(program: Program, cluster: LocalCluster, nodes: Sequence[str]) -> None:
+    """Run the program, kill the node with most of its connections, and expect that nothing is lost."""
+    with started(program, nodes) as process:
+        victim = node_in_use(cluster, process, BUILD_S)
+        time.sleep(0.5)
+        victim.kill()
+        printed, _ = process.communicate(timeout=END_S)
+    assert process.returncode == 0, printed
+    assert f"{MESSAGES} messages are consumed" in printed
+    left = {each["name"]: each["messages"] for each in cluster.leader().queues()}
+    assert left[program.queue] <= 1  # the last message, if its confirm was lost
+
+
+BY_URL = [(go, urls), (node, urls), (partial(python, "dramatiq"), urls)]
+BY_ADDRESS = [(java, addresses), (rust, addresses), (ruby, addresses), (php, addresses)]
+NAMES = ["go", "node", "dramatiq", "java", "rust", "ruby", "php"]
+
+
+@pytest.mark.parametrize(("program", "nodes"), [*BY_URL, *BY_ADDRESS], ids=NAMES, indirect=["program"])
+def test_program_survives_the_death_of_its_node(
+    program: Program, nodes: Callable[[LocalCluster], list[str]]
+) -> None:
+    with LocalCluster() as cluster:
+        survives(program, cluster, nodes(cluster))
+
+
+def test_faststream_survives_the_death_of_its_node_behind_a_balancer() -> None:
+    program = python("faststream")
+    with LocalCluster() as cluster, balancer([each.amqp_port for each in cluster.nodes]) as port:
+        survives(program, cluster, [f"amqp://guest:guest@127.0.0.1:{port}/"])
+
+
+@pytest.mark.parametrize(
+    ("program", "nodes"),
+    # A message for Dramatiq has an envelope, and its worker declares its queue when it sends to it.
+    [(partial(python, "faststream"), urls), *BY_URL[:2], *BY_ADDRESS],
+    ids=["faststream", *NAMES[:2], *NAMES[3:]],
+    indirect=["program"],
+)
+def test_program_consumes_again_when_its_queue_is_deleted(
+    program: Program, nodes: Callable[[LocalCluster], list[str]]
+) -> None:
+    with LocalCluster(nodes=1) as cluster, started(program, nodes(cluster)) as process:
+        [only] = cluster.nodes
+        node_in_use(cluster, process, BUILD_S)
+        wait_for_consumer(only, program.queue)
+        with pika.BlockingConnection(pika.URLParameters(only.url)) as connection:
+            channel = connection.channel()
+            channel.queue_delete(program.queue)
+            wait_for_consumer(only, program.queue)
+            # The messages of the deleted queue, and more: the program ends when it has seen each number.
+            for number in range(1, MESSAGES + 1):
+                channel.basic_publish("", program.queue, str(number).encode())
+        printed, _ = process.communicate(timeout=END_S)
+    assert process.returncode == 0, printed
+    assert f"{MESSAGES} messages are consumed" in printed
+
+
+def wait_for_consumer(node: ClusterNode, queue: str) -> None:
+    deadline = time.monotonic() + CONSUMER_S
+    while not any(each["name"] == queue and each["consumers"] for each in node.queues()):
+        assert time.monotonic() < deadline, f"nothing consumes {queue}"
+        time.sleep(0.02)

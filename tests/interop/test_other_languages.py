@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET
-from tests.interop.debian import debian_source, install
-from tests.interop.sources import SourceMissingError, go_source, node_clients, python_clients
+from qq.cli.local_files import AMQPS_PORT_OFFSET
+from tests.interop.debian import debian_source
+from tests.interop.needed import fetched, installed, needs
+from tests.interop.sources import go_source, node_clients, python_clients
 from tests.interop.upstream import (
     check,
     known_failures,
@@ -28,8 +29,6 @@ from tests.interop.upstream import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from qq.testing import ClusterNode, LocalCluster
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop-suites"), pytest.mark.timeout(1000)]
@@ -67,20 +66,6 @@ spl_autoload_register(function ($class) {
 require 'phpseclib3/autoload.php';
 """
 """The autoloader that Composer would make."""
-
-
-def fetched(fetch: Callable[..., Path], *arguments: str) -> Path:
-    try:
-        return fetch(*arguments)
-    except SourceMissingError as error:
-        pytest.fail(str(error), pytrace=False)
-
-
-def installed(*packages: str) -> None:
-    try:
-        install(*packages)
-    except SourceMissingError as error:
-        pytest.fail(str(error), pytrace=False)
 
 
 @pytest.fixture
@@ -125,8 +110,7 @@ def test_python_client_passes_our_tests(
 
 
 def test_watermill_passes_its_own_tests(node: ClusterNode, tmp_path: Path) -> None:
-    if shutil.which("go") is None:
-        pytest.fail("no Go here: apt-get install golang", pytrace=False)
+    needs("go")
     source = fetched(go_source, "watermill-amqp")
     ports = {"amqp_port": node.amqp_port, "http_port": node.http_port}
     outcome = run_go(source, tmp_path, ["-short", "./pkg/amqp"], **ports, timeout_s=SUITE_S)

@@ -55,6 +55,7 @@ class LineConnection(asyncio.Protocol):
     vhost = "/"
     protocol = "LINES"
     channel_count = number = 1
+    unread_bytes = unsent_bytes = 0
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

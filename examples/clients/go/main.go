@@ -112,7 +112,7 @@ func consume() {
 		if err == nil {
 			var deliveries <-chan amqp.Delivery
 			deliveries, err = channel.Consume(queue, "", false, false, false, false, nil)
-			// The channel of deliveries is closed with the connection.
+			// The channel of deliveries is closed with the connection, and when the queue is deleted.
 			for delivery := range deliveries {
 				seen[string(delivery.Body)] = true // the work: doing it twice does no harm
 				if err = delivery.Ack(false); err != nil || len(seen) == messages {
@@ -122,7 +122,7 @@ func consume() {
 		}
 		connection.Close()
 		if len(seen) < messages {
-			fmt.Printf("consumer: connection lost after %d messages (%v)\n", len(seen), err)
+			fmt.Printf("consumer: cancelled or lost after %d messages (%v)\n", len(seen), err)
 		}
 	}
 	fmt.Printf("%d messages are consumed\n", len(seen))

@@ -47,6 +47,7 @@ _LAST_REQUEST_S = 10.0
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING")
 """OpenSSL's reasons when a port answers with something else than TLS."""
 _LOGIN_REFUSED = "login was refused"
+_NOTHING_THERE = "Not Found"
 _FOREIGN = "the answer is not that of a qq node"
 _READ_BYTES = 64 * 1024
 _NO_QUERY: Mapping[str, str] = MappingProxyType({})
@@ -314,6 +315,8 @@ class Remote:
             return f"{url}: login of {self._login.user!r} was refused"
         if answer.status == HTTPStatus.PERMANENT_REDIRECT:
             return f"{url}: the port speaks TLS: use https:// in place of http://"
+        if answer.status == HTTPStatus.NOT_FOUND and reason == _NOTHING_THERE:
+            return f"{url}: {reason}: a virtual host, a user or an object of this path is missing"
         return f"{url}: {reason or f'HTTP status {answer.status}: {_FOREIGN}'}"
 
 
@@ -385,7 +388,12 @@ def _broken_off(url: str, error: Exception) -> CommandError:
 
 
 def reason_of(answer: Answer) -> str | None:
-    """Return the reason that the answer gives for a refusal, or `None`."""
-    document = answer.document
-    reason = document.get("reason") if isinstance(document, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return " ".join(reason.split()) if isinstance(reason, str) else None
+    """Return the reason that the answer gives for a refusal, with its explanation if it has one, or `None`."""
+    if not isinstance(answer.document, dict):
+        return None
+    document = cast("dict[str, Any]", answer.document)
+    reason, explanation = document.get("reason"), document.get("explanation")
+    if not isinstance(reason, str):
+        return None
+    text = f"{explanation} ({reason.strip()})" if isinstance(explanation, str) else reason
+    return " ".join(text.split())

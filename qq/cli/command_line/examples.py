@@ -11,7 +11,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "qq close connections": ("qq close connections --for-user app --reason 'new password'",),
     "qq config set": (
         "qq config set --name log_level --value debug",
-        "qq config set --name memory_high_watermark --value 0.8",
+        "qq config set --name memory_high_watermark --value 0.8 --all-nodes",
     ),
     "qq config show": ("qq config show --name disk",),
     "qq context add": (
@@ -57,6 +57,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "qq list queues --vhost shop --regex '^order' --columns name,messages --output csv",
     ),
     "qq member add": ("qq member add n4 10.0.0.4:25672",),
+    "qq memory": ("qq memory --node n2",),
     "qq move messages": ("qq move messages --from orders.dead --to-origin",),
     "qq peek messages": ("qq peek messages --queue orders --count 2",),
     "qq publish message": ("qq publish message --routing-key orders --payload hello",),

@@ -66,7 +66,7 @@ COMMANDS = {
     "list_users": "qq list users",
     "list_vhost_limits": "qq list limits",
     "list_vhosts": "qq list vhosts",
-    "memory_breakdown": "qq list nodes",
+    "memory_breakdown": "qq memory",
     "message_stats": "qq top",
     "node_health_check": "qq check ready",
     "nodes": "qq list nodes",

@@ -8,7 +8,7 @@ import click
 
 from qq.cli.client.new_password import prompt_or_read, with_new_password
 from qq.cli.command_line.values import NAME, REQUIRED
-from qq.cli.objects import put, user_object
+from qq.cli.objects import put, user_object, warn_of_tags
 from qq.cli.options import with_force, with_node
 
 if TYPE_CHECKING:
@@ -49,4 +49,6 @@ def change_tags_command(node: Remote, *, name: str, tags: str, query: dict[str, 
         password = {key: known[key] for key in ("password_hash", "hashing_algorithm")}
     except KeyError:
         raise node.foreign_answer() from None
-    return put(node, user, {"tags": tags, **password}, query=query)
+    status = put(node, user, {"tags": tags, **password}, query=query)
+    warn_of_tags(tags)
+    return status

@@ -21,6 +21,13 @@ _TEXT = "text/plain"
 _COLUMNS = ("name", "value")
 _name = click.option("--name", type=REQUIRED, required=True, metavar="NAME", help="Setting, as `log_level`.")
 
+_all_nodes = click.option(
+    "--all-nodes",
+    "of_all",
+    is_flag=True,
+    help="Change it at every member; the exit status is 1 unless all did.",
+)
+
 
 @click.group("config", cls=CommandGroup)
 def config_command() -> None:
@@ -49,25 +56,44 @@ def show_config(node: Remote, *, name: str | None, form: str) -> int:
 @config_command.command("set", short_help="change a setting of the asked node until its next start")
 @_name
 @click.option("--value", required=True, metavar="VALUE", help="New value.")
+@_all_nodes
 @with_node
-def set_config(node: Remote, *, name: str, value: str) -> int:
+def set_config(node: Remote, *, name: str, value: str, of_all: bool) -> int:
     """Change a setting of the asked node until its next start.
 
     They are log_level, memory_high_watermark, memory_high_watermark_bytes and disk_free_limit_bytes.
     """
-    node.send("PUT", path_of("config", "effective", name), {"value": _read(value)})
-    print(f"{escaped(name)} is {escaped(value)} until the node's next start")
-    return 0
+    result = f"{escaped(name)} is {escaped(value)} until the node's next start"
+    return _change(node, "PUT", name, {"value": _read(value)}, of_all=of_all, result=result)
 
 
 @config_command.command("reset", short_help="return to the value that a setting had at the node's start")
 @_name
+@_all_nodes
 @with_node
-def reset_config(node: Remote, *, name: str) -> int:
+def reset_config(node: Remote, *, name: str, of_all: bool) -> int:
     """Return to the value that a setting had at the start of the asked node."""
-    node.send("DELETE", path_of("config", "effective", name))
-    print(f"{escaped(name)} is as at the node's start")
-    return 0
+    return _change(
+        node, "DELETE", name, None, of_all=of_all, result=f"{escaped(name)} is as at the node's start"
+    )
+
+
+def _change(node: Remote, method: str, name: str, body: Any, *, of_all: bool, result: str) -> int:
+    """Change a setting and print the result: of each node, if all are to change. Return the exit status."""
+    path = path_of("config", "effective", name)
+    if not of_all:
+        node.send(method, path, body)
+        print(result)
+        return 0
+    answer = node.send(method, path, body, query={"nodes": "all"}).document
+    try:
+        for each in answer["changed"]:
+            print(f"{escaped(each)}: {result}")
+        for each, reason in answer["unconfirmed"].items():
+            print(f"{escaped(each)}: not confirmed: {escaped(reason)}")
+        return 1 if answer["unconfirmed"] else 0
+    except (KeyError, TypeError, AttributeError):
+        raise node.foreign_answer() from None
 
 
 def _read(text: str) -> Any:

@@ -128,7 +128,9 @@ def user(
         secret = {"password": prompt_or_read(file)}
     target = objects.user_object(name)
     known: dict[str, Any] = {} if tags is not None else objects.settings_of(node, target) or {}
-    return objects.put(node, target, {"tags": known.get("tags", tags or ""), **secret}, query=query)
+    status = objects.put(node, target, {"tags": known.get("tags", tags or ""), **secret}, query=query)
+    objects.warn_of_tags(tags or "")
+    return status
 
 
 @declare_command.command("vhost")

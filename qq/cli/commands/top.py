@@ -15,13 +15,13 @@ from qq.cli.client.api import path_of
 from qq.cli.options import with_node, with_output
 from qq.cli.terminal.output import (
     cell,
-    columns_that_fit,
     print_cells,
     print_document,
     print_rows,
     table_of,
     terminal_width,
     value_in,
+    widths_that_fit,
 )
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ def _watch(node: Remote, kinds: Sequence[RankedKind], count: int, interval_s: fl
 
 def _table(kind: RankedKind, rows: Sequence[dict[str, Any]]) -> Any:
     cells = _cells(kind, rows)
-    count = columns_that_fit(kind.head, cells, terminal_width())
-    return table_of(kind.head[:count], [row[:count] for row in cells])
+    widths = widths_that_fit(kind.head, cells, terminal_width())
+    return table_of(kind.head[: len(widths)], [row[: len(widths)] for row in cells], widths)
 
 
 def _cells(kind: RankedKind, rows: Sequence[dict[str, Any]]) -> list[list[str]]:

@@ -36,8 +36,12 @@ def node_environment() -> dict[str, str]:
 
     Variables QQ_... of other programs are left out.
     """
-    kept = {name: value for name, value in os.environ.items() if _is_for_nodes(name)}
-    return kept | {PARENT_VARIABLE: str(os.getpid())}
+    return _of_nodes() | {PARENT_VARIABLE: str(os.getpid())}
+
+
+def settings_of_child(config_file: Path) -> NodeConfig:
+    """Read the settings of a node that is started with `node_environment`. Raises ConfigError."""
+    return load(config_file, _of_nodes())
 
 
 def load_settings(config_file: Path, join: Sequence[Seed] = ()) -> NodeConfig:
@@ -48,6 +52,10 @@ def load_settings(config_file: Path, join: Sequence[Seed] = ()) -> NodeConfig:
     of_commands = (PARENT_VARIABLE, *VARIABLES)
     environ = {name: value for name, value in os.environ.items() if name not in of_commands}
     return load(config_file, environ, join)
+
+
+def _of_nodes() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if _is_for_nodes(name)}
 
 
 def _is_for_nodes(variable: str) -> bool:

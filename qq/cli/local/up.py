@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.storage.paths import REMOVED, group_path
 from qq.cli.command_line.values import HTTP_PORT
-from qq.cli.local.launch import SERVE_COMMAND, node_environment
+from qq.cli.local.launch import SERVE_COMMAND, node_environment, settings_of_child
 from qq.cli.local.local_requests import reason_not_ready
 from qq.cli.local_files import (
     HOST,
@@ -238,13 +238,15 @@ class _Cluster:
         self._screen.print_line(
             f"{len(self._nodes)} nodes, data in {self._data_dir}, user {USER}, password {PASSWORD}"
         )
+        # The environment may have settings for all nodes.
+        scheme = "http" if settings_of_child(self._nodes[0].config).http_tls is None else "https"
         for node in self._nodes:
             amqp = f"amqp://{USER}:{PASSWORD}@{HOST}:{node.address.amqp_port}/"
-            http = f"http://{HOST}:{node.address.http_port}/"
+            http = f"{scheme}://{HOST}:{node.address.http_port}/"
             self._screen.print_line(f"  {node.name}  {amqp}  {http}  pid {self._pids[node.name]}")
         port = self._nodes[0].address.http_port
-        if port != HTTP_PORT:
-            self._screen.print_line(f"for commands: export QQ_URL=http://{HOST}:{port}")
+        if port != HTTP_PORT or scheme == "https":
+            self._screen.print_line(f"for commands: export QQ_URL={scheme}://{HOST}:{port}")
         self._screen.print_line("cluster ready")
 
     async def _until_ready(self, node: LocalNode) -> None:

@@ -11,6 +11,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,9 @@ PAGE_ROWS = 500
 GAP = 2
 """Spaces between two columns."""
 _WIDTH_MAX = 60
-"""Widest column in characters; `rich` wraps longer cells."""
+"""Widest column, in places of a terminal; `rich` folds longer cells."""
+_FOLDED_WIDTH = 30
+"""Width of a column that is folded before other columns are left out, in places of a terminal."""
 _TABLE_WIDTH_MAX = 100_000
 """Width for measuring a table, in characters: wider than any table."""
 
@@ -136,28 +139,59 @@ def print_cells(head: Sequence[str], rows: Iterable[Sequence[str]], *, fits: boo
     """
     following = iter(rows)
     is_terminal = sys.stdout.isatty()
-    show = _show if is_terminal else _aligner()
     page = list(islice(following, PAGE_ROWS))
-    count = columns_that_fit(head, page, terminal_width()) if fits and is_terminal else len(head)
+    widths = widths_that_fit(head, page, terminal_width()) if fits and is_terminal else ()
+    count = len(widths) or len(head)
+    show = partial(_show, widths) if is_terminal else _aligner()
     show(head[:count], [row[:count] for row in page])
     while page := list(islice(following, PAGE_ROWS)):
         show((), [row[:count] for row in page])
     if count < len(head):
-        print(f"(no room for: {', '.join(head[count:])}; make the terminal wider, or give --output)")
+        print_lines([f"(no room for: {', '.join(head[count:])}; make the terminal wider, or give --output)"])
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Print escaped lines of text. On a terminal, a long line is broken between words, and keeps its indentation."""
+    if not sys.stdout.isatty():
+        print("\n".join(lines))
+        return
+    from rich.console import Console  # noqa: PLC0415 -- only for a terminal
+    from rich.padding import Padding  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console()
+    for line in lines:
+        text = line.lstrip()
+        console.print(Padding(Text(text), (0, 0, 0, len(line) - len(text)), expand=False))
 
 
 def terminal_width() -> int:
     return shutil.get_terminal_size().columns
 
 
-def columns_that_fit(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
-    """Return how many of the first columns have room in this width, and at least 1."""
-    used = -GAP
-    for count, title in enumerate(head):
-        used += GAP + min(_WIDTH_MAX, max(len(title), *(len(row[count]) for row in rows), 0))
-        if used > width:
-            return max(1, count)
-    return len(head)
+def widths_that_fit(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Return the widths of the first columns that have room in this width, and of at least 1 column.
+
+    The widest columns are folded to `_FOLDED_WIDTH` places before a column is left out.
+    """
+    columns = [[title, *(row[place] for row in rows)] for place, title in enumerate(head)]
+    widths = [min(_WIDTH_MAX, max(map(_places, column))) for column in columns]
+    for count in range(len(head), 0, -1):
+        folded, room = widths[:count], width - GAP * (count - 1)
+        while sum(folded) > room and max(folded) > _FOLDED_WIDTH:
+            folded[folded.index(max(folded))] -= 1
+        if sum(folded) <= room:
+            return folded
+    return [max(1, min(widths[0], width))]
+
+
+def _places(text: str) -> int:
+    """Return how many places of a terminal a text takes: letters of East Asia take two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # noqa: PLC0415
+
+    return cell_len(text)
 
 
 def duration(milliseconds: float) -> str:
@@ -202,35 +236,41 @@ def _aligner() -> Callable[[Sequence[str], Sequence[Sequence[str]]], None]:
     def show(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         lines = list(chain([head] if head else [], rows))
         known = [widths] if widths else []
-        widths[:] = [
-            max(column) for column in zip(*known, *(list(map(len, line)) for line in lines), strict=True)
-        ]
-        for line in lines:
-            print((" " * GAP).join(map(str.ljust, line, widths)).rstrip())
+        taken = [list(map(_places, line)) for line in lines]
+        widths[:] = map(max, zip(*known, *taken, strict=True))
+        for line, places in zip(lines, taken, strict=True):
+            padded = (
+                text + " " * (width - used) for text, width, used in zip(line, widths, places, strict=True)
+            )
+            print((" " * GAP).join(padded).rstrip())
 
     return show
 
 
-def _show(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _show(widths: Sequence[int], head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console  # noqa: PLC0415 -- only for a terminal
 
-    console, table = Console(), table_of(head, rows)
+    console, table = Console(), table_of(head, rows, widths)
     wide = console.options.update(width=_TABLE_WIDTH_MAX)
     needed = console.measure(table, options=wide).maximum
     # The terminal wraps lines that are too long, which reads better than columns of three letters.
     Console(width=max(needed, console.width)).print(table)
 
 
-def table_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
-    """Make a table for `rich`."""
+def table_of(head: Sequence[str], rows: Iterable[Sequence[str]], widths: Sequence[int] = ()) -> Any:
+    """Make a table for `rich`. Its columns have the given widths, or as much as their cells need."""
     from rich.table import Column, Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415 -- Text, because names are no markup
 
     texts = [list(map(Text, row)) for row in rows]
     count = len(head) or max(map(len, texts), default=0)
-    columns = [Column(Text(title), overflow="fold", max_width=_WIDTH_MAX) for title in head]
+    titles = map(Text, head or [""] * count)
+    columns = [
+        Column(title, overflow="fold", max_width=_WIDTH_MAX, width=width)
+        for title, width in zip(titles, widths or [None] * count, strict=True)
+    ]
     table = Table(
-        *(columns or [Column(overflow="fold", max_width=_WIDTH_MAX) for _ in range(count)]),
+        *columns,
         box=None,
         show_header=bool(head),
         pad_edge=False,

@@ -1,6 +1,7 @@
 """Error answers: a status, and JSON with the reason.
 
-Invariant: the answer to each failed request is JSON with `error` and `reason`, like RabbitMQ's.
+Invariant: the answer to each failed request is JSON with `error` and `reason`, like RabbitMQ's. Reasons in RabbitMQ's
+words have an `explanation` beside them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from urllib.parse import unquote
 from aiohttp import hdrs, web
 
 from qq.errors import ReplyCode
+from qq.http.base.explanations import explanation
 from qq.machine.protocol.codec import InvalidCommand
 from qq.management.errors import LoginThrottled, RequestRefused, Unavailable
 
@@ -171,4 +173,6 @@ def _error(status: int, reason: str, headers: Mapping[str, str], error: str = ""
         http_status = HTTPStatus(status)
         error = _NO_OBJECT if is_bare else _RENAMED.get(http_status, http_status.name.lower())
     body = {"error": error, "reason": reason}
+    if text := explanation(reason):
+        body["explanation"] = text
     return web.json_response(body, status=status, headers=headers)

@@ -18,6 +18,8 @@ from qq.management.reports.members import NodeState
 from qq.routing.exchanges import DELAYED, EXCHANGE_TYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from qq.http.base.node_view import NodeView
     from qq.management.management import Management
     from qq.management.reports.members import ClusterStatus, NodeStatus
@@ -158,16 +160,28 @@ class NodeEndpoints:
         status, report = await self._named(request)
         document = node_document(status, report)
         if request.query.get("memory") == "true":
-            document["memory"] = _memory(report)
+            document["memory"] = await self._memory(report)
         return narrowed(request, document)
 
     async def memory(self, request: web.Request) -> web.Response:
         _, report = await self._named(request)
-        return web.json_response({"memory": _memory(report)})
+        return web.json_response({"memory": await self._memory(report)})
 
     async def memory_shares(self, request: web.Request) -> web.Response:
         _, report = await self._named(request)
-        return web.json_response({"memory": NOT_AVAILABLE if report is None else {"total": 100}})
+        memory = await self._memory(report)
+        return web.json_response({"memory": memory if report is None else _shares(memory, report)})
+
+    async def _memory(self, report: NodeReport | None) -> Any:
+        """Return the memory of a node: the kinds that the node knows, and the rest as a kind of its own."""
+        if report is None:
+            return NOT_AVAILABLE
+        found, total = await self._management.nodes.memory(report.name), report.memory_bytes
+        kinds = {kind: found.get(kind, 0) for kind in _KINDS_OF_MEMORY}
+        # The process goes on while its memory is counted, so the kinds may be more than its total.
+        rest = {_OTHER_MEMORY: max(0, total - sum(kinds.values()))}
+        totals = {"erlang": total, "rss": total, "allocated": total}
+        return kinds | rest | {"strategy": "rss", "total": totals}
 
     async def attempts(self, request: web.Request) -> web.Response:
         _, report = await self._named(request)
@@ -258,10 +272,8 @@ _KINDS_OF_MEMORY = (
 """RabbitMQ's kinds of memory. rabbitmqadmin shows no memory if any of these is missing."""
 
 
-def _memory(report: NodeReport | None) -> Any:
-    """Return the memory of a node: a single kind contains all memory of the process."""
-    if report is None:
-        return NOT_AVAILABLE
-    total = report.memory_bytes
-    kinds = dict.fromkeys(_KINDS_OF_MEMORY, 0) | {_OTHER_MEMORY: total}
-    return {**kinds, "strategy": "rss", "total": {"erlang": total, "rss": total, "allocated": total}}
+def _shares(memory: Mapping[str, Any], report: NodeReport) -> dict[str, int]:
+    """Return the kinds of memory in percent. As in RabbitMQ, a small kind has 1, and an unused kind 0."""
+    kinds = {kind: memory[kind] for kind in _KINDS_OF_MEMORY}
+    percent = {kind: round(100 * size / report.memory_bytes) for kind, size in kinds.items()}
+    return {kind: share or int(kinds[kind] > 0) for kind, share in percent.items()} | {"total": 100}

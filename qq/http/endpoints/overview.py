@@ -191,11 +191,13 @@ class OverviewEndpoints:
         return web.Response(text="".join(f"{name} = {value}\n" for name, value in sorted(settings.items())))
 
     async def change_setting(self, request: web.Request) -> web.Response:
-        """Change a setting of this node until its next start."""
+        """Change a setting of this node until its next start, or with `nodes=all` of all nodes."""
         require(request, ADMINISTRATORS)
         body = await read_body(request)
         if "value" not in body:
             raise bad_request("value_not_present")
+        if _all_nodes(request):
+            return await self._change_setting_of_all(request, body["value"])
         try:
             self._management.nodes.settings.change(request.match_info["name"], body["value"])
         except ValueError as error:
@@ -204,11 +206,26 @@ class OverviewEndpoints:
 
     async def reset_setting(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
+        if _all_nodes(request):
+            return await self._change_setting_of_all(request)
         try:
             self._management.nodes.settings.reset(request.match_info["name"])
         except ValueError as error:
             raise bad_request(str(error)) from None
         return done()
+
+    async def _change_setting_of_all(self, request: web.Request, *value: Any) -> web.Response:
+        name = request.match_info["name"]
+        try:
+            reasons = await self._management.nodes.change_setting_of_all(name, *value)
+        except ValueError as error:
+            raise bad_request(str(error)) from None
+        return web.json_response(
+            {
+                "changed": [node for node, reason in reasons.items() if not reason],
+                "unconfirmed": {node: reason for node, reason in reasons.items() if reason},
+            }
+        )
 
     async def hash_password(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
@@ -250,3 +267,11 @@ def _flag(name: str, text: str, *, is_enabled: bool) -> dict[str, Any]:
         "callbacks": [],
         "provided_by": "rabbit",
     }
+
+
+def _all_nodes(request: web.Request) -> bool:
+    """Return whether a request is for all nodes and not only for the asked node."""
+    nodes = request.query.get("nodes")
+    if nodes not in (None, "all"):
+        raise bad_request(f"nodes: it is {nodes!r}, and can only be all")
+    return nodes == "all"

@@ -96,6 +96,7 @@ class _OperatorConnection:
     """A connection without a socket. Operators see it in lists, and it counts towards the limits of its user."""
 
     protocol, peer_host, peer_port, channel_count = "HTTP", "", 0, 1
+    unread_bytes = unsent_bytes = 0
 
     def __init__(self, number: int, vhost: str, user: str, scopes: Scopes | None) -> None:
         self.id = number

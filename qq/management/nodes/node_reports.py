@@ -27,10 +27,16 @@ if TYPE_CHECKING:
     from qq.management.node_queries import NodeQueries
     from qq.management.reports.catalog import Product
     from qq.management.reports.nodes import CertificateFiles
+    from qq.management.statistics.charts import Charts
     from qq.sessions.broker import Broker
 
 TOPIC = "node"
 """Topic of the question for a node's report."""
+NO_ANSWER = "it does not answer, or runs an earlier release"
+SETTING = "setting"
+"""Topic of the request to change a setting; the answer is the reason why that is impossible, or an empty text."""
+MEMORY = "memory"
+"""Topic of the question for the parts of a node's memory."""
 _LOAD = Path("/proc/loadavg")
 """Its fourth word has the runnable threads of the machine, a slash, and the number of all threads."""
 
@@ -124,14 +130,19 @@ class _Numbers(NamedTuple):
 class NodeReports:
     """Reports on nodes."""
 
-    def __init__(self, broker: Broker, group: Group, own: OwnNode, queries: NodeQueries) -> None:
+    def __init__(
+        self, broker: Broker, group: Group, own: OwnNode, queries: NodeQueries, charts: Charts
+    ) -> None:
         self._broker = broker
+        self._charts = charts
         self._queries = queries
         self._group = group
         self._own = own
         self._began_s = broker.runtime.monotonic()
         self._rates = Rates()
         queries.answer(TOPIC, self.own_report)
+        queries.answer(MEMORY, self._own_memory)
+        queries.answer(SETTING, self._changed_setting)
 
     async def reports(self) -> Mapping[str, NodeReport]:
         """Return the reports of nodes about themselves, by name: this node, and those that answer within moments."""
@@ -144,6 +155,15 @@ class NodeReports:
         if name == self._broker.name:
             return self.own_report()
         return decode_report(await self._queries.query(name, TOPIC))
+
+    async def memory(self, name: str) -> Mapping[str, int]:
+        """Return the parts of a node's memory that the node knows, in bytes by RabbitMQ's kind of memory.
+
+        {}: the node does not answer, or runs a release that does not know them.
+        """
+        if name == self._broker.name:
+            return self._own_memory()
+        return await self._queries.query(name, MEMORY) or {}
 
     @property
     def uptime_s(self) -> float:
@@ -198,6 +218,16 @@ class NodeReports:
             queues_declared=counters.queues_declared,
         )
 
+    def _own_memory(self) -> dict[str, int]:
+        connections = self._broker.connections.values()
+        return {
+            "binary": self._group.journal.cached_bytes,
+            "code": memory.mapped_file_bytes(),
+            "connection_readers": sum(each.unread_bytes for each in connections),
+            "connection_writers": sum(each.unsent_bytes for each in connections),
+            "mgmt_db": self._charts.held_bytes,
+        }
+
     def _logins(self) -> list[LoginCount]:
         outcomes = self._broker.logins.outcomes
         protocols = sorted({protocol for protocol, _ in outcomes})
@@ -229,6 +259,30 @@ class NodeReports:
     def settings(self) -> SettingsInForce:
         """The settings of this node."""
         return self._own.live
+
+    async def change_setting_of_all(self, name: str, *value: Any) -> dict[str, str]:
+        """Change a setting of all nodes until their next start; without a value, return to the one of their start.
+
+        Return for each node the reason why it has not done so, or an empty text. Raises ValueError, without a change
+        at any node, if it is impossible at this node.
+        """
+        self._change_setting(name, *value)
+        answers = await self._queries.query_all(SETTING, name, *value)
+        others = {node: NO_ANSWER if reason is None else str(reason) for node, reason in answers.items()}
+        return {self._broker.name: ""} | others
+
+    def _change_setting(self, name: str, *value: Any) -> None:
+        if value:
+            self._own.live.change(name, *value)
+        else:
+            self._own.live.reset(name)
+
+    def _changed_setting(self, name: str, *value: Any) -> str:
+        try:
+            self._change_setting(name, *value)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def certificates(self) -> Sequence[CertificateFiles]:
         """Return the certificates of this node's ports."""

@@ -76,6 +76,11 @@ class Charts:
         self._histories = NumberHistories(_SHAPES)
         self._histories.begin(_ALL)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that the samples take."""
+        return self._histories.held_bytes
+
     def history(self, key: tuple[str, ...], age_s: int) -> Mapping[str, Sequence[float]]:
         """Return the numbers of an object in the last `age_s` seconds by name, the oldest first, with their times.
 

@@ -76,6 +76,11 @@ class _Samples:
     def _means(self) -> list[float]:
         return [total / self._count for total in self._sums]
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that the samples take."""
+        return len(self._times) * self._times.itemsize + len(self._values) * self._values.itemsize
+
     def since(self, since_ms: int) -> tuple[list[int], list[list[float]]]:
         """Return the times from `since_ms` on, and for each number its values at these times."""
         first = bisect_left(self._times, since_ms)
@@ -123,6 +128,11 @@ class NumberHistory:
         named = zip(self._names, values, strict=True)
         self._newest = {"time": time_ms} | {name: round(value, 3) for name, value in named}
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that the samples take."""
+        return sum(samples.held_bytes for samples in self._levels)
+
     def newest(self) -> Mapping[str, float]:
         """Return the last sample with its `time`; {} before the first sample."""
         return self._newest
@@ -159,6 +169,11 @@ class NumberHistories:
         """Begin the history of an object if that drops no other history."""
         if key not in self._histories and len(self._histories) < HISTORIES_MAX:
             self.begin(key)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that the samples take."""
+        return sum(history.held_bytes for history in self._histories.values())
 
     def all(self) -> list[tuple[tuple[str, ...], NumberHistory]]:
         return list(self._histories.items())

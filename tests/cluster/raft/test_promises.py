@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.raft.promises import NOTHING, Promise, Promises
+from cluster.raft.promises import NOTHING, PROCESSES_KEPT, Promise, Promises
 
 
 def test_promises_of_a_process_count_for_the_next_process() -> None:
@@ -18,6 +18,24 @@ def test_promises_of_a_process_count_for_the_next_process() -> None:
     assert promises.begin(b"d", b"third").before == Promise(6, 0), (
         "a later leader may have cut what was acknowledged"
     )
+
+
+def test_late_connection_of_an_earlier_process_changes_no_memory() -> None:
+    """A successor's own promises were taken for those of the process before it, so it gave up its vote."""
+    promises = Promises()
+    promises.begin(b"d", b"first").record(5, 20)
+    promises.begin(b"d", b"second").record(5, 40)
+    late = promises.begin(b"d", b"first")
+    assert (late.before, late.is_outdated) == (NOTHING, True)
+    again = promises.begin(b"d", b"second")
+    assert (again.before, again.latest, again.is_outdated) == (Promise(5, 20), Promise(5, 40), False)
+
+
+def test_memory_of_processes_is_bounded() -> None:
+    promises = Promises()
+    for number in range(3 * PROCESSES_KEPT):
+        promises.begin(b"d", b"%d" % number).record(number, 0)
+    assert len(promises.begin(b"d", b"last")._before) == PROCESSES_KEPT
 
 
 def test_promises_of_former_members_are_forgotten() -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +18,8 @@ from qq.testing import ClusterNode, LocalCluster
 
 GUEST = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
 QUORUM = {"x-queue-type": "quorum"}
+PATIENCE_S = 30.0
+"""Some times the interval between samples."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,7 @@ def request(node: ClusterNode, path: str, method: str = "GET") -> Any:
 
 
 def wait_for(probe: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while not (found := probe()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -90,6 +93,35 @@ def test_every_node_shows_a_connection(nodes: list[ClusterNode], connection: Any
     assert channel["name"] == f"{shown['name']} (1)"
     basics = request(nodes[0], "connections?disable_stats=true&columns=name,recv_oct,vhost,user")
     assert {"name": shown["name"], "vhost": "/", "user": "guest"} in basics
+
+
+def test_every_node_counts_confirms_of_all_nodes(nodes: list[ClusterNode], connection: Any) -> None:
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.basic_publish("", "nothing", b"m")
+
+    def stats(node: ClusterNode) -> Any:
+        return request(node, "vhosts/%2F")["message_stats"]
+
+    for node in nodes:
+        wait_for(lambda node=node: stats(node)["confirm"] and stats(node)["drop_unroutable"])
+        wait_for(lambda node=node: request(node, "overview")["message_stats"]["confirm"])
+
+
+def test_idle_queue_and_channel_show_since_when(nodes: list[ClusterNode], connection: Any, name: str) -> None:
+    began = datetime.now(UTC)
+    channel = connection.channel()
+    channel.queue_declare(name, durable=True)
+    channel.basic_publish("", name, b"m")
+    assert "idle_since" not in request(nodes[0], f"queues/%2F/{name}")
+    queue = wait_for(lambda: request(nodes[0], f"queues/%2F/{name}").get("idle_since"))
+    of_channel = wait_for(lambda: mine(nodes[0], "channels", name)[0].get("idle_since"))
+    for since in (queue, of_channel):
+        assert began - timedelta(seconds=1) < datetime.fromisoformat(since) < began + timedelta(seconds=10)
+    channel.basic_publish("", name, b"m")
+    assert "idle_since" not in wait_for(
+        lambda: (shown := request(nodes[0], f"queues/%2F/{name}"))["messages"] == 2 and shown
+    )
 
 
 def test_connection_counts_octets_read_and_written(

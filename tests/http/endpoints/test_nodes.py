@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -99,13 +100,63 @@ def test_figures_of_peers_are_queried(node: Machine) -> None:
 
 
 def test_memory_of_a_node_is_its_resident_size(node: Machine) -> None:
+    node.management.group.journal.cached_bytes = 10**6
+    node.management.broker.connections[7] = SimpleNamespace(unread_bytes=300, unsent_bytes=40)
     memory = node.api("nodes/n1/memory").json["memory"]
-    assert memory["strategy"] == "rss"
-    assert memory["other_system"] == memory["total"]["rss"] > 10**6
-    assert memory["binary"] == memory["quorum_ets"] == memory["connection_readers"] == 0
-    assert node.api("nodes/n1?memory=true").json["memory"].keys() == memory.keys()
-    assert node.api("nodes/n1/memory/relative").json == {"memory": {"total": 100}}
+    strategy, totals = memory.pop("strategy"), memory.pop("total")
+    assert strategy == "rss"
+    assert sum(memory.values()) == totals["rss"] > 10**7
+    assert (memory["binary"], memory["connection_readers"], memory["connection_writers"]) == (10**6, 300, 40)
+    assert 10**6 < memory["code"] < memory["other_system"]
+    assert memory["quorum_ets"] == memory["atom"] == 0
     assert node.api("nodes/n2/memory").json == {"memory": "not_available"}
+
+
+def test_memory_of_a_node_is_shown_in_percent_and_with_the_node(node: Machine) -> None:
+    node.management.broker.connections[7] = SimpleNamespace(unread_bytes=1, unsent_bytes=0)
+    memory = node.api("nodes/n1/memory").json["memory"]
+    assert node.api("nodes/n1?memory=true").json["memory"].keys() == memory.keys()
+    assert "memory" not in node.api("nodes/n1").json
+    shares = node.api("nodes/n1/memory/relative").json["memory"]
+    assert shares.pop("total") == 100
+    assert shares.keys() == memory.keys() - {"strategy", "total"}
+    assert (shares["connection_readers"], shares["connection_writers"]) == (1, 0)  # as RabbitMQ rounds
+    assert 95 <= sum(shares.values()) <= 105
+
+
+def test_settings_of_all_nodes_change_with_one_request(node: Machine) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    async def query_all(topic: str, *arguments: Any) -> dict[str, Any]:
+        asked.append((topic, *arguments))
+        return {"n2": "", "n3": None, "n4": "its limit is another"}
+
+    node.management.nodes._queries.query_all = query_all  # pyright: ignore[reportAttributeAccessIssue]
+    path = "config/effective/log_level?nodes=all"
+    shown = {
+        "changed": ["n1", "n2"],
+        "unconfirmed": {
+            "n3": "it does not answer, or runs an earlier release",
+            "n4": "its limit is another",
+        },
+    }
+    assert node.api(path, "PUT", json={"value": "debug"}).json == shown
+    assert "log_level = debug" in node.api("config/effective").text
+    assert node.api(path, "DELETE").json == shown
+    assert asked == [("setting", "log_level", "debug"), ("setting", "log_level")]
+
+
+def test_impossible_setting_reaches_no_node(node: Machine) -> None:
+    node.management.nodes._queries.query_all = None  # pyright: ignore[reportAttributeAccessIssue]
+    assert node.api("config/effective/frame_max?nodes=all", "PUT", json={"value": 1}).status == 400
+    assert node.api("config/effective/frame_max?nodes=all", "DELETE").status == 400
+    assert node.api("config/effective/log_level?nodes=n2", "PUT", json={"value": "debug"}).status == 400
+
+
+def test_node_changes_a_setting_for_a_peer(node: Machine) -> None:
+    change = node.management.nodes._queries._topics["setting"]
+    assert change("log_level", "debug") == change("log_level") == ""
+    assert change("frame_max", 1) == change("frame_max") == "frame_max cannot be changed"
     assert node.api("nodes/n9/memory").status == 404
 
 

@@ -57,7 +57,7 @@ export async function askText(method, where, body) {
   if (answer.ok) return text;
   if (answer.status === 401) await check().catch(() => null);
   const told = parsed(text);
-  throw new ApiError(answer.status, told?.reason || told?.error || `The node answered ${answer.status}.`);
+  throw new ApiError(answer.status, told?.explanation || told?.reason || told?.error || `The node answered ${answer.status}.`);
 }
 
 /** @param {string} text */

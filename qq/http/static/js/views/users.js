@@ -15,7 +15,7 @@ const TAGS = [["administrator", "may do everything"], ["monitoring", "sees nodes
 /** The fields of a user's tags. @param {string[]} tags @returns {import("../parts/form.js").Field[]} */
 const tagFields = (tags) => [
   ...TAGS.map(([tag, text]) => /** @type {any} */ ({ name: tag, label: `${tag}: ${text}`, kind: "check", value: tags.includes(tag) })),
-  { name: "other_tags", label: "Other tags", value: tags.filter((tag) => !TAGS.some(([known]) => known === tag)).join(","), hint: "With commas between; they have no effect here" },
+  { name: "other_tags", label: "Other tags", value: tags.filter((tag) => !TAGS.some(([known]) => known === tag)).join(","), hint: "With commas between; of these only impersonator has an effect" },
 ];
 
 /** The tags in a form. @param {Record<string, any>} values */
