@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any, Self
 from qq.cli.local.launch import PARENT_VARIABLE, node_environment
 from qq.cli.local.local_requests import get_document, reason_not_ready, request_change
 from qq.cli.local_files import (
+    AMQPS_PORT_OFFSET,
     HOST,
     HTTP_PORT_OFFSET,
     NODE_COUNT_MAX,
@@ -96,6 +97,8 @@ class ClusterNode:
         """`spawner` starts the process, which has the descriptors `kept` open as long as it runs."""
         self.name = files.name
         self.amqp_port = files.address.amqp_port
+        self.amqps_port = files.address.amqps_port
+        """The port for AMQP over TLS; None if the settings of the cluster have no section `tls`."""
         self.http_port = files.address.http_port
         self.url = f"amqp://{USER}:{PASSWORD}@{HOST}:{self.amqp_port}/"
         self.log = files.log
@@ -265,7 +268,8 @@ class LocalCluster:
     """Nodes `n1`, `n2` ... on free ports of the loopback interface, in a temporary directory or a given directory.
 
     A given directory is created if it is missing, and stays, with the nodes' data and logs. `settings` are keys of the
-    nodes' configurations by section, as `{"limits": {"consumer_timeout_ms": 5000}}`. The first user cannot be set,
+    nodes' configurations by section, as `{"limits": {"consumer_timeout_ms": 5000}}`. With the section `tls`, each node
+    has a port for AMQP over TLS, too (`amqps_port`). The first user cannot be set,
     because the cluster logs in to its nodes as that user.
     """
 
@@ -288,6 +292,7 @@ class LocalCluster:
         # A test may change the working directory while the cluster runs.
         self._directory = None if directory is None else Path(directory).absolute()
         self._settings = settings
+        self._has_tls = "tls" in settings
         self._cleanup = ExitStack()
         self._files: list[LocalNode] = []
         """The files of all nodes that the cluster has ever had."""
@@ -304,7 +309,7 @@ class LocalCluster:
                 self._kept.append(held)
             cleanup.enter_context(locked(directory))
             base_port = _reserve_ports(self._node_count, cleanup)
-            self._files = list(local_nodes(directory, self._node_count, base_port))
+            self._files = list(local_nodes(directory, self._node_count, base_port, has_tls=self._has_tls))
             prepare(directory, self._files, fresh=False, settings=self._settings)
             cleanup.callback(
                 self._kill_all
@@ -338,7 +343,7 @@ class LocalCluster:
         if number == NODE_COUNT_MAX:
             raise ClusterError(f"a local cluster has {NODE_COUNT_MAX} nodes at most")
         directory = first.directory.parent
-        files = local_nodes(directory, number + 1, first.address.amqp_port)[number]
+        files = local_nodes(directory, number + 1, first.address.amqp_port, has_tls=self._has_tls)[number]
         members = [each for each in self._files if each.name in {node.name for node in self.nodes}]
         prepare_joining(directory, files, members, self._settings)
         node = ClusterNode(files, self._spawner, self._kept)
@@ -493,7 +498,7 @@ def _reserve_ports(node_count: int, cleanup: ExitStack) -> int:
             mark.bind((HOST, base + NODE_COUNT_MAX))
         except OSError:
             continue
-        offsets = (0, HTTP_PORT_OFFSET, PEER_PORT_OFFSET)
+        offsets = (0, AMQPS_PORT_OFFSET, HTTP_PORT_OFFSET, PEER_PORT_OFFSET)
         if all(_is_free(base + offset + number) for offset in offsets for number in range(node_count)):
             return base
     raise ClusterError(f"no {node_count} free AMQP ports in {_BASE_PORTS.start}-{_BASE_PORTS.stop}")

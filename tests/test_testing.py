@@ -19,6 +19,7 @@ import pytest
 from qq.cli.local.local_requests import request_change
 from qq.errors import CommandError
 from qq.testing import ClusterError, LocalCluster
+from tests.harness.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +72,20 @@ def test_cluster_runs_with_the_longest_allowed_heartbeat() -> None:
     times = {"election_timeout_min_s": 0.3, "election_timeout_max_s": 0.4, "heartbeat_s": 0.0999}
     with LocalCluster(1, settings={"cluster": times}) as cluster:
         assert cluster.leader() is cluster.nodes[0]
+
+
+def test_cluster_with_a_certificate_serves_amqps(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    cert, key = authority.issue("server")
+    settings = {"tls": {"cert": str(cert), "key": str(key)}}
+    with LocalCluster(1, tmp_path / "cluster", settings) as cluster:
+        parameters = pika.ConnectionParameters(
+            "localhost",
+            cluster.nodes[0].amqps_port,
+            ssl_options=pika.SSLOptions(authority.context(), "localhost"),
+        )
+        with pika.BlockingConnection(parameters) as connection:
+            assert connection.channel().queue_declare("q").method.queue == "q"
 
 
 @pytest.mark.slow

@@ -13,17 +13,26 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
-from chaos.fuzz.floods import WAIT_CPU_S, LightClient, Waited, clear, flooding, mixed, plan, prepare
+from chaos.fuzz.floods import (
+    WAIT_CPU_S,
+    LightClient,
+    Waited,
+    clear,
+    flooding,
+    make_tls,
+    mixed,
+    plan,
+    prepare,
+)
 from chaos.fuzz.legal_run import Pulse
 from chaos.fuzz.run import HarmError
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
+    from chaos.fuzz.floods import Tls
     from qq.testing import ClusterNode
 
 CONNECTIONS = (1, 5, 20, 100)
-LIVES_S = (0.0, 0.0, 0.05, 0.5)
-"""Seconds after which a flooding connection is closed and opened again; 0: never."""
 ROUND_S = (0.3, 2.0)
 """Seconds of a round of floods: the least, and the most."""
 AFTER_S = 0.5
@@ -48,14 +57,15 @@ def run_floods(seed: int, *, rounds: int, until_s: float) -> FloodOutcome:
     waited, done, violation = Waited(), 0, ""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="qq-floods-")))
-        cluster = stack.enter_context(LocalCluster(3, directory))
+        tls = make_tls(directory)
+        cluster = stack.enter_context(LocalCluster(3, directory / "cluster", tls.settings))
         node = cluster.leader()
         prepare(node)
         pulse = Pulse(node)
         pulse.start()
         stack.callback(pulse.stop)
         while done < rounds and time.monotonic() < until_s and not violation:
-            violation, waited = _round(random, node, waited)
+            violation, waited = _round(random, node, tls, waited)
             if not violation:
                 violation = _harm(cluster, node, pulse)
             clear(node)
@@ -65,13 +75,13 @@ def run_floods(seed: int, *, rounds: int, until_s: float) -> FloodOutcome:
     )
 
 
-def _round(random: Random, node: ClusterNode, waited: Waited) -> tuple[str, Waited]:
+def _round(random: Random, node: ClusterNode, tls: Tls, waited: Waited) -> tuple[str, Waited]:
     try:
-        light = LightClient(node)
+        light = LightClient(node, random.choice((None, tls)))
         with ExitStack() as floods:
             for _ in range(random.randint(1, AT_ONCE)):
-                flood = plan(mixed(random), random.choice(CONNECTIONS), random.choice(LIVES_S))
-                floods.enter_context(flooding(node, flood))
+                flood = plan(mixed(random), random.choice(CONNECTIONS))
+                floods.enter_context(flooding(node, flood, random.choice((None, tls))))
             waited = light.wait(random.uniform(*ROUND_S), waited)
         waited = light.wait(AFTER_S, waited)
         light.close()

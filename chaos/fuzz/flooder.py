@@ -1,7 +1,7 @@
 """A process that floods a node: connections that write the same octets again and again, as fast as the node reads.
 
-`python -m chaos.fuzz.flooder PORT` reads a plan in JSON from its standard input. The process ends when it is killed,
-and its kernel closes all connections at once.
+`python -m chaos.fuzz.flooder PORT [CA]` reads a plan in JSON from its standard input, and floods over TLS if the file
+with the node's authority is given. The process ends when it is killed, and its kernel closes all connections at once.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import base64
 import json
 import selectors
 import socket
+import ssl
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 READ_BYTES = 256 * 1024
@@ -45,10 +47,16 @@ class Plan:
 
 
 class _Connection:
-    def __init__(self, port: int, plan: Plan) -> None:
+    def __init__(self, port: int, plan: Plan, tls: ssl.SSLContext | None) -> None:
         self.socket = socket.socket()
+        if tls is not None:
+            self.socket = tls.wrap_socket(
+                self.socket, server_hostname="127.0.0.1", do_handshake_on_connect=False
+            )
         self.socket.setblocking(False)
         self.socket.connect_ex(("127.0.0.1", port))
+        self._waits_to_read = False
+        """Whether the last write must be repeated after a read, because a TLS handshake is under way."""
         self.began_s = time.monotonic()
         self._rest = memoryview(plan.opening)
         self._awaited = plan.awaited
@@ -58,19 +66,29 @@ class _Connection:
     def go_on(self, events: int) -> bool:
         """Read and write what the socket takes. Return whether the connection is still open."""
         try:
-            if events & selectors.EVENT_READ:
-                data = self.socket.recv(READ_BYTES)
-                if not data:
-                    return False
-                self._wait_for(data)
-            if events & selectors.EVENT_WRITE:
-                self._rest = self._rest[self.socket.send(self._rest) :]
-                if not self._rest and not self._awaited:
-                    self._rest = self._again
-        except BlockingIOError:
-            pass
+            return (not events & selectors.EVENT_READ or self._read()) and (
+                not events & selectors.EVENT_WRITE or self._write()
+            )
         except OSError:
             return False
+
+    def _read(self) -> bool:
+        self._waits_to_read = False
+        with suppress(BlockingIOError, ssl.SSLWantReadError):
+            data = self.socket.recv(READ_BYTES)
+            self._wait_for(data)
+            return bool(data)
+        return True
+
+    def _write(self) -> bool:
+        try:
+            self._rest = self._rest[self.socket.send(self._rest) :]
+        except ssl.SSLWantReadError:
+            self._waits_to_read = True
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            pass
+        if not self._rest and not self._awaited:
+            self._rest = self._again
         return True
 
     def _wait_for(self, data: bytes) -> None:
@@ -82,17 +100,18 @@ class _Connection:
     @property
     def events(self) -> int:
         """The events that the connection waits for."""
-        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._rest else 0)
+        writes = self._rest and not self._waits_to_read
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
 
 
-def flood(port: int, plan: Plan) -> None:
+def flood(port: int, plan: Plan, tls: ssl.SSLContext | None = None) -> None:
     """Flood until the process is killed. A connection that the node closes is opened again."""
     selector = selectors.DefaultSelector()
     count, last_s = 0, 0.0
     while True:
         now_s = time.monotonic()
         if count < plan.connections and now_s - last_s >= CONNECT_S:
-            connection = _Connection(port, plan)
+            connection = _Connection(port, plan, tls)
             selector.register(connection.socket, connection.events, connection)
             count, last_s = count + 1, now_s
         for key, events in selector.select(CONNECT_S):
@@ -107,4 +126,8 @@ def flood(port: int, plan: Plan) -> None:
 
 
 if __name__ == "__main__":
-    flood(int(sys.argv[1]), Plan.load(sys.stdin.read()))
+    flood(
+        int(sys.argv[1]),
+        Plan.load(sys.stdin.read()),
+        ssl.create_default_context(cafile=sys.argv[2]) if len(sys.argv) > 2 else None,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import pamqp.frame
+import trustme
 from pamqp import commands, header
 
 from chaos.fuzz.conversations import HEARTBEAT, PROTOCOL_HEADER, marshal
@@ -47,6 +49,10 @@ QUEUE = "q"
 BLOB_BYTES = 128 * 1024
 """Octets of repeated frames that are written together, at least."""
 PATIENCE_S = 60.0
+MIXED_FRAMES_MAX = 2000
+"""Frames of a kind in a mixed flood, at most, before they are repeated."""
+LIVES_S = (0.0, 0.0, 0.05, 0.5)
+"""Lives of the connections of mixed floods, in seconds; 0: for ever."""
 REST_S = 0.02
 """Seconds between an answer to the light client and its next request."""
 _BYE = (200, "bye", 0, 0)
@@ -62,6 +68,8 @@ class Flood(NamedTuple):
     """Sent once, after connection and channel 1 are open."""
     opened: bool = True
     """Whether the connection is opened first."""
+    life_s: float = 0.0
+    """Seconds after which a connection is closed, and a new one opened in its place; 0: never."""
 
 
 def _on(*frames: Frame, channel: int = 1) -> list[bytes]:
@@ -80,6 +88,8 @@ _REFUSED = _on(Channel.CloseOk(), Channel.Open())
 """Frames that follow a request that closes the channel."""
 _QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 _WIDE: Any = {f"key-{number}": number for number in range(500)}
+_NEW_KEYS = [f"key.{number}" for number in range(20_000)]
+"""Routing keys, more than a node remembers."""
 _TUNE_OK, _OPEN = Connection.TuneOk(2047, 131_072, 0), Connection.Open(HEAVY)
 
 
@@ -152,7 +162,15 @@ def kinds() -> dict[str, Flood]:
         "basic.publish, mandatory": Flood(
             [marshal(1, Basic.Publish(routing_key="nowhere", mandatory=True)), _header(0)]
         ),
-        "basic.publish, many keys": Flood([publish("amq.topic", f"key.{number}") for number in range(1000)]),
+        "basic.publish, ever new keys": Flood([publish("amq.topic", key) for key in _NEW_KEYS]),
+        "basic.publish, ever new keys, bound": Flood(
+            [publish("amq.topic", key) for key in _NEW_KEYS],
+            _on(_declare(), Queue.Bind(queue=QUEUE, exchange="amq.topic", routing_key="#.9")),
+        ),
+        "basic.publish, ever new expirations": Flood(
+            [publish("", QUEUE, expiration=str(number)) for number in range(1000)], _on(_declare())
+        ),
+        "basic.publish, confirmed": Flood([publish("", QUEUE)], [*_on(_declare()), *_on(Confirm.Select())]),
         "basic.publish, large headers": Flood([publish("", "nowhere", headers=_WIDE)]),
         "basic.publish, in tiny frames": Flood(
             [*_on(Basic.Publish(routing_key="nowhere")), _header(2000), *[_raw(3, 1, b"x")] * 2000]
@@ -173,6 +191,10 @@ def kinds() -> dict[str, Flood]:
         "tx.commit": Flood([publish("", "nowhere"), *_on(Tx.Commit())], _on(Tx.Select())),
         "tx.rollback": Flood([publish("", "nowhere"), *_on(Tx.Rollback())], _on(Tx.Select())),
         "confirm.select": Flood(_on(Confirm.Select())),
+        "reconnects": Flood([HEARTBEAT], life_s=0.02),
+        "reconnects, many channels": Flood(
+            [marshal(number, Channel.Open()) for number in range(2, 2000)], life_s=0.1
+        ),
     }
 
 
@@ -180,26 +202,53 @@ def _bad_login() -> list[bytes]:
     return [marshal(0, Connection.StartOk({}, "PLAIN", "\0heavy\0wrong", "en_US"))]
 
 
-def plan(flood: Flood, connections: int, life_s: float = 0.0) -> Plan:
+def plan(flood: Flood, connections: int) -> Plan:
     """Return the octets of a flood over some connections."""
     begin = [*opening(HEAVY, HEAVY), marshal(1, Channel.Open())] if flood.opened else []
     once = b"".join(flood.again)
     awaited = Connection.OpenOk.index.to_bytes(4, "big") if flood.opened else b""
     again = once * (1 + BLOB_BYTES // len(once))
-    return Plan(b"".join((*begin, *flood.before)), awaited, again, connections, life_s)
+    return Plan(b"".join((*begin, *flood.before)), awaited, again, connections, flood.life_s)
 
 
 def mixed(random: Random) -> Flood:
     """Draw a flood that mixes the frames of several kinds."""
     chosen = [each for each in random.sample(list(kinds().values()), random.randint(2, 5)) if each.opened]
-    again = [frame for each in chosen for frame in [*each.again] * random.choice((1, 10, 100))]
-    return Flood(again or [HEARTBEAT], [frame for each in chosen for frame in each.before])
+    again: list[bytes] = []
+    for each in chosen:
+        frames = each.again[: random.randint(1, MIXED_FRAMES_MAX)]
+        again += [*frames] * (1 + random.choice((0, 10, 100)) // len(frames))
+    before = [frame for each in chosen for frame in each.before]
+    return Flood(again or [HEARTBEAT], before, life_s=random.choice(LIVES_S))
+
+
+class Tls(NamedTuple):
+    """The TLS of a cluster's AMQP ports."""
+
+    settings: dict[str, dict[str, str]]
+    """Settings of the nodes."""
+    authority: Path
+    """The file with the certificate of the authority."""
+
+
+def make_tls(directory: Path) -> Tls:
+    """Issue a certificate for the nodes of a cluster."""
+    authority = trustme.CA()
+    issued = authority.issue_cert(HOST)
+    files = Tls({"tls": {}}, directory / "ca.pem")
+    authority.cert_pem.write_to_path(files.authority)
+    for key, blob in (("cert", issued.cert_chain_pems[0]), ("key", issued.private_key_pem)):
+        file = directory / f"{key}.pem"
+        blob.write_to_path(file)
+        files.settings["tls"][key] = str(file)
+    return files
 
 
 @contextmanager
-def flooding(node: ClusterNode, plan: Plan) -> Generator[None]:
-    """Flood a node during the block. At its end all connections hang up at once."""
-    command = [sys.executable, "-m", "chaos.fuzz.flooder", str(node.amqp_port)]
+def flooding(node: ClusterNode, plan: Plan, tls: Tls | None = None) -> Generator[None]:
+    """Flood a node during the block, over TLS if that is given. At its end all connections hang up at once."""
+    where = [str(node.amqp_port)] if tls is None else [str(node.amqps_port), str(tls.authority)]
+    command = [sys.executable, "-m", "chaos.fuzz.flooder", *where]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
     try:
         if process.stdin is not None:
@@ -229,10 +278,14 @@ _NOT_WAITED = Waited()
 class LightClient:
     """A client that sends a request, waits for the answer, and rests."""
 
-    def __init__(self, node: ClusterNode) -> None:
+    def __init__(self, node: ClusterNode, tls: Tls | None = None) -> None:
         self._usage = Path(f"/proc/{node.pid}/task/{node.pid}/schedstat")
-        self._socket = socket.create_connection((HOST, node.amqp_port), PATIENCE_S)
+        port = node.amqp_port if tls is None else node.amqps_port
+        self._socket = socket.create_connection((HOST, port), PATIENCE_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            context = ssl.create_default_context(cafile=tls.authority)
+            self._socket = context.wrap_socket(self._socket, server_hostname=HOST)
         self._file = self._socket.makefile("rb")
         header_octets, *frames = opening(LIGHT, LIGHT)
         self._socket.sendall(header_octets)

@@ -52,6 +52,11 @@ STEP_WORK = 64 * 1024
 FRAME_WORK = 4096
 """Work of a frame of the slow path, besides its octets. Such a frame may be a method that takes 0.1 ms to carry out, so
 a step has at most 16 of them."""
+MESSAGE_WORK = 512
+"""Work of a message, besides its octets, whose frames differ from those of the message before it. Such a message may
+become a command of its own."""
+TABLE_WORK = 8
+"""Work of an octet that may belong to a table: a method's, or of properties that are checked for the first time."""
 ACKS_OCTETS_MAX = 512 * 21
 """Octets of consecutive basic.ack frames that are read at once."""
 PUBLISHES_REMEMBERED_MAX = 256
@@ -349,7 +354,7 @@ class FrameReader:
             if kind == FRAME_METHOD and channel not in contents:
                 method = data[at + 7 : at + 11]
                 if method == _PUBLISH and channel:
-                    reached = self._read_publishes(data, at, stop, channel, work_end, events)
+                    reached, work_end = self._read_publishes(data, at, stop, channel, work_end, events)
                     taken, at = reached > at, reached
                     if self._need:
                         break
@@ -365,7 +370,7 @@ class FrameReader:
                     _add_acks(events, channel, list(_ACK_FIELDS.iter_unpack(acks.group())))
                     work_end -= FRAME_WORK
                     continue
-            work_end -= FRAME_WORK
+            work_end -= FRAME_WORK if kind == FRAME_BODY else FRAME_WORK + TABLE_WORK * size
             try:
                 self._read_frame(kind, channel, data, at, stop, events)
             except ConnectionFault as fault:
@@ -400,23 +405,23 @@ class FrameReader:
 
     def _read_publishes(
         self, data: bytes, at: int, method_stop: int, channel: int, work_end: int, events: list[Event]
-    ) -> int:
+    ) -> tuple[int, int]:
         """Read the complete messages published with the method frame at `at`, and with repetitions of that frame.
 
         No message is read that begins at `work_end` or later.
 
-        Return the position at which it stopped. `_need` is set if the fast path can read the message there after more
-        octets have arrived. If it is not set and no message was read, the slow path must process the frame.
+        Return the position at which it stopped, and the new `work_end`. `_need` is set if the fast path can read the
+        message there after more octets have arrived. If it is not set and no message was read, the slow path must
+        process the frame.
         """
         frame = data[at:method_stop]
         method = frame[7:-1]
         if method not in self._publishes and not self._learn_publish(method):
-            return at
+            return at, work_end
         messages: list[bytes] = []
         flags = 0
         append, starts_with = messages.append, data.startswith
         payload_max, end, method_size = self._payload_max, len(data), method_stop - at
-        same_end = min(end, work_end)
         while at < work_end:
             header = at + method_size
             if end - header < FRAME_OVERHEAD + _HEADER_PAYLOAD_MIN:
@@ -436,9 +441,12 @@ class FrameReader:
                 self._await(data, at, header, FRAME_HEADER, channel)
                 break
             properties = data[header + FLAGS_AT : body - 1]
-            if data[body - 1] != FRAME_END or not (
-                properties in valid_properties or properties_valid(properties)
-            ):
+            work_end -= MESSAGE_WORK
+            if properties not in valid_properties:
+                work_end -= TABLE_WORK * len(properties)
+                if not properties_valid(properties):
+                    break
+            if data[body - 1] != FRAME_END:
                 break
             envelope_stop = stop = body
             if left:
@@ -471,6 +479,7 @@ class FrameReader:
             size = stop - at
             at = stop
             stop += size
+            same_end = min(end, work_end)
             while stop <= same_end and data[stop - 1] == FRAME_END and starts_with(envelope, at):
                 append(data[at + method_size : stop])
                 at = stop
@@ -479,7 +488,7 @@ class FrameReader:
                 break
         if messages:
             _add_messages(events, Publishes(channel, method, messages, flags))
-        return at
+        return at, work_end
 
     def _learn_publish(self, method: bytes) -> bool:
         try:

@@ -125,6 +125,7 @@ class ClientConnection(FlowControlledProtocol):
         "_is_left",
         "_is_lost",
         "_is_publisher",
+        "_later_unread",
         "_partial_bytes",
         "_place",
         "_proxy_host",
@@ -175,6 +176,8 @@ class ClientConnection(FlowControlledProtocol):
         """The place in the order of turns at the node's processor."""
         self._unread = b""
         """Received octets that wait for a turn."""
+        self._later_unread: list[bytes] = []
+        """Octets received after those, a read each: they are not joined, which would copy all of them each time."""
         self._is_half_served = False
         """Whether the last turn has left received octets."""
         self._ready: dict[ReadyMethods, None] = {}
@@ -295,7 +298,10 @@ class ClientConnection(FlowControlledProtocol):
                 self.pause_for(_HELD)
                 self._check_hang_up_later()
         self._count_read(len(data))
-        self._unread = self._unread + data if self._unread else data
+        if self._unread:
+            self._later_unread.append(data)
+        else:
+            self._unread = data
         self._turns.request(self._place)
         if (self._is_half_served or self._unread) and self._may_pause():
             self.pause_for(_TURN)
@@ -352,7 +358,9 @@ class ClientConnection(FlowControlledProtocol):
         return self._has_work
 
     def _receive(self) -> None:
-        data, self._unread = self._unread, b""
+        later, data = self._later_unread, b""
+        if not (later and self._amqp.has_more):
+            data, self._unread = self._unread, later.pop(0) if later else b""
         self._process(self._amqp.receive, data)
         partial_bytes = self._amqp.partial_bytes
         if partial_bytes or self._partial_bytes:
@@ -362,6 +370,7 @@ class ClientConnection(FlowControlledProtocol):
 
     def _drop_input(self) -> None:
         self._unread = b""
+        self._later_unread.clear()
         self._amqp.drop_input()
 
     def _has_hung_up(self) -> bool:
@@ -878,7 +887,7 @@ class ClientConnection(FlowControlledProtocol):
 
     @property
     def unread_bytes(self) -> int:
-        return len(self._unread) + self._amqp.held_bytes
+        return len(self._unread) + sum(map(len, self._later_unread)) + self._amqp.held_bytes
 
     @property
     def channel_count(self) -> int:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 USER = "guest"
 PASSWORD = "guest"  # noqa: S105 -- the default that every AMQP client knows, good from loopback only
+AMQPS_PORT_OFFSET = 5_000
 HTTP_PORT_OFFSET = 10_000
 PEER_PORT_OFFSET = 20_000
 NODE_COUNT_MAX = 5
@@ -65,7 +66,10 @@ class LocalNode:
         return self.directory / "log"
 
 
-def local_nodes(data_dir: Path, node_count: int, base_port: int) -> tuple[LocalNode, ...]:
+def local_nodes(
+    data_dir: Path, node_count: int, base_port: int, *, has_tls: bool = False
+) -> tuple[LocalNode, ...]:
+    """Return the nodes of a cluster on ports from `base_port` on; `has_tls` adds ports for AMQP over TLS."""
     return tuple(
         LocalNode(
             NodeAddress(
@@ -74,6 +78,7 @@ def local_nodes(data_dir: Path, node_count: int, base_port: int) -> tuple[LocalN
                 peer_port=base_port + PEER_PORT_OFFSET + number,
                 amqp_port=base_port + number,
                 http_port=base_port + HTTP_PORT_OFFSET + number,
+                amqps_port=base_port + AMQPS_PORT_OFFSET + number if has_tls else None,
             ),
             data_dir / name,
         )

@@ -46,11 +46,14 @@ _REST = r"{rest:[\s\S]+}"
 
 if TYPE_CHECKING:
     from qq.http.base.node_view import NodeView
+    from qq.http.base.repeated_checks import RepeatedChecks
     from qq.management.management import Management
 
 
-def routes(view: NodeView, management: Management, streams_max: int = STREAMS_MAX) -> list[web.RouteDef]:
-    """Return all routes below /api, except for those of app.py."""
+def routes(
+    view: NodeView, management: Management, repeated: RepeatedChecks, streams_max: int = STREAMS_MAX
+) -> list[web.RouteDef]:
+    """Return all routes below /api, except for those of app.py. `repeated` gets the health checks."""
     live = LiveViews(view, management)
     resources = (
         LiveEndpoint(
@@ -62,7 +65,7 @@ def routes(view: NodeView, management: Management, streams_max: int = STREAMS_MA
         live,
         OverviewEndpoints(management),
         NodeEndpoints(view, management),
-        HealthEndpoints(view, management),
+        HealthEndpoints(view, management, repeated),
         DoctorEndpoint(management),
         ReplicaEndpoints(view, management),
         QueueEndpoints(management),

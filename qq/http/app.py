@@ -20,6 +20,7 @@ from qq.http.base.door import READING
 from qq.http.base.error_responses import errors_as_json
 from qq.http.base.listener import HttpLimits
 from qq.http.base.login import is_forwarded_tls, login_required
+from qq.http.base.repeated_checks import RepeatedChecks
 from qq.http.documents.prometheus import PER_OBJECT, ObjectExposition, info_lines
 from qq.http.documents.requests import BODY_TIMEOUT_S
 from qq.http.page.health_events import cluster_document
@@ -79,9 +80,13 @@ def reading_app(limits: HttpLimits) -> web.Application:
 
 
 def build_app(
-    view: NodeView, management: Management, registry: CollectorRegistry, limits: HttpLimits | None = None
+    view: NodeView,
+    management: Management,
+    registry: CollectorRegistry,
+    limits: HttpLimits | None = None,
+    repeated: RepeatedChecks | None = None,
 ) -> web.Application:
-    """Make the application of a node that has read its log."""
+    """Make the application of a node that has read its log. `repeated` gets the health checks."""
     limits = limits or HttpLimits()
     pages = _Pages(view, management, registry)
     app = web.Application(
@@ -106,7 +111,7 @@ def build_app(
             web.get("/metrics/per-object", pages.metrics_per_object),
             web.get("/metrics/detailed", pages.metrics_detailed),
             web.get("/api/cluster", pages.cluster),
-            *api.routes(view, management, limits.requests // 2),
+            *api.routes(view, management, repeated or RepeatedChecks(), limits.requests // 2),
             web.static(_STATIC_PATH, _STATIC),
         ]
     )

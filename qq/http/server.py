@@ -25,7 +25,7 @@ from cluster.net.connection_slots import QUICK_SHARE, ConnectionSlots, Slot, Slo
 from cluster.net.log_throttle import ThrottledLog
 from qq.client_sockets.turns import TURN_S, ProcessorTurns
 from qq.http.base.error_responses import bad_request
-from qq.http.base.login import has_login, host, login_of
+from qq.http.base.login import OPEN_CHECKS, has_login, host, login_of
 from qq.http.base.user_quota import UserShares
 from qq.http.page.event_stream import STREAM_PATH
 
@@ -70,7 +70,7 @@ The event loop takes all of them at a time and keeps them, encrypted, until the 
 """
 TLS_WRITE_BYTES = 64 * 1024
 """Bytes that wait to be written to a TLS connection, above which answers wait: as without TLS."""
-HEALTH_PATHS = ("/livez", "/healthz")
+HEALTH_PATHS = ("/livez", "/healthz", *OPEN_CHECKS)
 """Paths that are answered without TLS, too, because load balancers and orchestrators ask them by the node's address."""
 REQUEST_S = 0.0005
 """Seconds of processor time that the start of a request is expected to take."""

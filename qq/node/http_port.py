@@ -125,17 +125,19 @@ class HttpPort:
         if not self._shown.done():
             self._server = await serve(app.reading_app(self._limits))
         view, management, metrics = await self._shown
-        application = app.build_app(view, management, node_registry(metrics), self._limits)
+        repeated = self._door.repeated
+        application = app.build_app(view, management, node_registry(metrics), self._limits, repeated)
         if self._server is None:
             self._server = await serve(application)
         else:
             await self._server.replace(application)
 
     async def _update_health(self) -> None:
-        """Tell the thread that answers health checks how the node is, until cancelled."""
+        """Give the thread that answers health checks their newest results, until cancelled."""
         health = self._door.health
         while True:
             health.update(self._shown.result().view.ready() if self._shown.done() else READING)
+            self._door.repeated.update()
             await asyncio.sleep(HEARTBEAT_S)
 
     def _check_end(self, answering: asyncio.Task[None]) -> None:

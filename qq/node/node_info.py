@@ -41,6 +41,7 @@ class NodeInfo:
         self._logins = logins
         self.ready = readiness.why_not
         self.authenticate = logins.authenticate
+        self.account = logins.account
         self.login_provider = login_provider
 
     @property

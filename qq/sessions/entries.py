@@ -33,7 +33,13 @@ if TYPE_CHECKING:
     from qq.sessions.ports import Log
 
 VIEWS_BYTES_MAX = 32 * 1024 * 1024
-"""Octets of decoded entries kept in memory. An entry has about a mebibyte at most, or a single larger message."""
+"""Octets of memory of decoded entries. An entry has about a mebibyte at most, or a single larger message."""
+ENTRY_BYTES = 400
+BATCH_BYTES = 500
+PIECE_BYTES = 350
+OFFSET_BYTES = 40
+"""Octets of memory for each entry, batch, piece and message, besides the payload. Without them, decoded entries of a
+single small message would take twelve times the limit."""
 READ_AHEAD_MIN = 4
 """Entries that may be read together even if they are large, because a consumer of a backlog needs the next entries
 soon."""
@@ -94,11 +100,17 @@ class MessagesGone(LookupError):
 class _BatchView:
     """The stored messages of a batch, or those that compaction kept: their positions and their publications."""
 
+    __slots__ = ("_firsts", "_payload", "_pieces", "_start", "size")
+
     def __init__(self, payload: bytes, start: int, end: int) -> None:
         self._payload = payload
         self._start = start
         self._pieces = stored_pieces(memoryview(payload)[start:end])
         self._firsts = [piece.first for piece in self._pieces]
+        self.size = PIECE_BYTES * len(self._pieces) + OFFSET_BYTES * sum(
+            len(piece.offsets) for piece in self._pieces
+        )
+        """Octets of memory, about, besides the payload and `BATCH_BYTES`."""
 
     def messages(self, message: int, count: int) -> list[Messages]:
         found: list[Messages] = []
@@ -126,11 +138,15 @@ class _BatchView:
 class _EntryView:
     """An entry as it was appended to the log. A batch is decoded when its messages are first requested."""
 
+    __slots__ = ("_batches", "_payload", "_views", "payload_bytes", "size")
+
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
         self._batches = batches_of(payload)
         self._views: dict[int, _BatchView] = {}
-        self.size = len(payload)
+        self.payload_bytes = len(payload)
+        self.size = len(payload) + ENTRY_BYTES + BATCH_BYTES * len(self._batches)
+        """Octets of memory, about. It grows with each batch that is decoded."""
 
     def messages(self, slot: int, count: int) -> list[Messages]:
         ordinal = slot >> MESSAGE_BITS
@@ -138,15 +154,21 @@ class _EntryView:
         if view is None:
             batch = self._batches[ordinal]
             view = self._views[ordinal] = _BatchView(self._payload, batch.start, batch.end)
+            self.size += view.size
         return view.messages(slot & MESSAGE_MASK, count)
 
 
 class _CompactedView:
     """An entry that compaction has reduced to its live messages, or to an empty entry."""
 
+    __slots__ = ("_views", "payload_bytes", "size")
+
     def __init__(self, parts: Mapping[int, memoryview]) -> None:
         self._views = {ordinal: _BatchView(bytes(part), 0, len(part)) for ordinal, part in parts.items()}
-        self.size = sum(map(len, parts.values()))
+        self.payload_bytes = sum(map(len, parts.values()))
+        self.size = (
+            self.payload_bytes + ENTRY_BYTES + sum(BATCH_BYTES + view.size for view in self._views.values())
+        )
 
     def messages(self, slot: int, count: int) -> list[Messages]:
         view = self._views.get(slot >> MESSAGE_BITS)
@@ -209,7 +231,7 @@ class Entries:
         self._disk = disk
         self._fragments_of = fragments_of
         self._views: OrderedDict[int, _View] = OrderedDict()
-        self._views_bytes = 0
+        self._views_bytes = self._payload_bytes = 0
         self._loading: dict[int, list[Callable[[], None]]] = {}
         self._lacking: dict[int, _Lacking] = {}
         """Requested large messages that need fragments still to be read, by index."""
@@ -230,7 +252,11 @@ class Entries:
             if payload is None:
                 return None
             view = self._keep(part.index, _view(payload))
-        found = view.messages(part.slot, part.count)
+        before = view.size
+        try:
+            found = view.messages(part.slot, part.count)
+        finally:
+            self._views_bytes += view.size - before
         if frames_max != 0:
             for each in found:
                 if each.goes_on:
@@ -402,7 +428,7 @@ class Entries:
         """Return how many entries may be read together, estimated from the size of the cached entries."""
         if not self._views:
             return READ_AHEAD_MIN
-        fitting = READ_AHEAD_BYTES * len(self._views) // max(self._views_bytes, 1)
+        fitting = READ_AHEAD_BYTES * len(self._views) // max(self._payload_bytes, 1)
         return min(max(fitting, READ_AHEAD_MIN), READ_AHEAD_MAX)
 
     def _is_here(self, index: int) -> bool:
@@ -477,11 +503,13 @@ class Entries:
         self._forget(index)
         self._views[index] = view
         self._views_bytes += view.size
+        self._payload_bytes += view.payload_bytes
         while self._views_bytes > VIEWS_BYTES_MAX and len(self._views) > 1:
-            self._views_bytes -= self._views.popitem(last=False)[1].size
+            self._forget(next(iter(self._views)))
         return view
 
     def _forget(self, index: int) -> None:
         view = self._views.pop(index, None)
         if view is not None:
             self._views_bytes -= view.size
+            self._payload_bytes -= view.payload_bytes

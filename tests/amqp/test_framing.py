@@ -23,6 +23,7 @@ from tests.amqp.amqp_wire import (
     Basic,
     Channel,
     Connection,
+    Queue,
     body_frames,
     flat,
     header_frame,
@@ -432,3 +433,29 @@ def test_the_end_octet_of_each_frame_of_a_message_is_checked() -> None:
 def test_unfinished_message_is_held_in_a_single_buffer() -> None:
     # Body frames of a single octet: a list of frames would take 50 times the size of the body.
     assert isinstance(_Content(b"", 0).wire, bytearray)
+
+
+# --- the work of a step
+
+
+def first_step(stream: bytes) -> int:
+    """Return the number of messages and methods in the first step of a reader."""
+    events = FrameReader(131_072).feed(stream)
+    return sum(len(event.messages) if isinstance(event, Publishes) else 1 for event in events)
+
+
+def test_step_has_few_messages_whose_frames_differ() -> None:
+    publish = method(1, Basic.Publish(routing_key="q"))
+    properties = [Basic.Properties(expiration=f"{number:05}") for number in range(2000)]
+    assert first_step(b"".join(publish + message(1, b"x", each) for each in properties)) <= 128
+    assert first_step((publish + message(1, b"x", properties[0])) * 2000) > 500
+
+
+def test_step_has_few_frames_with_large_tables() -> None:
+    table = {f"key-{number}": number for number in range(500)}
+    declare = Queue.Declare(queue="q", passive=True, arguments=table)
+    assert first_step(method(1, declare) * 20) <= 2
+    publish = method(1, Basic.Publish(routing_key="q"))
+    properties = [Basic.Properties(headers=table | {"number": number}) for number in range(20)]
+    assert first_step(b"".join(publish + message(1, b"", each) for each in properties)) <= 2
+    assert first_step(method(1, Queue.Declare(queue="q")) * 100) > 10

@@ -134,8 +134,9 @@ def read(reader: FrameReader, stream: bytes, sizes: list[int]) -> list[tuple[Any
 class SlowReader(FrameReader):
     """Declines every fast path."""
 
-    def _read_publishes(self, _data: bytes, at: int, *_: Any) -> int:
-        return at
+    def _read_publishes(self, _data: bytes, at: int, *_: Any) -> tuple[int, int]:
+        work_end: int = _[2]
+        return at, work_end
 
 
 @fuzz

@@ -7,16 +7,13 @@ import contextlib
 import http.client
 import struct
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pika
 import pika.exceptions
 import pytest
 from pamqp import commands
 
-from qq import testing
 from qq.cli.local_files import HOST
 from qq.testing import ClusterNode, LocalCluster
 from tests.harness.certificates import Authority
@@ -38,26 +35,17 @@ def node(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Generator[tuple[ClusterNode, int]]:
     """A node that logs all it can, with a password of its own; and its port for TLS."""
-    local_nodes = testing.local_nodes
-
-    def with_tls(*arguments: Any) -> Any:
-        return tuple(
-            replace(node, address=replace(node.address, amqps_port=node.address.amqp_port + 1))
-            for node in local_nodes(*arguments)
-        )
-
-    monkeypatch.setattr(testing, "local_nodes", with_tls)
     server = authority.issue("server")
     for name, value in (
         ("NODE_LOG_LEVEL", "debug"),
         ("USERS_DEFAULT_PASSWORD", RIGHT),
-        ("TLS_CERT", str(server.cert)),
-        ("TLS_KEY", str(server.key)),
     ):
         monkeypatch.setenv(f"QQ_{name}", value)
-    with LocalCluster(nodes=1, directory=tmp_path) as cluster:
+    settings = {"tls": {"cert": str(server.cert), "key": str(server.key)}}
+    with LocalCluster(nodes=1, directory=tmp_path / "cluster", settings=settings) as cluster:
         [node] = cluster.nodes
-        yield node, node.amqp_port + 1
+        assert node.amqps_port is not None
+        yield node, node.amqps_port
 
 
 def amqplain(password: str) -> str:

@@ -576,23 +576,14 @@ def test_connection_accepted_while_the_listener_stops_is_closed(broker: LoneBrok
 
 
 def test_node_serves_tls_and_plain_and_reloads_certificates(
-    authority: Authority, server_files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: Authority, server_files: Files, tmp_path: Path
 ) -> None:
-    local_nodes = testing.local_nodes
-
-    def with_tls(*arguments: Any) -> Any:
-        return tuple(
-            replace(node, address=replace(node.address, amqps_port=node.address.amqp_port + 1))
-            for node in local_nodes(*arguments)
-        )
-
-    monkeypatch.setattr(testing, "local_nodes", with_tls)
-    monkeypatch.setenv("QQ_TLS_CERT", str(server_files.cert))
-    monkeypatch.setenv("QQ_TLS_KEY", str(server_files.key))
+    settings = {"tls": {"cert": str(server_files.cert), "key": str(server_files.key)}}
     context = authority.context()
-    with LocalCluster(nodes=1, directory=tmp_path) as cluster:
+    with LocalCluster(nodes=1, directory=tmp_path / "cluster", settings=settings) as cluster:
         [node] = cluster.nodes
-        amqps_port = node.amqp_port + 1
+        amqps_port = node.amqps_port
+        assert amqps_port is not None
         round_trip(pika.BlockingConnection(pika.URLParameters(node.url)))
         round_trip(pika.BlockingConnection(pika_parameters(amqps_port, context)))
         for stream in (HEADER, os.urandom(1000)):

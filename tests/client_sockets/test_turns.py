@@ -279,7 +279,7 @@ def test_failed_turn_ends_no_turn_of_other_connections() -> None:
 
 def test_clean_up_is_not_starved_by_new_connections_of_the_user() -> None:
     loop = Loop()
-    lost = [Connection(loop, "v", name="lost") for _ in range(2)]
+    lost = [Connection(loop, "v", name="lost", step_s=TURN_S) for _ in range(2)]
     for each in lost:
         each.ask(1.0)
     loop.run(100)
@@ -288,6 +288,6 @@ def test_clean_up_is_not_starved_by_new_connections_of_the_user() -> None:
         each.ask(0.0)
     loop.served.clear()
     for number in range(100):
-        Connection(loop, "v", name=f"new {number}").ask(3 * MS)
+        Connection(loop, "v", name=f"new {number}", step_s=TURN_S).ask(3 * TURN_S)
         loop.run_pass()
     assert loop.served.count("lost") == pytest.approx(100, abs=5)

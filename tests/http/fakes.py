@@ -117,6 +117,9 @@ class FakeView:
         is_right = password == PASSWORD and is_loopback(peer_host) and user in self.tags
         return LoggedIn(user, self.tags[user]) if is_right else None
 
+    def account(self, user: str) -> list[str] | None:
+        return self.tags.get(user)
+
 
 class _Group:
     """A fake group that applies submitted batches at once; the test sets the statuses of other nodes."""

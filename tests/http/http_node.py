@@ -16,6 +16,7 @@ from yarl import URL
 
 from qq.http.app import build_app
 from qq.http.base.listener import HttpLimits
+from qq.http.base.repeated_checks import RepeatedChecks
 from qq.machine.protocol.commands import PutUser, SetPermissions
 from tests.http.fakes import PASSWORD, FakeView, MachineManagement
 
@@ -71,10 +72,11 @@ class Node(Generic[M]):
         self.management = management
         self.registry = CollectorRegistry()
         self.limits = HttpLimits()
+        self.repeated = RepeatedChecks()
 
     @cached_property
     def app(self) -> Application:
-        return build_app(self.view, self.management, self.registry, self.limits)
+        return build_app(self.view, self.management, self.registry, self.limits, self.repeated)
 
     def request(self, path: str, method: str = "GET", **options: Any) -> Answer:
         async def request(client: Client) -> Answer:

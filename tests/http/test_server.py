@@ -594,7 +594,7 @@ def test_plain_requests_are_redirected_to_tls(run: Callable[..., None]) -> None:
         assert b"this port speaks TLS: use https" in answer
         for path in HEALTH_PATHS:
             answer = await exchange(connect(server), b"GET %b HTTP/1.1\r\n%b\r\n" % (path.encode(), head))
-            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert b'{"status": ' in answer
 
     run(story)
 

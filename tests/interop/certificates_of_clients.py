@@ -9,9 +9,6 @@ import trustme
 if TYPE_CHECKING:
     from pathlib import Path
 
-AMQPS_PORT_OFFSET = -1000
-"""Offset from a node's port for plain AMQP to its port for TLS."""
-
 
 def write_certificates(directory: Path) -> None:
     """Write an authority, certificates for the cluster and a client, and a pair that does not match."""

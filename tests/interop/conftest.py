@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qq import testing
 from qq.testing import LocalCluster
-from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET, write_certificates
+from tests.interop.certificates_of_clients import write_certificates
 
 # The limit that the suites of aio-pika and aiormq set for RabbitMQ; the default is RabbitMQ's 16 MiB.
-MESSAGE_BYTES = "134217728"
+MESSAGE_BYTES = 134_217_728
 TROUBLE = re.compile(r"Traceback|CRITICAL|never retrieved|unexpected:", re.IGNORECASE)
 
 
@@ -38,24 +35,14 @@ def shared_cluster(
 
 @contextmanager
 def _with_tls(certificates: Path) -> Generator[LocalCluster]:
-    local_nodes = testing.local_nodes
-
-    def with_tls(*arguments: Any) -> Any:
-        return tuple(
-            replace(
-                node, address=replace(node.address, amqps_port=node.address.amqp_port + AMQPS_PORT_OFFSET)
-            )
-            for node in local_nodes(*arguments)
-        )
-
-    with ExitStack() as stack:
-        # The environment is that of other tests' nodes, too: it is changed for the start of these only.
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(testing, "local_nodes", with_tls)
-            patch.setitem(os.environ, "QQ_TLS_CERT", str(certificates / "server_certificate.pem"))
-            patch.setitem(os.environ, "QQ_TLS_KEY", str(certificates / "server_key.pem"))
-            patch.setitem(os.environ, "QQ_LIMITS_MESSAGE_BYTES", MESSAGE_BYTES)
-            cluster = stack.enter_context(LocalCluster())
+    settings = {
+        "tls": {
+            "cert": str(certificates / "server_certificate.pem"),
+            "key": str(certificates / "server_key.pem"),
+        },
+        "limits": {"message_bytes": MESSAGE_BYTES},
+    }
+    with LocalCluster(settings=settings) as cluster:
         yield cluster
 
 

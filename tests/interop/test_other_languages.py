@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET
+from qq.cli.local_files import AMQPS_PORT_OFFSET
 from tests.interop.debian import debian_source
 from tests.interop.needed import fetched, installed, needs
 from tests.interop.sources import go_source, node_clients, python_clients

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from qq import testing
+from qq.cli.local_files import AMQPS_PORT_OFFSET
 from qq.testing import LocalCluster
-from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET
 from tests.interop.sources import SourceMissingError, amqplib_source, go_source, python_clients, python_source
 from tests.interop.upstream import (
     Known,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
@@ -579,8 +580,34 @@ def test_damage_is_a_failure_of_the_node(setup: Setup) -> None:
     assert setup.loaded == []
 
 
+def decoded(entry: bytes, batches: int = 1) -> entries_module._View:
+    """Return the view of an entry after its first batches were requested."""
+    view = entries_module._view(entry)
+    for ordinal in range(batches):
+        view.messages(ordinal * SECOND, 1)
+    return view
+
+
+@pytest.mark.parametrize(
+    ("batches", "pieces", "messages"), [(1, 1, 1), (10, 1, 1), (1, 10, 1), (1, 1, 1000), (3, 5, 100)]
+)
+def test_size_of_a_view_is_its_memory(batches: int, pieces: int, messages: int) -> None:
+    """Once only payloads counted: 32 MiB of small entries took 430 MB."""
+    publishes = [
+        Enqueue(session, 1, messages, "x", f"key{session}", 0, 1) for session in range(1, pieces + 1)
+    ]
+    batch = encode_batch(publishes, [b"x" * 40] * (pieces * messages))
+    entry = make_entry(1, [make_batch("n1", 1, number, batch) for number in range(1, batches + 1)])
+    copies = [bytes(bytearray(entry)) for _ in range(50)]
+    tracemalloc.start()
+    views = [decoded(copy, batches) for copy in copies]
+    memory = tracemalloc.get_traced_memory()[0] / len(copies) + len(entry)
+    tracemalloc.stop()
+    assert 0.9 * memory < views[0].size < 1.3 * memory
+
+
 def test_views_are_limited_by_their_bytes(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries_module, "VIEWS_BYTES_MAX", len(WHOLE) * 2)
+    monkeypatch.setattr(entries_module, "VIEWS_BYTES_MAX", 2 * entries_module._view(WHOLE).size)
     setup.journal.stored = dict.fromkeys(range(1, 10), WHOLE)
     for index in (1, 2, 3):
         setup.load(index)

@@ -168,10 +168,11 @@ class MethodQueue:
         return count
 
     def _carry_out_held(self) -> None:
-        if len(self._held) > AT_ONCE:
+        """Carry out held events in a turn of the connection, because an entry may answer very many channels."""
+        if self._held:
             self._connection.continue_later(self)
         else:
-            self.carry_out_some()
+            self._connection.methods_released(self)
 
     def carry_out_some(self) -> None:
         """Carry out held events. Ask for a further turn if more are left than may be carried out together."""

@@ -1,7 +1,7 @@
-"""Accepts HTTP connections on a thread of its own, which answers the health checks of orchestrators itself.
+"""Accepts HTTP connections on a thread of its own, which answers health checks itself.
 
-So a busy event loop holds up no health check, and a hung event loop is reported. All other connections go to the event
-loop, one in a pass.
+These are the checks of orchestrators, and those that clients repeat (repeated_checks.py). So a busy event loop holds up
+no health check, and a hung event loop is reported. All other connections go to the event loop, one in a pass.
 
 Invariant: the thread holds at most 2 * PLACES sockets, takes a fifth of a processor, and never touches a connection
 after handing it over.
@@ -18,11 +18,13 @@ import threading
 import time
 from collections import Counter, deque
 from contextlib import suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.net.acceptor import PAUSE_S
 from cluster.net.connection_slots import source_of
 from cluster.net.log_throttle import ThrottledLog
+from qq.http.base.repeated_checks import RepeatedChecks
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,6 +52,15 @@ _STEP_MAX_S = 1.0
 """Seconds that a pass of the thread adds to the age of the state at most: the whole process may have been stopped."""
 _PEEK_BYTES = 4096
 _CHECK = re.compile(rb"(GET|HEAD) /(livez|healthz)(?:\?\S*)? HTTP/1\.[01]\r\n")
+_REPEATED = re.compile(
+    rb"(GET|HEAD) (/api/(?:health|aliveness-test/)[!-~]+) HTTP/1\.[01]\r\n((?:[!-9;-~]+:[ -~]*\r\n)*)\r\n"
+)
+"""A complete request that may be a repeated health check: method, target, header fields."""
+_AUTHORIZATION = b"authorization"
+_NOT_PLAIN = frozenset(
+    (b"cookie", b"x-requested-with", b"content-length", b"transfer-encoding", b"expect", b"upgrade")
+)
+"""Header fields of requests that only the event loop understands."""
 _END = b"\r\n\r\n"
 
 
@@ -74,15 +85,22 @@ class HealthAnswers:
         else:
             self._age_s += min(seconds, _STEP_MAX_S)
 
-    def answer(self, path: bytes) -> tuple[str, dict[str, str]]:
-        """Return the status and the document of the answer to a health check."""
-        age_s = self._age_s
+    def answer(self, path: bytes) -> tuple[int, bytes]:
+        """Return the status and the document of the answer to /livez or /healthz."""
         reason = self.reason if path == b"healthz" else None
-        if age_s > (HANG_S if path == b"livez" else STATE_AGE_MAX_S):
-            reason = f"the event loop has not run for {age_s:.0f} s"
-        if reason is None:
-            return "200 OK", {"status": "ok"}
-        return "503 Service Unavailable", {"status": "failed", "reason": reason}
+        return self.why_old(HANG_S if path == b"livez" else STATE_AGE_MAX_S) or (
+            (200, b'{"status": "ok"}') if reason is None else _failed(reason)
+        )
+
+    def why_old(self, age_max_s: float) -> tuple[int, bytes] | None:
+        """Return the answer in place of a state that is too old; None if the state is new enough."""
+        if self._age_s <= age_max_s:
+            return None
+        return _failed(f"the event loop has not run for {self._age_s:.0f} s")
+
+
+def _failed(reason: str) -> tuple[int, bytes]:
+    return 503, json.dumps({"status": "failed", "reason": reason}).encode()
 
 
 class _Accepted(NamedTuple):
@@ -97,6 +115,7 @@ class Door:
 
     def __init__(self, listeners: Sequence[socket.socket], loop: asyncio.AbstractEventLoop) -> None:
         self.health = HealthAnswers()
+        self.repeated = RepeatedChecks()
         self._loop = loop
         self._listeners = listeners
         self._throttled_log = ThrottledLog(logging.getLogger(__name__))
@@ -206,25 +225,47 @@ class Door:
             return
         except OSError:
             first = b""
-        check = _CHECK.match(first)
-        if first and (check is None or not first.endswith(_END)):
+        answer = self._answer(first, accepted.address[0])
+        if first and answer is None:
             self._hand_over(accepted)
             return
         self._forget(accepted)
         with suppress(OSError):
-            if check is not None:
+            if answer is not None:
                 sock.recv(len(first))  # a close with unread data would reset the connection
-                sock.send(self._answer(check))
+                sock.send(answer)
         sock.close()
 
-    def _answer(self, check: re.Match[bytes]) -> bytes:
-        status, document = self.health.answer(check[2])
-        body = json.dumps(document).encode()
+    def _answer(self, first: bytes, host: str) -> bytes | None:
+        """Return the answer to the first octets of a client at `host`; None if the event loop must answer."""
+        if not first.endswith(_END):
+            return None
+        if (check := _CHECK.match(first)) is not None:
+            answer = self.health.answer(check[2])
+        else:
+            check = _REPEATED.fullmatch(first)
+            answer = check and self._repeated_answer(check, host)
+        if check is None or answer is None:
+            return None
+        status, body = answer
         head = (
-            f"HTTP/1.1 {status}\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
-            "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+            "Connection: close\r\n\r\n"
         )
         return head.encode() + (b"" if check[1] == b"HEAD" else body)
+
+    def _repeated_answer(self, request: re.Match[bytes], host: str) -> tuple[int, bytes] | None:
+        authorization = b""
+        for line in request[3].splitlines():
+            name, _, value = line.partition(b":")
+            name = name.lower()
+            if name in _NOT_PLAIN or (name == _AUTHORIZATION and authorization):
+                return None
+            if name == _AUTHORIZATION:
+                authorization = value.strip()
+        found = self.repeated.find(host, request[2].decode(), authorization.decode())
+        return found and (self.health.why_old(STATE_AGE_MAX_S) or found)
 
     def _forget(self, accepted: _Accepted) -> None:
         self._selector.unregister(accepted.sock)

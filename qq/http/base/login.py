@@ -59,16 +59,20 @@ SESSION_PATH = "/api/session"
 AUTH_PATH = "/api/auth"
 OAUTH2_LOGIN_PATH = "/api/oauth2/login"
 CALLBACK_PATH = "/api/oauth2/callback"
-_CHECKS = (
-    "below-node-connection-limit",
-    "is-in-service",
-    "ready-to-serve-clients",
-    "reached-target-cluster-size",
+OPEN_CHECKS = tuple(
+    f"/api/health/checks/{check}"
+    for check in (
+        "below-node-connection-limit",
+        "is-in-service",
+        "ready-to-serve-clients",
+        "reached-target-cluster-size",
+    )
 )
+"""RabbitMQ's health checks for load balancers, which need no login."""
 OPEN_PATHS = frozenset(
     {
         *(LOGIN_PATH, SESSION_PATH, AUTH_PATH, OAUTH2_LOGIN_PATH, CALLBACK_PATH),
-        *(f"/api/health/checks/{check}" for check in _CHECKS),
+        *OPEN_CHECKS,
     }
 )
 """Paths below /api that need no login, with or without a slash at the end."""
@@ -141,7 +145,7 @@ async def _operator(view: NodeView, management: Management, request: web.Request
 
 async def is_logged_in_still(management: Management, request: web.Request) -> bool:
     """Return whether the web session of a long request is still valid; a password is not checked again."""
-    if _IS_BY_SESSION not in request:
+    if not is_by_session(request):
         return True
     try:
         return await session_of(management, request) is not None
@@ -175,6 +179,11 @@ def has_login(request: web.Request) -> bool:
 
 def login_of(request: web.Request) -> Operator:
     return request[_LOGIN]
+
+
+def is_by_session(request: web.Request) -> bool:
+    """Return whether a web session has logged the request in, in place of a password or token."""
+    return _IS_BY_SESSION in request
 
 
 def only_own(request: web.Request) -> str | None:

@@ -67,6 +67,10 @@ class NodeView(Protocol):
         """
         ...
 
+    def account(self, user: str) -> object:
+        """Return a user's account: it changes with the password and the tags, and is None for an unknown user."""
+        ...
+
     @property
     def takes_tokens(self) -> bool:
         """Return whether logins with OAuth 2 tokens are possible."""

@@ -1,22 +1,25 @@
 """Health checks, under RabbitMQ's paths and with its answers.
 
 Invariant: a passed check is answered with 200, a failed check with 503 and the reason. Checks are cheap, because load
-balancers ask every second.
+balancers ask every second, and the node repeats them four times a second (base/repeated_checks.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
-from qq.http.base.error_responses import bad_request, not_found
-from qq.http.base.login import MONITORS
-from qq.http.documents.requests import ERLANG_PREFIX, named_vhost, vhost_if_named, write_object
+from qq.http.base.error_responses import Refusal, bad_request, not_found
+from qq.http.base.login import MONITORS, has_login, is_by_session, login_of
+from qq.http.base.repeated_checks import CheckResult
+from qq.http.documents.requests import ERLANG_PREFIX, named_vhost, sees, vhost_if_named, write_object
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.protocol.queue_types import QUORUM
 from qq.management.reports.members import NodeState
@@ -24,12 +27,17 @@ from qq.management.time_slices import Slices
 from qq.tls.certificates import InvalidCertificate, validities
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from qq.http.base.node_view import NodeView
+    from qq.http.base.repeated_checks import RepeatedChecks
     from qq.management.management import Management
     from qq.management.reports.nodes import CertificateFiles, Listener, NodeReport
     from qq.management.reports.queues import QueueStatus
+
+    Parts = Mapping[str, str]
+    """The named parts of a path."""
+    Check = Callable[[Parts], CheckResult]
 
 _CRITICAL = "There are quorum queues that would lose their quorum if the target node is shut down"
 """RabbitMQ's text for a critical node, which some tools search for."""
@@ -53,47 +61,89 @@ _PROTOCOLS = {
 class HealthEndpoints:
     """Handlers for health checks."""
 
-    def __init__(self, view: NodeView, management: Management) -> None:
+    def __init__(self, view: NodeView, management: Management, repeated: RepeatedChecks) -> None:
         self._view = view
         self._management = management
+        self._repeated = repeated
 
     def routes(self) -> list[web.RouteDef]:
         checks = "/api/health/checks"
         leaderless = f"{checks}/quorum-queues-without-elected-leaders"
         return [
-            web.get(f"{checks}/alarms", self.alarms),
-            web.get(f"{checks}/local-alarms", self.local_alarms),
-            web.get(f"{checks}/metadata-store/initialized", self.initialized),
-            web.get(f"{checks}/metadata-store/initialized/with-data", self.initialized_with_data),
+            self._route(f"{checks}/alarms", self.alarms),
+            self._route(f"{checks}/local-alarms", self.local_alarms),
+            self._route(f"{checks}/metadata-store/initialized", self.initialized),
+            self._route(f"{checks}/metadata-store/initialized/with-data", self.initialized_with_data),
             web.get(f"{checks}/certificate-expiration/{{within}}/{{unit}}", self.certificates),
-            web.get(f"{checks}/port-listener/{{port}}", self.port_listener),
-            web.get(f"{checks}/protocol-listener/{{protocols}}", self.protocol_listener),
-            web.get(f"{checks}/virtual-hosts", self.virtual_hosts),
+            self._route(f"{checks}/port-listener/{{port}}", self.port_listener),
+            self._route(f"{checks}/protocol-listener/{{protocols}}", self.protocol_listener),
+            self._route(f"{checks}/virtual-hosts", self.virtual_hosts),
             web.get(f"{leaderless}/all-vhosts", self.leaderless),
             web.get(f"{leaderless}/all-vhosts/pattern/{{pattern}}", self.leaderless),
             web.get(f"{leaderless}/vhost/{{vhost}}", self.leaderless),
             web.get(f"{leaderless}/vhost/{{vhost}}/pattern/{{pattern}}", self.leaderless),
             web.get(f"{checks}/node-is-quorum-critical", self.quorum_critical),
-            web.get(f"{checks}/is-in-service", self.in_service),
-            web.get(f"{checks}/below-node-connection-limit", self.below_connection_limit),
-            web.get(f"{checks}/ready-to-serve-clients", self.ready_to_serve),
-            web.get(f"{checks}/reached-target-cluster-size", self.cluster_size),
-            web.get(f"{checks}/safe-to-stop", self.safe_to_stop),
-            web.get(f"{checks}/safe-to-stop/{{name}}", self.safe_to_stop),
+            self._route(f"{checks}/is-in-service", self.in_service),
+            self._route(f"{checks}/below-node-connection-limit", self.below_connection_limit),
+            self._route(f"{checks}/ready-to-serve-clients", self.ready_to_serve),
+            self._route(f"{checks}/reached-target-cluster-size", self.cluster_size),
+            self._route(f"{checks}/safe-to-stop", self.safe_to_stop),
+            self._route(f"{checks}/safe-to-stop/{{name}}", self.safe_to_stop),
             web.get("/api/aliveness-test/{vhost}", self.aliveness),
-            web.get("/api/healthchecks/node", self.node),
-            web.get("/api/healthchecks/node/{name}", self.node),
+            self._route("/api/healthchecks/node", self.node),
+            self._route("/api/healthchecks/node/{name}", self.node),
         ]
+
+    def _route(self, path: str, check: Check) -> web.RouteDef:
+        """Return the route of a check that the thread may answer, too."""
+
+        async def handle(request: web.Request) -> web.Response:
+            parts = dict(request.match_info)
+            return self._answer(request, check(parts), partial(check, parts))
+
+        return web.get(path, handle)
+
+    def _answer(
+        self, request: web.Request, result: CheckResult, repeat: Callable[[], CheckResult | None]
+    ) -> web.Response:
+        """Answer a check, and let the thread answer equal requests."""
+        response = _response(result)
+        is_unchanged = self._account_check(request)
+        if is_unchanged is not None:
+
+            def again() -> CheckResult | None:
+                with suppress(Refusal):  # the object of the check is gone
+                    return repeat() if is_unchanged() else None
+
+            authorization = request.headers.get(hdrs.AUTHORIZATION, "")
+            self._repeated.remember(request.remote or "", request.raw_path, authorization, again)
+            response.force_close()  # the thread answers only the first request of a connection
+        return response
+
+    def _account_check(self, request: web.Request) -> Callable[[], bool] | None:
+        """Return a function that returns whether the login of a request is still valid.
+
+        The result is None if the thread may not answer such requests: it knows no TLS, sessions and tokens.
+        """
+        if request.secure or is_by_session(request):
+            return None
+        if not has_login(request):
+            return lambda: True  # the path needs no login
+        login, account = login_of(request), self._view.account
+        if login.scopes is not None:
+            return None
+        admitted = account(login.user)
+        return lambda: account(login.user) == admitted
 
     # Alarms
 
-    async def alarms(self, _request: web.Request) -> web.Response:
+    def alarms(self, _parts: Parts) -> CheckResult:
         return self._alarms(None, "There are alarms in effect in the cluster")
 
-    async def local_alarms(self, _request: web.Request) -> web.Response:
+    def local_alarms(self, _parts: Parts) -> CheckResult:
         return self._alarms(self._own_name(), "There are alarms in effect on the node")
 
-    def _alarms(self, node: str | None, reason: str) -> web.Response:
+    def _alarms(self, node: str | None, reason: str) -> CheckResult:
         alarms = [
             {"resource": _RESOURCES[alarm.resource], "node": alarm.node}
             for alarm in self._management.nodes.alarms()
@@ -103,30 +153,30 @@ class HealthEndpoints:
 
     # This node
 
-    async def initialized(self, _request: web.Request) -> web.Response:
+    def initialized(self, _parts: Parts) -> CheckResult:
         flaw = self._management.nodes.flaw()
         return _verdict(flaw and f"Metadata store has not yet reported as initialized: {flaw}")
 
-    async def initialized_with_data(self, request: web.Request) -> web.Response:
+    def initialized_with_data(self, parts: Parts) -> CheckResult:
         if self._management.nodes.flaw() is None and not self._management.catalog.vhosts():
             return _failed("Metadata store has not yet been initialized: it reports to have no virtual hosts")
-        return await self.initialized(request)
+        return self.initialized(parts)
 
-    async def virtual_hosts(self, _request: web.Request) -> web.Response:
+    def virtual_hosts(self, _parts: Parts) -> CheckResult:
         flaw = self._management.nodes.flaw()
         if flaw is None:
             return _ok()
         names = [vhost.name for vhost in self._management.catalog.vhosts()]
         return _failed(f"Some virtual hosts are down: {flaw}", **{"virtual-hosts": names})
 
-    async def in_service(self, _request: web.Request) -> web.Response:
+    def in_service(self, _parts: Parts) -> CheckResult:
         why = self._view.ready()
         return _verdict(why and f"this rabbit node is not currently available to serve: {why}")
 
-    async def below_connection_limit(self, _request: web.Request) -> web.Response:
+    def below_connection_limit(self, _parts: Parts) -> CheckResult:
         return _verdict(_at_limit(self._management.nodes.own_report()))
 
-    async def ready_to_serve(self, _request: web.Request) -> web.Response:
+    def ready_to_serve(self, _parts: Parts) -> CheckResult:
         why, report = self._view.ready(), self._management.nodes.own_report()
         if why is not None:
             return _failed(f"the rabbit node is not currently available to serve: {why}")
@@ -136,15 +186,19 @@ class HealthEndpoints:
         return _ok() if reason is None else _failed(reason, connections=report.connections)
 
     async def aliveness(self, request: web.Request) -> web.Response:
-        await named_vhost(request, self._management)
-        return _verdict(self._view.ready())
+        vhost = await named_vhost(request, self._management)
 
-    async def node(self, request: web.Request) -> web.Response:
+        def repeat() -> CheckResult | None:
+            return _verdict(self._view.ready()) if sees(request, self._management)(vhost) else None
+
+        return self._answer(request, _verdict(self._view.ready()), repeat)
+
+    def node(self, parts: Parts) -> CheckResult:
         """Check a node by the facts that this node has.
 
         RabbitMQ's documentation recommends the checks above instead.
         """
-        name = request.match_info.get("name", self._own_name()).removeprefix(ERLANG_PREFIX)
+        name = parts.get("name", self._own_name()).removeprefix(ERLANG_PREFIX)
         if name not in self._management.members.names():
             raise not_found()
         alarms = [alarm.resource for alarm in self._management.nodes.alarms() if alarm.node == name]
@@ -157,21 +211,21 @@ class HealthEndpoints:
 
     # Ports and certificates
 
-    async def port_listener(self, request: web.Request) -> web.Response:
-        text = request.match_info["port"]
+    def port_listener(self, parts: Parts) -> CheckResult:
+        text = parts["port"]
         if not (text.isascii() and text.isdigit() and len(text) <= 9):
             raise bad_request("Invalid port")
         port, ports = int(text), sorted({each.port for each in self._listeners()})
         if port in ports:
-            return web.json_response(_OK | {"port": port})
+            return _ok(port=port)
         return _failed("No active listener", missing=port, ports=ports)
 
-    async def protocol_listener(self, request: web.Request) -> web.Response:
-        asked = [name.strip().lower() for name in request.match_info["protocols"].split(",")]
+    def protocol_listener(self, parts: Parts) -> CheckResult:
+        asked = [name.strip().lower() for name in parts["protocols"].split(",")]
         there = sorted({each.protocol for each in self._listeners()})
         missing = sorted({_PROTOCOLS.get(name, name) for name in asked} - set(there))
         if not missing:
-            return web.json_response(_OK | {"protocol": ",".join(asked), "protocols": there})
+            return _ok(protocol=",".join(asked), protocols=there)
         return _failed("No active listener", missing=missing, protocols=there)
 
     async def certificates(self, request: web.Request) -> web.Response:
@@ -193,11 +247,11 @@ class HealthEndpoints:
             for files, (cert, ca) in found
             if cert or ca
         ]
-        return _failed("Certificates expiring", expired=expired) if expired else _ok()
+        return _response(_failed("Certificates expiring", expired=expired) if expired else _ok())
 
     # The cluster
 
-    async def cluster_size(self, _request: web.Request) -> web.Response:
+    def cluster_size(self, _parts: Parts) -> CheckResult:
         nodes = self._view.cluster_status().nodes
         online = sum(each.state not in (NodeState.DOWN, NodeState.UNKNOWN) for each in nodes)
         if online == len(nodes):
@@ -212,33 +266,42 @@ class HealthEndpoints:
             pattern = Pattern(request.match_info.get("pattern", ".*"))
         except InvalidPattern as error:
             raise bad_request(f"invalid pattern: {error}") from None
-        if self._management.leadership.leader() is not None:
-            return _ok()
+        result = self._led(vhost)
+        if result is not None:
+            return self._answer(request, result, partial(self._led, vhost))
         slices, found = Slices(), list[dict[str, str]]()
         for queue in self._management.queues.all(vhost):
             await slices.give_way()
             if queue.type == QUORUM and pattern.search(queue.name):
                 found.append(_queue_in_minority(queue))
         if not found:
-            return _ok()
+            return _response(_ok())
         failed = _FAILED | {"reason": _LEADERLESS}
         return await write_object(request, failed, {"queues": found}, HTTPStatus.SERVICE_UNAVAILABLE)
 
-    async def safe_to_stop(self, request: web.Request) -> web.Response:
-        verdict = self._management.leadership.may_stop(request.match_info.get("name"))
-        if verdict.is_safe:
-            return web.json_response(_OK | {"reason": verdict.text})
-        return _failed(verdict.text)
+    def safe_to_stop(self, parts: Parts) -> CheckResult:
+        verdict = self._management.leadership.may_stop(parts.get("name"))
+        return _ok(reason=verdict.text) if verdict.is_safe else _failed(verdict.text)
 
     async def quorum_critical(self, request: web.Request) -> web.StreamResponse:
-        if len(self._management.members.names()) == 1:
-            return web.json_response(_OK | {"reason": "single node cluster"})
-        if self._management.leadership.may_stop(None).is_safe:
-            return _ok()
+        result = self._not_critical()
+        if result is not None:
+            return self._answer(request, result, self._not_critical)
         # All queues are listed, because all are in the same log and lose their majority together.
         queues = map(_queue_in_minority, self._management.queues.all(None))
         failed = _FAILED | {"reason": _CRITICAL}
         return await write_object(request, failed, {"queues": queues}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _led(self, vhost: str | None) -> CheckResult | None:
+        """Return the result of a cluster with a leader, or None; also None if the virtual host does not exist."""
+        is_there = vhost is None or self._management.catalog.has_vhost(vhost)
+        return _ok() if is_there and self._management.leadership.leader() is not None else None
+
+    def _not_critical(self) -> CheckResult | None:
+        """Return the result of a node that is not critical, or None."""
+        if len(self._management.members.names()) == 1:
+            return _ok(reason="single node cluster")
+        return _ok() if self._management.leadership.may_stop(None).is_safe else None
 
     # Sources of facts
 
@@ -249,16 +312,20 @@ class HealthEndpoints:
         return self._management.nodes.own_report().listeners
 
 
-def _ok() -> web.Response:
-    return web.json_response(_OK)
+def _ok(**more: Any) -> CheckResult:
+    return CheckResult(HTTPStatus.OK, _OK | more)
 
 
-def _failed(reason: str, **more: Any) -> web.Response:
-    return web.json_response(_FAILED | {"reason": reason} | more, status=HTTPStatus.SERVICE_UNAVAILABLE)
+def _failed(reason: str, **more: Any) -> CheckResult:
+    return CheckResult(HTTPStatus.SERVICE_UNAVAILABLE, _FAILED | {"reason": reason} | more)
 
 
-def _verdict(why: str | None) -> web.Response:
+def _verdict(why: str | None) -> CheckResult:
     return _ok() if why is None else _failed(why)
+
+
+def _response(result: CheckResult) -> web.Response:
+    return web.json_response(result.document, status=result.status)
 
 
 def _at_limit(report: NodeReport) -> str | None:

@@ -11,6 +11,7 @@ from qq.scopes import TokenUser
 from qq.sessions.login import Login, LoginsBusy
 
 if TYPE_CHECKING:
+    from qq.machine.catalog.permissions import User
     from qq.sessions.broker import Broker
     from qq.sessions.login import Attempt, Outcome
 
@@ -57,6 +58,10 @@ class HttpLogins:
             return LoggedIn(outcome.name, outcome.scopes.tags, outcome.scopes, outcome.expires_s)
         known = self._broker.machine.users.get(user)  # None if the user was deleted after the answer
         return LoggedIn(user, known.tags) if known is not None and outcome else None
+
+    def account(self, user: str) -> User | None:
+        """Return a user's account: it changes with the password and the tags, and is None for an unknown user."""
+        return self._broker.machine.users.get(user)
 
     async def _wait_for(self, attempt: Attempt, decided: asyncio.Future[Outcome]) -> None:
         """Wait for a delayed answer.

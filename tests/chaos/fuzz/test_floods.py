@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, contextmanager
 from random import Random
+from typing import TYPE_CHECKING
 
 from pamqp import commands
 
 from chaos.fuzz.conversations import PROTOCOL_HEADER
 from chaos.fuzz.flooder import Plan
-from chaos.fuzz.floods import Flood, kinds, mixed, plan
+from chaos.fuzz.floods import Flood, kinds, make_tls, mixed, plan
 from chaos.fuzz.legal import opening
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
 
 SENT_BY_SERVERS = {
     "Basic.ConsumeOk",
@@ -68,21 +74,40 @@ def test_mixed_floods_are_a_function_of_the_seed() -> None:
     assert mixed(Random(5)) != mixed(Random(6))
 
 
-def test_flooder_waits_for_the_answer_before_it_repeats() -> None:
-    plan = Plan(b"opening", b"go", b"again", 1)
+@contextmanager
+def flooded(plan: Plan, *authority: str) -> Generator[socket.socket]:
+    """Yield a socket that the connection of a flooder has been accepted on."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        command = [sys.executable, "-m", "chaos.fuzz.flooder", str(listener.getsockname()[1])]
+        command = [sys.executable, "-m", "chaos.fuzz.flooder", str(listener.getsockname()[1]), *authority]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         try:
             assert process.stdin is not None
             process.stdin.write(plan.dump())
             process.stdin.close()
-            client, _ = listener.accept()
-            with client:
-                assert client.recv(100) == b"opening"
-                client.sendall(b"--g")
-                client.sendall(b"o--")
-                assert client.recv(7, socket.MSG_WAITALL) == b"againag"
+            with listener.accept()[0] as client:
+                yield client
         finally:
             process.kill()
             process.wait()
+
+
+def test_flooder_waits_for_the_answer_before_it_repeats() -> None:
+    with flooded(Plan(b"opening", b"go", b"again", 1)) as client:
+        assert client.recv(100) == b"opening"
+        client.sendall(b"--g")
+        client.sendall(b"o--")
+        assert client.recv(7, socket.MSG_WAITALL) == b"againag"
+
+
+def test_flooder_floods_over_tls(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tls.settings["tls"]["cert"], tls.settings["tls"]["key"])
+    with (
+        flooded(Plan(b"opening", b"go", b"again" * 100_000, 1), str(tls.authority)) as plain,
+        context.wrap_socket(plain, server_side=True) as client,
+    ):
+        assert client.recv(100) == b"opening"
+        client.sendall(b"go")
+        octets = sum(len(client.recv(65_536)) for _ in range(100))
+        assert octets > 500_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -16,6 +17,7 @@ import pytest
 from qq.http.base import door as door_module
 from qq.http.base.door import FULL_S, HANG_S, PLACES, READING, STATE_AGE_MAX_S, Door, HealthAnswers
 from qq.http.base.listener import listen
+from qq.http.base.repeated_checks import CheckResult
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 Taken = list[tuple[socket.socket, Any]]
@@ -31,9 +33,9 @@ class World:
     def connect(self, source: str = HERE) -> socket.socket:
         return socket.create_connection((HERE, self.port), 10, (source, 0))
 
-    def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
+    def get(self, path: str, method: str = "GET", login: str = "") -> tuple[int, bytes]:
         with closing(HTTPConnection(HERE, self.port, timeout=5)) as connection:
-            connection.request(method, path)
+            connection.request(method, path, headers={"Authorization": login} if login else {})
             response = connection.getresponse()
             assert response.headers["Content-Length"] != "0"
             return response.status, response.read()
@@ -75,6 +77,57 @@ def test_health_checks_are_answered_while_the_loop_is_busy() -> None:
             world.door.health.update(None)
             assert world.get("/healthz?verbose") == (200, b'{"status": "ok"}')
             assert world.get("/healthz", "HEAD") == (200, b"")
+
+    run(story)
+
+
+CHECK = "/api/health/checks/alarms"
+
+
+def test_repeated_checks_are_answered_while_the_loop_is_busy() -> None:
+    async def story(world: World) -> None:
+        results = [CheckResult(503, {"status": "failed"}), CheckResult(200, {"status": "ok"})]
+        world.door.repeated.remember(HERE, CHECK, "Basic eDp5", results.pop)
+        with busy_loop(world):
+            assert world.get(CHECK, login="Basic eDp5") == (200, b'{"status": "ok"}')
+            assert world.get(CHECK, "HEAD", login="Basic eDp5") == (200, b"")
+            world.door.repeated.update()
+            assert world.get(CHECK, login="Basic eDp5") == (503, b'{"status": "failed"}')
+            world.door.health._age_s = STATE_AGE_MAX_S + 1
+            status, body = world.get(CHECK, login="Basic eDp5")
+            assert (status, b"has not run" in body) == (503, True)
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        f"GET {CHECK} HTTP/1.1\r\n",
+        f"GET {CHECK} HTTP/1.1\r\nAuthorization: Basic eDp6\r\n",
+        f"GET {CHECK}?x HTTP/1.1\r\nAuthorization: Basic eDp5\r\n",
+        f"POST {CHECK} HTTP/1.1\r\nAuthorization: Basic eDp5\r\n",
+        f"GET {CHECK} HTTP/1.1\r\nAuthorization: Basic eDp5\r\nAuthorization: Basic eDp5\r\n",
+        f"GET {CHECK} HTTP/1.1\r\nAuthorization: Basic eDp5\r\nCookie: x=y\r\n",
+        f"GET {CHECK} HTTP/1.1\r\nAuthorization: Basic eDp5\r\nContent-Length: 0\r\n",
+        f"GET {CHECK} HTTP/1.1\r\nAuthorization: Basic eDp5\r\n folded\r\n",
+    ],
+)
+def test_other_checks_go_to_the_event_loop(request_text: str) -> None:
+    async def story(world: World) -> None:
+        world.door.repeated.remember(HERE, CHECK, "Basic eDp5", lambda: CheckResult(200, {}))
+        with world.connect() as client:
+            client.sendall(f"{request_text}\r\n".encode())
+            await world.until_taken(1)
+
+    run(story)
+
+
+def test_request_with_many_colons_takes_no_time() -> None:
+    async def story(world: World) -> None:
+        with world.connect() as client:
+            client.sendall(f"GET {CHECK} HTTP/1.1\r\n".encode() + b"a::::::::::\r\n" * 250 + b"\x01\r\n\r\n")
+            await world.until_taken(1)
 
     run(story)
 
@@ -138,13 +191,14 @@ def test_hung_event_loop_fails_the_health_answers() -> None:
     health.update(None)
     health.grow_older(1)
     for path, most_s in ((b"healthz", STATE_AGE_MAX_S), (b"livez", HANG_S)):
-        while health.answer(path)[0] == "200 OK":
+        while health.answer(path)[0] == 200:
             health.grow_older(0.5)
         assert health._age_s == most_s + 0.5
-    assert health.answer(b"livez")[1]["reason"] == f"the event loop has not run for {HANG_S + 0.5:.0f} s"
+    reason = json.loads(health.answer(b"livez")[1])["reason"]
+    assert reason == f"the event loop has not run for {HANG_S + 0.5:.0f} s"
     health.update(None)
     health.grow_older(0.5)
-    assert health.answer(b"livez")[0] == health.answer(b"healthz")[0] == "200 OK"
+    assert health.answer(b"livez")[0] == health.answer(b"healthz")[0] == 200
 
 
 def test_pause_of_the_whole_process_counts_little() -> None:

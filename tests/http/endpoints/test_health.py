@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 import trustme
 
 from cluster.raft.messages import Alarm
+from qq.machine.protocol.commands import ClearPermissions
 from qq.management.reports.nodes import CertificateFiles, Listener
 from tests.http.fakes import FakeManagement
-from tests.http.http_node import Node
+from tests.http.http_node import Node, login
 
 Fake = Node[FakeManagement]
 OK = {"status": "ok"}
@@ -195,6 +197,77 @@ def test_a_node_is_checked_by_name(node: Fake) -> None:
     node.management.group.known["n1"].alarm = Alarm.MEMORY
     assert node.api("healthchecks/node/n1").json == failed("resource alarm(s) in effect: memory")[1]
     assert node.api("healthchecks/node/n9").status == 404
+
+
+# --- checks that the accepting thread answers
+
+
+def repeated(node: Fake, path: str, user: str = "guest") -> tuple[int, Any] | None:
+    """Return the thread's answer to a check that was requested before; None if the event loop must answer."""
+    node.repeated.update()
+    authorization = login(user)["Authorization"] if user else ""
+    found = node.repeated.find("127.0.0.1", f"/api/{path}", authorization)
+    return found and (found[0], json.loads(found[1]))
+
+
+def test_repeated_checks_follow_the_state_of_the_node(node: Fake) -> None:
+    paths = [
+        *(f"health/checks/{path}" for path in ALWAYS_WELL if not path.startswith("certificate")),
+        "aliveness-test/%2F",
+        "healthchecks/node/n1",
+    ]
+    for path in paths:
+        assert repeated(node, path) is None
+        answer = node.api(path)
+        assert answer.headers["Connection"] == "close"
+        assert repeated(node, path) == (answer.status, answer.json) == (200, OK)
+    node.view.reason = "no leader"
+    assert repeated(node, "healthchecks/node/n1") == failed("no leader")
+    assert repeated(node, "health/checks/alarms") == (200, OK)
+
+
+def test_repeated_check_needs_the_same_login_and_address(node: Fake) -> None:
+    path = "health/checks/alarms"
+    node.add_user("ann", "monitoring")
+    assert node.api(path).status == 200
+    assert repeated(node, path) == (200, OK)
+    for user in ("ann", ""):
+        assert repeated(node, path, user) is None
+    assert node.repeated.find("127.0.0.2", f"/api/{path}", login("guest")["Authorization"]) is None
+
+
+def test_repeated_check_ends_when_the_account_changes(node: Fake) -> None:
+    path = "health/checks/alarms"
+    node.add_user("ann", "monitoring")
+    assert node.api(path, user="ann").status == 200
+    assert repeated(node, path, "ann") == (200, OK)
+    node.view.tags["ann"] = []
+    assert repeated(node, path, "ann") is None
+
+
+def test_refused_login_leaves_no_repeated_check(node: Fake) -> None:
+    assert node.api("health/checks/alarms", user="nobody").status == 401
+    assert repeated(node, "health/checks/alarms", "nobody") is None
+
+
+def test_open_check_is_repeated_without_a_login(node: Fake) -> None:
+    path = "health/checks/is-in-service"
+    assert node.request(f"/api/{path}").status == 200
+    assert repeated(node, path, "") == (200, OK)
+
+
+def test_aliveness_test_of_a_hidden_virtual_host_is_not_repeated(node: Fake) -> None:
+    node.add_user("ann", "management", vhosts=("/",))
+    assert node.api("aliveness-test/%2F", user="ann").json == OK
+    assert repeated(node, "aliveness-test/%2F", "ann") == (200, OK)
+    node.management.make(ClearPermissions("ann", "/"))
+    assert repeated(node, "aliveness-test/%2F", "ann") is None
+
+
+def test_check_that_fails_with_an_error_is_not_repeated(node: Fake) -> None:
+    assert node.api("health/checks/local-alarms").status == 200
+    node.view.broken = True
+    assert repeated(node, "health/checks/local-alarms") is None
 
 
 # --- certificates
