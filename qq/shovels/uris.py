@@ -80,11 +80,15 @@ def parse_uri(text: str) -> BrokerUri:
         pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=100)
     except ValueError:
         raise InvalidUri("not a valid URI") from None
+    if not text.isprintable():
+        raise InvalidUri("a control character in a URI is written as % and two digits")  # urlsplit leaves some out
     if parts.scheme not in PORTS:
         raise InvalidUri("it should begin with amqp:// or amqps://")
     uses_tls = parts.scheme == "amqps"
     if not host and (uses_tls or port is not None):
         raise InvalidUri("a port, or amqps, needs a host")
+    if port == 0:
+        raise InvalidUri("no broker listens on port 0")
     if "/" in (path := parts.path.removeprefix("/")):
         raise InvalidUri("a slash in the name of a virtual host is written %2F")
     if "@" in path:  # most likely it is behind a password with a slash in it
@@ -99,7 +103,7 @@ def parse_uri(text: str) -> BrokerUri:
         raise InvalidUri(f"the name of a virtual host is longer than {VHOST_BYTES_MAX} octets")
     return BrokerUri(
         _host(host, "the host"),
-        port or PORTS[parts.scheme],
+        PORTS[parts.scheme] if port is None else port,
         unquote(path) or DEFAULT_VHOST,
         user,
         password,

@@ -43,6 +43,8 @@ def test_uri_gives_tls_options() -> None:
         "http://h",
         "amqp://h:0x1",
         "amqp://h:70000",
+        "amqp://h:0",
+        "amqp://h\r\nfoo",
         "amqp://[::1",
         "amqp://:5672",
         "amqps://",
