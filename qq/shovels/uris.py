@@ -81,7 +81,9 @@ def parse_uri(text: str) -> BrokerUri:
     except ValueError:
         raise InvalidUri("not a valid URI") from None
     if not text.isprintable():
-        raise InvalidUri("a control character in a URI is written as % and two digits")  # urlsplit leaves some out
+        raise InvalidUri(
+            "a control character in a URI is written as % and two digits"
+        )  # urlsplit leaves some out
     if parts.scheme not in PORTS:
         raise InvalidUri("it should begin with amqp:// or amqps://")
     uses_tls = parts.scheme == "amqps"

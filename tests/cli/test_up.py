@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qq.cli.local.up import _outgoing_ports
+from qq.cli.local.up import _outgoing_ports, _why_not_bound
 from qq.cli.local_files import local_nodes
 from qq.config import load
 from tests.cli.processes import is_alive, nodes_of, started, wait_until
@@ -174,15 +175,21 @@ def test_up_shows_node_output_before_the_cluster_is_ready(data_dir: Path, base_p
 
 
 def test_up_warns_of_ports_for_outgoing_connections(data_dir: Path) -> None:
-    def proxy_of(base_port: int, outgoing: str) -> str | None:
+    def proxy_of(base_port: int, outgoing: range) -> str | None:
         return _outgoing_ports(local_nodes(data_dir, 3, base_port), outgoing)
 
-    assert proxy_of(12_765, "32768\t60999\n") is None
-    assert proxy_of(12_767, "32768\t60999\n") == (
+    assert proxy_of(12_765, range(32_768, 61_000)) is None
+    assert proxy_of(12_767, range(32_768, 61_000)) == (
         "the system may give ports 32768, 32769 to outgoing connections: "
         "a node that starts again may find its port taken"
     )
-    assert "12767, 12768, 12769, 22767, 22768, 22769 to" in (proxy_of(12_767, "1 32766") or "")
+    assert "12767, 12768, 12769, 22767, 22768, 22769 to" in (proxy_of(12_767, range(1, 32_767)) or "")
+
+
+def test_used_port_of_the_outgoing_range_is_explained() -> None:
+    used = OSError(errno.EADDRINUSE, "in use")
+    assert _why_not_bound(used, 5672, range(32_768, 61_000)) == "is in use"
+    assert "so that all ports are below 32768" in _why_not_bound(used, 45_000, range(32_768, 61_000))
 
 
 def test_killed_node_of_up_can_be_started_by_hand(data_dir: Path, base_port: int) -> None:

@@ -59,9 +59,8 @@ def up(
         _refuse_used_ports(nodes)
         prepare(data_dir, nodes, fresh=fresh)
         screen = Screen()
-        with suppress(FileNotFoundError):  # some containers lack the file
-            if warning := _outgoing_ports(nodes, _OUTGOING.read_text()):
-                screen.print_line(warning)
+        if warning := _outgoing_ports(nodes, _outgoing_range()):
+            screen.print_line(warning)
         try:
             asyncio.run(_Cluster(data_dir, nodes, serve_command, screen, restart=restart).run())
         finally:
@@ -69,15 +68,20 @@ def up(
     return 0
 
 
-def _outgoing_ports(nodes: Sequence[LocalNode], outgoing: str) -> str | None:
-    """Return a warning if ports of the nodes are in the range for outgoing connections, or `None`.
+def _outgoing_range() -> range:
+    """Return the ports that the system gives to outgoing connections; an empty range if they are unknown."""
+    try:
+        first, last = map(int, _OUTGOING.read_text().split())
+    except FileNotFoundError:  # as in some containers
+        return range(0)
+    return range(first, last + 1)
 
-    `outgoing` is the range as "FIRST LAST".
-    """
-    first, last = map(int, outgoing.split())
+
+def _outgoing_ports(nodes: Sequence[LocalNode], outgoing: range) -> str | None:
+    """Return a warning if ports of the nodes are in the range for outgoing connections, or `None`."""
     addresses = [node.address for node in nodes]
     ports = {port for each in addresses for port in (each.amqp_port, each.http_port, each.peer_port)}
-    shared = sorted(port for port in ports if first <= port <= last)
+    shared = sorted(ports.intersection(outgoing))
     if not shared:
         return None
     return (
@@ -104,12 +108,20 @@ def _refuse_used_ports(nodes: Sequence[LocalNode]) -> None:
                 try:
                     probe.bind((HOST, port))
                 except OSError as error:
-                    reason = (
-                        "is in use"
-                        if error.errno == errno.EADDRINUSE
-                        else f"cannot be used: {error.strerror}"
-                    )
+                    reason = _why_not_bound(error, port, _outgoing_range())
                     raise CommandError(f"port {port} ({what} of {node.name}) {reason}") from None
+
+
+def _why_not_bound(error: OSError, port: int, outgoing: range) -> str:
+    """Return why a port cannot be used; `outgoing` are the ports that the system gives to outgoing connections."""
+    if error.errno != errno.EADDRINUSE:
+        return f"cannot be used: {error.strerror}"
+    if port not in outgoing:
+        return "is in use"
+    return (
+        "is in use, perhaps by an outgoing connection, whose port the system keeps for a minute after its end: try "
+        f"again then, or choose --base-port so that all ports are below {outgoing.start}"
+    )
 
 
 class _Cluster:
