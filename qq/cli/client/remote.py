@@ -47,6 +47,7 @@ _LAST_REQUEST_S = 10.0
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING")
 """OpenSSL's reasons when a port answers with something else than TLS."""
 _LOGIN_REFUSED = "login was refused"
+_NOTHING_THERE = "Not Found"
 _FOREIGN = "the answer is not that of a qq node"
 _READ_BYTES = 64 * 1024
 _NO_QUERY: Mapping[str, str] = MappingProxyType({})
@@ -314,6 +315,8 @@ class Remote:
             return f"{url}: login of {self._login.user!r} was refused"
         if answer.status == HTTPStatus.PERMANENT_REDIRECT:
             return f"{url}: the port speaks TLS: use https:// in place of http://"
+        if answer.status == HTTPStatus.NOT_FOUND and reason == _NOTHING_THERE:
+            return f"{url}: {reason}: a virtual host, a user or an object of this path is missing"
         return f"{url}: {reason or f'HTTP status {answer.status}: {_FOREIGN}'}"
 
 
@@ -392,5 +395,5 @@ def reason_of(answer: Answer) -> str | None:
     reason, explanation = document.get("reason"), document.get("explanation")
     if not isinstance(reason, str):
         return None
-    text = f"{explanation} ({reason})" if isinstance(explanation, str) else reason
+    text = f"{explanation} ({reason.strip()})" if isinstance(explanation, str) else reason
     return " ".join(text.split())

@@ -89,9 +89,9 @@ def _change(node: Remote, method: str, name: str, body: Any, *, of_all: bool, re
     try:
         for each in answer["changed"]:
             print(f"{escaped(each)}: {result}")
-        for each, reason in answer["unchanged"].items():
-            print(f"{escaped(each)}: unchanged: {escaped(reason)}")
-        return 1 if answer["unchanged"] else 0
+        for each, reason in answer["unconfirmed"].items():
+            print(f"{escaped(each)}: not confirmed: {escaped(reason)}")
+        return 1 if answer["unconfirmed"] else 0
     except (KeyError, TypeError, AttributeError):
         raise node.foreign_answer() from None
 

@@ -8,7 +8,7 @@ import click
 
 from qq.cli.options import with_node, with_output_and_json
 from qq.cli.terminal.escaping import escaped
-from qq.cli.terminal.output import print_answer
+from qq.cli.terminal.output import print_answer, print_lines
 from qq.diagnosis.findings import Severity, lines_of
 
 if TYPE_CHECKING:
@@ -32,5 +32,5 @@ def doctor_command(node: Remote, *, form: str) -> int:
         is_calm = all(each["severity"] == _INFO for each in answer["findings"])
     except (KeyError, TypeError, AttributeError):
         raise node.foreign_answer() from None
-    print_answer(form, answer, "findings", _COLUMNS, lambda: print("\n".join(lines)))
+    print_answer(form, answer, "findings", _COLUMNS, lambda: print_lines(lines))
     return 0 if is_calm else 1

@@ -15,7 +15,7 @@ from qq.cli.command_line.tree import CommandGroup
 from qq.cli.command_line.values import NODE, PEER
 from qq.cli.options import with_node, with_output_and_json, with_timeout
 from qq.cli.terminal.escaping import escaped
-from qq.cli.terminal.output import print_document, print_rows
+from qq.cli.terminal.output import print_document, print_lines, print_rows
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def list_members(node: Remote, *, form: str) -> int:
         print_document(answer)
         return 0
     if form == "table":
-        print(escaped(summary))
+        print_lines([escaped(summary)])
     print_rows(form, rows, _COLUMNS)
     return 0
 

@@ -23,7 +23,7 @@ _WORDS = {
     "connection_readers": "received, not yet used by a request",
     "connection_writers": "not yet taken by clients",
     "mgmt_db": "samples for charts",
-    "other_system": "the rest: queues, objects, free parts of the heap",
+    "other_system": "the rest: objects, and free heap",
 }
 _COLUMNS = ("kind", "bytes", "share", "contents")
 

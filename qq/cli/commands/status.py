@@ -9,7 +9,7 @@ import click
 
 from qq.cli.options import with_node, with_output_and_json
 from qq.cli.terminal.escaping import escaped
-from qq.cli.terminal.output import cell, duration, print_answer, print_cells
+from qq.cli.terminal.output import cell, duration, print_answer, print_cells, print_lines
 from qq.cli.terminal.progress import Wait
 from qq.diagnosis.words import size
 from qq.errors import CommandError
@@ -63,8 +63,7 @@ def status_command(node: Remote, *, form: str, wide: bool) -> int:
         raise node.foreign_answer() from None
 
     def show() -> None:
-        print(escaped(verdict.text))
-        print(escaped(view))
+        print_lines([escaped(verdict.text), escaped(view)])
         print_cells([_SUFFIX.sub("", column).replace("_", " ") for column in columns], rows, fits=not wide)
 
     print_answer(form, answer, "nodes", _WIDE_COLUMNS, show)

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from itertools import chain, islice
-from textwrap import fill
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -148,8 +147,22 @@ def print_cells(head: Sequence[str], rows: Iterable[Sequence[str]], *, fits: boo
     while page := list(islice(following, PAGE_ROWS)):
         show((), [row[:count] for row in page])
     if count < len(head):
-        text = f"(no room for: {', '.join(head[count:])}; make the terminal wider, or give --output)"
-        print(fill(text, terminal_width()))
+        print_lines([f"(no room for: {', '.join(head[count:])}; make the terminal wider, or give --output)"])
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Print escaped lines of text. On a terminal, a long line is broken between words, and keeps its indentation."""
+    if not sys.stdout.isatty():
+        print("\n".join(lines))
+        return
+    from rich.console import Console  # noqa: PLC0415 -- only for a terminal
+    from rich.padding import Padding  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console()
+    for line in lines:
+        text = line.lstrip()
+        console.print(Padding(Text(text), (0, 0, 0, len(line) - len(text)), expand=False))
 
 
 def terminal_width() -> int:

@@ -223,7 +223,7 @@ class OverviewEndpoints:
         return web.json_response(
             {
                 "changed": [node for node, reason in reasons.items() if not reason],
-                "unchanged": {node: reason for node, reason in reasons.items() if reason},
+                "unconfirmed": {node: reason for node, reason in reasons.items() if reason},
             }
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from qq.http.base.explanations import explanation
@@ -33,3 +35,11 @@ from qq.http.base.explanations import explanation
 )
 def test_reason_in_the_words_of_rabbitmq_is_explained(reason: str, text: str) -> None:
     assert explanation(reason) == text
+
+
+@pytest.mark.parametrize("part", ["[", '{<<"', '{<<"a', "[{", "] are not recognised policy settings"])
+def test_explanation_takes_no_long_work_for_a_hostile_text(part: str) -> None:
+    began_s = time.process_time()
+    for end in ("", "] are not recognised policy settings"):
+        explanation(part * (2_000_000 // len(part)) + end)
+    assert time.process_time() - began_s < 0.5

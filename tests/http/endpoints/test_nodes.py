@@ -135,7 +135,7 @@ def test_settings_of_all_nodes_change_with_one_request(node: Machine) -> None:
     path = "config/effective/log_level?nodes=all"
     shown = {
         "changed": ["n1", "n2"],
-        "unchanged": {
+        "unconfirmed": {
             "n3": "it does not answer, or runs an earlier release",
             "n4": "its limit is another",
         },
