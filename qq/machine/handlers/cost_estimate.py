@@ -42,7 +42,8 @@ SETTLED_STEPS: dict[type[c.Settlement], int] = {c.Settle: 10, c.Return: 15, c.Re
 
 COMMAND_STEPS = 15
 """Steps of a command that touches a few objects, and steps that each command costs in any case."""
-_RUN = 6
+_RUN = 12
+"""Steps of consecutive messages with the same route, a command: 9 to put it into a batch, and 4 to apply it."""
 _RUN_WITH_PROPERTIES = 16
 """Steps of messages with properties that matter to queues, such as an expiration: a command of its own, whose fields
 are read and stored for each queue."""
