@@ -56,6 +56,8 @@ CLIENT_RUNS = 0.3
 """Share of the ledger runs that have AMQP clients instead."""
 REQUESTERS = 3
 """Clients of direct reply-to in a run with AMQP clients."""
+DECLARERS = 2
+"""Clients that declare queues in a run with AMQP clients."""
 UPGRADES = 0.2
 """Share of the runs with an upgrade of the nodes."""
 BACKUPS = 0.15
@@ -170,7 +172,7 @@ def _draw_load_and_faults(seed: int) -> SimulationOptions:
         message_bytes_max=random.choice((1, 16, 64)) * 1024,
     )
     if not options.queues and Random(f"{seed}/clients").random() < CLIENT_RUNS:
-        return replace(options, queues=True, clients=True, requesters=REQUESTERS)
+        return replace(options, queues=True, clients=True, requesters=REQUESTERS, declarers=DECLARERS)
     if busy and not large_batches and random.random() < 0.2:
         return _with_check_of_disk_use(options)
     if not options.queues and random.random() < 0.2:

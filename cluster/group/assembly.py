@@ -48,7 +48,7 @@ class Assembly:
         self.applying = Applier(replica.state, replica.pending)
         self.queries = Queries(replica.outbox.is_new, replica.outbox.transmit)
         self.membership = MembershipParts(replica, machine.outages_since, machine.losses_since)
-        self.broker_messages = BrokerMessages(replica, machine.reads_since)
+        self.broker_messages = BrokerMessages(replica, self.membership.members, machine.reads_since)
         self.reads = Reads(replica, self.membership.leadership, machine.reads_since)
         first_id = replica.pending.incarnation << SNAPSHOT_ID_BITS
         self.sender = SnapshotSender(replica, first_id)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from cluster.raft.messages import BrokerMessage
 
 if TYPE_CHECKING:
+    from cluster.membership.view import Members
     from cluster.replica import Replica
     from cluster.runtime.ports import Buffer
 
@@ -23,11 +24,11 @@ Receive = Callable[[str, bytes], None]
 class BrokerMessages:
     """Sends messages to the brokers of peers, and passes theirs to this node's broker."""
 
-    def __init__(self, replica: Replica, since: int) -> None:
+    def __init__(self, replica: Replica, members: Members, since: int) -> None:
         """`since` is the first version of the state at which every program knows these messages."""
         self._configurations = replica.configurations
         self._links = replica.links
-        self._linked = replica.linked
+        self._members = members
         self._outbox = replica.outbox
         self._since = since
         self._receive: Receive = _ignore
@@ -37,10 +38,14 @@ class BrokerMessages:
         self._receive = receive
 
     def send(self, peer: str, data: Sequence[Buffer]) -> bool:
-        """Send a message to a member, or return False if its link cannot take it now."""
+        """Send a message to a member, or return False if its link cannot take it now.
+
+        A link that drops all packets may count as connected for long. So it is used only while both ends hear each
+        other.
+        """
         if not self._configurations.agree_on(self._since):
             return False
-        if not self._linked.is_member(peer) or not self._links.connected(peer) or self._links.congested(peer):
+        if not self._members.exchanges_with(peer) or self._links.congested(peer):
             return False
         self._outbox.transmit(peer, BrokerMessage(data))
         return True

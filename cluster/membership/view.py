@@ -91,6 +91,13 @@ class Members:
         """
         return self.linked.is_member(name) and not self._peers.is_silent(name, self._runtime.monotonic())
 
+    def exchanges_with(self, name: str) -> bool:
+        """Return whether this node hears a member, and the member does not report that it misses this node."""
+        if not self.hears(name):
+            return False
+        status = self._peers.status(name)
+        return status is None or self.name not in status.misses
+
     @property
     def of_release_0_1(self) -> tuple[str, ...]:
         """The names of the peers whose links show that they run release 0.1, which knows no membership changes."""

@@ -117,7 +117,7 @@ class _Replies(NamedTuple):
     tag: str
     replies: Replies
     size: int
-    """Octets of the messages."""
+    """Octets of memory."""
 
 
 _Answer = bytes | _Got | _Return
@@ -183,8 +183,9 @@ class Outgoing:
 
     def replies(self, tag: str, replies: Replies) -> None:
         """Send messages that came without the log to the consumer of direct replies."""
-        size = sum(map(len, replies.messages))
-        if self._waiting and not self._broker.direct_replies.has_room(self._reply_bytes, size):
+        direct_replies = self._broker.direct_replies
+        size = direct_replies.size(replies)
+        if self._waiting and not direct_replies.has_room(self._reply_bytes, size):
             self._broker.counters.replies_dropped += len(replies.messages)
             return
         self._count_reply_bytes(size)

@@ -1,6 +1,6 @@
 """Direct replies between nodes, without the log (https://www.rabbitmq.com/docs/direct-reply-to).
 
-A reply is promised at most once and nobody stores it, so it goes over the link to the requester's node. The publisher
+A reply is promised at most once and is not stored, so it goes over the link to the requester's node. The publisher
 uses the log if this is not possible. A message between nodes is msgpack:
 
     [session, consumer, name, after index, sent index, publisher, channel of the frames, [message...]]
@@ -35,6 +35,8 @@ WAITING_BYTES_MAX = 64 * 1024 * 1024
 """Octets of replies that may wait at a node for clients that do not read, of which a channel has CHANNEL_BYTES_MAX at
 most. Further replies are lost."""
 CHANNEL_BYTES_MAX = 4 * 1024 * 1024
+RUN_BYTES, MESSAGE_BYTES = 500, 48
+"""Octets of memory for replies that wait together and for each reply, beside the octets of their messages."""
 EARLY_MAX = 1_000
 """Messages that may wait until this node has applied an index. Further messages are lost: the node is far behind."""
 
@@ -124,6 +126,12 @@ class DirectReplies:
         """Deliver the replies that waited for this log index."""
         while self.early and self.early[0][1].after_index <= index:
             self._deliver(*self.early.popleft())
+
+    @staticmethod
+    def size(replies: Replies) -> int:
+        """Return the octets of memory that the replies take while they wait."""
+        messages = replies.messages
+        return RUN_BYTES + MESSAGE_BYTES * len(messages) + sum(map(len, messages))
 
     def has_room(self, waiting_bytes: int, size: int) -> bool:
         """Return whether `size` octets may wait for a channel for which `waiting_bytes` wait already."""

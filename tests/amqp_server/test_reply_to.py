@@ -15,7 +15,7 @@ from pamqp import commands
 from pika.adapters.blocking_connection import BlockingChannel
 
 from qq.amqp_server import outgoing
-from qq.machine.protocol.commands import SetPermissions
+from qq.machine.protocol.commands import PutVhost, SetPermissions
 from qq.sessions import direct_replies
 from qq.sessions.direct_replies import REPLY_BYTES_MAX
 from tests.harness.lone_broker import LoneBroker
@@ -204,6 +204,22 @@ def test_new_reply_consumer_gets_a_new_name(requester: RawClient, replier: RawCl
     assert requester.expect_message()[2] == b"there"
 
 
+def test_reply_from_another_virtual_host_is_lost(
+    broker: LoneBroker, requester: RawClient, replier: RawClient
+) -> None:
+    consume_replies(requester)
+    name = request(requester, replier)
+    broker.learn(PutVhost("other", "", [], ""))
+    broker.learn(SetPermissions("guest", "other", ".*", ".*", ".*"))
+    with RawClient(broker.amqp_port, vhost="other") as foreigner:
+        foreigner.open_channel(1)
+        foreigner.call(1, Confirm.Select(), Confirm.SelectOk)
+        foreigner.write(publish(1, name, b"foreign", mandatory=True))
+        assert foreigner.expect(Basic.Ack).delivery_tag == 1
+    replier.write(publish(1, name, b"there"))
+    assert requester.expect_message()[2] == b"there"
+
+
 # Refusals
 
 
@@ -326,7 +342,7 @@ def test_small_replies_above_the_limit_are_dropped(
     name = request(requester, replier)
     replier.write(publish(1, name, MIB) * COUNT)
     barrier(replier)
-    with mock.patch.object(direct_replies, "CHANNEL_BYTES_MAX", 300):
+    with mock.patch.object(direct_replies, "CHANNEL_BYTES_MAX", 1_500):
         for _ in range(5):
             replier.write(publish(1, name, b"x" * 100))
             barrier(replier)

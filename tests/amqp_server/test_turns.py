@@ -108,6 +108,8 @@ WIDE: Any = {f"key-{number}": number for number in range(500)}
 FLOODS = {
     "heartbeats": many(HEARTBEAT),
     "passive declares": PASSIVE * 2000,
+    "gets of an empty queue": marshal(1, Basic.Get(queue="q")) * 2000,
+    "replies to an unknown address": publish(1, f"amq.rabbitmq.reply-to.{'x' * 22}", b"") * 2000,
     "qos": many(marshal(1, Basic.Qos(prefetch_count=1))),
     "methods held behind a declare": marshal(1, Queue.Declare(queue="q")) + PASSIVE * 2000,
     "frames after an error": many(marshal(9, Basic.Qos())),

@@ -481,7 +481,7 @@ def test_definitions_are_downloaded_and_uploaded(page: Page, node: ClusterNode, 
     page.all('[name="file"]')[0].send_keys(str(file))
     page.press("upload")
     page.confirm()
-    page.until(lambda: "Imported except for exchange 'amq.own'" in page.text())
+    page.until(lambda: "Imported except for exchange 'amq.own'" in page.text(".notices"))
     assert api(node, "queues/%2F/imported")["name"] == "imported"
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections import defaultdict
+import tracemalloc
+from collections import defaultdict, deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,7 @@ from qq.sessions.direct_replies import (
     RESPONDERS_MAX,
     DirectReplies,
     LoggedReplies,
+    _read,
 )
 from qq.sessions.ports import Replies
 
@@ -135,6 +137,18 @@ def test_unreadable_replies_of_a_peer_are_logged(
     nodes["n2"].receive("n1", data)
     assert "cannot be read" in caplog.text
     assert nodes["n2"].bodies == []
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_size_of_waiting_replies_covers_their_memory(count: int) -> None:
+    data = pack(Replies(7, 9, NAME, 2**40, 2**40, 2**40, 1, [b"x" * 40] * count))
+    waiting: deque[object] = deque()
+    tracemalloc.start()
+    for _ in range(1_000):
+        waiting.append(("tag", _read(data), 0))
+    taken_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.5 < taken_bytes / (1_000 * DirectReplies.size(_read(data))) < 1
 
 
 def replies_sent_at(index: int, publisher: int = 3) -> Replies:

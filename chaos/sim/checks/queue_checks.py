@@ -172,6 +172,8 @@ class QueueOracle:
         """Targets of the batch's refused messages, except delayed messages and transactions."""
         self._grown: dict[QueueModel, None] = {}
         """Queues that got messages back, or that messages died in, during a batch; a limit does not forbid that."""
+        self._created: set[str] = set()
+        """The queues that the present batch has created. A refusal of the batch may come before that."""
         self._moves = MoveOracle(fail, self.fates, lambda: self._queues, self._published)
         self._firsts: dict[tuple[QueueModel, int], list[int]] = {}
         """Arrival numbers of first deliveries in the current effects, by queue and level."""
@@ -253,6 +255,8 @@ class QueueOracle:
         outcomes = _outcomes(origin, effects)
         commands = decode_commands(payload)
         self._delete(commands, outcomes)
+        queues = machine.vhosts[DEFAULT_VHOST].queues.values()
+        self._created = {queue.name for queue in queues if not self._knows(queue)}
         self._check_queues(machine)
         before = {model: model.messages for model in self._queues.values() if rejects(model)}
         slots = count(ordinal << MESSAGE_BITS)
@@ -366,6 +370,10 @@ class QueueOracle:
         for binding in vhost.bindings:
             key = None if vhost.exchanges[binding.source].type == "fanout" else binding.routing_key
             self._bound.setdefault(binding.source, []).append((binding.destination.name, key))
+
+    def _knows(self, queue: Queue) -> bool:
+        model = self._queues.get(queue.name)
+        return model is not None and model.number == queue.number
 
     def _delete(self, commands: Sequence[Command], outcomes: Outcomes) -> None:
         for command in [command for command in commands if isinstance(command, DeleteQueue)]:
@@ -1117,7 +1125,9 @@ class QueueOracle:
         is_late = self._late.pop(key, None) is not None and "timed out" in effect.text
         is_vain = "partial tx completion" in effect.text
         is_gone = effect.code == 404 and not any(
-            f"queue '{name}'" in effect.text for name in machine.vhosts[DEFAULT_VHOST].queues
+            f"queue '{name}'" in effect.text
+            for name in machine.vhosts[DEFAULT_VHOST].queues
+            if name not in self._created
         )
         is_elsewhere = (
             effect.code == NOT_ALLOWED

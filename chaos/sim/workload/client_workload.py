@@ -12,6 +12,7 @@ from chaos.history import KeptRows, Process
 from chaos.judge import violations
 from chaos.sim.checks.queue_checks import QueueOracle
 from chaos.sim.workload.amqp_client import AmqpClient, ConnectionHooks
+from chaos.sim.workload.declaring_client import DeclaringClient, KnownQueues
 from chaos.sim.workload.requesting_client import FOREIGN, ForeignClient, Replies, RequestingClient
 from chaos.sim.workload.working_client import WorkingClient
 from chaos.sim.workload.workload import Submitters
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
 
 CLIENTS = 6
-REQUESTS = 2
-"""Actions of a requesting client for each action of the others."""
+REQUESTS, DECLARATIONS = 2, 4
+"""Actions of a client that requests, and of a client that declares, for each action of a working client."""
 PUBLISH_TIMEOUTS_MS = (0, 0, 300, 2_000)
 """Milliseconds after which a run refuses an unconfirmed message; 0 is never."""
 
@@ -110,6 +111,11 @@ class ClientWorkload(Submitters):
                 ),
                 ForeignClient("f0", world, hooks, interval_s, self.replies, FOREIGN),
             ]
+        queues = KnownQueues()
+        self._amqp_clients += [
+            DeclaringClient(f"d{number}", world, hooks, interval_s / DECLARATIONS, queues)
+            for number in range(options.declarers)
+        ]
         for client in self._amqp_clients:
             client.start()
 

@@ -71,7 +71,7 @@ class Reply(NamedTuple):
 
 @dataclass(slots=True)
 class Replies:
-    """What the clients of a run know together."""
+    """The shared knowledge of the clients of a run."""
 
     addresses: list[str] = field(default_factory=list)
     """The addresses of all requests that a responder has got."""
@@ -165,7 +165,7 @@ class RequestingClient(ReplyingClient):
         self._consumers: dict[str, ReplyConsumer] = {}
         """The consumers of replies by tag, until the node has confirmed their end."""
         self._current: ReplyConsumer | None = None
-        """The consumer for whose address the client may request."""
+        """The consumer that gets the replies to new requests."""
         self._awaited: set[str] = set()
         """Requests after the last fault that have no reply yet."""
 
@@ -189,7 +189,7 @@ class RequestingClient(ReplyingClient):
             self._request()
 
     def drain(self) -> None:
-        """Nothing is left: the client consumes requests until the end."""
+        """Keep on: the client consumes requests until the end."""
 
     def _do_something(self) -> None:
         choice = self._random.random()
@@ -328,10 +328,10 @@ class ForeignClient(ReplyingClient):
         self._do_something()
 
     def settle(self) -> None:
-        """Nothing is open: each message is confirmed in its time."""
+        """Keep on: each message is confirmed in its time."""
 
     def drain(self) -> None:
-        """Nothing is left: the client consumes nothing."""
+        """Keep on: the client has no consumers."""
 
     def _do_something(self) -> None:
         if self._is_ready and self._replies.addresses:

@@ -67,6 +67,8 @@ class SimulationOptions:
     """Whether AMQP clients use the queues; otherwise the workload submits commands directly."""
     requesters: int = 0
     """AMQP clients that request and reply by direct reply-to, beside the others."""
+    declarers: int = 0
+    """AMQP clients that declare queues and look for them, beside the others."""
     duration_s: float = 20.0
     """Seconds of load and faults."""
     submit_interval_s: float = 0.15

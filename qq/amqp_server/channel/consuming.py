@@ -202,7 +202,7 @@ class ConsumingMethods:
             connection.id,
             core.number,
             consumer.id,
-            frame.queue,
+            core.queue_name(frame.queue),
             tag,
             PACED_WINDOW if paced else prefetch,
             frame.no_ack,
@@ -274,34 +274,12 @@ class ConsumingMethods:
             connection.id,
             core.number,
             broker.new_id(),
-            frame.queue,
+            core.queue_name(frame.queue),
             frame.no_ack,
             broker.limits.consumer_timeout_ms,
         )
         command = commands.GetMessages(*asked, count) if at_once > 1 else commands.Get(*asked)
-        answer = partial(self._got, count, no_ack=frame.no_ack)
-        if broker.submissions.can_read(connection.lane) and self._is_empty(command):
-            core.methods.wait_read(partial(self._get_if_empty, command, answer))
-        else:
-            core.request(command, answer)
-
-    def _is_empty(self, command: commands.Get | commands.GetMessages) -> bool:
-        broker = self._core.broker
-        return broker.machine.reads.empty_get(broker.name, command) is not None
-
-    def _get_if_empty(
-        self, command: commands.Get | commands.GetMessages, answer: Callable[[Any], bytes | None]
-    ) -> None:
-        """Answer a get by a read of the state if the queue is empty. If not, the get needs an entry."""
-        core, broker = self._core, self._core.broker
-        result = broker.machine.reads.empty_get(broker.name, command)
-        if result is None:
-            core.request(command, answer)
-            return
-        broker.machine.reads.count_empty_gets(broker.name, command)
-        empty = answer(result)
-        if empty is not None:
-            core.outgoing.send(empty)
+        core.request(command, partial(self._got, count, no_ack=frame.no_ack))
 
     def _got(
         self, count: int, result: effects.Got | effects.GetOk | effects.GetEmpty, *, no_ack: bool

@@ -5,6 +5,7 @@ Invariant: after `end`, no reference leads from here to the channel, so that the
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qq.amqp.encoding import encode
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from qq.amqp_server.outgoing import Outgoing
     from qq.amqp_server.ports import Carrier
     from qq.errors import AmqpError
-    from qq.machine.protocol.commands import Command
+    from qq.machine.protocol.commands import Method
+    from qq.machine.protocol.effects import Result
     from qq.sessions.access import Permission
     from qq.sessions.broker import Broker
 
@@ -87,15 +89,37 @@ class ChannelCore:
     # Requests and answers
 
     def request(
-        self, command: Command, answer: Callable[[Any], Frame | bytes | None], *, nowait: bool = False
+        self, command: Method, answer: Callable[[Any], Frame | bytes | None], *, nowait: bool = False
     ) -> None:
-        """Submit a command, and send the frame that `answer` makes of its result, unless `nowait` is set."""
+        """Carry out a command, and send the frame that `answer` makes of its result, unless `nowait` is set.
+
+        The command is submitted, unless the state shows that it would change nothing.
+        """
 
         def answered(result: Any) -> None:
             frame = answer(result)
             if frame is not None and not nowait:
                 self.outgoing.send(frame if isinstance(frame, bytes) else encode(self.number, frame))
 
+        if self.broker.submissions.can_read(self.connection.lane) and self._read(command) is not None:
+            self.methods.wait_read(partial(self._answer_read, command, answered))
+        else:
+            self._submit(command, answered)
+
+    def _read(self, command: Method) -> Result | None:
+        """Return the answer of a command that would leave this node's state as it is, else `None`."""
+        return self.broker.machine.reads.answer(self.broker.name, command)
+
+    def _answer_read(self, command: Method, answered: Callable[[Any], None]) -> None:
+        """Answer a command from the state, which is up to date. If the command would change it, submit the command."""
+        result = self._read(command)
+        if result is None:
+            self._submit(command, answered)
+        else:
+            self.broker.machine.reads.count(self.broker.name, command)
+            answered(result)
+
+    def _submit(self, command: Method, answered: Callable[[Any], None]) -> None:
         self.methods.expect(answered)
         self.broker.submit_when_free(command, self.connection, self._is_over)
 
@@ -105,9 +129,16 @@ class ChannelCore:
     def send(self, frame: Frame) -> None:
         self.outgoing.send(encode(self.number, frame))
 
+    def queue_name(self, name: str) -> str:
+        """Return the queue that a method means: by default the queue declared last.
+
+        The log need not know it, because a declaration that changes nothing is not in the log.
+        """
+        return name or self.last_queue
+
     def check_queue(self, permission: Permission, name: str) -> None:
         """Check a permission for a queue. Raises AccessRefused."""
-        name = name or self.last_queue
+        name = self.queue_name(name)
         if name:  # otherwise the log refuses the request
             self.access.check(permission, "queue", name)
 

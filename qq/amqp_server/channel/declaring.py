@@ -94,49 +94,42 @@ def declare_queue(core: ChannelCore, frame: amqp.Queue.Declare) -> None:
     core.request(command, answer, nowait=frame.nowait)
 
 
-def _check_binding(core: ChannelCore, frame: amqp.Queue.Bind | amqp.Queue.Unbind) -> None:
-    queue = stripped(frame.queue) or core.last_queue
+def _binding(core: ChannelCore, frame: amqp.Queue.Bind | amqp.Queue.Unbind) -> tuple[str, str]:
+    """Return the queue and the routing key that a method means. Raises AccessRefused."""
+    queue = core.queue_name(stripped(frame.queue))
+    routing_key = frame.routing_key or ("" if frame.queue else queue)
     if queue and not queue.startswith(REPLY_PREFIX):  # otherwise the log refuses the request
-        routing_key = frame.routing_key or ("" if frame.queue else queue)
         core.access.bind("queue", queue, frame.exchange, routing_key)
+    return queue, routing_key
 
 
 def bind_queue(core: ChannelCore, frame: amqp.Queue.Bind) -> None:
-    _check_binding(core, frame)
+    queue, routing_key = _binding(core, frame)
     command = commands.BindQueue(
-        core.session,
-        core.connection.id,
-        frame.queue,
-        frame.exchange,
-        frame.routing_key,
-        frame.arguments or {},
+        core.session, core.connection.id, queue, frame.exchange, routing_key, frame.arguments or {}
     )
     core.request(command, lambda _: amqp.Queue.BindOk(), nowait=frame.nowait)
 
 
 def unbind_queue(core: ChannelCore, frame: amqp.Queue.Unbind) -> None:
-    _check_binding(core, frame)
+    queue, routing_key = _binding(core, frame)
     command = commands.UnbindQueue(
-        core.session,
-        core.connection.id,
-        frame.queue,
-        frame.exchange,
-        frame.routing_key,
-        frame.arguments or {},
+        core.session, core.connection.id, queue, frame.exchange, routing_key, frame.arguments or {}
     )
     core.request(command, lambda _: amqp.Queue.UnbindOk())
 
 
 def purge_queue(core: ChannelCore, frame: amqp.Queue.Purge) -> None:
     core.check_queue("read", frame.queue)
-    command = commands.PurgeQueue(core.session, core.connection.id, frame.queue)
+    command = commands.PurgeQueue(core.session, core.connection.id, core.queue_name(frame.queue))
     core.request(command, lambda result: amqp.Queue.PurgeOk(result.messages), nowait=frame.nowait)
 
 
 def delete_queue(core: ChannelCore, frame: amqp.Queue.Delete) -> None:
-    core.check_queue("configure", stripped(frame.queue))
+    name = stripped(frame.queue)
+    core.check_queue("configure", name)
     command = commands.DeleteQueue(
-        core.session, core.connection.id, frame.queue, frame.if_unused, frame.if_empty
+        core.session, core.connection.id, core.queue_name(name), frame.if_unused, frame.if_empty
     )
     core.request(command, lambda result: amqp.Queue.DeleteOk(result.messages), nowait=frame.nowait)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.catalog.reply_names import REPLY_TO
 from qq.machine.handlers.cost_estimate import BINDING_STEPS, COMMAND_STEPS
@@ -117,29 +117,23 @@ class DeclarationHandlers:
     def unbind_queue(self, command: c.UnbindQueue) -> Done:
         core = self._core
         vhost, binding = core.vhost(command.session), self._queue_binding(command)
-        _, destination, *_ = binding
+        destination = binding.destination
         core.remove_if_abandoned(vhost, destination.name)
         vhost.unbind(*binding)
         return Done()
 
-    def _queue_binding(
-        self, command: c.BindQueue | c.UnbindQueue
-    ) -> tuple[str, Destination, str, Table, QueueOwner | None]:
-        session, connection, queue, exchange, routing_key, arguments = command
-        name = stripped(queue) or self._core.last_declared(session)
-        # RabbitMQ: with neither queue nor routing key given, both are the queue declared last.
-        key = routing_key or ("" if queue else name)
-        destination = Destination(DestinationKind.QUEUE, name)
-        return stripped(exchange), destination, key, arguments, (self._core.origin, connection)
+    def _queue_binding(self, command: c.BindQueue | c.UnbindQueue) -> RequestedBinding:
+        name = stripped(command.queue) or self._core.last_declared(command.session)
+        return queue_binding(command, name, self._core.origin)
 
     @answers(c.BindExchange, cost=_BIND_STEPS)
     def bind_exchange(self, command: c.BindExchange) -> Done:
-        self._core.vhost(command.session).bind(*_exchange_binding(command))
+        self._core.vhost(command.session).bind(*exchange_binding(command))
         return Done()
 
     @answers(c.UnbindExchange, cost=_UNBIND_STEPS)
     def unbind_exchange(self, command: c.UnbindExchange) -> Done:
-        self._core.vhost(command.session).unbind(*_exchange_binding(command))
+        self._core.vhost(command.session).unbind(*exchange_binding(command))
         return Done()
 
     @answers(c.DeclareExchange, cost=COMMAND_STEPS)
@@ -156,17 +150,31 @@ class DeclarationHandlers:
         return Done()
 
 
-def _exchange_binding(
-    command: c.BindExchange | c.UnbindExchange,
-) -> tuple[str, Destination, str, Table, None]:
+class RequestedBinding(NamedTuple):
+    """The binding that a command adds or removes."""
+
+    source: str
+    destination: Destination
+    routing_key: str
+    arguments: Table
+    user: QueueOwner | None
+    """The connection that asks for it; None if the destination is an exchange."""
+
+
+def queue_binding(command: c.BindQueue | c.UnbindQueue, name: str, origin: str) -> RequestedBinding:
+    """Return the binding of the queue `name`, which the command of a node means."""
+    _, connection, queue, exchange, routing_key, arguments = command
+    # RabbitMQ: with neither queue nor routing key given, both are the queue declared last.
+    key = routing_key or ("" if queue else name)
+    destination = Destination(DestinationKind.QUEUE, name)
+    return RequestedBinding(stripped(exchange), destination, key, arguments, (origin, connection))
+
+
+def exchange_binding(command: c.BindExchange | c.UnbindExchange) -> RequestedBinding:
+    """Return the binding of an exchange that the command means."""
     _, name, source, routing_key, arguments = command
-    return (
-        stripped(source),
-        Destination(DestinationKind.EXCHANGE, stripped(name)),
-        routing_key,
-        arguments,
-        None,
-    )
+    destination = Destination(DestinationKind.EXCHANGE, stripped(name))
+    return RequestedBinding(stripped(source), destination, routing_key, arguments, None)
 
 
 def stripped(name: str) -> str:

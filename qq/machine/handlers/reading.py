@@ -3,19 +3,27 @@
 The caller must have made sure that this node has applied all that was committed before the command (`Log.read`).
 
 Invariant: no call changes the state. `None` means that the command needs an entry, also if it is refused: then the log
-says why.
+says why. The queue that a session declared last is unknown here, because a declaration without an entry does not record
+it: the commands must name their queues.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from qq.machine.catalog.reply_names import REPLY_TO
+from qq.machine.handlers.declaring import exchange_binding, queue_binding, stripped
 from qq.machine.protocol import commands as c
-from qq.machine.protocol.effects import GetEmpty, Got
+from qq.machine.protocol.effects import Done, GetEmpty, Got, QueueDeclared
+from qq.machine.protocol.refusals import Refused
 from qq.machine.protocol.work_meter import GOT_AT_ONCE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.handlers.core import Core
+    from qq.machine.protocol.effects import Result
     from qq.machine.queue.queue import Queue
 
 
@@ -24,19 +32,42 @@ class ReadAnswers:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._find: dict[type, Callable[[str, VirtualHost, Any], Result | None]] = {
+            c.Get: self._empty_get,
+            c.GetMessages: self._empty_get,
+            c.DeclareQueue: self._declared_queue,
+            c.DeclareExchange: _declared_exchange,
+            c.BindQueue: self._bound_queue,
+            c.BindExchange: _bound_exchange,
+        }
 
-    def empty_get(self, origin: str, command: c.Get | c.GetMessages) -> GetEmpty | Got | None:
-        """Return the answer of a get from a queue without ready messages, or `None` if the get needs an entry.
+    def answer(self, origin: str, command: c.Method) -> Result | None:
+        """Return the answer of a node's command that would change nothing, or `None` if the command needs an entry."""
+        find = self._find.get(type(command))
+        session = self._core.sessions.get((origin, command.session))
+        if find is None or session is None or session.failed or session.vhost.is_deleted:
+            return None
+        try:
+            return find(origin, session.vhost, command)
+        except Refused:
+            return None
 
-        A get from a queue that expires is a use of the queue, so it needs an entry.
-        """
-        queue = self._queue(origin, command)
+    def count(self, origin: str, command: c.Method) -> None:
+        """Count a command that was answered without an entry, for the statistics of its queue at this node."""
+        if isinstance(command, c.Get | c.GetMessages):
+            queue = self._core.sessions[origin, command.session].vhost.queues.get(command.queue)
+            if queue is not None:
+                count = command.count if isinstance(command, c.GetMessages) else 1
+                queue.count_empty_gets(min(count, GOT_AT_ONCE))
+
+    def _empty_get(
+        self, origin: str, vhost: VirtualHost, command: c.Get | c.GetMessages
+    ) -> GetEmpty | Got | None:
+        queue = vhost.queue(command.queue, (origin, command.connection))
         if (
-            queue is None
+            not self._is_at_rest(queue)
             or queue.backlog.count
             or queue.returning
-            or queue in self._core.dirty
-            or queue.settings.expires_ms is not None
             or queue.settings.single_active_consumer
         ):
             return None
@@ -44,20 +75,51 @@ class ReadAnswers:
             return GetEmpty()
         return Got(command.consumer, [], 0, {}, queue.count_contract)
 
-    def count_empty_gets(self, origin: str, command: c.Get | c.GetMessages) -> None:
-        """Count a get that was answered without an entry, for the statistics of the queue at this node."""
-        queue = self._queue(origin, command)
-        if queue is not None:
-            queue.count_empty_gets(
-                min(command.count, GOT_AT_ONCE) if isinstance(command, c.GetMessages) else 1
-            )
+    def _declared_queue(
+        self, origin: str, vhost: VirtualHost, command: c.DeclareQueue
+    ) -> QueueDeclared | None:
+        name, owner = stripped(command.name), (origin, command.connection)
+        if name == REPLY_TO or name in vhost.requesters:
+            return QueueDeclared(name, 0, 1)
+        queue = vhost.queue(name, owner)
+        if not self._is_at_rest(queue) or vhost.is_unreviewed:
+            return None
+        if not command.passive:
+            vhost.declare_queue(command, name, owner, self._core.version)
+        return QueueDeclared(name, queue.ready, queue.consumers)
 
-    def _queue(self, origin: str, command: c.Get | c.GetMessages) -> Queue | None:
-        """Return the queue that a command names, or `None` if the log must refuse the command."""
-        session = self._core.sessions.get((origin, command.session))
-        if session is None or session.failed or session.vhost.is_deleted:
+    def _is_at_rest(self, queue: Queue) -> bool:
+        """Return whether no entry must serve the queue first, and no use of the queue must be recorded."""
+        core = self._core
+        return (
+            queue not in core.dirty
+            and queue not in core.behind
+            and queue not in core.abandoned
+            and queue.settings.expires_ms is None
+        )
+
+    def _bound_queue(self, origin: str, vhost: VirtualHost, command: c.BindQueue) -> Done | None:
+        name = stripped(command.queue)
+        if vhost.queues.get(name) in self._core.abandoned:
             return None
-        queue = session.vhost.queues.get(command.queue or session.queue)
-        if queue is None or (queue.owner is not None and queue.owner != (origin, command.connection)):
+        binding = queue_binding(command, name, origin)
+        if not vhost.is_bound(*binding[:4]):
             return None
-        return queue
+        vhost.bind(*binding)
+        return Done()
+
+
+def _declared_exchange(_origin: str, vhost: VirtualHost, command: c.DeclareExchange) -> Done | None:
+    name = stripped(command.name)
+    if name not in vhost.exchanges:
+        return None
+    vhost.declare_exchange(command, name)
+    return Done()
+
+
+def _bound_exchange(_origin: str, vhost: VirtualHost, command: c.BindExchange) -> Done | None:
+    binding = exchange_binding(command)
+    if not vhost.is_bound(*binding[:4]):
+        return None
+    vhost.bind(*binding)
+    return Done()

@@ -149,7 +149,7 @@ class Responder(Consumer):
 
 
 class Poller(Client):
-    """Publishes a message at a node, and gets it at another node."""
+    """Publishes a message at a node, and gets it at a different node."""
 
     def __init__(self, queue: str, *urls: str) -> None:
         super().__init__(*urls)

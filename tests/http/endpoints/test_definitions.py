@@ -41,7 +41,10 @@ from qq.machine.protocol.commands import (
     SetUserLimits,
     SetVhostLimits,
 )
+from qq.machine.protocol.versions import VERSIONS
+from qq.management.changes import changes
 from qq.management.errors import RequestRefused, Unavailable
+from qq.stored.exact_tables import encode_table
 from tests.harness.any_tables import tables
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import GUEST, Client, Node, answer
@@ -1072,3 +1075,15 @@ def test_a_new_virtual_host_has_the_defaults(node: Machine, monkeypatch: pytest.
     assert (
         node.api("definitions", "POST", json={"vhosts": [{"name": "new"}], "queues": rows[:2]}).status == 204
     )
+
+
+@pytest.mark.parametrize(("path", "method"), [("definitions/%2F", "POST"), ("queues/%2F/q", "PUT")])
+def test_octets_of_names_wait_for_their_version(
+    node: Machine, monkeypatch: pytest.MonkeyPatch, path: str, method: str
+) -> None:
+    """Nodes of the last release could not match them."""
+    monkeypatch.setattr(changes, "OCTETS_SINCE", VERSIONS[1] + 1)
+    queue = {"name": "q", "arguments_base64": base64.b64encode(encode_table({"\udce9": 1})).decode()}
+    answer = node.api(path, method, json={"queues": [queue]} if method == "POST" else queue)
+    assert (answer.status, "octets that are not UTF-8 need version" in answer.json["reason"]) == (400, True)
+    assert not node.management.machine.vhosts["/"].queues

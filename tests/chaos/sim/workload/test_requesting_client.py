@@ -45,7 +45,7 @@ def test_requesters_get_replies_once_and_in_order(seed: int) -> None:
 
 
 def delivers_to_the_next_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever consumes replies on the channel now gets them."""
+    """The present consumer of replies on the channel gets them."""
 
     def replies(self: ConsumingMethods, node: str, replies: Any) -> None:
         logged = self._logged_replies
