@@ -24,7 +24,18 @@ from qq.stored.fields import (
     properties_valid,
     valid_properties,
 )
-from qq.stored.layout import FLAGS_AT, FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD
+from qq.stored.layout import (
+    EXPIRATION,
+    FLAGS_AT,
+    FRAME_BODY,
+    FRAME_END,
+    FRAME_HEADER,
+    FRAME_OVERHEAD,
+    HEADERS,
+    PRIORITY,
+    REPLY_TO,
+    USER_ID,
+)
 
 if TYPE_CHECKING:
     from pamqp import base
@@ -53,8 +64,8 @@ FRAME_WORK = 4096
 """Work of a frame of the slow path, besides its octets. Such a frame may be a method that takes 0.1 ms to carry out, so
 a step has at most 16 of them."""
 MESSAGE_WORK = 512
-"""Work of a message, besides its octets, whose frames differ from those of the message before it. Such a message may
-become a command of its own."""
+"""Work of a message, besides its octets, whose properties differ from those of the message before it and must be read.
+Such a message may become a command of its own."""
 TABLE_WORK = 8
 """Work of an octet that may belong to a table: a method's, or of properties that are checked for the first time."""
 ACKS_OCTETS_MAX = 512 * 21
@@ -79,6 +90,9 @@ _HEADER_PAYLOAD_MIN = 14  # class, weight, body size, flags
 _FLAGS = Struct(">H")
 _CLASS_BASIC = 60
 _BASIC_WITHOUT_WEIGHT = _CLASS_BASIC << 16
+
+_READ_EACH = HEADERS | PRIORITY | EXPIRATION | REPLY_TO | USER_ID
+"""Flags of properties that are read in each message that is published (qq/stored/properties.py)."""
 
 _PUBLISH = b"\x00\x3c\x00\x28"
 _ACK = b"\x00\x3c\x00\x50"
@@ -422,6 +436,7 @@ class FrameReader:
         flags = 0
         append, starts_with = messages.append, data.startswith
         payload_max, end, method_size = self._payload_max, len(data), method_stop - at
+        same_end = min(end, work_end)
         while at < work_end:
             header = at + method_size
             if end - header < FRAME_OVERHEAD + _HEADER_PAYLOAD_MIN:
@@ -441,13 +456,17 @@ class FrameReader:
                 self._await(data, at, header, FRAME_HEADER, channel)
                 break
             properties = data[header + FLAGS_AT : body - 1]
-            work_end -= MESSAGE_WORK
-            if properties not in valid_properties:
-                work_end -= TABLE_WORK * len(properties)
-                if not properties_valid(properties):
-                    break
             if data[body - 1] != FRAME_END:
                 break
+            found = properties[0] << 8 | properties[1]
+            if found & _READ_EACH:
+                work_end -= MESSAGE_WORK
+                same_end = min(end, work_end)
+            if properties not in valid_properties:
+                work_end -= TABLE_WORK * len(properties)
+                same_end = min(end, work_end)
+                if not properties_valid(properties):
+                    break
             envelope_stop = stop = body
             if left:
                 if end - body < 7:
@@ -458,7 +477,7 @@ class FrameReader:
                     stop = self._body_stop(data, body, channel, left)
                     if stop:
                         append(data[header:stop])
-                        flags |= properties[0] << 8 | properties[1]
+                        flags |= found
                         at = stop
                         if starts_with(frame, at):
                             continue
@@ -472,14 +491,13 @@ class FrameReader:
                 if data[stop - 1] != FRAME_END:
                     break
             append(data[header:stop])
-            flags |= properties[0] << 8 | properties[1]
+            flags |= found
             # Most publishers repeat the same frames with a new body of the same length. Then all octets before the body
             # equal those that were just checked, and a comparison suffices.
             envelope = data[at:envelope_stop]
             size = stop - at
             at = stop
             stop += size
-            same_end = min(end, work_end)
             while stop <= same_end and data[stop - 1] == FRAME_END and starts_with(envelope, at):
                 append(data[at + method_size : stop])
                 at = stop

@@ -24,8 +24,8 @@ GOODBYE_S = 3.0
 TLS_PER_S = 300
 """TLS handshakes that a port begins in a second. Each takes 0.5 to 0.8 ms, so a flood of them uses a quarter of a core,
 and 2,000 clients that reconnect at once have all begun in 7 s."""
-TLS_AT_ONCE = 30
-"""TLS handshakes that may begin together after a quiet time. Other clients then wait for 20 ms."""
+TLS_AT_ONCE = 8
+"""TLS handshakes that may begin together after a quiet time. Other clients then wait for 5 ms."""
 
 
 class TlsOptions(TypedDict, total=False):

@@ -59,7 +59,7 @@ def _own_name(node: Remote) -> str:
 
 
 def _row(kind: str, octets: int, total: int) -> dict[str, Any]:
-    return {"kind": kind, "bytes": octets, "share": 100 * octets / total, "contents": _WORDS[kind]}
+    return {"kind": kind, "bytes": octets, "share": round(100 * octets / total, 1), "contents": _WORDS[kind]}
 
 
 def _percent(share: float) -> str:

@@ -266,9 +266,14 @@ class HealthEndpoints:
             pattern = Pattern(request.match_info.get("pattern", ".*"))
         except InvalidPattern as error:
             raise bad_request(f"invalid pattern: {error}") from None
-        result = self._led(vhost)
+
+        def led() -> CheckResult | None:
+            is_seen = vhost is None or sees(request, self._management, MONITORS)(vhost)
+            return _ok() if is_seen and self._management.leadership.leader() is not None else None
+
+        result = led()
         if result is not None:
-            return self._answer(request, result, partial(self._led, vhost))
+            return self._answer(request, result, led)
         slices, found = Slices(), list[dict[str, str]]()
         for queue in self._management.queues.all(vhost):
             await slices.give_way()
@@ -291,11 +296,6 @@ class HealthEndpoints:
         queues = map(_queue_in_minority, self._management.queues.all(None))
         failed = _FAILED | {"reason": _CRITICAL}
         return await write_object(request, failed, {"queues": queues}, HTTPStatus.SERVICE_UNAVAILABLE)
-
-    def _led(self, vhost: str | None) -> CheckResult | None:
-        """Return the result of a cluster with a leader, or None; also None if the virtual host does not exist."""
-        is_there = vhost is None or self._management.catalog.has_vhost(vhost)
-        return _ok() if is_there and self._management.leadership.leader() is not None else None
 
     def _not_critical(self) -> CheckResult | None:
         """Return the result of a node that is not critical, or None."""

@@ -42,7 +42,11 @@ SETTLED_STEPS: dict[type[c.Settlement], int] = {c.Settle: 10, c.Return: 15, c.Re
 
 COMMAND_STEPS = 15
 """Steps of a command that touches a few objects, and steps that each command costs in any case."""
-_RUN = 6
+_RUN = 12
+"""Steps of consecutive messages with the same route, a command: 9 to put it into a batch, and 4 to apply it."""
+_RUN_WITH_PROPERTIES = 16
+"""Steps of messages with properties that matter to queues, such as an expiration: a command of its own, whose fields
+are read and stored for each queue."""
 _ROUTE_STEPS = 2
 """Router steps (`Router.steps`) per step here."""
 _COPY = 4
@@ -129,7 +133,7 @@ class Costs:
         known = self.core.catalog.vhosts.get(vhost)
         if known is None:
             return Price(_RUN, 0)
-        steps = _RUN
+        steps = _RUN if is_plain else _RUN_WITH_PROPERTIES
         route = known.known_route(exchange, keys[0]) if len(keys) == 1 else None
         if route is None:
             route = self._route(known, exchange, keys, None)
