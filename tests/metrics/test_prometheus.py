@@ -196,6 +196,8 @@ def test_messages_are_counted_by_protocol_and_queue_type() -> None:
 
 def test_every_counter_is_shown() -> None:
     for counter in fields(Counters):
+        if counter.name == "confirmed_in":
+            continue  # for virtual hosts in the HTTP API; its sum is shown
         value: Any = 12345
         if counter.name == "dead_lettered":
             value = Counter({("expired", "at-most-once"): 12345})

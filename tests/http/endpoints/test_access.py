@@ -85,7 +85,8 @@ def test_created_virtual_host_permits_its_creator(node: Machine) -> None:
 )
 def test_a_virtual_host_that_cannot_be_is_400(node: Machine, body: Any, reason: str) -> None:
     answer = node.api("vhosts/v", "PUT", json=body)
-    assert (answer.status, answer.json) == (400, {"error": "bad_request", "reason": reason})
+    assert answer.status == 400
+    assert (answer.json["error"], answer.json["reason"]) == ("bad_request", reason)
     assert node.management.changes.applied == []
 
 
@@ -195,7 +196,8 @@ def test_user_without_a_password_matches_no_password(node: Machine, body: dict[s
 )
 def test_a_user_that_cannot_be_is_400(node: Machine, body: dict[str, Any], reason: str) -> None:
     answer = node.api("users/ann", "PUT", json=body)
-    assert (answer.status, answer.json) == (400, {"error": "bad_request", "reason": reason})
+    assert answer.status == 400
+    assert (answer.json["error"], answer.json["reason"]) == ("bad_request", reason)
     assert node.management.changes.applied == []
 
 
