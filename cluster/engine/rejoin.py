@@ -191,7 +191,7 @@ class Rejoin:
         engine.remember(state.term, state.voted_for)
 
     def _waits_for_memories(self, awake_s: Callable[[], float]) -> bool:
-        """Return whether this voter must still hear what other voters remember of it.
+        """Return whether this voter must still hear what other voters remember of it, and know to be committed.
 
         A voter that is down tells nothing, so the wait ends after `MEMORIES_S`.
         """
@@ -200,7 +200,9 @@ class Rejoin:
         if not self.awaits_memories or self._found is None:
             return False
         others = self._configurations.membership.voters - {self._name}
-        self.awaits_memories = not (others <= self._memories or awake_s() - self._began_s >= MEMORIES_S)
+        # A leader makes no acknowledgements, so its followers remember less of it than they know to be committed.
+        heard = self._memories & self._reports.keys()
+        self.awaits_memories = not (others <= heard or awake_s() - self._began_s >= MEMORIES_S)
         return self.awaits_memories
 
     def advance(self, engine: Engine, journal: SegmentedJournal, awake_s: Callable[[], float]) -> bool:

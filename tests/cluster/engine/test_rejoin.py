@@ -272,10 +272,14 @@ def test_voter_with_a_log_waits_for_the_memories_of_peers(is_told: bool) -> None
     node.turn()
     assert not node.engine.may_vote
     remembers(node, 5, 70)
+    node.receive_status("n2", last_index=70)
     node.turn()
     assert not node.engine.may_vote, "n3 may remember more"
     if is_told:
         node.rejoin.record_memory("n3", Memory(5, 70, 0), cast("Any", node.engine), 1234)
+        node.turn()
+        assert not node.engine.may_vote, "n3 may know more to be committed"
+        node.receive_status("n3", last_index=70)
     else:
         node.now_s += MEMORIES_S
     node.turn()
