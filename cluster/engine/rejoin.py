@@ -197,12 +197,12 @@ class Rejoin:
         """
         if self._began_s is None:
             self._began_s = awake_s()
-        if not self.awaits_memories or self._found is None:
-            return False
-        others = self._configurations.membership.voters - {self._name}
-        # A leader makes no acknowledgements, so its followers remember less of it than they know to be committed.
-        heard = self._memories & self._reports.keys()
-        self.awaits_memories = not (others <= heard or awake_s() - self._began_s >= MEMORIES_S)
+        if self.awaits_memories:
+            others = self._configurations.membership.voters - {self._name}
+            # A leader makes no acknowledgements, so its followers remember less of it than they know to be committed.
+            heard = self._memories & self._reports.keys()
+            has_waited = others <= heard or awake_s() - self._began_s >= MEMORIES_S
+            self.awaits_memories = self._found is not None and not has_waited
         return self.awaits_memories
 
     def advance(self, engine: Engine, journal: SegmentedJournal, awake_s: Callable[[], float]) -> bool:

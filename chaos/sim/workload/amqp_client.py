@@ -127,6 +127,8 @@ class AmqpClient(ABC):
         """Whether the client sends no further bytes on this connection."""
         self._is_ready = False
         """Whether the client has set up all that it needs on this connection."""
+        self._unconfirmed: dict[int, Any] = {}
+        """Published messages without a confirm, by publish sequence number."""
 
     # The client's work
 
@@ -158,6 +160,10 @@ class AmqpClient(ABC):
     def _arrived(self, channel: ClientChannel, content: Content) -> None:
         """Take a message."""
 
+    def _ready(self) -> None:
+        """Begin with random operations."""
+        self._is_ready = True
+
     # Its course
 
     def start(self) -> None:
@@ -173,6 +179,8 @@ class AmqpClient(ABC):
         """The answers that the client still waits for, or ""."""
         if not self._is_ready:
             return f"client {self.name} is not connected"
+        if self._unconfirmed:
+            return f"client {self.name} waits for {len(self._unconfirmed)} confirms"
         waiting = [number for number, channel in self._channels.items() if channel.calls]
         return f"client {self.name} waits for answers on channels {waiting}" if waiting else ""
 

@@ -95,9 +95,6 @@ class DeclaringClient(AmqpClient):
         self._open_channel(OWNING)
         self._open_channel(LOOKING, self._ready)
 
-    def _ready(self) -> None:
-        self._is_ready = True
-
     def _do_something(self) -> None:
         choice = self._random.random()
         if choice < 0.4:

@@ -91,6 +91,8 @@ class ReplyConsumer:
 class ReplyingClient(AmqpClient):
     """A client that publishes messages to the addresses of requesters."""
 
+    _unconfirmed: dict[int, str]
+
     def __init__(
         self,
         name: str,
@@ -109,15 +111,8 @@ class ReplyingClient(AmqpClient):
         super()._reset()
         self._mode = self._random.choice((Confirm.Select, Tx.Select, None))
         """How replies leave on their own channel."""
-        self._unconfirmed: dict[int, str] = {}
         self._unroutable: set[str] = set()
         """Messages to no queue that have not been returned yet."""
-
-    @property
-    def problem(self) -> str:
-        if self._is_ready and self._unconfirmed:
-            return f"client {self.name} waits for {len(self._unconfirmed)} confirms"
-        return super().problem
 
     def _open_replying(self) -> None:
         self._open_channel(REPLYING)
@@ -238,7 +233,7 @@ class RequestingClient(ReplyingClient):
         def consuming(_: Any) -> None:
             channel.consumers[consumer.tag] = REPLY_TO
             self._current = self._consumers[consumer.tag] = consumer
-            self._is_ready = True
+            self._ready()
             if self._draining:
                 self._request()
 
@@ -342,9 +337,6 @@ class ForeignClient(ReplyingClient):
         self._open_channel(REPLYING)
         self._mode = Confirm.Select
         self._call(REPLYING, Confirm.Select(), Confirm.SelectOk, lambda _: self._ready())
-
-    def _ready(self) -> None:
-        self._is_ready = True
 
     def _arrived(self, channel: ClientChannel, content: Content) -> None:
         if isinstance(content.frame, Basic.Return):

@@ -65,6 +65,8 @@ class Unconfirmed:
 class WorkingClient(AmqpClient):
     """An application that publishes, consumes, gets and commits."""
 
+    _unconfirmed: dict[int, Unconfirmed]
+
     def __init__(
         self,
         name: str,
@@ -87,7 +89,6 @@ class WorkingClient(AmqpClient):
 
     def _reset(self) -> None:
         super()._reset()
-        self._unconfirmed: dict[int, Unconfirmed] = {}
         self._returned: set[str] = set()
 
     # Its course
@@ -102,12 +103,6 @@ class WorkingClient(AmqpClient):
         """Reconnect and consume everything: deliveries now come after all earlier answers."""
         if self._is_ready and not self._closing:
             self._close()
-
-    @property
-    def problem(self) -> str:
-        if self._is_ready and self._unconfirmed:
-            return f"client {self.name} waits for {len(self._unconfirmed)} confirms"
-        return super().problem
 
     def _greet(self) -> None:
         self._process.invoke("connect", connection=self._connection)
@@ -314,7 +309,7 @@ class WorkingClient(AmqpClient):
         self._open_channel(number, opened)
 
     def _ready(self) -> None:
-        self._is_ready = True
+        super()._ready()
         if self._draining:
             self._drain_all()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,6 +24,7 @@ from qq.sessions.resume import resume
 from qq.sessions.submissions import Submissions
 from tests.chaos.sim import absences
 from tests.chaos.sim.absences import AWAY_S, CUTS_S
+from tests.harness.hazards import expect_violation
 from tests.harness.long_cases import cases
 
 SEEDS_MAX = 60
@@ -154,9 +154,5 @@ def test_hazard_in_the_sessions_is_seen_by_clients(
     hazard: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hazard(monkeypatch)
-    found: list[str] = []
-    for seed in dict.fromkeys([SHOWN_BY.get(hazard, 0), *range(SEEDS_MAX)]):
-        found.append(outcome(seed, evicts=hazard is keeps_connections_when_evicted).violation)
-        if re.search(SEEN[hazard], found[-1]):
-            return
-    pytest.fail(f"{SEEDS_MAX} seeds do not show it: {found}")
+    evicts = hazard is keeps_connections_when_evicted
+    expect_violation(SEEN[hazard], partial(outcome, evicts=evicts), SHOWN_BY.get(hazard, 0), SEEDS_MAX)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from chaos.sim.run import Outcome, run
 from chaos.sim.world.cluster import SimulationOptions
 from qq.amqp_server.channel.core import ChannelCore
 from qq.amqp_server.channel.method_queue import MethodQueue
+from tests.harness.hazards import expect_violation
 from tests.harness.long_cases import cases
 
 OPTIONS = SimulationOptions(
@@ -69,9 +69,4 @@ def test_hazard_of_declarations_is_seen_by_clients(
     hazard: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hazard(monkeypatch)
-    found: list[str] = []
-    for seed in dict.fromkeys([SHOWN_BY[hazard], *range(SEEDS_MAX)]):
-        found.append(outcome(seed).violation)
-        if re.search(SEEN[hazard], found[-1]):
-            return
-    pytest.fail(f"{SEEDS_MAX} seeds do not show it: {found}")
+    expect_violation(SEEN[hazard], outcome, SHOWN_BY[hazard], SEEDS_MAX)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -16,6 +15,7 @@ from cluster.group.broker_messages import BrokerMessages
 from qq.amqp_server.channel.consuming import ConsumingMethods
 from qq.amqp_server.channel.publishing import PublishingMethods
 from qq.sessions.direct_replies import DirectReplies, LoggedReplies
+from tests.harness.hazards import expect_violation
 from tests.harness.long_cases import cases
 
 OPTIONS = SimulationOptions(
@@ -133,9 +133,4 @@ def test_hazard_of_direct_replies_is_seen_by_requesters(
     hazard: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hazard(monkeypatch)
-    found: list[str] = []
-    for seed in dict.fromkeys([SHOWN_BY.get(hazard, 0), *range(SEEDS_MAX)]):
-        found.append(outcome(seed).violation)
-        if re.search(SEEN[hazard], found[-1]):
-            return
-    pytest.fail(f"{SEEDS_MAX} seeds do not show it: {found}")
+    expect_violation(SEEN[hazard], outcome, SHOWN_BY.get(hazard, 0), SEEDS_MAX)
