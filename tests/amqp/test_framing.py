@@ -444,7 +444,7 @@ def first_step(stream: bytes) -> int:
     return sum(len(event.messages) if isinstance(event, Publishes) else 1 for event in events)
 
 
-def test_step_has_few_messages_whose_frames_differ() -> None:
+def test_step_has_few_messages_with_different_frames() -> None:
     publish = method(1, Basic.Publish(routing_key="q"))
     properties = [Basic.Properties(expiration=f"{number:05}") for number in range(2000)]
     assert first_step(b"".join(publish + message(1, b"x", each) for each in properties)) <= 128

@@ -204,7 +204,7 @@ def test_new_reply_consumer_gets_a_new_name(requester: RawClient, replier: RawCl
     assert requester.expect_message()[2] == b"there"
 
 
-def test_reply_from_another_virtual_host_is_lost(
+def test_reply_from_a_second_virtual_host_is_lost(
     broker: LoneBroker, requester: RawClient, replier: RawClient
 ) -> None:
     consume_replies(requester)

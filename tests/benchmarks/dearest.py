@@ -229,7 +229,7 @@ def exchange_graph() -> Situation:
 
 
 def fanout(priority: int = NO_PRIORITY) -> Situation:
-    """one message to 5000 queues"""
+    """a message to 5000 queues"""
     world = World()
     names = world.queues(QUEUES_MAX)
     world.do([BindQueue(1, 1, name, "amq.fanout", "", {}) for name in names])
@@ -238,7 +238,7 @@ def fanout(priority: int = NO_PRIORITY) -> Situation:
 
 
 def fanout_with_properties() -> Situation:
-    """one message with a priority to 5000 queues"""
+    """a message with a priority to 5000 queues"""
     return fanout(priority=3)
 
 
@@ -280,7 +280,7 @@ def consistent_hash() -> Situation:
 
 
 def acknowledgements() -> Situation:
-    """acknowledgements on a channel whose limit 5000 consumers wait for"""
+    """acknowledgements on a channel with 5000 consumers that wait for its limit"""
     world = World()
     world.queues(1)
     world.do([Limit(1, 1), *(consume(number, "q0", 10) for number in range(CONSUMERS))])
@@ -389,7 +389,7 @@ def auto_delete_queues() -> Situation:
 
 
 def unused_queues() -> Situation:
-    """100,000 queues that nobody has used for as long as they are to be kept"""
+    """100,000 queues that expire without use"""
     world = World()
     world.queues(QUEUES, x_expires=500)
     core = world.machine._core
@@ -400,7 +400,7 @@ def unused_queues() -> Situation:
 
 
 def messages_of_many_queues() -> Situation:
-    """a message in each of 100,000 queues that expires at one moment"""
+    """a message in each of 100,000 queues, all of which expire together"""
     world = World()
     world.queues(QUEUES, x_message_ttl=1)
     core = world.machine._core
@@ -411,7 +411,7 @@ def messages_of_many_queues() -> Situation:
 
 
 def lost_node() -> Situation:
-    """what is left to do when a node is gone that had 100,000 consumers, of as many queues"""
+    """the rest of the work for a lost node with 100,000 consumers of as many queues"""
     world = World()
     names = world.queues(QUEUES)
     world.do([consume(n, name, 1, 1 + n // CONSUMERS) for n, name in enumerate(names)])
@@ -477,7 +477,7 @@ def long_backlog() -> Situation:
 
 
 def expiry() -> Situation:
-    """100,000 messages that expire at one moment, each by itself"""
+    """100,000 messages that expire together, each by itself"""
     world = World()
     world.queues(1, x_message_ttl=1)
     queue = world.machine.vhosts["/"].queues["q0"]
@@ -488,7 +488,7 @@ def expiry() -> Situation:
 
 
 def dead_letters(content: bool = False) -> Situation:
-    """20,000 messages dead-lettered in one step"""
+    """20,000 messages dead-lettered in a single step"""
     world = World()
     exchange = "amq.headers" if content else "amq.fanout"
     world.queues(1, x_dead_letter_exchange=exchange, x_max_length=0)
@@ -506,7 +506,7 @@ def dead_letters(content: bool = False) -> Situation:
 
 
 def dead_letters_with_content() -> Situation:
-    """1000 messages dead-lettered each by itself in one step"""
+    """1000 messages dead-lettered each by itself in a single step"""
     return dead_letters(content=True)
 
 

@@ -120,7 +120,7 @@ def test_serve_check_shows_the_settings_and_starts_no_node(
     assert "nosuch: cannot be read" in result.errors
 
 
-def test_setting_of_all_nodes_is_changed_by_one_command(qq: Qq, shown: Callable[[str], str]) -> None:
+def test_setting_of_all_nodes_is_changed_by_a_command(qq: Qq, shown: Callable[[str], str]) -> None:
     limit = "config", "set", "--name", "disk_free_limit_bytes", "--all-nodes", "--value"
     assert qq(*limit, "7").output == "n1: disk_free_limit_bytes is 7 until the node's next start\n"
     assert shown("disk_free_limit_bytes") == "7"

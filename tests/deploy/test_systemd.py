@@ -105,7 +105,7 @@ def test_unit_user_is_created_and_may_read_the_hidden_files() -> None:
     number = f"{RUNS_AS}"
     assert [user] == UNIT["User"]
     assert steps("groupadd") == [["--system", "--gid", number, *UNIT["Group"]]]
-    # The number is above the usual ones of system users, of which useradd would warn.
+    # useradd would warn of a number above those of system users.
     assert options[:7] == [
         "--system",
         "-K",
@@ -136,7 +136,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def warnings(unit: Path) -> str:
-    """Return systemd's warnings about a unit; without systemd, unknown keys among the important ones."""
+    """Return systemd's warnings about a unit; without systemd, the keys that are not in `UNIT`."""
     if shutil.which("systemd-analyze") is None:
         known = set(UNIT) | {"[Unit]", "[Service]", "[Install]"}
         return "".join(key for key in parsed(unit.read_text()) if key not in known)

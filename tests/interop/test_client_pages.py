@@ -145,7 +145,7 @@ def test_program_survives_the_death_of_its_node(
         survives(program, cluster, nodes(cluster))
 
 
-def test_faststream_survives_the_death_of_its_node_behind_a_balancer() -> None:
+def test_faststream_survives_node_death_behind_a_balancer() -> None:
     program = python("faststream")
     with LocalCluster() as cluster, balancer([each.amqp_port for each in cluster.nodes]) as port:
         survives(program, cluster, [f"amqp://guest:guest@127.0.0.1:{port}/"])

@@ -168,7 +168,7 @@ class CountingMachine:
         return getattr(self._machine, name)
 
 
-def test_target_that_takes_nothing_is_tried_less_and_less_often() -> None:
+def test_target_that_refuses_all_is_tried_less_and_less_often() -> None:
     world = World("level", targets=1)
     world.die("full 0", count=3)
     world.examine()
@@ -283,7 +283,7 @@ def test_stuck_dead_letters_move_when_memory_holds_few_entries() -> None:
     assert node.reads <= 10
 
 
-def test_other_dead_letters_move_while_stuck_ones_are_read() -> None:
+def test_dead_letters_move_while_stuck_letters_are_read() -> None:
     world, node = many_stuck(5)
     machine = world.driver.machine
     node.dead_letters.set_leading(True)

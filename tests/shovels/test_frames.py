@@ -83,7 +83,7 @@ def test_deliveries_returns_and_confirms_of_a_broker_are_read() -> None:
     assert back == [Unroutable(312, "NO_ROUTE")] * 2
 
 
-def test_returned_message_is_read_whatever_octets_its_key_has() -> None:
+def test_returned_message_with_any_octets_in_its_key_is_read() -> None:
     octets = returned(b"body").replace(b"\x02to", b"\x02\xe9\xff")
     assert octets != returned(b"body")
     assert read(octets) == [Unroutable(312, "NO_ROUTE")]

@@ -122,7 +122,7 @@ def test_get_after_the_queue_is_deleted_elsewhere_is_refused(
 # Declarations
 
 
-def test_declaring_what_is_there_adds_no_entries(node: ClusterNode, connect: Connect) -> None:
+def test_declaring_existing_objects_adds_no_entries(node: ClusterNode, connect: Connect) -> None:
     channel = declared(connect, node, "declared")
 
     def declare() -> None:

@@ -294,7 +294,7 @@ if TYPE_CHECKING:
     [leader_is_killed, pytest.param(link_is_cut, marks=pytest.mark.long), node_is_frozen],
     ids=lambda fault: fault.__name__,
 )
-def test_clients_with_one_operation_at_a_time_under_a(
+def test_clients_of_single_operations_under_a_fault(
     runner: asyncio.Runner, cluster: LiveCluster, fault: Fault
 ) -> None:
     async def check() -> None:

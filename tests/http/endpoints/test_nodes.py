@@ -124,7 +124,7 @@ def test_memory_of_a_node_is_shown_in_percent_and_with_the_node(node: Machine) -
     assert 95 <= sum(shares.values()) <= 105
 
 
-def test_settings_of_all_nodes_change_with_one_request(node: Machine) -> None:
+def test_settings_of_all_nodes_change_with_a_single_request(node: Machine) -> None:
     asked: list[tuple[Any, ...]] = []
 
     async def query_all(topic: str, *arguments: Any) -> dict[str, Any]:
