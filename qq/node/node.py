@@ -238,7 +238,7 @@ async def start(
         broker = Broker(replica, config.loopback_users, config.limits)
         broker.logins.verifier = tokens
         maintenance = ClientDrain(group, broker, config.limits.drain_grace_s)
-        readiness = Readiness(config.name, group, links, maintenance)
+        readiness = Readiness(config.name, group, links, maintenance, broker.no_quorum.why_stuck)
         log_new_cluster(config, group)
         group.start(broker)
     closing.push_async_callback(_leave, config.name, group, broker, failure, readiness)
