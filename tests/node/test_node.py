@@ -127,6 +127,17 @@ def test_last_log_line_of_a_node_gives_the_cause(
     assert all(repr(value) in caplog.text or str(value) in caplog.text for value in context.values())
 
 
+def test_memory_limit_below_a_message_is_refused() -> None:
+    limits = dataclasses.replace(CONFIG.limits, memory_high_watermark=1e-9)
+
+    async def story() -> None:
+        async with AsyncExitStack() as closing:
+            await node.start(dataclasses.replace(CONFIG, limits=limits), closing)
+
+    with pytest.raises(StartError, match=r"memory_high_watermark: 1e-09 of the memory is \d+ bytes, .* 16777216$"):
+        asyncio.run(story())
+
+
 def test_cancelled_connection_that_fails_later_ends_no_node(caplog: pytest.LogCaptureFixture) -> None:
     """As uvloop leaves behind an attempt to connect with TLS that is cancelled before the handshake begins."""
 
