@@ -72,7 +72,7 @@ def test_member_put_back_as_it_was_is_repaired_before_it_votes(
 
 
 def test_resumed_process_of_a_machine_put_back_is_repaired(trio: Growing) -> None:
-    """A snapshot with the machine's memory brings an ended process back. Its peers had taken it for a late connection."""
+    """A snapshot with the machine's memory brings an ended process back. Its peers told it nothing."""
     member = trio.followers()[0]
     processes = trio.network._processes
     member.end()
