@@ -113,6 +113,25 @@ def test_each_method_that_waits_for_a_lost_leader_is_refused(method: Any, fails:
         assert reason(client) == UNKNOWN
 
 
+def test_client_is_refused_when_its_pipelined_poll_is_unanswered() -> None:
+    """The second poll had been held back behind the first, and then the client did not count as waiting."""
+    with LoneBroker(majority_timeout_ms=200) as broker, connect_later(broker) as client:
+        client.call(1, DECLARE, Queue.DeclareOk)
+        read, reads = broker.group.read, list[Any]()
+
+        def answer_first(*callbacks: Any) -> None:
+            reads.append(callbacks)
+            if len(reads) == 1:
+                read(*callbacks)
+
+        broker.group.read = answer_first  # type: ignore[method-assign]
+        client.send(1, Basic.Get(queue="q"), Basic.Get(queue="q", no_ack=True))
+        client.expect(Basic.GetEmpty)
+        lead(broker, None)
+        assert reason(client) == UNKNOWN
+        assert len(reads) == 2
+
+
 def test_consumer_that_holds_a_message_is_not_waiting() -> None:
     """The node keeps its credit for the next message until there is a batch; the client does not wait for that."""
     with LoneBroker(majority_timeout_ms=300) as broker, connect_later(broker) as client:
