@@ -134,7 +134,9 @@ def test_memory_limit_below_a_message_is_refused() -> None:
         async with AsyncExitStack() as closing:
             await node.start(dataclasses.replace(CONFIG, limits=limits), closing)
 
-    with pytest.raises(StartError, match=r"memory_high_watermark: 1e-09 of the memory is \d+ bytes, .* 16777216$"):
+    with pytest.raises(
+        StartError, match=r"memory_high_watermark: 1e-09 of the memory is \d+ bytes, .* 16777216$"
+    ):
         asyncio.run(story())
 
 
