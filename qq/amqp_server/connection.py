@@ -303,29 +303,19 @@ class ClientConnection(FlowControlledProtocol):
         else:
             self._unread = data
         self._turns.request(self._place)
-        if (self._is_half_served or self._unread) and self._may_pause():
+        if self._is_half_served or self._unread:
             self.pause_for(_TURN)
 
     # Turns at the processor
 
     @property
     def _has_work(self) -> bool:
-        return (
-            self._amqp.has_more
-            or bool(self._unread or self._ready)
-            or ((self._is_left or self._is_lost) and not self._is_ended)
-        )
-
-    def _may_pause(self) -> bool:
-        """Return whether the socket may stay unread now.
-
-        Over TLS, uvloop drops octets that it has read if the client hangs up meanwhile. So a publisher is read as far
-        as its requests may wait for the log.
-        """
-        if not self._has_tls:
+        """Whether a turn has work. Octets stay unparsed while the log has to take in too many earlier requests."""
+        if self._ready:
             return True
-        held_bytes_max = self._broker.uncommitted_bytes_max if self._is_publisher else HELD_BYTES_MAX
-        return self.unread_bytes > held_bytes_max
+        if self._amqp.has_more or self._unread:
+            return _UNCOMMITTED not in self._reasons_to_pause
+        return (self._is_left or self._is_lost) and not self._is_ended
 
     def take_turn(self, until_s: float) -> bool:
         """Parse received octets, carry out methods, and write the answers, until this time of the processor."""
@@ -335,8 +325,10 @@ class ClientConnection(FlowControlledProtocol):
         left = self._take_step()
         while left and self._turns.clock() < until_s:
             left = self._take_step()
-        self._is_half_served = left and (self._amqp.has_more or bool(self._unread))
-        if self._reasons_to_pause and not (self._is_half_served and self._may_pause()):
+        self._is_half_served = bool(left or self._reasons_to_pause) and (
+            self._amqp.has_more or bool(self._unread)
+        )
+        if self._reasons_to_pause and not self._is_half_served:
             self.resume_for(_TURN)
         if self._amqp.out:
             self._flush()
@@ -350,7 +342,8 @@ class ClientConnection(FlowControlledProtocol):
                 del self._ready[methods]
                 methods.carry_out_some()
             elif self._unread or self._amqp.has_more:
-                self._receive()
+                if _UNCOMMITTED not in self._reasons_to_pause:
+                    self._receive()
             elif self._is_left or self._is_lost:
                 self._clean_up()
         except Exception as error:  # noqa: BLE001  # it is logged
@@ -388,6 +381,12 @@ class ClientConnection(FlowControlledProtocol):
         """Process the octets that have waited for an answer of the node."""
         if self._has_work:
             self._turns.request(self._place)
+
+    def _resume_input(self) -> None:
+        """Parse and read on after the log has taken in enough."""
+        if _UNCOMMITTED in self._reasons_to_pause:
+            self.resume_for(_UNCOMMITTED)
+            self._broker.runtime.call_soon(self._continue_input)
 
     def _process(self, take: Callable[..., list[Event]], *arguments: bytes) -> None:
         """Carry out the events that `take` returns for the received bytes, and write the output."""
@@ -733,6 +732,7 @@ class ClientConnection(FlowControlledProtocol):
         """Drop the socket at once. Methods that channels hold back are not carried out."""
         self._end_channels()
         self._drop_input()
+        self._resume_input()
         self._transport.abort()
 
     def _hang_up(self) -> None:
@@ -926,8 +926,8 @@ class ClientConnection(FlowControlledProtocol):
             self.pause_for(_UNCOMMITTED)
             if not self._transport.is_closing():
                 self._broker.waits_for_room(self)
-        elif self._uncommitted_bytes <= limit // 2:
-            self.resume_for(_UNCOMMITTED)
+        elif self._reasons_to_pause and self._uncommitted_bytes <= limit // 2:
+            self._resume_input()
 
     def mark_publisher(self) -> None:
         """Mark the client as a publisher, so that it waits while there is an alarm."""
