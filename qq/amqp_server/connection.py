@@ -310,12 +310,18 @@ class ClientConnection(FlowControlledProtocol):
 
     @property
     def _has_work(self) -> bool:
-        """Whether a turn has work. Octets stay unparsed while the log has to take in too many earlier requests."""
         if self._ready:
             return True
         if self._amqp.has_more or self._unread:
-            return _UNCOMMITTED not in self._reasons_to_pause
+            return self._may_parse()
         return (self._is_left or self._is_lost) and not self._is_ended
+
+    def _may_parse(self) -> bool:
+        """Return whether received octets may be parsed: while the log is too far behind, they would fill the memory.
+
+        After an error only close-ok matters, and it causes no request.
+        """
+        return _UNCOMMITTED not in self._reasons_to_pause or self._amqp.phase is not Phase.OPEN
 
     def take_turn(self, until_s: float) -> bool:
         """Parse received octets, carry out methods, and write the answers, until this time of the processor."""
@@ -342,7 +348,7 @@ class ClientConnection(FlowControlledProtocol):
                 del self._ready[methods]
                 methods.carry_out_some()
             elif self._unread or self._amqp.has_more:
-                if _UNCOMMITTED not in self._reasons_to_pause:
+                if self._may_parse():
                     self._receive()
             elif self._is_left or self._is_lost:
                 self._clean_up()
@@ -694,11 +700,20 @@ class ClientConnection(FlowControlledProtocol):
             # Only close-ok matters now, and all octets before it must be read to reach it.
             for reason in list(self._reasons_to_pause):
                 self.resume_for(reason)
+            self._broker.runtime.call_soon(self._continue_input)
 
     def force_close(self, effect: ConnectionForced) -> None:
-        """Close the connection for an operator. A connection that is not open yet gets no reason."""
+        """Close the connection for an operator."""
+        self._fail_or_abort(ConnectionFault(ReplyCode(effect.code), effect.text))
+
+    def forget(self, text: str) -> None:
+        """Close the connection, which the log has forgotten. Methods that channels hold back are not carried out."""
+        self._fail_or_abort(ConnectionFault(ReplyCode.CONNECTION_FORCED, text))
+
+    def _fail_or_abort(self, error: ConnectionFault) -> None:
+        """Close the connection with an error. A connection that is not open yet gets no reason."""
         if self._amqp.phase is Phase.OPEN or self._close_pending:
-            self.fail(ConnectionFault(ReplyCode(effect.code), effect.text))
+            self.fail(error)
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             self._transport.abort()
 
@@ -727,13 +742,6 @@ class ClientConnection(FlowControlledProtocol):
         channel = self._channels.pop(number, None)
         if channel is not None:
             self._pumping.pop(channel.core.outgoing, None)
-
-    def drop(self) -> None:
-        """Drop the socket at once. Methods that channels hold back are not carried out."""
-        self._end_channels()
-        self._drop_input()
-        self._resume_input()
-        self._transport.abort()
 
     def _hang_up(self) -> None:
         """Close the socket after all output is written. Drop it if the client takes too long to read the output."""

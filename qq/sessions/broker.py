@@ -45,6 +45,11 @@ BEHIND_BYTES = 3 * 1024 * 1024
 """Octets that all connections may have requested while the log is behind: those on their way, and AHEAD_BYTES."""
 BEHIND_BYTES_MIN = 16 * 1024
 """Octets that a connection may have requested in any case while the log is behind."""
+EVICTED = (
+    "the cluster evicted this node while it was silent, and returned the messages of its clients to their queues; "
+    "connect again, here or at another node"
+)
+"""Reason for the clients of a node that comes back after its eviction."""
 _IMPERSONATOR = "impersonator"
 
 
@@ -93,7 +98,11 @@ class Broker:
         machine.needed_from = self._dispatcher.needed_from
         self.throttle = Throttle(name, machine, runtime, limits)
         self.no_quorum = NoQuorum(
-            self.connections, group.why_undecided, runtime, limits.majority_timeout_ms / 1000
+            self.connections,
+            group.why_undecided,
+            self.submissions.oldest_pending,
+            runtime,
+            limits.majority_timeout_ms / 1000,
         )
         self.why_undecided = group.why_undecided
         self._last_id = 0
@@ -325,9 +334,9 @@ class Broker:
     def _evicted(self) -> None:
         if self.connections:
             log.error("the cluster gave this node up while it was away; its clients must connect again")
-        # Close the connections first: the log has forgotten their sessions, so they must submit no more commands.
+        # Close the connections first: the log has forgotten their sessions, so what they submit now is dropped, too.
         for connection in list(self.connections.values()):
-            connection.drop()
+            connection.forget(EVICTED)
         self.submissions.abandon()
 
     def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002
