@@ -697,9 +697,17 @@ class ClientConnection(FlowControlledProtocol):
                 self.resume_for(reason)
 
     def force_close(self, effect: ConnectionForced) -> None:
-        """Close the connection for an operator. A connection that is not open yet gets no reason."""
+        """Close the connection for an operator."""
+        self._fail_or_abort(ConnectionFault(ReplyCode(effect.code), effect.text))
+
+    def forget(self, text: str) -> None:
+        """Close the connection, which the log has forgotten. Methods that channels hold back are not carried out."""
+        self._fail_or_abort(ConnectionFault(ReplyCode.CONNECTION_FORCED, text))
+
+    def _fail_or_abort(self, error: ConnectionFault) -> None:
+        """Close the connection with an error. A connection that is not open yet gets no reason."""
         if self._amqp.phase is Phase.OPEN or self._close_pending:
-            self.fail(ConnectionFault(ReplyCode(effect.code), effect.text))
+            self.fail(error)
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             self._transport.abort()
 
@@ -728,12 +736,6 @@ class ClientConnection(FlowControlledProtocol):
         channel = self._channels.pop(number, None)
         if channel is not None:
             self._pumping.pop(channel.core.outgoing, None)
-
-    def drop(self) -> None:
-        """Drop the socket at once. Methods that channels hold back are not carried out."""
-        self._end_channels()
-        self._drop_input()
-        self._transport.abort()
 
     def _hang_up(self) -> None:
         """Close the socket after all output is written. Drop it if the client takes too long to read the output."""

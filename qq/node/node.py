@@ -209,7 +209,14 @@ async def start(
     if config.is_open_to_all:
         text = "[users]: %s may log in from anywhere, with a password that everybody knows, as administrator"
         log.warning(text, config.default_user)
-    shares = descriptors.shares(config.limits, limit_bytes(config.limits))
+    memory_bytes = limit_bytes(config.limits)
+    if memory_bytes < config.limits.message_bytes:
+        # The first part of such a message would raise an alarm, which would stop the reading of the rest.
+        raise StartError(
+            f"[limits] memory_high_watermark: {config.limits.memory_high_watermark} of the memory is {memory_bytes} "
+            f"bytes, which must be at least message_bytes, {config.limits.message_bytes}"
+        )
+    shares = descriptors.shares(config.limits, memory_bytes)
     loop = asyncio.get_running_loop()
     failure = Failure(config.name)
     loop.set_exception_handler(failure.unhandled)
@@ -238,7 +245,7 @@ async def start(
         broker = Broker(replica, config.loopback_users, config.limits)
         broker.logins.verifier = tokens
         maintenance = ClientDrain(group, broker, config.limits.drain_grace_s)
-        readiness = Readiness(config.name, group, links, maintenance)
+        readiness = Readiness(config.name, group, links, maintenance, broker.no_quorum.why_stuck)
         log_new_cluster(config, group)
         group.start(broker)
     closing.push_async_callback(_leave, config.name, group, broker, failure, readiness)

@@ -138,6 +138,15 @@ class Submissions:
         """Octets of requests that are not known to be applied, as pending_requests.py counts them."""
         return self._waiting_bytes + self._bytes_in_flight
 
+    def oldest_pending(self) -> int | None:
+        """Return the number of the oldest batch of this process start that is not applied; None if all are applied.
+
+        Requests that wait in the lanes for their turn count as the next batch.
+        """
+        is_waiting = self._has_urgent and bool(self._lanes)
+        is_pending = is_waiting or bool(self._under_way) or not self._has_begun
+        return self.batches_applied if is_pending else None
+
     def tenant(self, vhost: str) -> Tenant:
         """Return the tenant of the connections to this virtual host (`Lane.tenant`)."""
         return self._lanes.tenant(vhost)
