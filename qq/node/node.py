@@ -209,7 +209,14 @@ async def start(
     if config.is_open_to_all:
         text = "[users]: %s may log in from anywhere, with a password that everybody knows, as administrator"
         log.warning(text, config.default_user)
-    shares = descriptors.shares(config.limits, limit_bytes(config.limits))
+    memory_bytes = limit_bytes(config.limits)
+    if memory_bytes < config.limits.message_bytes:
+        # The first part of such a message would raise an alarm, which would stop the reading of the rest.
+        raise StartError(
+            f"[limits] memory_high_watermark: {config.limits.memory_high_watermark} of the memory is {memory_bytes} "
+            f"bytes, which must be at least message_bytes, {config.limits.message_bytes}"
+        )
+    shares = descriptors.shares(config.limits, memory_bytes)
     loop = asyncio.get_running_loop()
     failure = Failure(config.name)
     loop.set_exception_handler(failure.unhandled)
@@ -238,7 +245,7 @@ async def start(
         broker = Broker(replica, config.loopback_users, config.limits)
         broker.logins.verifier = tokens
         maintenance = ClientDrain(group, broker, config.limits.drain_grace_s)
-        readiness = Readiness(config.name, group, links, maintenance)
+        readiness = Readiness(config.name, group, links, maintenance, broker.no_quorum.why_stuck)
         log_new_cluster(config, group)
         group.start(broker)
     closing.push_async_callback(_leave, config.name, group, broker, failure, readiness)
@@ -253,7 +260,13 @@ async def start(
     )
     memory = MemoryWatch(config.limits, group, runtime)
     partial_messages = PartialMessages(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
-    turns = ProcessorTurns(lambda callback, _: runtime.call_soon(callback), time.thread_time)
+    young = garbage.YoungCollector(time.thread_time)
+
+    def continue_turns(callback: Callable[[], None], _spent_s: float) -> None:
+        young.check()
+        runtime.call_soon(callback)
+
+    turns = ProcessorTurns(continue_turns, time.thread_time)
     sockets = ClientSockets(slots, throttled_log, partial_messages, turns, config.limits)
     amqp_server = AmqpServer(broker, part_settings.amqp_settings(config), sockets, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)

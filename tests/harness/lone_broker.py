@@ -55,6 +55,13 @@ def wait_until(condition: Callable[[], bool], event: str) -> None:
         time.sleep(0.01)
 
 
+def drop(connection: Any) -> None:
+    """Drop a client's socket at once, with its methods that are not carried out; on the broker's loop."""
+    connection._end_channels()
+    connection._drop_input()
+    connection._transport.abort()
+
+
 class LoneGroup:
     """A fake group that keeps its entries.
 
@@ -66,6 +73,8 @@ class LoneGroup:
         self.machine = machine
         self.pending_bytes = 0
         self.skipping = self.holding = False
+        self.why: str | None = "no majority: n2, n3 do not answer"
+        """Why a node that is `holding` commits nothing."""
         self.lost_reads: list[Callable[[], None]] | None = None
         """If it is a list: reads begin and stay unanswered. It keeps the functions that tell of their failure."""
         self.entries: dict[int, bytes] = {}
@@ -77,7 +86,7 @@ class LoneGroup:
         self.disk_failed = self.failures.append
 
     def why_undecided(self) -> str | None:
-        return "no majority: n2, n3 do not answer" if self.holding else None
+        return self.why if self.holding else None
 
     def undecided(self) -> list[str]:
         return []
@@ -254,7 +263,7 @@ class LoneBroker:
     async def _stop(self) -> None:
         await self.stop_listening()
         for connection in list(self.broker.connections.values()):
-            connection.drop()
+            drop(connection)
         while self.broker.connections:  # noqa: ASYNC110
             await asyncio.sleep(0)
 

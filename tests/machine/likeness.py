@@ -23,9 +23,8 @@ from qq.machine.policy.policies import Policies
 from qq.machine.protocol.death_history import Histories
 from qq.machine.queue.backlog import _Lane
 from qq.machine.queue.consumers import Rotation
-from qq.machine.queue.leases import LeaseGroup
 from qq.machine.queue.leaving import Leaving
-from qq.machine.queue.queue import Consumer, Queue
+from qq.machine.queue.queue import Consumer, LeaseGroup, Queue
 from qq.machine.queue.runs import Runs
 from qq.machine.queue.shelf import Shelf
 from qq.machine.queue.stuck_lines import IndexedSet, StuckLines

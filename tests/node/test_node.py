@@ -127,6 +127,19 @@ def test_last_log_line_of_a_node_gives_the_cause(
     assert all(repr(value) in caplog.text or str(value) in caplog.text for value in context.values())
 
 
+def test_memory_limit_below_a_message_is_refused() -> None:
+    limits = dataclasses.replace(CONFIG.limits, memory_high_watermark=1e-9)
+
+    async def story() -> None:
+        async with AsyncExitStack() as closing:
+            await node.start(dataclasses.replace(CONFIG, limits=limits), closing)
+
+    with pytest.raises(
+        StartError, match=r"memory_high_watermark: 1e-09 of the memory is \d+ bytes, .* 16777216$"
+    ):
+        asyncio.run(story())
+
+
 def test_cancelled_connection_that_fails_later_ends_no_node(caplog: pytest.LogCaptureFixture) -> None:
     """As uvloop leaves behind an attempt to connect with TLS that is cancelled before the handshake begins."""
 
@@ -361,26 +374,44 @@ def test_node_that_reads_damage_is_repaired_while_it_runs(
 
 
 @pytest.mark.parametrize(
-    ("under_repair", "apart", "why"),
+    ("under_repair", "apart", "leader", "undecided", "stuck", "why"),
     [
-        ("it is new", None, "it is new"),
-        ("it is new", "n2 (of another cluster)", "it is new; no connection with n2 (of another cluster)"),
-        (None, "n2 (cut)", "no leader is known: no connection with n2 (cut)"),
-        (None, None, "no leader is known: no leader: the members elect one"),
+        ("it is new", None, None, "", "", "it is new"),
+        ("it is new", "n2 (of another)", None, "", "", "it is new; no connection with n2 (of another)"),
+        (None, "n2 (cut)", None, "no leader", "", "no leader is known: no connection with n2 (cut)"),
+        (
+            None,
+            None,
+            None,
+            "no leader: the members elect one",
+            "",
+            "no leader is known: no leader: the members elect one",
+        ),
+        (None, None, "n2", "n2 does not hear this node", "nothing for 10 s", "n2 does not hear this node"),
+        (None, None, "n2", None, "nothing for 10 s", "nothing for 10 s"),
+        (None, None, "n2", None, None, None),
     ],
 )
-def test_node_that_does_not_serve_names_missing_connections(
-    under_repair: str | None, apart: str | None, why: str
+def test_node_that_cannot_serve_gives_the_reason(
+    under_repair: str | None,
+    apart: str | None,
+    leader: str | None,
+    undecided: str | None,
+    stuck: str | None,
+    why: str | None,
 ) -> None:
     """A node with a new directory that learned a lost cluster must be restarted to join a new one."""
     links: Any = SimpleNamespace(why_not_joined=None, why_apart=apart)
     group: Any = SimpleNamespace(
         own_status=SimpleNamespace(flaw=lambda: under_repair),
-        leader=None,
-        why_undecided=lambda: "no leader: the members elect one",
+        statuses=SimpleNamespace(why_nothing_is_stored=lambda: None),
+        leader=leader,
+        why_undecided=lambda: undecided,
     )
     maintenance: Any = SimpleNamespace(is_on=False)
-    assert Readiness("n1", group, links, maintenance).why_not() == why
+    readiness = Readiness("n1", group, links, maintenance, lambda: stuck)
+    readiness.is_serving = True
+    assert readiness.why_not() == why
 
 
 def test_node_that_founds_a_cluster_logs_it_once(tmp_path: Path) -> None:

@@ -36,22 +36,21 @@ class CheckResult(NamedTuple):
 
 
 class _RepeatedCheck:
-    __slots__ = ("body", "repeat", "requested_s", "status")
+    __slots__ = ("answer", "repeat", "requested_s")
 
     def __init__(self, repeat: Callable[[], CheckResult | None]) -> None:
         self.repeat = repeat
         self.requested_s = time.monotonic()
         """Monotonic time, in seconds, of the last request. The thread sets it."""
-        self.status = 0
-        self.body = b""
+        self.answer = 0, b""
+        """Status and body of the newest result."""
 
     def update(self) -> bool:
         """Repeat the check. Return whether the thread may answer it."""
         result = self.repeat()
         if result is None:
             return False
-        self.body = json.dumps(result.document).encode()
-        self.status = result.status
+        self.answer = result.status, json.dumps(result.document).encode()
         return True
 
 
@@ -72,9 +71,10 @@ class RepeatedChecks:
         known = _RepeatedCheck(repeat)
         if not known.update():
             return
-        if len(self._known) >= CHECKS_MAX:
+        key = self._key(host, target, authorization)
+        if key not in self._known and len(self._known) >= CHECKS_MAX:
             del self._known[min(self._known, key=lambda key: self._known[key].requested_s)]
-        self._known[self._key(host, target, authorization)] = known
+        self._known[key] = known
 
     def find(self, host: str, target: str, authorization: str) -> tuple[int, bytes] | None:
         """Return status and body of the newest result; None if the event loop must answer."""
@@ -82,7 +82,7 @@ class RepeatedChecks:
         if known is None:
             return None
         known.requested_s = time.monotonic()
-        return known.status, known.body
+        return known.answer
 
     def update(self) -> None:
         """Repeat all checks. Forget those that are not requested any more."""

@@ -59,8 +59,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.effects import Answer, Result
     from qq.machine.protocol.refusals import Refused
     from qq.machine.queue.deferred_free import DeferredFree
-    from qq.machine.queue.leases import LeaseGroup
-    from qq.machine.queue.queue import Consumer, Queue
+    from qq.machine.queue.queue import Consumer, LeaseGroup, Queue
 
 
 WOKEN_MAX = 1000

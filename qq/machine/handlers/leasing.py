@@ -28,7 +28,6 @@ from qq.machine.queue.leases import (
     OPEN_LEASES_MAX,
     GroupSettings,
     Lease,
-    LeaseGroup,
     the_group,
 )
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from qq.machine.catalog.catalog import Catalog
     from qq.machine.handlers.core import Core
     from qq.machine.handlers.cost_estimate import Costs
-    from qq.machine.queue.queue import Queue
+    from qq.machine.queue.queue import LeaseGroup, Queue
 
 _LEASED_STEPS = 3
 """Steps for each range that is leased."""

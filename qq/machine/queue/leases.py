@@ -24,8 +24,6 @@ from qq.ranges import LEVELS, MESSAGE_BITS, MESSAGE_MASK, Range
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from qq.machine.queue.queue import Queue
-
 READY, ARRIVAL = "ready", "arrival"
 ORDERS = (READY, ARRIVAL)
 """The orders of leases: as consumers would get the messages, or by arrival without regard to priorities."""
@@ -130,12 +128,13 @@ class GroupSettings(NamedTuple):
     """Milliseconds without a command of the group (outages left out) after which it ends; 0 is never."""
 
 
-@dataclass(slots=True, eq=False)
-class LeaseGroup:
-    """A group of a queue. Only methods of its queue change it."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class LeaseHolder:
+    """A group without its queue. Only methods of its queue change it."""
 
-    queue: Queue
     name: str
+    label: str
+    """Group and queue, for texts."""
     fence: int
     owner: str
     """The name that the reader gave itself."""
@@ -153,10 +152,6 @@ class LeaseGroup:
     leased: int = 0
     """Number of messages in open leases."""
     leased_size: int = 0
-
-    @property
-    def label(self) -> str:
-        return the_group(self.name, self.queue.name, self.queue.vhost)
 
     def expires_at_ms(self) -> int | None:
         """Return the time (without outages) at which the idle group ends, or None for never."""
@@ -182,20 +177,6 @@ class LeaseGroup:
                 f"lease {number} of {self.label} is not open: it was released or not taken"
             )
         raise not_found(f"lease {number} of {self.label}")
-
-    def freeze(self) -> FrozenGroup:
-        return FrozenGroup(
-            self.queue.number,
-            self.name,
-            self.fence,
-            self.owner,
-            self.user,
-            self.settings,
-            self.used_ms,
-            self.first_free,
-            self.last,
-            tuple(self.leases.values()),
-        )
 
 
 class FrozenGroup(NamedTuple):

@@ -28,9 +28,11 @@ from qq.machine.queue.leases import (
     LEASE_MESSAGES_MAX,
     LEASE_RANGES_MAX,
     EndedChunk,
-    LeaseGroup,
+    FrozenGroup,
+    LeaseHolder,
     chunks_of,
     make_lease,
+    the_group,
     with_histories,
 )
 from qq.machine.queue.leaving import DISCARDED, ENDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.effects import CountContract
     from qq.machine.queue.backlog import FrozenBacklog
     from qq.machine.queue.consumers import Budget
-    from qq.machine.queue.leases import FrozenGroup, GroupSettings, LeaseChunk
+    from qq.machine.queue.leases import GroupSettings, LeaseChunk
     from qq.machine.queue.leaving import FrozenLeaving
     from qq.ranges import FrozenPieces
 
@@ -125,6 +127,27 @@ class Consumer(Holder):
         marks = [(first_id, time_ms) for first_id, time_ms in self.marks]
         held = self.unacked.freeze()
         return FrozenConsumer(self, self.credit, self.prefetch, self.live, self.next_id, marks, held)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LeaseGroup(LeaseHolder):
+    """A `LeaseHolder` that knows its queue."""
+
+    queue: Queue
+
+    def freeze(self) -> FrozenGroup:
+        return FrozenGroup(
+            self.queue.number,
+            self.name,
+            self.fence,
+            self.owner,
+            self.user,
+            self.settings,
+            self.used_ms,
+            self.first_free,
+            self.last,
+            tuple(self.leases.values()),
+        )
 
 
 class FrozenConsumer(NamedTuple):
@@ -999,7 +1022,15 @@ class Queue:
         """Open a group, or pass it on to an owner with this fence. Its open leases stay."""
         group = self.groups.get(name)
         if group is None:
-            group = self.groups[name] = LeaseGroup(self, name, fence, owner, user, settings)
+            group = self.groups[name] = LeaseGroup(
+                queue=self,
+                name=name,
+                label=the_group(name, self.name, self.vhost),
+                fence=fence,
+                owner=owner,
+                user=user,
+                settings=settings,
+            )
         elif fence > group.fence:
             group.fence, group.owner, group.user, group.settings = fence, owner, user, settings
         return group

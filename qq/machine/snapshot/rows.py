@@ -44,10 +44,10 @@ from qq.machine.protocol.effects import (
     Reply,
 )
 from qq.machine.queue.consumers import Budget
-from qq.machine.queue.leases import EndedChunk, GroupSettings, Lease, LeaseChunk, LeaseGroup
+from qq.machine.queue.leases import EndedChunk, GroupSettings, Lease, LeaseChunk, the_group
 from qq.machine.queue.leaving import Leaving
 from qq.machine.queue.moves import MoveState
-from qq.machine.queue.queue import Consumer, DeadMessages, Queue
+from qq.machine.queue.queue import Consumer, DeadMessages, LeaseGroup, Queue
 from qq.ranges import Range, RangeMap
 from qq.routing.routers import Binding, Destination, DestinationKind
 
@@ -455,11 +455,19 @@ class GroupRow(NamedTuple):
     def build(self, queue: Queue) -> LeaseGroup:
         leases = {lease.number: lease for lease in self.leases}
         return LeaseGroup(
-            queue,
-            *self[1:-1],
-            leases,
-            sum(lease.messages for lease in leases.values()),
-            sum(lease.size for lease in leases.values()),
+            queue=queue,
+            name=self.name,
+            label=the_group(self.name, queue.name, queue.vhost),
+            fence=self.fence,
+            owner=self.owner,
+            user=self.user,
+            settings=self.settings,
+            used_ms=self.used_ms,
+            first_free=self.first_free,
+            last=self.last,
+            leases=leases,
+            leased=sum(lease.messages for lease in leases.values()),
+            leased_size=sum(lease.size for lease in leases.values()),
         )
 
 

@@ -26,8 +26,7 @@ from tests.machine.machine_driver import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from qq.machine.queue.leases import LeaseGroup
-    from qq.machine.queue.queue import Queue
+    from qq.machine.queue.queue import LeaseGroup, Queue
 
 PLACE = ("/", "q", "g", 5)
 ALL = 2**40
