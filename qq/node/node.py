@@ -258,7 +258,13 @@ async def start(
     )
     memory = MemoryWatch(config.limits, group, runtime)
     partial_messages = PartialMessages(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
-    turns = ProcessorTurns(lambda callback, _: runtime.call_soon(callback), time.thread_time)
+    young = garbage.YoungCollector(time.thread_time)
+
+    def continue_turns(callback: Callable[[], None], _spent_s: float) -> None:
+        young.check()
+        runtime.call_soon(callback)
+
+    turns = ProcessorTurns(continue_turns, time.thread_time)
     sockets = ClientSockets(slots, throttled_log, partial_messages, turns, config.limits)
     amqp_server = AmqpServer(broker, part_settings.amqp_settings(config), sockets, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)
