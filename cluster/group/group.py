@@ -227,7 +227,7 @@ class Group:
         return self._installer.count
 
     def why_undecided(self) -> str | None:
-        """Return why entries cannot be committed now, and which members do not answer; None if a leader is known."""
+        """Return why no batch of this node can be committed now; None if a leader is known and hears this node."""
         return self.statuses.why_undecided()
 
     def undecided(self) -> Collection[str]:

@@ -52,6 +52,10 @@ long as a light client is active.
 
 It equals two batches full of octets: enough to keep a quick disk and all nodes busy. So a light client waits for few
 milliseconds of other clients' work, and not for all their requests."""
+SPARING_STEPS = COST_AT_ONCE // 2
+"""Steps of a batch as long as a light client is active. A batch of octets is full of them at about as many."""
+SPARING_BYTES = 4096
+"""Octets in the lanes up to which a batch is small in any case."""
 PACE_S = 0.010
 """Seconds after a batch until the next is submitted although `COST_AT_ONCE` is under way. A disk with slow syncs may
 then store more in each sync."""
@@ -135,7 +139,8 @@ class Submissions:
         self._lanes = Lanes()
         self._own = Lane()
         """The node's own lane, for commands that belong to no connection, such as operators' requests."""
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
+        """Octets of requests that wait in the lanes."""
         self._bytes_in_flight = 0
         self._has_begun = False
         """Whether the log knows of this process start. The state then also shows whether sessions of an earlier start
@@ -154,7 +159,16 @@ class Submissions:
     @property
     def pending_bytes(self) -> int:
         """Octets of requests that are not known to be applied, as pending_requests.py counts them."""
-        return self._waiting_bytes + self._bytes_in_flight
+        return self.waiting_bytes + self._bytes_in_flight
+
+    def oldest_pending(self) -> int | None:
+        """Return the number of the oldest batch of this process start that is not applied; None if all are applied.
+
+        Requests that wait in the lanes for their turn count as the next batch.
+        """
+        is_waiting = self._has_urgent and bool(self._lanes)
+        is_pending = is_waiting or bool(self._under_way) or not self._has_begun
+        return self.batches_applied if is_pending else None
 
     def tenant(self, vhost: str) -> Tenant:
         """Return the tenant of the connections to this virtual host (`Lane.tenant`)."""
@@ -250,7 +264,7 @@ class Submissions:
     def _refuse_commit(
         self, lane: Lane, refuse: Callable[[int], None], transaction: OpenCommit, steps: int
     ) -> None:
-        self._waiting_bytes -= transaction.size
+        self.waiting_bytes -= transaction.size
         lane.count_uncommitted(-transaction.size)
         refuse(steps)
 
@@ -313,7 +327,7 @@ class Submissions:
             self._retry_in(wait_s)
 
     def _count(self, lane: Lane, size: int) -> None:
-        self._waiting_bytes += size
+        self.waiting_bytes += size
         lane.count_uncommitted(size)
 
     # Submitting
@@ -368,11 +382,13 @@ class Submissions:
             return True
         if self._cost_in_flight >= COST_IN_FLIGHT_MAX:
             return False
-        if self._waiting_bytes < BATCH_BYTES_MAX:
+        if self._cost_in_flight >= COST_AT_ONCE and self._is_sparing():
+            return self._has_waited(PACE_S)
+        if self.waiting_bytes < BATCH_BYTES_MAX:
             if under_way >= BATCHES_IN_FLIGHT_MAX:
                 return False
             return self._is_behind or self._has_waited(SPACING_S)
-        return self._cost_in_flight < COST_AT_ONCE or not self._is_sparing() or self._has_waited(PACE_S)
+        return True
 
     def _is_sparing(self) -> bool:
         """Return whether a light client has made a request a short while ago."""
@@ -387,7 +403,8 @@ class Submissions:
 
     def _gather(self) -> tuple[Batch, list[Lane]]:
         """Gather a batch from the next lanes. Return it with the lanes that were put off to the next pass."""
-        batch, lanes, costs = Batch(self.large_bytes), self._lanes, self._machine.costs
+        steps_max = SPARING_STEPS if self.waiting_bytes > SPARING_BYTES and self._is_sparing() else None
+        batch, lanes, costs = Batch(self.large_bytes, steps_max), self._lanes, self._machine.costs
         put_off: list[Lane] = []
         outcome = PartOutcome.TAKEN
         while lanes and not batch.is_full and outcome is not PartOutcome.NO_ROOM:
@@ -426,7 +443,7 @@ class Submissions:
         for requested_s in batch.requested_s:
             self.queueing_times.add(now_s - requested_s)
         self._cost_in_flight += batch.cost
-        self._waiting_bytes -= batch.bytes
+        self.waiting_bytes -= batch.bytes
         self._bytes_in_flight += batch.bytes
 
     def applied(self, sequence: int, *, unseen: bool = False) -> None:
@@ -481,7 +498,7 @@ class Submissions:
         self._under_way.clear()
         self._has_waiting_batch = self._may_wait = False
         self._watched.clear()
-        self._cost_in_flight = self._waiting_bytes = self._bytes_in_flight = 0
+        self._cost_in_flight = self.waiting_bytes = self._bytes_in_flight = 0
         for callback in callbacks:
             callback()
 

@@ -55,6 +55,13 @@ def wait_until(condition: Callable[[], bool], event: str) -> None:
         time.sleep(0.01)
 
 
+def drop(connection: Any) -> None:
+    """Drop a client's socket at once, with its methods that are not carried out; on the broker's loop."""
+    connection._end_channels()
+    connection._drop_input()
+    connection._transport.abort()
+
+
 class LoneGroup:
     """A fake group that keeps its entries.
 
@@ -69,6 +76,8 @@ class LoneGroup:
         self.keeps_waiting_batches = False
         """Whether a batch that may wait is kept until the next batch."""
         self._kept: list[tuple[int, Any]] = []
+        self.why: str | None = "no majority: n2, n3 do not answer"
+        """Why a node that is `holding` commits nothing."""
         self.lost_reads: list[Callable[[], None]] | None = None
         """If it is a list: reads begin and stay unanswered. It keeps the functions that tell of their failure."""
         self.entries: dict[int, bytes] = {}
@@ -80,7 +89,7 @@ class LoneGroup:
         self.disk_failed = self.failures.append
 
     def why_undecided(self) -> str | None:
-        return "no majority: n2, n3 do not answer" if self.holding else None
+        return self.why if self.holding else None
 
     def undecided(self) -> list[str]:
         return []
@@ -261,7 +270,7 @@ class LoneBroker:
     async def _stop(self) -> None:
         await self.stop_listening()
         for connection in list(self.broker.connections.values()):
-            connection.drop()
+            drop(connection)
         while self.broker.connections:  # noqa: ASYNC110
             await asyncio.sleep(0)
 

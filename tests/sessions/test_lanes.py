@@ -13,7 +13,7 @@ from hypothesis import settings
 from pamqp.commands import Basic
 
 from qq.machine.handlers import core as core_module
-from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX, TRANSACTION_STEPS_MAX
+from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX, COMMAND_STEPS, TRANSACTION_STEPS_MAX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import decode_batch, encode_batch
 from qq.machine.protocol.commands import (
@@ -395,6 +395,31 @@ def test_little_is_in_flight_ahead_of_a_modest_client(beside_floods: World) -> N
         while len(modest.came) < len(modest.sent_messages):
             assert world.apply()
         assert world.applied - before <= COST_AT_ONCE // FULL_OF_OCTETS + 2
+    world.settle()
+
+
+def test_few_commands_are_in_flight_ahead_of_a_light_client() -> None:
+    """Messages with ever new keys fill a batch with steps, and have few octets."""
+    world = World(2)
+    light, flood = world.clients
+    for number in range(9000):
+        world.publish(flood, "amq.direct", f"new {number}", b"x")
+    world.turn()
+    for _ in range(4):
+        world.apply()
+    for _ in range(10):
+        world.publish(light, "", "q", b"little")
+        world.turn()
+        for _ in range(4):
+            world.apply()
+        before = world.applied
+        world.publish(light, "", "q", b"little")
+        world.turn()
+        while len(light.came) < len(light.sent_messages):
+            assert world.apply()
+            world.turn()
+        ahead = world.batches[before : world.applied]
+        assert sum(len(commands) for commands, _ in ahead) <= 2 * COST_AT_ONCE // COMMAND_STEPS
     world.settle()
 
 

@@ -156,6 +156,59 @@ def test_election_does_not_refuse_clients() -> None:
             client.expect(commands.Queue.DeclareOk)
 
 
+def test_node_whose_batches_are_not_applied_refuses_clients() -> None:
+    """It hears a leader that does not hear it."""
+    stuck = "the cluster has applied no request of this node for"
+    with (
+        LoneBroker(majority_timeout_ms=300) as broker,
+        connect_later(broker) as declaring,
+        connect_later(broker) as idle,
+    ):
+        broker.call(broker.broker.leader_changed, "n2", 1)
+        idle.call(1, DECLARE, commands.Queue.DeclareOk)
+        broker.group.holding, broker.group.why = True, None
+        began_s = time.monotonic()
+        declaring.send(1, DECLARE)
+        assert stuck in reason(declaring)
+        assert time.monotonic() - began_s > 0.25
+        with RawClient(broker.amqp_port) as late:
+            late.send(1, commands.Channel.Open())
+            late.expect(commands.Channel.OpenOk)
+            assert stuck in reason(late)
+        assert stuck in str(broker.call(broker.broker.no_quorum.why_no_wait))
+        broker.call(broker.group.release)
+        assert broker.call(broker.broker.no_quorum.why_no_wait) is None
+        idle.call(1, DECLARE, commands.Queue.DeclareOk)
+
+
+def test_progress_of_batches_defers_the_refusal() -> None:
+    with LoneBroker(majority_timeout_ms=400) as broker, connect_later(broker) as client:
+        broker.call(broker.broker.leader_changed, "n2", 1)
+        for _ in range(5):
+            broker.group.holding = True
+            client.send(1, DECLARE)
+            time.sleep(0.25)
+            broker.call(broker.group.release)
+            client.expect(commands.Queue.DeclareOk)
+
+
+def test_node_with_a_batch_pending_for_ten_seconds_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(no_quorum, "STUCK_S", 0.2)
+    monkeypatch.setattr(no_quorum, "CHECK_S", 0.1)
+    with LoneBroker(majority_timeout_ms=0) as broker, connect_later(broker) as client:
+        broker.call(broker.broker.leader_changed, "n2", 1)
+        why_stuck = broker.broker.no_quorum.why_stuck
+        time.sleep(0.5)
+        assert broker.call(why_stuck) is None
+        broker.group.holding = True
+        client.send(1, DECLARE)
+        time.sleep(0.7)
+        assert broker.call(why_stuck) == "no majority: n2, n3 do not answer"
+        broker.call(broker.group.release)
+        assert broker.call(why_stuck) is None
+        client.expect(commands.Queue.DeclareOk)
+
+
 @pytest.mark.parametrize("limits", [{"majority_timeout_ms": 0}, {}])
 def test_majority_timeout_delays_the_refusal(limits: dict[str, Any]) -> None:
     with LoneBroker(**limits) as broker, connect_later(broker) as client:
