@@ -39,6 +39,12 @@ log = logging.getLogger(__name__)
 END_CLAIMS_S = 2.0
 """Seconds that a client waits for close-ok, or for connection.close, at most, until the end of its connection is
 applied."""
+AHEAD_BYTES = 1024 * 1024
+"""Octets that wait for a batch above which the log is behind: as many as an entry takes."""
+BEHIND_BYTES = 3 * 1024 * 1024
+"""Octets that all connections may have requested while the log is behind: those on their way, and AHEAD_BYTES."""
+BEHIND_BYTES_MIN = 16 * 1024
+"""Octets that a connection may have requested in any case while the log is behind."""
 EVICTED = (
     "the cluster evicted this node while it was silent, and returned the messages of its clients to their queues; "
     "connect again, here or at another node"
@@ -260,8 +266,10 @@ class Broker:
         So other connections have room however many connections a client opens. Only large messages can make the node
         full.
         """
-        limits = self.limits
-        share = limits.node_uncommitted_bytes // (2 * max(1, len(self.connections)))
+        limits, connections = self.limits, max(1, len(self.connections))
+        share = limits.node_uncommitted_bytes // (2 * connections)
+        if self.submissions.waiting_bytes > AHEAD_BYTES:
+            share = min(share, max(BEHIND_BYTES // connections, BEHIND_BYTES_MIN))
         return min(limits.uncommitted_bytes, share)
 
     @property

@@ -185,7 +185,10 @@ class MethodQueue:
         for _ in range(AT_ONCE):
             if not self._held or self._answers or self._is_blocked:
                 break
-            self._carry_out(self._held.popleft())
+            event = self._held.popleft()
+            self._carry_out(event)
+            if isinstance(event, Publishes):  # as many messages as a step of the reader takes
+                break
         if self._is_blocked:
             return
         if not self._held:
