@@ -261,7 +261,7 @@ def test_definitions_go_out_and_come_in(qq: Qq, vhost: str, tmp_path: Path) -> N
     assert qq("definitions", "import", str(file), "--vhost", vhost).status == 0
     assert [each["name"] for each in documents(qq, "list", "queues", "--vhost", vhost)] == ["kept"]
     file.write_text("{")
-    assert "not_json" in qq("definitions", "import", str(file)).errors
+    assert "failed_to_parse_json" in qq("definitions", "import", str(file)).errors
     before = file.read_text()
     assert qq("definitions", "export", str(file), "--vhost", "nowhere").status == 1
     assert (file.read_text(), list(tmp_path.glob(".definitions*"))) == (before, [])
