@@ -62,7 +62,7 @@ from qq.stored.content import content_of
 from qq.tls import contexts as tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
     from pathlib import Path
 
     from qq.config import NodeConfig
@@ -78,8 +78,8 @@ SWITCH_INTERVAL_S = 0.0005
 With its default of 5 ms, a busy event loop would delay the report of the fsync thread for that long.
 """
 APPLIED_POLL_S = 0.02
-RATES_PAUSE_S = 60.0
-"""Seconds without rates after an error in counting them."""
+WATCH_PAUSE_S = 60.0
+"""Seconds that work of the management pauses after an error in it."""
 LEADER_HANDOVER_S = 2.0
 LAST_SYNC_S = 2.0
 REPAIRS_MAX = 3
@@ -119,9 +119,7 @@ class Node:
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.failure.raised())
-            tasks.create_task(_watch_rates(self.management))
-            tasks.create_task(self.management.sessions.watch())
-            tasks.create_task(self.management.vhost_clients.watch())
+            _watch_management(self.management, tasks)
             tasks.create_task(self.memory.watch())
             tasks.create_task(self.files.watch(self.links))
             await self._wait_serving()
@@ -395,14 +393,20 @@ def _make_carrier(config: NodeConfig, broker: Broker, group: Group, amqp_server:
     )
 
 
-async def _watch_rates(management: Management) -> None:
-    """Sample rates for ever. An error there does not end the node, because no message depends on the page."""
+def _watch_management(management: Management, tasks: asyncio.TaskGroup) -> None:
+    """Begin the work that the management repeats."""
+    for watch in (management.watch, management.sessions.watch, management.vhost_clients.watch):
+        tasks.create_task(_watch(watch))
+
+
+async def _watch(watch: Callable[[], Awaitable[None]]) -> None:
+    """Repeat work for ever. An error there does not end the node, because no message depends on the management."""
     while True:
         try:
-            await management.watch()
+            await watch()
         except Exception:
-            log.exception("sampling pauses after an error")
-        await asyncio.sleep(RATES_PAUSE_S)
+            log.exception("work of the management pauses after an error")
+        await asyncio.sleep(WATCH_PAUSE_S)
 
 
 async def _leave(name: str, group: Group, broker: Broker, failure: Failure, readiness: Readiness) -> None:
