@@ -44,6 +44,9 @@ end
 def without_losses(&block) = Thread.handle_interrupt(Bunny::Exception => :never, &block)
 def with_losses(&block) = Thread.handle_interrupt(Bunny::Exception => :immediate, &block)
 
+# Drop the socket of a lost connection: bunny would wait 15 s for the node's answer to a close.
+def drop(connection) = connection.transport.close
+
 # Close a connection that may be broken, with its threads.
 def close(connection)
   connection.close
@@ -69,6 +72,7 @@ def publish_from(number, connection)
   number
 rescue *LOST => error
   # Whether this message is stored is unknown, so it is published again: it may come twice.
+  drop(connection)
   puts "publisher: #{error.class} at message #{number}"
   number
 end
@@ -100,6 +104,7 @@ def consume_into(seen, connection)
     puts "consumer: #{ended.pop}"
   end
 rescue *LOST => error
+  drop(connection)
   puts "consumer: #{error.class} after #{seen.size} messages"
 end
 
