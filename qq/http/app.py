@@ -103,7 +103,7 @@ def build_app(
     )
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
     app.on_response_prepare.append(_add_headers)
-    of_api = api.routes(view, management, repeated or RepeatedChecks(), limits.requests // 2)
+    of_api = api.routes(view, management, repeated, limits.requests // 2)
     app.add_routes(
         [
             web.get("/", _page),
@@ -113,12 +113,8 @@ def build_app(
             web.get("/metrics/per-object", pages.metrics_per_object),
             web.get("/metrics/detailed", pages.metrics_detailed),
             web.get("/api/cluster", pages.cluster),
-<<<<<<< HEAD
             *guides.routes(of_api),
             *of_api,
-=======
-            *api.routes(view, management, repeated, limits.requests // 2),
->>>>>>> main
             web.static(_STATIC_PATH, _STATIC),
         ]
     )
