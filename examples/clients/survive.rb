@@ -11,7 +11,7 @@ require "set"
 QUEUE = "survive-ruby"
 MESSAGES = 2000
 NODES = ARGV.empty? ? %w[127.0.0.1:5672 127.0.0.1:5673 127.0.0.1:5674] : ARGV
-LOST = [Bunny::Exception, SystemCallError, IOError, Timeout::Error].freeze
+LOST = [Bunny::Exception, AMQ::Protocol::Error, SystemCallError, IOError, Timeout::Error].freeze
 $stdout.sync = true
 
 # Return a new connection to any node, in a random order so that clients spread over the nodes. Try for ever.
@@ -44,14 +44,14 @@ end
 def without_losses(&block) = Thread.handle_interrupt(Bunny::Exception => :never, &block)
 def with_losses(&block) = Thread.handle_interrupt(Bunny::Exception => :immediate, &block)
 
-# Drop the socket of a lost connection: bunny would wait 15 s for the node's answer to a close.
-def drop(connection) = connection.transport.close
-
-# Close a connection that may be broken, with its threads.
-def close(connection)
-  connection.close
-rescue *LOST
-  # It is closed.
+# Close a connection that may be broken, with its threads. If its node is gone, bunny waits 15 s for an answer: hence the
+# thread.
+def close_later(connection)
+  Thread.new do
+    connection.close
+  rescue *LOST
+    # It is closed.
+  end
 end
 
 # Publish messages until all are confirmed or the connection is lost; return the first unconfirmed one.
@@ -72,7 +72,6 @@ def publish_from(number, connection)
   number
 rescue *LOST => error
   # Whether this message is stored is unknown, so it is published again: it may come twice.
-  drop(connection)
   puts "publisher: #{error.class} at message #{number}"
   number
 end
@@ -82,7 +81,7 @@ def publish
   while number <= MESSAGES
     connection = connect
     number = publish_from(number, connection)
-    close(connection)
+    close_later(connection)
   end
   puts "#{MESSAGES} messages are confirmed"
 end
@@ -104,7 +103,6 @@ def consume_into(seen, connection)
     puts "consumer: #{ended.pop}"
   end
 rescue *LOST => error
-  drop(connection)
   puts "consumer: #{error.class} after #{seen.size} messages"
 end
 
@@ -113,7 +111,7 @@ def consume
   while seen.size < MESSAGES
     connection = connect
     consume_into(seen, connection)
-    close(connection)
+    close_later(connection)
   end
   puts "#{MESSAGES} messages are consumed"
 end

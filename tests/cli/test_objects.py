@@ -162,6 +162,19 @@ def test_everything_that_is_declared_is_listed_and_deleted(qq: Qq, vhost: str, t
     assert qq("delete", "user", "--name", user).status == 0
 
 
+def test_administrator_changes_its_own_password(qq: Qq, tmp_path: Path) -> None:
+    """The login of the command is refused after the change."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("old\n")
+    new.write_text("new\n")
+    made = "declare", "user", "--name", "boss", "--tags", "administrator", "--new-password-file"
+    assert qq(*made, str(old)).status == 0
+    change = qq(*made, str(new), "--user", "boss", "--password-file", str(old))
+    assert (change.status, change.output) == (0, "user 'boss': changed\n")
+    assert qq("list", "queues", "--user", "boss", "--password-file", str(new)).status == 0
+    assert qq("delete", "user", "--name", "boss").status == 0
+
+
 def test_new_password_is_read_from_a_file_or_standard_input(
     qq: Qq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
