@@ -65,7 +65,10 @@ def without_other_types(document: Mapping[str, Any], kind: str, *, is_exclusive:
     return {name: value for name, value in document.items() if name not in hidden}
 
 
-_ONLY_IF_SET = ("policy", "operator_policy", "exclusive_consumer_tag", "single_active_consumer_tag")
+_ONLY_IF_SET = (
+    *("policy", "operator_policy", "exclusive_consumer_tag", "single_active_consumer_tag"),
+    "user_who_performed_action",
+)
 
 
 def without_unset(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -244,6 +244,8 @@ def test_an_exchange_is_declared_shown_and_deleted(node: Machine) -> None:
     body = {"type": "topic", "auto_delete": False, "durable": True, "internal": False, "arguments": {}}
     assert node.api("exchanges/%2F/x", "PUT", json=body).status == 201
     shown = {"name": "x", "vhost": "/", **body, "incoming": [], "outgoing": []}
+    shown["user_who_performed_action"] = "guest"
+    assert node.api("exchanges/%2F/amq.topic").json["user_who_performed_action"] == "rmq-internal"
     assert node.api("exchanges/%2F/x").json == shown
     assert node.api("exchanges/%2F/x", "PUT", json=body).status == 204
     assert "x" in [each["name"] for each in node.api("exchanges/%2F").json]
