@@ -223,18 +223,12 @@ def test_missing_body_and_null_are_an_empty_object(node: Machine, body: bytes) -
     assert answer.status == (400 if body else 204)
 
 
-def test_lists_leave_out_what_is_not_set(node: Machine) -> None:
-    """As RabbitMQ's; the document of a single queue has null."""
-    node.api("queues/%2F/q", "PUT", json={"durable": True})
-    unset = {"policy", "operator_policy", "single_active_consumer_tag"}
-    [listed] = node.api("queues/%2F").json
-    assert not unset & listed.keys()
-    for shown in (node.api("queues/%2F/q").json, *node.api("queues/detailed").json):
-        assert {name: shown[name] for name in unset} == dict.fromkeys(unset)
-    node.api("policies/%2F/p", "PUT", json={"pattern": "", "definition": {"max-length": 5}})
-    [listed] = node.api("queues/%2F").json
-    assert listed["policy"] == "p"
-    assert {each["policy"] for each in node.api("exchanges/%2F").json if "policy" in each} == {"p"}
+def test_exchange_without_a_policy_has_no_such_field(node: Machine) -> None:
+    assert not any("policy" in each for each in node.api("exchanges/%2F").json)
+    node.api("policies/%2F/p", "PUT", json={"pattern": "^amq", "definition": {"alternate-exchange": "x"}})
+    listed = {each["name"]: each for each in node.api("exchanges/%2F").json}
+    assert listed["amq.topic"]["policy"] == node.api("exchanges/%2F/amq.topic").json["policy"] == "p"
+    assert "policy" not in listed[""]
 
 
 # --- exchanges and bindings
