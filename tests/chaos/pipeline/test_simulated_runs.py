@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos import history
-from chaos.judge import violations
-from chaos.pipeline.job import Verdict, check
+from chaos.judge.memory import violations
+from chaos.judge.verdict import Verdict
+from chaos.pipeline.job import check
 from chaos.promises import PROMISES
 from chaos.sim.checks.checks import Checks
 from chaos.sim.checks.queue_checks import QueueOracle
