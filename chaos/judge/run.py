@@ -48,6 +48,8 @@ class Run:
     """Number of recorded rows; None if meta.json does not have it."""
     owes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The workloads of the run by the promise that they must give evidence for."""
+    clock_skew_ms: int = 0
+    """By how much the wall clocks of nodes differ; the cluster's time may be put forward by as much."""
     others: Queue = UNKNOWN
     """The settings of queues that are not in `queues`."""
 
@@ -67,6 +69,7 @@ class Run:
             meta.get("problems", ()),
             meta.get("rows"),
             meta.get("owes", {}),
+            meta.get("clock_skew_ms", 0),
         )
 
     def queue(self, name: str | None) -> Queue:

@@ -24,8 +24,10 @@ PATIENCE_NS = 75 * 1_000_000_000
 The messages of a dead client's node may take 60 s to return.
 """
 
-FOLLOWED_NS = 30 * 1_000_000_000
-"""Longest time until the cluster's time follows the wall clocks of a majority."""
+FOLLOWED_NS = 75 * 1_000_000_000
+"""Longest time until the cluster's time follows a jump of the wall clocks."""
+SLOWEST = 0.98
+"""The least pace of the cluster's time."""
 
 BACK_AFTER_DELETE = Cause("resurrected", "back after a delete", "a deleted queue's messages do not come back")
 BACK_AFTER_PURGE = Cause("resurrected", "back after a purge", "a purged message does not come back")
@@ -113,7 +115,7 @@ def expires_ns(fate: Fate) -> int:
     lifetime = lifetime_ms(fate)
     if lifetime is None or not promises.is_plain(fate):
         return FOREVER_NS
-    return fate.confirmed_ns + (lifetime + delay_ms(fate)) * MS
+    return fate.confirmed_ns + round((lifetime + delay_ms(fate)) * MS / SLOWEST)
 
 
 def ttl(life: Life, context: Context, findings: Findings) -> None:
@@ -131,13 +133,18 @@ def ttl(life: Life, context: Context, findings: Findings) -> None:
                 )
                 findings.broken(EXPIRED, seen.row, observed)
                 break
-        earliest_ns = fate.invoked_ns + (lifetime + delay_ms(fate)) * MS
+        earliest_ns = _not_before(fate, lifetime + delay_ms(fate), context)
         dead = [seen.row for seen in _elsewhere(life, fate) if _expired_in(seen, fate.queue)]
         if dead and dead[0].time_ns < earliest_ns and not _jumped(fate, dead[0].time_ns, context):
             observed = (
                 f"could expire from {context.at(earliest_ns)} on, dead at {context.at(dead[0].time_ns)}"
             )
             findings.broken(DIED_EARLY, dead[0], observed)
+
+
+def _not_before(fate: Fate, wait_ms: int, context: Context) -> int:
+    """Return the earliest time at which a wait since the publish may be over."""
+    return fate.invoked_ns + (wait_ms - context.run.clock_skew_ms) * MS
 
 
 def _jumped(fate: Fate, until_ns: int, context: Context) -> bool:
@@ -160,7 +167,7 @@ def delay(life: Life, context: Context, findings: Findings) -> None:
         delayed_ms = delay_ms(fate)
         if not delayed_ms or not fate.deliveries:
             continue
-        ready_ns, first = fate.invoked_ns + delayed_ms * MS, fate.seen[0].row
+        ready_ns, first = _not_before(fate, delayed_ms, context), fate.seen[0].row
         if _jumped(fate, first.time_ns, context):
             continue
         findings.checked["delay"] += 1

@@ -62,7 +62,7 @@ def test_spark_job_finds_a_simulated_run_of_all_workloads_valid(tmp_path: Path) 
     assert verdict.error is None
     assert broken(verdict) == {}
     assert verdict.valid
-    assert [promise.name for promise in verdict.promises if promise.checked < 10] == []
+    assert [promise.name for promise in verdict.promises if promise.checked < 5] == []
     assert {promise.name for promise in verdict.promises} == PROMISES.keys()
     assert verdict.operations["fault"]["ok"] > 5
     assert verdict.operations["publish"]["unknown"] > 0
