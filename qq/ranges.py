@@ -60,6 +60,14 @@ class Range(NamedTuple):
             index, slot + offset, count, deliveries, size, position, expires_ms, level, history, failures
         )
 
+    def count_within(self, size: int) -> int:
+        """Return how many of the first messages have at most `size` octets together."""
+        each, more = divmod(self.size, self.count)
+        larger = more * (each + 1)
+        if size < larger:
+            return max(size // (each + 1), 0)
+        return min(more + (size - larger) // each, self.count) if each else self.count
+
     def returned(self, *, failed: bool = False) -> Range:
         """Return the same messages after a further unsuccessful delivery."""
         return self._replace(deliveries=self.deliveries + 1, failures=self.failures + failed)

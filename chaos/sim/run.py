@@ -66,12 +66,23 @@ GROWING = 0.25
 """Share of the runs that add nodes under new names and remove members for good."""
 REPLACED_BY_COMMAND = 0.2
 """Share of the runs with replacement of a lost directory by command only."""
-STAR = "star"
-STARS = 0.15
-"""Share of the runs with the fault "star": a single node sees all peers, and they see only that node."""
-ROLL_BACK = "roll back"
-ROLLBACKS = 0.25
-"""Share of the runs with the fault "roll back": a node's directory is put back as it was seconds ago."""
+
+
+class RareFault(NamedTuple):
+    """A fault in a part of the runs only."""
+
+    name: str
+    share: float
+    """Share of the runs with this fault."""
+    stream: str
+    """Name of the random stream that draws it, so that runs without the fault stay as they are."""
+
+
+RARE_FAULTS = (
+    RareFault("star", 0.15, "stars"),
+    RareFault("roll back", 0.25, "rollbacks"),
+    RareFault("half cut", 0.2, "half cuts"),
+)
 QUICK_RUNS = 0.4
 """Share of the runs with more frequent heartbeats and a bandwidth limit for learners.
 
@@ -121,13 +132,12 @@ def draw_options(seed: int) -> SimulationOptions:
             options.timing, heartbeat_s=QUICK_HEARTBEAT_S, learner_bytes_per_s=LEARNER_BYTES_PER_S
         )
         options = replace(options, timing=timing)
-    members, stars = Random(f"{seed}/members"), Random(f"{seed}/stars")
-    if stars.random() < STARS:
-        options = replace(options, faults=options.faults | {STAR: FAULTS[STAR] * stars.random() ** 2})
-    rollbacks = Random(f"{seed}/rollbacks")
-    if rollbacks.random() < ROLLBACKS:
-        weight = FAULTS[ROLL_BACK] * rollbacks.random() ** 2
-        options = replace(options, faults=options.faults | {ROLL_BACK: weight})
+    for rare in RARE_FAULTS:
+        own = Random(f"{seed}/{rare.stream}")
+        if own.random() < rare.share:
+            weight = FAULTS[rare.name] * own.random() ** 2
+            options = replace(options, faults=options.faults | {rare.name: weight})
+    members = Random(f"{seed}/members")
     return replace(
         options,
         is_upgrade=is_upgrade,
@@ -153,7 +163,7 @@ def _draw_load_and_faults(seed: int) -> SimulationOptions:
         faults={
             name: weight * random.random() ** 2
             for name, weight in FAULTS.items()
-            if name not in (STAR, ROLL_BACK)
+            if name not in {rare.name for rare in RARE_FAULTS}
         },
         network=NetworkOptions(
             delay_max_s=random.choice((0.002, 0.01, 0.05)),

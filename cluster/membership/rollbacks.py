@@ -86,10 +86,10 @@ class Rollbacks:
         """Tell a voter that its status shows less than it has promised."""
         promises = self._promises_of(peer)
         promise, shown = promises.latest, Promise(status.term, status.last_index)
-        if status.voter_status != VoterStatus.VOTER or shown >= promise or promises.is_outdated:
+        if status.voter_status != VoterStatus.VOTER or shown >= promise:
             return
         process = self._links.peer_process(peer)
-        if self._logged.get(peer) != process:
+        if self._logged.get(peer) != process and not promises.is_outdated:
             self._logged[peer] = process
             log.warning(
                 "the data directory of node %s is older than its promises: it is in term %d with %d entries, and this "

@@ -204,9 +204,10 @@ class Statuses:
         return why_nothing_is_stored(self._name, self._configurations.membership, self.known())
 
     def why_undecided(self) -> str | None:
-        """Return why no entry is committed now, if no leader is known."""
-        if self._leader() is not None:
-            return None
+        """Return why no batch of this node is committed now: no leader is known, or the leader misses this node."""
+        leader = self._leader()
+        if leader is not None:
+            return self._why_missed(leader)
         return why_no_leader(
             self._configurations.membership,
             self.known(),
@@ -214,6 +215,12 @@ class Statuses:
             self.why_hopeless(),
             self.foreign,
         )
+
+    def _why_missed(self, leader: str) -> str | None:
+        """Return that the leader reports that it does not hear this node, although this node hears it."""
+        if leader == self._name or not self._members.hears(leader) or self._members.exchanges_with(leader):
+            return None
+        return f"{leader}, the leader, does not hear this node, which hears it (look at the network between them)"
 
     def why_log_is_obsolete(self, durable_bytes: int, synced_index: int) -> str | None:
         """Return why this node, whose disk is full, may discard its log (health.py)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,10 +19,18 @@ if TYPE_CHECKING:
     from cluster.net.keepalive import Keepalive
     from cluster.net.log_throttle import ThrottledLog
 
+log = logging.getLogger(__name__)
+
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 """Errors of an address that this machine does not have, such as an IPv6 address where IPv6 is off."""
 PAUSE_S = 0.2
 """Seconds to wait after a failed accept, because the process or the system may have no file descriptors left."""
+RETRY_S = 0.5
+"""Seconds between two attempts to bind a port that is in use."""
+ENDING_S = 5.0
+"""Seconds to wait for a port at which a process listens: the process may be about to end."""
+KEPT_S = 65.0
+"""Seconds to wait for a port without a listener: the system keeps a port for 60 s after an outgoing connection."""
 
 
 async def listen_on(
@@ -31,12 +40,47 @@ async def listen_on(
 
     `::` means all addresses of both families, as in other programs. Each family has a socket of its own, so that the
     addresses of IPv4 clients are IPv4 addresses. Addresses that this machine does not have are left out, if others
-    are left. A port of 0 is the same free port at all addresses.
+    are left. A port of 0 is the same free port at all addresses. A port that is in use is tried again for a while.
     """
+    loop = asyncio.get_running_loop()
+    began_s, is_logged = loop.time(), False
+    while True:
+        try:
+            return _listen(await _addresses(host, port), port, backlog, keepalive)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            is_served = await _is_served(host, port)
+            patience_s = ENDING_S if is_served else KEPT_S
+            if loop.time() - began_s >= patience_s:
+                raise
+            if not is_logged:
+                is_logged = True
+                holder = (
+                    "another process" if is_served else "an outgoing connection, perhaps one that has ended"
+                )
+                log.warning("%s:%d is in use by %s; trying again for %g s", host, port, holder, patience_s)
+        await asyncio.sleep(RETRY_S)
+
+
+async def _is_served(host: str, port: int) -> bool:
+    """Return whether a process listens at this address."""
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def _listen(
+    addresses: list[tuple[int, Any]], port: int, backlog: int, keepalive: Keepalive | None
+) -> list[socket.socket]:
+    """Listen on each of these addresses (`listen_on`)."""
     listeners: list[socket.socket] = []
     problem: OSError | None = None
     try:
-        for family, address in await _addresses(host, port):
+        for family, address in addresses:
             bound = (
                 (address[0], port or listeners[0].getsockname()[1], *address[2:]) if listeners else address
             )

@@ -48,7 +48,11 @@ class DirectoryPromises:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a later process has had a link already, so that the present process has ended."""
+        """Whether a later process has had a link already.
+
+        Then the present process has ended, and this is a late connection. Or its machine was put back as it was
+        earlier, with its memory, so that the process goes on.
+        """
         return next(reversed(self._before)) != self.process
 
     def begin(self, process: bytes) -> None:

@@ -63,9 +63,9 @@ STEP_WORK = 64 * 1024
 FRAME_WORK = 4096
 """Work of a frame of the slow path, besides its octets. Such a frame may be a method that takes 0.1 ms to carry out, so
 a step has at most 16 of them."""
-MESSAGE_WORK = 512
+MESSAGE_WORK = 2048
 """Work of a message, besides its octets, whose properties differ from those of the message before it and must be read.
-Such a message may become a command of its own."""
+Such a message may become a command of its own, so a step has at most 32 of them."""
 TABLE_WORK = 8
 """Work of an octet that may belong to a table: a method's, or of properties that are checked for the first time."""
 ACKS_OCTETS_MAX = 512 * 21

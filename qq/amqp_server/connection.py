@@ -303,29 +303,25 @@ class ClientConnection(FlowControlledProtocol):
         else:
             self._unread = data
         self._turns.request(self._place)
-        if (self._is_half_served or self._unread) and self._may_pause():
+        if self._is_half_served or self._unread:
             self.pause_for(_TURN)
 
     # Turns at the processor
 
     @property
     def _has_work(self) -> bool:
-        return (
-            self._amqp.has_more
-            or bool(self._unread or self._ready)
-            or ((self._is_left or self._is_lost) and not self._is_ended)
-        )
-
-    def _may_pause(self) -> bool:
-        """Return whether the socket may stay unread now.
-
-        Over TLS, uvloop drops octets that it has read if the client hangs up meanwhile. So a publisher is read as far
-        as its requests may wait for the log.
-        """
-        if not self._has_tls:
+        if self._ready:
             return True
-        held_bytes_max = self._broker.uncommitted_bytes_max if self._is_publisher else HELD_BYTES_MAX
-        return self.unread_bytes > held_bytes_max
+        if self._amqp.has_more or self._unread:
+            return self._may_parse()
+        return (self._is_left or self._is_lost) and not self._is_ended
+
+    def _may_parse(self) -> bool:
+        """Return whether received octets may be parsed: while the log is too far behind, they would fill the memory.
+
+        After an error only close-ok matters, and it causes no request.
+        """
+        return _UNCOMMITTED not in self._reasons_to_pause or self._amqp.phase is not Phase.OPEN
 
     def take_turn(self, until_s: float) -> bool:
         """Parse received octets, carry out methods, and write the answers, until this time of the processor."""
@@ -335,8 +331,10 @@ class ClientConnection(FlowControlledProtocol):
         left = self._take_step()
         while left and self._turns.clock() < until_s:
             left = self._take_step()
-        self._is_half_served = left and (self._amqp.has_more or bool(self._unread))
-        if self._reasons_to_pause and not (self._is_half_served and self._may_pause()):
+        self._is_half_served = bool(left or self._reasons_to_pause) and (
+            self._amqp.has_more or bool(self._unread)
+        )
+        if self._reasons_to_pause and not self._is_half_served:
             self.resume_for(_TURN)
         if self._amqp.out:
             self._flush()
@@ -350,7 +348,8 @@ class ClientConnection(FlowControlledProtocol):
                 del self._ready[methods]
                 methods.carry_out_some()
             elif self._unread or self._amqp.has_more:
-                self._receive()
+                if self._may_parse():
+                    self._receive()
             elif self._is_left or self._is_lost:
                 self._clean_up()
         except Exception as error:  # noqa: BLE001  # it is logged
@@ -388,6 +387,12 @@ class ClientConnection(FlowControlledProtocol):
         """Process the octets that have waited for an answer of the node."""
         if self._has_work:
             self._turns.request(self._place)
+
+    def _resume_input(self) -> None:
+        """Parse and read on after the log has taken in enough."""
+        if _UNCOMMITTED in self._reasons_to_pause:
+            self.resume_for(_UNCOMMITTED)
+            self._broker.runtime.call_soon(self._continue_input)
 
     def _process(self, take: Callable[..., list[Event]], *arguments: bytes) -> None:
         """Carry out the events that `take` returns for the received bytes, and write the output."""
@@ -695,11 +700,20 @@ class ClientConnection(FlowControlledProtocol):
             # Only close-ok matters now, and all octets before it must be read to reach it.
             for reason in list(self._reasons_to_pause):
                 self.resume_for(reason)
+            self._broker.runtime.call_soon(self._continue_input)
 
     def force_close(self, effect: ConnectionForced) -> None:
-        """Close the connection for an operator. A connection that is not open yet gets no reason."""
+        """Close the connection for an operator."""
+        self._fail_or_abort(ConnectionFault(ReplyCode(effect.code), effect.text))
+
+    def forget(self, text: str) -> None:
+        """Close the connection, which the log has forgotten. Methods that channels hold back are not carried out."""
+        self._fail_or_abort(ConnectionFault(ReplyCode.CONNECTION_FORCED, text))
+
+    def _fail_or_abort(self, error: ConnectionFault) -> None:
+        """Close the connection with an error. A connection that is not open yet gets no reason."""
         if self._amqp.phase is Phase.OPEN or self._close_pending:
-            self.fail(ConnectionFault(ReplyCode(effect.code), effect.text))
+            self.fail(error)
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             self._transport.abort()
 
@@ -728,12 +742,6 @@ class ClientConnection(FlowControlledProtocol):
         channel = self._channels.pop(number, None)
         if channel is not None:
             self._pumping.pop(channel.core.outgoing, None)
-
-    def drop(self) -> None:
-        """Drop the socket at once. Methods that channels hold back are not carried out."""
-        self._end_channels()
-        self._drop_input()
-        self._transport.abort()
 
     def _hang_up(self) -> None:
         """Close the socket after all output is written. Drop it if the client takes too long to read the output."""
@@ -926,8 +934,8 @@ class ClientConnection(FlowControlledProtocol):
             self.pause_for(_UNCOMMITTED)
             if not self._transport.is_closing():
                 self._broker.waits_for_room(self)
-        elif self._uncommitted_bytes <= limit // 2:
-            self.resume_for(_UNCOMMITTED)
+        elif self._reasons_to_pause and self._uncommitted_bytes <= limit // 2:
+            self._resume_input()
 
     def mark_publisher(self) -> None:
         """Mark the client as a publisher, so that it waits while there is an alarm."""

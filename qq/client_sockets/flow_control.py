@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 BULK_BYTES = 64 * 1024
 """Octets of a read that is likely to be followed by more. The event loop would read up to 32 times in a row, 8 MiB in
-all, before it serves any other socket. So the connection is not read again until the other sockets were served. TLS is
-exempt: uvloop reads the socket even while paused, and drops what it has read if the client then hangs up."""
+all, before it serves any other socket. So the connection is not read again until the other sockets were served."""
+TLS_PAUSE_BYTES = 1
+"""Encrypted octets in memory at which the socket of a paused TLS connection is not read any more.
+
+With more, uvloop would go on reading a paused connection, and drop what it has read if the client then hangs up."""
 UNJOINED_BYTES = 1024 * 1024
 """Octets of a message above which it is written by itself, without a copy that joins it to its neighbours."""
 PORTION_BYTES = 128 * 1024
@@ -96,6 +99,8 @@ class FlowControlledProtocol(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport: asyncio.Transport = transport
         transport.set_write_buffer_limits(high=self._buffer_bytes, low=self._buffer_bytes // 4)
+        if transport.get_extra_info("ssl_object") is not None:
+            transport.set_read_buffer_limits(TLS_PAUSE_BYTES)
 
     @property
     def _traffic(self) -> Traffic:
@@ -105,10 +110,6 @@ class FlowControlledProtocol(asyncio.Protocol):
     def unsent_bytes(self) -> int:
         """Octets written to the transport that the system has not taken yet."""
         return 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
-
-    @property
-    def _has_tls(self) -> bool:
-        return self._transport.get_extra_info("ssl_object") is not None
 
     # Out
 
@@ -193,7 +194,7 @@ class FlowControlledProtocol(asyncio.Protocol):
         self._has_read = True
         self._read_bytes += size
         self._reads += 1
-        if size >= BULK_BYTES and not self._has_tls:
+        if size >= BULK_BYTES:
             self.pause_for(_OTHER_SOCKETS)
             self._runtime.call_soon(self._resume_after_others)
 
@@ -226,8 +227,7 @@ class FlowControlledProtocol(asyncio.Protocol):
         if self._has_read or not self._reasons_to_pause:
             return self._has_read
         client: socket.socket | None = self._transport.get_extra_info("socket")
-        # uvloop reads TLS sockets even while paused
-        if client is None or self._reasons_to_pause.keys() != {_UNREAD_OUTPUT} or self._has_tls:
+        if client is None or self._reasons_to_pause.keys() != {_UNREAD_OUTPUT}:
             return True
         # The system, too, buffers output, and takes more of it only after the client has taken much of that.
         untaken = self._transport.get_write_buffer_size() + _queued_bytes(client, TIOCOUTQ)

@@ -20,6 +20,7 @@ from qq.machine.handlers.consuming import ConsumerHandlers
 from qq.machine.handlers.core import ContentOf, Core, SessionState, no_content
 from qq.machine.handlers.cost_estimate import COMMAND_STEPS, Costs
 from qq.machine.handlers.declaring import DeclarationHandlers
+from qq.machine.handlers.leasing import GroupHandlers
 from qq.machine.handlers.moving import MoveHandlers
 from qq.machine.handlers.operating import OperatorHandlers
 from qq.machine.handlers.publishing import PublishHandlers
@@ -103,6 +104,7 @@ class QueueMachine:
     outages_since = 9
     reads_since = 11
     losses_since = 11
+    waiting_batches_since = 12
 
     def __init__(self, content_of: ContentOf = no_content) -> None:
         """`content_of` returns the properties of a message, for exchanges that look into messages.
@@ -119,6 +121,8 @@ class QueueMachine:
     def _begin(self, core: Core) -> None:
         self._core = core
         publishing = self._publishing = PublishHandlers(core)
+        self.groups = GroupHandlers(core)
+        """The groups of queues, and the refusals of their commands. `adopt` makes a new object."""
         parts = (
             publishing,
             ConsumerHandlers(core),
@@ -126,6 +130,7 @@ class QueueMachine:
             ConnectionHandlers(core),
             OperatorHandlers(core),
             MoveHandlers(core, publishing),
+            self.groups,
         )
         self.costs = Costs(core, _COSTS)
         """Estimates of the cost of commands, for building batches. `adopt` makes a new object."""
@@ -169,7 +174,7 @@ class QueueMachine:
                 handler(command)
             elif isinstance(command, c.Commit):
                 content = commands[core.position + 1 : core.position + 1 + command.count]
-                publishing.commit(command, content, handlers[c.Settle])
+                publishing.commit(command, content, self._settle)
                 for _ in content:
                     next(ahead)
             else:
@@ -274,6 +279,10 @@ class QueueMachine:
             core.fail(command, refused)
             return
         core.answer(session, command.session, result)
+
+    def _settle(self, command: c.Command) -> None:
+        """Carry out a part of a transaction that does not publish."""
+        self._handlers[type(command)](command)
 
     def count_anew(self) -> None:
         """Reset the counts of events.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from qq.config import LOG_LEVELS
-from qq.node.memory_watch import limit_bytes
+from qq.node.memory_watch import limit_bytes, share_bytes
 
 if TYPE_CHECKING:
     from cluster.membership.alarms import Alarms
@@ -87,9 +87,12 @@ def _check(name: str, value: Any, message_bytes: int) -> None:
         case "log_level":
             is_good, rule = value in LOG_LEVELS, f"one of {', '.join(LOG_LEVELS)}"
         case "memory_high_watermark":
-            is_good, rule = (
-                (is_whole or isinstance(value, float)) and 0 < value <= 1,
-                "above 0, and 1 at most",
+            is_share = (is_whole or isinstance(value, float)) and 0 <= value <= 1
+            is_good = is_share and (value == 0 or share_bytes(value) >= message_bytes)
+            least = message_bytes / share_bytes(1)
+            rule = (
+                f"1 at most, and at least {least:.2g}: message_bytes ({message_bytes}) of the memory; or 0, so that "
+                "publishers wait"
             )
         case "memory_high_watermark_bytes":
             is_good = is_whole and value >= message_bytes

@@ -32,8 +32,12 @@ GIVE_BACK_FACTOR = 50
 
 def limit_bytes(limits: NodeLimits) -> int:
     """Return how many bytes of memory a node may use before publishers wait."""
-    share = limits.memory_high_watermark * memory.available_bytes()
-    return limits.memory_high_watermark_bytes or int(share)
+    return limits.memory_high_watermark_bytes or share_bytes(limits.memory_high_watermark)
+
+
+def share_bytes(share: float) -> int:
+    """Return a share of the memory of this machine or control group, in bytes."""
+    return int(share * memory.available_bytes())
 
 
 class MemoryWatch:

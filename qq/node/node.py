@@ -62,7 +62,7 @@ from qq.stored.content import content_of
 from qq.tls import contexts as tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
     from pathlib import Path
 
     from qq.config import NodeConfig
@@ -78,8 +78,8 @@ SWITCH_INTERVAL_S = 0.0005
 With its default of 5 ms, a busy event loop would delay the report of the fsync thread for that long.
 """
 APPLIED_POLL_S = 0.02
-RATES_PAUSE_S = 60.0
-"""Seconds without rates after an error in counting them."""
+WATCH_PAUSE_S = 60.0
+"""Seconds that work of the management pauses after an error in it."""
 LEADER_HANDOVER_S = 2.0
 LAST_SYNC_S = 2.0
 REPAIRS_MAX = 3
@@ -119,9 +119,7 @@ class Node:
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.failure.raised())
-            tasks.create_task(_watch_rates(self.management))
-            tasks.create_task(self.management.sessions.watch())
-            tasks.create_task(self.management.vhost_clients.watch())
+            _watch_management(self.management, tasks)
             tasks.create_task(self.memory.watch())
             tasks.create_task(self.files.watch(self.links))
             await self._wait_serving()
@@ -209,7 +207,14 @@ async def start(
     if config.is_open_to_all:
         text = "[users]: %s may log in from anywhere, with a password that everybody knows, as administrator"
         log.warning(text, config.default_user)
-    shares = descriptors.shares(config.limits, limit_bytes(config.limits))
+    memory_bytes = limit_bytes(config.limits)
+    if memory_bytes < config.limits.message_bytes:
+        # The first part of such a message would raise an alarm, which would stop the reading of the rest.
+        raise StartError(
+            f"[limits] memory_high_watermark: {config.limits.memory_high_watermark} of the memory is {memory_bytes} "
+            f"bytes, which must be at least message_bytes, {config.limits.message_bytes}"
+        )
+    shares = descriptors.shares(config.limits, memory_bytes)
     loop = asyncio.get_running_loop()
     failure = Failure(config.name)
     loop.set_exception_handler(failure.unhandled)
@@ -238,7 +243,7 @@ async def start(
         broker = Broker(replica, config.loopback_users, config.limits)
         broker.logins.verifier = tokens
         maintenance = ClientDrain(group, broker, config.limits.drain_grace_s)
-        readiness = Readiness(config.name, group, links, maintenance)
+        readiness = Readiness(config.name, group, links, maintenance, broker.no_quorum.why_stuck)
         log_new_cluster(config, group)
         group.start(broker)
     closing.push_async_callback(_leave, config.name, group, broker, failure, readiness)
@@ -253,7 +258,13 @@ async def start(
     )
     memory = MemoryWatch(config.limits, group, runtime)
     partial_messages = PartialMessages(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
-    turns = ProcessorTurns(lambda callback, _: runtime.call_soon(callback), time.thread_time)
+    young = garbage.YoungCollector(time.thread_time)
+
+    def continue_turns(callback: Callable[[], None], _spent_s: float) -> None:
+        young.check()
+        runtime.call_soon(callback)
+
+    turns = ProcessorTurns(continue_turns, time.thread_time)
     sockets = ClientSockets(slots, throttled_log, partial_messages, turns, config.limits)
     amqp_server = AmqpServer(broker, part_settings.amqp_settings(config), sockets, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)
@@ -382,14 +393,20 @@ def _make_carrier(config: NodeConfig, broker: Broker, group: Group, amqp_server:
     )
 
 
-async def _watch_rates(management: Management) -> None:
-    """Sample rates for ever. An error there does not end the node, because no message depends on the page."""
+def _watch_management(management: Management, tasks: asyncio.TaskGroup) -> None:
+    """Begin the work that the management repeats."""
+    for watch in (management.watch, management.sessions.watch, management.vhost_clients.watch):
+        tasks.create_task(_watch(watch))
+
+
+async def _watch(watch: Callable[[], Awaitable[None]]) -> None:
+    """Repeat work for ever. An error there does not end the node, because no message depends on the management."""
     while True:
         try:
-            await management.watch()
+            await watch()
         except Exception:
-            log.exception("sampling pauses after an error")
-        await asyncio.sleep(RATES_PAUSE_S)
+            log.exception("work of the management pauses after an error")
+        await asyncio.sleep(WATCH_PAUSE_S)
 
 
 async def _leave(name: str, group: Group, broker: Broker, failure: Failure, readiness: Readiness) -> None:

@@ -60,12 +60,20 @@ async def _until(is_true: Callable[[], bool]) -> None:
 class Readiness:
     """Says why a node does not serve clients, after it has read its log."""
 
-    def __init__(self, name: str, group: Group, links: PeerLinks, maintenance: ClientDrain) -> None:
-        """`name` is the name of the node."""
+    def __init__(
+        self,
+        name: str,
+        group: Group,
+        links: PeerLinks,
+        maintenance: ClientDrain,
+        why_stuck: Callable[[], str | None],
+    ) -> None:
+        """`name` is the name of the node; `why_stuck` returns why the log takes in no request of it, or None."""
         self._name = name
         self._group = group
         self._links = links
         self._maintenance = maintenance
+        self._why_stuck = why_stuck
         self.is_serving = self.is_stopping = False
 
     def why_not(self) -> str | None:
@@ -91,7 +99,9 @@ class Readiness:
             return self._links.why_not_joined or "; ".join(filter(None, [under_repair, missing]))
         if self._group.leader is None:
             return f"no leader is known: {missing or self._group.why_undecided()}"
-        return self._group.statuses.why_nothing_is_stored()
+        return (
+            self._group.statuses.why_nothing_is_stored() or self._group.why_undecided() or self._why_stuck()
+        )
 
     async def log_changes(self) -> None:
         """Log why the node does not serve yet, when that changes, until cancelled."""

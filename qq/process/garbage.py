@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 THRESHOLDS = (4_000, 1, 2**31 - 1)
 """The arguments of gc.set_threshold.
@@ -23,6 +23,9 @@ loop waits for it, and clients can make objects at any rate: 60,000 objects took
 that lives is walked twice, whatever the numbers. The last number means that the oldest generation is never collected by
 itself.
 """
+YOUNG_WORK_S = 0.01
+"""Seconds of processor time of the event loop after which it collects the objects made meanwhile: some thousand, which
+takes 1 ms at most."""
 REST_S = 600.0
 """Most seconds between two collections for want of memory: a second collection should find little.
 
@@ -46,6 +49,26 @@ def none_expected() -> Generator[None]:
         gc.freeze()
         if was_looked_for:
             gc.enable()
+
+
+class YoungCollector:
+    """Collects young objects after each YOUNG_WORK_S of the event loop.
+
+    By themselves, collections come when THRESHOLDS more objects were made than freed, and frees of old objects count,
+    too. While publishes wait for the log, clients make as many objects as the log frees. Then collections are rare and
+    long: 20,000 objects took 8 ms, and 24 ms in the middle generation.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` returns the processor time of the event loop's thread, in seconds."""
+        self._clock = clock
+        self._last_s = clock()
+
+    def check(self) -> None:
+        """Collect young objects if the last collection is long enough ago."""
+        if self._clock() - self._last_s >= YOUNG_WORK_S:
+            gc.collect(1)
+            self._last_s = self._clock()
 
 
 class Collector:

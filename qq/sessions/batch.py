@@ -66,8 +66,12 @@ class PartOutcome(Enum):
 class Batch:
     """The commands and messages that are submitted to the log together."""
 
-    def __init__(self, large_bytes: int = LARGE_BYTES) -> None:
-        """Messages of more than `large_bytes` are stored in fragments of at most half of that, or FRAGMENT_BYTES."""
+    def __init__(self, large_bytes: int = LARGE_BYTES, steps_max: int | None = None) -> None:
+        """Create an empty batch that is full at `steps_max` (by default BATCH_STEPS_MAX).
+
+        Messages of more than `large_bytes` are stored in fragments of at most half of that, or FRAGMENT_BYTES.
+        """
+        self._steps_max = BATCH_STEPS_MAX if steps_max is None else steps_max
         self.large_bytes = large_bytes
         self.fragment_bytes = min(FRAGMENT_BYTES, large_bytes // 2)
         self._commands: list[Command] = []
@@ -91,7 +95,7 @@ class Batch:
 
     @property
     def is_full(self) -> bool:
-        return self.steps >= BATCH_STEPS_MAX or self.bytes >= BATCH_BYTES_MAX
+        return self.steps >= self._steps_max or self.bytes >= BATCH_BYTES_MAX
 
     @property
     def cost(self) -> int:
@@ -100,7 +104,7 @@ class Batch:
 
     def fits(self, steps: int, size: int) -> bool:
         """Return whether the batch stays within its limits with `steps` and `size` octets added."""
-        return self.steps + steps <= BATCH_STEPS_MAX and self.bytes + size <= BATCH_BYTES_MAX
+        return self.steps + steps <= self._steps_max and self.bytes + size <= BATCH_BYTES_MAX
 
     def has_room(self, steps: int, size: int) -> bool:
         """Return whether another part may be added. A part that is larger than a batch needs an empty batch."""

@@ -39,6 +39,17 @@ log = logging.getLogger(__name__)
 END_CLAIMS_S = 2.0
 """Seconds that a client waits for close-ok, or for connection.close, at most, until the end of its connection is
 applied."""
+AHEAD_BYTES = 1024 * 1024
+"""Octets that wait for a batch above which the log is behind: as many as an entry takes."""
+BEHIND_BYTES = 3 * 1024 * 1024
+"""Octets that all connections may have requested while the log is behind: those on their way, and AHEAD_BYTES."""
+BEHIND_BYTES_MIN = 16 * 1024
+"""Octets that a connection may have requested in any case while the log is behind."""
+EVICTED = (
+    "the cluster evicted this node while it was silent, and returned the messages of its clients to their queues; "
+    "connect again, here or at another node"
+)
+"""Reason for the clients of a node that comes back after its eviction."""
 _IMPERSONATOR = "impersonator"
 
 
@@ -83,11 +94,15 @@ class Broker:
         self._mover = Mover(machine, self.submissions, self.entries, runtime, lambda: self.alarm is not None)
         self._shovels = Shovels(machine, self.submissions, runtime)
         self._dispatcher = Dispatcher(self.counters)
-        self.direct_replies = DirectReplies(name, group, self._dispatcher, self.counters)
+        self.direct_replies = DirectReplies(name, group, self._dispatcher, self.counters, runtime)
         machine.needed_from = self._dispatcher.needed_from
         self.throttle = Throttle(name, machine, runtime, limits)
         self.no_quorum = NoQuorum(
-            self.connections, group.why_undecided, runtime, limits.majority_timeout_ms / 1000
+            self.connections,
+            group.why_undecided,
+            self.submissions.oldest_pending,
+            runtime,
+            limits.majority_timeout_ms / 1000,
         )
         self.why_undecided = group.why_undecided
         self._last_id = 0
@@ -251,8 +266,10 @@ class Broker:
         So other connections have room however many connections a client opens. Only large messages can make the node
         full.
         """
-        limits = self.limits
-        share = limits.node_uncommitted_bytes // (2 * max(1, len(self.connections)))
+        limits, connections = self.limits, max(1, len(self.connections))
+        share = limits.node_uncommitted_bytes // (2 * connections)
+        if self.submissions.waiting_bytes > AHEAD_BYTES:
+            share = min(share, max(BEHIND_BYTES // connections, BEHIND_BYTES_MIN))
         return min(limits.uncommitted_bytes, share)
 
     @property
@@ -317,9 +334,9 @@ class Broker:
     def _evicted(self) -> None:
         if self.connections:
             log.error("the cluster gave this node up while it was away; its clients must connect again")
-        # Close the connections first: the log has forgotten their sessions, so they must submit no more commands.
+        # Close the connections first: the log has forgotten their sessions, so what they submit now is dropped, too.
         for connection in list(self.connections.values()):
-            connection.drop()
+            connection.forget(EVICTED)
         self.submissions.abandon()
 
     def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002

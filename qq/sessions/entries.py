@@ -256,7 +256,9 @@ class Entries:
         try:
             found = view.messages(part.slot, part.count)
         finally:
-            self._views_bytes += view.size - before
+            if view.size != before:
+                self._views_bytes += view.size - before
+                self._make_room(part.index)
         if frames_max != 0:
             for each in found:
                 if each.goes_on:
@@ -504,9 +506,17 @@ class Entries:
         self._views[index] = view
         self._views_bytes += view.size
         self._payload_bytes += view.payload_bytes
-        while self._views_bytes > VIEWS_BYTES_MAX and len(self._views) > 1:
-            self._forget(next(iter(self._views)))
+        self._make_room(index)
         return view
+
+    def _make_room(self, used: int) -> None:
+        """Forget the oldest entries, except for the entry `used`, while all take too much memory."""
+        while self._views_bytes > VIEWS_BYTES_MAX and len(self._views) > 1:
+            oldest = next(iter(self._views))
+            if oldest == used:
+                self._views.move_to_end(oldest)
+            else:
+                self._forget(oldest)
 
     def _forget(self, index: int) -> None:
         view = self._views.pop(index, None)

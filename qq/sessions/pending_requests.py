@@ -19,7 +19,7 @@ from qq.machine.handlers.cost_estimate import (
     Price,
 )
 from qq.machine.protocol.commands import Enqueue, JoinFragments, Publish, StoreFragment
-from qq.sessions.batch import STEP_BYTES, PartOutcome
+from qq.sessions.batch import BATCH_BYTES_MAX, STEP_BYTES, PartOutcome
 from qq.stored.layout import frame_stop
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class OpenEnqueue:
     """A run: consecutive publishes of a publisher with the same exchange, routing key, flags and attributes."""
 
     __slots__ = (
+        "_added_bytes",
         "_bytes",
         "_overhead_bytes",
         "_price",
@@ -152,6 +153,8 @@ class OpenEnqueue:
         """Octets counted for the run besides its messages; 0 after a batch has taken some of them."""
         self._bytes = self._overhead_bytes
         """Octets counted for the run, with its messages."""
+        self._added_bytes = 0
+        """Octets counted for all messages that were added to the run, taken or not."""
         self._priced: list[int] = []
         """If routing parses each message: the prices in steps of the first messages, as far as they are known."""
         self._price: Price | None = None
@@ -181,7 +184,16 @@ class OpenEnqueue:
         size = bytes_of_messages(messages)
         self.messages += messages
         self._bytes += size
+        self._added_bytes += size
         return size
+
+    @property
+    def is_long(self) -> bool:
+        """Whether so many messages were added that the next message must wait behind the lane's other requests.
+
+        A client can publish on a channel as fast as batches take the messages, so that a run would never end.
+        """
+        return self._added_bytes >= BATCH_BYTES_MAX
 
     def take(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
         if _is_large(self.messages[0], batch.large_bytes) and costs.may_store_fragments:

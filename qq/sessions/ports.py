@@ -67,11 +67,11 @@ class MessageStore(Protocol):
 class Log(MessageStore, Protocol):
     """The replicated log of a node."""
 
-    def propose(self, payload: Sequence[Buffer], weight: int = 0) -> int:
+    def propose(self, payload: Sequence[Buffer], weight: int = 0, *, may_wait: bool = False) -> int:
         """Propose a batch, which every node applies exactly once, and return its sequence number.
 
         The sequence number is reported when the batch is applied. `weight` is the estimated time of applying it, in
-        milliseconds of each node.
+        milliseconds of each node. The leader may keep a batch that `may_wait` for its next entry, for a moment.
         """
         ...
 
@@ -100,7 +100,7 @@ class Log(MessageStore, Protocol):
         ...
 
     def why_undecided(self) -> str | None:
-        """Return why no entry is committed now, and which nodes do not answer; None if a leader is known."""
+        """Return why no request of this node is committed now; None if a leader is known and hears this node."""
         ...
 
     def undecided(self) -> Collection[str]:
@@ -193,8 +193,11 @@ class Connection(Payer, Protocol):
         """
         ...
 
-    def drop(self) -> None:
-        """Drop the connection: the log has forgotten it and its sessions, so they must submit no more requests."""
+    def forget(self, text: str, /) -> None:
+        """Close the connection with the reason: the log has forgotten it and its sessions.
+
+        Requests that they submit in this call are dropped, and they must submit no more afterwards.
+        """
         ...
 
 

@@ -238,6 +238,57 @@ def test_messages_of_a_publisher_that_hangs_up_are_kept(broker: LoneBroker, clie
     wait_until(lambda: backlog.count == count, "all messages")
 
 
+UNCOMMITTED_BYTES = 64 * 1024
+
+
+@pytest.fixture
+def stalled() -> Generator[LoneBroker]:
+    """A broker whose connections may request little ahead of the log, and whose log is held when a client has begun."""
+    limit = UNCOMMITTED_BYTES
+    with LoneBroker(new_loop=uvloop.new_event_loop, uncommitted_bytes=limit) as broker:
+        yield broker
+
+
+def publish_ahead_of_the_log(broker: LoneBroker, client: RawClient) -> int:
+    """Publish more than the log may take in, while it is held. Return the number of messages."""
+    client.open_channel(1)
+    client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+    broker.call(lambda: setattr(broker.group, "holding", True))
+    message = publish(1, "q", b"x") + publish(1, "nowhere", b"x")
+    count = READ_BYTES // len(message)
+    client.write(message * count)
+    [connection] = broker.broker.connections.values()
+    wait_until(lambda: broker.call(lambda: not connection.is_read and are_read(broker)), "the end of parsing")
+    return count
+
+
+def test_messages_stay_unparsed_while_the_log_is_behind(stalled: LoneBroker) -> None:
+    """All of a read was once parsed, so 100 publishers filled the node above `node_uncommitted_bytes`."""
+    with RawClient(stalled.amqp_port) as client:
+        count = publish_ahead_of_the_log(stalled, client)
+        assert stalled.call(lambda: stalled.broker.submissions.pending_bytes) < 2 * UNCOMMITTED_BYTES
+        stalled.call(stalled.group.release)
+        backlog = stalled.machine.vhosts["/"].queues["q"].backlog
+        wait_until(lambda: backlog.count == count, "all messages")
+        client.call(1, Basic.Qos(), Basic.QosOk)
+
+
+def test_unparsed_messages_are_kept_after_a_hang_up(stalled: LoneBroker) -> None:
+    with RawClient(stalled.amqp_port) as client:
+        count = publish_ahead_of_the_log(stalled, client)
+    stalled.call(stalled.group.release)
+    backlog = stalled.machine.vhosts["/"].queues["q"].backlog
+    wait_until(lambda: backlog.count == count, "all messages")
+    wait_until(lambda: not stalled.broker.connections, "the end of the connection")
+
+
+def test_connection_with_unparsed_messages_ends_when_evicted(stalled: LoneBroker) -> None:
+    with RawClient(stalled.amqp_port) as client:
+        publish_ahead_of_the_log(stalled, client)
+    stalled.call(stalled.evict)
+    wait_until(lambda: not stalled.broker.connections, "the end of the connection")
+
+
 @pytest.fixture
 def tls_broker(tmp_path: Path) -> Generator[tuple[LoneBroker, ssl.SSLContext]]:
     authority = Authority(tmp_path / "ca")
@@ -258,7 +309,7 @@ def test_messages_over_tls_are_kept_after_a_hang_up(tls_broker: tuple[LoneBroker
     """The end of a TLS connection arrives while octets still wait for their turn."""
     broker, context = tls_broker
     message = publish(1, "q", b"x") + publish(1, "nowhere", b"x")
-    count = READ_BYTES // len(message)
+    count = 6 * READ_BYTES // len(message)
     with RawClient(broker.amqps_port, tls=context) as client:
         client.open_channel(1)
         client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
@@ -267,6 +318,29 @@ def test_messages_over_tls_are_kept_after_a_hang_up(tls_broker: tuple[LoneBroker
             client.socket.close()
     backlog = broker.machine.vhosts["/"].queues["q"].backlog
     wait_until(lambda: backlog.count == count, "all messages")
+
+
+def test_tls_client_is_not_read_while_its_octets_wait(
+    tls_broker: tuple[LoneBroker, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 MiB of a publisher were once read and decrypted in a pass of the loop, 15 ms of the processor."""
+    waiting: list[int] = []
+    receive = ClientConnection.data_received
+
+    def received(connection: Any, data: bytes) -> None:
+        waiting.append(connection.unread_bytes)
+        receive(connection, data)
+
+    broker, context = tls_broker
+    with RawClient(broker.amqps_port, tls=context) as client:
+        client.open_channel(1)
+        client.write(differing(10))
+        client.call(1, Basic.Qos(), Basic.QosOk)
+        monkeypatch.setattr(ClientConnection, "data_received", received)
+        client.write(many(publish(1, "nowhere", b"x") + publish(1, "elsewhere", b"x")) * 20)
+        client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+    assert len(waiting) >= 10
+    assert max(waiting) < READ_BYTES
 
 
 @pytest.mark.usefixtures("client")
@@ -316,3 +390,15 @@ def test_error_in_the_clean_up_ends_only_its_connection(
     client.expect(Queue.DeclareOk, 1)
     assert unhandled == []
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_channel_does_not_wait_for_all_that_another_publishes(broker: LoneBroker, client: RawClient) -> None:
+    """Messages joined a run in front of the request, so a consumer got nothing while the client published."""
+    client.open_channel(2)
+    broker.group.holding = True
+    message = publish(1, "q", b"x" * 1000)
+    client.write(message * 1000 + marshal(2, Queue.Declare(queue="q", passive=True)) + message * 2000)
+    wait_until(lambda: broker.broker.counters.messages_received == 3000, "all messages")
+    broker.call(broker.group.release)
+    declared = client.expect(Queue.DeclareOk, channel=2)
+    assert 1000 <= declared.message_count < 1500

@@ -20,6 +20,7 @@ from qq.machine.protocol.commands import (
     SetUserLimits,
     SetVhostLimits,
 )
+from qq.sessions.broker import EVICTED
 from qq.sessions.login import hash_password
 from tests.harness.lone_broker import SALT, LoneBroker
 from tests.harness.raw_client import RawClient, publish
@@ -274,6 +275,9 @@ def test_held_back_publish_of_an_evicted_node_is_dropped(broker: LoneBroker) -> 
         with pytest.raises(TimeoutError):
             client.receive(0.2)
         broker.call(broker.evict)
+        close = client.expect(Connection.Close)
+        assert (close.reply_code, close.reply_text) == (320, f"CONNECTION_FORCED - {EVICTED}")
+        client.send(0, Connection.CloseOk())
         client.expect_end()
     expect_no_state(broker)
     assert broker.machine.vhosts["/"].queues["q"].ready == 0

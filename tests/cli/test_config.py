@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cli.processes import wait_until
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from pathlib import Path
@@ -67,12 +69,27 @@ def test_log_level_changes_while_the_node_runs(
     assert real_node.log.stat().st_size == size
 
 
+def test_alarm_is_in_the_findings_at_once(qq: Qq) -> None:
+    """The node checks its memory once a second, and samples what the doctor judges every five seconds."""
+    assert qq("config", "set", "--name", "memory_high_watermark", "--value", "0").status == 0
+    wait_until(lambda: "publishers wait" in qq("status").output, "the alarm")
+    assert "memory-alarm" in qq("doctor").output
+    assert qq("config", "reset", "--name", "memory_high_watermark").status == 0
+    wait_until(lambda: "publishers wait" not in qq("status").output, "the end of the alarm")
+    assert "memory-alarm" not in qq("doctor").output
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
         ("log_level", "loud", "log_level must be one of debug, info, warning, error"),
-        ("memory_high_watermark", "1.5", "memory_high_watermark must be above 0, and 1 at most"),
-        ("memory_high_watermark", "true", "memory_high_watermark must be above 0, and 1 at most"),
+        ("memory_high_watermark", "1.5", "memory_high_watermark must be 1 at most, and at least 0.0"),
+        ("memory_high_watermark", "true", "memory_high_watermark must be 1 at most, and at least 0.0"),
+        (
+            "memory_high_watermark",
+            "1e-9",
+            "message_bytes (16777216) of the memory; or 0, so that publishers wait",
+        ),
         ("memory_high_watermark_bytes", "10", "at least message_bytes"),
         ("disk_free_limit_bytes", "-1", "disk_free_limit_bytes must be a whole number that is not negative"),
         (

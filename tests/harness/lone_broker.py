@@ -55,6 +55,13 @@ def wait_until(condition: Callable[[], bool], event: str) -> None:
         time.sleep(0.01)
 
 
+def drop(connection: Any) -> None:
+    """Drop a client's socket at once, with its methods that are not carried out; on the broker's loop."""
+    connection._end_channels()
+    connection._drop_input()
+    connection._transport.abort()
+
+
 class LoneGroup:
     """A fake group that keeps its entries.
 
@@ -66,6 +73,11 @@ class LoneGroup:
         self.machine = machine
         self.pending_bytes = 0
         self.skipping = self.holding = False
+        self.keeps_waiting_batches = False
+        """Whether a batch that may wait is kept until the next batch."""
+        self._kept: list[tuple[int, Any]] = []
+        self.why: str | None = "no majority: n2, n3 do not answer"
+        """Why a node that is `holding` commits nothing."""
         self.lost_reads: list[Callable[[], None]] | None = None
         """If it is a list: reads begin and stay unanswered. It keeps the functions that tell of their failure."""
         self.entries: dict[int, bytes] = {}
@@ -77,7 +89,7 @@ class LoneGroup:
         self.disk_failed = self.failures.append
 
     def why_undecided(self) -> str | None:
-        return "no majority: n2, n3 do not answer" if self.holding else None
+        return self.why if self.holding else None
 
     def undecided(self) -> list[str]:
         return []
@@ -102,9 +114,13 @@ class LoneGroup:
     def start(self, broker: Broker) -> None:
         self._broker = broker
 
-    def propose(self, payload: Any, weight: int = 0) -> int:
+    def propose(self, payload: Any, weight: int = 0, *, may_wait: bool = False) -> int:
         self._sequence += 1
-        self._loop.call_soon(self._apply, self._sequence, payload)
+        self._kept.append((self._sequence, payload))
+        if not (may_wait and self.keeps_waiting_batches):
+            for batch in self._kept:
+                self._loop.call_soon(self._apply, *batch)
+            self._kept.clear()
         return self._sequence
 
     def release(self) -> None:
@@ -254,7 +270,7 @@ class LoneBroker:
     async def _stop(self) -> None:
         await self.stop_listening()
         for connection in list(self.broker.connections.values()):
-            connection.drop()
+            drop(connection)
         while self.broker.connections:  # noqa: ASYNC110
             await asyncio.sleep(0)
 

@@ -9,6 +9,7 @@ from aiohttp import encode_basic_auth, web
 from aiohttp.test_utils import TestServer
 from prometheus_client import CollectorRegistry, Gauge
 
+from cluster.net import acceptor
 from qq.errors import StartError
 from qq.http.app import build_app
 from qq.http.base.listener import HttpLimits, listen
@@ -228,7 +229,9 @@ def test_garbage_instead_of_http_is_answered_with_400() -> None:
     assert b"Traceback" not in answer
 
 
-def test_port_in_use_is_reported_in_a_single_line() -> None:
+def test_port_in_use_is_reported_in_a_single_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "ENDING_S", 0.0)
+
     async def listen_twice() -> None:
         async with TestServer(build_app(FakeView(), FakeManagement(), CollectorRegistry())) as server:
             await listen("127.0.0.1", server.port or 0)

@@ -24,7 +24,7 @@ from qq.machine.protocol.death_history import Histories
 from qq.machine.queue.backlog import _Lane
 from qq.machine.queue.consumers import Rotation
 from qq.machine.queue.leaving import Leaving
-from qq.machine.queue.queue import Consumer, Queue
+from qq.machine.queue.queue import Consumer, LeaseGroup, Queue
 from qq.machine.queue.runs import Runs
 from qq.machine.queue.shelf import Shelf
 from qq.machine.queue.stuck_lines import IndexedSet, StuckLines
@@ -377,6 +377,8 @@ def _name(key: object) -> object:
             return ("queue", key.number)
         case Consumer():
             return ("consumer", key.node, key.id)
+        case LeaseGroup():
+            return ("group", key.queue.number, key.name)
         case _:
             return key
 

@@ -146,6 +146,11 @@ def leaving_ranges(queue: Queue) -> list[Range]:
     return [messages for each in (*queue.leaving, *queue.returning) for messages in ranges_of(each.pieces())]
 
 
+def leased_ranges(queue: Queue) -> list[Range]:
+    """Return the messages of open and ended leases."""
+    return [messages for chunk in queue._leased_chunks() for messages in chunk.unpack()]
+
+
 def dead_ranges(queue: Queue) -> list[Range]:
     """Return the dead messages: those in no line of a target first."""
     return [dead.range for dead in (*queue.dead, *(dead for _, dead, _ in stuck_dead(queue)))]
@@ -172,7 +177,7 @@ def live_messages(machine: QueueMachine) -> list[Place]:
     ranges: list[Range] = []
     for queue in machine.queues():
         ranges += ready_ranges(queue) + delayed_ranges(queue) + dead_ranges(queue)
-        ranges += leaving_ranges(queue)
+        ranges += leaving_ranges(queue) + leased_ranges(queue)
     for consumer in machine.consumers.values():
         ranges += [messages for _, messages in held_ranges(consumer)]
     for session in machine._core.sessions.values():

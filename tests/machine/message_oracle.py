@@ -105,6 +105,17 @@ class Stuck(NamedTuple):
     """The name of the queue; "" while the exchange routes them to no queue."""
 
 
+@dataclass(eq=False)
+class OracleGroup:
+    fence: int
+    owner: str
+    settings: tuple[str, bool, int]
+    used_ms: int
+    leases: dict[int, list[Message]] = field(default_factory=dict)
+    committed: int = -1
+    last: int = -1
+
+
 class OracleQueue:
     def __init__(self, name: str, number: int, arguments: Mapping[str, Any]) -> None:
         self.name = name
@@ -124,6 +135,7 @@ class OracleQueue:
         self.delays = 0
         self.turn = 0
         self.active: Consumer | None = None
+        self.groups: dict[str, OracleGroup] = {}
 
     # Order
 
@@ -172,6 +184,38 @@ class OracleQueue:
         order = [self.take() for _ in range(len(returns) + len(levels))]
         self.returns, self.levels, self.turn = returns, levels, turn
         return order
+
+    def put_into_place(self, messages: Sequence[Message]) -> None:
+        self.levels += messages
+        self.levels.sort(key=lambda there: there.position)
+
+    def lease(self, count: int, octets: int, *, by_arrival: bool) -> list[Message]:
+        leased: list[Message] = []
+        turn = self.turn
+        while self.ready() and len(leased) < count:
+            if by_arrival and not self.returns:
+                message = min(self.levels, key=lambda there: there.position)
+            else:
+                message = self.first()
+            if leased and message.size > octets:
+                break
+            octets -= message.size
+            leased.append(message)
+            if by_arrival:
+                (self.returns or self.levels).remove(message)
+            else:
+                self.take()
+        if by_arrival:
+            self.turn = turn
+            leased.sort(key=lambda there: there.position)
+        return leased
+
+    def release(self, group: OracleGroup, number: int) -> None:
+        self.put_into_place(group.leases.pop(number))
+
+    @property
+    def is_held_by_group(self) -> bool:
+        return any(group.settings[1] for group in self.groups.values())
 
     # Arguments
 
@@ -288,6 +332,9 @@ class Oracle:
                     known.prefetch = credit
             case c.DeadLetter():
                 self._dead_letter(command)
+            case c.OpenGroup() | c.LeaseMessages() | c.CommitLeases() | c.ReleaseLease() | c.CloseGroup():
+                if command.queue in self.queues:
+                    self._group(self.queues[command.queue], command)
             case _:
                 if (node, command.session) not in self.failed:
                     self._answered(command)
@@ -324,6 +371,8 @@ class Oracle:
                 queue.first_dead += len(queue.dying())
                 queue.returns, queue.levels, queue.delayed, queue.dead = [], [], [], []
                 queue.stuck = {}
+            case c.Checkout(session=session, queue=name) if self.queues[name].is_held_by_group:
+                self._fails(session)
             case c.Checkout(session, _, _, consumer, name, _, credit, no_ack):
                 budget = None if no_ack else self._on_channel(session)
                 priority = command.arguments.get("x-priority", 0)
@@ -352,7 +401,8 @@ class Oracle:
 
     def _get(self, session: int, consumer: int, name: str, *, no_ack: bool) -> None:
         queue = self.queues[name]
-        if queue.get("x-single-active-consumer") and queue.get("x-queue-type") == QUORUM:
+        sac = queue.get("x-single-active-consumer") and queue.get("x-queue-type") == QUORUM
+        if sac or queue.is_held_by_group:
             self._fails(session)
             return
         self._serve(queue)
@@ -369,7 +419,8 @@ class Oracle:
 
     def _get_messages(self, session: int, consumer: int, name: str, count: int, *, no_ack: bool) -> None:
         queue = self.queues[name]
-        if queue.get("x-single-active-consumer") and queue.get("x-queue-type") == QUORUM:
+        sac = queue.get("x-single-active-consumer") and queue.get("x-queue-type") == QUORUM
+        if sac or queue.is_held_by_group:
             self._fails(session)
             return
         self._serve(queue)
@@ -381,6 +432,67 @@ class Oracle:
         assert reply.remaining == len(queue.ready())
         if messages and not no_ack:
             self._takes(session, consumer, name, messages)
+
+    # Groups
+
+    def _group(self, queue: OracleQueue, command: Any) -> None:
+        group = queue.groups.get(command.group)
+        match command:
+            case c.OpenGroup(_, _, name, fence, owner):
+                self._open(queue, name, fence, owner, tuple(command)[6:])
+                return
+            case _ if group is None or group.fence != command.fence:
+                return
+            case c.LeaseMessages(_, _, _, _, number, count, octets):
+                if number not in group.leases:
+                    if number <= group.committed:
+                        return
+                    self._serve(queue)
+                    leased = queue.lease(max(count, 1), octets, by_arrival=group.settings[0] == "arrival")
+                    if leased:
+                        group.leases[number] = leased
+                        group.last = max(group.last, number)
+            case c.CommitLeases(up_to=up_to):
+                if up_to > group.committed and up_to not in group.leases:
+                    return
+                for number in [number for number in group.leases if number <= up_to]:
+                    del group.leases[number]
+                group.committed = max(group.committed, up_to)
+            case c.ReleaseLease(lease=number):
+                if number in group.leases:
+                    queue.release(group, number)
+            case c.CloseGroup(releases=releases):
+                if group.leases and not releases:
+                    return
+                self._end_group(queue, command.group)
+        group.used_ms = self.now_ms
+
+    def _open(self, queue: OracleQueue, name: str, fence: int, owner: str, settings: tuple[Any, ...]) -> None:
+        group = queue.groups.get(name)
+        if group is None or fence > group.fence:
+            others = [each for each in queue.groups.values() if each is not group]
+            live = [v for v in self.consumers.values() if v.queue == queue.name and v.live]
+            if any(settings[1] or other.settings[1] for other in others) or (settings[1] and live):
+                return
+        if group is None:
+            queue.groups[name] = OracleGroup(fence, owner, settings, self.now_ms)
+        elif fence > group.fence:
+            group.fence, group.owner, group.settings = fence, owner, settings
+            group.used_ms = self.now_ms
+        elif (fence, owner, settings) == (group.fence, group.owner, group.settings):
+            group.used_ms = self.now_ms
+
+    def _end_group(self, queue: OracleQueue, name: str) -> None:
+        for number in list(queue.groups[name].leases):
+            queue.release(queue.groups[name], number)
+        del queue.groups[name]
+
+    def _end_idle_groups(self) -> None:
+        for queue in self.queues.values():
+            for name, group in list(queue.groups.items()):
+                idle_ms = group.settings[2]
+                if idle_ms and group.used_ms + idle_ms <= self.now_ms:
+                    self._end_group(queue, name)
 
     def _takes(self, session: int, consumer: int, name: str, messages: Sequence[Message]) -> None:
         taker = Consumer(
@@ -409,6 +521,10 @@ class Oracle:
                 slot += part.count
                 for name in self._routes(part):
                     wanted.setdefault(name, []).extend(sizes)
+        if not all(self._can_commit(part) for part in content if isinstance(part, c.CommitLeases)):
+            self.slot = slot
+            self._fails(command.session)
+            return
         for name, sizes in wanted.items():
             if self._rooms([self.queues[name]], sizes, at_once=False) != [len(sizes)]:
                 self.slot = slot
@@ -421,6 +537,13 @@ class Oracle:
             if not isinstance(part, c.Enqueue | c.Publish):
                 self._carry_out(part)
         assert self._reply() == e.Committed()
+
+    def _can_commit(self, command: c.CommitLeases) -> bool:
+        queue = self.queues.get(command.queue)
+        group = None if queue is None else queue.groups.get(command.group)
+        if group is None or group.fence != command.fence:
+            return False
+        return command.up_to <= group.committed or command.up_to in group.leases
 
     def _reply(self) -> e.Result:
         reply = self.ahead.popleft()
@@ -659,8 +782,7 @@ class Oracle:
                 wait_ms = min(wait_ms, queue.get("x-delayed-retry-max"))
                 self._delay(queue, message, self.now_ms + wait_ms, returned=True)
             elif not queue.quorum or queue.get("x-return-position") == "original":
-                queue.levels.append(message)
-                queue.levels.sort(key=lambda there: there.position)
+                queue.put_into_place([message])
             else:
                 queue.returns.append(message)
         self._die(queue, dead, "delivery_limit")
@@ -727,6 +849,7 @@ class Oracle:
     def end_entry(self, now_ms: int, effects: Sequence[e.Effect]) -> None:
         self.now_ms = now_ms
         self.ahead = deque(effects)
+        self._end_idle_groups()
         served: list[str] = []
         while self.ahead:
             effect = self.ahead[0]
@@ -852,6 +975,7 @@ class Oracle:
             assert there.unacked == sum(len(consumer.held) for consumer in mine)
             assert there.consumers == sum(consumer.live for consumer in mine)
             self._compare_dead(queue, there)
+            self._compare_groups(queue, there)
             active = None if there.active is None else (there.active.node, there.active.id)
             assert queue.active is (None if active is None else self.consumers.get(active))
         assert set(machine.consumers) == set(self.consumers)
@@ -865,6 +989,31 @@ class Oracle:
             assert held == {number: message.seen() for number, message in consumer.held.items()}
             assert there.live == consumer.live
             assert there.credit == consumer.credit or not consumer.live
+
+    def _compare_groups(self, queue: OracleQueue, there: Queue) -> None:
+        assert list(there.groups) == list(queue.groups)
+        for name, group in queue.groups.items():
+            machines = there.groups[name]
+            assert (machines.fence, machines.owner, tuple(machines.settings)) == (
+                group.fence,
+                group.owner,
+                group.settings,
+            )
+            assert (machines.first_free - 1, machines.last, machines.used_ms) == (
+                group.committed,
+                group.last,
+                group.used_ms,
+            )
+            leases = {
+                number: peeked(there, list(lease.ranges())) for number, lease in machines.leases.items()
+            }
+            assert leases == {
+                number: [message.seen() for message in messages] for number, messages in group.leases.items()
+            }
+            assert machines.leased == sum(map(len, leases.values()))
+        assert not there.ended
+        assert there.leased == sum(group.leased for group in there.groups.values())
+        assert there.leased_size == sum(group.leased_size for group in there.groups.values())
 
     def _compare_dead(self, queue: OracleQueue, there: Queue) -> None:
         """Compare the dead messages; the machine decides the order of those that died at a single moment."""

@@ -181,6 +181,14 @@ class Scenario:
     def _state(self) -> None:
         for queue in self.machine.queues():
             self.shown.append(self._queue(queue))
+            for group in queue.groups.values():
+                leases = " ".join(
+                    f"{number}:{','.join(self._names(list(lease.ranges())))}"
+                    for number, lease in group.leases.items()
+                )
+                self.shown.append(
+                    f"group {group.name} on {queue.name}: fence={group.fence} leases=[{leases}]"
+                )
         for (node, _), consumer in self.machine.consumers.items():
             held = " ".join(
                 f"{key}:{self._name(message)}" for key, message in held_messages(consumer).items()
@@ -438,6 +446,21 @@ def _command(
             return c.Reject(*span()), [], []
         case "discard":
             return c.Discard(*span()), [], []
+        case "open-group":
+            order, owner = str(options.get("order", "ready")), str(options.get("owner", ""))
+            settings = (order, "exclusive" in flags, int(options.get("expires", 0)))
+            return c.OpenGroup(c.DEFAULT_VHOST, *plain[:2], number(2), owner, "ann", *settings), [], []
+        case "lease":
+            most, octets = int(options.get("messages", 100)), int(options.get("bytes", 10**9))
+            place = (c.DEFAULT_VHOST, *plain[:2], number(2), number(3))
+            return c.LeaseMessages(*place, most, octets), [], []
+        case "commit-leases":
+            return c.CommitLeases(c.DEFAULT_VHOST, *plain[:2], number(2), number(3)), [], []
+        case "release":
+            return c.ReleaseLease(c.DEFAULT_VHOST, *plain[:2], number(2), number(3)), [], []
+        case "close-group":
+            releases = options.get("releases") is True
+            return c.CloseGroup(c.DEFAULT_VHOST, *plain[:2], number(2), releases), [], []
         case "commit":
             return c.Commit(session, number(0)), [], []
         case "credit":

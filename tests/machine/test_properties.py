@@ -80,6 +80,7 @@ verbs = (
     *["return", "reject", "discard"] * 2,
     *["publish-to-both", "credit", "set-prefetch", "cancel", "get", "recover", "session-down"],
     *["limit", "commit", "commit", "purge", "delete"],
+    *["open-group", "open-group", "lease", "lease", "commit-leases", "release", "close-group"],
 )
 requests = st.tuples(st.sampled_from(verbs), number, number, number)
 PAUSES = (0, 0, 0, 1, 99, 100, 300, 5_000)
@@ -311,6 +312,8 @@ class Run:
             case "session-down":
                 failed = [number for there, number in sorted(self.oracle.failed) if there == node]
                 return c.SessionDown(failed[0] if failed else session)
+            case "open-group" | "lease" | "commit-leases" | "release" | "close-group":
+                return self._group_command(verb, queue, one, two, three)
             case "purge":
                 return c.PurgeQueue(session, 9, queue) if three % 4 == 0 else None
             case _:
@@ -333,10 +336,35 @@ class Run:
             publish_seq=sequence,
         )
 
+    def _group_command(self, verb: str, queue: str, one: int, two: int, three: int) -> c.Command:
+        """Return a command of a group, mostly with the fence and the number of a lease that are there."""
+        name = ("g", "h")[one % 2]
+        there = self.oracle.queues[queue].groups.get(name) if queue in self.oracle.queues else None
+        fence = (there.fence if there else 1) + (two % 8 == 0) - (two % 8 == 1 and there is not None)
+        place = ("/", queue, name, max(fence, 0))
+        numbers = sorted(there.leases) if there else []
+        number = numbers[three % len(numbers)] if numbers and two % 6 else three % 9
+        match verb:
+            case "open-group" if there is None or two % 3 == 0:
+                settings = (("ready", "arrival")[three % 2], one % 16 == 3, (0, 0, 250)[three % 3])
+                return c.OpenGroup(*place, f"owner {two % 2}", "ann", *settings)
+            case "open-group" | "lease":
+                octets = 2**40 if self.varied or one % 3 else three % 60
+                return c.LeaseMessages(*place, number if two % 4 == 0 else three % 60, one % 12, octets)
+            case "commit-leases":
+                return c.CommitLeases(*place, number)
+            case "release":
+                return c.ReleaseLease(*place, number)
+            case _:
+                return c.CloseGroup(*place, three % 4 == 0)
+
     def _transaction(
         self, session: int, queue: str, consumer: int, first: int, last: int, three: int
     ) -> list[c.Command]:
         kind = (c.Settle, c.Return, c.Reject, c.Discard)[three % 4]
+        if three % 5 == 0:
+            leases = self._group_command("commit-leases", queue, session, first, last)
+            return [c.Commit(session, 2), publish(2, queue, session=session), leases]
         content: list[c.Command] = [
             publish(1 + three % 3, queue, session=session),
             kind(consumer, first, last),

@@ -127,6 +127,19 @@ def test_last_log_line_of_a_node_gives_the_cause(
     assert all(repr(value) in caplog.text or str(value) in caplog.text for value in context.values())
 
 
+def test_memory_limit_below_a_message_is_refused() -> None:
+    limits = dataclasses.replace(CONFIG.limits, memory_high_watermark=1e-9)
+
+    async def story() -> None:
+        async with AsyncExitStack() as closing:
+            await node.start(dataclasses.replace(CONFIG, limits=limits), closing)
+
+    with pytest.raises(
+        StartError, match=r"memory_high_watermark: 1e-09 of the memory is \d+ bytes, .* 16777216$"
+    ):
+        asyncio.run(story())
+
+
 def test_cancelled_connection_that_fails_later_ends_no_node(caplog: pytest.LogCaptureFixture) -> None:
     """As uvloop leaves behind an attempt to connect with TLS that is cancelled before the handshake begins."""
 
@@ -231,22 +244,31 @@ def test_freed_memory_raises_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_low(80, 40), "it takes little"
 
 
-def test_failing_watch_of_rates_does_not_end_a_node(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def watch() -> None:
-        if not caplog.records:
-            raise ValueError("of ours")
-        raise asyncio.CancelledError
+@pytest.mark.parametrize("part", ["", "sessions", "vhost_clients"])
+def test_error_in_the_management_does_not_end_a_node(caplog: pytest.LogCaptureFixture, part: str) -> None:
+    """An answer of a later release that this program does not understand would have stopped the node."""
+
+    async def work() -> None:
+        await asyncio.Event().wait()
+
+    async def fail() -> None:
+        raise ValueError("of ours")
 
     async def story() -> None:
-        management: Any = SimpleNamespace(watch=watch)
-        with pytest.raises(asyncio.CancelledError):
-            await node._watch_rates(management)
+        parts = {
+            name: SimpleNamespace(watch=fail if name == part else work)
+            for name in ("sessions", "vhost_clients")
+        }
+        management: Any = SimpleNamespace(watch=work if part else fail, **parts)
+        async with asyncio.TaskGroup() as tasks:
+            node._watch_management(management, tasks)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
 
-    monkeypatch.setattr(node, "RATES_PAUSE_S", 0.0)
     asyncio.run(story())
-    assert "ValueError: of ours" in caplog.text
+    assert caplog.text.count("ValueError: of ours") == 1
 
 
 def test_log_of_an_unsupported_state_version_is_refused(tmp_path: Path) -> None:
@@ -361,26 +383,44 @@ def test_node_that_reads_damage_is_repaired_while_it_runs(
 
 
 @pytest.mark.parametrize(
-    ("under_repair", "apart", "why"),
+    ("under_repair", "apart", "leader", "undecided", "stuck", "why"),
     [
-        ("it is new", None, "it is new"),
-        ("it is new", "n2 (of another cluster)", "it is new; no connection with n2 (of another cluster)"),
-        (None, "n2 (cut)", "no leader is known: no connection with n2 (cut)"),
-        (None, None, "no leader is known: no leader: the members elect one"),
+        ("it is new", None, None, "", "", "it is new"),
+        ("it is new", "n2 (of another)", None, "", "", "it is new; no connection with n2 (of another)"),
+        (None, "n2 (cut)", None, "no leader", "", "no leader is known: no connection with n2 (cut)"),
+        (
+            None,
+            None,
+            None,
+            "no leader: the members elect one",
+            "",
+            "no leader is known: no leader: the members elect one",
+        ),
+        (None, None, "n2", "n2 does not hear this node", "nothing for 10 s", "n2 does not hear this node"),
+        (None, None, "n2", None, "nothing for 10 s", "nothing for 10 s"),
+        (None, None, "n2", None, None, None),
     ],
 )
-def test_node_that_does_not_serve_names_missing_connections(
-    under_repair: str | None, apart: str | None, why: str
+def test_node_that_cannot_serve_gives_the_reason(
+    under_repair: str | None,
+    apart: str | None,
+    leader: str | None,
+    undecided: str | None,
+    stuck: str | None,
+    why: str | None,
 ) -> None:
     """A node with a new directory that learned a lost cluster must be restarted to join a new one."""
     links: Any = SimpleNamespace(why_not_joined=None, why_apart=apart)
     group: Any = SimpleNamespace(
         own_status=SimpleNamespace(flaw=lambda: under_repair),
-        leader=None,
-        why_undecided=lambda: "no leader: the members elect one",
+        statuses=SimpleNamespace(why_nothing_is_stored=lambda: None),
+        leader=leader,
+        why_undecided=lambda: undecided,
     )
     maintenance: Any = SimpleNamespace(is_on=False)
-    assert Readiness("n1", group, links, maintenance).why_not() == why
+    readiness = Readiness("n1", group, links, maintenance, lambda: stuck)
+    readiness.is_serving = True
+    assert readiness.why_not() == why
 
 
 def test_node_that_founds_a_cluster_logs_it_once(tmp_path: Path) -> None:

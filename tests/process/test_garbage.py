@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from qq.process import garbage
-from qq.process.garbage import REST_S, Collector
+from qq.process.garbage import REST_S, YOUNG_WORK_S, Collector, YoungCollector
 from tests.harness.garbage_walks import collections_as_in_a_node
 
 if TYPE_CHECKING:
@@ -28,6 +29,21 @@ def test_no_collection_that_comes_by_itself_walks_many_objects() -> None:
         kept = [[number] for number in range(1_000_000)]
     assert len(walked) > 10
     assert max(walked) < len(kept) / 10
+
+
+def test_young_objects_stay_few_while_old_ones_are_freed() -> None:
+    """As when messages come as fast as the log takes older ones in: the collector counts no difference."""
+    backlog: deque[list[int]] = deque([number] for number in range(100_000))
+    clock_s = 0.0
+    with collections_as_in_a_node() as walked:
+        young = YoungCollector(lambda: clock_s)
+        for number in range(100_000):
+            backlog.append([number])
+            backlog.popleft()
+            clock_s += YOUNG_WORK_S / 1000
+            young.check()
+    assert len(walked) >= 90
+    assert max(walked) < 5000
 
 
 def test_all_objects_are_collected_when_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,9 +216,8 @@ class LineConnection(asyncio.Protocol):
     def shut_down(self, text: str) -> None:
         self._fail(text)
 
-    def drop(self) -> None:
-        self._ended = True
-        self._transport.abort()
+    def forget(self, text: str) -> None:
+        self._fail(text)
 
     # Publisher and session: answers from the log
 

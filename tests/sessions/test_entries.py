@@ -606,8 +606,22 @@ def test_size_of_a_view_is_its_memory(batches: int, pieces: int, messages: int) 
     assert 0.9 * memory < views[0].size < 1.3 * memory
 
 
+def test_views_are_limited_when_they_are_decoded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries that were read ahead, with many pieces, took eight times the limit after they were decoded."""
+    batch = encode_batch([Enqueue(1, 1, 1, "x", f"key{number}", 0, 1) for number in range(50)], [b"x"] * 50)
+    entry = make_entry(1, [make_batch("n1", 1, 1, batch)])
+    limit = 4 * entries_module._view(entry).size
+    monkeypatch.setattr(entries_module, "VIEWS_BYTES_MAX", limit)
+    setup.journal.stored = dict.fromkeys(range(1, 5), entry)
+    setup.load(1, 2, 3, 4)
+    setup.disk.read()
+    assert len(setup.entries._views) == 4
+    assert setup.bodies(1, 0, 1) == setup.bodies(1, 1, 1) == [b"x"]
+    assert len(setup.entries._views) == 1, "the entry takes more than the limit by itself"
+
+
 def test_views_are_limited_by_their_bytes(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries_module, "VIEWS_BYTES_MAX", 2 * entries_module._view(WHOLE).size)
+    monkeypatch.setattr(entries_module, "VIEWS_BYTES_MAX", 2 * decoded(WHOLE).size)
     setup.journal.stored = dict.fromkeys(range(1, 10), WHOLE)
     for index in (1, 2, 3):
         setup.load(index)

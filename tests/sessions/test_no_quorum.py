@@ -113,6 +113,25 @@ def test_each_method_that_waits_for_a_lost_leader_is_refused(method: Any, fails:
         assert reason(client) == UNKNOWN
 
 
+def test_client_is_refused_when_its_pipelined_poll_is_unanswered() -> None:
+    """The second poll had been held back behind the first, and then the client did not count as waiting."""
+    with LoneBroker(majority_timeout_ms=200) as broker, connect_later(broker) as client:
+        client.call(1, DECLARE, Queue.DeclareOk)
+        read, reads = broker.group.read, list[Any]()
+
+        def answer_first(*callbacks: Any) -> None:
+            reads.append(callbacks)
+            if len(reads) == 1:
+                read(*callbacks)
+
+        broker.group.read = answer_first  # type: ignore[method-assign]
+        client.send(1, Basic.Get(queue="q"), Basic.Get(queue="q", no_ack=True))
+        client.expect(Basic.GetEmpty)
+        lead(broker, None)
+        assert reason(client) == UNKNOWN
+        assert len(reads) == 2
+
+
 def test_consumer_that_holds_a_message_is_not_waiting() -> None:
     """The node keeps its credit for the next message until there is a batch; the client does not wait for that."""
     with LoneBroker(majority_timeout_ms=300) as broker, connect_later(broker) as client:
@@ -135,6 +154,59 @@ def test_election_does_not_refuse_clients() -> None:
             time.sleep(0.25)
             lead(broker, "n2")
             client.expect(commands.Queue.DeclareOk)
+
+
+def test_node_whose_batches_are_not_applied_refuses_clients() -> None:
+    """It hears a leader that does not hear it."""
+    stuck = "the cluster has applied no request of this node for"
+    with (
+        LoneBroker(majority_timeout_ms=300) as broker,
+        connect_later(broker) as declaring,
+        connect_later(broker) as idle,
+    ):
+        broker.call(broker.broker.leader_changed, "n2", 1)
+        idle.call(1, DECLARE, commands.Queue.DeclareOk)
+        broker.group.holding, broker.group.why = True, None
+        began_s = time.monotonic()
+        declaring.send(1, DECLARE)
+        assert stuck in reason(declaring)
+        assert time.monotonic() - began_s > 0.25
+        with RawClient(broker.amqp_port) as late:
+            late.send(1, commands.Channel.Open())
+            late.expect(commands.Channel.OpenOk)
+            assert stuck in reason(late)
+        assert stuck in str(broker.call(broker.broker.no_quorum.why_no_wait))
+        broker.call(broker.group.release)
+        assert broker.call(broker.broker.no_quorum.why_no_wait) is None
+        idle.call(1, DECLARE, commands.Queue.DeclareOk)
+
+
+def test_progress_of_batches_defers_the_refusal() -> None:
+    with LoneBroker(majority_timeout_ms=400) as broker, connect_later(broker) as client:
+        broker.call(broker.broker.leader_changed, "n2", 1)
+        for _ in range(5):
+            broker.group.holding = True
+            client.send(1, DECLARE)
+            time.sleep(0.25)
+            broker.call(broker.group.release)
+            client.expect(commands.Queue.DeclareOk)
+
+
+def test_node_with_a_batch_pending_for_ten_seconds_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(no_quorum, "STUCK_S", 0.2)
+    monkeypatch.setattr(no_quorum, "CHECK_S", 0.1)
+    with LoneBroker(majority_timeout_ms=0) as broker, connect_later(broker) as client:
+        broker.call(broker.broker.leader_changed, "n2", 1)
+        why_stuck = broker.broker.no_quorum.why_stuck
+        time.sleep(0.5)
+        assert broker.call(why_stuck) is None
+        broker.group.holding = True
+        client.send(1, DECLARE)
+        time.sleep(0.7)
+        assert broker.call(why_stuck) == "no majority: n2, n3 do not answer"
+        broker.call(broker.group.release)
+        assert broker.call(why_stuck) is None
+        client.expect(commands.Queue.DeclareOk)
 
 
 @pytest.mark.parametrize("limits", [{"majority_timeout_ms": 0}, {}])

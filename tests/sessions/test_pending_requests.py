@@ -328,12 +328,12 @@ def test_acknowledgements_wait_for_the_log(slow: LoneBroker) -> None:
 def test_a_full_node_lets_no_more_clients_in(slow: LoneBroker) -> None:
     with RawClient(slow.amqp_port) as before:
         before.open_channel(1)
-        slow.broker.submissions._waiting_bytes += 4 * FEW_BYTES + 1
+        slow.broker.submissions.waiting_bytes += 4 * FEW_BYTES + 1
         why = "what the log has not taken in yet is more than node_uncommitted_bytes"
         text = f"connection refused: {why} ({4 * FEW_BYTES})"
         with RawClient(slow.amqp_port, admitted=False) as late:
             late.expect_close(506, f"RESOURCE_ERROR - {text}")
-        slow.broker.submissions._waiting_bytes -= 4 * FEW_BYTES + 1
+        slow.broker.submissions.waiting_bytes -= 4 * FEW_BYTES + 1
         with RawClient(slow.amqp_port) as later:
             later.open_channel(1)
         before.call(1, Basic.Qos(), Basic.QosOk)
@@ -346,7 +346,7 @@ def test_full_node_stops_reading_only_heavy_clients(slow: LoneBroker) -> None:
         for client in (heavy, light):
             client.open_channel(1)
             client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
-        slow.broker.submissions._waiting_bytes += 4 * FEW_BYTES + 1
+        slow.broker.submissions.waiting_bytes += 4 * FEW_BYTES + 1
         slow.group.holding = True
         heavy.write(publish(1, "q", bytes(2 * size)))
         wait_until(lambda: is_paused(slow, heavy), "the end of reading")
@@ -357,7 +357,7 @@ def test_full_node_stops_reading_only_heavy_clients(slow: LoneBroker) -> None:
         assert not is_paused(slow, light)
         slow.call(slow.group.release)
         wait_until(lambda: not is_paused(slow, heavy), "reading again")
-        slow.broker.submissions._waiting_bytes -= 4 * FEW_BYTES + 1
+        slow.broker.submissions.waiting_bytes -= 4 * FEW_BYTES + 1
 
 
 def test_repeated_live_prefetch_changes_wait_for_the_log(broker: LoneBroker) -> None:

@@ -33,7 +33,7 @@ from qq.shovels.report import Report
 from qq.shovels.run import ShovelRun
 from qq.shovels.uris import parse_uri
 from tests.harness.certificates import Authority
-from tests.harness.lone_broker import LoneBroker, wait_until
+from tests.harness.lone_broker import LoneBroker, drop, wait_until
 from tests.wire.exchanges import HEADERS_OF_LATIN, LATIN, SELECT, consume
 from tests.wire.exchanges import publish as publish_octets
 from tests.wire.wire import HEADER, Peer, open_channel, open_vhost, part, short, start_ok, tune_ok
@@ -373,7 +373,7 @@ def test_shovel_continues_after_its_connections_were_lost(carried: Carried, chan
     def cut_off() -> None:
         for connection in list(carried.broker.broker.connections.values()):
             if connection.client_properties.get("product") == "qq shovel":
-                connection.drop()
+                drop(connection)
 
     for number in range(3):
         publish(channel, b"%d" % number, message_id=str(number))

@@ -52,6 +52,7 @@ FAULTS = {
     "isolate": 1.5,
     "partition": 1.0,
     "one-way cut": 1.0,
+    "half cut": 0.7,
     "bridge": 0.7,
     "reset": 2.0,
     "lag": 1.0,
@@ -114,6 +115,7 @@ class Nemesis:
             "isolate": self._isolate,
             "partition": self._partition,
             "one-way cut": self._one_way_cut,
+            "half cut": self._half_cut,
             "bridge": self._bridge,
             "reset": self._reset,
             "lag": self._lag,
@@ -366,6 +368,14 @@ class Nemesis:
         peers = node.peers if self._random.random() < 0.5 else [self._random.choice(node.peers)]
         outwards = self._random.random() < 0.5
         self._cut([(node.name, peer) if outwards else (peer, node.name) for peer in peers])
+
+    def _half_cut(self) -> None:
+        """Hold back the bytes of a node to its peers, which it still hears."""
+        node = self._anyone()
+        held = [(node.name, peer) for peer in node.peers]
+        for source, target in held:
+            self._cluster.network.hold(source, target)
+        self._until(self._short_or_long_s(8.0), partial(self._heal, held))
 
     def _bridge(self) -> None:
         """Cut the links between two nodes that all other nodes can still reach."""

@@ -38,6 +38,9 @@ REQUESTS, DECLARATIONS = 2, 4
 PUBLISH_TIMEOUTS_MS = (0, 0, 300, 2_000)
 """Milliseconds after which a run refuses an unconfirmed message; 0 is never."""
 
+MAJORITY_TIMEOUTS_MS = (30_000, 3_000, 1_000)
+"""Milliseconds without progress of the log after which a node of a run closes the connections of waiting clients."""
+
 
 class LoggedMessages(QueueOracle):
     """An oracle that also knows which client messages are in the log."""
@@ -90,10 +93,16 @@ class ClientWorkload(Submitters):
     def __init__(
         self, world: SimulatedWorld, checks: Checks, options: SimulationOptions, logged: LoggedMessages
     ) -> None:
-        timeout_ms = world.random("limits").choice(PUBLISH_TIMEOUTS_MS)
+        random = world.random("limits")
+        timeout_ms, majority_ms = random.choice(PUBLISH_TIMEOUTS_MS), random.choice(MAJORITY_TIMEOUTS_MS)
         super().__init__(checks)
         # After a jump of all clocks every delivery would time out.
-        limits = NodeLimits(write_buffer_bytes=16_384, publish_timeout_ms=timeout_ms, consumer_timeout_ms=0)
+        limits = NodeLimits(
+            write_buffer_bytes=16_384,
+            publish_timeout_ms=timeout_ms,
+            majority_timeout_ms=majority_ms,
+            consumer_timeout_ms=0,
+        )
         logins = (GUEST, FOREIGN) if options.requesters else (GUEST,)
         self.brokers = Brokers(world, self.submit, limits, logins)
         self.history = KeptRows(WorldClock(world))

@@ -331,6 +331,10 @@ class Network:
                 for end in (source, target):
                     self._world.after(self._timeout_s(), partial(self._time_out, connection, end))
 
+    def hold(self, source: str, target: str) -> None:
+        """Hold back everything from `source` to `target` until `heal`, as a proxy that hangs; connections stay open."""
+        self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
+
     def heal(self, source: str, target: str) -> None:
         self._cuts[source, target] -= 1
         for connection in self._connections_of(source):

@@ -38,6 +38,7 @@ class MethodQueue:
         "_is_blocked",
         "_is_ended",
         "_submissions",
+        "_then",
         "answered",
         "number",
     )
@@ -64,6 +65,8 @@ class MethodQueue:
         """Events behind a method that waits. The connection limits their octets."""
         self._is_blocked = False
         """Whether events are held back for a reason other than an answer from the log."""
+        self._then: Callable[[], None] | None = None
+        """Function to call in the connection's next turn, because the log is up to date."""
         self._is_ended = False
 
     @property
@@ -138,10 +141,10 @@ class MethodQueue:
         self._connection.methods_held(self)
 
     def _waited(self, then: Callable[[], None]) -> None:
-        self._is_blocked = False
+        """Call `then` in a turn of the connection, because an answer of the leader may be for very many channels."""
         if not self._is_ended:
-            then()
-            self._carry_out_held()
+            self._then = then
+            self._connection.continue_later(self)
 
     def _carry_out_first(self) -> None:
         self._access.certain = True
@@ -171,18 +174,26 @@ class MethodQueue:
         """Carry out held events in a turn of the connection, because an entry may answer very many channels."""
         if self._held:
             self._connection.continue_later(self)
-        else:
+        elif not self._is_blocked:
             self._connection.methods_released(self)
 
     def carry_out_some(self) -> None:
         """Carry out held events. Ask for a further turn if more are left than may be carried out together."""
+        if (then := self._then) is not None:
+            self._then, self._is_blocked = None, False
+            then()
         for _ in range(AT_ONCE):
             if not self._held or self._answers or self._is_blocked:
                 break
-            self._carry_out(self._held.popleft())
+            event = self._held.popleft()
+            self._carry_out(event)
+            if isinstance(event, Publishes):  # as many messages as a step of the reader takes
+                break
+        if self._is_blocked:
+            return
         if not self._held:
             self._connection.methods_released(self)
-        elif not (self._answers or self._is_blocked):
+        elif not self._answers:
             self._connection.continue_later(self)
 
     def end(self) -> None:
@@ -190,6 +201,7 @@ class MethodQueue:
         self._is_ended = True
         self._held.clear()
         self._answers.clear()
+        self._then = None
         self._carry_out = _ignore
         self._connection.methods_released(self)
 

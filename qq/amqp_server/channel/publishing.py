@@ -147,6 +147,7 @@ class PublishingMethods:
             run is None
             or method != self._run_method
             or not run.messages  # a batch has taken all of them
+            or (run.is_long and core.transaction is None)
             or (attributes is not run.attributes and not run.accepts(attributes))
         )
         if run is None or is_new:

@@ -77,7 +77,7 @@ class HealthEndpoints:
             web.get(f"{checks}/certificate-expiration/{{within}}/{{unit}}", self.certificates),
             self._route(f"{checks}/port-listener/{{port}}", self.port_listener),
             self._route(f"{checks}/protocol-listener/{{protocols}}", self.protocol_listener),
-            self._route(f"{checks}/virtual-hosts", self.virtual_hosts),
+            web.get(f"{checks}/virtual-hosts", self.virtual_hosts),
             web.get(f"{leaderless}/all-vhosts", self.leaderless),
             web.get(f"{leaderless}/all-vhosts/pattern/{{pattern}}", self.leaderless),
             web.get(f"{leaderless}/vhost/{{vhost}}", self.leaderless),
@@ -116,16 +116,19 @@ class HealthEndpoints:
                     return repeat() if is_unchanged() else None
 
             authorization = request.headers.get(hdrs.AUTHORIZATION, "")
-            self._repeated.remember(request.remote or "", request.raw_path, authorization, again)
+            host, has_tls = request.remote or "", request.secure
+            self._repeated.remember(host, request.raw_path, authorization, again, has_tls=has_tls)
+            if has_tls:
+                self._repeated.expect_tls(host)
             response.force_close()  # the thread answers only the first request of a connection
         return response
 
     def _account_check(self, request: web.Request) -> Callable[[], bool] | None:
         """Return a function that returns whether the login of a request is still valid.
 
-        The result is None if the thread may not answer such requests: it knows no TLS, sessions and tokens.
+        The result is None if the thread may not answer such requests: it knows no sessions and tokens.
         """
-        if request.secure or is_by_session(request):
+        if is_by_session(request):
             return None
         if not has_login(request):
             return lambda: True  # the path needs no login
@@ -158,16 +161,22 @@ class HealthEndpoints:
         return _verdict(flaw and f"Metadata store has not yet reported as initialized: {flaw}")
 
     def initialized_with_data(self, parts: Parts) -> CheckResult:
-        if self._management.nodes.flaw() is None and not self._management.catalog.vhosts():
+        if self._management.nodes.flaw() is None and not self._management.catalog.has_vhosts:
             return _failed("Metadata store has not yet been initialized: it reports to have no virtual hosts")
         return self.initialized(parts)
 
-    def virtual_hosts(self, _parts: Parts) -> CheckResult:
-        flaw = self._management.nodes.flaw()
-        if flaw is None:
-            return _ok()
+    async def virtual_hosts(self, request: web.Request) -> web.Response:
+        result = self._virtual_hosts_up()
+        if result is not None:
+            return self._answer(request, result, self._virtual_hosts_up)
+        # All virtual hosts are listed, because all are in the same log.
         names = [vhost.name for vhost in self._management.catalog.vhosts()]
-        return _failed(f"Some virtual hosts are down: {flaw}", **{"virtual-hosts": names})
+        reason = f"Some virtual hosts are down: {self._management.nodes.flaw()}"
+        return _response(_failed(reason, **{"virtual-hosts": names}))
+
+    def _virtual_hosts_up(self) -> CheckResult | None:
+        """Return the result of a node whose virtual hosts are up, or None."""
+        return _ok() if self._management.nodes.flaw() is None else None
 
     def in_service(self, _parts: Parts) -> CheckResult:
         why = self._view.ready()

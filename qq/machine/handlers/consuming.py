@@ -144,6 +144,7 @@ class ConsumerHandlers:
                 f"cannot obtain access to locked {the_queue(queue.name, queue.vhost)}. basic.get operations are not "
                 f"supported by {queue.kind} queues with single active consumer"
             )
+        _check_groups(queue)
         core.serve(queue)
         queue.use(core.available_ms)
         core.touch(queue)
@@ -236,6 +237,7 @@ class ConsumerHandlers:
                 raise precondition_failed(f"multiple consumers are unsupported for {thing}")
             raise precondition_failed(f"only creator channel may consume from {thing}")
         queue = core.queue(command.session, command.connection, command.queue)
+        _check_groups(queue)
         thing = the_queue(queue.name, queue.vhost)
         check_consumer_arguments(thing, queue.kind, command.arguments, core.version)
         # RabbitMQ's quorum queues accept the flag and ignore it.
@@ -307,3 +309,10 @@ class ConsumerHandlers:
         core.session(core.origin, command.session).budget.limit = command.count
         core.wake_waiting_consumers((core.origin, command.session))
         return Limited()
+
+
+def _check_groups(queue: Queue) -> None:
+    """Raise Refused if an exclusive group keeps consumers and gets from the queue."""
+    group = queue.exclusive_group
+    if group is not None:
+        raise access_refused(f"{the_queue(queue.name, queue.vhost)} in exclusive use by {group.label}")

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.effects import Answer, Result
     from qq.machine.protocol.refusals import Refused
     from qq.machine.queue.deferred_free import DeferredFree
-    from qq.machine.queue.queue import Consumer, Queue
+    from qq.machine.queue.queue import Consumer, LeaseGroup, Queue
 
 
 WOKEN_MAX = 1000
@@ -171,6 +171,8 @@ class Core:
         queues."""
         self.idle_timers: Timers[Queue] = Timers(_queue_key)
         """Times (without outages) at which unused queues expire."""
+        self.group_timers: Timers[LeaseGroup] = Timers(_group_key)
+        """Times (without outages) at which idle groups end."""
         self.consumer_timers: Timers[Consumer] = Timers(_consumer_key)
         """Times (without outages) at which consumers have held a message for too long."""
         self.effects: list[Effect] = []
@@ -432,14 +434,18 @@ class Core:
             if session.tags.get(consumer.tag) is consumer:
                 del session.tags[consumer.tag]
 
+    def changed(self, queue: Queue) -> None:
+        """Let the entry's end serve a queue, and do its put-off work."""
+        if queue.is_behind:
+            self.behind[queue] = None
+        self.touch(queue)
+
     def released(self, consumer: Consumer) -> None:
         """Serve channel and queue after a consumer released messages, and forget the consumer if it is done."""
         if consumer.budget is not None and consumer.budget.limit:
             consumer.queue.make_way(consumer)  # because the other consumers of its channel have waited
             self._offer_room(consumer)
-        if consumer.queue.is_behind:
-            self.behind[consumer.queue] = None
-        self.touch(consumer.queue)
+        self.changed(consumer.queue)
         self.forget_if_done(consumer)
 
     def _offer_room(self, consumer: Consumer) -> None:
@@ -495,6 +501,23 @@ class Core:
         fate = RETURNED if not failed else FAILED if self.version < 11 else ENDED
         self.give_back(consumers, fate)
         self.abandon([queue for queue in lost_a_consumer if _is_deleted_with_consumers(queue)])
+
+    # Groups
+
+    def end_group(self, group: LeaseGroup) -> None:
+        """End a group. The messages of its open leases return to their places."""
+        queue = group.queue
+        self.group_timers.set(group, None)
+        queue.close_group(group)
+        queue.use(self.available_ms)
+        self.changed(queue)
+        self.remove_if_automatic(queue)
+
+    def _check_due_groups(self) -> None:
+        left = DUE_QUEUES_MAX
+        while left > 0 and self.group_timers.next_ms <= self.available_ms:
+            self.end_group(self.group_timers.pop())
+            left -= 1
 
     # Queues
 
@@ -605,6 +628,7 @@ class Core:
         self.consumer_timers.keep(lambda consumer: consumer.queue.vhost != name)
         self.queue_timers.keep(lambda queue: queue.vhost != name)
         self.idle_timers.keep(lambda queue: queue.vhost != name)
+        self.group_timers.keep(lambda group: group.queue.vhost != name)
         for queue in vhost.queues.values():
             self.stuck_lines.forget(queue)
         self.dirty, self.queues_with_dead, self.behind, self.abandoned = (
@@ -627,6 +651,8 @@ class Core:
         self.abandoned.pop(queue, None)
         self.queue_timers.set(queue, None)
         self.idle_timers.set(queue, None)
+        for group in queue.groups.values():
+            self.group_timers.set(group, None)
         gone: list[ConsumerGone] = []
         for consumer in queue.holders:
             self._forget(consumer)
@@ -694,7 +720,7 @@ class Core:
             or self.deferred_free
         ):
             return NOW_MS
-        available_ms = min(self.idle_timers.next_ms, self.consumer_timers.next_ms)
+        available_ms = min(self.idle_timers.next_ms, self.consumer_timers.next_ms, self.group_timers.next_ms)
         due_ms = min(self.queue_timers.next_ms, available_ms + self.outage_ms)
         return None if due_ms >= NEVER_MS else due_ms
 
@@ -705,6 +731,8 @@ class Core:
             self._review_policies()
         if self.lost:
             self._end_some_lost()
+        if self.group_timers.next_ms <= self.available_ms:
+            self._check_due_groups()
         if self.behind:
             self._do_postponed_work()
         if self.abandoned:
@@ -825,6 +853,8 @@ class Core:
         for queue in self.catalog.queues():
             if queue not in self.dirty and queue not in self.abandoned:
                 self._set_timers(queue)
+            for group in queue.groups.values():
+                self.group_timers.set(group, group.expires_at_ms())
 
     def _time_out_consumer(self, consumer: Consumer) -> None:
         if consumer.node in self.lost:
@@ -853,7 +883,7 @@ class Core:
 
 
 def _is_deleted_with_consumers(queue: Queue) -> bool:
-    return queue.auto_delete and queue.had_consumer and not queue.consumers
+    return queue.auto_delete and queue.had_consumer and not queue.consumers and not queue.groups
 
 
 def message_number(index: int, slot: int) -> int:
@@ -872,6 +902,10 @@ def no_content(_message: Buffer, number: int) -> Content:
 
 def _queue_key(queue: Queue) -> int:
     return queue.number
+
+
+def _group_key(group: LeaseGroup) -> tuple[int, str]:
+    return group.queue.number, group.name
 
 
 def _consumer_key(consumer: Consumer) -> tuple[str, int]:

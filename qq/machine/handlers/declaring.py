@@ -87,7 +87,7 @@ class DeclarationHandlers:
         core.serve(queue)
         if command.if_empty and queue.messages:
             raise precondition_failed(f"{the_queue(name, vhost.name)} not empty")
-        if command.if_unused and queue.consumers:
+        if command.if_unused and (queue.consumers or queue.groups):
             raise precondition_failed(f"{the_queue(name, vhost.name)} in use")
         # RabbitMQ answers first. Some clients treat a cancellation that comes before the answer as an error.
         core.behind_answer += core.take_queue(queue)

@@ -15,6 +15,7 @@ from qq.machine.handlers.core import message_number
 from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX, COMMAND_STEPS, FRAGMENT_STEPS
 from qq.machine.handlers.cost_estimate import CONTENT_STEPS as LOOK_STEPS
 from qq.machine.handlers.fragments import Fragment
+from qq.machine.handlers.leasing import check_commit
 from qq.machine.handlers.registry import handles
 from qq.machine.policy.value_checks import EXPIRY_MAX_MS
 from qq.machine.protocol import commands as c
@@ -439,7 +440,7 @@ class PublishHandlers:
     ) -> list[tuple[c.Publish, int, list[Part]]]:
         """Return each publish of a transaction with its slot and queues.
 
-        Raises Refused if a queue lacks room for all its messages.
+        Raises Refused if a queue lacks room for all its messages, or if leases cannot be committed.
         """
         ways: list[tuple[c.Publish, int, list[Part]]] = []
         wanted: dict[Queue, list[int]] = {}
@@ -459,6 +460,8 @@ class PublishHandlers:
                     for queue in queues:
                         wanted.setdefault(queue, []).extend(sizes)
                 slot += command.count
+            elif isinstance(command, c.CommitLeases):
+                check_commit(self._core.catalog, command)
         for queue, sizes in wanted.items():
             # Deliveries to waiting consumers do not count as room here. Queues that share a channel's limit would count
             # it twice, and a part that is refused after other parts were published would break the invariant.

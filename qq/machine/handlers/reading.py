@@ -69,6 +69,7 @@ class ReadAnswers:
             or queue.backlog.count
             or queue.returning
             or queue.settings.single_active_consumer
+            or queue.groups
         ):
             return None
         if isinstance(command, c.Get):

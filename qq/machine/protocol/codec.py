@@ -38,6 +38,7 @@ from qq.machine.protocol.commands import (
     SINCE,
     Command,
     Commit,
+    CommitLeases,
     Discard,
     Enqueue,
     JoinFragments,
@@ -498,7 +499,7 @@ def _publication(row: list[Any]) -> Publication:
     return Publication(exchange, routing_key, frames_channel, tuple(more[0]) if more else ())
 
 
-_TRANSACTIONAL = frozenset((Enqueue, Publish, Settle, Return, Reject, Discard))
+_TRANSACTIONAL = frozenset((Enqueue, Publish, Settle, Return, Reject, Discard, CommitLeases))
 _PUBLISHING = (OPCODES[Enqueue], OPCODES[Publish])
 _STORE_FRAGMENT, _JOIN_FRAGMENTS = OPCODES[StoreFragment], OPCODES[JoinFragments]
 _FRAGMENT = Publication("", "", 0)

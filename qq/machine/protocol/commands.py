@@ -128,7 +128,7 @@ class DeadLetter(NamedTuple):
 
 @command(25)
 class Commit(NamedTuple):
-    """Carry out the next `count` publishes and settlements of the batch, either all or none (tx.commit)."""
+    """Carry out the next `count` publishes, settlements and lease commits of the batch, all or none (tx.commit)."""
 
     session: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
@@ -682,6 +682,80 @@ class EndMove(NamedTuple):
     error: str
 
 
+@command(67, since=12)
+class OpenGroup(NamedTuple):
+    """Open a group of a queue, or take it over with a higher fence. Its open leases stay.
+
+    With the group's own fence, owner and settings, nothing changes. Otherwise the command has no effect.
+    """
+
+    vhost: str
+    queue: str
+    group: str
+    fence: int
+    owner: str
+    user: str
+    order: str
+    is_exclusive: bool
+    expires_ms: int
+    """The settings of the group, as in `leases.GroupSettings`."""
+
+
+@command(68, since=12)
+class LeaseMessages(NamedTuple):
+    """Take the next messages out of the backlog as the lease with this number, unless it exists.
+
+    At least a message is taken. Without a ready message no lease is made.
+    """
+
+    vhost: str
+    queue: str
+    group: str
+    fence: int
+    lease: int
+    max_messages: int
+    max_bytes: int
+
+
+@command(69, since=12)
+class CommitLeases(NamedTuple):
+    """Settle an open lease and all open leases with lower numbers.
+
+    It may stand in a transaction, and then refuses all of it if it cannot be carried out.
+    """
+
+    vhost: str
+    queue: str
+    group: str
+    fence: int
+    up_to: int
+
+
+@command(70, since=12)
+class ReleaseLease(NamedTuple):
+    """Return the messages of an open lease to their places; they do not count as delivered."""
+
+    vhost: str
+    queue: str
+    group: str
+    fence: int
+    lease: int
+
+
+@command(71, since=12)
+class CloseGroup(NamedTuple):
+    """End a group. With open leases, it needs `releases`, and then their messages return to their places."""
+
+    vhost: str
+    queue: str
+    group: str
+    fence: int
+    releases: bool
+
+
+GroupCommand = OpenGroup | LeaseMessages | CommitLeases | ReleaseLease | CloseGroup
+"""Commands of the readers of leases. They have no answer: the outcome is in the state."""
+
 Declaration = (
     DeclareQueue
     | DeleteQueue
@@ -760,6 +834,7 @@ Command = (
     | SessionDown
     | ConnectionDown
     | Change
+    | GroupCommand
 )
 
 NEGATIVE_SINCE: dict[tuple[type[Command], str], int] = {(PutPolicy, "priority"): 8}

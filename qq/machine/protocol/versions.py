@@ -6,7 +6,7 @@ run. So nodes with different programs compute the same state. The meaning of a r
 
 from __future__ import annotations
 
-VERSIONS = (7, 11)
+VERSIONS = (7, 12)
 """The lowest and the highest version that this program can run: the previous release's version, and its own.
 
 7: release 0.1.
@@ -28,7 +28,10 @@ the flag `exclusive` has no effect at a quorum queue. Arguments of stream consum
 that are not UTF-8, and so may `x-dead-letter-routing-key`. Arguments of queues and consumers that RabbitMQ 4.0 does not
 know may have any value. With at-least-once, dead letters that their targets cannot take do not hold up those behind
 them. A move may be for messages with a text. A command that would change nothing may be answered by a read of the
-leader's commit index, without an entry. Dead letters keep the number of their failed deliveries in quorum queues."""
+leader's commit index, without an entry. Dead letters keep the number of their failed deliveries in quorum queues.
+
+12: queues may have groups, which lease messages. The leader may keep an acknowledgement that no client waits for, until
+its next entry."""
 
 OCTETS_SINCE = 11
 """The first version at which the log may hold routing keys and names of fields that are not UTF-8."""

@@ -191,6 +191,68 @@ class Backlog:
         self.size -= ranges[0].size if len(ranges) == 1 else sum(map(_size, ranges))
         return ranges
 
+    def take_within(self, count: int, size: int, most: int, *, by_arrival: bool = False) -> list[Range]:
+        """Remove and return the first ready messages, at most `count`, of at most `size` octets and `most` ranges.
+
+        A ready message must exist, and the first message is taken whatever its size. With `by_arrival`, priorities have
+        no effect, and the result is in the order of arrival; but returned messages are always among the first.
+        """
+        phase, count = self._phase, min(count, self.count)
+        if self.size <= size and (self._plain or not by_arrival):
+            ranges = self.take(count, most)
+        else:
+            ranges = self._take_one_by_one(count, size, most, by_arrival=by_arrival)
+        if by_arrival:
+            self._phase = phase
+            ranges.sort(key=_position)
+        return ranges
+
+    def _take_one_by_one(self, count: int, size: int, most: int, *, by_arrival: bool) -> list[Range]:
+        ranges: list[Range] = []
+        while count and len(ranges) < most and (size > 0 or not ranges):
+            was_returned = bool(self._returns)
+            if by_arrival and not was_returned:
+                [messages] = self._take_oldest(count)
+            else:
+                [messages] = self.take(count, 1)
+            fitting = max(messages.count_within(size), not ranges)
+            if fitting < messages.count:
+                rest = messages.part(fitting, messages.count - fitting)
+                self._undo_take(rest, was_returned=was_returned)
+                messages, size = messages.part(0, fitting), 0
+            if fitting:
+                ranges.append(messages)
+            size -= messages.size
+            count -= messages.count
+        return ranges
+
+    def _take_oldest(self, count: int) -> list[Range]:
+        """Remove and return the first range of all levels by arrival."""
+        ranges = _take_merged(_sources(list(self._lanes.values())), count, 1)
+        self.count -= sum(map(_count, ranges))
+        self.size -= sum(map(_size, ranges))
+        self._tidy()
+        return ranges
+
+    def _undo_take(self, messages: Range, *, was_returned: bool) -> None:
+        """Make the last messages ready again that `take` has just removed."""
+        self.count += messages.count
+        self.size += messages.size
+        if was_returned:
+            following = self._returns.peek(0, maxsize, 1)
+            end = following[0][0] if following else self._next_return
+            self._returns.insert(end - messages.count, messages)
+            self._plain = False
+        else:
+            self._phase = (self._phase - messages.count) % (WEIGHT + 1)
+            self._shelve(self._lane(messages.level), messages)
+
+    @property
+    def ranges_at_most(self) -> int:
+        """An upper bound of the number of ranges of ready messages."""
+        places = [place for lane in self._lanes.values() for place in (lane.runs, lane.shelf)]
+        return sum(place.ranges_at_most for place in (*places, self._returns))
+
     def expire(self, now_ms: int, limit: int) -> list[Range]:
         """Remove and return about `limit` expired messages, the earliest first."""
         expired: list[Range] = []

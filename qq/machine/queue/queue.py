@@ -2,8 +2,8 @@
 
 Invariant: only methods of a queue change it, its backlog, its histories, its tally and its consumers; other modules
 only read them. Each enqueued message is in exactly one place until it is settled or dropped: ready or delayed (in the
-backlog), checked out to a consumer, or waiting to be dead-lettered (`dead`). Counts are updated with each change, and
-never recomputed. The cost depends on the number of ranges. Only messages out of order cost by the message.
+backlog), checked out to a consumer, in a lease, or waiting to be dead-lettered (`dead`). Counts are updated with each
+change, and never recomputed. The cost depends on the number of ranges. Only messages out of order cost by the message.
 """
 
 from __future__ import annotations
@@ -21,12 +21,26 @@ from qq.machine.protocol.queue_types import CLASSIC
 from qq.machine.protocol.work_meter import RANGES_AT_ONCE
 from qq.machine.queue.backlog import Backlog
 from qq.machine.queue.consumers import CREDIT_MAX, Holder, Rotation
+from qq.machine.queue.leases import (
+    ARRIVAL,
+    CHUNK_COST,
+    CHUNKS_AT_ONCE,
+    LEASE_MESSAGES_MAX,
+    LEASE_RANGES_MAX,
+    EndedChunk,
+    FrozenGroup,
+    LeaseHolder,
+    chunks_of,
+    make_lease,
+    the_group,
+    with_histories,
+)
 from qq.machine.queue.leaving import DISCARDED, ENDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
 from qq.machine.queue.timers import NOW_MS
 from qq.ranges import NORMAL, Range, RangeMap
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     from qq.machine.policy.policies import Applied
     from qq.machine.policy.queue_options import QueueSettings
@@ -35,6 +49,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.effects import CountContract
     from qq.machine.queue.backlog import FrozenBacklog
     from qq.machine.queue.consumers import Budget
+    from qq.machine.queue.leases import GroupSettings, LeaseChunk
     from qq.machine.queue.leaving import FrozenLeaving
     from qq.ranges import FrozenPieces
 
@@ -114,6 +129,27 @@ class Consumer(Holder):
         return FrozenConsumer(self, self.credit, self.prefetch, self.live, self.next_id, marks, held)
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class LeaseGroup(LeaseHolder):
+    """A `LeaseHolder` that knows its queue."""
+
+    queue: Queue
+
+    def freeze(self) -> FrozenGroup:
+        return FrozenGroup(
+            self.queue.number,
+            self.name,
+            self.fence,
+            self.owner,
+            self.user,
+            self.settings,
+            self.used_ms,
+            self.first_free,
+            self.last,
+            tuple(self.leases.values()),
+        )
+
+
 class FrozenConsumer(NamedTuple):
     """A consumer at a moment."""
 
@@ -184,6 +220,13 @@ class Queue:
     came_back: int = 0
     """Number of ready messages that have come back since `returning` became non-empty. The queue delivers at most so
     many, so that the messages in `returning` keep their order."""
+    groups: dict[str, LeaseGroup] = field(default_factory=dict)
+    """The groups that lease messages, by name, in the order in which they were opened."""
+    leased: int = 0
+    """Number of messages in open leases, and in `ended`."""
+    leased_size: int = 0
+    ended: deque[EndedChunk] = field(default_factory=deque)
+    """Messages of leases that ended, as put-off work."""
     tally: Tally = field(default_factory=Tally)
     waiting_since_ms: int = 0
     revision: int = 0
@@ -468,10 +511,10 @@ class Queue:
     def abandoned_ms(self) -> int | None:
         """Return the time (without outages) at which the queue expires from disuse (x-expires).
 
-        None while the queue has a consumer, and for queues that never expire.
+        None while the queue has a consumer or a group, and for queues that never expire.
         """
         expires_ms = self.settings.expires_ms
-        return None if expires_ms is None or self.consumers else self.used_ms + expires_ms
+        return None if expires_ms is None or self.consumers or self.groups else self.used_ms + expires_ms
 
     @property
     def has_dead(self) -> bool:
@@ -757,6 +800,14 @@ class Queue:
             return True
         return self.settings.single_active_consumer and self._successor() is not consumer
 
+    def delivers_when_settled(self, consumer: Consumer) -> bool:
+        """Return whether a message may be delivered as soon as the consumer's messages are settled.
+
+        The message is in this queue, or in a second queue from which the consumer's channel consumes.
+        """
+        shares_limit = consumer.budget is not None and bool(consumer.budget.limit)
+        return bool(self.backlog.count) or shares_limit or self.settings.single_active_consumer
+
     def _successor(self) -> Consumer | None:
         """Return the consumer that should be active: the first of the highest priority, or the active one if equal."""
         active = self.active if self.active is not None and self.active.live else None
@@ -842,7 +893,7 @@ class Queue:
     @property
     def is_behind(self) -> bool:
         """Whether `go_on` has work to do."""
-        return bool(self.leaving or self.returning)
+        return bool(self.leaving or self.returning or self.ended)
 
     def go_on(self, most: int, now_ms: int) -> int:
         """Do put-off work for at most `most` ranges, and return their number."""
@@ -854,7 +905,8 @@ class Queue:
             done += len(ranges)
             if not leaving.count:
                 del self.leaving[0]
-        return done + self.bring_back(most - done, now_ms)
+        done += self.bring_back(most - done, now_ms)
+        return done + self._end_chunks(most - done)
 
     def bring_back(self, most: int, now_ms: int) -> int:
         """Bring back at most `most` ranges whose return was put off, and return their number."""
@@ -936,7 +988,8 @@ class Queue:
 
     def purge(self) -> int:
         """Drop all messages that no consumer holds, and return their number."""
-        purged = self.backlog.clear() + self.dead_count + self.coming_back
+        returning = sum(each.chunk.messages for each in self.ended if each.is_released)
+        purged = self.backlog.clear() + self.dead_count + self.coming_back + returning
         self.first_dead += self.dead_count
         self.dead_count = self.dead_size = 0
         self.dead.clear()
@@ -949,6 +1002,8 @@ class Queue:
                 for piece in held.pieces():
                     if piece.value.history:
                         kept[piece.value.history] = kept.get(piece.value.history, 0) + piece.count
+            for messages in with_histories(self._leased_chunks()):
+                kept[messages.history] = kept.get(messages.history, 0) + messages.count
             self.histories.keep_only(kept)
         return purged
 
@@ -959,6 +1014,116 @@ class Queue:
         self.coming_back = self.came_back = 0
         for leaving in self.leaving:
             leaving.fate = SETTLED
+        self.ended = deque(EndedChunk(False, each.chunk) for each in self.ended)
+
+    # Groups
+
+    @property
+    def exclusive_group(self) -> LeaseGroup | None:
+        """The group that keeps consumers from the queue, or None."""
+        for group in self.groups.values():
+            if group.settings.is_exclusive:
+                return group
+        return None
+
+    def open_group(self, name: str, fence: int, owner: str, user: str, settings: GroupSettings) -> LeaseGroup:
+        """Open a group, or pass it on to an owner with this fence. Its open leases stay."""
+        group = self.groups.get(name)
+        if group is None:
+            group = self.groups[name] = LeaseGroup(
+                queue=self,
+                name=name,
+                label=the_group(name, self.name, self.vhost),
+                fence=fence,
+                owner=owner,
+                user=user,
+                settings=settings,
+            )
+        elif fence > group.fence:
+            group.fence, group.owner, group.user, group.settings = fence, owner, user, settings
+        return group
+
+    def use_group(self, group: LeaseGroup, available_ms: int) -> None:
+        """Record a command of a group's owner."""
+        self._frozen = None
+        group.used_ms = self.used_ms = available_ms
+
+    def lease(self, group: LeaseGroup, number: int, count: int, size: int, now_ms: int) -> None:
+        """Move the next ready messages into a new lease, at most `count` with `size` octets, but at least a message.
+
+        No lease is made if no message is ready, or while messages that have expired are in the backlog.
+        """
+        available = self.available
+        if not available or 0 < self.backlog.expires_ms() < now_ms:
+            return
+        before = self.backlog.count
+        by_arrival = group.settings.order == ARRIVAL
+        count = min(max(count, 1), LEASE_MESSAGES_MAX, available)
+        ranges = self.backlog.take_within(count, size, LEASE_RANGES_MAX, by_arrival=by_arrival)
+        if self.returning:
+            self.came_back = max(self.came_back - before + self.backlog.count, 0)
+        lease = group.leases[number] = make_lease(number, now_ms, ranges)
+        group.last = max(group.last, number)
+        self._count_leased(lease.messages, lease.size, group)
+
+    def commit_leases(self, group: LeaseGroup, up_to: int) -> None:
+        """Settle the open leases with numbers up to `up_to`."""
+        self._end_leases(group, [number for number in group.leases if number <= up_to], is_released=False)
+        group.first_free = max(group.first_free, up_to + 1)
+
+    def release_lease(self, group: LeaseGroup, number: int) -> None:
+        """Return the messages of an open lease to their places, now or in portions."""
+        self._end_leases(group, [number], is_released=True)
+
+    def close_group(self, group: LeaseGroup) -> None:
+        """Remove a group, and return the messages of its open leases to their places, in portions."""
+        self._end_leases(group, list(group.leases), is_released=True)
+        del self.groups[group.name]
+
+    def _end_leases(self, group: LeaseGroup, numbers: Iterable[int], *, is_released: bool) -> None:
+        """Remove open leases. If their messages are in many ranges, the work with single ranges is put off."""
+        for number in numbers:
+            lease = group.leases.pop(number)
+            group.leased -= lease.messages
+            group.leased_size -= lease.size
+            for chunk in lease.chunks:
+                if is_released or chunk.has_histories:
+                    self.ended.append(EndedChunk(is_released, chunk))
+                else:
+                    self._count_leased(-chunk.messages, -chunk.size)
+        if (
+            len(self.ended) <= CHUNKS_AT_ONCE
+            and sum(each.chunk.ranges for each in self.ended) <= RANGES_AT_ONCE
+        ):
+            self._end_chunks(RANGES_AT_ONCE)
+
+    def _count_leased(self, messages: int, size: int, group: LeaseGroup | None = None) -> None:
+        self.leased += messages
+        self.leased_size += size
+        if group is not None:
+            group.leased += messages
+            group.leased_size += size
+
+    def _end_chunks(self, most: int) -> int:
+        """Settle or return messages of ended leases, at most `most` ranges, and return their number."""
+        done = 0
+        while self.ended and done < most:
+            is_released, chunk = self.ended[0]
+            if done and done + chunk.ranges > most:
+                break
+            self.ended.popleft()
+            ranges = chunk.unpack()
+            if is_released:
+                for messages in ranges:
+                    self.backlog.put_back(messages)
+            else:
+                self.forget(ranges)
+            self._count_leased(-chunk.messages, -chunk.size)
+            done += max(chunk.ranges, CHUNK_COST)
+        return done
+
+    def _leased_chunks(self) -> Iterator[LeaseChunk]:
+        return chunks_of((group.leases.values() for group in self.groups.values()), self.ended)
 
     @property
     def exclusively_consumed(self) -> bool:
@@ -975,6 +1140,7 @@ class Queue:
         self.active = None
         stuck = [line.take_all() for line in self.stuck.values()]
         self.stuck = {}
+        self.groups, self.ended = {}, deque()
         return [*held, *leaving, *stuck, list(self.dead)]
 
     def _check_out(self, consumer: Consumer, ranges: list[Range], available_ms: int) -> Deliver:
@@ -1047,6 +1213,8 @@ class Queue:
             tuple(self.rotation) if self.rotation else (),
             self.active,
             tuple([FrozenLine(self.number, target, line.freeze()) for target, line in self.stuck.items()]),
+            tuple([group.freeze() for group in self.groups.values()]),
+            tuple(self.ended),
         )
 
     def freeze_behind(self) -> FrozenBehind:
@@ -1068,6 +1236,17 @@ class Queue:
         for number, dead in messages:
             line.append(number, dead.range.count, dead)
             self.dead_size += dead.range.size
+
+    def restore_group(self, group: LeaseGroup) -> None:
+        """Restore a group with its open leases from a dump."""
+        self.groups[group.name] = group
+        self._count_leased(group.leased, group.leased_size)
+
+    def restore_ended(self, ended: Iterable[EndedChunk]) -> None:
+        """Restore the put-off work of ended leases from a dump."""
+        for each in ended:
+            self.ended.append(each)
+            self._count_leased(each.chunk.messages, each.chunk.size)
 
     def restore_consumer(self, consumer: Consumer) -> None:
         """Restore a consumer with its held messages, without serving it."""
@@ -1132,6 +1311,12 @@ class FrozenQueue(NamedTuple):
     rotation: tuple[Consumer, ...]
     active: Consumer | None
     stuck: tuple[FrozenLine, ...]
+    groups: tuple[FrozenGroup, ...]
+    ended: tuple[EndedChunk, ...]
+
+    def leased_chunks(self) -> Iterator[LeaseChunk]:
+        """Yield the messages of all open and ended leases."""
+        return chunks_of((group.leases for group in self.groups), self.ended)
 
 
 class FrozenLine(NamedTuple):

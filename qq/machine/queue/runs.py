@@ -176,6 +176,11 @@ class Runs:
         return self.take_run(MESSAGE_MASK)
 
     @property
+    def ranges_at_most(self) -> int:
+        """An upper bound of the number of runs."""
+        return len(self._head) // _WORDS + CHUNK_RUNS * len(self._chunks) + len(self._tail) // _WORDS
+
+    @property
     def head_position(self) -> int:
         """The position of the first message, which must exist."""
         if self._head:

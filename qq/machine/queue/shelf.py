@@ -70,6 +70,11 @@ class Shelf:
         return bool(self._blocks)
 
     @property
+    def ranges_at_most(self) -> int:
+        """An upper bound of the number of ranges."""
+        return BLOCK_ROWS * len(self._blocks)
+
+    @property
     def head_position(self) -> int:
         """The key of the first message, which must exist."""
         return self._blocks[0].keys[0]

@@ -2,7 +2,8 @@
 
 Some values are stored as they are, so that their fields are part of the format, too: `User`, `Permissions` and
 `TopicPermissions` (permissions.py), `Policy`, `Exchange` (vhost.py), `KnownPublisher` and `FrozenPublishers`,
-`DeadMessages` (queue.py), `History` and `Death`, `Range`, and the results of effects.py.
+`DeadMessages` (queue.py), `Lease` and its parts (leases.py), `History` and `Death`, `Range`, and the results of
+effects.py.
 
 A dump is written in the format of the agreed version of the state, so that programs of the previous release can read
 it, too. If you change a kind of row, record the change below its class: `CHANGES[QueueRow] = {9: Change(...)}`.
@@ -43,9 +44,10 @@ from qq.machine.protocol.effects import (
     Reply,
 )
 from qq.machine.queue.consumers import Budget
+from qq.machine.queue.leases import EndedChunk, GroupSettings, Lease, LeaseChunk, the_group
 from qq.machine.queue.leaving import Leaving
 from qq.machine.queue.moves import MoveState
-from qq.machine.queue.queue import Consumer, DeadMessages, Queue
+from qq.machine.queue.queue import Consumer, DeadMessages, LeaseGroup, Queue
 from qq.ranges import Range, RangeMap
 from qq.routing.routers import Binding, Destination, DestinationKind
 
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.death_history import HistoriesRow
     from qq.machine.protocol.effects import Answer, Result
     from qq.machine.queue.backlog import BacklogRow
+    from qq.machine.queue.leases import FrozenGroup
     from qq.machine.queue.leaving import FrozenLeaving
     from qq.machine.queue.queue import FrozenBehind, FrozenConsumer, FrozenLine, FrozenQueue
     from qq.ranges import FrozenPieces, Piece
@@ -420,6 +423,74 @@ class StuckMessagesRow(NamedTuple):
 def read_dead(written: Sequence[Any]) -> DeadMessages:
     messages, reason, time_ms = written
     return DeadMessages(Range(*messages), reason, time_ms)
+
+
+# Groups
+
+
+class GroupRow(NamedTuple):
+    """A group of a queue, with its open leases."""
+
+    queue: int
+    """The number of the queue."""
+    name: str
+    fence: int
+    owner: str
+    user: str
+    settings: GroupSettings
+    used_ms: int
+    first_free: int
+    last: int
+    leases: Iterable[Lease]
+
+    @classmethod
+    def from_state(cls, frozen: FrozenGroup) -> GroupRow:
+        return cls(*frozen._replace(leases=Rows(frozen.leases)))
+
+    @classmethod
+    def read(cls, written: Sequence[Any]) -> GroupRow:
+        row = cls(*written)
+        return row._replace(settings=GroupSettings(*row.settings), leases=list(map(_read_lease, row.leases)))
+
+    def build(self, queue: Queue) -> LeaseGroup:
+        leases = {lease.number: lease for lease in self.leases}
+        return LeaseGroup(
+            queue=queue,
+            name=self.name,
+            label=the_group(self.name, queue.name, queue.vhost),
+            fence=self.fence,
+            owner=self.owner,
+            user=self.user,
+            settings=self.settings,
+            used_ms=self.used_ms,
+            first_free=self.first_free,
+            last=self.last,
+            leases=leases,
+            leased=sum(lease.messages for lease in leases.values()),
+            leased_size=sum(lease.size for lease in leases.values()),
+        )
+
+
+def _read_lease(written: Sequence[Any]) -> Lease:
+    lease = Lease(*written)
+    return lease._replace(chunks=tuple(LeaseChunk(*chunk) for chunk in lease.chunks))
+
+
+class EndedRow(NamedTuple):
+    """The messages of leases of a queue that ended, as put-off work."""
+
+    queue: int
+    """The number of the queue."""
+    chunks: Iterable[EndedChunk]
+
+    @classmethod
+    def from_state(cls, frozen: FrozenQueue) -> EndedRow:
+        return cls(frozen.queue.number, Rows(frozen.ended))
+
+    @classmethod
+    def read(cls, written: Sequence[Any]) -> EndedRow:
+        queue, chunks = written
+        return cls(queue, [EndedChunk(is_released, LeaseChunk(*chunk)) for is_released, chunk in chunks])
 
 
 # Messages that consumers hold or have held

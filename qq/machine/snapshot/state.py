@@ -24,6 +24,8 @@ from qq.machine.snapshot.rows import (
     BehindRow,
     ConnectionRow,
     ConsumerRow,
+    EndedRow,
+    GroupRow,
     HeldRow,
     LeavingRow,
     MoveRow,
@@ -126,6 +128,12 @@ class FrozenMachine(NamedTuple):
             fragments=Rows(self._fragments_in_use()),
             outage_ms=self.outage_ms,
             stuck=rows_as_of(StuckRow, version, self._stuck(), StuckRow.from_state),
+            groups=rows_as_of(
+                GroupRow, version, [group for row in self.queues for group in row.groups], GroupRow.from_state
+            ),
+            ended=rows_as_of(
+                EndedRow, version, [row for row in self.queues if row.ended], EndedRow.from_state
+            ),
         )
 
     def _stuck(self) -> list[FrozenLine]:
@@ -208,6 +216,9 @@ class FrozenMachine(NamedTuple):
                 for piece in pieces_of(line.messages):
                     index, slot, *_ = piece.value.range
                     yield index, slot + piece.offset, piece.count
+            for chunk in row.leased_chunks():
+                for messages in chunk.unpack():
+                    yield messages[:3]
         leaving = [held for row in self.behind for each in row.leaving for held in each.held]
         for unacked in (*(row.unacked for row in self.consumers), *leaving):
             for piece in pieces_of(unacked):
@@ -263,14 +274,18 @@ class Dump(NamedTuple):
     """Milliseconds of the cluster's time that were outage."""
     stuck: Iterable[StuckRow]
     """The dead messages that their targets cannot take."""
+    groups: Iterable[GroupRow]
+    """The groups of all queues."""
+    ended: Iterable[EndedRow]
+    """The put-off work of ended leases, for queues that have any."""
 
 
-CHANGES[Dump] = {8: more_fields((), (), ()), 9: more_fields(0), 11: more_fields(())}
+CHANGES[Dump] = {8: more_fields((), (), ()), 9: more_fields(0), 11: more_fields(()), 12: more_fields((), ())}
 
 
 _RANGES_PER_SEARCH = 1000
 """Ranges of a backlog (about) that can be read in the time that it takes to find those of a single entry."""
-_IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow, StuckRow})
+_IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow, StuckRow, GroupRow, EndedRow})
 """Types that are packed with a call for each of their parts, because a call blocks the node."""
 _LEVELS_TO_A_CHUNK = 6
 """Number of lists around each chunk of runs: chunks, runs, lane, lanes, backlog, queue."""
@@ -321,7 +336,7 @@ class _Packing:
         self._packer.reset()
 
 
-_DEEP = {"vhosts": 3, "unacked": 2, "behind": 6, "stuck": 3}
+_DEEP = {"vhosts": 3, "unacked": 2, "behind": 6, "stuck": 3, "groups": 3, "ended": 3}
 """Number of lists around the most numerous objects, for sections in which these are not the rows."""
 _LEVELS = [_DEEP.get(section, 1) for section in Dump._fields]
 
@@ -364,6 +379,8 @@ def read_dump(data: bytes) -> Dump:
         moves=[MoveRow(*row) for row in upgraded(MoveRow, version, read.moves)],
         fragments=list(map(FragmentsRow.read, read.fragments)),
         stuck=list(map(StuckRow.read, upgraded(StuckRow, version, read.stuck))),
+        groups=list(map(GroupRow.read, upgraded(GroupRow, version, read.groups))),
+        ended=list(map(EndedRow.read, upgraded(EndedRow, version, read.ended))),
     )
 
 
@@ -426,6 +443,10 @@ def restore(core: Core, dump: Dump) -> None:
     for row in dump.stuck:
         queues[row.queue].restore_stuck(row.target, row.messages)
         core.stuck_lines.add(queues[row.queue], [row.target])
+    for row in dump.groups:
+        queues[row.queue].restore_group(row.build(queues[row.queue]))
+    for row in dump.ended:
+        queues[row.queue].restore_ended(row.chunks)
     catalog.queues_declared = dump.queues_declared
     for row in dump.vhosts:
         for binding in row.bindings:

@@ -135,7 +135,7 @@ class _OperatorConnection:
     def shut_down(self, text: str) -> None:
         """Ignored: the HTTP server informs its clients."""
 
-    def drop(self) -> None:
+    def forget(self, text: str) -> None:
         """Ignored: the request ends by itself, and then the connection closes."""
 
 

@@ -1,8 +1,8 @@
 """Diagnosis of the cluster by this node, from its own state, its view of the members, all queues, and other nodes.
 
-With each sample a node judges itself and the queues. For a request it also judges the members as it sees them at that
-moment, as the status of the cluster does. It adds the findings of the other nodes about themselves, and the findings
-from a comparison of all nodes.
+With each sample a node judges itself and the queues. For a request it also judges itself and the members as it sees
+them at that moment, as the status of the cluster does. It adds the findings of the other nodes about themselves, and
+the findings from a comparison of all nodes.
 
 Invariant: only reads the state, and works without a majority. A request costs a question to each node, and its cost is
 independent of the number of queues.
@@ -112,7 +112,6 @@ class Doctor:
         self._queues = queues
         self._shovels = shovels
         self._since = Since()
-        self._own_findings: list[Finding] = []
         self._recent = Diagnosis([])
         self._recent_s = float("-inf")
         self._one_at_a_time = asyncio.Lock()
@@ -129,9 +128,9 @@ class Doctor:
         leads = self._group.leader == self._group.config.name
         self._vitals.record_shovels(await self._shovels.all(None) if leads else [])
         self._queues.queue_watch.commit_s = self._vitals.commit_s
-        own = [*self._vitals.findings(), *findings_of_names(self._members.duplicate_names())]
-        self._own_findings = self._since.date(own, self._group.time_ms())
-        self._members.findings()  # records when findings about members began
+        # These record when each finding began.
+        self._own_findings()
+        self._members.findings()
 
     async def recent(self) -> Diagnosis:
         """Return a diagnosis that is at most `RECENT_S` old. All viewers of the page share it."""
@@ -146,7 +145,7 @@ class Doctor:
         own = self._vitals.vitals()
         vitals = {own.name: own}
         findings = [
-            *self._own_findings,
+            *self._own_findings(),
             *self._members.findings(),
             *self._queues.queue_watch.findings,
             *self._queues.held_watch.findings,
@@ -164,7 +163,12 @@ class Doctor:
         return diagnosis_of(findings)
 
     def _answer(self) -> Any:
-        return [self._vitals.vitals(), self._own_findings]
+        return [self._vitals.vitals(), self._own_findings()]
+
+    def _own_findings(self) -> list[Finding]:
+        """Return the findings about this node as of this moment: an alarm may have begun since the last sample."""
+        own = [*self._vitals.findings(), *findings_of_names(self._members.duplicate_names())]
+        return self._since.date(own, self._group.time_ms())
 
 
 def _highest(member: ClusterMember) -> int | None:

@@ -72,6 +72,10 @@ class CatalogReports:
 
     # Virtual hosts and their users
 
+    @property
+    def has_vhosts(self) -> bool:
+        return bool(self._machine.vhosts)
+
     def has_vhost(self, name: str) -> bool:
         return name in self._machine.vhosts
 

@@ -71,6 +71,27 @@ def test_member_put_back_as_it_was_is_repaired_before_it_votes(
     trio.all_submit()
 
 
+def test_resumed_process_of_a_machine_put_back_is_repaired(trio: Growing) -> None:
+    """A snapshot with the machine's memory brings an ended process back. Its peers told it nothing."""
+    member = trio.followers()[0]
+    processes = trio.network._processes
+    member.end()
+    member.start()
+    trio.pass_ms(1500)
+    snapshot = member.disk.snapshot()
+    member.end()
+    member.start()
+    trio.all_submit()
+    trio.pass_ms(1500)
+    member.end()
+    member.disk.put_back(snapshot)
+    trio.network._processes = processes  # the process before has this name
+    member.start()
+    seen = voter_statuses(member)
+    trio.until(lambda: len(seen) == 3)
+    assert seen == [VoterStatus.VOTER, VoterStatus.LEARNER, VoterStatus.VOTER]
+
+
 def test_restarted_member_is_no_learner(trio: Growing, caplog: pytest.LogCaptureFixture) -> None:
     for member in trio.members:
         trio.all_submit()

@@ -43,6 +43,22 @@ def test_member_cut_off_from_the_leader_names_a_follower(growing: Growing) -> No
     }
 
 
+def test_member_that_the_leader_does_not_hear_says_so(growing: Growing) -> None:
+    """Its clients would wait: it hears the leader, and its batches do not arrive."""
+    leader, apart, third = growing.leader(), *growing.followers()
+    for other in (leader, third):
+        growing.network.hold(apart.name, other.name)
+    growing.pass_ms(SILENT_MS + 1000)
+    assert apart.group.leader == leader.name
+    assert apart.group.why_undecided() == (
+        f"{leader.name}, the leader, does not hear this node, which hears it (look at the network between them)"
+    )
+    assert third.group.why_undecided() is leader.group.why_undecided() is None
+    for other in (leader, third):
+        growing.network.heal(apart.name, other.name)
+    growing.until(lambda: apart.group.why_undecided() is None)
+
+
 @pytest.mark.parametrize("ways", ["both", "to the member", "to the leader"])
 def test_a_leader_leaves_leading_to_a_member_that_reaches_more(growing: Growing, ways: str) -> None:
     """Clients of the unreachable member would wait until the links recover."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import resource
 import socket
+import struct
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from cluster.net import acceptor
 from cluster.net.acceptor import accept_all, begin, listen_on, readable
 from cluster.net.connection_slots import ConnectionSlots, SlotLimits
 from cluster.net.keepalive import Keepalive
@@ -227,5 +229,50 @@ def test_address_of_a_remote_machine_is_refused(run: Callable[..., None]) -> Non
     async def story() -> None:
         with pytest.raises(OSError, match="assign requested address"):
             await listen_on("192.0.2.1", 0, 8)
+
+    run(story)
+
+
+def hold_port(kind: str) -> tuple[int, list[socket.socket]]:
+    """Return a port that cannot be bound, and the sockets that hold it: a listener, or an outgoing connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    if kind == "listener":
+        return listener.getsockname()[1], [listener]
+    outgoing = socket.create_connection(listener.getsockname())
+    return outgoing.getsockname()[1], [listener, outgoing]
+
+
+@pytest.mark.parametrize("kind", ["listener", "outgoing"])
+def test_port_in_use_is_bound_once_it_is_free(
+    kind: str, run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        port, held = hold_port(kind)
+        listening = asyncio.create_task(listen_on("127.0.0.1", port, 8))
+        await asyncio.sleep(0.3)
+        assert not listening.done()
+        for each in held[::-1]:
+            # A reset, so that the system does not keep the port.
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            each.close()
+        for listener in await listening:
+            assert listener.getsockname()[1] == port
+            listener.close()
+
+    run(story)
+    holder = {"listener": "another process; trying again for 5 s", "outgoing": "trying again for 65 s"}[kind]
+    [warning] = caplog.messages
+    assert holder in warning
+
+
+def test_port_that_stays_in_use_is_refused(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "ENDING_S", 0.3)
+    monkeypatch.setattr(acceptor, "RETRY_S", 0.1)
+
+    async def story() -> None:
+        port, [listener] = hold_port("listener")
+        with pytest.raises(OSError, match="in use"):
+            await listen_on("127.0.0.1", port, 8)
+        listener.close()
 
     run(story)

@@ -107,6 +107,7 @@ def test_golden_state_fills_every_section(golden: bytes, version: int) -> None:
     later = [] if version >= 8 else ["global_parameters", "moves", "fragments"]
     later += [] if version >= 9 else ["outage_ms"]
     later += [] if version >= 11 else ["stuck"]
+    later += [] if version >= 12 else ["groups", "ended"]
     assert [name for name, section in zip(Dump._fields, dump, strict=True) if not section] == later
     machine = QueueMachine()
     machine.adopt(machine.read(golden))
@@ -159,6 +160,10 @@ def test_golden_state_fills_every_section(golden: bytes, version: int) -> None:
     }
     assert any(leaving.count for queue in queues for leaving in queue.leaving)
     assert any(queue.returning and queue.came_back for queue in queues)
+    assert any(queue.groups for queue in queues) == (version >= 12)
+    assert {each.is_released for queue in queues for each in queue.ended} == (
+        {False, True} if version >= 12 else set()
+    )
     known = {id(vhost.policies.get(name, operator=False)) for name in ("keep", "calm")}
     assert {id(queue.policies[0]) in known for queue in queues if queue.policies[0]} == {False, True}
     backlogs = [queue.backlog.freeze() for queue in queues]
@@ -186,6 +191,10 @@ def test_no_two_fields_of_a_row_are_alike_in_the_golden_state(golden: bytes) -> 
         [stuck for row in dump.stuck for stuck in row.messages],
         [held.messages for rows in dump.unacked for held in rows],
         [row.histories for row in dump.queues],
+        [lease for row in dump.groups for lease in row.leases],
+        [chunk for row in dump.groups for lease in row.leases for chunk in lease.chunks],
+        [row.settings for row in dump.groups],
+        [each for row in dump.ended for each in row.chunks],
         backlogs,
         *([backlog[part] for backlog in backlogs] for part in range(3)),
         lanes,
@@ -239,6 +248,10 @@ def story(monkeypatch: pytest.MonkeyPatch, version: int) -> QueueMachine:
         driver.apply(publish(2, "dies", ttl_ms=1))
         driver.time_ms += 2
         driver.apply()
+    if version >= 12:
+        for commands, size in LEASED_SINCE_12:
+            driver.time_ms += 1
+            driver.apply(*commands, messages=[b"l" * size] * 3 if size else [])
     # From now on hardly any postponed work is done.
     for module, least in (
         (queue_module, {"RANGES_AT_ONCE": 0}),
@@ -248,7 +261,7 @@ def story(monkeypatch: pytest.MonkeyPatch, version: int) -> QueueMachine:
     ):
         for name, most in least.items():
             monkeypatch.setattr(module, name, most)
-    driver.apply(*LEFT)
+    driver.apply(*LEFT, *(LEFT_SINCE_12 if version >= 12 else ()))
     driver.machine.origin_down("n2", driver.time_ms, evicted=False)
     return driver.machine
 
@@ -418,6 +431,24 @@ ANSWERED: Sequence[Command] = [
 ANSWERED_SINCE_8: Sequence[Command] = [
     c.GetMessages(32, 7, 2, 52, "buried", False, 30_000, 2),
     c.GetMessages(33, 7, 2, 53, "answers", True, 0, 2),
+]
+LEASED_SINCE_12: Sequence[tuple[Sequence[Command], int]] = [
+    ([queue_of("leased", x_queue_type="quorum"), publish(3, "leased", priority=7)], 1),
+    ([publish(3, "leased", ttl_ms=95_000_000)], 9),
+    ([c.OpenGroup("/", "leased", "readers", 7, "a driver", "ann", "arrival", True, 86_400_000)], 0),
+    ([c.LeaseMessages("/", "leased", "readers", 7, 20, 1, 1_000)], 0),
+    ([c.LeaseMessages("/", "leased", "readers", 7, 21, 4, 1_000)], 0),
+    ([c.CommitLeases("/", "leased", "readers", 7, 20)], 0),
+    ([publish(3, "leased")], 5),
+    ([c.LeaseMessages("/", "leased", "readers", 7, 22, 1, 1_000)], 0),
+    ([c.LeaseMessages("/", "leased", "readers", 7, 25, 2, 1_000)], 0),
+    ([c.OpenGroup("/", "buried", "others", 3, "", "bob", "ready", False, 0)], 0),
+    ([c.LeaseMessages("/", "buried", "others", 3, 1, 2, 1_000)], 0),
+    ([c.LeaseMessages("/", "buried", "others", 3, 2, 1, 1_000)], 0),
+]
+LEFT_SINCE_12: Sequence[Command] = [
+    c.ReleaseLease("/", "leased", "readers", 7, 25),
+    c.CommitLeases("/", "buried", "others", 3, 1),
 ]
 LEFT: Sequence[Command] = [
     c.PutPolicy("/", "keep", False, "^pl", "queues", 5, {"max-length": 99, "delivery-limit": 3}),

@@ -18,7 +18,7 @@ from chaos.sim.workload.working_client import NOWHERE, QUEUES, WorkingClient
 from qq.amqp_server.channel.publishing import PublishingMethods
 from qq.amqp_server.connection import ClientConnection
 from qq.machine.protocol.effects import Deliver, Known, Reply
-from qq.sessions import dispatch
+from qq.sessions import dispatch, no_quorum
 from qq.sessions.broker import Broker
 from qq.sessions.resume import resume
 from qq.sessions.submissions import Submissions
@@ -27,6 +27,7 @@ from tests.chaos.sim.absences import AWAY_S, CUTS_S
 from tests.harness.hazards import expect_violation
 from tests.harness.long_cases import cases
 
+STEP_S = 0.25
 SEEDS_MAX = 60
 """The rarest hazard shows in a run of twenty."""
 OPTIONS = replace(absences.OPTIONS, clients=True)
@@ -66,6 +67,47 @@ def test_sessions_give_clients_true_answers_under_faults(evicts: bool) -> None:
     result = outcome(int(evicts), evicts=evicts)
     assert not result.violation
     assert result.installs, "a node was away for so long that it needs a snapshot"
+
+
+def test_clients_of_a_half_cut_node_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node hears a leader that does not hear it."""
+    timeout_s, held_s = 1.0, (3.0, 8.0)
+    monkeypatch.setattr(client_workload, "MAJORITY_TIMEOUTS_MS", (int(timeout_s * 1000),))
+    simulation = Simulation(0, replace(OPTIONS, duration_s=9.0, faults={}))
+    brokers = simulation.workload.brokers
+    [half_cut, *_] = names = simulation.cluster.names
+    waited_s: dict[int, float] = {}
+    told: list[str] = []
+    shut_down = ClientConnection.shut_down
+
+    def record(connection: ClientConnection, text: str) -> None:
+        told.append(text)
+        shut_down(connection, text)
+
+    def hold() -> None:
+        for peer in names[1:]:
+            simulation.cluster.network.hold(half_cut, peer)
+
+    def heal() -> None:
+        for peer in names[1:]:
+            simulation.cluster.network.heal(half_cut, peer)
+
+    def watch() -> None:
+        waiting = [
+            each for each in brokers._shells[half_cut].broker.connections.values() if each.waits_for_log
+        ]
+        for number in waited_s.keys() - {each.id for each in waiting}:
+            del waited_s[number]
+        for each in waiting:
+            waited_s[each.id] = waited_s.get(each.id, 0.0) + STEP_S
+            assert waited_s[each.id] <= timeout_s + 2 * no_quorum.CHECK_S + STEP_S
+        simulation.world.after(STEP_S, watch)
+
+    monkeypatch.setattr(ClientConnection, "shut_down", record)
+    for at_s, step in ((held_s[0], hold), (held_s[0], watch), (held_s[1], heal)):
+        simulation.world.after(at_s, step)
+    simulation.run()
+    assert any("no request of this node" in text for text in told)
 
 
 def confirms_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
