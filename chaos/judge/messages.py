@@ -32,6 +32,7 @@ RULES = (
     arrival.causality,
     duplicates.duplicates,
     duplicates.acknowledged,
+    duplicates.held,
     duplicates.redelivery,
     deaths.delivery_limit,
     deaths.dead_letter,

@@ -76,7 +76,9 @@ def _unseen(suspect: Suspect, row: Event, known: Knowledge) -> Iterator[str]:
             if requests.requests_ns[0] > row.time_ns:
                 continue
             # A client library returns what comes while its consumer is being cancelled.
-            is_cancelled = (requests.cancelling_ns or NEVER_NS) > suspect.since_ns
+            is_cancelled = (requests.cancelling_ns or FOREVER_NS) < row.time_ns and (
+                requests.gone_ns or FOREVER_NS
+            ) > suspect.since_ns
             if is_cancelled or _may_have_died(consumer[1] or "", suspect, row, known):
                 yield consumer[0]
         for connection in clients.taking[queue]:

@@ -28,6 +28,9 @@ AGAIN = Cause(
     "delivered again on its connection",
     "an acknowledged message stays away from its connection",
 )
+TO_ITS_HOLDER = Cause(
+    "two_holders", "again to its holder", "a message that a connection holds does not come to it again"
+)
 SAME_COUNT = Cause("redelivery", "a count twice", "each return raises the delivery count")
 FALLING_COUNT = Cause("redelivery", "a falling count", "each return raises the delivery count")
 MARK_ALONE = Cause("redelivery", "mark without a count", "a quorum queue counts what it marks as redelivered")
@@ -75,6 +78,35 @@ def acknowledged(life: Life, context: Context, findings: Findings) -> None:
             if at_ns is not None and seen.time_ns > at_ns:
                 observed = f"acknowledged at {context.at(at_ns)}, delivered at {context.at(seen.time_ns)}"
                 findings.broken(AGAIN, seen.row, observed)
+                break
+
+
+def held(life: Life, context: Context, findings: Findings) -> None:
+    """Find a delivery on the connection that still holds the message of an earlier delivery."""
+    for fate in life.fates.values():
+        if len(fate.seen) < 2 or fate.dead_arrivals or not fate.invokes or promises.copies(fate) != 1:
+            continue
+        settled_ns = sorted(
+            (settlement.row.connection or "", settlement.row.time_ns)
+            for settlement in fate.settlements.values()
+        )
+        last: dict[str, Seen] = {}
+        for seen in fate.seen:
+            before = last.get(seen.connection)
+            last[seen.connection] = seen
+            if before is None:
+                continue
+            between = [
+                at_ns
+                for name, at_ns in settled_ns
+                if name == seen.connection and before.time_ns < at_ns < seen.time_ns
+            ]
+            if not between:
+                observed = (
+                    f"delivered at {context.at(before.time_ns)}, and again at {context.at(seen.time_ns)} "
+                    f"on the same connection, which had not returned it"
+                )
+                findings.broken(TO_ITS_HOLDER, seen.row, observed)
                 break
 
 

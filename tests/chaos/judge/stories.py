@@ -382,6 +382,7 @@ def deduplicated(story: Story) -> None:
     story.publish(1, "unknown", dedup=True)
     story.publish(1, attempt=2, dedup=True)
     story.deliver(1)
+    story.settle(1, "nack")
     story.take(1, redelivered=True, delivery_count=1)
 
 
