@@ -1,7 +1,7 @@
 """Operators that break a recorded history: each makes a violation that the judge must find.
 
-An operator gets a copy of the history and a seed's randomness, chooses a message and changes its rows as a broken broker
-would have made clients record them. It is registered with the promises of which the judge must find at least one broken.
+An operator gets a copy of the history and a seed's randomness, chooses a message and changes its rows as a broken
+broker would have made clients record them. It is registered with promises; the judge must find one of them broken.
 """
 
 from __future__ import annotations
@@ -551,9 +551,9 @@ def _of_commit(copy: Copy, outcome: str) -> list[Message]:
     """Return the messages of each transaction with such an outcome, first come first; each was published once."""
     transactions: dict[str, list[Message]] = defaultdict(list)
     for message in copy.messages.values():
-        if len(message.invokes) == 1 and "tx" in message.invokes[0]:
-            if [row["type"] for row in message.ends] == [outcome]:
-                transactions[message.invokes[0]["tx"]].append(message)
+        ends = [row["type"] for row in message.ends]
+        if len(message.invokes) == 1 and "tx" in message.invokes[0] and ends == [outcome]:
+            transactions[message.invokes[0]["tx"]].append(message)
     return copy.random.choice([messages for messages in transactions.values() if len(messages) == 2])
 
 

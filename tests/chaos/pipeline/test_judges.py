@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 
+from chaos import history
 from chaos.judge.memory import UNKNOWN_SESSIONS, Violation, findings, with_ends
 from chaos.judge.run import Run
 from chaos.judge.verdict import Promise, promises
 from chaos.pipeline import job
 from chaos.promises import PROMISES
+from chaos.sim.recorded import OPTIONS, record
 from chaos.sim.run import Simulation
 from chaos.sim.workload.client_workload import ClientWorkload, LoggedMessages
 from chaos.sim.workload.working_client import QUEUES
 from chaos.sim.world.cluster import SimulationOptions
 from chaos.workloads.world import QUORUM, QueuePlan
 from qq.amqp_server.channel.publishing import PublishingMethods
+from tests.chaos.judge.damage import OPERATORS, in_order, renamed
 from tests.chaos.judge.histories import History, Story
 from tests.chaos.judge.stories import add_stories
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from chaos.history import Row
 
@@ -135,6 +140,41 @@ def test_both_judges_find_the_same(found: tuple[Found, Found]) -> None:
     in_memory, by_the_job = found
     assert in_memory == by_the_job
     assert {violation.promise for violation in in_memory.violations} >= PROMISES.keys() - {"priority_ratio"}
+
+
+def test_damaged_histories_are_found_in_a_single_job(tmp_path: Path) -> None:
+    """Each damaged copy of a recorded history has names of its own, as has the untouched history."""
+    recorded = tmp_path / "recorded"
+    assert record(1, recorded, OPTIONS) == []
+    meta = json.loads((recorded / "meta.json").read_text())
+    rows = history.read(recorded / "history")
+    copies = {operator.name: operator.damaged(rows, 1) for operator in OPERATORS} | {"untouched": rows}
+    merged = in_order(
+        row for name, copy in copies.items() for row in renamed(cast("Sequence[Any]", copy), f"{name}/")
+    )
+    queues = {
+        f"{name}/{queue}": settings
+        | {"dead_letters_to": settings["dead_letters_to"] and f"{name}/{settings['dead_letters_to']}"}
+        for name in copies
+        for queue, settings in meta["queues"].items()
+    }
+    directory = tmp_path / "merged"
+    (directory / "history").mkdir(parents=True)
+    (directory / "history" / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in merged))
+    (directory / "meta.json").write_text(json.dumps(meta | {"rows": len(merged), "queues": queues}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "EXAMPLES", len(merged))
+        verdict = job.check(directory)
+    assert verdict.error is None
+    broken: dict[str, set[str]] = {}
+    for promise in verdict.promises:
+        for group in promise.groups:
+            for row in group.examples:
+                broken.setdefault(row["queue"].partition("/")[0], set()).add(promise.name)
+    assert [
+        operator.name for operator in OPERATORS if not operator.promises & broken.get(operator.name, set())
+    ] == []
+    assert broken.keys() == copies.keys() - {"untouched"}
 
 
 def test_simulated_history_breaks_only_the_planted_promise(found: tuple[Found, Found]) -> None:
