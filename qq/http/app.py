@@ -23,6 +23,7 @@ from qq.http.base.login import is_forwarded_tls, login_required
 from qq.http.base.repeated_checks import RepeatedChecks
 from qq.http.documents.prometheus import PER_OBJECT, ObjectExposition, info_lines
 from qq.http.documents.requests import BODY_TIMEOUT_S
+from qq.http.page import guides
 from qq.http.page.health_events import cluster_document
 from qq.http.server import HttpServer, requests_watched, tls_required, users_bounded
 from qq.management.errors import Unavailable
@@ -102,6 +103,7 @@ def build_app(
     )
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
     app.on_response_prepare.append(_add_headers)
+    of_api = api.routes(view, management, repeated, limits.requests // 2)
     app.add_routes(
         [
             web.get("/", _page),
@@ -111,7 +113,8 @@ def build_app(
             web.get("/metrics/per-object", pages.metrics_per_object),
             web.get("/metrics/detailed", pages.metrics_detailed),
             web.get("/api/cluster", pages.cluster),
-            *api.routes(view, management, repeated, limits.requests // 2),
+            *guides.routes(of_api),
+            *of_api,
             web.static(_STATIC_PATH, _STATIC),
         ]
     )

@@ -33,8 +33,10 @@ log = logging.getLogger(__name__)
 REPLY_BYTES_MAX = 64 * 1024
 """Octets of replies in a message between nodes; larger replies go through the log, which shares the links fairly."""
 WAITING_BYTES_MAX = 64 * 1024 * 1024
-"""Octets of replies that may wait at a node for clients that do not read, of which a channel has CHANNEL_BYTES_MAX at
-most. Further replies are lost."""
+"""Octets of replies that may wait at a node for clients that do not read. Further replies are lost.
+
+A channel has CHANNEL_BYTES_MAX at most, and no more than is left for all other channels. So clients that never read do
+not take the room of a client that reads slowly for a moment."""
 CHANNEL_BYTES_MAX = 4 * 1024 * 1024
 RUN_BYTES, MESSAGE_BYTES = 500, 48
 """Octets of memory for replies that wait together and for each reply, beside the octets of their messages."""
@@ -179,7 +181,8 @@ class DirectReplies:
 
     def has_room(self, waiting_bytes: int, size: int) -> bool:
         """Return whether `size` octets may wait for a channel for which `waiting_bytes` wait already."""
-        return waiting_bytes + size <= CHANNEL_BYTES_MAX and self.waiting_bytes + size <= WAITING_BYTES_MAX
+        left = WAITING_BYTES_MAX - self.waiting_bytes
+        return waiting_bytes + size <= min(CHANNEL_BYTES_MAX, left)
 
     def _deliver(self, node: str, replies: Replies) -> None:
         session = self._dispatcher.sessions.get(replies.session)

@@ -16,6 +16,7 @@ from qq.sessions.direct_replies import (
     RECEIVED_BYTES_MAX,
     REPLY_BYTES_MAX,
     RESPONDERS_MAX,
+    WAITING_BYTES_MAX,
     DirectReplies,
     LoggedReplies,
     _read,
@@ -137,6 +138,21 @@ def test_replies_that_wait_for_a_pass_take_bounded_memory(nodes: dict[str, Node]
         n2.pass_loop()
     assert 0 < n2.counters.replies_dropped < 20
     assert len(n2.bodies) == count - n2.counters.replies_dropped
+
+
+@pytest.mark.parametrize("channels", [15, 16, 100, 1000])
+def test_clients_that_never_read_leave_room_for_a_slow_client(nodes: dict[str, Node], channels: int) -> None:
+    """Sixteen channels took all memory of the node for replies that wait, so a slow client lost its replies."""
+    replies, size = nodes["n1"].replies, 1000
+    waiting = dict.fromkeys(range(channels), 0)
+    while growing := [channel for channel, octets in waiting.items() if replies.has_room(octets, size)]:
+        for channel in growing:
+            if replies.has_room(waiting[channel], size):
+                waiting[channel] += size
+                replies.waiting_bytes += size
+    left = WAITING_BYTES_MAX - replies.waiting_bytes
+    assert left > WAITING_BYTES_MAX / (channels + 2)
+    assert replies.has_room(0, min(left, REPLY_BYTES_MAX) // 2)
 
 
 def test_reply_during_the_effects_of_an_entry_follows_that_entry(nodes: dict[str, Node]) -> None:
