@@ -145,10 +145,12 @@ class Submissions:
         self._has_begun = False
         """Whether the log knows of this process start. The state then also shows whether sessions of an earlier start
         remain."""
+        self.requests = 0
+        """Requests of this process start: commands, settlements, barriers and runs of messages."""
         self.batches_applied = 0
         """Applied batches of this process start. A waiting caller sees from it that the log makes progress."""
         self.commit_times = Histogram()
-        """Seconds from the submission of a batch until this node has applied it."""
+        """Seconds from the submission of a batch until this node has applied it; of batches that must not wait."""
         self.queueing_times = Histogram()
         """Seconds that the first message of each run waited in its lane until a batch took it.
 
@@ -317,6 +319,7 @@ class Submissions:
     def _enqueue(self, lane: Lane, part: Part, size: int, *, wait_s: float = 0.0) -> None:
         """Put a part into its lane. It may wait up to `wait_s` seconds for company (inf: without limit)."""
         lane.parts.append(part)
+        self.requests += 1
         if not lane.is_waiting and self._lanes.enter(lane):
             self._sparing_until_s = self._runtime.monotonic() + SPARING_S
         if size:
@@ -461,7 +464,8 @@ class Submissions:
             _, done, since_s, may_wait = self._under_way.popleft()
             self.batches_applied += 1
             self._has_waiting_batch = self._has_waiting_batch and not may_wait
-            self.commit_times.add(now_s - since_s)
+            if not may_wait:
+                self.commit_times.add(now_s - since_s)
             self._cost_in_flight -= done.cost
             self._bytes_in_flight -= done.bytes
             for publisher, published in done.confirms.items():
