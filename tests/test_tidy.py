@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-OURS = ("chaos", "cluster", "qq", "tests", "docs", "examples", "requirements", "deploy", ".ci")
+OURS = ("chaos", "cluster", "qq", "qq_spark", "tests", "docs", "examples", "requirements", "deploy", ".ci")
 TEXT = {
     ".c",
     ".cfg",
@@ -160,7 +160,9 @@ def test_makefile_variables_have_defaults_and_are_documented() -> None:
 def test_class_names_are_unique_in_qq_and_cluster() -> None:
     """Private names are unique too, so that a search for a name finds a single class."""
     places: dict[str, list[str]] = {}
-    for file in (file for file in MODULES if file.relative_to(ROOT).parts[0] in ("cluster", "qq")):
+    for file in (
+        file for file in MODULES if file.relative_to(ROOT).parts[0] in ("cluster", "qq", "qq_spark")
+    ):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{_name(file)}:{node.lineno}")
