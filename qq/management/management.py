@@ -23,6 +23,7 @@ from qq.management.nodes.vitals import NodeVitals
 from qq.management.objects.catalog import CatalogReports
 from qq.management.objects.clients import ClientReports
 from qq.management.objects.consumers import ConsumerReports
+from qq.management.objects.leases import Leases
 from qq.management.objects.object_metrics import ObjectMetrics
 from qq.management.objects.queues import QueueReports
 from qq.management.objects.shovels import ShovelReports
@@ -44,6 +45,7 @@ class Management:
     """The parts of management, each with its own subject; made by `make_management`."""
 
     queues: QueueReports
+    leases: Leases
     consumers: ConsumerReports
     clients: ClientReports
     catalog: CatalogReports
@@ -89,6 +91,7 @@ def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: S
     member_findings = MemberFindings(group, own.peers, members)
     return Management(
         queues=QueueReports(broker, group, statistics, sorted_objects),
+        leases=Leases(broker, group, statistics.entry_times),
         consumers=ConsumerReports(broker),
         clients=clients,
         catalog=CatalogReports(broker, own.product, sorted_objects),
