@@ -70,6 +70,11 @@ class Machine(Protocol):
         """The lowest version of the state whose configurations have the times of lost data directories."""
         ...
 
+    @property
+    def waiting_batches_since(self) -> int:
+        """The lowest version of the state at which every program knows forwarded batches that may wait."""
+        ...
+
     def raise_to(self, version: int) -> None:
         """Switch to `version`, one of `versions`, from the next entry on, because the log has agreed on it.
 

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 APPLY_BUDGET_S = 0.005
 """Seconds for which a turn applies entries at most, so that a replay after a start does not silence the node."""
 
-NOTICE_S = 0.001
+NOTICE_S = 0.01
 """Seconds after which a follower without waiting clients gets the new commit index, unless an append carries it
 before."""
 

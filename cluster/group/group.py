@@ -143,15 +143,16 @@ class Group:
 
     # Submitting
 
-    def propose(self, payload: Sequence[Buffer], weight: int = 0) -> int:
+    def propose(self, payload: Sequence[Buffer], weight: int = 0, *, may_wait: bool = False) -> int:
         """Propose a batch to be applied exactly once on every node, after all earlier batches of this node.
 
         Return its sequence. `weight` is the estimated cost of applying the batch, in milliseconds
-        (`GroupConfig.entry_weight_max`). The batch is sent to every new leader until a `Confirmed` effect reports it,
-        or `Evicted` reports that it is dropped. Raises ValueError if it has more than `BATCH_BYTES_MAX`, which fits no
+        (`GroupConfig.entry_weight_max`). The leader may keep a batch that `may_wait` for its next entry, for
+        `COMPANY_S` at most. The batch is sent to every new leader until a `Confirmed` effect reports it, or `Evicted`
+        reports that it is dropped. Raises ValueError if it has more than `BATCH_BYTES_MAX`, which fits no
         entry.
         """
-        sequence = self._pending.add(payload, weight)
+        sequence = self._pending.add(payload, weight, may_wait=may_wait)
         self._turns.request()
         return sequence
 
@@ -378,17 +379,23 @@ class Group:
         elif self._links.connected(leader_term.leader) and not self._links.congested(leader_term.leader):
             batches = pending.take_unsent(self.config.forward_bytes_max)
             buffers = [buffer for batch in batches for buffer in batch.buffers]
-            self._outbox.transmit(leader_term.leader, Forward(leader_term.term, buffers))
+            may_wait = all(batch.may_wait for batch in batches)
+            may_wait = may_wait and self.configurations.agree_on(self.machine.waiting_batches_since)
+            self._outbox.transmit(leader_term.leader, Forward(leader_term.term, buffers, may_wait=may_wait))
             if pending.has_unsent(leader_term):
                 self._turns.request()
 
     def _compose(self) -> None:
-        """Propose the waiting batches as an entry, unless `IN_FLIGHT_MAX` entries are uncommitted."""
+        """Propose the waiting batches as an entry, unless all may wait or `IN_FLIGHT_MAX` entries are uncommitted."""
         self._check_leader()
         if self.leadership.handover.is_on(self._runtime.monotonic()):
             self.leadership.transfer_to_successor()
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
+            wait_s = self._proposals.wait_s(self._runtime.monotonic())
+            if wait_s:
+                self._wake_in(wait_s)
+                break
             batches = self._proposals.next_entry(self.config.entry_bytes_max, self.config.entry_weight_max)
             self._propose_entry(batches)
         self._tick_if_due()

@@ -223,7 +223,7 @@ class Inbox:
         if not self._engine.is_leader or message.term != self._engine.term:
             return
         try:
-            self._proposals.accept(peer, b"".join(message.batches))
+            self._proposals.accept(peer, b"".join(message.batches), may_wait=message.may_wait)
         except MalformedEntry:
             log.exception("peer %s forwarded malformed batches; ignored", peer)
 

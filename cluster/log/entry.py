@@ -58,6 +58,8 @@ class ProposedBatch(NamedTuple):
     weight: int
     """Expected cost of the batch on every node, in milliseconds, as estimated by the submitting node."""
     buffers: Sequence[Buffer]
+    may_wait: bool = False
+    """Whether the leader may keep the batch for its next entry (`ProposalQueue`)."""
 
 
 class BatchView(NamedTuple):
@@ -136,11 +138,11 @@ def read_batches(data: bytes, position: int) -> Iterator[BatchView]:
         yield BatchView(kind, weight, name, incarnation, sequence, start, position)
 
 
-def batch_at(data: bytes, view: BatchView) -> ProposedBatch:
+def batch_at(data: bytes, view: BatchView, *, may_wait: bool) -> ProposedBatch:
     """Return the wire form of the batch `view`, out of the bytes that `view` was read from."""
     # A memoryview is enough, because a leader copies a large batch anyway when it composes the entry.
     whole = memoryview(data)[view.start - _BATCH.size - len(view.origin.encode()) : view.end]
-    return ProposedBatch(view.sequence, len(whole), view.weight, [whole])
+    return ProposedBatch(view.sequence, len(whole), view.weight, [whole], may_wait)
 
 
 def make_compacted(parts: Mapping[int, bytes]) -> bytes:

@@ -142,6 +142,8 @@ class Forward(NamedTuple):
 
     term: int
     batches: Sequence[Buffer]
+    may_wait: bool = False
+    """Whether the leader may keep the batches for its next entry."""
 
 
 class Alarm(IntFlag):
@@ -432,6 +434,7 @@ _KIND_MEMBERS_TOLD = 19
 _KIND_CHANGE_REQUEST = 20
 _KIND_CHANGE_REFUSED = 21
 _KIND_BROKER_MESSAGE = 28
+_KIND_FORWARD_MAY_WAIT = 30
 _SMALL: dict[int, type[Any]] = {
     3: AppendResponse,
     4: VoteRequest,
@@ -516,7 +519,8 @@ def encode(message: Message) -> list[Buffer]:
     if small_kind is not None:
         return [small_kind, pack(message)]
     if isinstance(message, Forward):
-        return [_FORWARD.pack(_KIND_FORWARD, message.term), *message.batches]
+        kind = _KIND_FORWARD_MAY_WAIT if message.may_wait else _KIND_FORWARD
+        return [_FORWARD.pack(kind, message.term), *message.batches]
     if isinstance(message, BrokerMessage):
         return [bytes([_KIND_BROKER_MESSAGE]), *message.data]
     if isinstance(message, SnapshotChunk):
@@ -542,8 +546,9 @@ def decode(frame: bytes) -> Message:
     try:
         if kind == _KIND_APPEND:
             return _decode_append(frame)
-        if kind == _KIND_FORWARD:
-            return Forward(_count(_FORWARD.unpack_from(frame)[1]), [frame[_FORWARD.size :]])
+        if kind in (_KIND_FORWARD, _KIND_FORWARD_MAY_WAIT):
+            term = _count(_FORWARD.unpack_from(frame)[1])
+            return Forward(term, [frame[_FORWARD.size :]], may_wait=kind == _KIND_FORWARD_MAY_WAIT)
         if kind == _KIND_BROKER_MESSAGE:
             return BrokerMessage([frame[1:]])
         if kind == _KIND_CHUNK:

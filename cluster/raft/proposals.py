@@ -4,10 +4,14 @@ Invariant: a batch leaves `PendingProposals` only after this node has seen it ap
 pending batches again. A leader proposes each batch of a node once in its term, in order. Between nodes the leader is
 fair (start-time fair queueing): next is the node with the least proposed so far. So no node waits for all batches that
 a second node has forwarded.
+
+A batch that may wait, because no client waits for its effect, is part of the leader's next entry. Without another batch
+it gets an entry after `COMPANY_S`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,6 +39,9 @@ class LeaderTerm(NamedTuple):
     leader: str | None
     term: int
 
+
+COMPANY_S = 0.002
+"""Seconds for which the leader keeps a batch that may wait, if it has no other batch for an entry."""
 
 _NO_LEADER = LeaderTerm(None, 0)
 
@@ -69,7 +76,7 @@ class PendingProposals:
         self._next_sequence = 1
         self._sent_to = _NO_LEADER
 
-    def add(self, payload: Sequence[Buffer], weight: int = 0) -> int:
+    def add(self, payload: Sequence[Buffer], weight: int = 0, *, may_wait: bool = False) -> int:
         """Number a batch, keep it, and return its sequence. Raises ValueError if it is too large for an entry."""
         batch = make_batch(
             self.origin, self.incarnation, self._next_sequence, payload, weight=min(weight, WEIGHT_MAX)
@@ -77,7 +84,7 @@ class PendingProposals:
         if batch.size > BATCH_BYTES_MAX:
             raise ValueError(f"a batch of {batch.size} bytes is above the limit of {BATCH_BYTES_MAX}")
         self._next_sequence += 1
-        self._pending.append(batch)
+        self._pending.append(batch._replace(may_wait=True) if may_wait else batch)
         self.pending_bytes += batch.size
         return batch.sequence
 
@@ -141,6 +148,10 @@ class ProposalQueue:
         """The nodes with waiting batches."""
         self._accepted: dict[str, tuple[int, int]] = {}
         self._evicted: set[tuple[str, int]] = set()
+        self._is_due = False
+        """Whether some batch must not wait for company."""
+        self._due_s = math.inf
+        """Time at which batches that may wait need an entry of their own, on the monotonic clock."""
 
     def __bool__(self) -> bool:
         return bool(self._queue)
@@ -151,13 +162,21 @@ class ProposalQueue:
         self._queue = FairQueue()
         self._accepted.clear()
         self._evicted.clear()
+        self._is_due, self._due_s = False, math.inf
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds for which all waiting batches may still wait for company; 0 if an entry is due now."""
+        if self._is_due:
+            return 0.0
+        self._due_s = min(self._due_s, now_s + COMPANY_S)
+        return max(self._due_s - now_s, 0.0)
 
     def extend(self, leader: str, batches: Sequence[ProposedBatch]) -> None:
         """Accept batches that the leader itself has submitted."""
         for batch in batches:
             self._add(leader, batch)
 
-    def accept(self, peer: str, data: bytes) -> None:
+    def accept(self, peer: str, data: bytes, *, may_wait: bool = False) -> None:
         """Accept batches that `peer` forwarded, without repeats. Raises `MalformedEntry`, and then accepts no batch."""
         for view in list(read_batches(data, 0)):
             incarnation, sequence = self._accepted.get(view.origin, (None, 0))
@@ -166,7 +185,7 @@ class ProposalQueue:
             is_new = view.incarnation != incarnation or view.sequence > sequence
             if view.kind == KIND_PROPOSED and view.origin == peer and is_new:
                 self._accepted[view.origin] = (view.incarnation, view.sequence)
-                self._add(view.origin, batch_at(data, view))
+                self._add(view.origin, batch_at(data, view, may_wait=may_wait))
 
     def evict(self, origin: str, incarnation: int) -> bool:
         """Propose to evict this incarnation of a node. Return False if that is proposed already."""
@@ -195,6 +214,7 @@ class ProposalQueue:
             submitter.is_waiting = bool(waiting)
             if waiting:
                 queue.push(submitter)
+        self._is_due, self._due_s = bool(queue), math.inf
         return batches
 
     def _add(self, origin: str, batch: ProposedBatch) -> None:
@@ -202,5 +222,6 @@ class ProposalQueue:
         if submitter is None:
             submitter = self._submitters[origin] = _Submitter()
         submitter.batches.append(batch)
+        self._is_due = self._is_due or not batch.may_wait
         if not submitter.is_waiting:
             self._queue.enter(submitter)

@@ -19,6 +19,7 @@ from qq.machine.protocol.commands import Settle
 from qq.ranges import Range, RangeMap
 from qq.sessions.entries import Messages, MessagesGone, ReadAhead
 from qq.sessions.headers import delivered, is_redelivered, published_to
+from qq.sessions.submissions import Urgency
 from qq.stored.editing import reframe, with_headers
 
 if TYPE_CHECKING:
@@ -401,6 +402,7 @@ class Outgoing:
         lane = self._connection.lane
         self._written = count if not lane.is_waiting else self._written + count
         is_urgent = self._written > WRITTEN_AT_EASE
+        urgency = Urgency.AT_ONCE if is_urgent else Urgency.WITH_NEXT_REQUEST
         if redelivered:
             counters.messages_redelivered += count
             counts.redelivered += count
@@ -408,7 +410,7 @@ class Outgoing:
             counters.messages_delivered_auto_ack += count
             counts.delivered_no_ack += count
             last_id = first_id + count - 1
-            submissions.settle(Settle, consumer.id, first_id, last_id, lane, is_urgent=is_urgent)
+            submissions.settle(Settle, consumer.id, first_id, last_id, lane, urgency)
         else:
             counters.messages_delivered_manual_ack += count
             counts.delivered += count

@@ -104,6 +104,7 @@ class QueueMachine:
     outages_since = 9
     reads_since = 11
     losses_since = 11
+    waiting_batches_since = 12
 
     def __init__(self, content_of: ContentOf = no_content) -> None:
         """`content_of` returns the properties of a message, for exchanges that look into messages.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qq.management.changes.changes import Changes
+from qq.management.changes.leases import Leases
 from qq.management.changes.operations import Operations
 from qq.management.logins.web_sessions import WebSessions
 from qq.management.node_queries import NodeQueries
@@ -23,7 +24,6 @@ from qq.management.nodes.vitals import NodeVitals
 from qq.management.objects.catalog import CatalogReports
 from qq.management.objects.clients import ClientReports
 from qq.management.objects.consumers import ConsumerReports
-from qq.management.objects.leases import Leases
 from qq.management.objects.object_metrics import ObjectMetrics
 from qq.management.objects.queues import QueueReports
 from qq.management.objects.shovels import ShovelReports

@@ -67,11 +67,11 @@ class MessageStore(Protocol):
 class Log(MessageStore, Protocol):
     """The replicated log of a node."""
 
-    def propose(self, payload: Sequence[Buffer], weight: int = 0) -> int:
+    def propose(self, payload: Sequence[Buffer], weight: int = 0, *, may_wait: bool = False) -> int:
         """Propose a batch, which every node applies exactly once, and return its sequence number.
 
         The sequence number is reported when the batch is applied. `weight` is the estimated time of applying it, in
-        milliseconds of each node.
+        milliseconds of each node. The leader may keep a batch that `may_wait` for its next entry, for a moment.
         """
         ...
 

@@ -10,6 +10,7 @@ which bounds the time that every node spends on it, and for the octets that a co
 from __future__ import annotations
 
 from collections import deque
+from enum import Enum
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -70,12 +71,25 @@ WEIGHT_STEPS = 1000
 """Steps for a weight of 1, which is a millisecond."""
 
 
+class Urgency(Enum):
+    """The time at which a settlement must be submitted."""
+
+    AT_ONCE = 0
+    """A client may wait for its effect."""
+    WITH_NEXT_ENTRY = 1
+    """The next message to the consumer needs its effect, but there is no such message yet. So the leader gets it at
+    once, and keeps it until the next entry (`Log.propose`)."""
+    WITH_NEXT_REQUEST = 2
+    """It waits for the next request of this node, at most for `MOMENT_S`."""
+
+
 class _UnderWay(NamedTuple):
     """A submitted batch that is not yet applied."""
 
     sequence: int
     batch: Batch
     since_s: float
+    may_wait: bool
 
 
 class _Watched(NamedTuple):
@@ -107,11 +121,15 @@ class Submissions:
         self._flush_scheduled = False
         self._has_urgent = False
         """Whether the lanes hold a part that must not wait for company."""
+        self._may_wait = False
+        """Whether the leader may keep all parts in the lanes until its next entry."""
         self._is_behind = False
         """Whether the last batch had no room for all the requests in the lanes."""
         self._retry_s = inf
         """Monotonic time, in seconds, of the next scheduled attempt to submit a batch; infinite if there is none."""
         self._under_way: deque[_UnderWay] = deque()
+        self._has_waiting_batch = False
+        """Whether a batch under way may wait at the leader. The node submits a single batch of that kind at a time."""
         self._cost_in_flight = 0
         self._submitted_s = -PACE_S
         """Monotonic time, in seconds, of the last submitted batch."""
@@ -130,7 +148,7 @@ class Submissions:
         self.batches_applied = 0
         """Applied batches of this process start. A waiting caller sees from it that the log makes progress."""
         self.commit_times = Histogram()
-        """Seconds from the submission of a batch until this node has applied it."""
+        """Seconds from the submission of a batch until this node has applied it; of batches that must not wait."""
         self.queueing_times = Histogram()
         """Seconds that the first message of each run waited in its lane until a batch took it.
 
@@ -179,7 +197,8 @@ class Submissions:
         """Call `callback` when all earlier requests of the lane are applied or abandoned.
 
         By then this node has applied all that the cluster had committed before the call: a batch goes through the log
-        for this, even if it is empty. `is_urgent` is explained at `settle`.
+        for this, even if it is empty. A barrier that is not urgent waits for the next request, or a
+        moment.
         """
         self._enqueue(lane or self._own, Callback(callback), 0, wait_s=_company_wait_s(is_urgent=is_urgent))
 
@@ -271,19 +290,19 @@ class Submissions:
         first: int,
         last: int,
         lane: Lane,
-        *,
-        is_urgent: bool = True,
+        urgency: Urgency = Urgency.AT_ONCE,
     ) -> None:
-        """Settle, return or discard message ids. Consecutive ranges of a consumer become a single command.
-
-        A settlement is urgent if a client may wait for its effect. Otherwise it waits for the next request, or a
-        moment.
-        """
+        """Settle, return or discard message ids. Consecutive ranges of a consumer become a single command."""
         known = lane.settlements.get((kind, consumer))
         if known is None or not known.extend(first, last):
             known = lane.settlements[kind, consumer] = OpenSettlement(kind, consumer, first, last)
-            self._enqueue(lane, known, COMMAND_BYTES, wait_s=_company_wait_s(is_urgent=is_urgent))
-        elif is_urgent:
+            if urgency is Urgency.WITH_NEXT_ENTRY and not self._lanes and not self._has_waiting_batch:
+                self._enqueue(lane, known, COMMAND_BYTES)
+                self._may_wait = True
+            else:
+                is_urgent = urgency is Urgency.AT_ONCE
+                self._enqueue(lane, known, COMMAND_BYTES, wait_s=_company_wait_s(is_urgent=is_urgent))
+        elif urgency is Urgency.AT_ONCE:
             self._schedule_flush()
 
     def credit(self, consumer: int, count: int, lane: Lane, *, is_urgent: bool = True) -> None:
@@ -315,6 +334,7 @@ class Submissions:
 
     def _schedule_flush(self) -> None:
         self._has_urgent = True
+        self._may_wait = False
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._runtime.call_soon(self._flush)
@@ -328,6 +348,7 @@ class Submissions:
     def _retry(self) -> None:
         self._retry_s = inf
         self._has_urgent = True
+        self._may_wait = False
         self._submit_urgent()
 
     def _submit_urgent(self) -> None:
@@ -356,14 +377,15 @@ class Submissions:
     def _may_submit(self) -> bool:
         if not self._has_begun or self._machine.has_lost_sessions(self._node):
             return False
-        if not self._under_way:
+        under_way = len(self._under_way) - self._has_waiting_batch
+        if not under_way or self._may_wait:
             return True
         if self._cost_in_flight >= COST_IN_FLIGHT_MAX:
             return False
         if self._cost_in_flight >= COST_AT_ONCE and self._is_sparing():
             return self._has_waited(PACE_S)
         if self.waiting_bytes < BATCH_BYTES_MAX:
-            if len(self._under_way) >= BATCHES_IN_FLIGHT_MAX:
+            if under_way >= BATCHES_IN_FLIGHT_MAX:
                 return False
             return self._is_behind or self._has_waited(SPACING_S)
         return True
@@ -410,11 +432,16 @@ class Submissions:
         return PartOutcome.TAKEN
 
     def _submit(self, batch: Batch) -> None:
-        sequence = self._log.propose(batch.payload(), batch.steps // WEIGHT_STEPS)
-        self._submitted_s = self._runtime.monotonic()
-        self._under_way.append(_UnderWay(sequence, batch, self._submitted_s))
+        may_wait, self._may_wait = self._may_wait, False
+        sequence = self._log.propose(batch.payload(), batch.steps // WEIGHT_STEPS, may_wait=may_wait)
+        now_s = self._runtime.monotonic()
+        self._under_way.append(_UnderWay(sequence, batch, now_s, may_wait))
+        if may_wait:
+            self._has_waiting_batch = True
+        else:
+            self._submitted_s = now_s
         for requested_s in batch.requested_s:
-            self.queueing_times.add(self._submitted_s - requested_s)
+            self.queueing_times.add(now_s - requested_s)
         self._cost_in_flight += batch.cost
         self.waiting_bytes -= batch.bytes
         self._bytes_in_flight += batch.bytes
@@ -431,9 +458,11 @@ class Submissions:
         self.times_unseen += unseen
         now_s = self._runtime.monotonic()
         while self._under_way and self._under_way[0].sequence <= sequence:
-            _, done, since_s = self._under_way.popleft()
+            _, done, since_s, may_wait = self._under_way.popleft()
             self.batches_applied += 1
-            self.commit_times.add(now_s - since_s)
+            self._has_waiting_batch = self._has_waiting_batch and not may_wait
+            if not may_wait:
+                self.commit_times.add(now_s - since_s)
             self._cost_in_flight -= done.cost
             self._bytes_in_flight -= done.bytes
             for publisher, published in done.confirms.items():
@@ -468,6 +497,7 @@ class Submissions:
         self._has_begun = False
         self.times_unseen += 1
         self._under_way.clear()
+        self._has_waiting_batch = self._may_wait = False
         self._watched.clear()
         self._cost_in_flight = self.waiting_bytes = self._bytes_in_flight = 0
         for callback in callbacks:

@@ -1,7 +1,8 @@
 """A client with a single pending action never waits for an acknowledgement that the node holds back.
 
-The node holds back acknowledgements for `MOMENT_S` when no delivery depends on them. Here that time is an hour, so a
-client that depends on a held acknowledgement stands still and its test fails.
+The node holds back acknowledgements for `MOMENT_S` when no delivery depends on them, and the leader keeps a batch that
+may wait for `COMPANY_S`. Here both times are unlimited, so a client that depends on a held acknowledgement stands still
+and its test fails.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ COUNT = 24
 def broker(monkeypatch: pytest.MonkeyPatch) -> Generator[LoneBroker]:
     monkeypatch.setattr(submissions, "MOMENT_S", 3600.0)
     with LoneBroker() as broker:
+        broker.group.keeps_waiting_batches = True
         yield broker
 
 
@@ -83,6 +85,45 @@ def test_consumers_that_share_a_channel_limit_are_served(client: RawClient) -> N
     fill(client)
     for _ in range(COUNT):
         client.send(1, Basic.Ack(delivered(client).delivery_tag))
+
+
+def test_consumer_gets_the_message_of_a_queue_with_the_same_limit(client: RawClient) -> None:
+    client.call(1, Basic.Qos(0, 1, True), Basic.QosOk)
+    for queue in ("p", "q"):
+        client.call(1, Queue.Declare(queue=queue), Queue.DeclareOk)
+        client.call(1, Basic.Consume(queue=queue, consumer_tag=queue), Basic.ConsumeOk)
+    client.write(publish(1, "p", b"only"))
+    only = delivered(client)
+    client.write(publish(1, "q", b"next"))
+    client.call(1, Queue.Declare(queue="q", passive=True), Queue.DeclareOk)
+    client.send(1, Basic.Ack(only.delivery_tag))
+    assert delivered(client).consumer_tag == "q"
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_consumer_of_an_empty_queue_gets_the_next_message(client: RawClient, prefetch: int) -> None:
+    client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+    client.call(1, Basic.Qos(0, prefetch, False), Basic.QosOk)
+    consume(client)
+    for number in range(COUNT):
+        client.write(publish(1, "q", b"%d" % number))
+        client.send(1, Basic.Ack(delivered(client).delivery_tag))
+
+
+def test_ack_for_the_last_message_shares_the_entry_of_the_next(broker: LoneBroker, client: RawClient) -> None:
+    client.call(1, Basic.Qos(0, 1, False), Basic.QosOk)
+    client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+    consume(client)
+    client.write(publish(1, "q", b"first"))
+    client.send(1, Basic.Ack(delivered(client).delivery_tag))
+    counters = broker.broker.counters
+    wait_until(lambda: counters.messages_acknowledged == 1, "the acknowledgement")
+    entries = broker.call(lambda: broker.group.last_index)
+    client.write(publish(1, "q", b"second"))
+    delivered(client)
+    assert broker.call(lambda: broker.group.last_index) == entries + 2, (
+        "the batches of the ack and of the publish"
+    )
 
 
 @pytest.mark.parametrize("no_ack", [False, True])

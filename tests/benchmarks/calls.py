@@ -7,7 +7,10 @@ each suffices to compare two versions of the program.
 A call takes some 50 to 150 ns, and more on a machine whose caches are shared. System calls are not counted, since the
 simulation makes none; budget.py has the times.
 
-    python tests/benchmarks/calls.py [--messages 200] [--follower] [--consume] [--functions 40]
+    python tests/benchmarks/calls.py [--messages 200] [--follower] [--consume | --worker | --get] [--functions 40]
+
+With `--worker`, the client consumes a backlog with prefetch 1, and acknowledges each message. With `--get`, it gets and
+acknowledges each message of the backlog.
 """
 
 from __future__ import annotations
@@ -67,7 +70,11 @@ class LoneClient(ClientSide):
     def __init__(self) -> None:
         self.socket: ClientSocket
         self.confirmed = 0
+        self.delivered = 0
         self.consumes = False
+        self.backlog = 0
+        """Number of messages to publish, one at a time, before the client consumes with prefetch 1. 0: no consuming."""
+        self.gets = False
         self._buffer = b""
         content = header.ContentHeader(body_size=len(BODY), properties=Basic.Properties(delivery_mode=2))
         self._message = b"".join(
@@ -109,8 +116,17 @@ class LoneClient(ClientSide):
                 self.socket.send(self._message)
             case Basic.Ack():
                 self.confirmed += 1
-                self.socket.send(self._message)
+                if self.confirmed == self.backlog and self.gets:
+                    self._send(1, Basic.Get(queue=QUEUE))
+                elif self.confirmed == self.backlog:
+                    self._send(1, Basic.Qos(prefetch_count=1), Basic.Consume(queue=QUEUE, consumer_tag="c"))
+                else:
+                    self.socket.send(self._message)
+            case Basic.GetOk():
+                self.delivered += 1
+                self._send(1, Basic.Ack(frame.delivery_tag), Basic.Get(queue=QUEUE))
             case Basic.Deliver():
+                self.delivered += 1
                 self._send(1, Basic.Ack(frame.delivery_tag))
 
 
@@ -142,11 +158,15 @@ class Run(Scene):
         self.client.socket = socket
         socket.send(b"AMQP\0\0\x09\x01")
 
-    def confirm(self, count: int) -> None:
-        goal = self.client.confirmed + count
-        self.world.run_until(self.world.now_s + PATIENCE_S, lambda: self.client.confirmed >= goal)
-        if self.client.confirmed < goal:
-            raise RuntimeError(f"{self.client.confirmed} of {goal} messages are confirmed")
+    def complete(self, count: int) -> None:
+        """Run until the client has done so many operations more: confirms, or deliveries of a backlog."""
+        goal = self._completed() + count
+        self.world.run_until(self.world.now_s + PATIENCE_S, lambda: self._completed() >= goal)
+        if self._completed() < goal:
+            raise RuntimeError(f"{self._completed()} of {goal} messages are confirmed or delivered")
+
+    def _completed(self) -> int:
+        return self.client.delivered if self.client.backlog else self.client.confirmed
 
 
 def counted(profile: cProfile.Profile) -> Counter[tuple[str, str]]:
@@ -178,15 +198,20 @@ def main() -> None:
     parser.add_argument("--follower", action="store_true", help="the client is connected to a follower")
     parser.add_argument("--consume", action="store_true", help="the client consumes what it publishes, too")
     parser.add_argument("--functions", type=int, default=0, help="how many are listed, the most called first")
+    parser.add_argument("--worker", action="store_true", help="the client consumes a backlog with prefetch 1")
+    parser.add_argument("--get", action="store_true", help="the client gets and acknowledges a backlog")
     options = parser.parse_args()
     client_socket.DELAY_MAX_S = 0.0001
     run = Run()
     run.client.consumes = options.consume
+    run.client.gets = options.get
+    if options.worker or options.get:
+        run.client.backlog = 2 * WARM_UP + options.messages
     run.connect(to_leader=not options.follower)
-    run.confirm(WARM_UP)
+    run.complete(WARM_UP)
     profile = cProfile.Profile()
     profile.enable()
-    run.confirm(options.messages)
+    run.complete(options.messages)
     profile.disable()
     calls = counted(profile)
     files = Counter[str]()

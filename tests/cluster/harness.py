@@ -41,6 +41,7 @@ class Alarms:
     outages_since = 2
     reads_since = 2
     losses_since = 2
+    waiting_batches_since = 2
 
     def raise_to(self, version: int) -> None:
         """It does the same at both versions."""

@@ -73,6 +73,9 @@ class LoneGroup:
         self.machine = machine
         self.pending_bytes = 0
         self.skipping = self.holding = False
+        self.keeps_waiting_batches = False
+        """Whether a batch that may wait is kept until the next batch."""
+        self._kept: list[tuple[int, Any]] = []
         self.why: str | None = "no majority: n2, n3 do not answer"
         """Why a node that is `holding` commits nothing."""
         self.lost_reads: list[Callable[[], None]] | None = None
@@ -111,9 +114,13 @@ class LoneGroup:
     def start(self, broker: Broker) -> None:
         self._broker = broker
 
-    def propose(self, payload: Any, weight: int = 0) -> int:
+    def propose(self, payload: Any, weight: int = 0, *, may_wait: bool = False) -> int:
         self._sequence += 1
-        self._loop.call_soon(self._apply, self._sequence, payload)
+        self._kept.append((self._sequence, payload))
+        if not (may_wait and self.keeps_waiting_batches):
+            for batch in self._kept:
+                self._loop.call_soon(self._apply, *batch)
+            self._kept.clear()
         return self._sequence
 
     def release(self) -> None:

@@ -259,7 +259,7 @@ class _Group:
     def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         """There are no peers."""
 
-    def propose(self, payload: Any, weight: int = 0) -> int:
+    def propose(self, payload: Any, weight: int = 0, *, may_wait: bool = False) -> int:
         self._sequence += 1
         asyncio.get_running_loop().call_soon(self._apply, self._sequence, payload)
         return self._sequence

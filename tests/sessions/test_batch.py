@@ -73,7 +73,7 @@ class World:
 
     can_read = False
 
-    def propose(self, payload: Sequence[bytes], weight: int) -> int:
+    def propose(self, payload: Sequence[bytes], weight: int, *, may_wait: bool = False) -> int:
         self.batches.append((b"".join(payload), weight))
         return len(self.batches)
 

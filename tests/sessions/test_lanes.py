@@ -45,6 +45,7 @@ from qq.sessions.submissions import (
     SPACING_S,
     SPARING_S,
     Submissions,
+    Urgency,
 )
 from qq.stored.content import content_of
 from qq.stored.editing import make
@@ -122,6 +123,8 @@ class World:
         self._callbacks: list[Callable[[], None]] = []
         self.now_s = 0.0
         self._timers: list[tuple[float, Callable[[], None]]] = []
+        self.waiting: list[bool] = []
+        """Whether the leader may keep each batch for its next entry."""
         self.submissions = Submissions(
             "n1", cast("Group", self), self.machine, cast("Runtime", self), publish_timeout_s=0.0
         )
@@ -129,7 +132,7 @@ class World:
 
     can_read = False
 
-    def propose(self, payload: Sequence[bytes], _weight: int) -> int:
+    def propose(self, payload: Sequence[bytes], _weight: int, *, may_wait: bool) -> int:
         data = b"".join(payload)
         commands, offsets = decode_batch(data)
         messages = [data[start:end] for start, end in pairwise(offsets)]
@@ -137,6 +140,7 @@ class World:
         is_one_part = len(commands) == (1 + first.count if isinstance(first, Commit) else 1)
         assert is_one_part or sum(map(len, messages)) <= BATCH_BYTES_MAX
         self.batches.append((list(commands), messages))
+        self.waiting.append(may_wait)
         return len(self.batches)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
@@ -453,7 +457,7 @@ def test_pacing_ends_when_no_modest_client_was_seen_for_a_while(beside_floods: W
 def test_lazy_command_joins_the_next_command() -> None:
     world = World(1)
     [client] = world.clients
-    world.submissions.settle(Settle, 1, 1, 1, client.connection.lane, is_urgent=False)
+    world.submissions.settle(Settle, 1, 1, 1, client.connection.lane, Urgency.WITH_NEXT_REQUEST)
     world.turn()
     assert not world.batches
     world.publish(client, "", "q", b"next")
@@ -465,7 +469,7 @@ def test_lazy_command_is_submitted_after_a_moment() -> None:
     world = World(1)
     lane = world.clients[0].connection.lane
     for number in range(3):
-        world.submissions.settle(Settle, 1, number, number, lane, is_urgent=False)
+        world.submissions.settle(Settle, 1, number, number, lane, Urgency.WITH_NEXT_REQUEST)
         world.submissions.credit(2, 1, lane, is_urgent=False)
     world.turn()
     world.wait(MOMENT_S / 2)
@@ -475,10 +479,53 @@ def test_lazy_command_is_submitted_after_a_moment() -> None:
     assert commands == [Settle(1, 0, 2), *3 * [Credit(2, 1)]]
 
 
+def test_settlement_for_the_next_entry_is_submitted_alone() -> None:
+    world = World(1)
+    lane = world.clients[0].connection.lane
+    world.submissions.settle(Settle, 1, 1, 1, lane, Urgency.WITH_NEXT_ENTRY)
+    world.turn()
+    assert world.waiting == [True]
+    world.submissions.settle(Settle, 1, 2, 2, lane, Urgency.WITH_NEXT_ENTRY)
+    world.turn()
+    assert world.waiting == [True], "a second batch waits at the leader"
+    world.wait(MOMENT_S)
+    assert world.waiting == [True, False]
+
+
+def test_publish_does_not_wait_behind_a_batch_at_the_leader() -> None:
+    world = World(1)
+    [client] = world.clients
+    world.submissions.settle(Settle, 1, 1, 1, client.connection.lane, Urgency.WITH_NEXT_ENTRY)
+    world.turn()
+    world.publish(client, "", "q", b"next")
+    world.turn()
+    assert world.waiting == [True, False]
+
+
+def test_settlement_for_the_next_entry_does_not_delay_a_publish() -> None:
+    world = World(1)
+    [client] = world.clients
+    world.submissions.settle(Settle, 1, 1, 1, client.connection.lane, Urgency.WITH_NEXT_ENTRY)
+    world.publish(client, "", "q", b"next")
+    world.turn()
+    assert world.waiting == [False]
+    assert [[type(command) for command in commands] for commands, _ in world.batches] == [[Settle, Enqueue]]
+
+
+def test_next_settlement_may_wait_when_the_last_is_applied() -> None:
+    world = World(1)
+    lane = world.clients[0].connection.lane
+    for number in range(3):
+        world.submissions.settle(Settle, 1, number, number, lane, Urgency.WITH_NEXT_ENTRY)
+        world.turn()
+        world.apply()
+    assert world.waiting == 3 * [True]
+
+
 def test_urgent_command_takes_lazy_commands_with_it() -> None:
     world = World(1)
     lane = world.clients[0].connection.lane
-    world.submissions.settle(Settle, 1, 1, 1, lane, is_urgent=False)
+    world.submissions.settle(Settle, 1, 1, 1, lane, Urgency.WITH_NEXT_REQUEST)
     world.submissions.settle(Settle, 1, 2, 2, lane)
     world.turn()
     [(commands, _)] = world.batches

@@ -116,6 +116,7 @@ class Ledger:
     outages_since = 2
     reads_since = 2
     losses_since = 2
+    waiting_batches_since = 2
 
     def raise_to(self, version: int) -> None:
         """Do nothing, because the ledger behaves alike at both versions."""

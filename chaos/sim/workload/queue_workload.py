@@ -28,7 +28,7 @@ from chaos.sim.workload.queue_features import (
     with_sequence,
 )
 from chaos.sim.workload.tenants import Tenants
-from chaos.sim.workload.workload import ActingClient, SimulatedWorkload
+from chaos.sim.workload.workload import MAY_WAIT, ActingClient, SimulatedWorkload
 from chaos.sim.world.brokers import Brokers
 from chaos.sim.world.compared_machines import TAG
 from cluster.log.segment import CorruptJournal
@@ -678,7 +678,8 @@ class QueueClient(ActingClient):
         self._batch(commands, [])
 
     def _batch(self, commands: Sequence[Command], messages: Sequence[bytes]) -> int:
-        return self.submit(encode_batch(commands, messages))
+        may_wait = self.random.random() < MAY_WAIT
+        return self.submit(encode_batch(commands, messages), may_wait=may_wait)
 
     def _fail(self, problem: str) -> None:
         self.workload.checks.fail(f"client {self.number} of {self.node.name} {problem}")

@@ -24,6 +24,8 @@ PENDING_MAX = 100
 """Pending batches of a node, at most; clients submit no further batches before some are confirmed."""
 READS = 0.3
 """Probability that a client reads without an entry when it acts."""
+MAY_WAIT = 0.2
+"""Probability that the leader may keep a batch for its next entry."""
 DISOBEDIENCE = 0.1
 """Probability that a client publishes although its node has raised an alarm."""
 
@@ -41,9 +43,10 @@ class SimulatedClient:
         self._submitted = 0
         self._unconfirmed: dict[int, int] = {}
 
-    def submit(self, payload: Sequence[Buffer]) -> int:
+    def submit(self, payload: Sequence[Buffer], *, may_wait: bool = False) -> int:
         self._submitted += 1
-        sequence = self.node.group.propose([TAG.pack(self.number, self._submitted), *payload])
+        tagged = [TAG.pack(self.number, self._submitted), *payload]
+        sequence = self.node.group.propose(tagged, may_wait=may_wait)
         self._unconfirmed[sequence] = self._submitted
         return sequence
 
@@ -96,7 +99,7 @@ class LedgerClient(ActingClient):
             largest = self._largest_bytes
             large = random.random() < self._large_batches
             size = random.randint(largest // 10, largest) if large else random.randint(1, 200)
-            self.submit([make_batch(random.randbytes(size))])
+            self.submit([make_batch(random.randbytes(size))], may_wait=random.random() < MAY_WAIT)
 
 
 C = TypeVar("C", bound=SimulatedClient)
@@ -111,9 +114,9 @@ class Generations(NodeEvents, ABC, Generic[C]):
         self.clients: dict[str, C] = {}
         self._generations: dict[str, int] = {}
 
-    def submit(self, node: SimulatedNode, payload: Sequence[Buffer]) -> int:
+    def submit(self, node: SimulatedNode, payload: Sequence[Buffer], *, may_wait: bool = False) -> int:
         """Submit a batch for the node's present client."""
-        return self.clients[node.name].submit(payload)
+        return self.clients[node.name].submit(payload, may_wait=may_wait)
 
     @abstractmethod
     def new_client(self, node: SimulatedNode, number: int) -> C: ...

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from chaos.sim.world.client_socket import ClientSide
     from chaos.sim.world.cluster import SimulatedNode
     from chaos.sim.world.world import SimulatedWorld
-    from cluster.runtime.ports import Buffer
     from qq.config import NodeLimits
     from qq.machine.machine import QueueMachine
 
@@ -77,7 +76,7 @@ class Brokers(NodeEvents):
     def __init__(
         self,
         world: SimulatedWorld,
-        submit: Callable[[SimulatedNode, Sequence[Buffer]], int],
+        submit: Callable[..., int],
         limits: NodeLimits,
         logins: Sequence[Login] = (GUEST,),
     ) -> None:

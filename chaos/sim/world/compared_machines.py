@@ -97,6 +97,10 @@ class WatchedMachine:
         return self.inner.losses_since
 
     @property
+    def waiting_batches_since(self) -> int:
+        return self.inner.waiting_batches_since
+
+    @property
     def counts_entries(self) -> bool:
         """Whether the invented change is active: in the effects of entries, and in the form of the state."""
         return self._version > self.inner.versions[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chaos.sim.world.compared_machines import TAG
 from cluster.log.entry import (
@@ -22,15 +22,21 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Buffer
 
 
+class Submit(Protocol):
+    """Submits a batch with its tag for a node's present client, and returns its sequence."""
+
+    def __call__(self, payload: Sequence[Buffer], *, may_wait: bool) -> int: ...
+
+
 class TaggedLog:
     """A log that strips the tags for the sessions."""
 
-    def __init__(self, node: SimulatedNode, submit: Callable[[Sequence[Buffer]], int]) -> None:
+    def __init__(self, node: SimulatedNode, submit: Submit) -> None:
         self._group = node.group
         self._submit = submit
 
-    def propose(self, payload: Sequence[Buffer], weight: int = 0) -> int:  # noqa: ARG002
-        return self._submit(payload)
+    def propose(self, payload: Sequence[Buffer], weight: int = 0, *, may_wait: bool = False) -> int:  # noqa: ARG002
+        return self._submit(payload, may_wait=may_wait)
 
     @property
     def applied_index(self) -> int:

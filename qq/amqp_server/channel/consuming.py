@@ -25,6 +25,7 @@ from qq.machine.protocol.commands import LIVE_UNLIMITED, SINCE
 from qq.machine.protocol.refusals import the_queue
 from qq.machine.protocol.work_meter import GOT_AT_ONCE
 from qq.sessions.direct_replies import LoggedReplies
+from qq.sessions.submissions import Urgency
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,21 +100,23 @@ class ConsumingMethods:
         for piece in pieces:
             consumer, first = piece.value.consumer, piece.value.first_id + piece.offset
             # A returned or rejected message must go to a different consumer, or to a dead-letter exchange.
-            is_urgent = kind is not commands.Settle or self._waits_for_settlement(consumer)
-            settle(kind, consumer, first, first + piece.count - 1, lane, is_urgent=is_urgent)
+            urgency = self._urgency(consumer) if kind is commands.Settle else Urgency.AT_ONCE
+            settle(kind, consumer, first, first + piece.count - 1, lane, urgency)
             if kind is commands.Settle:
                 core.broker.counters.messages_acknowledged += piece.count
                 core.counts.acknowledged += piece.count
 
-    def _waits_for_settlement(self, consumer_id: int) -> bool:
-        """Return whether a delivery may wait for this consumer's acknowledgement to be applied.
+    def _urgency(self, consumer_id: int) -> Urgency:
+        """Return the urgency of this consumer's acknowledgement: whether a delivery may wait for it to be applied.
 
         The log's view decides, not the client's. A client that has just acknowledged all its messages holds none, but
         in the log its consumer has no credit until the acknowledgement is applied.
         """
         broker = self._core.broker
         consumer = broker.machine.consumers.get((broker.name, consumer_id))
-        return consumer is not None and consumer.queue.waits_for_settlement(consumer)
+        if consumer is None or not consumer.queue.waits_for_settlement(consumer):
+            return Urgency.WITH_NEXT_REQUEST
+        return Urgency.AT_ONCE if consumer.queue.delivers_when_settled(consumer) else Urgency.WITH_NEXT_ENTRY
 
     def recover(self, frame: amqp.Basic.Recover) -> None:
         self._recover(frame.requeue, RECOVER, amqp.Basic.RecoverOk())

@@ -23,7 +23,7 @@ from qq.stored.fields import SECONDS_MAX, decode_properties
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 
-    from qq.management.objects.leases import LeasedMessages
+    from qq.management.changes.leases import LeasedMessages
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 BATCH_BYTES = 1024 * 1024

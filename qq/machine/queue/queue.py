@@ -800,6 +800,14 @@ class Queue:
             return True
         return self.settings.single_active_consumer and self._successor() is not consumer
 
+    def delivers_when_settled(self, consumer: Consumer) -> bool:
+        """Return whether a message may be delivered as soon as the consumer's messages are settled.
+
+        The message is in this queue, or in a second queue from which the consumer's channel consumes.
+        """
+        shares_limit = consumer.budget is not None and bool(consumer.budget.limit)
+        return bool(self.backlog.count) or shares_limit or self.settings.single_active_consumer
+
     def _successor(self) -> Consumer | None:
         """Return the consumer that should be active: the first of the highest priority, or the active one if equal."""
         active = self.active if self.active is not None and self.active.live else None

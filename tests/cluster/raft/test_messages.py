@@ -103,6 +103,12 @@ def test_a_message_travels_as_it_is(message: Message) -> None:
     assert decode(frame_of(message)) == message
 
 
+def test_forward_of_batches_that_may_wait_travels_as_it_is() -> None:
+    forward = Forward(7, [b"batches"], may_wait=True)
+    assert decode(frame_of(forward)) == forward
+    assert frame_of(forward)[0] not in {frame_of(message)[0] for message in MESSAGES}
+
+
 def test_each_type_of_message_has_a_kind_of_its_own() -> None:
     """Two changes that were merged had taken the same kind for two types."""
     kinds = {frame_of(message)[0] for message in MESSAGES}

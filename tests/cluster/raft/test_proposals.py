@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.log.entry import KIND_EVICTION, MalformedEntry, batches_of, make_entry
-from cluster.raft.proposals import LeaderTerm, PendingProposals, ProposalQueue
+from cluster.raft.proposals import COMPANY_S, LeaderTerm, PendingProposals, ProposalQueue
 
 FIRST, SECOND = LeaderTerm("n1", 1), LeaderTerm("n2", 2)
 
@@ -192,3 +192,46 @@ def test_idle_origin_saves_no_share() -> None:
         view.origin for _ in range(4) for view in batches_of(make_entry(0, proposals.next_entry(1_000_000)))
     ]
     assert abs(origins.count("busy") - origins.count("late")) <= 1
+
+
+def waiting(origin: str, proposals: ProposalQueue, *, may_wait: bool) -> None:
+    pending = PendingProposals(origin)
+    pending.begin(7)
+    pending.add([b"batch"], may_wait=may_wait)
+    proposals.accept(origin, wire(pending, FIRST), may_wait=may_wait)
+
+
+def test_batch_that_may_wait_is_due_after_a_moment() -> None:
+    proposals = ProposalQueue()
+    waiting("n2", proposals, may_wait=True)
+    assert proposals.wait_s(10.0) == pytest.approx(COMPANY_S)
+    waiting("n3", proposals, may_wait=True)
+    assert proposals.wait_s(10.0 + COMPANY_S / 2) == pytest.approx(COMPANY_S / 2)
+    assert proposals.wait_s(10.0 + COMPANY_S) == 0
+
+
+def test_batch_that_may_wait_is_part_of_the_next_entry() -> None:
+    proposals = ProposalQueue()
+    waiting("n2", proposals, may_wait=True)
+    assert proposals.wait_s(10.0) > 0
+    waiting("n3", proposals, may_wait=False)
+    assert proposals.wait_s(10.0) == 0
+    assert proposed(proposals) == [("n2", 1), ("n3", 1)]
+    waiting("n1", proposals, may_wait=True)
+    assert proposals.wait_s(20.0) == pytest.approx(COMPANY_S)
+
+
+def test_batch_without_room_in_an_entry_is_due_at_once() -> None:
+    proposals = ProposalQueue()
+    for origin in ("n1", "n2"):
+        waiting(origin, proposals, may_wait=True)
+    assert len(proposals.next_entry(bytes_max=1)) == 1
+    assert proposals.wait_s(10.0) == 0
+
+
+def test_new_leadership_forgets_the_wait_of_the_last() -> None:
+    proposals = ProposalQueue()
+    waiting("n2", proposals, may_wait=False)
+    proposals.clear()
+    waiting("n2", proposals, may_wait=True)
+    assert proposals.wait_s(10.0) == pytest.approx(COMPANY_S)
