@@ -160,9 +160,7 @@ def test_makefile_variables_have_defaults_and_are_documented() -> None:
 def test_class_names_are_unique_in_qq_and_cluster() -> None:
     """Private names are unique too, so that a search for a name finds a single class."""
     places: dict[str, list[str]] = {}
-    for file in (
-        file for file in MODULES if file.relative_to(ROOT).parts[0] in ("cluster", "qq", "qq_spark")
-    ):
+    for file in (file for file in MODULES if file.relative_to(ROOT).parts[0] in ("cluster", "qq")):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{_name(file)}:{node.lineno}")

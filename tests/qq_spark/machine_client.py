@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from qq.management.objects.leases import part_of, status_of
-
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.refusals import Refused
+from qq.management.changes.leases import part_of, status_of
 from qq_spark.client import Access, Group, Lease, LeaseClient
 from qq_spark.errors import Refusal
 from tests.machine.machine_driver import Driver, messages_of
