@@ -50,7 +50,7 @@ UNFINISHED := $(VENV)/unfinished
 unexport PYTHONDONTWRITEBYTECODE
 
 # Where tests draw what they try at random, and need nothing large.
-DRAWING := $(addprefix tests/,amqp amqp_server cluster http machine management routing sessions shovels stored test_ranges.py test_tables.py)
+DRAWING := $(addprefix tests/,amqp amqp10 amqp_server cluster http machine management routing sessions shovels stored test_ranges.py test_tables.py)
 
 .PHONY: setup venv java toxiproxy chromium page page-types screenshots up test tests quick long interop deploy-test lint style types collect docs bench sim fuzz chaos clean
 

@@ -1,0 +1,4 @@
+"""The server's side of AMQP 1.0 without I/O: bytes in, frames out, and back.
+
+conditions: error conditions; values: the type system; composites, performatives: described lists as named tuples.
+"""
