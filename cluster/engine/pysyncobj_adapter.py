@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
 
 from pysyncobj import SyncObj, SyncObjConf, syncobj
@@ -195,6 +196,11 @@ class SyncObjAdapter(SyncObj):
 
     # State
 
+    # Getters in C, because these fields are read some 60 times for a message that comes alone.
+    term = cast("int", property(attrgetter("_SyncObj__raftCurrentTerm")))
+    commit_index = cast("int", property(attrgetter("_SyncObj__raftCommitIndex")))
+    applied_index = cast("int", property(attrgetter("_SyncObj__raftLastApplied")))
+
     @property
     def role(self) -> Role:
         return Role(self._SyncObj__raftState)
@@ -213,21 +219,9 @@ class SyncObjAdapter(SyncObj):
         return None if node is None else node.id
 
     @property
-    def term(self) -> int:
-        return self._SyncObj__raftCurrentTerm
-
-    @property
     def voted_for(self) -> str | None:
         """The member that this member voted for in `term`, or None."""
         return self._SyncObj__votedForNodeId
-
-    @property
-    def commit_index(self) -> int:
-        return self._SyncObj__raftCommitIndex
-
-    @property
-    def applied_index(self) -> int:
-        return self._SyncObj__raftLastApplied
 
     def last_applied(self) -> tuple[int, int]:
         """Return index and term of the last applied entry."""

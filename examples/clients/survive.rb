@@ -11,7 +11,7 @@ require "set"
 QUEUE = "survive-ruby"
 MESSAGES = 2000
 NODES = ARGV.empty? ? %w[127.0.0.1:5672 127.0.0.1:5673 127.0.0.1:5674] : ARGV
-LOST = [Bunny::Exception, SystemCallError, IOError, Timeout::Error].freeze
+LOST = [Bunny::Exception, AMQ::Protocol::Error, SystemCallError, IOError, Timeout::Error].freeze
 $stdout.sync = true
 
 # Return a new connection to any node, in a random order so that clients spread over the nodes. Try for ever.
@@ -44,11 +44,14 @@ end
 def without_losses(&block) = Thread.handle_interrupt(Bunny::Exception => :never, &block)
 def with_losses(&block) = Thread.handle_interrupt(Bunny::Exception => :immediate, &block)
 
-# Close a connection that may be broken, with its threads.
-def close(connection)
-  connection.close
-rescue *LOST
-  # It is closed.
+# Close a connection that may be broken, with its threads. If its node is gone, bunny waits 15 s for an answer: hence the
+# thread.
+def close_later(connection)
+  Thread.new do
+    connection.close
+  rescue *LOST
+    # It is closed.
+  end
 end
 
 # Publish messages until all are confirmed or the connection is lost; return the first unconfirmed one.
@@ -78,7 +81,7 @@ def publish
   while number <= MESSAGES
     connection = connect
     number = publish_from(number, connection)
-    close(connection)
+    close_later(connection)
   end
   puts "#{MESSAGES} messages are confirmed"
 end
@@ -108,7 +111,7 @@ def consume
   while seen.size < MESSAGES
     connection = connect
     consume_into(seen, connection)
-    close(connection)
+    close_later(connection)
   end
   puts "#{MESSAGES} messages are consumed"
 end

@@ -126,10 +126,13 @@ def put(
 
 
 def settings_of(node: Remote, target: ApiObject) -> Any:
-    """Return the document with the settings of an object, or `None` if the object is missing. Raises CommandError."""
+    """Return the document with the settings of an object, or `None` if the object is missing. Raises CommandError.
+
+    It is also `None` if the login is refused: a change of the caller's own user has succeeded then.
+    """
     if not target.settings_path:
         return None
-    expected = HTTPStatus.OK, HTTPStatus.NOT_FOUND
+    expected = HTTPStatus.OK, HTTPStatus.NOT_FOUND, HTTPStatus.UNAUTHORIZED
     answer = node.send("GET", target.settings_path, query=_NO_STATISTICS, expected=expected, kind=object)
     return answer.document if answer.status == HTTPStatus.OK else None
 

@@ -23,6 +23,7 @@ from qq.http.base.login import is_forwarded_tls, login_required
 from qq.http.base.repeated_checks import RepeatedChecks
 from qq.http.documents.prometheus import PER_OBJECT, ObjectExposition, info_lines
 from qq.http.documents.requests import BODY_TIMEOUT_S
+from qq.http.page import guides
 from qq.http.page.health_events import cluster_document
 from qq.http.server import HttpServer, requests_watched, tls_required, users_bounded
 from qq.management.errors import Unavailable
@@ -64,15 +65,15 @@ Without a proxy, the node's host may have other services without TLS.
 """
 
 
-def reading_app(limits: HttpLimits) -> web.Application:
+def reading_app(limits: HttpLimits, repeated: RepeatedChecks) -> web.Application:
     """Make the application for the time while the node reads its log: it reports that the node lives and reads."""
     app = web.Application(middlewares=[requests_watched, errors_as_json, tls_required])
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
     app.on_response_prepare.append(_add_headers)
     app.add_routes(
         [
-            web.get("/livez", _alive),
-            web.get("/healthz", _not_healthy_yet),
+            web.get("/livez", _expecting_more(repeated, _alive)),
+            web.get("/healthz", _expecting_more(repeated, _not_healthy_yet)),
             web.route("*", "/{path:.*}", _reading),
         ]
     )
@@ -87,7 +88,7 @@ def build_app(
     repeated: RepeatedChecks | None = None,
 ) -> web.Application:
     """Make the application of a node that has read its log. `repeated` gets the health checks."""
-    limits = limits or HttpLimits()
+    limits, repeated = limits or HttpLimits(), repeated or RepeatedChecks()
     pages = _Pages(view, management, registry)
     app = web.Application(
         middlewares=[
@@ -102,16 +103,18 @@ def build_app(
     )
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
     app.on_response_prepare.append(_add_headers)
+    of_api = api.routes(view, management, repeated, limits.requests // 2)
     app.add_routes(
         [
             web.get("/", _page),
-            web.get("/livez", _alive),
-            web.get("/healthz", partial(_health, view)),
+            web.get("/livez", _expecting_more(repeated, _alive)),
+            web.get("/healthz", _expecting_more(repeated, partial(_health, view))),
             web.get("/metrics", pages.metrics),
             web.get("/metrics/per-object", pages.metrics_per_object),
             web.get("/metrics/detailed", pages.metrics_detailed),
             web.get("/api/cluster", pages.cluster),
-            *api.routes(view, management, repeated or RepeatedChecks(), limits.requests // 2),
+            *guides.routes(of_api),
+            *of_api,
             web.static(_STATIC_PATH, _STATIC),
         ]
     )
@@ -200,6 +203,19 @@ class _Pages:
 
     async def cluster(self, _: web.Request) -> web.Response:
         return web.json_response(cluster_document(self._view))
+
+
+def _expecting_more(repeated: RepeatedChecks, check: Handler) -> Handler:
+    """Return a handler of a check. After a check over TLS, the thread answers further checks from that address."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = await check(request)
+        if request.secure:
+            repeated.expect_tls(request.remote or "")
+            response.force_close()  # the thread answers only the first request of a connection
+        return response
+
+    return handle
 
 
 async def _health(view: NodeView, _: web.Request) -> web.Response:

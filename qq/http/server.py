@@ -28,6 +28,7 @@ from qq.http.base.error_responses import bad_request
 from qq.http.base.login import OPEN_CHECKS, has_login, host, login_of
 from qq.http.base.user_quota import UserShares
 from qq.http.page.event_stream import STREAM_PATH
+from qq.tls.handshakes import TLS_HANDSHAKE
 
 if TYPE_CHECKING:
     import socket
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from qq.http.base.door import Door
     from qq.http.base.error_responses import Handler
     from qq.http.base.listener import HttpLimits
+    from qq.tls.begun import BegunTls
     from qq.tls.handshakes import TlsHandshakes, TlsOptions
 
 log = logging.getLogger(__name__)
@@ -61,8 +63,6 @@ COSTLY_SLICE_BYTES = 2048
 """Bytes are costly to parse if fewer than these take TURN_S / 2."""
 SLICE_BYTES_MIN = 256
 """Bytes parsed at a time at least: 0.5 ms if the body consists of chunks of a single octet."""
-TLS_HANDSHAKE = b"\x16"
-"""The first octet of a TLS connection: the content type of its first record (RFC 8446, 5.1)."""
 TLS_RECEIVED_BYTES = 2 * READ_BYTES
 """Bytes of a TLS connection that the kernel buffers, to twice which it rounds up.
 
@@ -164,15 +164,16 @@ class HttpServer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _take(self, sock: socket.socket, address: Any) -> None:
+    def _take(self, sock: socket.socket, address: Any, begun: BegunTls | None = None) -> None:
+        """Serve an accepted connection, whose TLS may have begun."""
         slot = self.slots.take(address[0])
         if slot is None:
             sock.close()
             return
-        begin(self._spawn(self._begin(sock, address, slot)), sock, slot)
+        begin(self._spawn(self._begin(sock, address, slot, begun)), sock, slot)
 
-    async def _begin(self, sock: socket.socket, address: Any, slot: Slot) -> None:
-        options = await self._tls_options(sock, slot)
+    async def _begin(self, sock: socket.socket, address: Any, slot: Slot, begun: BegunTls | None) -> None:
+        options = await self._tls_options(sock, slot, begun)
         if options is None:
             sock.close()
             slot.release()
@@ -189,19 +190,22 @@ class HttpServer:
                 self.throttled_log.warning("handshake", text)
             slot.release()
 
-    async def _tls_options(self, sock: socket.socket, slot: Slot) -> TlsOptions | None:
+    async def _tls_options(
+        self, sock: socket.socket, slot: Slot, begun: BegunTls | None
+    ) -> TlsOptions | None:
         """Return the TLS options of a connection, empty ones for plain HTTP; None if the client is silent or gone."""
         if self.handshakes is None:
             return {}
-        try:
-            await self.handshakes.wait_first_octet(sock)
-            if sock.recv(1, MSG_PEEK) != TLS_HANDSHAKE:
-                return {}
-        except OSError:  # also TimeoutError
-            return None
-        await self.handshakes.wait_turn(slot)
+        if begun is None:
+            try:
+                await self.handshakes.wait_first_octet(sock)
+                if sock.recv(1, MSG_PEEK) != TLS_HANDSHAKE:
+                    return {}
+            except OSError:  # also TimeoutError
+                return None
+            await self.handshakes.wait_turn(slot)
         sock.setsockopt(SOL_SOCKET, SO_RCVBUF, TLS_RECEIVED_BYTES)
-        return self.handshakes.options()
+        return self.handshakes.options(begun)
 
 
 def _call_after_rest(callback: Callable[[], None], rest_s: float) -> None:

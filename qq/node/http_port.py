@@ -64,7 +64,7 @@ class HttpPort:
         self._shown: asyncio.Future[_Served] = asyncio.get_running_loop().create_future()
         self._server: HttpServer | None = None
         self._failed = failed
-        self._door = Door(listeners, asyncio.get_running_loop())
+        self._door = Door(listeners, asyncio.get_running_loop(), handshakes)
         self._door.open()
         self._updating = asyncio.create_task(self._update_health())
         self._updating.add_done_callback(self._check_end)
@@ -122,10 +122,10 @@ class HttpPort:
             door=self._door,
             handshakes=self._handshakes,
         )
-        if not self._shown.done():
-            self._server = await serve(app.reading_app(self._limits))
-        view, management, metrics = await self._shown
         repeated = self._door.repeated
+        if not self._shown.done():
+            self._server = await serve(app.reading_app(self._limits, repeated))
+        view, management, metrics = await self._shown
         application = app.build_app(view, management, node_registry(metrics), self._limits, repeated)
         if self._server is None:
             self._server = await serve(application)

@@ -94,7 +94,7 @@ class Broker:
         self._mover = Mover(machine, self.submissions, self.entries, runtime, lambda: self.alarm is not None)
         self._shovels = Shovels(machine, self.submissions, runtime)
         self._dispatcher = Dispatcher(self.counters)
-        self.direct_replies = DirectReplies(name, group, self._dispatcher, self.counters)
+        self.direct_replies = DirectReplies(name, group, self._dispatcher, self.counters, runtime)
         machine.needed_from = self._dispatcher.needed_from
         self.throttle = Throttle(name, machine, runtime, limits)
         self.no_quorum = NoQuorum(

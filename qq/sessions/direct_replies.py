@@ -7,7 +7,7 @@ uses the log if this is not possible. A message between nodes is msgpack:
 
 Invariant: replies of a channel to a requester keep their order. A reply that follows replies in the log names the log
 index after which the requester's node must deliver it. A reply that later replies in the log have overtaken, on a slow
-link, is lost (`LoggedReplies`).
+link, is lost (`LoggedReplies`). A pass of the event loop delivers about `PASS_BYTES` of peers' replies.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cluster.runtime.ports import pack
 from qq.sessions.ports import Replies
 
 if TYPE_CHECKING:
+    from cluster.runtime.ports import Runtime
     from qq.machine.catalog.reply_names import Requester
     from qq.metrics.counters import Counters
     from qq.sessions.dispatch import Dispatcher
@@ -32,11 +33,19 @@ log = logging.getLogger(__name__)
 REPLY_BYTES_MAX = 64 * 1024
 """Octets of replies in a message between nodes; larger replies go through the log, which shares the links fairly."""
 WAITING_BYTES_MAX = 64 * 1024 * 1024
-"""Octets of replies that may wait at a node for clients that do not read, of which a channel has CHANNEL_BYTES_MAX at
-most. Further replies are lost."""
+"""Octets of replies that may wait at a node for clients that do not read. Further replies are lost.
+
+A channel has CHANNEL_BYTES_MAX at most, and no more than is left for all other channels. So clients that never read do
+not take the room of a client that reads slowly for a moment."""
 CHANNEL_BYTES_MAX = 4 * 1024 * 1024
 RUN_BYTES, MESSAGE_BYTES = 500, 48
 """Octets of memory for replies that wait together and for each reply, beside the octets of their messages."""
+PASS_BYTES = 64 * 1024
+"""Octets of memory of peers' replies that a pass of the event loop delivers: a millisecond of work.
+
+Further replies wait for the next pass, so that flooding responders leave time for all clients of this node."""
+RECEIVED_BYTES_MAX = 16 * 1024 * 1024
+"""Octets of peers' replies that may wait for a pass. Further replies are lost."""
 EARLY_MAX = 1_000
 """Messages that may wait until this node has applied an index. Further messages are lost: the node is far behind."""
 
@@ -69,14 +78,23 @@ class LoggedReplies:
 class DirectReplies:
     """Sends the replies of this node's publishers, and delivers the replies to its requesters."""
 
-    def __init__(self, node: str, log_: Log, dispatcher: Dispatcher, counters: Counters) -> None:
+    def __init__(
+        self, node: str, log_: Log, dispatcher: Dispatcher, counters: Counters, runtime: Runtime
+    ) -> None:
         self.waiting_bytes = 0
         """Octets of replies that wait at this node for clients that do not read."""
         self._node = node
         self._log = log_
         self._dispatcher = dispatcher
         self._counters = counters
+        self._call_soon = runtime.call_soon
         self._begun_index = 0
+        self._room = PASS_BYTES
+        """Octets that this pass of the event loop may still deliver."""
+        self._is_scheduled = False
+        self._received: deque[tuple[str, bytes]] = deque()
+        """Peers and their messages that wait for a later pass."""
+        self._received_bytes = 0
         self.early: deque[tuple[str, Replies]] = deque()
         """Replies that wait until this node has applied an index, and all replies behind them, with the responder's
         node."""
@@ -106,12 +124,40 @@ class DirectReplies:
         return self._log.send_message(node, [pack(replies)])
 
     def received(self, peer: str, data: bytes) -> None:
-        """Deliver replies that a peer has sent, as soon as this node has applied the index that they follow."""
+        """Deliver replies that a peer has sent, in this pass of the event loop or a later pass."""
+        size = RUN_BYTES + len(data)
+        if self._room > 0:
+            self._read(peer, data)
+        elif self._received_bytes + size <= RECEIVED_BYTES_MAX:
+            self._received.append((peer, data))
+            self._received_bytes += size
+        else:
+            self._counters.replies_dropped += 1  # at least: reading them would take as long as a delivery
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._call_soon(self._begin_pass)
+
+    def _begin_pass(self) -> None:
+        self._is_scheduled = False
+        self._room = PASS_BYTES
+        while self._received and self._room > 0:
+            peer, data = self._received.popleft()
+            self._received_bytes -= RUN_BYTES + len(data)
+            self._read(peer, data)
+        if self._received:
+            self._schedule()
+
+    def _read(self, peer: str, data: bytes) -> None:
+        """Deliver a peer's replies as soon as this node has applied the index that they follow."""
         try:
             replies = _read(data)
         except (ValueError, TypeError, msgpack.UnpackException):
             log.exception("a peer sends replies that cannot be read; ignored")
             return
+        self._room -= self.size(replies)
         self._take(peer, replies)
 
     def _take(self, node: str, replies: Replies) -> None:
@@ -135,7 +181,8 @@ class DirectReplies:
 
     def has_room(self, waiting_bytes: int, size: int) -> bool:
         """Return whether `size` octets may wait for a channel for which `waiting_bytes` wait already."""
-        return waiting_bytes + size <= CHANNEL_BYTES_MAX and self.waiting_bytes + size <= WAITING_BYTES_MAX
+        left = WAITING_BYTES_MAX - self.waiting_bytes
+        return waiting_bytes + size <= min(CHANNEL_BYTES_MAX, left)
 
     def _deliver(self, node: str, replies: Replies) -> None:
         session = self._dispatcher.sessions.get(replies.session)

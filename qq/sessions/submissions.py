@@ -148,7 +148,7 @@ class Submissions:
         self.batches_applied = 0
         """Applied batches of this process start. A waiting caller sees from it that the log makes progress."""
         self.commit_times = Histogram()
-        """Seconds from the submission of a batch until this node has applied it."""
+        """Seconds from the submission of a batch until this node has applied it; of batches that must not wait."""
         self.queueing_times = Histogram()
         """Seconds that the first message of each run waited in its lane until a batch took it.
 
@@ -461,7 +461,8 @@ class Submissions:
             _, done, since_s, may_wait = self._under_way.popleft()
             self.batches_applied += 1
             self._has_waiting_batch = self._has_waiting_batch and not may_wait
-            self.commit_times.add(now_s - since_s)
+            if not may_wait:
+                self.commit_times.add(now_s - since_s)
             self._cost_in_flight -= done.cost
             self._bytes_in_flight -= done.bytes
             for publisher, published in done.confirms.items():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 from cluster.net.acceptor import readable
 from cluster.net.connection_slots import Stage
 from cluster.net.work_rate import WorkRate
+from qq.tls.begun import BegunTls
 
 if TYPE_CHECKING:
     import socket
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 GOODBYE_S = 3.0
 """Seconds that the client may take for its part of closing a TLS connection."""
+TLS_HANDSHAKE = b"\x16"
+"""The first octet of a TLS connection: the content type of its first record (RFC 8446, 5.1)."""
 TLS_PER_S = 300
 """TLS handshakes that a port begins in a second. Each takes 0.5 to 0.8 ms, so a flood of them uses a quarter of a core,
 and 2,000 clients that reconnect at once have all begun in 7 s."""
@@ -61,10 +64,14 @@ class TlsHandshakes:
         await self._rate.wait(slot.source)
         slot.step(Stage.TLS_BEGUN)
 
-    def options(self) -> TlsOptions:
-        """Return the options for a connection whose handshake begins now."""
+    def begin(self) -> BegunTls:
+        """Begin the TLS of a connection on this thread."""
+        return BegunTls(self._context())
+
+    def options(self, begun: BegunTls | None = None) -> TlsOptions:
+        """Return the options for a connection whose handshake begins now, or that was `begun`."""
         return {
-            "ssl": self._context(),
+            "ssl": self._context() if begun is None else begun.context(),
             "ssl_handshake_timeout": self._timeout_s,
             "ssl_shutdown_timeout": GOODBYE_S,
         }

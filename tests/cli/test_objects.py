@@ -162,6 +162,19 @@ def test_everything_that_is_declared_is_listed_and_deleted(qq: Qq, vhost: str, t
     assert qq("delete", "user", "--name", user).status == 0
 
 
+def test_administrator_changes_its_own_password(qq: Qq, tmp_path: Path) -> None:
+    """The login of the command is refused after the change."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("old\n")
+    new.write_text("new\n")
+    made = "declare", "user", "--name", "boss", "--tags", "administrator", "--new-password-file"
+    assert qq(*made, str(old)).status == 0
+    change = qq(*made, str(new), "--user", "boss", "--password-file", str(old))
+    assert (change.status, change.output) == (0, "user 'boss': changed\n")
+    assert qq("list", "queues", "--user", "boss", "--password-file", str(new)).status == 0
+    assert qq("delete", "user", "--name", "boss").status == 0
+
+
 def test_new_password_is_read_from_a_file_or_standard_input(
     qq: Qq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +274,7 @@ def test_definitions_go_out_and_come_in(qq: Qq, vhost: str, tmp_path: Path) -> N
     assert qq("definitions", "import", str(file), "--vhost", vhost).status == 0
     assert [each["name"] for each in documents(qq, "list", "queues", "--vhost", vhost)] == ["kept"]
     file.write_text("{")
-    assert "not_json" in qq("definitions", "import", str(file)).errors
+    assert "failed_to_parse_json" in qq("definitions", "import", str(file)).errors
     before = file.read_text()
     assert qq("definitions", "export", str(file), "--vhost", "nowhere").status == 1
     assert (file.read_text(), list(tmp_path.glob(".definitions*"))) == (before, [])

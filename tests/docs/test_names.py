@@ -460,9 +460,13 @@ def test_metrics_are_shown_by_a_node(document: Path) -> None:
 
 
 def test_every_alert_is_described() -> None:
-    alerts = re.findall(r"alert: (\w+)", (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
+    rules = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
+    alerts = re.findall(r"alert: (\w+)", rules)
     monitor = ROOT / "docs" / "how-to" / "monitor.md"
     assert sorted(span for span in spans(monitor) if re.fullmatch(r"Qq\w+", span)) == sorted(alerts)
+    runbooks = re.findall(r"runbook_url: (\S+)", rules)
+    assert runbooks == [f"docs/how-to/monitor.md#{alert.lower()}" for alert in alerts]
+    assert sorted(re.findall(r'<a id="(\w+)"', monitor.read_text())) == sorted(map(str.lower, alerts))
 
 
 # --- commands

@@ -138,16 +138,18 @@ def test_no_definitions_cause_an_internal_error(document: dict[str, Any]) -> Non
     check("definitions", "POST", document)
 
 
+NOT_JSON = "json"
+"""RabbitMQ's reason is "not_json", or "failed_to_parse_json" for definitions."""
 STRANGE = {
     "[" * 2000 + "]" * 2000: "",
     '{"a":' * 45 + "{}" + "}" * 45: "the JSON is nested deeper than 40 levels",
     '{"pattern": ' + "[" * 900 + "]" * 900 + "}": "the JSON is nested deeper than 40 levels",
     '{"a": 1e999}': "a number is out of range",
-    '{"a": NaN}': "not_json",
-    '{"a": -Infinity}': "not_json",
-    '{"a": "\\ud800"}': "not_json",
-    '{"a": ' + "9" * 5000 + "}": "not_json",
-    "\xff": "not_json",
+    '{"a": NaN}': NOT_JSON,
+    '{"a": -Infinity}': NOT_JSON,
+    '{"a": "\\ud800"}': NOT_JSON,
+    '{"a": ' + "9" * 5000 + "}": NOT_JSON,
+    "\xff": NOT_JSON,
 }
 """Bodies, and the texts of their refusals."""
 

@@ -29,7 +29,6 @@ from qq.http.server import (
     READ_BYTES,
     SKIPPED_BYTES_MAX,
     SLICE_BYTES_MIN,
-    TLS_HANDSHAKE,
     HttpServer,
     _HttpConnection,
     _RequestTurn,
@@ -38,7 +37,7 @@ from qq.management.errors import LoginThrottled, Unavailable
 from qq.management.reports.logins import LoggedIn
 from qq.management.reports.queues import QueueStatus
 from qq.tls import contexts
-from qq.tls.handshakes import TlsHandshakes
+from qq.tls.handshakes import TLS_HANDSHAKE, TlsHandshakes
 from tests.harness.certificates import Authority
 from tests.http.fakes import FakeManagement, FakeQueues, FakeView, MachineManagement
 from tests.http.http_node import GUEST, login

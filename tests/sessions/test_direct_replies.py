@@ -12,8 +12,11 @@ from qq.machine.catalog.reply_names import Requester
 from qq.metrics.counters import Counters
 from qq.sessions.direct_replies import (
     EARLY_MAX,
+    PASS_BYTES,
+    RECEIVED_BYTES_MAX,
     REPLY_BYTES_MAX,
     RESPONDERS_MAX,
+    WAITING_BYTES_MAX,
     DirectReplies,
     LoggedReplies,
     _read,
@@ -41,7 +44,11 @@ class Node:
         self.links: dict[str, Node] = {}
         consumers = SimpleNamespace(replies=lambda _, replies: self.delivered.append(replies))
         dispatcher = SimpleNamespace(sessions={7: SimpleNamespace(consumers=consumers)})
-        self.replies = DirectReplies(name, cast("Log", self), cast("Dispatcher", dispatcher), self.counters)
+        self.scheduled: deque[Callable[[], None]] = deque()
+        runtime = SimpleNamespace(call_soon=self.scheduled.append)
+        self.replies = DirectReplies(
+            name, cast("Log", self), cast("Dispatcher", dispatcher), self.counters, cast("Any", runtime)
+        )
 
     def send_message(self, peer: str, data: Sequence[Any]) -> bool:
         if peer in self.links:
@@ -50,6 +57,11 @@ class Node:
 
     def receive_messages(self, receive: Callable[[str, bytes], None]) -> None:
         self.receive = receive
+
+    def pass_loop(self) -> None:
+        """Begin the next pass of the event loop."""
+        for _ in range(len(self.scheduled)):
+            self.scheduled.popleft()()
 
     @property
     def bodies(self) -> list[bytes]:
@@ -101,6 +113,48 @@ def test_replies_wait_for_the_entry_that_they_follow(nodes: dict[str, Node]) -> 
     assert n2.bodies == [b"0", b"1", b"2", b"3"]
 
 
+def test_flood_of_replies_is_delivered_in_passes_and_in_order(nodes: dict[str, Node]) -> None:
+    """A read of a link brought 5,000 replies, which held up all clients of the node for 40 ms."""
+    n1, n2 = nodes["n1"], nodes["n2"]
+    bodies = [b"%d" % number for number in range(1000)]
+    for body in bodies:
+        send(n1, body)
+    for _ in range(100):
+        done = len(n2.bodies)
+        n2.pass_loop()
+        assert len(n2.bodies) - done <= PASS_BYTES // 500 + 1
+    assert n2.bodies == bodies
+    assert not n2.scheduled
+    send(n1, b"at once")
+    assert n2.bodies[-1] == b"at once"
+
+
+def test_replies_that_wait_for_a_pass_take_bounded_memory(nodes: dict[str, Node]) -> None:
+    n1, n2 = nodes["n1"], nodes["n2"]
+    count = RECEIVED_BYTES_MAX // REPLY_BYTES_MAX + 10
+    for _ in range(count):
+        send(n1, bytes(REPLY_BYTES_MAX))
+    while n2.scheduled:
+        n2.pass_loop()
+    assert 0 < n2.counters.replies_dropped < 20
+    assert len(n2.bodies) == count - n2.counters.replies_dropped
+
+
+@pytest.mark.parametrize("channels", [15, 16, 100, 1000])
+def test_clients_that_never_read_leave_room_for_a_slow_client(nodes: dict[str, Node], channels: int) -> None:
+    """Sixteen channels took all memory of the node for replies that wait, so a slow client lost its replies."""
+    replies, size = nodes["n1"].replies, 1000
+    waiting = dict.fromkeys(range(channels), 0)
+    while growing := [channel for channel, octets in waiting.items() if replies.has_room(octets, size)]:
+        for channel in growing:
+            if replies.has_room(waiting[channel], size):
+                waiting[channel] += size
+                replies.waiting_bytes += size
+    left = WAITING_BYTES_MAX - replies.waiting_bytes
+    assert left > WAITING_BYTES_MAX / (channels + 2)
+    assert replies.has_room(0, min(left, REPLY_BYTES_MAX) // 2)
+
+
 def test_reply_during_the_effects_of_an_entry_follows_that_entry(nodes: dict[str, Node]) -> None:
     n1, n2 = nodes["n1"], nodes["n2"]
     n1.replies.begin(11)
@@ -113,6 +167,7 @@ def test_reply_during_the_effects_of_an_entry_follows_that_entry(nodes: dict[str
 def test_early_replies_above_the_limit_are_counted_as_dropped(nodes: dict[str, Node]) -> None:
     for _ in range(EARLY_MAX + 3):
         send(nodes["n1"], b"", after=11)
+        nodes["n2"].pass_loop()
     assert nodes["n2"].counters.replies_dropped == 3
 
 

@@ -1,7 +1,8 @@
 """Accepts HTTP connections on a thread of its own, which answers health checks itself.
 
 These are the checks of orchestrators, and those that clients repeat (repeated_checks.py). So a busy event loop holds up
-no health check, and a hung event loop is reported. All other connections go to the event loop, one in a pass.
+no health check, and a hung event loop is reported. All other connections go to the event loop, one in a pass. Over TLS,
+the thread begins the connections of addresses that check regularly, and hands over those with other requests.
 
 Invariant: the thread holds at most 2 * PLACES sockets, takes a fifth of a processor, and never touches a connection
 after handing it over.
@@ -14,6 +15,7 @@ import logging
 import re
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections import Counter, deque
@@ -25,17 +27,23 @@ from cluster.net.acceptor import PAUSE_S
 from cluster.net.connection_slots import source_of
 from cluster.net.log_throttle import ThrottledLog
 from qq.http.base.repeated_checks import RepeatedChecks
+from qq.tls.handshakes import TLS_HANDSHAKE
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    Take = Callable[[socket.socket, Any], None]
+    from qq.tls.begun import BegunTls
+    from qq.tls.handshakes import TlsHandshakes
+
+    Take = Callable[[socket.socket, Any, BegunTls | None], None]
 
 PLACES = 32
 """Connections that wait for their first bytes, and connections that wait for the event loop."""
 FIRST_BYTES_S = 0.2
 """Seconds that the thread waits for the first bytes of a connection."""
+TLS_REQUEST_S = 1.0
+"""Seconds that the thread waits for a TLS handshake and the first bytes after it."""
 FULL_S = 0.25
 """Seconds without an accept while PLACES connections wait for the event loop. After these, excess ones are closed."""
 HEARTBEAT_S = 0.25
@@ -108,19 +116,28 @@ class _Accepted(NamedTuple):
     address: Any
     until_s: float
     """Time at which the thread stops waiting for the first bytes."""
+    tls: BegunTls | None = None
+    """The TLS that the thread has begun."""
 
 
 class Door:
     """The thread, and the connections that it has accepted for the event loop."""
 
-    def __init__(self, listeners: Sequence[socket.socket], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        loop: asyncio.AbstractEventLoop,
+        handshakes: TlsHandshakes | None = None,
+    ) -> None:
+        """Create the thread. With `handshakes`, clients may speak TLS."""
+        self._handshakes = handshakes
         self.health = HealthAnswers()
         self.repeated = RepeatedChecks()
         self._loop = loop
         self._listeners = listeners
         self._throttled_log = ThrottledLog(logging.getLogger(__name__))
         self._take: Take | None = None
-        self._waiting: deque[tuple[socket.socket, Any]] = deque()
+        self._waiting: deque[_Accepted] = deque()
         """Connections that wait for the event loop. Both threads use it, with `_lock`."""
         self._lock = threading.Lock()
         self._is_delivering = False
@@ -143,7 +160,7 @@ class Door:
     # On the event loop
 
     def begin(self, take: Take) -> None:
-        """Call `take` with socket and address of each connection, one in a pass of the event loop."""
+        """Call `take` with socket, address and begun TLS of each connection, one in a pass of the event loop."""
         self._take = take
         self._deliver()
 
@@ -156,8 +173,8 @@ class Door:
         self._end.close()
         for accepted in self._silent.values():
             accepted.sock.close()
-        for sock, _ in self._waiting:
-            sock.close()
+        for accepted in self._waiting:
+            accepted.sock.close()
         self._selector.close()
 
     def _deliver(self) -> None:
@@ -165,10 +182,10 @@ class Door:
             self._is_delivering = bool(self._waiting) and self._take is not None
             if not self._is_delivering:
                 return
-            sock, address = self._waiting.popleft()
+            sock, address, _, tls = self._waiting.popleft()
         self._loop.call_soon(self._deliver)
         assert self._take is not None
-        self._take(sock, address)
+        self._take(sock, address, tls)
 
     # On the thread
 
@@ -218,6 +235,9 @@ class Door:
 
     def _answer_or_hand_over(self, accepted: _Accepted) -> None:
         """Answer a health check. A connection that has sent anything else goes to the event loop."""
+        if accepted.tls is not None:
+            self._continue_tls(accepted, accepted.tls)
+            return
         sock = accepted.sock
         try:
             first = sock.recv(_PEEK_BYTES, socket.MSG_PEEK)
@@ -225,6 +245,8 @@ class Door:
             return
         except OSError:
             first = b""
+        if first.startswith(TLS_HANDSHAKE) and self._begins_tls(accepted):
+            return
         answer = self._answer(first, accepted.address[0])
         if first and answer is None:
             self._hand_over(accepted)
@@ -236,7 +258,52 @@ class Door:
                 sock.send(answer)
         sock.close()
 
-    def _answer(self, first: bytes, host: str) -> bytes | None:
+    def _begins_tls(self, accepted: _Accepted) -> bool:
+        """Begin TLS with a client that probably makes a health check. Return False for all others."""
+        if self._handshakes is None or not self.repeated.expects_tls(accepted.address[0]):
+            return False
+        tls = self._handshakes.begin()
+        begun = accepted._replace(tls=tls, until_s=time.monotonic() + TLS_REQUEST_S)
+        self._silent[accepted.sock.fileno()] = begun
+        self._continue_tls(begun, tls)
+        return True
+
+    def _continue_tls(self, accepted: _Accepted, tls: BegunTls) -> None:
+        """Continue the handshake, or answer a health check. A connection with a different request is handed over."""
+        sock, (host, port, *_) = accepted.sock, accepted.address
+        try:
+            data = sock.recv(_PEEK_BYTES)
+            if data:
+                tls.receive(data)
+                sock.send(tls.output())
+        except BlockingIOError:
+            return
+        except ssl.SSLError as error:
+            text = f"the TLS handshake with {host}:{port} (HTTP) failed: {error}"
+            self._throttled_log.warning("handshake", text)
+            self._end_tls(accepted, tls)
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end_tls(accepted, tls)
+        elif tls.received:
+            answer = self._answer(tls.received, host, has_tls=True)
+            if answer is None:
+                self._hand_over(accepted)
+                return
+            self.repeated.expect_tls(host)
+            tls.write_last(answer)
+            self._end_tls(accepted, tls)
+
+    def _end_tls(self, accepted: _Accepted, tls: BegunTls) -> None:
+        """Send what is left to send, and close the connection."""
+        self._forget(accepted)
+        with suppress(OSError):
+            accepted.sock.send(tls.output())
+        accepted.sock.close()
+
+    def _answer(self, first: bytes, host: str, *, has_tls: bool = False) -> bytes | None:
         """Return the answer to the first octets of a client at `host`; None if the event loop must answer."""
         if not first.endswith(_END):
             return None
@@ -244,7 +311,7 @@ class Door:
             answer = self.health.answer(check[2])
         else:
             check = _REPEATED.fullmatch(first)
-            answer = check and self._repeated_answer(check, host)
+            answer = check and self._repeated_answer(check, host, has_tls)
         if check is None or answer is None:
             return None
         status, body = answer
@@ -255,7 +322,12 @@ class Door:
         )
         return head.encode() + (b"" if check[1] == b"HEAD" else body)
 
-    def _repeated_answer(self, request: re.Match[bytes], host: str) -> tuple[int, bytes] | None:
+    def _repeated_answer(
+        self,
+        request: re.Match[bytes],
+        host: str,
+        has_tls: bool,
+    ) -> tuple[int, bytes] | None:
         authorization = b""
         for line in request[3].splitlines():
             name, _, value = line.partition(b":")
@@ -264,7 +336,7 @@ class Door:
                 return None
             if name == _AUTHORIZATION:
                 authorization = value.strip()
-        found = self.repeated.find(host, request[2].decode(), authorization.decode())
+        found = self.repeated.find(host, request[2].decode(), authorization.decode(), has_tls=has_tls)
         return found and (self.health.why_old(STATE_AGE_MAX_S) or found)
 
     def _forget(self, accepted: _Accepted) -> None:
@@ -274,7 +346,7 @@ class Door:
     def _hand_over(self, accepted: _Accepted) -> None:
         self._forget(accepted)
         with self._lock:
-            self._waiting.append((accepted.sock, accepted.address))
+            self._waiting.append(accepted)
             if len(self._waiting) > PLACES:
                 self._drop_one()
             needs_wake = not self._is_delivering and self._take is not None
@@ -285,10 +357,10 @@ class Door:
 
     def _drop_one(self) -> None:
         """Close the newest waiting connection of the address that has most."""
-        sources = [source_of(address[0]) for _, address in self._waiting]
+        sources = [source_of(accepted.address[0]) for accepted in self._waiting]
         [(crowded, _)] = Counter(sources).most_common(1)
         newest = len(sources) - 1 - sources[::-1].index(crowded)
-        self._waiting[newest][0].close()
+        self._waiting[newest].sock.close()
         del self._waiting[newest]
         self._throttled_log.warning(
             "full", f"HTTP connection from {crowded} closed: {PLACES} wait for the event loop"

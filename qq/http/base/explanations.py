@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from qq.machine.policy.policies import POLICY_KEYS
 
 _OF_WHOLE_REASONS = {
+    "failed_to_parse_json": "The body of the request is no JSON object.",
     "not_json": "The body of the request is no JSON object.",
     "tags_not_present": "The body needs the key `tags`; an empty text is no tag.",
     "value_not_present": "The body needs the key `value`.",

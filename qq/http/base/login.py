@@ -72,6 +72,7 @@ OPEN_CHECKS = tuple(
 OPEN_PATHS = frozenset(
     {
         *(LOGIN_PATH, SESSION_PATH, AUTH_PATH, OAUTH2_LOGIN_PATH, CALLBACK_PATH),
+        *("/api", "/api/index.html"),
         *OPEN_CHECKS,
     }
 )

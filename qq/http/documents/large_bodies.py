@@ -56,12 +56,14 @@ class LargeList:
 
 
 async def read_large_object(octets: bytes | mmap) -> Body:
-    """Return the JSON object in a request; its lists are `LargeList`. Raises Refusal."""
+    """Return the JSON object in a request; its lists are `LargeList`. No text is an empty object. Raises Refusal."""
+    if not octets:
+        return {}
     try:
         at = len(BOM_UTF8) if octets[: len(BOM_UTF8)] == BOM_UTF8 else 0
         return await _object(_JsonCursor(octets, at), octets, Slices())
     except (ValueError, RecursionError):
-        raise bad_request("not_json") from None
+        raise bad_request("failed_to_parse_json") from None
 
 
 class _JsonCursor:

@@ -87,12 +87,17 @@ class GetBody(NamedTuple):
 
 
 def read_object(raw: bytes | str, complaint: str = "not_json") -> Body:
-    """Return the JSON object in a request. Raises Refusal, as do all functions here."""
+    """Return the JSON object in a request. Raises Refusal, as do all functions here.
+
+    As with RabbitMQ, no text and `null` stand for an empty object.
+    """
     try:
-        value = json.loads(raw, parse_constant=no_constant)
+        value = json.loads(raw, parse_constant=no_constant) if raw else None
         check_json(value)
     except (ValueError, RecursionError):
         raise bad_request(complaint) from None
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise bad_request(complaint)
     return value
@@ -500,11 +505,22 @@ def read_get(body: Body) -> GetBody:
         raise bad_request(f"Invalid ackmode value: {mode}. Valid values are: {', '.join(AckMode)}")
     if body["encoding"] not in ("auto", "base64"):
         raise bad_request("Unsupported encoding. Please use auto or base64.")
-    count = min(_whole_number(body["count"], "count", INTEGERS.stop - 1), GET_COUNT_MAX)
+    count = min(_get_count(body["count"]), GET_COUNT_MAX)
     truncate = body.get("truncate")
     if truncate is not None:
         truncate = _whole_number(truncate, "truncate", INTEGERS.stop - 1)
     return GetBody(count, AckMode(mode), body["encoding"] == "base64", truncate)
+
+
+def _get_count(value: Any) -> int:
+    """Return how many messages to get. RabbitMQ counts down to 0 and stops at the end of the queue.
+
+    So below 0 is all messages.
+    """
+    if isinstance(value, str) and value.removeprefix("-").isdigit() and value.isascii():
+        value = int(value[:20])
+    is_negative = type(value) is int and value < 0
+    return GET_COUNT_MAX if is_negative else _whole_number(value, "count", INTEGERS.stop - 1)
 
 
 def read_publication(exchange: str, body: Body) -> NewMessage:

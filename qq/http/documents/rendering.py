@@ -65,6 +65,15 @@ def without_other_types(document: Mapping[str, Any], kind: str, *, is_exclusive:
     return {name: value for name, value in document.items() if name not in hidden}
 
 
+_ONLY_IF_SET = ("policy", "operator_policy", "exclusive_consumer_tag", "single_active_consumer_tag")
+
+
+def without_unset(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a document without the fields that RabbitMQ leaves out of lists while they are null."""
+    unset = [name for name in _ONLY_IF_SET if document.get(name, "") is None]
+    return {name: value for name, value in document.items() if name not in unset} if unset else document
+
+
 def fields_of(kind: type[NamedTuple]) -> dict[str, Callable[[Any], Any]]:
     """Return the functions for the fields of an object that has `arguments`, by field name."""
     fields = {name: attrgetter(name) for name in kind._fields}
@@ -136,7 +145,7 @@ def policy_document(vhost: str, policy: Policy) -> dict[str, Any]:
 
 
 def exchange_document(exchange: ExchangeStatus) -> dict[str, Any]:
-    return exchange._asdict() | {"arguments": json_value(exchange.arguments)}
+    return dict(without_unset(exchange._asdict() | {"arguments": json_value(exchange.arguments)}))
 
 
 def binding_document(binding: BindingStatus) -> dict[str, Any]:

@@ -145,12 +145,9 @@ def is_asked(request: web.Request, name: str) -> bool:
     return request.query.get(name) == "true"
 
 
-async def read_body(
-    request: web.Request, *, optional: bool = False, bytes_max: int | None = None
-) -> dict[str, Any]:
-    """Return the JSON object in a request's body; an `optional` body may be missing. Raises Refusal."""
-    raw = await read_raw(request, bytes_max)
-    return {} if optional and not raw else read_object(raw)
+async def read_body(request: web.Request, bytes_max: int | None = None) -> dict[str, Any]:
+    """Return the JSON object in a request's body; a missing body is an empty object. Raises Refusal."""
+    return read_object(await read_raw(request, bytes_max))
 
 
 async def read_raw(request: web.Request, bytes_max: int | None = None) -> bytes:

@@ -116,16 +116,19 @@ class HealthEndpoints:
                     return repeat() if is_unchanged() else None
 
             authorization = request.headers.get(hdrs.AUTHORIZATION, "")
-            self._repeated.remember(request.remote or "", request.raw_path, authorization, again)
+            host, has_tls = request.remote or "", request.secure
+            self._repeated.remember(host, request.raw_path, authorization, again, has_tls=has_tls)
+            if has_tls:
+                self._repeated.expect_tls(host)
             response.force_close()  # the thread answers only the first request of a connection
         return response
 
     def _account_check(self, request: web.Request) -> Callable[[], bool] | None:
         """Return a function that returns whether the login of a request is still valid.
 
-        The result is None if the thread may not answer such requests: it knows no TLS, sessions and tokens.
+        The result is None if the thread may not answer such requests: it knows no sessions and tokens.
         """
-        if request.secure or is_by_session(request):
+        if is_by_session(request):
             return None
         if not has_login(request):
             return lambda: True  # the path needs no login

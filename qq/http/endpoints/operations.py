@@ -35,7 +35,7 @@ class OperationEndpoints:
 
     async def transfer(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        body = await read_body(request, optional=True)
+        body = await read_body(request)
         unknown = sorted(body.keys() - {"to"})
         if unknown:
             raise bad_request(f"there is no '{unknown[0]}'; 'to' names the node that shall lead")

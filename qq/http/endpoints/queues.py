@@ -22,6 +22,7 @@ from qq.http.documents.rendering import (
     queue_document,
     row_fields,
     without_other_types,
+    without_unset,
 )
 from qq.http.documents.requests import (
     check_permitted,
@@ -60,6 +61,8 @@ SEARCH_COUNT = 20
 SEARCH_COUNT_MAX = 200
 
 _QUEUE = "/api/queues/{vhost}/{name}"
+_DETAILED = "/api/queues/detailed"
+"""The list whose documents have all the fields of a single queue's document."""
 
 
 class QueueEndpoints:
@@ -71,7 +74,7 @@ class QueueEndpoints:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/api/queues", self.queues),
-            web.get("/api/queues/detailed", self.queues),
+            web.get(_DETAILED, self.queues),
             web.get("/api/queues/{vhost}", self.queues),
             web.get(_QUEUE, self.queue),
             web.put(_QUEUE, self.put),
@@ -91,6 +94,7 @@ class QueueEndpoints:
         rows = await self._management.queues.rows_by_name(is_seen if vhost is None else vhost.__eq__)
         vhost_of, name_of = rows.fields["vhost"], rows.fields["name"]
         type_of, is_exclusive = rows.fields["type"], rows.fields["exclusive"]
+        is_detailed = request.path == _DETAILED
 
         def key_of(queue: Any) -> tuple[str, ...]:
             return "queue", vhost_of(queue), name_of(queue)
@@ -98,8 +102,8 @@ class QueueEndpoints:
         add_samples = adding_samples(request, self._management, key_of)
 
         def completed(queue: Any, document: Mapping[str, Any]) -> Mapping[str, Any]:
-            kind, exclusive = type_of(queue), is_exclusive(queue)
-            return add_samples(queue, without_other_types(document, kind, is_exclusive=exclusive))
+            own = without_other_types(document, type_of(queue), is_exclusive=is_exclusive(queue))
+            return add_samples(queue, own if is_detailed else without_unset(own))
 
         listing = Listing(
             rows.things,
@@ -127,7 +131,7 @@ class QueueEndpoints:
 
     async def put(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
-        command = read_queue(name, await read_body(request, optional=True))
+        command = read_queue(name, await read_body(request))
         is_new = await find(self._management, lambda: self._management.queues.find(vhost, name)) is None
         await declare(request, self._management, vhost, command)
         return put_answer(is_new=is_new)

@@ -17,7 +17,13 @@ from qq.http.base.error_responses import NOT_FOUND, bad_request
 from qq.http.base.login import login_of
 from qq.http.documents.lists import Listing, narrowed, write_listing
 from qq.http.documents.parsing import read_binding, read_exchange, read_publication
-from qq.http.documents.rendering import binding_document, exchange_document, fields_of, row_fields
+from qq.http.documents.rendering import (
+    binding_document,
+    exchange_document,
+    fields_of,
+    row_fields,
+    without_unset,
+)
 from qq.http.documents.requests import (
     check_permitted,
     declare,
@@ -83,12 +89,19 @@ class ExchangeEndpoints:
             return self._management.statistics.exchange_stats(exchange.vhost, exchange.name)
 
         fields = fields_of(ExchangeStatus)
+        add_samples = adding_samples(request, self._management, _key_of)
+
+        def completed(exchange: ExchangeStatus, document: Mapping[str, Any]) -> Mapping[str, Any]:
+            if document.get("message_stats") == {}:
+                document = {name: value for name, value in document.items() if name != "message_stats"}
+            return add_samples(exchange, without_unset(document))
+
         listing = Listing(
             exchanges,
             {**fields, "message_stats": stats},
             is_seen_exchange,
             basic=tuple(fields),
-            completed=adding_samples(request, self._management, _key_of),
+            completed=completed,
         )
         return await write_listing(request, listing)
 
@@ -108,7 +121,7 @@ class ExchangeEndpoints:
 
     async def put(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), _name(request, "name")
-        command = read_exchange(name, await read_body(request, optional=True))
+        command = read_exchange(name, await read_body(request))
         is_new = await find(self._management, lambda: self._find(vhost, name)) is None
         await declare(request, self._management, vhost, command)
         return put_answer(is_new=is_new)
@@ -190,7 +203,7 @@ class BindingEndpoints:
 
     async def post(self, request: web.Request) -> web.Response:
         vhost, (source, (kind, name)) = await named_vhost(request, self._management), _ends(request)
-        command = read_binding(source, name, kind, await read_body(request, optional=True))
+        command = read_binding(source, name, kind, await read_body(request))
         await declare(request, self._management, vhost, command)
         wanted = command.routing_key, command.arguments
         for each in self._management.catalog.bindings(vhost, source, (kind, name)):

@@ -104,7 +104,7 @@ class VhostEndpoints:
 
     async def put(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        name, body = request.match_info["vhost"], await read_body(request, optional=True)
+        name, body = request.match_info["vhost"], await read_body(request)
         async with self._one_at_a_time:
             await self._management.changes.wait_applied()
             current = self._find(name)

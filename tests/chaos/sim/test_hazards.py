@@ -39,7 +39,7 @@ from cluster.log.register import Register
 from cluster.log.segment import Segment
 from cluster.raft.cluster_clock import ClusterClock
 from cluster.raft.messages import Append, AppendResponse
-from cluster.raft.proposals import LeaderTerm, PendingProposals
+from cluster.raft.proposals import LeaderTerm, PendingProposals, ProposalQueue
 from cluster.raft.read_index import ReadRounds
 from cluster.runtime.ports import Disk
 from cluster.state.dedup import Admission, Origins
@@ -755,6 +755,11 @@ def answer_reads_with_the_commit_index(reads: Reads) -> int:
     return reads._engine.commit_index
 
 
+def keep_batches_that_may_wait(proposals: ProposalQueue, _now_s: float) -> float:
+    """In place of `wait_s`: such a batch waits until a client submits a batch that must not wait."""
+    return 0.0 if proposals._is_due else 3600.0
+
+
 def ignore_the_sync_mark(*_: object) -> None:
     """In place of `load_mark`: a missing end of the open segment counts as never written."""
 
@@ -1271,6 +1276,14 @@ HAZARDS = [
         is_long=True,
     ),
     Hazard(Parts(network=LosesFrames), NO_FAULTS, 20, "has not converged", shown_by=0),
+    Hazard(
+        Parts(),
+        NO_FAULTS,
+        20,
+        "has not converged",
+        ("cluster.raft.proposals.ProposalQueue.wait_s", keep_batches_that_may_wait),
+        shown_by=0,
+    ),
 ]
 
 

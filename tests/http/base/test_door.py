@@ -28,7 +28,7 @@ class World:
         self.door = door
         self.port = port
         self.taken: Taken = []
-        door.begin(lambda sock, address: self.taken.append((sock, address)))
+        door.begin(lambda sock, address, _: self.taken.append((sock, address)))
 
     def connect(self, source: str = HERE) -> socket.socket:
         return socket.create_connection((HERE, self.port), 10, (source, 0))
@@ -230,7 +230,7 @@ def test_connection_handed_over_in_a_pass_is_not_touched_again(
 
             monkeypatch.setattr(door._selector, "select", both_ready)
             door._run()
-            assert [sock for sock, _ in door._waiting] == [oldest]
+            assert [accepted.sock for accepted in door._waiting] == [oldest]
             door._thread.start()  # ends at once
             door.close()
 

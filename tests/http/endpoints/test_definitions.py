@@ -622,7 +622,8 @@ def test_invalid_definition_is_named_and_import_has_no_effect(
     "body",
     [
         *(
-            b"",
+            b" ",
+            b"null",
             b"x",
             b"[]",
             b"{",

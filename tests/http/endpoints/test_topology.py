@@ -188,7 +188,7 @@ def test_no_more_is_got_than_an_answer_may_hold(node: Machine) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"count": -1},
+        {"count": "-x"},
         {"count": "x"},
         {"count": None},
         {"ackmode": "x"},
@@ -205,13 +205,45 @@ def test_invalid_get_request_is_400(node: Machine, change: dict[str, Any]) -> No
     assert node.api("queues/%2F/q").json["messages_ready"] == 1
 
 
+@pytest.mark.parametrize("count", [-1, "-2"])
+def test_negative_count_gets_all_messages(node: Machine, count: Any) -> None:
+    put_messages(node, "q", b"1", b"2", b"3")
+    body = {"count": count, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    got = node.api("queues/%2F/q/get", "POST", json=body).json
+    assert [each["payload"] for each in got] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("body", [b"", b"null"])
+def test_missing_body_and_null_are_an_empty_object(node: Machine, body: bytes) -> None:
+    """As RabbitMQ reads them; definitions are the exception."""
+    for path in ("queues/%2F/q", "exchanges/%2F/x", "vhosts/v"):
+        assert node.api(path, "PUT", data=body).status == 201
+    assert node.api("permissions/%2F/guest", "PUT", data=body).json["reason"] == "key_missing: configure"
+    answer = node.api("definitions", "POST", data=body)
+    assert answer.status == (400 if body else 204)
+
+
+def test_lists_leave_out_what_is_not_set(node: Machine) -> None:
+    """As RabbitMQ's; the document of a single queue has null."""
+    node.api("queues/%2F/q", "PUT", json={"durable": True})
+    unset = {"policy", "operator_policy", "single_active_consumer_tag"}
+    [listed] = node.api("queues/%2F").json
+    assert not unset & listed.keys()
+    for shown in (node.api("queues/%2F/q").json, *node.api("queues/detailed").json):
+        assert {name: shown[name] for name in unset} == dict.fromkeys(unset)
+    node.api("policies/%2F/p", "PUT", json={"pattern": "", "definition": {"max-length": 5}})
+    [listed] = node.api("queues/%2F").json
+    assert listed["policy"] == "p"
+    assert {each["policy"] for each in node.api("exchanges/%2F").json if "policy" in each} == {"p"}
+
+
 # --- exchanges and bindings
 
 
 def test_an_exchange_is_declared_shown_and_deleted(node: Machine) -> None:
     body = {"type": "topic", "auto_delete": False, "durable": True, "internal": False, "arguments": {}}
     assert node.api("exchanges/%2F/x", "PUT", json=body).status == 201
-    shown = {"name": "x", "vhost": "/", "policy": None, **body, "incoming": [], "outgoing": []}
+    shown = {"name": "x", "vhost": "/", **body, "incoming": [], "outgoing": []}
     assert node.api("exchanges/%2F/x").json == shown
     assert node.api("exchanges/%2F/x", "PUT", json=body).status == 204
     assert "x" in [each["name"] for each in node.api("exchanges/%2F").json]
