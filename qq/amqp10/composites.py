@@ -108,7 +108,7 @@ class _Field(NamedTuple):
     default: Any
 
 
-class Definition:
+class CompositeDefinition:
     """What a named tuple's annotations say: the fields of the list, behind its descriptor."""
 
     __slots__ = ("_cls", "_fields", "_head", "name")
@@ -171,9 +171,9 @@ class Definition:
             raise InvalidFieldValue(f"{self.name}: {field.name} is {error}") from None
 
 
-_BY_CODE: dict[Value, Definition] = {}
-_BY_NAME: dict[Value, Definition] = {}
-_BY_CLASS: dict[type, Definition] = {}
+_BY_CODE: dict[Value, CompositeDefinition] = {}
+_BY_NAME: dict[Value, CompositeDefinition] = {}
+_BY_CLASS: dict[type, CompositeDefinition] = {}
 _RECURSIVE = {"Array": Array, "Described": Described, "Value": Any}
 """The names in the alias `Value`, for modules that use it in annotations and do not import them."""
 
@@ -184,7 +184,7 @@ def composite(code: int, name: str) -> Callable[[_Class], _Class]:
     """Make a named tuple the definition of the composite with this descriptor, as a number and as a symbol."""
 
     def define(cls: _Class) -> _Class:
-        _BY_CLASS[cls] = _BY_CODE[code] = _BY_NAME[name] = Definition(cls, code, name)
+        _BY_CLASS[cls] = _BY_CODE[code] = _BY_NAME[name] = CompositeDefinition(cls, code, name)
         return cls
 
     return define

@@ -13,9 +13,7 @@ class Condition(Enum):
 
     DECODE_ERROR = "amqp:decode-error"
     INVALID_FIELD = "amqp:invalid-field"
-    NOT_IMPLEMENTED = "amqp:not-implemented"
     FRAMING_ERROR = "amqp:connection:framing-error"
-    MESSAGE_SIZE_EXCEEDED = "amqp:link:message-size-exceeded"
 
 
 class ConditionError(Exception):
