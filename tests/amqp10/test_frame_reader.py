@@ -20,8 +20,8 @@ from qq.amqp10.framing import (
     FrameReceived,
     Heartbeat10,
     ProtocolHeader,
-    StreamStage,
     StreamFault,
+    StreamStage,
     Transfers,
 )
 from qq.amqp10.performatives import (
