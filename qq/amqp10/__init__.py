@@ -2,5 +2,5 @@
 
 conditions: error conditions; values: the type system; composites, performatives: described lists as named tuples;
 framing: frames, and fast paths for transfers and dispositions; encoding: the server's output; sections: the parts of a
-message.
+message; addresses: names of queues and exchanges in links.
 """

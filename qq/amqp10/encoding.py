@@ -5,6 +5,7 @@ Invariant: a message is sent unchanged; only the performative before it is packe
 
 from __future__ import annotations
 
+from itertools import repeat
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -85,32 +86,32 @@ def deliveries(
 
     A message is a head (header and annotations, which the server writes) and a body (the bare message and footer).
     """
-    room = link.frame_max - TRANSFER_OVERHEAD
-    sizes = [len(head) + len(body) for head, body in zip(heads, bodies, strict=True)]
-    ids = [delivery_id & ID_MASK for delivery_id in range(first_id, first_id + len(sizes))]
-    if max(sizes) > room:
-        for delivery_id, head, body in zip(ids, heads, bodies, strict=True):
-            _send_parts(link, delivery_id, head + body, room, out)
-        return
     begin = _TRANSFER_HEAD.pack(
         _DOFF, StreamStage.AMQP, link.channel, _TRANSFER_LIST, _UINT_CODE, link.handle, _UINT_CODE
     )
     tail = _TAILS[link.is_settled]
     layout = Struct(f">I{len(begin)}sI2sI{len(tail)}s")
-    pack, overhead = layout.pack, layout.size
-    # Interleaved slices take less than half the time of a loop.
-    frames = [b""] * (3 * len(sizes))
-    frames[::3] = [
-        pack(overhead + size, begin, delivery_id, _TAG_HEAD, delivery_id, tail)
-        for delivery_id, size in zip(ids, sizes, strict=True)
-    ]
+    overhead = layout.size
+    sizes = [len(head) + len(body) + overhead for head, body in zip(heads, bodies, strict=True)]
+    count = len(sizes)
+    ids: Sequence[int] = range(first_id, first_id + count)
+    if ids[-1] > ID_MASK:
+        ids = [delivery_id & ID_MASK for delivery_id in ids]
+    if max(sizes) >= link.frame_max:  # the transfer of a part may take an octet more
+        for delivery_id, head, body in zip(ids, heads, bodies, strict=True):
+            _send_parts(link, delivery_id, head + body, out)
+        return
+    # `map` and interleaved slices take less than half the time of a loop.
+    frames = [b""] * (3 * count)
+    frames[::3] = map(layout.pack, sizes, repeat(begin), ids, repeat(_TAG_HEAD), ids, repeat(tail))
     frames[1::3] = heads
     frames[2::3] = bodies
     out += frames
 
 
-def _send_parts(link: Outgoing10, delivery_id: int, message: bytes, room: int, out: list[bytes]) -> None:
+def _send_parts(link: Outgoing10, delivery_id: int, message: bytes, out: list[bytes]) -> None:
     """Append the transfers of a message that takes several frames, perhaps."""
+    room = link.frame_max - TRANSFER_OVERHEAD
     tag = _TAG.pack(delivery_id)
     transfer = TransferFrame(link.handle, delivery_id, tag, 0, link.is_settled)
     for at in range(0, len(message), room):
