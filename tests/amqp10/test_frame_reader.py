@@ -224,6 +224,15 @@ def test_templates_of_a_connection_are_limited() -> None:
     assert len(reader._transfers) == TEMPLATES_MAX
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [DispositionFrame(True, 0), DispositionFrame(True, 0, 5), DispositionFrame(True, 2**32 - 1, 0, True)],
+)
+def test_disposition_with_id_zero_is_read_alone(shape: DispositionFrame) -> None:
+    events = reader_of_frames().feed(frame(shape) * 3)
+    assert events == [FrameReceived(0, shape, b"")] * 3
+
+
 @pytest.mark.parametrize("is_range", [False, True])
 @pytest.mark.parametrize("first", [7, 70_000])
 def test_dispositions_of_a_session_come_in_one_event(first: int, is_range: bool) -> None:
@@ -254,6 +263,16 @@ def test_step_has_limited_work() -> None:
     reader = reader_of_frames()
     first = len(flat(reader.feed(transfers(TransferFrame(0), 20_000, payload=b"p" * 10))))
     assert 1000 < first < STEP_WORK // 20
+
+
+def test_octets_may_arrive_while_a_step_has_left_some() -> None:
+    data = transfers(TransferFrame(0), 200, payload=b"p" * 1000)
+    reader = reader_of_frames()
+    events = reader.feed(data[:100_001])
+    assert reader.has_more
+    assert 0 < reader.held_bytes < 100_001
+    events += read_all(reader, [data[100_001:]])
+    assert flat(events) == dumb_read(data)
 
 
 session = st.integers(0, 3)
@@ -330,7 +349,7 @@ def test_fast_paths_read_what_a_simple_reader_reads(
 
 @given(streams)
 def test_each_cut_of_a_stream_gives_the_same_frames(drawn: tuple[list[list[Any]], Random, float]) -> None:
-    data = _stream(drawn)[:500]
+    data = _stream(drawn)[:250]
     expected = flat(read_all(reader_of_frames(), [data]))
     for cut in range(len(data)):
         assert flat(read_all(reader_of_frames(), [data[:cut], data[cut:]])) == expected

@@ -75,6 +75,7 @@ SPECIFIED: list[tuple[str, Any]] = [
     ("e00602" + "a3" + "0161" + "0162", Array(0xA3, [Symbol("a"), Symbol("b")])),
     ("e00202" + "45", Array(0x45, [[], []])),
     ("e00802" + "00a30164" + "50" + "0102", Array(0x50, [UByte(1), UByte(2)], Symbol("d"))),
+    ("e00702" + "c0" + "0100" + "020140", Array(0xC0, [[], [None]])),
     ("00531545", Described(ULong(0x15), [])),
     ("00" + "005301" + "5302" + "40", Described(Described(ULong(1), ULong(2)), None)),
 ]
