@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from random import Random
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qq.amqp10.composites import encode_composite
 from qq.amqp10.conditions import Condition
 from qq.amqp10.framing import (
     FRAME_MAX_UNTUNED,
@@ -203,6 +205,83 @@ def _frames(data: bytes) -> Any:
         size = int.from_bytes(data[:4], "big")
         yield data[:size]
         data = data[size:]
+
+
+def list32_frame(performative: Any, channel: int, payload: bytes = b"") -> bytes:
+    """Return a frame whose list has sizes of 4 octets, as go-amqp writes it."""
+    body = encode_composite(performative)
+    assert body[3] == 0xC0
+    return raw_frame(
+        body[:3] + b"\xd0" + struct.pack(">II", body[4] + 3, body[5]) + body[6:] + payload, channel
+    )
+
+
+LINK = TransferFrame(300, 70_000, b"tag4", 7, settled=True)
+SETTLED = DispositionFrame(True, 70_000, None, True, AcceptedState())
+RANGE = SETTLED._replace(last=70_001)
+
+
+@pytest.mark.parametrize("write", [frame, list32_frame])
+@pytest.mark.parametrize(
+    ("usual", "changes", "channel"),
+    [
+        (LINK, {}, 2),
+        (LINK, {"handle": 301}, 1),
+        (LINK._replace(handle=1), {"handle": 2}, 1),
+        (LINK, {"delivery_id": 70}, 1),
+        (LINK, {"delivery_tag": b"tag"}, 1),
+        (LINK._replace(message_format=None, settled=None), {"delivery_tag": b"tag"}, 1),
+        (LINK, {"message_format": 8}, 1),
+        (LINK, {"settled": False}, 1),
+        (LINK, {"batchable": True}, 1),
+        (SETTLED, {}, 2),
+        (SETTLED, {"role": False}, 1),
+        (SETTLED, {"first": 70}, 1),
+        (SETTLED, {"last": 70_001}, 1),
+        (SETTLED, {"settled": False}, 1),
+        (SETTLED, {"state": ReleasedState()}, 1),
+        (RANGE, {}, 2),
+        (RANGE, {"last": 71}, 1),
+        (RANGE, {"first": 71}, 1),
+        (RANGE, {"state": ReleasedState()}, 1),
+    ],
+)
+def test_frame_that_differs_from_the_last_is_read_exactly(
+    write: Any, usual: Any, changes: dict[str, Any], channel: int
+) -> None:
+    same, other = write(usual, 1), write(usual._replace(**changes), channel)
+    data = same * 3 + other + same + other * 2 + same * 2
+    events = read_all(reader_of_frames(), [data])
+    assert flat(events) == flat(dumb_read(data))
+    assert isinstance(events[1], Transfers | Dispositions)
+
+
+def test_octets_of_an_equal_frame_may_differ_in_size() -> None:
+    """The constructor of the last id tells a small id from another constructor with an octet behind it."""
+    small = frame(DispositionFrame(True, 1, 5, True, AcceptedState()))
+    boolean = small.replace(b"\x52\x05", b"\x50\x05")
+    events = reader_of_frames().feed(small * 3 + boolean)
+    assert [type(event) for event in events] == [FrameReceived, Dispositions, FrameFault]
+    transfer = frame(LINK)
+    symbol = transfer.replace(b"\xa0\x04tag4", b"\xa3\x04tag4")
+    events = reader_of_frames().feed(transfer * 3 + symbol)
+    assert [type(event) for event in events] == [FrameReceived, Transfers, FrameFault]
+
+
+def test_links_with_lists_of_each_size_have_templates() -> None:
+    links = [LINK._replace(handle=handle) for handle in (0, 1, 2, 255)]
+    for write in (frame, list32_frame):
+        data = b"".join(write(link, 1) for link in links) * 10
+        events = read_all(reader_of_frames(), [data])
+        assert sum(isinstance(event, FrameReceived) for event in events) == len(links)
+
+
+@pytest.mark.parametrize("begin", ["005314c0", "005314d0", "005315c0", "005315d0"])
+def test_extended_header_is_not_taken_for_a_performative(begin: str) -> None:
+    for performative in (LINK, SETTLED, FlowFrame(None, 1, 0, 1)):
+        data = raw_frame(encode_composite(performative), 1, extended=bytes.fromhex(begin) * 2)
+        events = reader_of_frames().feed(frame(LINK, 1) + frame(SETTLED, 1) + data * 2)
+        assert flat(events)[2:] == [FrameReceived(1, performative, b"")] * 2
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,41 @@ def test_message_is_accepted_when_it_is_at_its_limits() -> None:
     assert find_sections(head + DATA_OCTETS).body == HEAD_BYTES_MAX
 
 
+def test_cut_message_is_refused() -> None:
+    wide = [
+        section(MESSAGE_ANNOTATIONS, {Symbol("x-a"): "b" * 300}),
+        section(PROPERTIES, ["m" * 300]),
+        section(DATA, bytes(300)),
+    ]
+    for message in (b"".join(wide), b"".join(DIVERSE[:6])):
+        for end in range(len(message)):
+            with pytest.raises(UndecodableValue):
+                find_sections(message[:end])
+
+
+def test_message_is_split_whatever_came_before_it() -> None:
+    bodies = [
+        [DATA_OCTETS],
+        [section(DATA, b"")],
+        [section(DATA, bytes(300))],
+        [DATA_OCTETS, DATA_OCTETS],
+        [DATA_OCTETS, DIVERSE[6]],
+        [section(SEQUENCE, [])],
+        [section(SEQUENCE, [True])],
+        [section(VALUE, None)],
+        [section(VALUE, b"hello")],
+    ]
+    messages = [
+        head + b"".join(body) for body in bodies for head in (b"", HEADER_OCTETS, b"".join(DIVERSE[:5]))
+    ]
+    for before in messages:
+        for message in messages:
+            splitter = SectionSplitter()
+            splitter.split(before)
+            assert splitter.split(message) == find_sections(message)
+            assert splitter.split(message) == find_sections(message)
+
+
 maps = st.dictionaries(st.text(max_size=5).map(Symbol), primitives, max_size=3)
 bodies = st.one_of(
     st.lists(st.tuples(st.just(DATA), st.binary(max_size=300)), min_size=1, max_size=2),
