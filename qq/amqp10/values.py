@@ -289,8 +289,6 @@ class ValueReader:
             raise _truncated()
         outer_end, self.end = self.end, end
         count = self._length(length_octets)
-        if count > self._values_left:
-            raise UndecodableValue(f"more than VALUES_MAX={VALUES_MAX} values")
         value = self._contents(code, count, depth + 1)
         if self.at != end:
             raise UndecodableValue(f"size {size} of a value with {count} elements")

@@ -120,6 +120,20 @@ def test_value_round_trips_in_any_encoding(value: Any, rnd: Random) -> None:
         assert typed(decode(b"before" + data + b"behind", 6, 6 + len(data))) == typed(value)
 
 
+def test_value_round_trips_at_the_limits_of_short_encodings() -> None:
+    for size in range(245, 260):
+        for value in (
+            bytes(size),
+            [bytes(size)],
+            {"k": bytes(size)},
+            [None] * size,
+            Array(0x50, [UByte(1)] * size),
+        ):
+            data = encode(value)
+            assert data[0] & 0x10 == 0 or len(data) > 256
+            assert decode(data) == value
+
+
 @given(values)
 def test_cut_value_is_refused(value: Any) -> None:
     data = encode(value)
