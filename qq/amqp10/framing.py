@@ -1,11 +1,12 @@
 """Parses the frames of AMQP 1.0: turns a stream of bytes into events.
 
-A link sends transfers whose performatives differ in delivery id and tag only, and a session alike dispositions. The
-slow path makes a *template* of such a frame. The fast path reads frames that fit the template.
+A link sends transfers whose performatives differ in delivery id and tag only. Dispositions and flows of a session
+differ in a few numbers. The slow path makes a *template* of such a frame. The fast path reads frames that fit the
+template.
 
-Invariant: the fast paths take only complete frames that equal their template octet for octet, except in ids and tags.
-The slow path reads all other input, and alone reports errors. However the stream is cut, the same frames come out.
-Memory is bounded by a single incomplete frame.
+Invariant: the fast paths take only complete frames that equal their template octet for octet, except in numbers and
+tags. The slow path reads all other input, and alone reports errors. However the stream is cut, the same frames come
+out. Memory is bounded by a single incomplete frame.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from qq.amqp10.conditions import BadFrame, ConditionError, UndecodableValue
 from qq.amqp10.performatives import (
     AmqpPerformative,
     DispositionFrame,
+    FlowFrame,
     SaslInit,
     SaslPerformative,
     SaslResponse,
@@ -47,6 +49,7 @@ _FIELDS_AT = {LIST8: 14, LIST32: 20}
 _TRANSFERS = {b"\x00\x53\x14\xc0": 16, b"\x00\x53\x14\xd0": 22}
 """Beginnings of transfers, each with the position behind the octets that tell links apart: a handle of two octets."""
 _DISPOSITIONS = frozenset(b"\x00\x53\x15" + bytes((code,)) for code in (LIST8, LIST32))
+_FLOWS = frozenset(b"\x00\x53\x13" + bytes((code,)) for code in (LIST8, LIST32))
 _UINT_FORMATS = {0x52: "B", 0x70: "I"}
 _BINARY8 = 0xA0
 
@@ -141,6 +144,18 @@ class _DispositionTemplate(NamedTuple):
     performative: DispositionFrame
 
 
+class _FlowTemplate(NamedTuple):
+    """Flows whose fields have the same encodings: `layout` divides a frame into constant parts and unsigned values."""
+
+    layout: Struct
+    """Constant parts and values in turn; it begins and ends with a constant part."""
+    constants: tuple[bytes, ...]
+    fields: tuple[int, ...]
+    """Positions of the values among the fields of the performative."""
+    channel: int
+    performative: FlowFrame
+
+
 class FrameReader10:
     """Parses the byte stream of a connection into events.
 
@@ -152,6 +167,7 @@ class FrameReader10:
     __slots__ = (
         "_at",
         "_disposition",
+        "_flows",
         "_is_broken",
         "_need",
         "_rest",
@@ -178,6 +194,8 @@ class FrameReader10:
         """Octets needed, including those in `_rest`, before the next frame can be read; 0 if unknown."""
         self._transfers: dict[bytes, _TransferTemplate] = {}
         """By the beginnings of their frames, behind the size."""
+        self._flows: dict[bytes, _FlowTemplate] = {}
+        """By the sizes of their frames."""
         self._disposition: _DispositionTemplate | None = None
 
     @property
@@ -289,6 +307,10 @@ class FrameReader10:
                 self._transfers[frame[4 : _TRANSFERS[begin]]] = template
         elif begin in _DISPOSITIONS:
             self._disposition = _disposition_template(frame, channel, performative)
+        elif begin in _FLOWS:
+            if len(self._flows) >= TEMPLATES_MAX:
+                self._flows.clear()
+            self._flows[frame[:4]] = _flow_template(frame, channel, performative)
 
     def _read_alike(self, data: bytes, at: int, work_end: int, events: list[FrameEvent]) -> int:
         """Read the frames at `at` that fit a template. Return the position behind them, or `at`."""
@@ -299,6 +321,8 @@ class FrameReader10:
             return at if transfer is None else self._read_transfers(transfer, data, at, work_end, events)
         if begin in _DISPOSITIONS and self._disposition is not None:
             return _read_dispositions(self._disposition, data, at, work_end, events)
+        if begin in _FLOWS and (flow := self._flows.get(data[at : at + 4])) is not None:
+            return _read_flow(flow, data, at, events)
         return at
 
     def _read_transfers(
@@ -344,6 +368,38 @@ def _read_dispositions(
     if ranges:
         events.append(Dispositions(channel, performative, ranges))
     return at + len(ranges) * layout.size
+
+
+def _read_flow(template: _FlowTemplate, data: bytes, at: int, events: list[FrameEvent]) -> int:
+    layout, constants, fields, channel, performative = template
+    if at + layout.size > len(data):
+        return at
+    parts = layout.unpack_from(data, at)
+    if parts[::2] != constants:
+        return at
+    values = list(performative)
+    for field, value in zip(fields, parts[1::2], strict=True):
+        values[field] = value
+    events.append(FrameReceived(channel, FlowFrame._make(values), b""))
+    return at + layout.size
+
+
+def _flow_template(frame: bytes, channel: int, flow: FlowFrame) -> _FlowTemplate:
+    """Return the template of a flow, whose fields without octets and properties are constants."""
+    at, constant_at, layout = _FIELDS_AT[frame[_LIST_AT]], 0, ">"
+    fields: list[int] = []
+    for field in range(len(flow)):
+        if at == len(frame):
+            break
+        value_format = _UINT_FORMATS.get(frame[at])
+        end = skip(frame, at, len(frame))
+        if value_format is not None:
+            layout += f"{at + 1 - constant_at}s{value_format}"
+            fields.append(field)
+            constant_at = end
+        at = end
+    divided = Struct(f"{layout}{len(frame) - constant_at}s")
+    return _FlowTemplate(divided, divided.unpack(frame)[::2], tuple(fields), channel, flow)
 
 
 def _transfer_template(

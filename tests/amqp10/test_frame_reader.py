@@ -41,6 +41,7 @@ from qq.amqp10.performatives import (
     SaslResponse,
     TransferFrame,
 )
+from qq.amqp10.values import Symbol
 from tests.amqp10.amqp10_wire import (
     FRAME_MAX,
     HEARTBEAT,
@@ -256,6 +257,34 @@ def test_frame_that_differs_from_the_last_is_read_exactly(
     assert isinstance(events[1], Transfers | Dispositions)
 
 
+@pytest.mark.parametrize("write", [frame, list32_frame])
+def test_flows_of_any_shape_are_read_exactly(write: Any) -> None:
+    credit = FlowFrame(70_000, 400, 70_001, 2**32 - 1, 5, 9, 100)
+    flows = [
+        credit,
+        FlowFrame(None, 400, 0, 1),
+        FlowFrame(0, 1, 2, 3),
+        credit._replace(handle=0),
+        credit._replace(delivery_count=70_000, link_credit=0),
+        credit._replace(drain=True),
+        credit._replace(echo=True),
+        credit._replace(available=7, properties={Symbol("rabbitmq:active"): True}),
+    ]
+    changed = [
+        flow._replace(incoming_window=399, next_outgoing_id=flow.next_outgoing_id + 1) for flow in flows
+    ]
+    rnd = Random(1)
+    drawn = [(rnd.choice(flows + changed), rnd.randrange(2)) for _ in range(400)]
+    data = b"".join(write(flow, channel) for flow, channel in drawn)
+    assert read_all(reader_of_frames(), [data]) == [
+        FrameReceived(channel, flow, b"") for flow, channel in drawn
+    ]
+    for cut in range(1, len(write(credit, 1))):
+        assert len(read_all(reader_of_frames(), [write(credit, 1) * 2 + write(credit, 1)[:cut]])) == 2
+    wrong = write(credit, 1).replace(b"\x52\x64", b"\x50\x64")
+    assert isinstance(reader_of_frames().feed(write(credit, 1) * 2 + wrong)[2], FrameFault)
+
+
 def test_octets_of_an_equal_frame_may_differ_in_size() -> None:
     """The constructor of the last id tells a small id from another constructor with an octet behind it."""
     small = frame(DispositionFrame(True, 1, 5, True, AcceptedState()))
@@ -398,7 +427,12 @@ def runs(draw: st.DrawFn) -> list[Any]:
             )
             for n in numbers
         ]
-    others = [FlowFrame(1, 2, 3, 4, 5, 6, 7), AttachFrame("n", 1, role=False), BeginFrame(None, 1, 2, 3)]
+    others = [
+        FlowFrame(1, 2, 3, first, 5, 6, 7),
+        FlowFrame(None, first, 3, 4, echo=True),
+        AttachFrame("n", 1, role=False),
+        BeginFrame(None, 1, 2, 3),
+    ]
     return [(draw(st.sampled_from(others)), channel, b"") for _ in numbers]
 
 
