@@ -78,7 +78,7 @@ class FrameReceived(NamedTuple):
 
 
 class Transfers(NamedTuple):
-    """Consecutive transfers on a link, each the last or only part of its delivery."""
+    """Consecutive transfers on a link, each a complete delivery."""
 
     channel: int
     performative: TransferFrame
@@ -292,7 +292,10 @@ class FrameReader10:
             events.append(FrameFault(channel, UndecodableValue("octets behind a performative")))
             return
         events.append(FrameReceived(channel, performative, frame[behind:]))
-        if at == HEADER_OCTETS:
+        if type(performative) is TransferFrame and performative.more:
+            # The last part of the delivery may be like the transfers before.
+            self._transfers.clear()
+        elif at == HEADER_OCTETS:
             self._make_template(frame, behind, channel, performative)
 
     # --- the fast paths
@@ -405,8 +408,8 @@ def _flow_template(frame: bytes, channel: int, flow: FlowFrame) -> _FlowTemplate
 def _transfer_template(
     frame: bytes, end: int, channel: int, transfer: TransferFrame
 ) -> _TransferTemplate | None:
-    """Return the template of a transfer whose performative ends at `end`, or `None` if it has parts or a state."""
-    if transfer.more or transfer.aborted or transfer.resume or transfer.state is not None:
+    """Return the template of a transfer whose performative ends at `end`, or `None` if transfers are seldom like it."""
+    if transfer.aborted or transfer.resume or transfer.state is not None:
         return None
     id_at = skip(frame, _FIELDS_AT[frame[_LIST_AT]], end)
     if transfer.delivery_id is None or transfer.delivery_tag is None or frame[id_at] not in _UINT_FORMATS:

@@ -323,6 +323,17 @@ def test_transfer_of_a_part_is_read_alone(change: dict[str, Any]) -> None:
     assert [type(event) for event in events] == [FrameReceived] * 3
 
 
+def test_last_part_of_a_delivery_is_not_taken_for_a_delivery() -> None:
+    """Proton repeats id and tag in each part."""
+    whole, part = frame(LINK, 1, b"w"), frame(LINK._replace(more=True), 1, b"p")
+    other = frame(LINK._replace(handle=1), 1)
+    data = whole * 3 + part + other * 2 + part + other + whole + whole * 2
+    events = reader_of_frames().feed(data)
+    assert flat(events) == dumb_read(data)
+    taken = [delivery for event in events if isinstance(event, Transfers) for delivery in event.deliveries]
+    assert [payload for _, _, payload in taken] == [b"w", b"w", b"", b"w", b"w"]
+
+
 def test_templates_of_a_connection_are_limited() -> None:
     reader = reader_of_frames()
     links = [TransferFrame(1, settled=True, message_format=n) for n in range(256)]
