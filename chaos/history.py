@@ -25,6 +25,8 @@ value is null is left out. The keys:
     deaths       list  of {"queue": str, "reason": str, "count": int}, from x-death
     tx           str   the transaction that a publish or an ack belongs to
     dedup        bool  published with x-publisher-id and x-publish-seq
+    ttl_ms       int   published with this expiration
+    delay_ms     int   published with this x-delay
     fault        str   name of the fault
     detail       str   the text of an error, the parameters of a fault
 
@@ -121,6 +123,8 @@ class Published(TypedDict):
     attempt: int
     priority: NotRequired[int]
     dedup: NotRequired[bool]
+    ttl_ms: NotRequired[int]
+    delay_ms: NotRequired[int]
 
 
 class Arrived(TypedDict):
@@ -154,6 +158,8 @@ class Fields(TypedDict, total=False):
     deaths: list[Death] | None
     tx: str | None
     dedup: bool
+    ttl_ms: int
+    delay_ms: int
     fault: str
     detail: str | None
 
@@ -345,7 +351,7 @@ def _read_file(file: Path) -> Iterator[Row]:
             if not line.endswith(b"\n"):
                 raise HistoryError(f"{file}:{number}: the line is cut: {_shown(line)}")
             try:
-                row = _row(line)
+                row = parse(line)
                 if row["time_ns"] <= last_ns:
                     raise ValueError("time_ns does not rise")  # noqa: TRY301 -- the place is added to all alike
             except ValueError as error:
@@ -354,7 +360,7 @@ def _read_file(file: Path) -> Iterator[Row]:
             yield row
 
 
-def _row(line: bytes) -> Row:
+def parse(line: str | bytes) -> Row:
     """Parse a line. Raises ValueError."""
     try:
         row: Any = json.loads(line)

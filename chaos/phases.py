@@ -120,6 +120,7 @@ class Course:
             "ended_ns": self._recorder.clock.now_ns(),
             "problems": self.problems,
             "rows": self._recorder.counts.total(),
+            "owes": self._owed(),
             "queues": {
                 name: plan.described(workload, drained=name not in not_drained)
                 for name, (workload, plan) in self.plans.items()
@@ -127,6 +128,14 @@ class Course:
             },
             **about,
         }
+
+    def _owed(self) -> dict[str, list[str]]:
+        """Return the workloads by the promise that they must give evidence for."""
+        owed: dict[str, list[str]] = {}
+        for workload in self.plan.workloads:
+            for promise in workload.owes:
+                owed.setdefault(promise, []).append(workload.name)
+        return owed
 
     def elapsed_s(self) -> float:
         return (self._recorder.clock.now_ns() - self._started_ns) / 1e9

@@ -30,6 +30,8 @@ FORMAT = 1
 """The only version of meta.json and verdict.json that is read."""
 MESSAGE_ROWS_MAX = 100
 """Rows shown of a message, at most; more rows would not be easier to read."""
+OBSERVED_MAX = 5
+"""Violations of a cause that are described in words, at most."""
 NANOSECONDS = 1_000_000_000
 ROW_COLUMNS = tuple(name for name in FIELD_TYPES if name != "time_ns")
 """Columns of the history in the order of display, after the time; columns added by the check follow."""
@@ -173,6 +175,8 @@ def _verdict(run: _Run) -> _Html:
     elif verdict["valid"] and not _problems(run):
         checked = sum(promise["checked"] > 0 for promise in verdict["promises"])
         style, label, text = "holds", "VALID", f"all {checked} promises that could be checked held"
+    elif unjudged := [promise["name"] for promise in verdict["promises"] if promise.get("owed_by")]:
+        style, label, text = "unknown", "INVALID", f"promises that were not judged: {', '.join(unjudged)}"
     else:
         style, label, text = "unknown", "INVALID", "nothing is proved"
     error = f"<p>{_text(verdict['error'])}</p>" if verdict["error"] else ""
@@ -219,8 +223,11 @@ def _promises(run: _Run) -> _Html:
             state = _Html('<b class="bad">✘ broken</b>')
         elif promise["checked"]:
             state = _Html('<b class="good">✔ held</b>')
+        elif promise.get("owed_by"):
+            text = f"✘ not judged, although it ran: {', '.join(promise['owed_by'])}"
+            state = _Html(f'<b class="bad">{escape(text)}</b>')
         else:
-            state = _Html('<span class="dim">nothing to check</span>')
+            state = _Html('<span class="dim">not judged</span>')
         rows.append((name, state, promise["checked"], promise["violations"], promise["text"]))
     return _table(("promise", "", "checked", "violations", "meaning"), rows)
 
@@ -297,6 +304,7 @@ def _offending(run: _Run) -> Iterator[_Html]:
         anchors = {name: f"{_anchor(promise)}-{number}" for number, name in enumerate(names, 1)}
         parts = [
             _summary(promise),
+            _causes(promise),
             _rows(run, examples, links=anchors),
             *(
                 _message(run, name, anchor, messages.get(name, []), examples)
@@ -312,6 +320,16 @@ def _offending(run: _Run) -> Iterator[_Html]:
 def _summary(promise: Mapping[str, Any]) -> _Html:
     shown = f"violations: {promise['violations']}, rows shown: {len(promise['examples'])}"
     return _Html(f'<p>{_text(promise["text"])} <span class="dim">({shown})</span></p>')
+
+
+def _causes(promise: Mapping[str, Any]) -> _Html:
+    """Return a table of the violations by cause, with what the first violations were."""
+    rows = [
+        (group["cause"], group["violations"], group["expected"], observed)
+        for group in promise.get("groups", ())
+        for observed in group["observed"][:OBSERVED_MAX]
+    ]
+    return _table(("cause", "violations", "expected", "observed"), rows)
 
 
 def _message(run: _Run, name: str, anchor: str, rows: Sequence[Row], examples: Sequence[Row]) -> _Html:

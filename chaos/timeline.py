@@ -22,6 +22,10 @@ LATENCY = {"confirm": "#2e7d32", "deliver": "#1565c0"}
 QUANTILES = {"p50": "dot", "p99": "solid"}
 """The quantiles of the latencies, and the line style of each."""
 UNAVAILABLE = "#c62828"
+TERMS = ("#5e35b1", "#b39ddb")
+"""Colours of the terms, in turn."""
+LEVELS = {"INFO": "#455a64", "WARNING": "#ef6c00"}
+"""The colour of a log line by its level; others are errors."""
 FAULT_COLOURS = qualitative.Dark24
 BAND_OPACITY, EDGE_OPACITY = 0.14, 0.6
 LANE_PX = 22
@@ -40,13 +44,16 @@ class Tables(NamedTuple):
     latency: Sequence[Row] = ()
     unavailable: Sequence[Row] = ()
     faults: Sequence[Row] = ()
+    leaders: Sequence[Row] = ()
+    log_lines: Sequence[Row] = ()
 
 
 def figure(tables: Tables, heal_s: float | None) -> go.Figure:
     """Return the picture of the run; `heal_s` is when the faults had ended."""
     nodes = sorted({row["node"] for row in (*tables.throughput, *tables.unavailable)})
     names = fault_names(tables.faults)
-    heights = [GRAPH_PX, GRAPH_PX, lanes_px(len(nodes)), lanes_px(len(names))]
+    voices = sorted({row["node"] for row in (*tables.leaders, *tables.log_lines)})
+    heights = [GRAPH_PX, GRAPH_PX, lanes_px(len(nodes)), lanes_px(len(voices)), lanes_px(len(names))]
     plot_px = sum(heights) + MARGIN_PX["between"] * (len(heights) - 1)
     drawn = make_subplots(
         rows=len(heights),
@@ -54,12 +61,20 @@ def figure(tables: Tables, heal_s: float | None) -> go.Figure:
         shared_xaxes=True,
         row_heights=heights,
         vertical_spacing=MARGIN_PX["between"] / plot_px,
-        subplot_titles=("Messages per second", "Latency, ms", "Nothing confirmed at", "Faults"),
+        subplot_titles=(
+            "Messages per second",
+            "Latency, ms",
+            "Nothing confirmed at",
+            "Leaders and log lines",
+            "Faults",
+        ),
     )
     _add_throughput(drawn, tables.throughput)
     _add_latency(drawn, tables.latency)
     _add_lanes(drawn, 3, nodes, _unavailable_bars(tables.unavailable))
-    _add_lanes(drawn, 4, names, _fault_bars(tables.faults))
+    _add_lanes(drawn, 4, voices, _leader_bars(tables.leaders))
+    _add_log_lines(drawn, 4, tables.log_lines)
+    _add_lanes(drawn, 5, names, _fault_bars(tables.faults))
     _add_bands(drawn, tables.faults)
     if heal_s is not None:
         drawn.add_shape(
@@ -138,6 +153,31 @@ def _unavailable_bars(rows: Iterable[Row]) -> Iterable[_Bar]:
     for row in rows:
         text = f"{row['node']}: {row['end'] - row['start']:.2f} s"
         yield _Bar(row["node"], row["start"], row["end"], UNAVAILABLE, text)
+
+
+def _leader_bars(rows: Iterable[Row]) -> Iterable[_Bar]:
+    for row in rows:
+        colour = TERMS[row["term"] % len(TERMS)]
+        yield _Bar(row["node"], row["start"], row["end"], colour, f"{row['node']} leads term {row['term']}")
+
+
+def _add_log_lines(drawn: go.Figure, row: int, lines: Sequence[Row]) -> None:
+    """Draw a mark for each line in the lane of its node; its text appears beside the pointer."""
+    drawn.add_scatter(
+        x=[line["second"] for line in lines],
+        y=[escape(line["node"]) for line in lines],
+        mode="markers",
+        marker={
+            "symbol": "line-ns-open",
+            "size": 9,
+            "color": [LEVELS.get(line["level"], UNAVAILABLE) for line in lines],
+        },
+        customdata=[escape(line["text"]) for line in lines],
+        hovertemplate="%{x:.3f} s %{y}: %{customdata}<extra></extra>",
+        showlegend=False,
+        row=row,
+        col=1,
+    )
 
 
 def _fault_bars(rows: Sequence[Row]) -> Iterable[_Bar]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import aio_pika
@@ -128,9 +129,9 @@ class AioChannel:
             declared = await self._channel.declare_queue(queue, passive=True)
         return declared.declaration_result.message_count or 0
 
-    async def bind(self, queue: str, exchange: str) -> None:
+    async def bind(self, queue: str, exchange: str, key: str) -> None:
         with _as_lost():
-            await self._underlay.queue_bind(queue, exchange, queue)
+            await self._underlay.queue_bind(queue, exchange, key)
 
     async def delete(self, queue: str) -> None:
         with _as_lost():
@@ -139,8 +140,9 @@ class AioChannel:
     async def publish(self, message: Outgoing, key: str, exchange: str = "") -> Outcome:
         packed = aio_pika.Message(
             message.body,
-            headers=message.headers,
+            headers=message.all_headers,
             priority=message.priority,
+            expiration=None if message.ttl_ms is None else timedelta(milliseconds=message.ttl_ms),
             message_id=message.id,
             delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
         )

@@ -7,23 +7,22 @@ import os
 import sys
 import warnings
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
-import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from chaos.pipeline import java
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, Row
-    from pyspark.sql.types import StructType
+    from pyspark import RDD
+
+T = TypeVar("T")
 
 LOCAL = "local[2]"
 LOCAL_MEMORY = "2g"
@@ -128,38 +127,9 @@ def brief(error: BaseException) -> str:
     return lines[1].removeprefix(": ") if lines[0].startswith("An error occurred") and lines[1:] else lines[0]
 
 
-@contextmanager
-def _sockets_left_open() -> Generator[None]:
-    """Ignore warnings about sockets of results, which PySpark leaves to the garbage collector."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-
-
-def frame_of(spark: SparkSession, rows: Sequence[Mapping[str, Any]], schema: StructType) -> DataFrame:
-    """Return a frame of a few rows, with null for missing keys.
-
-    The rows are passed as an Arrow table. Other forms would pass through Python processes of Spark at each reading.
-    """
-    columns = {name: [row.get(name) for row in rows] for name in schema.names}
-    return spark.createDataFrame(pa.table(columns, to_arrow_schema(schema)), schema)
-
-
-def collect(frame: DataFrame) -> list[Row]:
+def collect(table: RDD[T]) -> list[T]:
     """Run a job and return its few rows."""
-    with _sockets_left_open():
-        return frame.collect()
-
-
-class Table(Protocol):
-    """The used part of pyarrow.Table, which has no types."""
-
-    def to_pylist(self) -> list[dict[str, Any]]: ...
-
-    def filter(self, mask: object) -> Table: ...
-
-
-def arrow(frame: DataFrame) -> Table:
-    """Run a job and return its small table."""
-    with _sockets_left_open():
-        return frame.toArrow()
+    with warnings.catch_warnings():
+        # PySpark leaves the sockets of results to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        return table.collect()

@@ -99,6 +99,7 @@ def record(
             {
                 "seconds": options.duration_s,
                 "nemesis": list(options.faults),
+                "clock_skew_ms": 2 * options.skew_max_ms,
                 "versions": {"python": platform.python_version()},
                 "command": f"python -m chaos.sim --seed {seed} --nodes {options.nodes} --out {directory}",
             },

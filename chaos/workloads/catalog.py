@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chaos.workloads.backlog import Backlog
+from chaos.workloads.bounded import Bounded
 from chaos.workloads.churn import Churn
 from chaos.workloads.confirm import Confirm
 from chaos.workloads.dead_letter import DeadLetter
 from chaos.workloads.dedup import Dedup
 from chaos.workloads.moved import Moved
 from chaos.workloads.priority import Priority
+from chaos.workloads.routed import Routed
 from chaos.workloads.single_active import SingleActive
+from chaos.workloads.timed import Timed
 from chaos.workloads.tx import Tx
 from qq.errors import OperatingError
 
@@ -33,6 +36,9 @@ WORKLOADS: dict[str, Workload] = {
         Churn(),
         Backlog(),
         Moved(),
+        Timed(),
+        Bounded(),
+        Routed(),
     )
 }
 

@@ -48,7 +48,7 @@ class Churner(ConnectingClient):
         queue = plan.name
         async with request_of(self.process.invoke("declare", **link.where, queue=queue)):
             await channel.declare(queue, plan.arguments)
-            await channel.bind(queue, EXCHANGE)
+            await channel.bind(queue, EXCHANGE, queue)
         for _ in range(PUBLISHED):
             await self.publish(link, channel, queue, next(self._messages[queue]), EXCHANGE)
         for _ in range(GOT):
@@ -65,6 +65,7 @@ class Churner(ConnectingClient):
 class Churn(Workload):
     name = "churn"
     weight = 7
+    owes = ("resurrected",)
     library = "pika"
 
     def queues(self) -> list[QueuePlan]:

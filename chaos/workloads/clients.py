@@ -197,6 +197,7 @@ class Publisher(ConnectingClient):
 
     async def work(self, link: Link) -> None:
         channel = await link.open_channel("confirms")
+        await self.prepare(channel)
         under_way: set[asyncio.Task[None]] = set()
         try:
             async for message in self.outgoing(link):
@@ -208,6 +209,9 @@ class Publisher(ConnectingClient):
         finally:
             # Each publish ends: with its confirm, with the connection, or by its timeout.
             await asyncio.gather(*under_way)
+
+    async def prepare(self, channel: Channel) -> None:
+        """Prepare a new channel for publishing. May raise LostError."""
 
     async def outgoing(self, link: Link) -> AsyncIterator[Outgoing]:
         """Yield the messages to publish on this link, each at its time."""

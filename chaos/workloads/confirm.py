@@ -16,6 +16,19 @@ WINDOW = 10
 class Confirm(Workload):
     name = "confirm"
     weight = 35
+    owes = (
+        "lost",
+        "phantom",
+        "routing",
+        "causality",
+        "unmarked_duplicate",
+        "acknowledged",
+        "two_holders",
+        "redelivery",
+        "cancelled",
+        "order",
+        "liveness",
+    )
 
     def queues(self) -> list[QueuePlan]:
         return [QueuePlan(queue, CLASSIC if "classic" in queue else QUORUM) for queue in QUEUES]

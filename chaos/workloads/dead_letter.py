@@ -37,6 +37,7 @@ def settle_second(delivery: Arrived) -> Settling:
 class DeadLetter(Workload):
     name = "dead_letter"
     weight = 10
+    owes = ("delivery_limit", "dead_letter", "x_death")
 
     def queues(self) -> list[QueuePlan]:
         first = {

@@ -55,6 +55,7 @@ class Insistent(Publisher):
 class Dedup(Workload):
     name = "dedup"
     weight = 10
+    owes = ("dedup_duplicate",)
 
     def queues(self) -> list[QueuePlan]:
         return [QueuePlan(QUEUE, QUORUM, dedup=True)]

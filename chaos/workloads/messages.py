@@ -39,6 +39,12 @@ class Outgoing:
     priority: int | None = None
     headers: dict[str, Any] = field(default_factory=dict)
     dedup: bool | None = None
+    ttl_ms: int | None = None
+    delay_ms: int | None = None
+
+    @property
+    def all_headers(self) -> dict[str, Any]:
+        return self.headers if self.delay_ms is None else {**self.headers, "x-delay": self.delay_ms}
 
     @property
     def id(self) -> str:
@@ -59,6 +65,10 @@ class Outgoing:
             fields["priority"] = self.priority
         if self.dedup:
             fields["dedup"] = True
+        if self.ttl_ms is not None:
+            fields["ttl_ms"] = self.ttl_ms
+        if self.delay_ms is not None:
+            fields["delay_ms"] = self.delay_ms
         return fields
 
 

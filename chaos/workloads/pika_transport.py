@@ -194,9 +194,9 @@ class PikaChannel:
         )
         return declared.method.message_count
 
-    async def bind(self, queue: str, exchange: str) -> None:
+    async def bind(self, queue: str, exchange: str, key: str) -> None:
         await self._request(
-            lambda answered: self._channel.queue_bind(queue, exchange, queue, callback=answered)
+            lambda answered: self._channel.queue_bind(queue, exchange, key, callback=answered)
         )
 
     async def delete(self, queue: str) -> None:
@@ -207,7 +207,8 @@ class PikaChannel:
             message_id=message.id,
             delivery_mode=2,
             priority=message.priority,
-            headers=message.headers or None,
+            expiration=None if message.ttl_ms is None else str(message.ttl_ms),
+            headers=message.all_headers or None,
         )
         try:
             self._channel.basic_publish(exchange, key, message.body, properties, mandatory=True)

@@ -41,6 +41,7 @@ class Bursts(Publisher):
 class Priority(Workload):
     name = "priority"
     weight = 10
+    owes = ("priority_ratio", "priority_order")
 
     def queues(self) -> list[QueuePlan]:
         return [QueuePlan(QUEUE, QUORUM)]

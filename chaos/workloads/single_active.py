@@ -18,6 +18,7 @@ class SingleActive(Workload):
     name = "single_active"
     weight = 10
     library = "pika"
+    owes = ("single_active",)
 
     def queues(self) -> list[QueuePlan]:
         return [QueuePlan(QUEUE, {**QUORUM, "x-single-active-consumer": True})]

@@ -62,8 +62,7 @@ class Channel(Protocol):
         """Return the number of ready messages."""
         ...
 
-    async def bind(self, queue: str, exchange: str) -> None:
-        """Bind the queue with its name as key."""
+    async def bind(self, queue: str, exchange: str, key: str) -> None: ...
 
     async def delete(self, queue: str) -> None: ...
 

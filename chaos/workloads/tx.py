@@ -101,6 +101,7 @@ class Tx(Workload):
     name = "tx"
     weight = 8
     library = "pika"
+    owes = ("tx_atomic",)
 
     def queues(self) -> list[QueuePlan]:
         return [QueuePlan(queue, QUORUM) for queue in QUEUES]

@@ -57,8 +57,10 @@ class QueuePlan:
         limit = self.arguments.get("x-delivery-limit", -1)
         return {
             "workload": workload,
+            "kind": self.arguments.get("x-queue-type", "classic"),
             "delivery_limit": None if limit < 0 else limit,
             "max_length": self.arguments.get("x-max-length"),
+            "message_ttl": self.arguments.get("x-message-ttl"),
             "dead_letters_to": self.dead_letters_to,
             "drained": drained,
             "single_active": self.arguments.get("x-single-active-consumer", False),
@@ -116,6 +118,8 @@ class Workload(ABC):
     weight: float
     """The workload's share of the messages, relative to the other workloads."""
     library: Library = "aio-pika"
+    owes: Sequence[str] = ()
+    """The promises that its run must give evidence for."""
 
     @abstractmethod
     def queues(self) -> list[QueuePlan]: ...

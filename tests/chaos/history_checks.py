@@ -34,11 +34,13 @@ def unmarked_duplicates(rows: Sequence[Row]) -> set[tuple[str, str]]:
 
 def gaps(rows: Sequence[Row]) -> set[str]:
     """Return the publishers whose sequences do not rise by 1 from 1."""
-    sequences: dict[str, list[int]] = {}
+    sequences: dict[str, dict[int, None]] = {}
     for row in rows:
         if row["op"] == "publish" and row["type"] == "invoke" and row["attempt"] == 1:
-            sequences.setdefault(row["publisher"], []).append(row["sequence"])
-    return {publisher for publisher, found in sequences.items() if found != list(range(1, len(found) + 1))}
+            sequences.setdefault(row["publisher"], {})[row["sequence"]] = None
+    return {
+        publisher for publisher, found in sequences.items() if list(found) != list(range(1, len(found) + 1))
+    }
 
 
 def unended(rows: Sequence[Row]) -> set[tuple[str, int]]:

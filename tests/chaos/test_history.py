@@ -43,6 +43,8 @@ def test_recorded_operation_is_read_back_with_all_fields(tmp_path: Path) -> None
         "deaths": [{"queue": "q", "reason": "rejected", "count": 2}],
         "tx": "t/1",
         "dedup": True,
+        "ttl_ms": 1000,
+        "delay_ms": 500,
         "fault": "kill",
         "detail": 'a "text"\nof two lines',
     }

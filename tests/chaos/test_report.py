@@ -238,7 +238,7 @@ def test_the_run_can_be_repeated_from_the_page(broken: Page) -> None:
 def test_every_promise_has_a_line(broken: Page) -> None:
     assert re.search(r"lost ✘ broken 41,233 1 A confirmed message was", broken.text)
     assert re.search(r"phantom ✔ held 41,233 0 Nothing is delivered", broken.text)
-    assert re.search(r"tx_atomic nothing to check 0 0 Of a transaction", broken.text)
+    assert re.search(r"tx_atomic not judged 0 0 Of a transaction", broken.text)
 
 
 def test_figures_have_their_units_and_operations_their_outcomes(broken: Page) -> None:
@@ -316,13 +316,20 @@ def test_the_timeline_shows_sums_gaps_and_bands(tmp_path: Path) -> None:
             {"start": 1.0, "end": 2.0, "fault": "kill", "node": "n1", "detail": EVIL},
             {"start": 3.0, "end": 4.0, "fault": "kill", "node": "n2", "detail": None},
         ],
+        leaders=[{"start": 0.0, "end": 4.0, "node": "n2", "term": 3}],
+        log_lines=[{"second": 0.25, "node": "n1", "level": "WARNING", "text": EVIL}],
     )
     drawn = figure(tables, 5.0)
     lines = {trace.name: list(trace.y) for trace in drawn.data if trace.type == "scatter"}
     assert lines["published"] == [11, 0, 1]
     assert lines["delivered"] == [7, 0, 1]
     assert lines["confirm p99"] == [9.0, None, 8.0]
-    unavailable, faults = (trace for trace in drawn.data if trace.type == "bar")
+    unavailable, leaders, faults = (trace for trace in drawn.data if trace.type == "bar")
+    [log_lines] = [trace for trace in drawn.data if trace.type == "scatter" and trace.mode == "markers"]
+    assert (list(leaders.y), list(leaders.base), list(leaders.x)) == (["n2"], [0.0], [4.0])
+    assert leaders.customdata[0][1] == "n2 leads term 3"
+    assert (list(log_lines.x), list(log_lines.y)) == ([0.25], ["n1"])
+    assert EVIL not in log_lines.customdata[0]
     assert (list(unavailable.y), list(unavailable.base), list(unavailable.x)) == (["n2"], [0.5], [1.25])
     assert EVIL not in faults.customdata[0][1]
     bands = [shape for shape in drawn.layout.shapes if shape.type == "rect"]

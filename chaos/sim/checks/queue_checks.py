@@ -9,6 +9,7 @@ For these it reads the machine, and checks that the machine's choice is allowed.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
@@ -145,8 +146,8 @@ class QueueOracle:
         self._entries = 0
         self._numbers = count(1)
         self._queues: dict[str, QueueModel] = {}
-        self._bound: dict[str, list[tuple[str, str | None]]] = {}
-        """Queues and binding keys of each exchange; the key is None for a fanout exchange."""
+        self._bound: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+        """Queues of each exchange, and the regular expression of the keys that are bound."""
         self._published: dict[tuple[int, int], Publish] = {}
         self._admitted: dict[str, int] = {}
         """The highest admitted sequence number of each publisher."""
@@ -368,8 +369,8 @@ class QueueOracle:
         self._bound = {}
         vhost = machine.vhosts[DEFAULT_VHOST]
         for binding in vhost.bindings:
-            key = None if vhost.exchanges[binding.source].type == "fanout" else binding.routing_key
-            self._bound.setdefault(binding.source, []).append((binding.destination.name, key))
+            keys = _bound_keys(vhost.exchanges[binding.source].type, binding.routing_key)
+            self._bound.setdefault(binding.source, []).append((binding.destination.name, keys))
 
     def _knows(self, queue: Queue) -> bool:
         model = self._queues.get(queue.name)
@@ -431,7 +432,8 @@ class QueueOracle:
     def _route(self, exchange: str, keys: Iterable[str]) -> list[QueueModel]:
         keys = dict.fromkeys(keys)
         bound = self._bound.get(exchange, ())
-        names = dict.fromkeys(name for name, key in bound if key is None or key in keys) if exchange else keys
+        matching = (name for name, pattern in bound if any(map(pattern.fullmatch, keys)))
+        names = dict.fromkeys(matching) if exchange else keys
         return [self._queues[name] for name in names if name in self._queues]
 
     def _end_entry(self, model: QueueModel, queue: Queue) -> None:
@@ -1197,6 +1199,18 @@ def _plain(command: Enqueue) -> Publish:
     return Publish(
         *command, more_keys=[], priority=NO_PRIORITY, ttl_ms=NO_TTL, delay_ms=0, publisher="", publish_seq=0
     )
+
+
+def _bound_keys(exchange_type: str, key: str) -> re.Pattern[str]:
+    """Return the pattern of the routing keys that a binding lets through."""
+    match exchange_type:
+        case "fanout":
+            return re.compile(".*", re.DOTALL)
+        case "topic":
+            words = re.escape(key).replace(r"\*", r"[^.]*").replace(r"\.\#", r"(\..*)?")
+            return re.compile(words, re.DOTALL)
+        case _:
+            return re.compile(re.escape(key))
 
 
 def _pass_over(slots: Iterator[int], number: int) -> None:

@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from chaos.history import KeptRows, Process
-from chaos.judge import violations
+from chaos.judge.memory import violations
 from chaos.sim.checks.queue_checks import QueueOracle
 from chaos.sim.workload.amqp_client import AmqpClient, ConnectionHooks
 from chaos.sim.workload.declaring_client import DeclaringClient, KnownQueues

@@ -1,25 +1,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
 
+from chaos.judge.verdict import Verdict
 from chaos.pipeline.job import check
-from tests.chaos.pipeline.histories import History, Judged, Story
-from tests.chaos.pipeline.stories import add_stories
+from tests.chaos.judge.histories import History, Story
+from tests.chaos.judge.stories import add_stories
 from tests.chaos.pipeline.timeline import add_timeline
 
 
+class Checked(NamedTuple):
+    """A run that was checked."""
+
+    directory: Path
+    verdict: Verdict
+    rows: int
+
+
 @pytest.fixture(scope="session")
-def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    """The verdict on a history with the stories of all tests; each story has its own queues."""
+def checked(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Checked:
+    """The verdict on a history with the stories of all tests, and the timeline's."""
     directory = tmp_path_factory.mktemp("run")
     history = History()
-    planted = add_stories(history)
+    add_stories(history)
     add_timeline(history)
     history.write(directory)
-    return Judged(directory, check(directory), planted, len(history.rows))
+    return Checked(directory, check(directory), len(history.rows))
 
 
 @pytest.fixture

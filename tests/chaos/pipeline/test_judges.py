@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 
-from chaos.judge import Violation, violations
+from chaos import history
+from chaos.judge.memory import UNKNOWN_SESSIONS, Violation, findings, with_ends
+from chaos.judge.run import Run
+from chaos.judge.verdict import Promise, promises
 from chaos.pipeline import job
+from chaos.promises import PROMISES
+from chaos.sim.recorded import OPTIONS, record
 from chaos.sim.run import Simulation
 from chaos.sim.workload.client_workload import ClientWorkload, LoggedMessages
 from chaos.sim.workload.working_client import QUEUES
 from chaos.sim.world.cluster import SimulationOptions
 from chaos.workloads.world import QUORUM, QueuePlan
 from qq.amqp_server.channel.publishing import PublishingMethods
-from tests.chaos.pipeline.histories import History, Story
+from tests.chaos.judge.damage import OPERATORS, in_order, renamed
+from tests.chaos.judge.histories import History, Story
+from tests.chaos.judge.stories import add_stories
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Sequence
+    from pathlib import Path
 
     from chaos.history import Row
 
@@ -30,7 +39,8 @@ pytestmark = [
 ]
 
 STORIES = 600
-JUDGED_BY_BOTH = {"lost", "phantom", "unmarked_duplicate", "dedup_duplicate", "order", "tx_atomic"}
+PART_BYTES = 100_000
+"""So few that there are many buckets and slices."""
 CLIENT_RUN = SimulationOptions(
     queues=True, clients=True, duration_s=10.0, submit_interval_s=0.1, faults={"kill": 1.0}
 )
@@ -86,47 +96,87 @@ def seen_by_simulated_clients() -> list[Row]:
 
 
 class Found(NamedTuple):
-    in_memory: set[Violation]
-    by_the_job: set[Violation]
+    """What a judge has found, by promise."""
 
-    def of(self, queues: Container[str]) -> Found:
-        return Found(*({each for each in found if each.queue in queues} for found in self))
+    checked: dict[str, int]
+    causes: dict[str, dict[str, int]]
+    violations: set[Violation]
+
+
+def as_found(promises: Sequence[Promise]) -> Found:
+    return Found(
+        {promise.name: promise.checked for promise in promises},
+        {promise.name: {group.cause: group.violations for group in promise.groups} for promise in promises},
+        {
+            Violation(promise.name, row["queue"], row.get("id", ""))
+            for promise in promises
+            for row in promise.examples
+        },
+    )
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Findings of both judges in a history of all following stories."""
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
+    """What the judge in memory and the job found in a history of all stories, and of simulated clients."""
     history = History()
+    add_stories(history)
     for number in range(STORIES):
         add_random_story(Story(history, f"story-{number}"), Random(number))
-    history.rows += seen_by_simulated_clients()
+    history.rows += with_ends(seen_by_simulated_clients())
     history.queues |= {name: QueuePlan(name, QUORUM).described("clients", drained=True) for name in QUEUES}
-    history.rows.sort(key=lambda row: row["time_ns"])
     directory = tmp_path_factory.mktemp("judged")
     history.write(directory)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "EXAMPLES", 10_000)
+        patch.setattr(job, "EXAMPLES", len(history.rows))
+        patch.setattr(job, "PART_BYTES", PART_BYTES)
         verdict = job.check(directory)
     assert verdict.error is None
-    by_the_job = {
-        Violation(promise.name, example["queue"], example["id"])
-        for promise in verdict.promises
-        for example in promise.examples
+    run = Run.described(history.meta())
+    in_memory = promises(findings(history.in_order(), run, limit=len(history.rows)), run)
+    return as_found(in_memory), as_found(verdict.promises)
+
+
+def test_both_judges_find_the_same(found: tuple[Found, Found]) -> None:
+    in_memory, by_the_job = found
+    assert in_memory == by_the_job
+    assert {violation.promise for violation in in_memory.violations} >= PROMISES.keys() - {"priority_ratio"}
+
+
+def test_damaged_histories_are_found_in_a_single_job(tmp_path: Path) -> None:
+    """Each damaged copy of a recorded history has names of its own, as has the untouched history."""
+    recorded = tmp_path / "recorded"
+    assert record(1, recorded, OPTIONS) == []
+    meta = json.loads((recorded / "meta.json").read_text())
+    rows = history.read(recorded / "history")
+    copies = {operator.name: operator.damaged(rows, 1) for operator in OPERATORS} | {"untouched": rows}
+    merged = in_order(
+        row for name, copy in copies.items() for row in renamed(cast("Sequence[Any]", copy), f"{name}/")
+    )
+    queues = {
+        f"{name}/{queue}": settings
+        | {"dead_letters_to": settings["dead_letters_to"] and f"{name}/{settings['dead_letters_to']}"}
+        for name in copies
+        for queue, settings in meta["queues"].items()
     }
-    return Found(violations(history.rows), by_the_job)
+    directory = tmp_path / "merged"
+    (directory / "history").mkdir(parents=True)
+    (directory / "history" / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in merged))
+    (directory / "meta.json").write_text(json.dumps(meta | {"rows": len(merged), "queues": queues}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "EXAMPLES", len(merged))
+        verdict = job.check(directory)
+    assert verdict.error is None
+    broken: dict[str, set[str]] = {}
+    for promise in verdict.promises:
+        for group in promise.groups:
+            for row in group.examples:
+                broken.setdefault(row["queue"].partition("/")[0], set()).add(promise.name)
+    assert [
+        operator.name for operator in OPERATORS if not operator.promises & broken.get(operator.name, set())
+    ] == []
+    assert broken.keys() == copies.keys() - {"untouched"}
 
 
-def test_both_judges_find_the_same(found: Found) -> None:
-    in_memory, by_the_job = found.of([f"story-{number}" for number in range(STORIES)])
-    assert in_memory == by_the_job
-    assert {violation.promise for violation in in_memory} == JUDGED_BY_BOTH
-
-
-def test_both_judges_agree_on_a_simulated_history(found: Found) -> None:
-    in_memory, by_the_job = found.of(QUEUES)
-    assert in_memory == by_the_job
-    assert {violation.promise for violation in in_memory} == {"lost"}
-
-
-def test_judges_find_only_the_planted_violations(found: Found) -> None:
-    assert found == found.of([*(f"story-{number}" for number in range(STORIES)), *QUEUES])
+def test_simulated_history_breaks_only_the_planted_promise(found: tuple[Found, Found]) -> None:
+    broken = {violation.promise for violation in found[1].violations if violation.queue in QUEUES}
+    assert broken - set(UNKNOWN_SESSIONS) == {"lost"}

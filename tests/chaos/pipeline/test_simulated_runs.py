@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos import history
-from chaos.judge import violations
-from chaos.pipeline.job import Verdict, check
+from chaos.judge.memory import violations
+from chaos.judge.verdict import Verdict
+from chaos.pipeline.job import check
 from chaos.promises import PROMISES
 from chaos.sim.checks.checks import Checks
 from chaos.sim.checks.queue_checks import QueueOracle
@@ -61,7 +62,7 @@ def test_spark_job_finds_a_simulated_run_of_all_workloads_valid(tmp_path: Path) 
     assert verdict.error is None
     assert broken(verdict) == {}
     assert verdict.valid
-    assert [promise.name for promise in verdict.promises if promise.checked < 10] == []
+    assert [promise.name for promise in verdict.promises if promise.checked < 5] == []
     assert {promise.name for promise in verdict.promises} == PROMISES.keys()
     assert verdict.operations["fault"]["ok"] > 5
     assert verdict.operations["publish"]["unknown"] > 0

@@ -18,15 +18,15 @@ DYING = """
 import sys
 from chaos.pipeline import job
 
-read_rows = job.read_rows
+lines = job._Check._lines
 
-def killed(spark, files):
-    gateway = spark.sparkContext._gateway
+def killed(check):
+    gateway = check._spark.sparkContext._gateway
     gateway.proc.kill()
     gateway.proc.wait()
-    return read_rows(spark, files)
+    return lines(check)
 
-job.read_rows = killed
+job._Check._lines = killed
 sys.exit(job.main(sys.argv[1:]))
 """
 
@@ -48,7 +48,7 @@ def test_a_job_that_fails_is_a_line(run: Path, spark: SparkSession, monkeypatch:
             "An error occurred while it was read.\n: no space left\n\tat a place in a trace"
         )
 
-    monkeypatch.setattr(job, "read_rows", fails)
+    monkeypatch.setattr(job._Check, "_lines", fails)
     verdict = job.check(run)
     assert (verdict.valid, verdict.error) == (False, "the check failed in Spark: no space left")
 

@@ -9,18 +9,19 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.chaos.pipeline.histories import SECONDS, Judged
+from tests.chaos.judge.histories import SECONDS
+from tests.chaos.pipeline.conftest import Checked
 
 # The first test waits for Spark and for the check that all tests share: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
-def table(judged: Judged, name: str) -> list[dict[str, Any]]:
-    return pq.read_table(judged.directory / "tables" / f"{name}.parquet").to_pylist()
+def table(checked: Checked, name: str) -> list[dict[str, Any]]:
+    return pq.read_table(checked.directory / "tables" / f"{name}.parquet").to_pylist()
 
 
-def rows_of(judged: Judged) -> list[dict[str, Any]]:
-    (file,) = (judged.directory / "history").iterdir()
+def rows_of(checked: Checked) -> list[dict[str, Any]]:
+    (file,) = (checked.directory / "history").iterdir()
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -29,16 +30,16 @@ def near(value: float) -> Any:
     return pytest.approx(value, abs=1e-6)
 
 
-def test_throughput_is_counted_by_second_and_node(judged: Judged) -> None:
-    rows = [row for row in table(judged, "throughput") if row["node"] in {"east", "west"}]
+def test_throughput_is_counted_by_second_and_node(checked: Checked) -> None:
+    rows = [row for row in table(checked, "throughput") if row["node"] in {"east", "west"}]
     by_place = {(row.pop("second"), row.pop("node")): row for row in rows}
     assert by_place[100, "east"] == {"published": 11, "confirmed": 11, "delivered": 0, "unknown": 0}
     assert by_place[100, "west"] == {"published": 0, "confirmed": 0, "delivered": 10, "unknown": 0}
     assert by_place[112, "east"] == {"published": 0, "confirmed": 0, "delivered": 0, "unknown": 1}
 
 
-def test_latency_is_of_the_messages_that_began_in_a_second(judged: Judged) -> None:
-    rows = {(row["second"], row["kind"]): row for row in table(judged, "latency")}
+def test_latency_is_of_the_messages_that_began_in_a_second(checked: Checked) -> None:
+    rows = {(row["second"], row["kind"]): row for row in table(checked, "latency")}
     confirm, deliver = rows[100, "confirm"], rows[100, "deliver"]
     assert (confirm["p50"], confirm["p99"], confirm["max"]) == (near(2), near(40), near(40))
     # Messages that wait on purpose are not counted.
@@ -47,10 +48,10 @@ def test_latency_is_of_the_messages_that_began_in_a_second(judged: Judged) -> No
     assert None not in {row["second"] for row in rows.values()}
 
 
-def test_windows_without_confirms_are_listed_for_each_node(judged: Judged) -> None:
+def test_windows_without_confirms_are_listed_for_each_node(checked: Checked) -> None:
     windows = [
         (row["node"], row["start"], row["end"])
-        for row in table(judged, "unavailable")
+        for row in table(checked, "unavailable")
         if row["node"] in {"east", "west"}
     ]
     assert windows == [
@@ -61,8 +62,8 @@ def test_windows_without_confirms_are_listed_for_each_node(judged: Judged) -> No
     ]
 
 
-def test_faults_are_listed_with_the_outages_they_caused(judged: Judged) -> None:
-    faults = {row.pop("fault"): row for row in table(judged, "faults")}
+def test_faults_are_listed_with_the_outages_they_caused(checked: Checked) -> None:
+    faults = {row.pop("fault"): row for row in table(checked, "faults")}
     fault_columns = {"node": "n1,n2", "outcome": "ok", "detail": "{}"}
     quiet = {"outage": 0.0, "node_outage": 0.0, "recovery": 0.0}
     assert faults == {
@@ -79,45 +80,44 @@ def test_faults_are_listed_with_the_outages_they_caused(judged: Judged) -> None:
     }
 
 
-def test_figures_are_of_the_whole_run(judged: Judged) -> None:
-    figures = judged.verdict.figures
-    violations = {promise.name: promise.violations for promise in judged.verdict.promises}
+def test_figures_are_of_the_whole_run(checked: Checked) -> None:
+    figures = checked.verdict.figures
+    violations = {promise.name: promise.violations for promise in checked.verdict.promises}
     assert figures["longest_unavailability_s"] == near(6.5)
     assert figures["longest_outage_s"] == near(5.0)
     assert figures["confirm_max_ms"] == near(400.0)
     assert figures["confirm_p50_ms"] <= figures["confirm_p99_ms"] <= figures["confirm_max_ms"]
     assert figures["lost"] == violations["lost"]
     assert figures["duplicated"] == violations["unmarked_duplicate"] + violations["dedup_duplicate"]
-    rows = rows_of(judged)
-    for figure, op, type_ in (("published", "publish", "invoke"), ("delivered", "deliver", "ok")):
+    rows = rows_of(checked)
+    for figure, op, type_ in (
+        ("published", "publish", "invoke"),
+        ("confirmed", "publish", "ok"),
+        ("delivered", "deliver", "ok"),
+    ):
         messages = {(row["queue"], row["id"]) for row in rows if (row["op"], row["type"]) == (op, type_)}
         assert figures[figure] == len(messages)
-    # A publish in a transaction is confirmed by the commit: of two with two messages each.
-    confirmed = {
-        row["id"] for row in rows if row["op"] == "publish" and row["type"] == "ok" and "tx" not in row
-    }
-    assert figures["confirmed"] == len(confirmed) + 4
 
 
-def test_verdict_counts_rows_and_outcomes_of_operations(judged: Judged) -> None:
-    rows = rows_of(judged)
+def test_verdict_counts_rows_and_outcomes_of_operations(checked: Checked) -> None:
+    rows = rows_of(checked)
     ends = Counter((row["op"], row["type"]) for row in rows)
-    assert judged.verdict.rows == judged.rows == len(rows)
-    assert judged.verdict.operations["publish"] == {
+    assert checked.verdict.rows == checked.rows == len(rows)
+    assert checked.verdict.operations["publish"] == {
         type_: ends["publish", type_] for type_ in ("ok", "fail", "unknown")
     }
-    assert judged.verdict.operations["tx_commit"] == {"ok": 4, "fail": 1, "unknown": 8}
+    assert checked.verdict.operations["tx_commit"] == {"ok": 4, "fail": 1, "unknown": 8}
 
 
-def test_verdict_file_equals_the_verdict(judged: Judged) -> None:
-    document = json.loads((judged.directory / "verdict.json").read_text())
+def test_verdict_file_equals_the_verdict(checked: Checked) -> None:
+    document = json.loads((checked.directory / "verdict.json").read_text())
     assert document["format"] == 1
-    assert document["valid"] is judged.verdict.valid is False
+    assert document["valid"] is checked.verdict.valid is False
     assert [promise["name"] for promise in document["promises"]] == [
-        promise.name for promise in judged.verdict.promises
+        promise.name for promise in checked.verdict.promises
     ]
-    assert document["promises"][0]["examples"] == judged.verdict.promises[0].examples
-    assert {path.name for path in judged.directory.iterdir()} == {
+    assert document["promises"][0]["examples"] == checked.verdict.promises[0].examples
+    assert {path.name for path in checked.directory.iterdir()} == {
         "history",
         "meta.json",
         "tables",

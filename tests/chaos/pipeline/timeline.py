@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos.pipeline.histories import History, Story
+from tests.chaos.judge.histories import History, Story
 
 START_S = 100
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chaos.pipeline.job import Verdict
+from chaos.judge.verdict import Promise
 from chaos.workloads.world import QUORUM, QueuePlan
 
 STARTED_NS = 1_700_000_000_000_000_000
@@ -19,13 +19,11 @@ Row = dict[str, Any]
 
 
 class Judged(NamedTuple):
-    """A run that was checked."""
+    """A history that was judged."""
 
-    directory: Path
-    verdict: Verdict
+    promises: Sequence[Promise]
     planted: Mapping[str, Mapping[str, Sequence[Row]]]
     """The rows to be found, by story and promise."""
-    rows: int
 
 
 class History:
@@ -39,17 +37,23 @@ class History:
     def write(self, directory: Path) -> None:
         """As a run directory."""
         (directory / "history").mkdir(parents=True)
-        lines = "".join(json.dumps(row) + "\n" for row in sorted(self.rows, key=lambda row: row["time_ns"]))
+        lines = "".join(json.dumps(row) + "\n" for row in self.in_order())
         (directory / "history" / "clients.jsonl").write_text(lines)
-        meta = {
+        (directory / "meta.json").write_text(json.dumps(self.meta()))
+
+    def in_order(self) -> list[Row]:
+        return sorted(self.rows, key=lambda row: row["time_ns"])
+
+    def meta(self) -> dict[str, Any]:
+        return {
             "format": 1,
             "started_ns": STARTED_NS,
+            "heal_ns": STARTED_NS,
             "ended_ns": STARTED_NS + SECONDS * 10**9,
             "problems": [],
             "rows": len(self.rows),
             "queues": self.queues,
         }
-        (directory / "meta.json").write_text(json.dumps(meta))
 
 
 class Story:
@@ -105,7 +109,7 @@ class Story:
         return row
 
     def call(self, op: str, client: str, outcome: str | None = "ok", **fields: Any) -> Row:
-        return self.end(self.row("invoke", op, client, **self._place(client), **fields), outcome)
+        return self.end(self.row("invoke", op, client, **self.place(client), **fields), outcome)
 
     def connect(self, client: str, outcome: str = "ok", **fields: Any) -> Row:
         return self.call("connect", client, outcome, **fields)
@@ -119,9 +123,9 @@ class Story:
         **fields: Any,
     ) -> Row:
         where = {
-            **self._place(by),
+            **self.place(by),
             "queue": queue or self.name,
-            **self._message(number, by.partition("#")[0]),
+            **self.message(number, by.partition("#")[0]),
         }
         where.setdefault("node", "n1")
         return self.end(self.row("invoke", "publish", by, **{**where, "attempt": 1, **fields}), outcome)
@@ -130,8 +134,8 @@ class Story:
         self, number: int, to: str = "con#1", by: str = "pub", queue: str | None = None, **fields: Any
     ) -> Row:
         delivered = {"redelivered": False, "delivery_count": 0, **fields}
-        message = self._message(number, by)
-        place = {**self._place(to), "queue": queue or self.name, "consumer": f"{to}.1"}
+        message = self.message(number, by)
+        place = {**self.place(to), "queue": queue or self.name, "consumer": f"{to}.1"}
         return self.row("ok", "deliver", to, **{**place, **message, **delivered})
 
     def settle(
@@ -144,7 +148,7 @@ class Story:
         queue: str | None = None,
         **fields: Any,
     ) -> Row:
-        message_id = self._message(number, by)["id"]
+        message_id = self.message(number, by)["id"]
         return self.call(op, to, outcome, queue=queue or self.name, id=message_id, **fields)
 
     def take(self, number: int, to: str = "con#1", **fields: Any) -> Row:
@@ -153,10 +157,10 @@ class Story:
         self.settle(number, "ack", to, by=fields.get("by", "pub"), queue=fields.get("queue"))
         return row
 
-    def _place(self, client: str) -> Row:
+    def place(self, client: str) -> Row:
         return {"connection": f"{self.name}/{client}", "channel": self._channel}
 
-    def _message(self, number: int, publisher: str) -> Row:
+    def message(self, number: int, publisher: str) -> Row:
         return {
             "id": f"{self.name}/{publisher}:{number}",
             "publisher": f"{self.name}/{publisher}",

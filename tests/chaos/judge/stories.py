@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
-from tests.chaos.pipeline.histories import History, Row, Story, died
+from tests.chaos.judge.histories import History, Row, Story, died
 
 Healthy = Callable[[Story], None]
 Planting = Callable[[Story], Mapping[str, Sequence[Row]]]
@@ -256,7 +256,7 @@ def a_circle_is_deleted_behind_a_dead_letter(story: Story) -> None:
     """It was in the other queue meanwhile."""
     work, rest = f"{story.name}-work", f"{story.name}-rest"
     story.queue("-work", dead_letters_to=rest)
-    story.queue("-rest", dead_letters_to=work)
+    story.queue("-rest", dead_letters_to=work, message_ttl=1)
     story.publish(1, queue=work)
     story.deliver(1, queue=work)
     story.settle(1, "reject", queue=work)
@@ -304,7 +304,7 @@ def _chain(story: Story, **of_second: Any) -> tuple[str, str, str]:
 def dead_letters_go_on(story: Story) -> None:
     last = story.queue("-3")
     second = story.queue("-2", dead_letters_to=last)
-    first = story.queue("-1", dead_letters_to=second, delivery_limit=1)
+    first = story.queue("-1", dead_letters_to=second, delivery_limit=1, message_ttl=1)
     for number in (1, 2, 3):
         story.publish(number, queue=first)
     story.deliver(1, queue=first)
@@ -356,7 +356,7 @@ def dead_letters_delivered_and_not_settled(story: Story) -> None:
 def dead_letters_go_round(story: Story) -> None:
     work, rest = f"{story.name}-work", f"{story.name}-rest"
     story.queue("-work", dead_letters_to=rest)
-    story.queue("-rest", dead_letters_to=work)
+    story.queue("-rest", dead_letters_to=work, message_ttl=1)
     story.publish(1, queue=work)
     for turn in range(3):
         deaths = [died(rest, "expired", turn), died(work, "rejected", turn)] if turn else None
@@ -382,6 +382,7 @@ def deduplicated(story: Story) -> None:
     story.publish(1, "unknown", dedup=True)
     story.publish(1, attempt=2, dedup=True)
     story.deliver(1)
+    story.settle(1, "nack")
     story.take(1, redelivered=True, delivery_count=1)
 
 
@@ -461,6 +462,7 @@ def acknowledged_in_a_commit_that_leaves_no_trace(story: Story) -> None:
 @healthy
 def single_active_consumers_in_turn(story: Story) -> None:
     story.queue(single_active=True)
+    story.call("consume", "con-1#1", queue=story.name, consumer="con-1#1.1")
     for number in range(1, 9):
         story.publish(number)
     for number, client in ((1, "con-1#1"), (2, "con-1#1"), (3, "con-2#1"), (4, "con-2#1")):
@@ -517,6 +519,191 @@ def few_high_in_a_queue_that_keeps_up(story: Story) -> None:
         story.take(number)
 
 
+@healthy
+def published_to_two_queues(story: Story) -> None:
+    story.queue()
+    other = story.queue("-other")
+    for queue in (None, other):
+        story.publish(1, queue=queue)
+        story.take(1, queue=queue)
+
+
+@healthy
+def acknowledged_and_another_on_the_same_connection(story: Story) -> None:
+    story.queue()
+    story.publish(1, "unknown")
+    story.publish(1, attempt=2)
+    story.take(1)
+    story.take(1)
+
+
+@healthy
+def settled_in_a_transaction_that_failed_and_again_on_its_connection(story: Story) -> None:
+    story.queue()
+    story.publish(1)
+    story.deliver(1)
+    story.settle(1, outcome="fail", tx=f"{story.name}/tx")
+    story.settle(1, "nack")
+    story.take(1, redelivered=True, delivery_count=1)
+
+
+def _consumer(story: Story, client: str, number: int, *, queue: str | None = None) -> None:
+    """Show that the client's connection is alive: it gets a message that is published now."""
+    story.publish(number, by="sign#1", queue=queue)
+    story.take(number, client, by="sign", queue=queue)
+
+
+@healthy
+def returned_by_a_dead_consumer_that_is_seen_alive_no_more(story: Story) -> None:
+    story.queue()
+    story.connect("con-1#1")
+    story.publish(1)
+    story.deliver(1, "con-1#1")
+    story.connect("con-2#1")
+    story.deliver(1, "con-2#1", redelivered=True, delivery_count=1)
+    _consumer(story, "con-2#1", 1)
+    story.settle(1, to="con-2#1")
+    story.row("info", "connect", "con-1#1", **story.place("con-1#1"), detail="lost")
+
+
+@healthy
+def requeued_by_a_consumer_that_stays(story: Story) -> None:
+    story.queue()
+    story.publish(1)
+    story.deliver(1, "con-1#1")
+    story.settle(1, "nack", "con-1#1")
+    story.take(1, "con-2#1", redelivered=True, delivery_count=1)
+    for client in ("con-1#1", "con-2#1"):
+        _consumer(story, client, int(client[4]))
+
+
+@healthy
+def returned_by_a_consumer_that_died_without_showing_it(story: Story) -> None:
+    story.queue()
+    for client in ("con-1#1", "con-2#1"):
+        story.connect(client)
+        story.call("consume", client, queue=story.name, consumer=f"{client}.1")
+    story.publish(1)
+    story.row("info", "connect", "con-1#1", **story.place("con-1#1"), detail="lost")
+    story.take(1, "con-2#1", redelivered=True, delivery_count=1)
+    _consumer(story, "con-2#1", 1)
+
+
+@healthy
+def returned_by_a_library_whose_consumer_was_being_cancelled(story: Story) -> None:
+    story.queue()
+    story.connect("con#1")
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.1")
+    story.publish(1)
+    story.call("cancel", "con#1", queue=story.name, consumer="con#1.1")
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.2")
+    story.take(1, consumer="con#1.2", redelivered=True, delivery_count=1)
+
+
+@healthy
+def classic_queue_marks_and_counts_nothing(story: Story) -> None:
+    story.queue(kind="classic")
+    story.publish(1)
+    story.deliver(1)
+    story.settle(1, "nack")
+    for _ in range(2):
+        story.deliver(1, redelivered=True)
+        story.settle(1, "nack")
+    story.take(1, redelivered=True)
+
+
+@healthy
+def cancelled_after_its_last_delivery(story: Story) -> None:
+    story.queue()
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.1")
+    story.publish(1)
+    story.publish(2)
+    cancel = story.row(
+        "invoke", "cancel", "con#1", **story.place("con#1"), queue=story.name, consumer="con#1.1"
+    )
+    story.take(1)
+    story.end(cancel, "ok")
+    story.take(2, "con#2")
+
+
+def _rejected_once(story: Story) -> str:
+    """Return the target of a queue whose message 1 was rejected."""
+    target = story.queue("-target")
+    story.queue(dead_letters_to=target)
+    story.publish(1)
+    story.deliver(1)
+    story.settle(1, "reject")
+    return target
+
+
+@healthy
+def rejected_and_returned_further_on(story: Story) -> None:
+    """Its first count there is that of its rejections, and its second that of its returns there."""
+    target = _rejected_once(story)
+    fields: dict[str, Any] = {"queue": target, "redelivered": True, "deaths": [died(story.name)]}
+    story.connect("con-2#1")
+    story.deliver(1, "con-2#1", delivery_count=1, **fields)
+    story.row("info", "connect", "con-2#1", **story.place("con-2#1"), detail="lost")
+    story.connect("con-2#2")
+    story.take(1, "con-2#2", delivery_count=1, **fields)
+
+
+@healthy
+def expires_in_time_or_is_delivered_before(story: Story) -> None:
+    target = story.queue("-target")
+    story.queue(dead_letters_to=target, message_ttl=20)
+    story.connect("con#1")
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.1")
+    story.publish(1)
+    story.take(1)
+    story.publish(2, ttl_ms=10)
+    story.wait(30)
+    story.take(2, "con-2#1", queue=target, deaths=[died(story.name, "expired")])
+    # It was sent in time, and seen late.
+    story.publish(3)
+    story.wait(30)
+    story.take(3)
+
+
+@healthy
+def delayed_and_delivered_in_time(story: Story) -> None:
+    story.queue()
+    story.publish(1, delay_ms=20)
+    story.wait(20)
+    story.take(1)
+
+
+@healthy
+def as_many_ready_as_the_length(story: Story) -> None:
+    target = story.queue("-target")
+    story.queue(max_length=2, dead_letters_to=target)
+    for number in (1, 2, 3):
+        story.publish(number)
+    story.connect("con#1")
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.1")
+    story.take(2)
+    story.take(3)
+    story.take(1, "con-2#1", queue=target, deaths=[died(story.name, "maxlen")])
+
+
+@healthy
+def normal_before_a_younger_high(story: Story) -> None:
+    story.queue(priorities=True)
+    story.publish(1, priority=0)
+    story.publish(2, priority=9)
+    story.take(1)
+    story.take(2)
+
+
+@healthy
+def waits_for_a_consumer_for_long(story: Story) -> None:
+    story.queue(workload="backlog")
+    story.publish(1)
+    story.wait(100_000)
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.1")
+    story.take(1)
+
+
 # Planted
 
 
@@ -540,9 +727,9 @@ def confirmed_after_the_purge(story: Story) -> dict[str, list[Row]]:
 @planted
 def seen_and_never_settled(story: Story) -> dict[str, list[Row]]:
     story.queue()
-    row = story.publish(1)
+    story.publish(1)
     story.publish(2)
-    story.deliver(1)
+    row = story.deliver(1)
     story.take(2)
     return {"lost": [row]}
 
@@ -550,9 +737,9 @@ def seen_and_never_settled(story: Story) -> dict[str, list[Row]]:
 @planted
 def acknowledgement_rolled_back_and_lost(story: Story) -> dict[str, list[Row]]:
     story.queue()
-    row = story.publish(1)
+    story.publish(1)
     story.publish(2)
-    story.deliver(1)
+    row = story.deliver(1)
     story.settle(1, outcome="fail", tx=f"{story.name}/tx")
     story.call("tx_rollback", "con#1", tx=f"{story.name}/tx")
     story.take(2)
@@ -610,7 +797,7 @@ def delivered_from_the_wrong_queue(story: Story) -> dict[str, list[Row]]:
     other = story.queue("-other")
     story.publish(1)
     story.take(1)
-    return {"phantom": [story.take(1, queue=other)]}
+    return {"routing": [story.take(1, queue=other)]}
 
 
 @planted
@@ -652,7 +839,8 @@ def unmarked_on_the_same_connection(story: Story) -> dict[str, list[Row]]:
     story.queue()
     story.publish(1)
     story.take(1, redelivered=True, delivery_count=1)
-    return {"unmarked_duplicate": [story.take(1)]}
+    row = story.take(1)
+    return {"unmarked_duplicate": [row], "acknowledged": [row]}
 
 
 @planted
@@ -661,7 +849,8 @@ def deduplicated_and_twice(story: Story) -> dict[str, list[Row]]:
     story.publish(1, "unknown", dedup=True)
     story.publish(1, attempt=2, dedup=True)
     story.take(1)
-    return {"dedup_duplicate": [story.take(1)]}
+    row = story.take(1)
+    return {"dedup_duplicate": [row], "acknowledged": [row]}
 
 
 @planted
@@ -727,7 +916,11 @@ def overtaken_by_an_earlier_consumer(story: Story) -> dict[str, list[Row]]:
 def counted_above_the_limit(story: Story) -> dict[str, list[Row]]:
     story.queue(delivery_limit=2)
     story.publish(1)
-    story.take(1, redelivered=True, delivery_count=2)
+    story.deliver(1)
+    story.settle(1, "nack")
+    for count in (1, 2):
+        story.deliver(1, redelivered=True, delivery_count=count)
+        story.settle(1, "nack")
     return {"delivery_limit": [story.take(1, redelivered=True, delivery_count=3)]}
 
 
@@ -735,9 +928,12 @@ def counted_above_the_limit(story: Story) -> dict[str, list[Row]]:
 def more_deliveries_than_the_limit(story: Story) -> dict[str, list[Row]]:
     story.queue(delivery_limit=1)
     story.publish(1)
-    story.take(1)
-    story.take(1, redelivered=True, delivery_count=1)
-    return {"delivery_limit": [story.take(1, redelivered=True, delivery_count=1)]}
+    story.deliver(1)
+    for count in (1, 1):
+        story.settle(1, "nack")
+        row = story.deliver(1, redelivered=True, delivery_count=count)
+    story.settle(1)
+    return {"delivery_limit": [row], "redelivery": [row]}
 
 
 @planted
@@ -782,10 +978,10 @@ def committed_and_not_whole(story: Story) -> dict[str, list[Row]]:
     missing = story.publish(1, None, tx=tx)
     invoke = story.publish(2, None, tx=tx)
     story.call("tx_commit", "pub#1", tx=tx)
-    for row in (missing, invoke):
-        story.end(row, "ok")
+    confirm = story.end(missing, "ok")
+    story.end(invoke, "ok")
     story.take(2)
-    return {"lost": [missing], "tx_atomic": [missing]}
+    return {"lost": [confirm], "tx_atomic": [missing]}
 
 
 @planted
@@ -922,3 +1118,243 @@ def dead_lettered_without_a_rejection(story: Story) -> dict[str, list[Row]]:
     story.settle(1, "reject")
     story.take(1, "con-2#1", queue=target, deaths=[died(story.name)])
     return {"dead_letter": [story.take(2, "con-2#1", queue=target, deaths=[died(story.name)])]}
+
+
+@planted
+def confirmed_before_it_is_published(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    confirm = story.row("ok", "publish", "pub#1", 1, **story.place("pub#1"), **story.message(1, "pub"))
+    confirm["queue"] = story.name
+    story.row(
+        "invoke", "publish", "pub#1", 1, **story.place("pub#1"), **story.message(1, "pub"), queue=story.name
+    )
+    story.take(1)
+    return {"causality": [confirm]}
+
+
+@planted
+def delivered_before_it_is_published(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    row = story.take(1)
+    story.publish(1)
+    return {"causality": [row]}
+
+
+@planted
+def delivered_between_a_refusal_and_the_next_attempt(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.publish(1, "fail")
+    row = story.take(1)
+    story.publish(1, attempt=2)
+    return {"causality": [row]}
+
+
+@planted
+def left_out_of_a_queue(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    other = story.queue("-other")
+    story.publish(1)
+    row = story.publish(1, queue=other)
+    story.publish(2, queue=other)
+    story.take(1)
+    story.take(2, queue=other)
+    return {"routing": [row]}
+
+
+@planted
+def again_on_the_connection_that_acknowledged_it(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.publish(1)
+    story.take(1)
+    return {"acknowledged": [story.take(1, redelivered=True, delivery_count=1)]}
+
+
+@planted
+def at_two_live_consumers(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    for client in ("con-1#1", "con-2#1"):
+        story.connect(client)
+    story.publish(1)
+    story.deliver(1, "con-1#1")
+    row = story.deliver(1, "con-2#1", redelivered=True, delivery_count=1)
+    for client in ("con-1#1", "con-2#1"):
+        _consumer(story, client, int(client[4]))
+        story.settle(1, to=client)
+    return {"two_holders": [row]}
+
+
+@planted
+def redelivered_although_no_consumer_had_it(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.connect("con#1")
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.1")
+    story.publish(1)
+    row = story.take(1, redelivered=True, delivery_count=1)
+    _consumer(story, "con#1", 1)
+    return {"redelivery": [row]}
+
+
+@planted
+def counted_higher_than_its_returns(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.connect("con#1")
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.1")
+    story.publish(1)
+    story.deliver(1)
+    story.settle(1, "nack")
+    row = story.take(1, redelivered=True, delivery_count=2)
+    _consumer(story, "con#1", 1)
+    return {"redelivery": [row]}
+
+
+@planted
+def counted_and_not_marked(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.publish(1)
+    story.publish(2)
+    story.deliver(1)
+    row = story.deliver(2)
+    story.settle(2, "nack")
+    row = story.take(2, redelivered=True)
+    story.settle(1)
+    return {"redelivery": [row]}
+
+
+@planted
+def counted_down(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.publish(1)
+    story.deliver(1)
+    story.settle(1, "nack")
+    story.deliver(1, redelivered=True, delivery_count=2)
+    story.settle(1, "nack")
+    return {"redelivery": [story.take(1, redelivered=True, delivery_count=1)]}
+
+
+@planted
+def delivered_after_cancel_ok(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.1")
+    story.publish(1)
+    story.call("cancel", "con#1", queue=story.name, consumer="con#1.1")
+    return {"cancelled": [story.take(1)]}
+
+
+@planted
+def delivered_before_it_consumes(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.publish(1)
+    row = story.take(1)
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.1")
+    return {"cancelled": [row]}
+
+
+@planted
+def rejected_and_dead_lettered_twice(story: Story) -> dict[str, list[Row]]:
+    """Its first arrival is marked redelivered, too, because of the rejection."""
+    target = _rejected_once(story)
+    fields: dict[str, Any] = {"queue": target, "redelivered": True, "delivery_count": 1}
+    story.take(1, "con-2#1", **fields, deaths=[died(story.name)])
+    return {"dead_letter": [story.take(1, "con-2#1", **fields, deaths=[died(story.name)])]}
+
+
+@planted
+def rejected_and_dead_lettered_to_two_live_consumers(story: Story) -> dict[str, list[Row]]:
+    target = _rejected_once(story)
+    fields: dict[str, Any] = {"queue": target, "redelivered": True, "delivery_count": 1}
+    for client in ("con-2#1", "con-3#1"):
+        row = story.take(1, client, **fields, deaths=[died(story.name)])
+    for client in ("con-2#1", "con-3#1"):
+        _consumer(story, client, int(client[4]), queue=target)
+    return {"dead_letter": [row]}
+
+
+@planted
+def dead_letter_without_its_history(story: Story) -> dict[str, list[Row]]:
+    target = _rejected_once(story)
+    return {"x_death": [story.take(1, "con-2#1", queue=target)]}
+
+
+@planted
+def dead_letter_of_a_queue_that_it_never_saw(story: Story) -> dict[str, list[Row]]:
+    target = _rejected_once(story)
+    deaths = [died(target, "expired"), died(story.name)]
+    return {"x_death": [story.take(1, "con-2#1", queue=target, deaths=deaths)]}
+
+
+@planted
+def dead_letter_with_two_deaths_of_one_rejection(story: Story) -> dict[str, list[Row]]:
+    target = _rejected_once(story)
+    return {"x_death": [story.take(1, "con-2#1", queue=target, deaths=[died(story.name, count=2)])]}
+
+
+@planted
+def expired_in_a_queue_without_lifetimes(story: Story) -> dict[str, list[Row]]:
+    target = _rejected_once(story)
+    return {"x_death": [story.take(1, "con-2#1", queue=target, deaths=[died(story.name, "expired")])]}
+
+
+@planted
+def delivered_after_it_expired(story: Story) -> dict[str, list[Row]]:
+    target = story.queue("-target")
+    story.queue(dead_letters_to=target, message_ttl=10)
+    story.publish(1)
+    story.wait(20)
+    story.connect("con#1")
+    return {"ttl": [story.take(1)]}
+
+
+@planted
+def delivered_behind_a_message_published_after_it_expired(story: Story) -> dict[str, list[Row]]:
+    target = story.queue("-target")
+    story.queue(dead_letters_to=target)
+    story.publish(1, ttl_ms=10, by="other#1")
+    story.wait(20)
+    story.publish(1)
+    story.take(1)
+    return {"ttl": [story.take(1, by="other")]}
+
+
+@planted
+def expired_before_its_time(story: Story) -> dict[str, list[Row]]:
+    target = story.queue("-target")
+    story.queue(dead_letters_to=target, message_ttl=1000)
+    story.publish(1)
+    return {"ttl": [story.take(1, "con-2#1", queue=target, deaths=[died(story.name, "expired")])]}
+
+
+@planted
+def delivered_before_its_delay(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.publish(1, delay_ms=1000)
+    return {"delay": [story.take(1)]}
+
+
+@planted
+def normal_before_an_older_high(story: Story) -> dict[str, list[Row]]:
+    story.queue(priorities=True)
+    story.publish(1, priority=9)
+    story.publish(2, priority=0)
+    story.take(2)
+    return {"priority_order": [story.take(1)]}
+
+
+@planted
+def delivered_much_too_late(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.1")
+    story.publish(1)
+    story.wait(100_000)
+    return {"liveness": [story.take(1)]}
+
+
+@planted
+def more_ready_than_the_length(story: Story) -> dict[str, list[Row]]:
+    target = story.queue("-target")
+    story.queue(max_length=1, dead_letters_to=target)
+    for number in (1, 2):
+        story.publish(number)
+    connect = story.row("invoke", "connect", "con#1", **story.place("con#1"), queue=story.name)
+    for number in (1, 2):
+        story.take(number)
+    return {"max_length": [connect]}

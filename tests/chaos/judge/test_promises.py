@@ -7,18 +7,15 @@ from itertools import chain
 import pytest
 
 from chaos.promises import PROMISES
-from tests.chaos.pipeline.histories import Judged, Row
-from tests.chaos.pipeline.stories import HEALTHY, PLANTED
-
-# The first test waits for Spark and for the check that all tests share: half a minute, more on a busy machine.
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+from tests.chaos.judge.histories import Judged, Row
+from tests.chaos.judge.stories import HEALTHY, PLANTED
 
 
 def found(judged: Judged, story: str) -> dict[str, list[Row]]:
     """The examples of a story's processes, by promise."""
     by_promise = {
         promise.name: [row for row in promise.examples if row["process"].startswith(f"{story}/")]
-        for promise in judged.verdict.promises
+        for promise in judged.promises
     }
     return {name: rows for name, rows in by_promise.items() if rows}
 
@@ -36,7 +33,7 @@ def test_planted_violation_is_found_with_its_row(judged: Judged, story: str) -> 
 def test_every_promise_is_broken_and_its_violations_counted(judged: Judged) -> None:
     rows = list(chain.from_iterable(found.items() for found in judged.planted.values()))
     expected = {name: sum(len(shown) for promise, shown in rows if promise == name) for name in PROMISES}
-    assert {promise.name: promise.violations for promise in judged.verdict.promises} == expected
+    assert {promise.name: promise.violations for promise in judged.promises} == expected
     assert all(expected.values())
-    assert all(promise.checked >= promise.violations for promise in judged.verdict.promises)
-    assert not any(promise.holds for promise in judged.verdict.promises)
+    assert all(promise.checked >= promise.violations for promise in judged.promises)
+    assert not any(promise.holds for promise in judged.promises)
