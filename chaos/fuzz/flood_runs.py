@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from chaos.fuzz.floods import (
     WAIT_CPU_S,
-    LightClient,
     Waited,
     clear,
+    connect,
     flooding,
     make_tls,
     mixed,
@@ -77,7 +77,7 @@ def run_floods(seed: int, *, rounds: int, until_s: float) -> FloodOutcome:
 
 def _round(random: Random, node: ClusterNode, tls: Tls, waited: Waited) -> tuple[str, Waited]:
     try:
-        light = LightClient(node, random.choice((None, tls)))
+        light = connect(node, random.choice((None, tls)))
         with ExitStack() as floods:
             for _ in range(random.randint(1, AT_ONCE)):
                 flood = plan(mixed(random), random.choice(CONNECTIONS))

@@ -49,6 +49,7 @@ QUEUE = "q"
 BLOB_BYTES = 128 * 1024
 """Octets of repeated frames that are written together, at least."""
 PATIENCE_S = 60.0
+RETRY_S = 0.5
 MIXED_FRAMES_MAX = 2000
 """Frames of a kind in a mixed flood, at most, before they are repeated."""
 LIVES_S = (0.0, 0.0, 0.05, 0.5)
@@ -333,6 +334,18 @@ class LightClient:
             payload = self._file.read(size + 1)
             if start[0] == 1 and payload[:4] == answer.index.to_bytes(4, "big"):
                 return
+
+
+def connect(node: ClusterNode, tls: Tls | None = None) -> LightClient:
+    """Connect a light client, after the log has taken in large messages of earlier floods that fill the node."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return LightClient(node, tls)
+        except EOFError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(RETRY_S)
 
 
 def prepare(node: ClusterNode) -> None:

@@ -53,6 +53,7 @@ from qq.node.notices import log_differences, log_new_cluster
 from qq.node.readiness import Readiness, catch_up
 from qq.node.reloading import RereadFiles
 from qq.node.rescue import watch_requests
+from qq.node.turn_pacing import TurnPacing
 from qq.process import descriptors, garbage
 from qq.sessions.broker import END_CLAIMS_S, Broker, QueueReplica
 from qq.sessions.login import SALT_BYTES, hash_password
@@ -258,13 +259,7 @@ async def start(
     )
     memory = MemoryWatch(config.limits, group, runtime)
     partial_messages = PartialMessages(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
-    young = garbage.YoungCollector(time.thread_time)
-
-    def continue_turns(callback: Callable[[], None], _spent_s: float) -> None:
-        young.check()
-        runtime.call_soon(callback)
-
-    turns = ProcessorTurns(continue_turns, time.thread_time)
+    turns = ProcessorTurns(TurnPacing(broker, runtime, time.thread_time).call_after_rest, time.thread_time)
     sockets = ClientSockets(slots, throttled_log, partial_messages, turns, config.limits)
     amqp_server = AmqpServer(broker, part_settings.amqp_settings(config), sockets, make_channel)
     shovels = _make_carrier(config, broker, group, amqp_server)

@@ -45,6 +45,8 @@ BEHIND_BYTES = 3 * 1024 * 1024
 """Octets that all connections may have requested while the log is behind: those on their way, and AHEAD_BYTES."""
 BEHIND_BYTES_MIN = 16 * 1024
 """Octets that a connection may have requested in any case while the log is behind."""
+OPERATORS_BYTES = 16 * 1024 * 1024
+"""Octets above `node_uncommitted_bytes` that are left for operators: they may have to delete the flood's queues."""
 EVICTED = (
     "the cluster evicted this node while it was silent, and returned the messages of its clients to their queues; "
     "connect again, here or at another node"
@@ -275,6 +277,11 @@ class Broker:
     @property
     def is_full(self) -> bool:
         return self.submissions.pending_bytes > self.limits.node_uncommitted_bytes
+
+    @property
+    def is_full_for_operators(self) -> bool:
+        """Whether operators' requests have no room either. At most `limits.requests` of them run at a time."""
+        return self.submissions.pending_bytes > self.limits.node_uncommitted_bytes + OPERATORS_BYTES
 
     @property
     def why_full(self) -> str:

@@ -145,6 +145,8 @@ class Submissions:
         self._has_begun = False
         """Whether the log knows of this process start. The state then also shows whether sessions of an earlier start
         remain."""
+        self.requests = 0
+        """Requests of this process start: commands, settlements, barriers and runs of messages."""
         self.batches_applied = 0
         """Applied batches of this process start. A waiting caller sees from it that the log makes progress."""
         self.commit_times = Histogram()
@@ -317,6 +319,7 @@ class Submissions:
     def _enqueue(self, lane: Lane, part: Part, size: int, *, wait_s: float = 0.0) -> None:
         """Put a part into its lane. It may wait up to `wait_s` seconds for company (inf: without limit)."""
         lane.parts.append(part)
+        self.requests += 1
         if not lane.is_waiting and self._lanes.enter(lane):
             self._sparing_until_s = self._runtime.monotonic() + SPARING_S
         if size:

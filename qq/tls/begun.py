@@ -1,9 +1,9 @@
 """TLS connections that a thread begins, and that an event loop may continue.
 
-A thread answers health checks over TLS by itself. It knows what a client wants only after the handshake, so it must be
-able to hand over the connection after that.
+The thread that answers health checks learns only after the handshake whether a request is such a check. If it is not,
+the thread hands the connection over, and the event loop continues its TLS.
 
-Invariant: a connection belongs to one thread at a time.
+Invariant: a connection belongs to a single thread at a time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BegunTls:
         return self.to_socket.read()
 
     def context(self) -> ssl.SSLContext:
-        """Return a context with which an event loop continues this connection in place of beginning one."""
+        """Return a context with which an event loop continues this connection, and begins no handshake."""
         context = _Continuing(ssl.PROTOCOL_TLS_SERVER)
         context.begun = self
         return context

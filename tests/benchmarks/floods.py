@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from chaos.fuzz.floods import (
     WAIT_CPU_S,
-    LightClient,
     clear,
+    connect,
     flooding,
     kinds,
     make_tls,
@@ -86,7 +86,7 @@ def run(options: Options) -> bool:
 def _measure(cluster: LocalCluster, name: str, plan: Plan, tls: Tls | None, options: Options) -> bool:
     """Measure a flood and print its row. Return whether an aim was missed."""
     node = cluster.leader()
-    light, pulse = LightClient(node, tls), Pulse(node)
+    light, pulse = connect(node, tls), Pulse(node)
     pulse.start()
     with flooding(node, plan, tls):
         waited = light.wait(options.seconds)

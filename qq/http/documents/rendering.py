@@ -67,13 +67,13 @@ def without_other_types(document: Mapping[str, Any], kind: str, *, is_exclusive:
     return {name: value for name, value in document.items() if name not in hidden}
 
 
-_ONLY_IF_SET = ("policy", "operator_policy", "exclusive_consumer_tag", "single_active_consumer_tag")
+_ONLY_IF_SET = ("policy", "user_who_performed_action")
 
 
-def without_unset(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a document without the fields that RabbitMQ leaves out of lists while they are null."""
-    unset = [name for name in _ONLY_IF_SET if document.get(name, "") is None]
-    return {name: value for name, value in document.items() if name not in unset} if unset else document
+def without_unset(exchange: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an exchange's document without the fields that RabbitMQ leaves out when they have no value."""
+    unset = [name for name in _ONLY_IF_SET if exchange.get(name, "") is None]
+    return {name: value for name, value in exchange.items() if name not in unset} if unset else exchange
 
 
 def fields_of(kind: type[NamedTuple]) -> dict[str, Callable[[Any], Any]]:

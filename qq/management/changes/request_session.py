@@ -77,7 +77,7 @@ async def until_applied(
         if not applied.done():
             applied.set_result(read())
 
-    if broker.is_full:
+    if broker.is_full_for_operators:
         raise Unavailable(f"{broker.why_full}; {UNKNOWN if changes and not commands else NOT_CARRIED_OUT}")
     for command in commands:
         broker.submissions.add(command, lane)

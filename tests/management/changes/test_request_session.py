@@ -13,6 +13,8 @@ from qq.machine.protocol.commands import DeleteUser
 from qq.management.changes import request_session
 from qq.management.changes.request_session import until_applied
 from qq.management.errors import Unavailable
+from qq.sessions.broker import OPERATORS_BYTES
+from tests.harness.lone_broker import LoneBroker
 
 
 def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
@@ -33,7 +35,7 @@ def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
 
         log = asyncio.ensure_future(go_on())
         broker: Any = SimpleNamespace(
-            is_full=False,
+            is_full_for_operators=False,
             submissions=submissions,
             machine=SimpleNamespace(version=QueueMachine.versions[1]),
             why_undecided=lambda: "no majority: n2 does not answer",
@@ -55,3 +57,15 @@ def test_missing_majority_is_not_reported_while_the_log_advances(
     result = waits(monkeypatch, batches)
     why = "no majority: n2 does not answer; outcome unknown: it may still be carried out"
     assert result == f"{batches}: {why}"
+
+
+def test_operator_deletes_while_messages_fill_the_node() -> None:
+    """A flood of large messages once made the deletion of its virtual host fail, too (503)."""
+    with LoneBroker() as lone:
+        broker = lone.broker
+        broker.submissions.waiting_bytes += broker.limits.node_uncommitted_bytes + 1
+        assert broker.is_full
+        lone.await_on_loop(until_applied(broker, [DeleteUser("u")], lambda: None))
+        broker.submissions.waiting_bytes += OPERATORS_BYTES
+        with pytest.raises(Unavailable, match="node_uncommitted_bytes"):
+            lone.await_on_loop(until_applied(broker, [DeleteUser("u")], lambda: None))
