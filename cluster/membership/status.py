@@ -204,10 +204,13 @@ class Statuses:
         return why_nothing_is_stored(self._name, self._configurations.membership, self.known())
 
     def why_undecided(self) -> str | None:
-        """Return why no batch of this node is committed now: no leader is known, or the leader misses this node."""
+        """Return why no batch of this node is committed now.
+
+        No leader is known, the leader misses this node, or disks are full.
+        """
         leader = self._leader()
         if leader is not None:
-            return self._why_missed(leader)
+            return self._why_missed(leader) or self.why_nothing_is_stored()
         return why_no_leader(
             self._configurations.membership,
             self.known(),

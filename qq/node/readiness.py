@@ -99,9 +99,7 @@ class Readiness:
             return self._links.why_not_joined or "; ".join(filter(None, [under_repair, missing]))
         if self._group.leader is None:
             return f"no leader is known: {missing or self._group.why_undecided()}"
-        return (
-            self._group.statuses.why_nothing_is_stored() or self._group.why_undecided() or self._why_stuck()
-        )
+        return self._group.why_undecided() or self._why_stuck()
 
     async def log_changes(self) -> None:
         """Log why the node does not serve yet, when that changes, until cancelled."""

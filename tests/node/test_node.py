@@ -413,7 +413,6 @@ def test_node_that_cannot_serve_gives_the_reason(
     links: Any = SimpleNamespace(why_not_joined=None, why_apart=apart)
     group: Any = SimpleNamespace(
         own_status=SimpleNamespace(flaw=lambda: under_repair),
-        statuses=SimpleNamespace(why_nothing_is_stored=lambda: None),
         leader=leader,
         why_undecided=lambda: undecided,
     )

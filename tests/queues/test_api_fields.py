@@ -50,7 +50,6 @@ DIFFERENCES = (
     ),
     Difference(r"io_(sync|write)_avg_time_details", ABSENT, "an average has no rate", "nodes.*"),
     Difference(r"idle_since", ABSENT, "shown for idle objects; RabbitMQ's are seconds old"),
-    Difference(r"user_who_performed_action", ABSENT, "not remembered for exchanges", r"exchanges.*"),
     Difference(r"default_queue_type", ABSENT, "an import of the document would set it", r"definitions.*"),
     Difference(
         r"socket_opts\..*|contexts\[\]\.protocol", ABSENT, "options of Erlang's sockets", "overview|nodes.*"

@@ -19,6 +19,8 @@ from qq.tables import json_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pamqp.commands import Basic
+
     from qq.http.base.login import Operator
     from qq.machine.catalog.permissions import User
     from qq.machine.policy.policies import Policy
@@ -65,13 +67,13 @@ def without_other_types(document: Mapping[str, Any], kind: str, *, is_exclusive:
     return {name: value for name, value in document.items() if name not in hidden}
 
 
-_ONLY_IF_SET = ("policy", "operator_policy", "exclusive_consumer_tag", "single_active_consumer_tag")
+_ONLY_IF_SET = ("policy", "user_who_performed_action")
 
 
-def without_unset(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a document without the fields that RabbitMQ leaves out of lists while they are null."""
-    unset = [name for name in _ONLY_IF_SET if document.get(name, "") is None]
-    return {name: value for name, value in document.items() if name not in unset} if unset else document
+def without_unset(exchange: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an exchange's document without the fields that RabbitMQ leaves out when they have no value."""
+    unset = [name for name in _ONLY_IF_SET if exchange.get(name, "") is None]
+    return {name: value for name, value in exchange.items() if name not in unset} if unset else exchange
 
 
 def fields_of(kind: type[NamedTuple]) -> dict[str, Callable[[Any], Any]]:
@@ -255,12 +257,12 @@ def _message_document(message: Message) -> dict[str, Any]:
         "redelivered": message.redelivered,
         "exchange": message.exchange,
         "routing_key": readable(message.routing_key),
-        "properties": _properties(message),
+        "properties": properties_document(message.properties),
     }
 
 
-def _properties(message: Message) -> dict[str, Any]:
-    properties = message.properties
+def properties_document(properties: Basic.Properties) -> dict[str, Any]:
+    """Return the properties that a message has, by RabbitMQ's names."""
     names = {name: "type" if name == "message_type" else name for name in properties.attributes()}
     values = {shown: getattr(properties, name) for name, shown in names.items()}
     return {name: json_value(value) for name, value in values.items() if value not in (None, "")}

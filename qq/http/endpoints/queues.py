@@ -22,7 +22,6 @@ from qq.http.documents.rendering import (
     queue_document,
     row_fields,
     without_other_types,
-    without_unset,
 )
 from qq.http.documents.requests import (
     check_permitted,
@@ -61,8 +60,6 @@ SEARCH_COUNT = 20
 SEARCH_COUNT_MAX = 200
 
 _QUEUE = "/api/queues/{vhost}/{name}"
-_DETAILED = "/api/queues/detailed"
-"""The list whose documents have all the fields of a single queue's document."""
 
 
 class QueueEndpoints:
@@ -74,7 +71,7 @@ class QueueEndpoints:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/api/queues", self.queues),
-            web.get(_DETAILED, self.queues),
+            web.get("/api/queues/detailed", self.queues),
             web.get("/api/queues/{vhost}", self.queues),
             web.get(_QUEUE, self.queue),
             web.put(_QUEUE, self.put),
@@ -94,7 +91,6 @@ class QueueEndpoints:
         rows = await self._management.queues.rows_by_name(is_seen if vhost is None else vhost.__eq__)
         vhost_of, name_of = rows.fields["vhost"], rows.fields["name"]
         type_of, is_exclusive = rows.fields["type"], rows.fields["exclusive"]
-        is_detailed = request.path == _DETAILED
 
         def key_of(queue: Any) -> tuple[str, ...]:
             return "queue", vhost_of(queue), name_of(queue)
@@ -102,8 +98,8 @@ class QueueEndpoints:
         add_samples = adding_samples(request, self._management, key_of)
 
         def completed(queue: Any, document: Mapping[str, Any]) -> Mapping[str, Any]:
-            own = without_other_types(document, type_of(queue), is_exclusive=is_exclusive(queue))
-            return add_samples(queue, own if is_detailed else without_unset(own))
+            kind, exclusive = type_of(queue), is_exclusive(queue)
+            return add_samples(queue, without_other_types(document, kind, is_exclusive=exclusive))
 
         listing = Listing(
             rows.things,

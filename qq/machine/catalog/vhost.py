@@ -77,6 +77,8 @@ class Exchange(NamedTuple):
     auto_delete: bool
     internal: bool
     arguments: Table
+    user: str = ""
+    """The user that declared it; empty if the log does not say, as for predeclared exchanges."""
 
 
 _PREDECLARED = (
@@ -422,8 +424,8 @@ class VirtualHost:
 
     # Exchanges
 
-    def declare_exchange(self, command: DeclareExchange, name: str) -> None:
-        """Accept an equivalent exchange, or create a new exchange. Raise Refused."""
+    def declare_exchange(self, command: DeclareExchange, name: str, user: str) -> None:
+        """Accept an equivalent exchange, or create a new exchange of this user. Raise Refused."""
         if not command.passive:
             check_exchange_type(command)
         _check_not_default(name)
@@ -432,7 +434,7 @@ class VirtualHost:
         elif name in self.exchanges:
             self._check_equivalent_exchange(self.exchanges[name], command)
         else:
-            self._make_exchange(command, name)
+            self._make_exchange(command, name, user)
 
     def restore_exchange(self, exchange: Exchange) -> None:
         """Add an exchange whose name is free."""
@@ -696,7 +698,7 @@ class VirtualHost:
         args.check_equivalent_field(thing, "internal", exchange.internal, command.internal)
         args.check_equivalent_arguments(thing, ("alternate-exchange",), exchange.arguments, command.arguments)
 
-    def _make_exchange(self, command: DeclareExchange, name: str) -> None:
+    def _make_exchange(self, command: DeclareExchange, name: str, user: str) -> None:
         if name.startswith(RESERVED):
             raise access_refused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         args.check_exchange_argument(the_exchange(name, self.name), "alternate-exchange", command.arguments)
@@ -705,7 +707,7 @@ class VirtualHost:
         self.check_room(doing, lim.MAX_EXCHANGES, len(self.exchanges))
         self._check_room_for_arguments(doing, size)
         _, _, kind, _, durable, auto_delete, internal, table = command
-        self.restore_exchange(Exchange(name, kind, durable, auto_delete, internal, table))
+        self.restore_exchange(Exchange(name, kind, durable, auto_delete, internal, table, user))
         self._apply_policies_to_exchange(name)
 
     def _open(self, exchange: Exchange) -> None:

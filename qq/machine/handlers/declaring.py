@@ -138,8 +138,10 @@ class DeclarationHandlers:
 
     @answers(c.DeclareExchange, cost=COMMAND_STEPS)
     def declare_exchange(self, command: c.DeclareExchange) -> Done:
-        vhost = self._core.vhost(command.session)
-        vhost.declare_exchange(command, stripped(command.name))
+        core = self._core
+        vhost = core.vhost(command.session)
+        user = core.session(core.origin, command.session).user if core.version >= 12 else None
+        vhost.declare_exchange(command, stripped(command.name), user or "")
         if vhost.is_unreviewed:
             self._core.review(vhost)
         return Done()

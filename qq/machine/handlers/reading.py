@@ -114,7 +114,7 @@ def _declared_exchange(_origin: str, vhost: VirtualHost, command: c.DeclareExcha
     name = stripped(command.name)
     if name not in vhost.exchanges:
         return None
-    vhost.declare_exchange(command, name)
+    vhost.declare_exchange(command, name, "")
     return Done()
 
 

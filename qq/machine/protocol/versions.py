@@ -31,7 +31,7 @@ them. A move may be for messages with a text. A command that would change nothin
 leader's commit index, without an entry. Dead letters keep the number of their failed deliveries in quorum queues.
 
 12: queues may have groups, which lease messages. The leader may keep an acknowledgement that no client waits for, until
-its next entry."""
+its next entry. An exchange has the name of the user that declared it."""
 
 OCTETS_SINCE = 11
 """The first version at which the log may hold routing keys and names of fields that are not UTF-8."""

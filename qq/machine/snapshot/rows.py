@@ -291,7 +291,20 @@ class VhostRow(NamedTuple):
         vhost.parameters = {(component, name): value for component, name, value in self.parameters}
 
 
-CHANGES[VhostRow] = {8: more_fields(False, ())}
+_EXCHANGES = VhostRow._fields.index("exchanges")
+
+
+def _with_users(written: Sequence[Any]) -> Sequence[Any]:
+    """Return a virtual host's row whose exchanges have an unknown user."""
+    exchanges = [[*exchange, ""] for exchange in written[_EXCHANGES]]
+    return [*written[:_EXCHANGES], exchanges, *written[_EXCHANGES + 1 :]]
+
+
+def _without_users(row: VhostRow) -> Sequence[Any]:
+    return row._replace(exchanges=Rows(list(row.exchanges), lambda exchange: exchange[:-1]))
+
+
+CHANGES[VhostRow] = {8: more_fields(False, ()), 12: Change(_with_users, _without_users)}
 
 
 # Queues

@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote_plus
 
-from qq.machine.catalog.vhost import binding_arguments
+from qq.machine.catalog.vhost import PREDECLARED, binding_arguments
 from qq.machine.protocol.commands import DeclareExchange, DeclareQueue
 from qq.machine.queue.moves import LEDGER
 from qq.management.objects.sorted_objects import Chained
@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 _KINDS = {"queue": DestinationKind.QUEUE, "exchange": DestinationKind.EXCHANGE}
 
+_INTERNAL = "rmq-internal"
+"""RabbitMQ's name for the broker itself, as the user of an action."""
 HASH_BYTES = 16
 """Bytes of the hash of a binding's arguments in the binding's `properties_key`."""
 
@@ -267,6 +269,7 @@ def _exchange_status(vhost: VirtualHost, exchange: Exchange) -> ExchangeStatus:
         internal=exchange.internal,
         arguments=exchange.arguments,
         policy=policy.name if policy else None,
+        user_who_performed_action=_INTERNAL if exchange.name in PREDECLARED else exchange.user or None,
     )
 
 

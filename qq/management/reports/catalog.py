@@ -32,6 +32,8 @@ class ExchangeStatus(NamedTuple):
     internal: bool
     arguments: Mapping[str, Any]
     policy: str | None
+    user_who_performed_action: str | None
+    """The user that declared it, or RabbitMQ's name of the broker; None if it was declared before version 12."""
 
 
 class BindingStatus(NamedTuple):

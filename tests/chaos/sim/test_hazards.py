@@ -1152,6 +1152,14 @@ HAZARDS = [
         shown_by=6,
     ),
     Hazard(
+        Parts(engine=VotesForAnyLog),
+        replace(ROLLBACKS, nodes=5),
+        10,
+        "than the committed one",
+        ("cluster.engine.rejoin.Rejoin.record_memory", ignore_what_others_remember),
+        shown_by=2,
+    ),
+    Hazard(
         Parts(),
         SHORTENED_LOGS,
         10,
@@ -1299,6 +1307,8 @@ def _name(hazard: Hazard) -> str:
     names = [part.__name__ for part in hazard.parts if part not in Parts()]
     if hazard.replaced is not None:
         names.append(getattr(hazard.replaced[1], "__name__", hazard.replaced[0]))
+    if hazard.options is not None and hazard.options.nodes > 3:
+        names.append(f"{hazard.options.nodes} nodes")
     return "-".join(names)
 
 

@@ -10,6 +10,7 @@ import pytest
 from cluster.membership.leadership import APART_S
 from cluster.membership.peer_status import SILENT_S
 from cluster.membership.view import Members
+from cluster.raft.messages import Alarm
 from tests.cluster.harness import Growing, drain
 
 SILENT_MS = int(SILENT_S * 1000) + 500
@@ -57,6 +58,15 @@ def test_member_that_the_leader_does_not_hear_says_so(growing: Growing) -> None:
     for other in (leader, third):
         growing.network.heal(apart.name, other.name)
     growing.until(lambda: apart.group.why_undecided() is None)
+
+
+def test_member_whose_disk_is_full_says_so(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
+    member = growing.followers()[0]
+    assert member.group.why_undecided() is None
+    full = {"may_lead": 0, "alarm": Alarm.DISK}
+    own = member.group.own_status.now()._replace(**full)
+    monkeypatch.setattr(member.group.own_status, "now", lambda: own)
+    assert member.group.why_undecided() == "the node's disk is full: it goes on when there is space"
 
 
 @pytest.mark.parametrize("ways", ["both", "to the member", "to the leader"])

@@ -223,18 +223,12 @@ def test_missing_body_and_null_are_an_empty_object(node: Machine, body: bytes) -
     assert answer.status == (400 if body else 204)
 
 
-def test_lists_leave_out_what_is_not_set(node: Machine) -> None:
-    """As RabbitMQ's; the document of a single queue has null."""
-    node.api("queues/%2F/q", "PUT", json={"durable": True})
-    unset = {"policy", "operator_policy", "single_active_consumer_tag"}
-    [listed] = node.api("queues/%2F").json
-    assert not unset & listed.keys()
-    for shown in (node.api("queues/%2F/q").json, *node.api("queues/detailed").json):
-        assert {name: shown[name] for name in unset} == dict.fromkeys(unset)
-    node.api("policies/%2F/p", "PUT", json={"pattern": "", "definition": {"max-length": 5}})
-    [listed] = node.api("queues/%2F").json
-    assert listed["policy"] == "p"
-    assert {each["policy"] for each in node.api("exchanges/%2F").json if "policy" in each} == {"p"}
+def test_exchange_without_a_policy_has_no_such_field(node: Machine) -> None:
+    assert not any("policy" in each for each in node.api("exchanges/%2F").json)
+    node.api("policies/%2F/p", "PUT", json={"pattern": "^amq", "definition": {"alternate-exchange": "x"}})
+    listed = {each["name"]: each for each in node.api("exchanges/%2F").json}
+    assert listed["amq.topic"]["policy"] == node.api("exchanges/%2F/amq.topic").json["policy"] == "p"
+    assert "policy" not in listed[""]
 
 
 # --- exchanges and bindings
@@ -244,6 +238,8 @@ def test_an_exchange_is_declared_shown_and_deleted(node: Machine) -> None:
     body = {"type": "topic", "auto_delete": False, "durable": True, "internal": False, "arguments": {}}
     assert node.api("exchanges/%2F/x", "PUT", json=body).status == 201
     shown = {"name": "x", "vhost": "/", **body, "incoming": [], "outgoing": []}
+    shown["user_who_performed_action"] = "guest"
+    assert node.api("exchanges/%2F/amq.topic").json["user_who_performed_action"] == "rmq-internal"
     assert node.api("exchanges/%2F/x").json == shown
     assert node.api("exchanges/%2F/x", "PUT", json=body).status == 204
     assert "x" in [each["name"] for each in node.api("exchanges/%2F").json]

@@ -161,6 +161,8 @@ def test_golden_state_fills_every_section(golden: bytes, version: int) -> None:
     assert any(leaving.count for queue in queues for leaving in queue.leaving)
     assert any(queue.returning and queue.came_back for queue in queues)
     assert any(queue.groups for queue in queues) == (version >= 12)
+    users = {exchange.user for vhost in machine.vhosts.values() for exchange in vhost.exchanges.values()}
+    assert users == ({"", "ann"} if version >= 12 else {""})
     assert {each.is_released for queue in queues for each in queue.ended} == (
         {False, True} if version >= 12 else set()
     )
