@@ -18,6 +18,7 @@ from qq.http.endpoints.connections import ConnectionEndpoints
 from qq.http.endpoints.definitions import DefinitionEndpoints
 from qq.http.endpoints.doctor import DoctorEndpoint
 from qq.http.endpoints.health import HealthEndpoints
+from qq.http.endpoints.leases import LeaseEndpoints
 from qq.http.endpoints.members import MemberEndpoints
 from qq.http.endpoints.moves import MoveEndpoints
 from qq.http.endpoints.nodes import NodeEndpoints
@@ -69,6 +70,7 @@ def routes(
         DoctorEndpoint(management),
         ReplicaEndpoints(view, management),
         QueueEndpoints(management),
+        LeaseEndpoints(management),
         MoveEndpoints(management),
         ShovelEndpoints(management),
         ExchangeEndpoints(management),

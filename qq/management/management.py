@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qq.management.changes.changes import Changes
+from qq.management.changes.leases import Leases
 from qq.management.changes.operations import Operations
 from qq.management.logins.web_sessions import WebSessions
 from qq.management.node_queries import NodeQueries
@@ -44,6 +45,7 @@ class Management:
     """The parts of management, each with its own subject; made by `make_management`."""
 
     queues: QueueReports
+    leases: Leases
     consumers: ConsumerReports
     clients: ClientReports
     catalog: CatalogReports
@@ -89,6 +91,7 @@ def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: S
     member_findings = MemberFindings(group, own.peers, members)
     return Management(
         queues=QueueReports(broker, group, statistics, sorted_objects),
+        leases=Leases(broker, group, statistics.entry_times),
         consumers=ConsumerReports(broker),
         clients=clients,
         catalog=CatalogReports(broker, own.product, sorted_objects),

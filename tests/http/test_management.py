@@ -104,6 +104,7 @@ def test_a_queue_shows_where_its_messages_are(real_node: ClusterNode, channel: A
         "messages_unacknowledged": 1,
         "messages_delayed": 1,
         "messages_dlx": 0,
+        "messages_leased": 0,
     }
     assert queue["message_bytes_ready"] == 3 * queue["message_bytes_unacknowledged"] > 3 * 8
     assert (queue["type"], queue["state"], queue["delivery_limit"]) == ("quorum", "running", 7)

@@ -35,6 +35,7 @@ from qq.machine.protocol.commands import (
     BindQueue,
     DeclareExchange,
     DeclareQueue,
+    OpenGroup,
     PutHashedUser,
     PutPolicy,
     PutUser,
@@ -44,6 +45,7 @@ from qq.machine.protocol.commands import (
 )
 from qq.machine.protocol.death_history import REASONS
 from qq.machine.protocol.queue_types import MODULES, with_known_type
+from qq.machine.queue.leases import ORDERS, READY
 from qq.machine.queue.moves import TEXT_BYTES_MAX
 from qq.management.reports.catalog import Deduplication
 from qq.management.reports.messages import AckMode, NewMessage
@@ -337,7 +339,7 @@ def _pattern(body: Body, name: str) -> str:
 
 def read_move(vhost: str, move: str, user: str, body: Body) -> BeginMove | BeginTextMove:
     """Return the move to begin."""
-    _check_keys(body, ("source", "destination", "to_origin", "count", "rate", "filter"), "a move")
+    check_keys(body, ("source", "destination", "to_origin", "count", "rate", "filter"), "a move")
     source = _required_name(field(body, "source", str), "a source")
     to_origin = flag(body, "to_origin", default=False)
     destination = field(body, "destination", str, "")
@@ -374,7 +376,7 @@ def query_filter(query: Mapping[str, str]) -> MessageFilter:
 
 def read_filter(wanted: Body) -> MessageFilter:
     """Return the filter of a move or a search."""
-    _check_keys(wanted, MessageFilter._fields, "a filter")
+    check_keys(wanted, MessageFilter._fields, "a filter")
     reason = field(wanted, "reason", str, "")
     if reason and reason not in REASONS:
         raise bad_request(
@@ -391,7 +393,37 @@ def read_filter(wanted: Body) -> MessageFilter:
     return MessageFilter(reason, from_queue, headers, text)
 
 
-def _check_keys(body: Body, known: Sequence[str], whose: str) -> None:
+def read_group(vhost: str, queue: str, group: str, user: str, body: Body) -> OpenGroup:
+    """Return the command that opens a group."""
+    check_keys(body, ("fence", "owner", "order", "exclusive", "expires_ms"), "a group")
+    order = field(body, "order", str, READY)
+    if order not in ORDERS:
+        raise bad_request(f"order should be {' or '.join(ORDERS)}")
+    return OpenGroup(
+        vhost,
+        queue,
+        _required_name(group, "a group"),
+        whole_number(body, "fence", 0),
+        name_of(field(body, "owner", str, ""), "owner"),
+        user,
+        order,
+        flag(body, "exclusive", default=False),
+        whole_number(body, "expires_ms", 0, default=0),
+    )
+
+
+def whole_number(
+    body: Body, name: str, least: int, most: int = INTEGERS.stop - 1, default: int | None = None
+) -> int:
+    """Return a number in a field, which must exist unless it has a default. Raises Refusal."""
+    value = field(body, name, int, default)
+    if not least <= value <= most:
+        raise bad_request(f"{name} should be a whole number from {least} to {most}")
+    return value
+
+
+def check_keys(body: Body, known: Sequence[str], whose: str) -> None:
+    """Raise Refusal if a body has a key that is unknown there."""
     for name in body:
         if name not in known:
             raise bad_request(f"{whose} has no '{name}'; there are {', '.join(known)}")

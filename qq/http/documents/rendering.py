@@ -19,6 +19,8 @@ from qq.tables import json_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pamqp.commands import Basic
+
     from qq.http.base.login import Operator
     from qq.machine.catalog.permissions import User
     from qq.machine.policy.policies import Policy
@@ -255,12 +257,12 @@ def _message_document(message: Message) -> dict[str, Any]:
         "redelivered": message.redelivered,
         "exchange": message.exchange,
         "routing_key": readable(message.routing_key),
-        "properties": _properties(message),
+        "properties": properties_document(message.properties),
     }
 
 
-def _properties(message: Message) -> dict[str, Any]:
-    properties = message.properties
+def properties_document(properties: Basic.Properties) -> dict[str, Any]:
+    """Return the properties that a message has, by RabbitMQ's names."""
     names = {name: "type" if name == "message_type" else name for name in properties.attributes()}
     values = {shown: getattr(properties, name) for name, shown in names.items()}
     return {name: json_value(value) for name, value in values.items() if value not in (None, "")}

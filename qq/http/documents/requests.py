@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Mapping,
     )
 
-    from qq.machine.protocol.commands import BeginMove, BeginTextMove, Declaration, Get
+    from qq.machine.protocol.commands import BeginMove, BeginTextMove, Declaration, Get, GroupCommand
     from qq.management.management import Management
     from qq.management.reports.messages import AllPublications, NewMessage
 
@@ -310,7 +310,7 @@ async def check_permitted(
     request: web.Request,
     management: Management,
     vhost: str,
-    command: Declaration | Get | NewMessage | AllPublications | BeginMove | BeginTextMove,
+    command: Declaration | Get | NewMessage | AllPublications | BeginMove | BeginTextMove | GroupCommand,
 ) -> None:
     """Raise RequestRefused unless an AMQP client of the same user has the permissions for this."""
     login = login_of(request)

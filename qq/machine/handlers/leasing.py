@@ -164,6 +164,48 @@ class GroupHandlers:
             raise access_refused(f"{thing} has {queue.consumers} consumers, and the group is exclusive")
         return queue
 
+    def opened(self, queue: Queue, command: c.OpenGroup) -> LeaseGroup:
+        """Return the group that a command has opened. Raise Refused if the command was not carried out."""
+        group = queue.groups.get(command.group)
+        if group is None or group.fence != command.fence:
+            raise precondition_failed(
+                f"{the_group(command.group, queue.name, queue.vhost)} was not opened, because the queue was in use"
+            )
+        return group
+
+    def taken(self, command: c.LeaseMessages) -> Lease | None:
+        """Return the lease that a command has taken, or `None` without a ready message for it. Raise Refused."""
+        group = check_group(self._core.catalog, command)
+        lease = group.leases.get(command.lease)
+        if lease is None:
+            check_new_lease(group, command.lease)
+        return lease
+
+    def check_ended(self, command: c.CommitLeases | c.ReleaseLease | c.CloseGroup) -> None:
+        """Raise Refused if a command has not ended leases or a group."""
+        catalog = self._core.catalog
+        match command:
+            case c.CommitLeases():
+                check_commit(catalog, command)
+            case c.ReleaseLease():
+                group = check_group(catalog, command)
+                if not group.first_free <= command.lease <= group.last:
+                    group.check_lease(command.lease)
+            case c.CloseGroup() if _find(catalog, command) is not None:
+                check_close(check_group(catalog, command), command)
+            case c.CloseGroup():
+                pass
+
+    def find_lease(self, vhost: str, name: str, group: str, number: int) -> tuple[Queue, Lease]:
+        """Return a queue, and an open lease of a group of it. Raise Refused."""
+        known = self._core.catalog.vhosts.get(vhost)
+        queue = None if known is None else known.queues.get(name)
+        if queue is None:
+            raise not_found(the_queue(name, vhost))
+        if group not in queue.groups:
+            raise not_found(the_group(group, name, vhost))
+        return queue, queue.groups[group].check_lease(number)
+
 
 def check_group(
     catalog: Catalog, command: c.LeaseMessages | c.CommitLeases | c.ReleaseLease | c.CloseGroup
@@ -198,20 +240,6 @@ def check_close(group: LeaseGroup, command: c.CloseGroup) -> None:
     if group.leases and not command.releases:
         leases = "1 open lease" if len(group.leases) == 1 else f"{len(group.leases)} open leases"
         raise precondition_failed(f"{group.label} has {leases}: commit or release them first")
-
-
-def check_released(group: LeaseGroup, number: int) -> None:
-    """Raise Refused if the group has never had a lease of this number, or has committed it."""
-    if number < group.first_free or number > group.last:
-        group.check_lease(number)
-
-
-def leased(group: LeaseGroup, number: int) -> Lease | None:
-    """Return the lease of this number, or `None` if the queue had no ready message for it. Raise Refused."""
-    lease = group.leases.get(number)
-    if lease is None:
-        check_new_lease(group, number)
-    return lease
 
 
 def _queue(catalog: Catalog, command: c.GroupCommand) -> Queue:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.machine.protocol import commands as c
-    from qq.machine.protocol.commands import Declaration
+    from qq.machine.protocol.commands import Declaration, GroupCommand
     from qq.management.reports.messages import AckMode, AllPublications, Message, NewMessage
     from qq.scopes import Scopes
     from qq.sessions.broker import Broker
@@ -35,7 +35,13 @@ class Operations:
     async def check_permitted(
         self,
         user: str,
-        command: Declaration | c.Get | NewMessage | AllPublications | c.BeginMove | c.BeginTextMove,
+        command: Declaration
+        | c.Get
+        | NewMessage
+        | AllPublications
+        | c.BeginMove
+        | c.BeginTextMove
+        | GroupCommand,
         vhost: str,
         scopes: Scopes | None = None,
     ) -> None:

@@ -11,13 +11,19 @@ from qq.machine.protocol import commands as c
 from qq.management.reports.messages import AllPublications, NewMessage
 
 if TYPE_CHECKING:
-    from qq.machine.protocol.commands import Declaration
+    from qq.machine.protocol.commands import Declaration, GroupCommand
     from qq.sessions.access import Access
 
 
 def check(
     access: Access,
-    command: Declaration | c.Get | NewMessage | AllPublications | c.BeginMove | c.BeginTextMove,
+    command: Declaration
+    | c.Get
+    | NewMessage
+    | AllPublications
+    | c.BeginMove
+    | c.BeginTextMove
+    | GroupCommand,
 ) -> None:
     """Raise AccessRefused unless the session's user may do everything that the command does."""
     match command:
@@ -37,6 +43,10 @@ def check(
             access.check("read", "queue", command.source)
             if command.destination:
                 access.check("write", "queue", command.destination)
+        case c.OpenGroup() | c.CloseGroup():
+            access.check("configure", "queue", command.queue)
+        case c.LeaseMessages() | c.CommitLeases() | c.ReleaseLease():
+            access.check("read", "queue", command.queue)
         case c.Get():
             access.check("read", "queue", command.queue)
         case c.BindQueue() | c.UnbindQueue():

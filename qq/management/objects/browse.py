@@ -82,15 +82,16 @@ async def read_groups(
     for number, messages in enumerate(ranges):
         ahead = ranges[number : number + READ_AHEAD_RANGES]
         history = histories.get(messages.history) if messages.history else None
-        for part in _steps(entries, messages):
+        for part in steps(entries, messages, STEP_MESSAGES, STEP_BYTES):
             for place, stored in await _read(entries, part, ahead):
                 yield BrowsedGroup(stored, part, history, offset + place)
             offset += part.count
             await asyncio.sleep(0)
 
 
-def _steps(entries: Entries, messages: Range) -> Iterator[Range]:
-    step = max(min(STEP_MESSAGES, STEP_BYTES * messages.count // max(messages.size, 1)), 1)
+def steps(entries: Entries, messages: Range, count: int, size: int) -> Iterator[Range]:
+    """Yield parts of a range of at most `count` messages and about `size` octets, but at least a message."""
+    step = max(min(count, size * messages.count // max(messages.size, 1)), 1)
     at = 0
     while at < messages.count:
         part = messages.part(at, min(step, messages.count - at))

@@ -55,7 +55,8 @@ def _consumers(queue: Queue) -> tuple[float, ...]:
 
 def _sizes(queue: Queue) -> tuple[float, ...]:
     ready, unacked = queue.backlog.size, queue.unacked_size
-    return queue.consumers, ready + unacked, ready, unacked, queue.backlog.delayed, queue.dead_count
+    others = queue.backlog.delayed, queue.dead_count, queue.leased, len(queue.groups)
+    return queue.consumers, ready + unacked, ready, unacked, *others
 
 
 def _ages(times: EntryTimes, now_ms: int, blocks: Iterable[list[Queue]]) -> Iterator[ObjectRows]:
@@ -98,6 +99,8 @@ _QUEUE_FAMILIES = {
             _gauge("queue_messages_unacked_bytes", "Size in bytes of unacknowledged messages"),
             _gauge("queue_messages_delayed", "Messages that are not ready yet"),
             _gauge("queue_messages_dlx", "Dead messages that are on their way to another queue"),
+            _gauge("queue_messages_leased", "Messages in open leases of groups"),
+            _gauge("queue_groups", "Groups that lease messages of a queue"),
         ],
         _sizes,
     ),

@@ -211,12 +211,12 @@ def _delivery_limit(queue: Queue) -> int | str:
 
 def _messages(queue: Queue) -> int:
     backlog = queue.backlog
-    return backlog.count + queue.unacked + backlog.delayed + queue.dead_count
+    return backlog.count + queue.unacked + queue.leased + backlog.delayed + queue.dead_count
 
 
 def _message_bytes(queue: Queue) -> int:
     backlog = queue.backlog
-    return backlog.size + queue.unacked_size + backlog.delayed_size + queue.dead_size
+    return backlog.size + queue.unacked_size + queue.leased_size + backlog.delayed_size + queue.dead_size
 
 
 _IN_MEMORY = ("messages_ram", "messages_ready_ram", "messages_unacknowledged_ram", "message_bytes_ram")
@@ -238,11 +238,13 @@ _FIELDS: dict[str, Callable[[Queue], Any]] = {
     "messages": _messages,
     "messages_ready": attrgetter("backlog.count"),
     "messages_unacknowledged": attrgetter("unacked"),
+    "messages_leased": attrgetter("leased"),
     "messages_delayed": attrgetter("backlog.delayed"),
     "messages_dlx": attrgetter("dead_count"),
     "message_bytes": _message_bytes,
     "message_bytes_ready": attrgetter("backlog.size"),
     "message_bytes_unacknowledged": attrgetter("unacked_size"),
+    "message_bytes_leased": attrgetter("leased_size"),
     "message_bytes_delayed": attrgetter("backlog.delayed_size"),
     "message_bytes_dlx": attrgetter("dead_size"),
     **dict.fromkeys(("messages_persistent", "messages_paged_out"), _messages),

@@ -43,6 +43,7 @@ class QueueStatus(NamedTuple):
     messages_unacknowledged: int
     messages_delayed: int
     messages_dlx: int
+    messages_leased: int
     """Dead-lettered messages on their way to their next queue."""
     message_bytes: int
     """Sum of the four sizes below, in bytes as stored."""
@@ -50,6 +51,7 @@ class QueueStatus(NamedTuple):
     message_bytes_unacknowledged: int
     message_bytes_delayed: int
     message_bytes_dlx: int
+    message_bytes_leased: int
     messages_persistent: int
     """All messages, because all are on disk, so none counts as being in memory only (`messages_ram`)."""
     message_bytes_persistent: int

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from qq.machine.handlers.leasing import check_close, check_commit, check_group, check_released, leased
+from qq.machine.handlers.leasing import check_close, check_commit, check_group, check_new_lease
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import InvalidCommand, check_command
 from qq.machine.protocol.refusals import Refused
@@ -112,9 +113,7 @@ def test_lease_cut_inside_of_returned_messages_keeps_their_order(driver: Driver)
     [
         (lambda group: group.check_fence(4), 405, "fence 4 is stale: group 'g' .* open with fence 5, owner 'driver'"),
         (lambda group: group.check_fence(6), 405, "fence 6 was not used to open the group: group 'g'"),
-        (lambda group: leased(group, 1), 406, "lease 1 of group 'g' of queue 'q' in vhost '/' was committed"),
-        (lambda group: check_released(group, 1), 406, "lease 1 of group .* was committed"),
-        (lambda group: check_released(group, 9), 404, "no lease 9 of group"),
+        (lambda group: check_new_lease(group, 1), 406, "lease 1 of group 'g' of queue 'q' in vhost '/' was committed"),
         (lambda group: group.check_lease(3), 406, "lease 3 of group .* is not open"),
         (lambda group: check_close(group, c.CloseGroup(*PLACE, False)), 406, "group 'g' .* has 1 open lease: "),
     ],
@@ -143,6 +142,35 @@ def test_commit_names_the_missing_object(driver: Driver, command: c.CommitLeases
     with pytest.raises(Refused) as caught:
         check_commit(driver.machine.catalog, command)
     assert (caught.value.code, caught.value.text) == (404, text)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (c.ReleaseLease(*PLACE, 0), 406),
+        (c.ReleaseLease(*PLACE, 1), 0),
+        (c.ReleaseLease(*PLACE, 2), 404),
+        (c.CommitLeases(*PLACE, 0), 0),
+        (c.CommitLeases(*PLACE, 1), 406),
+        (c.CommitLeases(*PLACE, 2), 404),
+        (c.CloseGroup(*PLACE, False), 406),
+        (c.CloseGroup(*PLACE, True), 0),
+        (c.CloseGroup(*PLACE[:2], "h", 5, True), 0),
+    ],
+)
+def test_outcome_of_an_end_is_in_the_state(driver: Driver, command: c.CommitLeases, code: int) -> None:
+    driver.apply(publish(3), c.LeaseMessages(*PLACE, 0, 1, ALL), c.CommitLeases(*PLACE, 0))
+    driver.apply(
+        c.LeaseMessages(*PLACE, 1, 1, ALL), c.ReleaseLease(*PLACE, 1), c.LeaseMessages(*PLACE, 0, 1, ALL)
+    )
+    if isinstance(command, c.CloseGroup):
+        driver.apply(c.LeaseMessages(*PLACE, 1, 1, ALL))
+    for _ in range(2):
+        driver.apply(command)
+        expected: Any = pytest.raises(Refused) if code else nullcontext()
+        with expected as caught:
+            driver.machine.groups.check_ended(command)
+        assert not code or caught.value.code == code
 
 
 def test_commit_may_be_repeated(driver: Driver) -> None:
@@ -175,7 +203,7 @@ def test_groups_and_leases_have_limits(driver: Driver) -> None:
     group = group_of(driver)
     assert len(group.leases) == OPEN_LEASES_MAX
     with pytest.raises(Refused, match=f"has {OPEN_LEASES_MAX} open leases, which is the limit"):
-        leased(group, OPEN_LEASES_MAX)
+        check_new_lease(group, OPEN_LEASES_MAX)
     assert len(driver.machine.dump()) < 300 * OPEN_LEASES_MAX
 
 

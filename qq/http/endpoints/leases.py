@@ -1,0 +1,257 @@
+"""Groups of queues and their leases: readers take lists of messages, read them repeatedly, and commit them.
+
+Invariant: an answer to a change comes when the change is in the state of this node. A stream of messages is complete,
+or it breaks off without an end mark.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiohttp import hdrs, web
+
+from qq.errors import ReplyCode
+from qq.http.base.error_responses import Refusal, bad_request
+from qq.http.base.login import login_of
+from qq.http.documents.arrow import COLUMNS, CONTENT_TYPE, ArrowMessages, load_pyarrow
+from qq.http.documents.lists import Listing, write_listing
+from qq.http.documents.parsing import check_keys, read_group, whole_number
+from qq.http.documents.requests import (
+    check_permitted,
+    done,
+    existing,
+    is_asked,
+    named_vhost,
+    number,
+    read_body,
+)
+from qq.machine.policy.value_checks import INTEGERS
+from qq.machine.protocol.commands import CloseGroup, CommitLeases, Get, LeaseMessages, ReleaseLease
+from qq.machine.queue.leases import LEASE_MESSAGES_MAX
+from qq.management.errors import RequestRefused
+from qq.sessions.entries import MessagesGone
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from qq.management.management import Management
+    from qq.management.reports.leases import GroupStatus, LeaseStatus
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger(__name__)
+
+LEASE_MESSAGES = 10_000
+LEASE_BYTES = 16 * 1024 * 1024
+"""Messages and bytes of a lease without other bounds."""
+PARTS_MAX = 1_024
+"""Parts in which a lease may be read."""
+
+_GROUPS = "/api/queues/{vhost}/{name}/groups"
+_GROUP = f"{_GROUPS}/{{group}}"
+_LEASE = f"{_GROUP}/leases/{{lease}}"
+_STATUSES = {
+    ReplyCode.ACCESS_REFUSED: HTTPStatus.CONFLICT,
+    ReplyCode.RESOURCE_LOCKED: HTTPStatus.CONFLICT,
+    ReplyCode.PRECONDITION_FAILED: HTTPStatus.PRECONDITION_FAILED,
+}
+"""The answers to refusals of the log, where they differ from those of other requests."""
+
+
+class _GroupPath(NamedTuple):
+    vhost: str
+    queue: str
+    group: str
+
+
+class LeaseEndpoints:
+    """Handlers for groups and leases."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get(_GROUPS, self.groups),
+            web.get(_GROUP, self.group),
+            web.put(_GROUP, self.open),
+            web.delete(_GROUP, self.close),
+            web.post(f"{_GROUP}/commit", self.commit),
+            web.get(_LEASE, self.lease),
+            web.put(_LEASE, self.take),
+            web.delete(_LEASE, self.release),
+            web.get(f"{_LEASE}/messages", self.messages),
+        ]
+
+    # Groups
+
+    async def groups(self, request: web.Request) -> web.StreamResponse:
+        vhost, queue = await self._queue(request)
+        await self._check_reader(request, vhost, queue)
+        found = map(group_document, self._management.leases.groups(vhost, queue))
+        return await write_listing(request, Listing(found, order=("name",)))
+
+    async def group(self, request: web.Request) -> web.Response:
+        place = await self._place(request)
+        await self._check_reader(request, place.vhost, place.queue)
+        leases = self._management.leases
+        found = await existing(self._management, lambda: leases.group(*place), _no_group(place))
+        return web.json_response(group_document(found))
+
+    async def open(self, request: web.Request) -> web.Response:
+        place = await self._place(request)
+        command = read_group(*place, login_of(request).user, await read_body(request))
+        await check_permitted(request, self._management, place.vhost, command)
+        leases = self._management.leases
+        is_new = leases.group(*place) is None
+        opened = await _answered(leases.open(command))
+        return web.json_response(
+            group_document(opened), status=HTTPStatus.CREATED if is_new else HTTPStatus.OK
+        )
+
+    async def close(self, request: web.Request) -> web.Response:
+        place = await self._place(request)
+        command = CloseGroup(*place, _fence(request), is_asked(request, "release"))
+        await check_permitted(request, self._management, place.vhost, command)
+        leases = self._management.leases
+        await existing(self._management, lambda: leases.group(*place), _no_group(place))
+        await _answered(leases.end(command))
+        return done()
+
+    async def commit(self, request: web.Request) -> web.Response:
+        place, body = await self._place(request), await read_body(request)
+        check_keys(body, ("fence", "up_to"), "a commit")
+        fence, up_to = whole_number(body, "fence", 0), whole_number(body, "up_to", 0)
+        return await self._end(request, CommitLeases(*place, fence, up_to))
+
+    # Leases
+
+    async def lease(self, request: web.Request) -> web.Response:
+        place = await self._place(request)
+        await self._check_reader(request, place.vhost, place.queue)
+        found = await _answered(self._management.leases.lease_status(*place, _lease(request)))
+        return web.json_response(lease_document(found))
+
+    async def take(self, request: web.Request) -> web.Response:
+        place, body = await self._place(request), await read_body(request)
+        check_keys(body, ("fence", "max_messages", "max_bytes"), "a lease")
+        command = LeaseMessages(
+            *place,
+            whole_number(body, "fence", 0),
+            _lease(request),
+            whole_number(body, "max_messages", 1, LEASE_MESSAGES_MAX, LEASE_MESSAGES),
+            whole_number(body, "max_bytes", 1, default=LEASE_BYTES),
+        )
+        await check_permitted(request, self._management, place.vhost, command)
+        lease = await _answered(self._management.leases.lease(command))
+        return done() if lease is None else web.json_response(lease_document(lease))
+
+    async def release(self, request: web.Request) -> web.Response:
+        place = await self._place(request)
+        return await self._end(request, ReleaseLease(*place, _fence(request), _lease(request)))
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """Answer with the messages of a part of a lease."""
+        place, lease = await self._place(request), _lease(request)
+        parts = number(request, "of", 1, PARTS_MAX)
+        part = number(request, "part", 0, PARTS_MAX)
+        if part >= parts:
+            raise bad_request("part must be a whole number below the number of parts, which is `of`")
+        columns = _columns(request)
+        await self._check_reader(request, place.vhost, place.queue)
+        try:
+            pyarrow = await load_pyarrow()
+        except ImportError:
+            raise Refusal(
+                HTTPStatus.NOT_IMPLEMENTED,
+                "this node has no pyarrow, which writes Arrow streams: install it with pip install 'qq-broker[arrow]'",
+            ) from None
+        leases = self._management.leases
+        wanted = await _answered(leases.part(*place, lease, part, parts))
+        response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
+        await response.prepare(request)
+        if request.method != hdrs.METH_HEAD:
+            stream = ArrowMessages(pyarrow, wanted.queue, columns).parts(leases.read(wanted))
+            try:
+                async with aclosing(stream):
+                    async for octets in stream:
+                        await response.write(octets)
+            except MessagesGone as gone:
+                log.info("the stream of lease %d of %s breaks off: %s", lease, _no_group(place)[3:], gone)
+                if request.transport is not None:
+                    request.transport.abort()
+                return response
+        await response.write_eof()
+        return response
+
+    # Helpers
+
+    async def _end(self, request: web.Request, command: CommitLeases | ReleaseLease) -> web.Response:
+        await check_permitted(request, self._management, command.vhost, command)
+        await _answered(self._management.leases.end(command))
+        return done()
+
+    async def _check_reader(self, request: web.Request, vhost: str, queue: str) -> None:
+        await check_permitted(request, self._management, vhost, Get(0, 0, 0, 0, queue, False, 0))
+
+    async def _queue(self, request: web.Request) -> tuple[str, str]:
+        vhost, name = await named_vhost(request, self._management), request.match_info["name"]
+        reason = f"no queue '{name}' in vhost '{vhost}'"
+        await existing(self._management, lambda: self._management.queues.find(vhost, name), reason)
+        return vhost, name
+
+    async def _place(self, request: web.Request) -> _GroupPath:
+        return _GroupPath(*await self._queue(request), request.match_info["group"])
+
+
+def group_document(group: GroupStatus) -> dict[str, Any]:
+    leases = [lease_document(lease) for lease in group.leases]
+    return group._asdict() | {"leases": leases, "lag": group.lag._asdict()}
+
+
+def lease_document(lease: LeaseStatus) -> dict[str, Any]:
+    return lease._asdict()
+
+
+async def _answered(outcome: Awaitable[Any]) -> Any:
+    """Return the outcome of a command. Raises Refusal with the status for a reader."""
+    try:
+        return await outcome
+    except RequestRefused as refused:
+        status = _STATUSES.get(ReplyCode(refused.code))
+        if status is None:
+            raise
+        raise Refusal(status, refused.explanation) from None
+
+
+def _no_group(place: _GroupPath) -> str:
+    return f"no group '{place.group}' of queue '{place.queue}' in vhost '{place.vhost}'"
+
+
+def _fence(request: web.Request) -> int:
+    if "fence" not in request.query:
+        raise bad_request("key_missing: fence")
+    return number(request, "fence", 0, INTEGERS.stop - 1)
+
+
+def _lease(request: web.Request) -> int:
+    """Return the number of the lease in the path."""
+    text = request.match_info["lease"]
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) in INTEGERS):
+        raise bad_request(f"a lease has a whole number from 0 to {INTEGERS.stop - 1}")
+    return int(text)
+
+
+def _columns(request: web.Request) -> list[str]:
+    """Return the wanted columns, in their order in the table."""
+    wanted = request.query.get("columns")
+    if wanted is None:
+        return list(COLUMNS)
+    names = wanted.split(",")
+    for name in names:
+        if name not in COLUMNS:
+            raise bad_request(f"there is no column '{name}'; there are {', '.join(COLUMNS)}")
+    return [name for name in COLUMNS if name in names]

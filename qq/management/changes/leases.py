@@ -1,0 +1,216 @@
+"""Groups and leases: their reports, the commands of their readers, and the reading of leases.
+
+Invariant: a read of a lease gives all its messages in their order, or raises. The lease is taken from the state when
+the read begins, so commands meanwhile cannot change it; but the messages of a lease that has ended may be removed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.machine.protocol import commands as c
+from qq.machine.protocol.refusals import Refused
+from qq.management.changes.request_session import until_applied
+from qq.management.errors import RequestRefused
+from qq.management.objects.browse import READ_AHEAD_RANGES, steps, stored_messages
+from qq.management.reports.leases import GroupStatus, Lag, LeaseStatus
+from qq.sessions.headers import delivered, is_redelivered, published_to
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from typing import TypeVar
+
+    from cluster.group.group import Group
+    from qq.machine.protocol.commands import GroupCommand
+    from qq.machine.protocol.death_history import FrozenHistories
+    from qq.machine.protocol.effects import CountContract
+    from qq.machine.queue.leases import Lease
+    from qq.machine.queue.queue import LeaseGroup, Queue
+    from qq.management.statistics.entry_times import EntryTimes
+    from qq.ranges import Range
+    from qq.sessions.broker import Broker
+
+    T = TypeVar("T")
+
+STEP_MESSAGES = 250
+"""Messages of a lease that are read together: some milliseconds of work."""
+STEP_BYTES = 512 * 1024
+"""Bytes of messages that are read together; a larger message is read by itself."""
+
+
+class LeasedMessages(NamedTuple):
+    """Consecutive messages of a lease, in the form that a consumer gets."""
+
+    row: int
+    """Number of the first message in the lease."""
+    position: int
+    """Position of the first message in the queue."""
+    exchange: str
+    routing_key: str
+    is_redelivered: bool
+    deliveries: int
+    messages: Sequence[bytes]
+
+
+class LeaseRead(NamedTuple):
+    """A part of a lease that is to be read."""
+
+    queue: str
+    ranges: list[tuple[int, Range]]
+    """The messages, each range with the number of its first message in the lease."""
+    histories: FrozenHistories
+    count_contract: CountContract | None
+
+
+class Leases:
+    """Groups and leases of the queues of a node."""
+
+    def __init__(self, broker: Broker, group: Group, entry_times: EntryTimes) -> None:
+        self._broker = broker
+        self._group = group
+        self._entry_times = entry_times
+
+    # Reports
+
+    def groups(self, vhost: str, queue: str) -> list[GroupStatus]:
+        """Return the groups of a queue; none if there is no such queue."""
+        known = self._queue(vhost, queue)
+        return [] if known is None else [self._status(known, group) for group in known.groups.values()]
+
+    def group(self, vhost: str, queue: str, name: str) -> GroupStatus | None:
+        known = self._queue(vhost, queue)
+        group = None if known is None else known.groups.get(name)
+        return None if known is None or group is None else self._status(known, group)
+
+    def _queue(self, vhost: str, name: str) -> Queue | None:
+        known = self._broker.machine.vhosts.get(vhost)
+        return None if known is None else known.queues.get(name)
+
+    def _status(self, queue: Queue, group: LeaseGroup) -> GroupStatus:
+        backlog, oldest = queue.backlog, queue.backlog.oldest_index() if queue.backlog.count else None
+        age_ms = 0 if oldest is None else self._entry_times.age_ms(oldest, self._group.time_ms())
+        return GroupStatus(
+            name=group.name,
+            vhost=queue.vhost,
+            queue=queue.name,
+            queue_number=queue.number,
+            fence=group.fence,
+            owner=group.owner,
+            user=group.user,
+            order=group.settings.order,
+            exclusive=group.settings.is_exclusive,
+            expires_ms=group.settings.expires_ms,
+            committed=group.first_free - 1 if group.first_free else None,
+            last_lease=group.last if group.last >= 0 else None,
+            leases=[status_of(lease) for lease in group.leases.values()],
+            messages_leased=group.leased,
+            bytes_leased=group.leased_size,
+            lag=Lag(backlog.count + group.leased, backlog.size + group.leased_size, age_ms),
+        )
+
+    # Commands
+
+    async def open(self, command: c.OpenGroup) -> GroupStatus:
+        """Open a group, or take it over. Raises RequestRefused, Unavailable, InvalidCommand."""
+        machine = self._broker.machine
+
+        def opened() -> GroupStatus:
+            queue = machine.groups.check_open(command)
+            group = machine.groups.opened(queue, command)
+            return self._status(queue, group)
+
+        return await self._run(command, opened)
+
+    async def lease(self, command: c.LeaseMessages) -> LeaseStatus | None:
+        """Take a lease, or find it; return None if no message is ready. Raises as `open`."""
+
+        def taken() -> LeaseStatus | None:
+            lease = self._broker.machine.groups.taken(command)
+            return None if lease is None else status_of(lease)
+
+        return await self._run(command, taken)
+
+    async def end(self, command: c.CommitLeases | c.ReleaseLease | c.CloseGroup) -> None:
+        """Commit or release leases, or end a group. Raises as `open`."""
+        await self._run(command, lambda: self._broker.machine.groups.check_ended(command))
+
+    async def _run(self, command: GroupCommand, outcome: Callable[[], T]) -> T:
+        """Put a command into the log, and return its outcome, which is read from the state of this node."""
+
+        def read() -> T | Refused:
+            try:
+                return outcome()
+            except Refused as refused:
+                return refused
+
+        found = await until_applied(self._broker, [command], read)
+        if isinstance(found, Refused):
+            raise RequestRefused(found.code, found.text)
+        return found
+
+    # Reading
+
+    async def lease_status(self, vhost: str, queue: str, group: str, number: int) -> LeaseStatus:
+        """Return an open lease. Raises RequestRefused, Unavailable."""
+        return status_of((await self._found(vhost, queue, group, number))[1])
+
+    async def part(self, vhost: str, queue: str, group: str, number: int, part: int, parts: int) -> LeaseRead:
+        """Return part `part` of `parts` of a lease, to be read. Raises RequestRefused, Unavailable."""
+        known, lease = await self._found(vhost, queue, group, number)
+        ranges = list(part_of(lease, part, parts))
+        return LeaseRead(known.name, ranges, known.histories.freeze(), known.count_contract)
+
+    async def _found(self, vhost: str, queue: str, group: str, number: int) -> tuple[Queue, Lease]:
+        """Return a queue and an open lease of it; a node that lacks it catches up first."""
+        machine = self._broker.machine
+        try:
+            return machine.groups.find_lease(vhost, queue, group, number)
+        except Refused:
+            await until_applied(self._broker, [], lambda: None)
+        try:
+            return machine.groups.find_lease(vhost, queue, group, number)
+        except Refused as refused:
+            raise RequestRefused(refused.code, refused.text) from None
+
+    async def read(self, wanted: LeaseRead) -> AsyncIterator[LeasedMessages]:
+        """Yield the messages of a part in their order, some milliseconds of work at a time. Raises MessagesGone."""
+        entries, contract = self._broker.entries, wanted.count_contract
+        for number, (row, messages) in enumerate(wanted.ranges):
+            ahead = [each for _, each in wanted.ranges[number : number + READ_AHEAD_RANGES]]
+            history = wanted.histories.get(messages.history) if messages.history else None
+            redelivered = is_redelivered(messages, history, contract)
+            at = 0
+            for step in steps(entries, messages, STEP_MESSAGES, STEP_BYTES):
+                for stored in await stored_messages(entries, step, ahead):
+                    framed = delivered(stored.messages, messages, history, count_contract=contract)
+                    exchange, key = published_to(stored, history)
+                    place = row + at, messages.position + at
+                    yield LeasedMessages(*place, exchange, key, redelivered, messages.deliveries, framed)
+                    at += len(framed)
+
+
+def status_of(lease: Lease) -> LeaseStatus:
+    return LeaseStatus(lease.number, lease.messages, lease.size, lease.time_ms)
+
+
+def part_of(lease: Lease, part: int, parts: int) -> Iterator[tuple[int, Range]]:
+    """Yield the ranges of a part, each with the number of its first message in the lease.
+
+    A message belongs to the part in which its first byte lies, if all bytes are divided evenly.
+    """
+    row = before = 0
+    for messages in lease.ranges():
+        low = _count_before(messages, before, lease.size * part, parts)
+        high = messages.count
+        if part < parts - 1:
+            high = _count_before(messages, before, lease.size * (part + 1), parts)
+        if low < high:
+            yield row + low, messages.part(low, high - low)
+        row += messages.count
+        before += messages.size
+
+
+def _count_before(messages: Range, before: int, end: int, parts: int) -> int:
+    """Return how many messages of a range begin before byte `end` / `parts`; `before` bytes are in front of them."""
+    found = -((before * parts - end) * messages.count // (parts * max(messages.size, 1)))
+    return min(max(found, 0), messages.count)
