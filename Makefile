@@ -13,7 +13,7 @@
 #   make fuzz SECONDS=30000 EXAMPLES=5000    damaged clients against a real node, hostile ones and floods against a cluster,
 #                                        and what tests draw at random, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
-#   make bench ARGS="--only drain" LATENCY="--repeat 1" ONE_AT_A_TIME="--only get" BUDGET="--follower" CALLS="--messages 50" DEAREST="--repeat 1" HURT="--only disk" FLOODS="--short"
+#   make bench ARGS="--only drain" LATENCY="--repeat 1" ONE_AT_A_TIME="--only get" BUDGET="--follower" CALLS="--messages 50" CODEC="--repeat 5" DEAREST="--repeat 1" HURT="--only disk" FLOODS="--short"
 #              CONNECTIONS="--idle 1000" WATCHING="--queues 1000 --each" RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"
 #              FAILOVER="--repeat 1 --busy 0" CHECKER="--rows 1000000"
 #   make setup PYTHON=python3.13         another interpreter than python3
@@ -27,6 +27,7 @@ ARGS ?=
 LATENCY ?=
 BUDGET ?=
 CALLS ?=
+CODEC ?=
 FLOODS ?=
 DEAREST ?=
 HURT ?=
@@ -50,7 +51,7 @@ UNFINISHED := $(VENV)/unfinished
 unexport PYTHONDONTWRITEBYTECODE
 
 # Where tests draw what they try at random, and need nothing large.
-DRAWING := $(addprefix tests/,amqp amqp_server cluster http machine management routing sessions shovels stored test_ranges.py test_tables.py)
+DRAWING := $(addprefix tests/,amqp amqp10 amqp_server cluster http machine management routing sessions shovels stored test_ranges.py test_tables.py)
 
 .PHONY: setup venv java toxiproxy chromium page page-types screenshots up test tests quick long interop deploy-test lint style types collect docs bench sim fuzz chaos clean
 
@@ -179,6 +180,7 @@ bench: venv java
 	$(BIN)/python tests/benchmarks/one_at_a_time.py $(ONE_AT_A_TIME) || missed=1; \
 	$(BIN)/python tests/benchmarks/budget.py $(BUDGET) || missed=1; \
 	$(BIN)/python tests/benchmarks/calls.py $(CALLS) || missed=1; \
+	$(BIN)/python tests/benchmarks/codec.py $(CODEC) || missed=1; \
 	$(BIN)/python tests/benchmarks/dearest.py $(DEAREST) || missed=1; \
 	$(BIN)/python tests/benchmarks/hurt.py $(HURT) || missed=1; \
 	$(BIN)/python tests/benchmarks/floods.py $(FLOODS) || missed=1; \

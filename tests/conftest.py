@@ -48,6 +48,7 @@ QUICK = [
     TESTS / name
     for name in (
         "amqp",
+        "amqp10",
         "amqp_server/test_channel.py",
         "chaos/sim/checks/test_queue_model.py",
         "chaos/sim/world/test_disk.py",

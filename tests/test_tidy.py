@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-OURS = ("chaos", "cluster", "qq", "tests", "docs", "examples", "requirements", "deploy", ".ci")
+OURS = ("chaos", "cluster", "qq", "qq_spark", "tests", "docs", "examples", "requirements", "deploy", ".ci")
 TEXT = {
     ".c",
     ".cfg",

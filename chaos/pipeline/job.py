@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -94,7 +95,7 @@ def check(directory: Path | str, master: str = LOCAL, settings: Mapping[str, str
     started_s = time.monotonic()
     given = dict(settings or {})
     if "://" in str(directory):
-        with session(master, Path("spark.log"), given) as spark:
+        with session(master, Path(gettempdir()) / "chaos-spark.log", given) as spark:
             place = RemotePlace(str(directory), spark)
             return _written(place, _judged(place, spark, started_s))
     local = LocalPlace(Path(directory))
@@ -228,13 +229,13 @@ class _Check:
         )
         scanned = self._keep(lines.mapPartitionsWithIndex(task))
         summaries: list[steps.Scanned] = sorted(
-            collect(scanned.filter(_is_summary).values()), key=lambda summary: summary.part
+            collect(scanned.filter(steps.is_summary).values()), key=lambda summary: summary.part
         )
         _refuse_wrong(summaries, parts)
         digest = Digest()
         for summary in summaries:
             digest.add(summary.digest)
-        return scanned.filter(_is_block).partitionBy(self._buckets, int), digest
+        return scanned.filter(steps.is_block).partitionBy(self._buckets, int), digest
 
     def _findings(self, context: Context, blocks: Any, digest: Digest) -> Tables:
         """Judge all messages, slices and transactions."""
@@ -247,12 +248,12 @@ class _Check:
         layout = steps.Layout(bounds, tx_buckets, EXAMPLES)
         shared = self._context.broadcast(context)
         judged = self._keep(blocks.mapPartitions(partial(steps.judge, shared, layout)))
-        summaries = judged.filter(_is_summary).values()
+        summaries = judged.filter(steps.is_summary).values()
         if self._buckets > MERGED:
             summaries = summaries.coalesce(self._buckets // MERGED).mapPartitions(steps.merged)
         (tables,) = steps.merged(collect(summaries))
         known = streams.Knowledge(context, tables)
-        facts = judged.filter(_is_block).partitionBy(layout.partitions, int)
+        facts = judged.filter(steps.is_block).partitionBy(layout.partitions, int)
         carries = [streams.Carry()]
         if layout.slices > 1:
             facts = self._keep(facts)
@@ -282,14 +283,6 @@ def _place_of_column(name: str) -> int:
     return FIELDS.index(name) if name in FIELDS else len(FIELDS)
 
 
-def _is_summary(keyed: steps.Keyed) -> bool:
-    return keyed[0] == steps.SUMMARY
-
-
-def _is_block(keyed: steps.Keyed) -> bool:
-    return keyed[0] != steps.SUMMARY
-
-
 def _send_code(context: SparkContext) -> None:
     """Send this harness to the executors, which need Python of the same version and nothing else."""
     root = Path(__file__).parents[2]
@@ -305,7 +298,7 @@ def _send_code(context: SparkContext) -> None:
 
 CODE = (
     "chaos/__init__.py", "chaos/history.py", "chaos/promises.py", "chaos/judge/**/*.py",
-    "chaos/pipeline/__init__.py", "chaos/pipeline/steps.py", "chaos/pipeline/job.py",
+    "chaos/pipeline/__init__.py", "chaos/pipeline/steps.py",
     "qq/__init__.py", "qq/errors.py", "qq/octets.py",
 )  # fmt: skip
 """The files that a step needs."""

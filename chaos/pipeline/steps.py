@@ -26,6 +26,14 @@ SUMMARY = -1
 Keyed = tuple[int, Any]
 
 
+def is_summary(keyed: Keyed) -> bool:
+    return keyed[0] == SUMMARY
+
+
+def is_block(keyed: Keyed) -> bool:
+    return keyed[0] != SUMMARY
+
+
 class Scanned(NamedTuple):
     """What the driver gets of a scanned part of a file."""
 

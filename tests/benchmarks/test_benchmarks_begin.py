@@ -16,6 +16,7 @@ OPTIONS = [
     "ONE_AT_A_TIME",
     "BUDGET",
     "CALLS",
+    "CODEC",
     "DEAREST",
     "HURT",
     "FLOODS",

@@ -66,9 +66,13 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_contains_all_modules_under_qq(wheel: Path) -> None:
     names = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
-    assert {name.parts[0] for name in names} == {"qq", f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"}
+    assert {name.parts[0] for name in names} == {
+        "qq",
+        "qq_spark",
+        f"{'-'.join(wheel.name.split('-')[:2])}.dist-info",
+    }
     page = [file for file in ROOT.glob("qq/http/static/**/*") if file.is_file()]
-    modules = [*ROOT.glob("qq/**/*.py"), *page, ROOT / "qq" / "py.typed"]
+    modules = [*ROOT.glob("qq/**/*.py"), *ROOT.glob("qq_spark/*.py"), *page, ROOT / "qq" / "py.typed"]
     assert {module.relative_to(ROOT) for module in modules} - names == set()
     bundled = {Path("qq/bundled") / module.relative_to(ROOT) for module in ROOT.glob("cluster/**/*.py")}
     assert bundled - names == set()

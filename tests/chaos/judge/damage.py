@@ -710,3 +710,10 @@ def renamed(rows: Iterable[Row], prefix: str) -> list[Row]:
             copy["deaths"] = [{**death, "queue": f"{prefix}{death['queue']}"} for death in row["deaths"]]
         changed.append(copy)
     return changed
+
+
+SEED, SECONDS = 3, 4.0
+"""A simulated run that gives most operators a message to damage."""
+OF_MANY_MESSAGES = {"normal_first", "longer_than_its_length"}
+"""Operators that need a longer history."""
+QUICK = [operator for operator in OPERATORS if operator.name not in OF_MANY_MESSAGES]

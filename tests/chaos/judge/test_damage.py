@@ -12,7 +12,7 @@ from chaos import history
 from chaos.judge.memory import findings
 from chaos.judge.run import Run
 from chaos.sim.recorded import OPTIONS, record
-from tests.chaos.judge.damage import OPERATORS, Operator
+from tests.chaos.judge.damage import OPERATORS, QUICK, SECONDS, SEED, Operator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
     from chaos.history import Row
 
-SEED, SECONDS = 3, 4.0
 LONG_SEED, LONG_SECONDS = 1, 20.0
-OF_MANY_MESSAGES = {"normal_first", "longer_than_its_length"}
-"""Operators that need a longer history."""
-QUICK = [operator for operator in OPERATORS if operator.name not in OF_MANY_MESSAGES]
 
 
 class Recording(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -21,7 +22,7 @@ from chaos.sim.workload.working_client import QUEUES
 from chaos.sim.world.cluster import SimulationOptions
 from chaos.workloads.world import QUORUM, QueuePlan
 from qq.amqp_server.channel.publishing import PublishingMethods
-from tests.chaos.judge.damage import OPERATORS, in_order, renamed
+from tests.chaos.judge.damage import QUICK, SECONDS, SEED, in_order, renamed
 from tests.chaos.judge.histories import History, Story
 from tests.chaos.judge.stories import add_stories
 
@@ -145,10 +146,10 @@ def test_both_judges_find_the_same(found: tuple[Found, Found]) -> None:
 def test_damaged_histories_are_found_in_a_single_job(tmp_path: Path) -> None:
     """Each damaged copy of a recorded history has names of its own, as has the untouched history."""
     recorded = tmp_path / "recorded"
-    assert record(1, recorded, OPTIONS) == []
+    assert record(SEED, recorded, replace(OPTIONS, duration_s=SECONDS)) == []
     meta = json.loads((recorded / "meta.json").read_text())
     rows = history.read(recorded / "history")
-    copies = {operator.name: operator.damaged(rows, 1) for operator in OPERATORS} | {"untouched": rows}
+    copies = {operator.name: operator.damaged(rows, 1) for operator in QUICK} | {"untouched": rows}
     merged = in_order(
         row for name, copy in copies.items() for row in renamed(cast("Sequence[Any]", copy), f"{name}/")
     )
@@ -172,7 +173,7 @@ def test_damaged_histories_are_found_in_a_single_job(tmp_path: Path) -> None:
             for row in group.examples:
                 broken.setdefault(row["queue"].partition("/")[0], set()).add(promise.name)
     assert [
-        operator.name for operator in OPERATORS if not operator.promises & broken.get(operator.name, set())
+        operator.name for operator in QUICK if not operator.promises & broken.get(operator.name, set())
     ] == []
     assert broken.keys() == copies.keys() - {"untouched"}
 

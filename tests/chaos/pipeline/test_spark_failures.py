@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +65,23 @@ def test_a_spark_that_cannot_start_is_a_line(run: Path) -> None:
     assert line.startswith("INVALID: Spark does not start with master moon: ")
     assert line.endswith(f" (see {log})")
     assert log.exists()
+
+
+@pytest.mark.long
+def test_executors_get_the_code_and_files_by_uri(run: Path, tmp_path: Path) -> None:
+    """The executors are processes of their own, without this harness."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "chaos", "check", run.as_uri(), "--master", "local-cluster[1,1,1024]"],
+        env=environment | {"SPARK_WORKER_DIR": str(tmp_path / "workers"), "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[-1].startswith("VALID: every promise was kept (")
+    assert json.loads((run / "verdict.json").read_text())["valid"] is True
 
 
 @pytest.mark.long

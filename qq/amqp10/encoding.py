@@ -1,0 +1,120 @@
+"""Encodes the output of AMQP 1.0: frames, deliveries, outcomes.
+
+Invariant: a message is sent unchanged; only the performative before it is packed.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.amqp10.composites import encode_composite
+from qq.amqp10.framing import HEADER_OCTETS, StreamStage
+from qq.amqp10.performatives import AcceptedState, ReleasedState, TransferFrame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.amqp10.performatives import AmqpPerformative, SaslPerformative
+
+ID_MASK = 2**32 - 1
+"""Ids are serial numbers of 32 bits (RFC 1982)."""
+HEARTBEAT = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+ACCEPTED = encode_composite(AcceptedState())
+RELEASED = encode_composite(ReleasedState())
+
+TRANSFER_OVERHEAD = 33
+"""Octets of a transfer around its part of a message, at most."""
+
+_HEADER = Struct(">IBBH")
+_DOFF = 2
+_TRANSFER_HEAD = Struct(">BBH6sBIB")
+"""Header behind the size, descriptor and list, handle, constructor of the delivery id."""
+_TRANSFER_LIST = b"\x00\x53\x14\xc0\x13\x05"
+_UINT_CODE = 0x70
+_TAG_HEAD = b"\xa0\x04"
+_TAILS = {True: b"\x43\x41", False: b"\x43\x42"}
+"""Message format 0, and whether the delivery is settled."""
+_TAG = Struct(">I")
+_OUTCOME = Struct(">IBBH8sIBI5s")
+_OUTCOME_LIST = b"\x00\x53\x15\xc0\x11\x05\x41\x70"
+"""Descriptor and list, role of the receiver, constructor of the first id."""
+
+
+def encode_frame(channel: int, performative: AmqpPerformative) -> bytes:
+    """Encode a frame of a connection, without payload."""
+    return _frame(StreamStage.AMQP, channel, encode_composite(performative))
+
+
+def encode_sasl(performative: SaslPerformative) -> bytes:
+    """Encode a frame of a login."""
+    return _frame(StreamStage.SASL, 0, encode_composite(performative))
+
+
+def _frame(stage: StreamStage, channel: int, body: bytes) -> bytes:
+    return _HEADER.pack(HEADER_OCTETS + len(body), _DOFF, stage, channel) + body
+
+
+def outcome_frame(channel: int, first: int, last: int, outcome: bytes) -> bytes:
+    """Encode the disposition of a receiver that settles these deliveries as `ACCEPTED` or `RELEASED`."""
+    return _OUTCOME.pack(
+        _OUTCOME.size, _DOFF, 0, channel, _OUTCOME_LIST, first, _UINT_CODE, last, b"\x41" + outcome
+    )
+
+
+def transfer_count(size: int, frame_max: int) -> int:
+    """Return how many transfers a message of this size takes, each a place in the window of the session."""
+    return max(1, -(-size // (frame_max - TRANSFER_OVERHEAD)))
+
+
+class Outgoing10(NamedTuple):
+    """A link on which the server sends."""
+
+    channel: int
+    handle: int
+    is_settled: bool
+    """Whether each delivery is settled when it is sent."""
+    frame_max: int
+    """The largest frame that the client takes, in octets."""
+
+
+def deliveries(
+    link: Outgoing10, first_id: int, heads: Sequence[bytes], bodies: Sequence[bytes], out: list[bytes]
+) -> None:
+    """Append the transfers of messages to `out`. Delivery ids count from `first_id`; the tag is the id in octets.
+
+    A message is a head (header and annotations, which the server writes) and a body (the bare message and footer).
+    """
+    begin = _TRANSFER_HEAD.pack(
+        _DOFF, StreamStage.AMQP, link.channel, _TRANSFER_LIST, _UINT_CODE, link.handle, _UINT_CODE
+    )
+    tail = _TAILS[link.is_settled]
+    layout = Struct(f">I{len(begin)}sI2sI{len(tail)}s")
+    overhead = layout.size
+    sizes = [len(head) + len(body) + overhead for head, body in zip(heads, bodies, strict=True)]
+    count = len(sizes)
+    ids: Sequence[int] = range(first_id, first_id + count)
+    if ids[-1] > ID_MASK:
+        ids = [delivery_id & ID_MASK for delivery_id in ids]
+    if max(sizes) >= link.frame_max:  # the transfer of a part may take an octet more
+        for delivery_id, head, body in zip(ids, heads, bodies, strict=True):
+            _send_parts(link, delivery_id, head + body, out)
+        return
+    # `map` and interleaved slices take less than half the time of a loop.
+    frames = [b""] * (3 * count)
+    frames[::3] = map(layout.pack, sizes, repeat(begin), ids, repeat(_TAG_HEAD), ids, repeat(tail))
+    frames[1::3] = heads
+    frames[2::3] = bodies
+    out += frames
+
+
+def _send_parts(link: Outgoing10, delivery_id: int, message: bytes, out: list[bytes]) -> None:
+    """Append the transfers of a message that takes several frames, perhaps."""
+    room = link.frame_max - TRANSFER_OVERHEAD
+    tag = _TAG.pack(delivery_id)
+    transfer = TransferFrame(link.handle, delivery_id, tag, 0, link.is_settled)
+    for at in range(0, len(message), room):
+        body = encode_composite(transfer._replace(more=at + room < len(message)))
+        out.append(_frame(StreamStage.AMQP, link.channel, body + message[at : at + room]))
+        transfer = TransferFrame(link.handle)

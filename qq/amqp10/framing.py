@@ -1,0 +1,462 @@
+"""Parses the frames of AMQP 1.0: turns a stream of bytes into events.
+
+A link sends transfers whose performatives differ in delivery id and tag only. Dispositions and flows of a session
+differ in a few numbers. The slow path makes a *template* of such a frame. The fast path reads frames that fit the
+template.
+
+Invariant: the fast paths take only complete frames that equal their template octet for octet, except in numbers and
+tags. The slow path reads all other input, and alone reports errors. However the stream is cut, the same frames come
+out. Memory is bounded by a single incomplete frame.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Any, NamedTuple
+
+from qq.amqp10.composites import from_described
+from qq.amqp10.conditions import BadFrame, ConditionError, UndecodableValue
+from qq.amqp10.performatives import (
+    AmqpPerformative,
+    DispositionFrame,
+    FlowFrame,
+    SaslInit,
+    SaslPerformative,
+    SaslResponse,
+    TransferFrame,
+)
+from qq.amqp10.values import LIST8, LIST32, Described, ValueReader, skip
+
+FRAME_MAX_MIN = 512
+"""The least max-frame-size of a peer, in octets (section 2.1)."""
+FRAME_MAX_UNTUNED = 8192
+"""The largest frame of a login and before open, in octets, as in RabbitMQ."""
+STEP_WORK = 64 * 1024
+"""Work of a step of the reader: the octets that it has parsed, and FRAME_WORK for each frame of the slow path."""
+FRAME_WORK = 4096
+"""Work of a frame of the slow path, besides its octets. Such a frame takes 0.1 ms to carry out, perhaps."""
+TEMPLATES_MAX = 256
+"""Links of a connection whose transfers have a template."""
+
+HEADER_OCTETS = 8
+"""Octets of a protocol header, and of the header of a frame."""
+_HEADER = Struct(">IBBH")
+_DOFF_MIN = 2
+_LIST_AT = 11
+"""Position of the constructor of a performative's list, in a frame that begins in the usual way."""
+_FIELDS_AT = {LIST8: 14, LIST32: 20}
+_TRANSFERS = {b"\x00\x53\x14\xc0": 16, b"\x00\x53\x14\xd0": 22}
+"""Beginnings of transfers, each with the position behind the octets that tell links apart: a handle of two octets."""
+_DISPOSITIONS = frozenset(b"\x00\x53\x15" + bytes((code,)) for code in (LIST8, LIST32))
+_FLOWS = frozenset(b"\x00\x53\x13" + bytes((code,)) for code in (LIST8, LIST32))
+_UINT_FORMATS = {0x52: "B", 0x70: "I"}
+_BINARY8 = 0xA0
+
+
+class StreamStage(IntEnum):
+    """The kind of octets that comes next; for frames, the type octet of their headers."""
+
+    AMQP = 0
+    SASL = 1
+    PROTOCOL_HEADER = 2
+
+
+class ProtocolHeader(NamedTuple):
+    """The 8 octets with which a peer begins, or which are no such header."""
+
+    octets: bytes
+
+
+class FrameReceived(NamedTuple):
+    """A frame that no fast path takes."""
+
+    channel: int
+    performative: AmqpPerformative | SaslPerformative
+    payload: bytes
+    """The octets behind the performative: a message or a part of it."""
+
+
+class Transfers(NamedTuple):
+    """Consecutive transfers on a link, each a complete delivery."""
+
+    channel: int
+    performative: TransferFrame
+    """An earlier transfer, from which these differ in delivery id and tag only."""
+    deliveries: list[tuple[int, bytes, bytes]]
+    """Delivery id, delivery tag and payload of each."""
+
+
+class Dispositions(NamedTuple):
+    """Consecutive dispositions of a session with the same outcome."""
+
+    channel: int
+    performative: DispositionFrame
+    """An earlier disposition, from which these differ in their ranges only."""
+    ranges: list[tuple[int, int]]
+    """First and last delivery id of each."""
+
+
+class Heartbeat10(NamedTuple):
+    """The peer is alive."""
+
+
+class FrameFault(NamedTuple):
+    """A frame whose performative is invalid. The stream goes on behind it."""
+
+    channel: int
+    error: ConditionError
+
+
+class StreamFault(NamedTuple):
+    """The stream no longer consists of valid frames. Always the last event."""
+
+    error: BadFrame
+
+
+FrameEvent = (
+    ProtocolHeader | FrameReceived | Transfers | Dispositions | Heartbeat10 | FrameFault | StreamFault
+)
+
+
+class _TransferTemplate(NamedTuple):
+    """Transfers of a link: `layout` divides the header and performative into the parts below."""
+
+    layout: Struct
+    """Size, head, delivery id, constructor of the tag, tag, tail."""
+    head: bytes
+    tag_head: bytes
+    tail: bytes
+    channel: int
+    performative: TransferFrame
+
+
+class _DispositionTemplate(NamedTuple):
+    """Dispositions of a session: `layout` divides a frame into the parts below."""
+
+    layout: Struct
+    """Head, first id and tail; if `is_range`, the constructor of the last id and that id precede the tail."""
+    head: bytes
+    is_range: bool
+    last_head: bytes
+    tail: bytes
+    channel: int
+    performative: DispositionFrame
+
+
+class _FlowTemplate(NamedTuple):
+    """Flows whose fields have the same encodings: `layout` divides a frame into constant parts and unsigned values."""
+
+    layout: Struct
+    """Constant parts and values in turn; it begins and ends with a constant part."""
+    constants: tuple[bytes, ...]
+    fields: tuple[int, ...]
+    """Positions of the values among the fields of the performative."""
+    channel: int
+    performative: FlowFrame
+
+
+class FrameReader10:
+    """Parses the byte stream of a connection into events.
+
+    `stage` and `frame_max` may be changed between calls. `feed` takes a step of limited work, and keeps the rest of the
+    octets for the next call. With `stepwise`, a step ends after a single event. The handshake needs that, because an
+    event can change how the next octets are read. A step also ends after a protocol header.
+    """
+
+    __slots__ = (
+        "_at",
+        "_disposition",
+        "_flows",
+        "_is_broken",
+        "_need",
+        "_rest",
+        "_transfers",
+        "_unread",
+        "frame_max",
+        "stage",
+        "stepwise",
+    )
+
+    def __init__(self) -> None:
+        self.frame_max = FRAME_MAX_UNTUNED
+        """The largest frame, in octets."""
+        self.stage = StreamStage.PROTOCOL_HEADER
+        self.stepwise = True
+        self._is_broken = False
+        self._unread = b""
+        """The octets of the last step if it has left frames to read; else empty."""
+        self._at = 0
+        """Position in `_unread` at which the next step begins."""
+        self._rest = bytearray()
+        """The beginning of an incomplete frame."""
+        self._need = 0
+        """Octets needed, including those in `_rest`, before the next frame can be read; 0 if unknown."""
+        self._transfers: dict[bytes, _TransferTemplate] = {}
+        """By the beginnings of their frames, behind the size."""
+        self._flows: dict[bytes, _FlowTemplate] = {}
+        """By the sizes of their frames."""
+        self._disposition: _DispositionTemplate | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Octets of memory that this reader holds for its peer."""
+        return len(self._rest) + len(self._unread) - self._at
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the last step has left octets that `feed(b"")` can read."""
+        return bool(self._unread)
+
+    def feed(self, data: bytes) -> list[FrameEvent]:
+        """Parse the next bytes of the stream, and return the completed events. Never raises on bad input.
+
+        If the work of a step is done before the octets are, `has_more` is true.
+        """
+        rest, at = self._rest, 0
+        if self._unread:
+            data, at = (b"".join((self._left(), data)), 0) if data else (self._unread, self._at)
+            self._unread, self._at = b"", 0
+        elif rest:
+            if len(rest) + len(data) < self._need:
+                rest += data
+                return []
+            data = b"".join((rest, data))
+            rest.clear()
+        self._need = 0
+        events: list[FrameEvent] = []
+        if self._is_broken:
+            return events
+        at = self._read(data, at, events)
+        if at < len(data) and not self._is_broken:
+            if self._need or len(data) - at < HEADER_OCTETS:
+                rest += memoryview(data)[at:]
+            else:
+                self._unread, self._at = data, at
+        return events
+
+    def _left(self) -> memoryview:
+        return memoryview(self._unread)[self._at :]
+
+    def _read(self, data: bytes, at: int, events: list[FrameEvent]) -> int:
+        """Parse `data` from `at` into events. Return the position of the first incomplete or unread frame."""
+        end = len(data)
+        work_end = at + STEP_WORK
+        """Position at which the work of this step is done. Each frame of the slow path brings it nearer."""
+        while end - at >= HEADER_OCTETS and at < work_end and not (events and self.stepwise):
+            if self.stage is StreamStage.PROTOCOL_HEADER:
+                events.append(ProtocolHeader(data[at : at + HEADER_OCTETS]))
+                return at + HEADER_OCTETS
+            reached = self._read_alike(data, at, work_end, events)
+            if reached > at:
+                at = reached
+                work_end -= FRAME_WORK
+                continue
+            size, doff, kind, channel = _HEADER.unpack_from(data, at)
+            if error := self._error_of(size, doff, kind):
+                self._is_broken = True
+                events.append(StreamFault(error))
+                return end
+            stop = at + size
+            if stop > end:
+                self._need = size
+                break
+            self._read_frame(data[at:stop], 4 * doff, channel, events)
+            at = stop
+            work_end -= FRAME_WORK
+        return at
+
+    def _error_of(self, size: int, doff: int, kind: int) -> BadFrame | None:
+        """Return the error of a frame with this header."""
+        if size > self.frame_max:
+            return BadFrame(f"frame size ({size} bytes) > maximum frame size ({self.frame_max} bytes)")
+        if size < HEADER_OCTETS:
+            return BadFrame(f"frame size ({size} bytes) is less than {HEADER_OCTETS}")
+        if doff < _DOFF_MIN or 4 * doff > size:
+            return BadFrame(f"data offset {doff} of a frame of {size} bytes")
+        if kind != self.stage:
+            return BadFrame(f"frame type {kind} instead of {self.stage.value}")
+        return None
+
+    def _read_frame(self, frame: bytes, at: int, channel: int, events: list[FrameEvent]) -> None:
+        """Read a complete frame whose performative begins at `at`."""
+        if at == len(frame) and self.stage is StreamStage.AMQP:
+            events.append(Heartbeat10())
+            return
+        try:
+            performative, behind = _read_performative(frame, at, self.stage)
+        except ConditionError as error:
+            events.append(FrameFault(channel, error))
+            return
+        if behind < len(frame) and type(performative) is not TransferFrame:
+            events.append(FrameFault(channel, UndecodableValue("octets behind a performative")))
+            return
+        events.append(FrameReceived(channel, performative, frame[behind:]))
+        if type(performative) is TransferFrame and performative.more:
+            # The last part of the delivery may be like the transfers before.
+            self._transfers.clear()
+        elif at == HEADER_OCTETS:
+            self._make_template(frame, behind, channel, performative)
+
+    # --- the fast paths
+
+    def _make_template(self, frame: bytes, end: int, channel: int, performative: Any) -> None:
+        """Remember a frame whose performative ends at `end`, if frames like it are likely to follow."""
+        begin = frame[HEADER_OCTETS : _LIST_AT + 1]
+        if begin in _TRANSFERS:
+            if (template := _transfer_template(frame, end, channel, performative)) is not None:
+                if len(self._transfers) >= TEMPLATES_MAX:
+                    self._transfers.clear()
+                self._transfers[frame[4 : _TRANSFERS[begin]]] = template
+        elif begin in _DISPOSITIONS:
+            self._disposition = _disposition_template(frame, channel, performative)
+        elif begin in _FLOWS:
+            if len(self._flows) >= TEMPLATES_MAX:
+                self._flows.clear()
+            self._flows[frame[:4]] = _flow_template(frame, channel, performative)
+
+    def _read_alike(self, data: bytes, at: int, work_end: int, events: list[FrameEvent]) -> int:
+        """Read the frames at `at` that fit a template. Return the position behind them, or `at`."""
+        begin = data[at + HEADER_OCTETS : at + _LIST_AT + 1]
+        keys_end = _TRANSFERS.get(begin)
+        if keys_end is not None:
+            transfer = self._transfers.get(data[at + 4 : at + keys_end])
+            return at if transfer is None else self._read_transfers(transfer, data, at, work_end, events)
+        if begin in _DISPOSITIONS and self._disposition is not None:
+            return _read_dispositions(self._disposition, data, at, work_end, events)
+        if begin in _FLOWS and (flow := self._flows.get(data[at : at + 4])) is not None:
+            return _read_flow(flow, data, at, events)
+        return at
+
+    def _read_transfers(
+        self, template: _TransferTemplate, data: bytes, at: int, work_end: int, events: list[FrameEvent]
+    ) -> int:
+        layout, head, tag_head, tail, channel, performative = template
+        unpack, behind = layout.unpack_from, layout.size
+        frame_max, end = self.frame_max, len(data)
+        last = min(work_end - 1, end - behind)
+        """Where a frame may begin."""
+        deliveries: list[tuple[int, bytes, bytes]] = []
+        while at <= last:
+            size, its_head, delivery_id, its_tag_head, tag, its_tail = unpack(data, at)
+            stop = at + size
+            if its_head != head or its_tag_head != tag_head or its_tail != tail or stop > end:
+                break
+            if not behind <= size <= frame_max:
+                break
+            deliveries.append((delivery_id, tag, data[at + behind : stop]))
+            at = stop
+        if deliveries:
+            events.append(Transfers(channel, performative, deliveries))
+        return at
+
+
+def _read_dispositions(
+    template: _DispositionTemplate, data: bytes, at: int, work_end: int, events: list[FrameEvent]
+) -> int:
+    layout, head, is_range, last_head, tail, channel, performative = template
+    count = (min(len(data), work_end + layout.size) - at) // layout.size
+    frames = layout.iter_unpack(memoryview(data)[at : at + count * layout.size])
+    ranges: list[tuple[int, int]] = []
+    if is_range:
+        for its_head, first, its_last_head, last, its_tail in frames:
+            if its_head != head or its_last_head != last_head or its_tail != tail:
+                break
+            ranges.append((first, last))
+    else:
+        for its_head, first, its_tail in frames:
+            if its_head != head or its_tail != tail:
+                break
+            ranges.append((first, first))
+    if ranges:
+        events.append(Dispositions(channel, performative, ranges))
+    return at + len(ranges) * layout.size
+
+
+def _read_flow(template: _FlowTemplate, data: bytes, at: int, events: list[FrameEvent]) -> int:
+    layout, constants, fields, channel, performative = template
+    if at + layout.size > len(data):
+        return at
+    parts = layout.unpack_from(data, at)
+    if parts[::2] != constants:
+        return at
+    values = list(performative)
+    for field, value in zip(fields, parts[1::2], strict=True):
+        values[field] = value
+    events.append(FrameReceived(channel, FlowFrame._make(values), b""))
+    return at + layout.size
+
+
+def _flow_template(frame: bytes, channel: int, flow: FlowFrame) -> _FlowTemplate:
+    """Return the template of a flow, whose fields without octets and properties are constants."""
+    at, constant_at, layout = _FIELDS_AT[frame[_LIST_AT]], 0, ">"
+    fields: list[int] = []
+    for field in range(len(flow)):
+        if at == len(frame):
+            break
+        value_format = _UINT_FORMATS.get(frame[at])
+        end = skip(frame, at, len(frame))
+        if value_format is not None:
+            layout += f"{at + 1 - constant_at}s{value_format}"
+            fields.append(field)
+            constant_at = end
+        at = end
+    divided = Struct(f"{layout}{len(frame) - constant_at}s")
+    return _FlowTemplate(divided, divided.unpack(frame)[::2], tuple(fields), channel, flow)
+
+
+def _transfer_template(
+    frame: bytes, end: int, channel: int, transfer: TransferFrame
+) -> _TransferTemplate | None:
+    """Return the template of a transfer whose performative ends at `end`, or `None` if transfers are seldom like it."""
+    if transfer.aborted or transfer.resume or transfer.state is not None:
+        return None
+    id_at = skip(frame, _FIELDS_AT[frame[_LIST_AT]], end)
+    if transfer.delivery_id is None or transfer.delivery_tag is None or frame[id_at] not in _UINT_FORMATS:
+        return None
+    tag_at = skip(frame, id_at, end)
+    tag = len(transfer.delivery_tag)
+    tail_at = tag_at + 2 + tag
+    if frame[tag_at] != _BINARY8:
+        return None
+    layout = Struct(f">I{id_at - 3}s{_UINT_FORMATS[frame[id_at]]}2s{tag}s{end - tail_at}s")
+    head, tag_head, tail = frame[4 : id_at + 1], frame[tag_at : tag_at + 2], frame[tail_at:end]
+    return _TransferTemplate(layout, head, tag_head, tail, channel, transfer)
+
+
+def _disposition_template(
+    frame: bytes, channel: int, disposition: DispositionFrame
+) -> _DispositionTemplate | None:
+    """Return the template of a disposition, or `None` if its ids have unusual encodings."""
+    first_at = skip(frame, _FIELDS_AT[frame[_LIST_AT]], len(frame))
+    first_format = _UINT_FORMATS.get(frame[first_at])
+    if first_format is None:
+        return None
+    last_at = skip(frame, first_at, len(frame))
+    head = frame[: first_at + 1]
+    if disposition.last is None:
+        layout = Struct(f">{len(head)}s{first_format}{len(frame) - last_at}s")
+        return _DispositionTemplate(layout, head, False, b"", frame[last_at:], channel, disposition)
+    last_format = _UINT_FORMATS.get(frame[last_at])
+    if last_format is None:
+        return None
+    tail = frame[skip(frame, last_at, len(frame)) :]
+    layout = Struct(f">{len(head)}s{first_format}1s{last_format}{len(tail)}s")
+    last_head = frame[last_at : last_at + 1]
+    return _DispositionTemplate(layout, head, True, last_head, tail, channel, disposition)
+
+
+def _read_performative(frame: bytes, at: int, stage: StreamStage) -> tuple[Any, int]:
+    """Return the performative at `at`, and the position behind it."""
+    reader = ValueReader(frame, at, len(frame))
+    value = reader.read()
+    performative = from_described(value) if isinstance(value, Described) else value
+    if type(performative) not in _EXPECTED[stage]:
+        raise UndecodableValue(f"no performative of a frame of type {stage.value}")
+    return performative, reader.at
+
+
+_EXPECTED = {
+    StreamStage.AMQP: frozenset(AmqpPerformative.__args__),
+    StreamStage.SASL: frozenset((SaslInit, SaslResponse)),
+}

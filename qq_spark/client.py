@@ -1,0 +1,336 @@
+"""A client of groups and leases over HTTP, which asks the next node of the cluster when a node fails.
+
+Invariant: each request may be repeated, so a request ends with the answer of a node, or after `retry_s` seconds. A read
+yields each row of its part once and in order, also if nodes fail in the middle of the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from base64 import b64encode
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from urllib.parse import quote, urlencode, urlsplit
+
+from qq_spark.errors import QueueSourceError, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from qq_spark.arrow import RecordBatch
+
+_ANSWER_S = 15.0
+"""Seconds without an octet after which a node counts as failed."""
+_PAUSE_S = 0.2
+"""Seconds between two rounds of all nodes."""
+_RETRIED = frozenset((408, 429, 500, 502, 503, 504))
+"""Statuses with which a request is repeated at the next node."""
+_FENCES_TRIED = 20
+_NO_OBJECT = 404
+_FENCED = (409, 412)
+
+
+class Access(NamedTuple):
+    """How to reach a cluster."""
+
+    urls: tuple[str, ...]
+    """Addresses of the HTTP ports of the nodes, such as `http://10.0.0.1:15672`."""
+    user: str = "guest"
+    password: str = "guest"  # noqa: S105 - the user of a new cluster
+    vhost: str = "/"
+    ca_file: str | None = None
+    """Certificates of the authorities that are trusted; `None` is those of the system."""
+    retry_s: float = 120.0
+    """Seconds for which a failed request is repeated."""
+
+
+class Lease(NamedTuple):
+    """An open lease."""
+
+    number: int
+    messages: int
+    bytes: int
+
+
+class Group(NamedTuple):
+    """A group of a queue."""
+
+    name: str
+    queue: str
+    queue_number: int
+    """Number of the queue, which a new declaration changes."""
+    fence: int
+    owner: str
+    committed: int
+    """The highest committed lease; -1 without any."""
+    last_lease: int
+    """The highest lease that was ever taken; -1 without any."""
+    leases: tuple[Lease, ...]
+    """The open leases."""
+    ready: int
+    """Ready messages of the queue."""
+
+
+class Parts(NamedTuple):
+    """A part of a lease: its messages are divided into `of` parts."""
+
+    part: int = 0
+    of: int = 1
+
+
+WHOLE = Parts()
+
+
+class LeaseClient:
+    """Opens groups of the queues of a virtual host, and takes, reads and commits leases."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._nodes = [_Node(url, access) for url in access.urls]
+        self._next = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; a later request opens them again."""
+        for node in self._nodes:
+            node.close()
+
+    # Queues and groups
+
+    def queues(self) -> list[str]:
+        """Return the names of the queues of the virtual host."""
+        found = self._request(
+            "GET", f"/api/queues/{_quoted(self._access.vhost)}?disable_stats=true&columns=name"
+        )
+        return [queue["name"] for queue in found]
+
+    def group(self, queue: str, group: str) -> Group | None:
+        """Return a group, or `None` if the queue has no group of this name."""
+        try:
+            return _group(self._request("GET", self._path(queue, group)))
+        except Refusal as refusal:
+            if refusal.status != _NO_OBJECT:
+                raise
+            return None
+
+    def open_group(
+        self, queue: str, group: str, fence: int, owner: str, settings: Mapping[str, object] | None = None
+    ) -> Group:
+        """Open a group, or take it over with a higher fence."""
+        body = {"fence": fence, "owner": owner, **(settings or {})}
+        return _group(self._request("PUT", self._path(queue, group), body))
+
+    def take_over(
+        self, queue: str, group: str, owner: str, settings: Mapping[str, object] | None = None
+    ) -> Group:
+        """Open a group with the next higher fence, which ends the rights of its owner until now."""
+        tried = -1
+        for _ in range(_FENCES_TRIED):
+            found = self.group(queue, group)
+            fence = max(tried, -1 if found is None else found.fence) + 1
+            try:
+                return self.open_group(queue, group, fence, owner, settings)
+            except Refusal as refusal:
+                now = self.group(queue, group)
+                if refusal.status not in _FENCED or now is None or now.fence < fence:
+                    raise
+                tried = fence  # a concurrent owner was faster
+        raise QueueSourceError(
+            f"group '{group}' of queue '{queue}' is taken over again and again: does the query run more than once?"
+        )
+
+    def end_group(self, queue: str, group: str, fence: int, *, release: bool = False) -> None:
+        """End a group; with `release`, its open leases return to the queue."""
+        extra = "&release=true" if release else ""
+        self._request("DELETE", f"{self._path(queue, group)}?fence={fence}{extra}")
+
+    # Leases
+
+    def take(
+        self, queue: str, group: str, fence: int, number: int, max_messages: int, max_bytes: int
+    ) -> Lease | None:
+        """Take the next ready messages as a lease, or find this lease; return `None` if no message is ready."""
+        body = {"fence": fence, "max_messages": max_messages, "max_bytes": max_bytes}
+        found = self._request("PUT", self._path(queue, group, number), body)
+        return None if found is None else _lease(found)
+
+    def lease(self, queue: str, group: str, number: int) -> Lease:
+        """Return an open lease."""
+        return _lease(self._request("GET", self._path(queue, group, number)))
+
+    def commit(self, queue: str, group: str, fence: int, up_to: int) -> None:
+        """Remove the messages of a lease, and of all open leases with lower numbers."""
+        self._request("POST", f"{self._path(queue, group)}/commit", {"fence": fence, "up_to": up_to})
+
+    def release(self, queue: str, group: str, fence: int, number: int) -> None:
+        """Return the messages of a lease to their places in the queue."""
+        self._request("DELETE", f"{self._path(queue, group, number)}?fence={fence}")
+
+    def read(
+        self,
+        queue: str,
+        group: str,
+        number: int,
+        parts: Parts = WHOLE,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[RecordBatch]:
+        """Yield the messages of a part of a lease in order."""
+        from pyarrow import ArrowException  # noqa: PLC0415 - only readers need pyarrow
+        from pyarrow.ipc import open_stream  # noqa: PLC0415 - the same
+
+        query = {"part": str(parts.part), "of": str(parts.of)}
+        if columns is not None:
+            query["columns"] = ",".join(columns)
+        path = f"{self._path(queue, group, number)}/messages?{urlencode(query)}"
+        self._next = parts.part  # tasks that read in parallel begin at different nodes
+        attempts, rows = _Attempts(self._access), 0
+        while True:
+            try:
+                known = rows
+                with self._stream(path) as answer, open_stream(answer) as batches:
+                    for batch in batches:
+                        fresh = batch.slice(min(known, batch.num_rows))
+                        known -= batch.num_rows - fresh.num_rows
+                        if fresh.num_rows:
+                            rows += fresh.num_rows
+                            attempts = _Attempts(self._access)
+                            yield fresh
+                    return
+            except (OSError, HTTPException, ArrowException) as error:
+                self._failed(attempts, f"GET {path}: {_reason(error)}")
+
+    # Requests
+
+    def _path(self, queue: str, group: str, lease: int | None = None) -> str:
+        path = f"/api/queues/{_quoted(self._access.vhost)}/{_quoted(queue)}/groups/{_quoted(group)}"
+        return path if lease is None else f"{path}/leases/{lease}"
+
+    def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
+        attempts = _Attempts(self._access)
+        while True:
+            try:
+                with self._node().answer(method, path, body) as answer:
+                    octets = answer.read()
+            except (OSError, HTTPException) as error:
+                self._failed(attempts, f"{method} {path}: {_reason(error)}")
+                continue
+            return json.loads(octets) if octets else None
+
+    def _stream(self, path: str) -> HTTPResponse:
+        return self._node().answer("GET", path)
+
+    def _node(self) -> _Node:
+        return self._nodes[self._next % len(self._nodes)]
+
+    def _failed(self, attempts: _Attempts, reason: str) -> None:
+        """Go on with the next node. Raise QueueSourceError when the time for repetitions has passed."""
+        self._node().close()
+        self._next += 1
+        attempts.failed(f"{self._node().name} {reason}" if len(self._nodes) == 1 else reason)
+
+
+class _Attempts:
+    """The time and the pauses of a repeated request."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._end = time.monotonic() + access.retry_s
+        self._count = 0
+
+    def failed(self, reason: str) -> None:
+        self._count += 1
+        if time.monotonic() > self._end:
+            raise QueueSourceError(
+                f"no node of {', '.join(self._access.urls)} answered in {self._access.retry_s:g} s: {reason}"
+            )
+        if self._count % len(self._access.urls) == 0:
+            time.sleep(_PAUSE_S)
+
+
+class _Later(OSError):
+    """A node cannot serve a request now."""
+
+
+class _Node:
+    """The HTTP port of a node, with a connection that is kept."""
+
+    def __init__(self, url: str, access: Access) -> None:
+        self.name = url
+        split = urlsplit(url)
+        token = b64encode(f"{access.user}:{access.password}".encode()).decode("ascii")
+        self._user = access.user
+        self._headers = {"Authorization": f"Basic {token}"}
+        self._prefix = split.path.rstrip("/")
+        host = split.hostname or ""
+        if split.scheme == "https":
+            context = ssl.create_default_context(cafile=access.ca_file)
+            self._connection: HTTPConnection = HTTPSConnection(
+                host, split.port or 15671, timeout=_ANSWER_S, context=context
+            )
+        else:
+            self._connection = HTTPConnection(host, split.port or 15672, timeout=_ANSWER_S)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def answer(self, method: str, path: str, body: Mapping[str, object] | None = None) -> HTTPResponse:
+        """Send a request, and return a good answer. Raise Refusal, OSError, HTTPException."""
+        content = None if body is None else json.dumps(body).encode()
+        headers = self._headers if body is None else self._headers | {"Content-Type": "application/json"}
+        self._connection.request(method, self._prefix + path, content, headers)
+        answer = self._connection.getresponse()
+        if answer.status < 300:
+            return answer
+        with closing(answer):
+            reason = _refusal_reason(answer.read(65536), answer)
+        if answer.status in _RETRIED:
+            raise _Later(f"{answer.status} {reason}")
+        if answer.status == 401:
+            reason = f"the cluster refuses user '{self._user}' or its password: {reason}"
+        raise Refusal(answer.status, reason)
+
+
+def _refusal_reason(octets: bytes, answer: HTTPResponse) -> str:
+    try:
+        document = json.loads(octets)
+        return str(document["reason"])
+    except (ValueError, KeyError, TypeError):
+        return answer.reason
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _group(document: dict[str, Any]) -> Group:
+    committed, last = document["committed"], document["last_lease"]
+    return Group(
+        document["name"],
+        document["queue"],
+        document["queue_number"],
+        document["fence"],
+        document["owner"],
+        -1 if committed is None else committed,
+        -1 if last is None else last,
+        tuple(_lease(lease) for lease in document["leases"]),
+        document["lag"]["messages"] - document["messages_leased"],
+    )
+
+
+def _lease(document: dict[str, Any]) -> Lease:
+    return Lease(document["lease"], document["messages"], document["bytes"])

@@ -1,0 +1,112 @@
+"""The client of leases beside real nodes: reads go on at another node, and errors name what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pika
+import pytest
+
+from qq.testing import LocalCluster
+from qq_spark import Access, LeaseClient, Parts, QueueSourceError, Refusal
+from tests.qq_spark.broken_proxy import BrokenProxy
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+pytest.importorskip("pyarrow")
+GROUP = ("orders", "g")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Generator[LocalCluster]:
+    with LocalCluster(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Generator[LeaseClient]:
+    """A client of a virtual host with 3,000 messages in the queue `orders`."""
+    cluster.restore()
+    with cluster.vhost() as vhost:
+        with pika.BlockingConnection(pika.URLParameters(vhost.urls[0])) as connection:
+            channel = connection.channel()
+            channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})
+            channel.tx_select()
+            for number in range(3000):
+                channel.basic_publish("", "orders", b"%d" % number)
+            channel.tx_commit()
+        with LeaseClient(Access(addresses(cluster), vhost=vhost.name)) as client:
+            yield client
+
+
+def addresses(cluster: LocalCluster) -> tuple[str, ...]:
+    return tuple(f"http://127.0.0.1:{node.http_port}" for node in cluster.nodes)
+
+
+def bodies(client: LeaseClient, number: int, parts: Sequence[Parts] = (Parts(),)) -> list[int]:
+    batches = [batch for each in parts for batch in client.read(*GROUP, number, each, ["body"])]
+    return [int(row["body"]) for batch in batches for row in batch.to_pylist()]
+
+
+def test_import_needs_neither_broker_nor_spark_nor_arrow() -> None:
+    code = (
+        "import sys, qq_spark, qq_spark.options, qq_spark.planner\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'qq', 'cluster', 'pyspark', 'pyarrow'}))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
+
+
+def test_lease_is_the_same_at_each_node_and_in_parts(cluster: LocalCluster, client: LeaseClient) -> None:
+    fence = client.take_over(*GROUP, "test").fence
+    assert client.take(*GROUP, fence, 0, 1000, 10**9) == client.lease("orders", "g", 0)
+    for url in addresses(cluster):
+        with LeaseClient(client._access._replace(urls=(url,))) as at_node:
+            assert bodies(at_node, 0) == list(range(1000))
+    assert bodies(client, 0, [Parts(part, 7) for part in range(7)]) == list(range(1000))
+    client.commit(*GROUP, fence, 0)
+    client.commit(*GROUP, fence, 0)
+    with pytest.raises(Refusal, match=r"lease 0 of group 'g' of queue 'orders' .* was committed"):
+        client.lease("orders", "g", 0)
+
+
+def test_requests_go_on_while_a_node_is_killed_or_paused(cluster: LocalCluster, client: LeaseClient) -> None:
+    fence = client.take_over(*GROUP, "test").fence
+    client.take(*GROUP, fence, 0, 1500, 10**9)
+    cluster.leader().kill()
+    client.take(*GROUP, fence, 1, 1500, 10**9)
+    assert [*bodies(client, 0), *bodies(client, 1)] == list(range(3000))
+    client.commit(*GROUP, fence, 1)
+    assert client.group(*GROUP).leases == ()
+
+
+def test_read_that_breaks_off_goes_on_with_the_next_row(client: LeaseClient) -> None:
+    fence = client.take_over(*GROUP, "test").fence
+    client.take(*GROUP, fence, 0, 3000, 10**9)
+    with BrokenProxy(client._access.urls[0], [2_000, 12_000, 24_000]) as proxy:
+        with LeaseClient(client._access._replace(urls=(proxy.url,))) as broken:
+            assert bodies(broken, 0) == list(range(3000))
+        assert proxy.breaks == []
+
+
+def test_second_owner_fences_the_first(client: LeaseClient) -> None:
+    first = client.take_over(*GROUP, "first")
+    client.take(*GROUP, first.fence, 0, 10, 10**9)
+    second = client.take_over(*GROUP, "second")
+    assert second.leases == client.group(*GROUP).leases
+    with pytest.raises(
+        Refusal, match=f"fence {first.fence} is stale: .* fence {second.fence}, owner 'second'"
+    ):
+        client.commit(*GROUP, first.fence, 0)
+
+
+def test_errors_name_queue_user_and_node(client: LeaseClient) -> None:
+    with pytest.raises(Refusal, match="no queue 'gone' in vhost"):
+        client.take_over("gone", "g", "test")
+    access = client._access._replace(user="ann")
+    with LeaseClient(access) as unknown, pytest.raises(Refusal, match="refuses user 'ann' or its password"):
+        unknown.queues()
+    with pytest.raises(QueueSourceError, match=r"no node of http://127.0.0.1:1 answered in 0 s: .*refused"):
+        LeaseClient(Access(("http://127.0.0.1:1",), retry_s=0)).queues()

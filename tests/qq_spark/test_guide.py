@@ -1,0 +1,63 @@
+"""The programs of docs/how-to/spark.md, run as a reader runs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chaos.pipeline import java
+from qq.testing import LocalCluster
+from qq_spark import Access, LeaseClient
+from tests.docs.documents import ROOT, blocks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GUIDE = ROOT / "docs" / "how-to" / "spark.md"
+
+
+def run(cluster: LocalCluster, directory: Path, *programs: str) -> str:
+    """Run programs of the guide as one, and return its output."""
+    nodes = cluster.nodes
+    code = "\n".join(programs).replace("127.0.0.1:5672", f"127.0.0.1:{nodes[0].amqp_port}")
+    code = re.sub(
+        r"127\.0\.0\.1:1567(\d)", lambda found: f"127.0.0.1:{nodes[int(found[1]) - 2].http_port}", code
+    )
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "JAVA_HOME": str(java.find()),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_programs_of_the_guide_run(tmp_path: Path) -> None:
+    snapshot, stream, client = [code for language, code in blocks(GUIDE) if language == "python"]
+    publishing = snapshot[: snapshot.index("spark = ")]
+    session = snapshot[: snapshot.index("orders = ")]
+    snapshot = snapshot.replace('.option("queue"', '.option("group", "look").option("queue"')
+    stream = stream.replace(".start()", ".trigger(availableNow=True).start()")
+    stream += "\nprint(spark.read.parquet('orders').count(), 'rows')"
+    with LocalCluster(3) as cluster:
+        assert run(cluster, tmp_path, publishing, client) == "1000\n"
+        assert "|    0|   11|" in run(cluster, tmp_path, snapshot)
+        with LeaseClient(Access((f"http://127.0.0.1:{cluster.nodes[1].http_port}",))) as reader:
+            reader.end_group("orders", "look", 0, release=True)
+        assert run(cluster, tmp_path, session, stream) == "2000 rows\n"
