@@ -99,7 +99,17 @@ class Readiness:
             return self._links.why_not_joined or "; ".join(filter(None, [under_repair, missing]))
         if self._group.leader is None:
             return f"no leader is known: {missing or self._group.why_undecided()}"
-        return self._group.why_undecided() or self._why_stuck()
+        return self._group.why_undecided() or (None if self._is_behind() else self._why_stuck())
+
+    def _is_behind(self) -> bool:
+        """Return whether a node that does not serve yet still applies entries that a majority has.
+
+        Its first request is among the last of them, so the cluster holds nothing up.
+        """
+        if self.is_serving:
+            return False
+        own = self._group.own_status.now()
+        return own.applied_index < own.commit_index
 
     async def log_changes(self) -> None:
         """Log why the node does not serve yet, when that changes, until cancelled."""

@@ -422,6 +422,24 @@ def test_node_that_cannot_serve_gives_the_reason(
     assert readiness.why_not() == why
 
 
+@pytest.mark.parametrize(
+    ("applied", "why"), [(10, "the node is catching up with the cluster"), (38000, "nothing for 10 s")]
+)
+def test_node_that_is_behind_says_that_it_catches_up(applied: int, why: str) -> None:
+    """Its first request is behind all that it lacks: an operator should not search for slow disks or links."""
+    status = SimpleNamespace(applied_index=applied, commit_index=38000)
+    group: Any = SimpleNamespace(
+        own_status=SimpleNamespace(flaw=lambda: None, now=lambda: status),
+        leader="n2",
+        why_undecided=lambda: None,
+        alarms=SimpleNamespace(lacks_space=False),
+    )
+    maintenance: Any = SimpleNamespace(is_on=False)
+    links: Any = SimpleNamespace(why_not_joined=None, why_apart=None)
+    readiness = Readiness("n1", group, links, maintenance, lambda: "nothing for 10 s")
+    assert readiness.why_not() == why
+
+
 def test_node_that_founds_a_cluster_logs_it_once(tmp_path: Path) -> None:
     """It may have lost its disk, and its file may not name its former cluster."""
     with LocalCluster(nodes=1, directory=tmp_path) as cluster:
