@@ -297,7 +297,9 @@ class _Node:
         if answer.status in _RETRIED:
             raise _Later(f"{answer.status} {reason}")
         if answer.status == 401:
-            reason = f"the cluster refuses user '{self._user}' or its password: {reason}"
+            reason = f"the cluster refuses user '{self._user}': {reason}"
+        elif answer.status == _NO_OBJECT and reason == "Not Found":
+            reason = f"{self.name} knows no groups of queues: it runs an older release, or is no node of qq"
         raise Refusal(answer.status, reason)
 
 

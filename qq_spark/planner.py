@@ -122,9 +122,8 @@ class Planner:
                 known = start.get(reading.queue) or reading.start()
                 begin = known["next"]
                 self._check(reading, known)
-            if (
-                begin == reading.next
-            ):  # otherwise there are leases that an earlier driver took and did not plan
+            # Leases that an earlier driver took and did not plan come first.
+            if begin == reading.next:
                 left = len(readings) - number
                 taken = self._take(reading, Limits(limits.messages // left, limits.bytes // left))
                 limits = Limits(limits.messages - taken.messages, limits.bytes - taken.bytes)

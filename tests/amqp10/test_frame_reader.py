@@ -341,6 +341,10 @@ def test_templates_of_a_connection_are_limited() -> None:
         for handle in range(TEMPLATES_MAX):
             read_all(reader, [transfers(links[0]._replace(handle=handle), 1, channel)])
     assert len(reader._transfers) == TEMPLATES_MAX
+    for length in range(TEMPLATES_MAX + 9):
+        flow = FlowFrame(None, 1, 2, 3, properties={Symbol("k"): "v" * length})
+        assert reader.feed(frame(flow)) == [FrameReceived(0, flow, b"")]
+    assert len(reader._flows) <= TEMPLATES_MAX
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from qq.testing import LocalCluster
 from qq_spark import Access, LeaseClient, Parts, QueueSourceError, Refusal
+from tests.qq_spark.agreement import wait_for_groups
 from tests.qq_spark.broken_proxy import BrokenProxy
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ GROUP = ("orders", "g")
 @pytest.fixture(scope="module")
 def cluster() -> Generator[LocalCluster]:
     with LocalCluster(3) as cluster:
+        wait_for_groups(cluster)
         yield cluster
 
 
@@ -106,7 +108,19 @@ def test_errors_name_queue_user_and_node(client: LeaseClient) -> None:
     with pytest.raises(Refusal, match="no queue 'gone' in vhost"):
         client.take_over("gone", "g", "test")
     access = client._access._replace(user="ann")
-    with LeaseClient(access) as unknown, pytest.raises(Refusal, match="refuses user 'ann' or its password"):
+    with (
+        LeaseClient(access) as unknown,
+        pytest.raises(Refusal, match="refuses user 'ann': login was refused"),
+    ):
         unknown.queues()
     with pytest.raises(QueueSourceError, match=r"no node of http://127.0.0.1:1 answered in 0 s: .*refused"):
         LeaseClient(Access(("http://127.0.0.1:1",), retry_s=0)).queues()
+
+
+def test_node_without_groups_is_named(client: LeaseClient) -> None:
+    url = f"{client._access.urls[0]}/older"
+    with (
+        LeaseClient(client._access._replace(urls=(url,))) as older,
+        pytest.raises(Refusal, match=r"/older knows no groups"),
+    ):
+        older.take_over(*GROUP, "test")

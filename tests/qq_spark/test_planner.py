@@ -235,3 +235,27 @@ def test_released_last_lease_does_not_stop_the_stream(driver: Driver) -> None:
     driver.apply(c.ReleaseLease("/", "a", "g", 1, 2))
     after = Planner(stream_options({"url": URL, "group": "g", "queue": "a"}), MachineClient(driver), "y")
     assert after.latest(end, NO_LIMITS)["a"]["next"] == end["a"]["next"] + 1
+
+
+def test_queue_that_joins_a_stream_begins_behind_its_commits(driver: Driver) -> None:
+    driver.apply(publish(2, "a"), publish(5, "b"))
+    limits = Limits(2, 10**6)
+    Query(driver, {"queue": "b"}, limits, passes_start=True).run(run_quietly)
+    query = Query(driver, {"queue": "a"}, limits, passes_start=True)
+    query.run(run_quietly)
+    query._options = stream_options({"url": URL, "group": "g", "queues": "a,b"})
+    driver.apply(publish(3, "b"))
+    query.run(run_quietly)
+    assert len(set(query.rows)) == len(query.rows) == 5
+
+
+@pytest.mark.parametrize("passes_start", [False, True])
+def test_leases_of_a_dead_driver_come_before_new_leases(driver: Driver, passes_start: bool) -> None:
+    driver.apply(publish(9, "a"))
+    options = stream_options({"url": URL, "group": "g", "queue": "a"})
+    first, second = (Planner(options, MachineClient(driver), f"run {number}") for number in (1, 2))
+    start = first.initial()
+    end = first.latest(start, Limits(4, 10**6))
+    second.slices(second.initial(), start)
+    assert second.latest(start if passes_start else None, Limits(4, 10**6)) == end
+    assert leased(driver) == 4

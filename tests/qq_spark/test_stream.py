@@ -19,6 +19,7 @@ import pytest
 from qq.testing import LocalCluster
 from qq_spark import Access, Group, LeaseClient
 from tests.docs.documents import ROOT
+from tests.qq_spark.agreement import wait_for_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -101,6 +102,7 @@ def is_drained(group: Group | None) -> bool:
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Generator[Pipeline]:
     with LocalCluster(3) as cluster:
+        wait_for_groups(cluster)
         pipeline = Pipeline(cluster, tmp_path, "orders-.*")
         yield pipeline
         if pipeline._driver is not None and pipeline._driver.poll() is None:
@@ -141,6 +143,7 @@ def test_rows_are_exact_when_driver_task_and_node_die(pipeline: Pipeline) -> Non
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_exact_when_all_parts_die_at_random(pipeline: Pipeline, seed: int) -> None:
     chance = random.Random(seed)
+    pipeline.options["maxMessagesPerTrigger"] = 150
     sent: list[tuple[str, str]] = []
     for run in range(6):
         more = [(f"orders-{chance.randrange(3)}", f"order {run}.{number}") for number in range(700)]

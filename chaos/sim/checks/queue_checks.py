@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from chaos.sim.checks.lease_checks import LeaseOracle
 from chaos.sim.checks.move_checks import MoveOracle
 from chaos.sim.checks.queue_model import (
     Consumer,
@@ -53,6 +54,7 @@ from qq.machine.protocol.commands import (
     Enqueue,
     Get,
     GetMessages,
+    GroupCommand,
     Limit,
     MoveMessages,
     Publish,
@@ -176,6 +178,7 @@ class QueueOracle:
         self._created: set[str] = set()
         """The queues that the present batch has created. A refusal of the batch may come before that."""
         self._moves = MoveOracle(fail, self.fates, lambda: self._queues, self._published)
+        self._leases = LeaseOracle(fail, self.fates, lambda: self._queues, self._lease, self._release)
         self._firsts: dict[tuple[QueueModel, int], list[int]] = {}
         """Arrival numbers of first deliveries in the current effects, by queue and level."""
 
@@ -195,6 +198,10 @@ class QueueOracle:
             return 0
         stuck = sum(not self._may_wait(model, message) for message in model.stuck.values())
         return (0 if self._is_stuck(model) else len(model.dead) + len(model.died)) + stuck
+
+    def leased(self, queue: str) -> int:
+        """Return the number of messages in leases."""
+        return self._leases.leased(self._queues[queue]) if queue in self._queues else 0
 
     @property
     def moves_under_way(self) -> int:
@@ -288,6 +295,9 @@ class QueueOracle:
             else:
                 self._command(origin, command, outcomes)
         self._effects(machine, effects[done:])
+        for command in commands:
+            if isinstance(command, GroupCommand):
+                self._leases.carry_out(machine, command, self._available_ms)
         self._check_orders()
         for model in limited:
             if model not in self._grown:
@@ -307,6 +317,7 @@ class QueueOracle:
 
     def entry_ended(self, machine: QueueMachine, time_ms: int, effects: Sequence[Any]) -> None:
         self._advance(time_ms)
+        self._leases.end_idle(machine, self._available_ms)
         self._effects(machine, effects)
         self._check_orders(ended=True)
         self._check_queues(machine)
@@ -366,6 +377,9 @@ class QueueOracle:
         for holder in self._holders.values():
             if holder.live:
                 self._use(holder.model)
+        for model in self._queues.values():
+            if self._leases.is_used(model):
+                self._use(model)
         self._bound = {}
         vhost = machine.vhosts[DEFAULT_VHOST]
         for binding in vhost.bindings:
@@ -427,7 +441,7 @@ class QueueOracle:
         """Forget a removed queue, with all its messages."""
         del self._queues[model.name]
         self._holders = {key: holder for key, holder in self._holders.items() if holder.model is not model}
-        self.fates["gone with its queue"] += model.messages + model.held
+        self.fates["gone with its queue"] += model.messages + model.held + self._leases.forget(model)
 
     def _route(self, exchange: str, keys: Iterable[str]) -> list[QueueModel]:
         keys = dict.fromkeys(keys)
@@ -1050,17 +1064,39 @@ class QueueOracle:
             if not messages:
                 self._fail(f"{name} of {model.name} is delivered and was not ready")
                 return
-            message = messages[0]
-            self._check_message(model, message, range_)
-            if message.arrival:
-                self._firsts.setdefault((model, message.level), []).append(message.arrival)
-            self._forget_ready(model, message)
-            message.arrival = 0
+            message = self._took(model, messages[0], range_)
             model.held += 1
             holder.held[holder.next_id] = message
             holder.since_ms[holder.next_id] = self._available_ms
             self._delivered_to[key][holder.next_id] = message.place
             holder.next_id += 1
+
+    def _lease(self, model: QueueModel, range_: Range, names: Iterable[Key]) -> list[Message]:
+        """Take messages out of a queue for a lease, and check that they were ready."""
+        leased: list[Message] = []
+        for name in names:
+            messages = model.ready.get(name)
+            if not messages:
+                self._fail(f"{name} of {model.name} is leased and was not ready")
+                return leased
+            leased.append(self._took(model, messages[0], range_))
+        return leased
+
+    def _release(self, model: QueueModel, messages: list[Message]) -> None:
+        """Return messages of a lease to a queue, as they were."""
+        self._grown[model] = None
+        for message in messages:
+            self._put(model, message)
+            self._let_expire(model, message)
+
+    def _took(self, model: QueueModel, message: Message, range_: Range) -> Message:
+        """Check a message that leaves a queue as a part of this range, and take it out."""
+        self._check_message(model, message, range_)
+        if message.arrival:
+            self._firsts.setdefault((model, message.level), []).append(message.arrival)
+        self._forget_ready(model, message)
+        message.arrival = 0
+        return message
 
     def _check_message(self, model: QueueModel, message: Message, range_: Range) -> None:
         now_ms = self._now_ms
@@ -1158,8 +1194,9 @@ class QueueOracle:
             for number, size in zip((backlog.count, backlog.delayed, queue.unacked), sizes, strict=True):
                 if (number == 0) != (size == 0):
                     self._fail(f"{queue.name} at {name} has {number} messages of {size} octets")
-            if not any(counts) and queue.histories:
+            if not any(counts) and not queue.leased and queue.histories:
                 self._fail(f"{queue.name} at {name} is empty and remembers {len(queue.histories)} histories")
+        self._leases.check(name, machine)
         for (node, number), session in machine.sessions.items():
             held = sum(len(other.held) for other in self._holders_of(node, number) if other.prefetch)
             if session.budget.held != held:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from chaos.sim.checks.lease_checks import leases_of
 from chaos.sim.checks.queue_checks import QueueOracle, messages_of
 from chaos.sim.checks.stored import batch_payloads
 from chaos.sim.workload.queue_features import (
@@ -40,8 +41,10 @@ from qq.machine.protocol.commands import (
     BindQueue,
     Cancel,
     Checkout,
+    CloseGroup,
     Command,
     Commit,
+    CommitLeases,
     DeclareExchange,
     DeclareQueue,
     Discard,
@@ -50,13 +53,16 @@ from qq.machine.protocol.commands import (
     Get,
     GetMessages,
     JoinFragments,
+    LeaseMessages,
     Limit,
     Method,
+    OpenGroup,
     Publish,
     PurgeQueue,
     PutUser,
     Recover,
     Reject,
+    ReleaseLease,
     Return,
     SessionDown,
     SetPermissions,
@@ -93,9 +99,19 @@ FRAGMENTED = 0.1
 MOVES = 0.12
 """Probability per action that a move begins or is stopped."""
 MOVER = "mover"
+LEASING_RUNS = 0.5
+"""Share of the runs without moves in which readers lease messages."""
+LEASES = 0.5
+"""Probability per action that a reader leases messages, or ends a lease."""
+GROUPS = ("a", "b")
+"""Groups of each queue."""
+LAST_FENCE = 1_000_000
+"""The fences with which clients end all groups are higher."""
 TENANTS = 0.15
 """Probability per action of a step in the second virtual host."""
 CONSUMERS_MAX = 4
+LEASING_CONSUMERS_MAX = 1
+"""As CONSUMERS_MAX, in runs in which messages stay ready for leases."""
 TAKERS_MAX = 3
 """Consumers per session with a channel limit, at most."""
 GETS_MAX = 4
@@ -200,6 +216,8 @@ class QueueClient(ActingClient):
             self._command(*self._tenants.act())
         if self.workload.moves_messages and self.workload.moves_random.random() < MOVES:
             self._command(*self._move_something())
+        if self.workload.leases_messages and self.workload.leases_random.random() < LEASES:
+            self._lease_something()
         queue = random.choice(QUEUES)
         choice = random.random()
         if choice < 0.53:
@@ -245,6 +263,38 @@ class QueueClient(ActingClient):
         name = f"{self.node.name} {self.number} {self._fresh_id()}"
         return [PutUser(MOVER, b"", b"", []), may_do_all, draw_move(random, name, MOVER)]
 
+    def _lease_something(self) -> None:
+        """Read a lease, and submit a command of a group, which may belong to another client."""
+        if self.machine.version < SINCE[OpenGroup]:
+            return
+        random = self.workload.leases_random
+        for ranges in leases_of(self.machine):
+            self._check_content(random.choice(ranges))
+        queues = [
+            queue for queue in self.machine.vhosts[DEFAULT_VHOST].queues.values() if queue.name in QUEUES
+        ]
+        with_messages = [queue for queue in queues if queue.ready]
+        if not queues:
+            return
+        queue, name = random.choice(with_messages or queues), random.choice(GROUPS)
+        group, place, choice = queue.groups.get(name), (DEFAULT_VHOST, queue.name, name), random.random()
+        if group is None or choice < 0.05:
+            fence = (0 if group is None else group.fence) + random.choice((0, 1))
+            order, expires_ms = random.choice(("ready", "arrival")), random.choice((0, 0, 2_000, 10_000))
+            self._command(OpenGroup(*place, fence, self.node.name, "guest", order, False, expires_ms))
+            return
+        fence = max(group.fence - (random.random() < 0.1), 0)
+        number = random.choice([*group.leases, group.last + 1])
+        if choice < 0.6:
+            bounds = random.randint(1, 20), random.choice((1, 200, 2**40))
+            self._command(LeaseMessages(*place, fence, number, *bounds))
+        elif choice < 0.8:
+            self._command(CommitLeases(*place, fence, number))
+        elif choice < 0.95:
+            self._command(ReleaseLease(*place, fence, number))
+        else:
+            self._command(CloseGroup(*place, fence, random.random() < 0.5))
+
     @property
     def machine(self) -> QueueMachine:
         return cast("QueueMachine", cast("Any", self.node.machine).inner)
@@ -256,6 +306,11 @@ class QueueClient(ActingClient):
             self._set_up()
         for queue in QUEUES:
             self._checkout(self._new_session(), queue, DRAIN_CREDIT)
+        if self.workload.leases_messages and self.machine.version >= SINCE[OpenGroup]:
+            for place in ((DEFAULT_VHOST, queue, name) for queue in QUEUES for name in GROUPS):
+                fence = LAST_FENCE + self.number
+                self._command(OpenGroup(*place, fence, self.node.name, "guest", "ready", False, 0))
+                self._command(CloseGroup(*place, fence, True))
 
     def stop_consuming(self) -> None:
         """Close all sessions, so that unsettled messages return to their queues."""
@@ -511,7 +566,7 @@ class QueueClient(ActingClient):
     def _consume(self, queue: str, credit: int) -> None:
         random = self.workload.random
         consumers = sum(len(session.consumers) for session in self._sessions.values())
-        if consumers >= CONSUMERS_MAX:
+        if consumers >= (LEASING_CONSUMERS_MAX if self.workload.leases_messages else CONSUMERS_MAX):
             return
         limited = [number for number, session in self._sessions.items() if session.is_limited]
         if limited and random.random() < 0.6:
@@ -709,6 +764,8 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
         self.moves_messages = self.moves_random.random() < MOVING_RUNS
         if self.moves_messages:
             one_of_each(self.arguments)
+        self.leases_random = world.random("leases")
+        self.leases_messages = not self.moves_messages and self.leases_random.random() < LEASING_RUNS
         self.tenants_random = world.random("tenants")
         self.gets_random = world.random("gets")
         self.fragments_random = world.random("fragments of batches")
@@ -736,7 +793,8 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
         """Return the number of remaining messages by queue, and of running moves; all must become 0."""
         oracle = self.oracle
         return {"moves": oracle.moves_under_way} | {
-            queue: oracle.ready(queue) + oracle.held(queue) + oracle.dead(queue) for queue in QUEUES
+            queue: oracle.ready(queue) + oracle.held(queue) + oracle.leased(queue) + oracle.dead(queue)
+            for queue in QUEUES
         }
 
     def impatient_publisher(self) -> RepeatingPublisher | None:

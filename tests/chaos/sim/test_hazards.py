@@ -50,15 +50,25 @@ from cluster.storage.identity import Identity, Owner
 from cluster.transport.connection import LinkBacklog
 from qq.machine.catalog.deduplication import FrozenPublishers, Publishers
 from qq.machine.catalog.vhost import VirtualHost
+from qq.machine.handlers.leasing import GroupHandlers
 from qq.machine.handlers.moving import MoveHandlers
 from qq.machine.handlers.publishing import PublishHandlers, _as_publish
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import Buffer, encode_batch
-from qq.machine.protocol.commands import Command, DeadLetter, DeclareQueue, Enqueue, MoveMessages, Publish
+from qq.machine.protocol.commands import (
+    Command,
+    DeadLetter,
+    DeclareQueue,
+    Enqueue,
+    LeaseMessages,
+    MoveMessages,
+    Publish,
+)
 from qq.machine.protocol.effects import ConnectionForced, Effect
 from qq.machine.queue.backlog import Backlog
 from qq.machine.queue.consumers import Budget, Holder
-from qq.machine.queue.queue import DeadMessages, Queue
+from qq.machine.queue.leases import LeaseChunk, LeaseHolder
+from qq.machine.queue.queue import DeadMessages, FrozenQueue, LeaseGroup, Queue
 from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
 from qq.sessions.stuck_dead_letters import Candidates, StuckDeadLetters
@@ -142,6 +152,10 @@ QUEUES = SimulationOptions(
     queues=True,
     faults={"kill": 1.0, "transfer": 1.0, "isolate": 0.5, "power loss of all": 0.3},
 )
+LEASING = {
+    "chaos.sim.workload.queue_workload.LEASING_RUNS": 1.0,
+    "chaos.sim.workload.queue_workload.MOVING_RUNS": 0.0,
+}
 LARGEST = with_largest_entries(
     SimulationOptions(
         fault_interval_s=1.5,
@@ -675,6 +689,31 @@ def leave_the_stuck(_: StuckDeadLetters) -> Iterator[Candidates]:
     return iter(())
 
 
+take_lease = GroupHandlers.lease
+
+
+def take_lease_anew(handlers: GroupHandlers, command: LeaseMessages) -> None:
+    """In place of `GroupHandlers.lease`: a lease that is taken again has the next messages."""
+    queue = handlers._core.catalog.vhosts[command.vhost].queues.get(command.queue)
+    group = None if queue is None else queue.groups.get(command.group)
+    if queue is not None and group is not None and command.lease in group.leases:
+        queue.release_lease(group, command.lease)
+    take_lease(handlers, command)
+
+
+def accept_any_fence(_group: LeaseHolder, _fence: int) -> None:
+    """In place of `LeaseHolder.check_fence`."""
+
+
+def forget_group(_queue: Queue, _group: LeaseGroup) -> None:
+    """In place of `Queue.restore_group`: a state that is loaded has no groups."""
+
+
+def leave_leases_out(_queue: FrozenQueue) -> Iterator[LeaseChunk]:
+    """In place of `FrozenQueue.leased_chunks`: compaction takes leased messages for settled ones."""
+    return iter(())
+
+
 def leave_where_it_was(queue: Queue, _place: int, found: Sequence[tuple[int, Range]]) -> None:
     """In place of `Queue.move_out`: moved messages also stay in their queue."""
     queue.forget(messages for _, messages in found)
@@ -1017,6 +1056,42 @@ HAZARDS = [
         ("qq.sessions.stuck_dead_letters.StuckDeadLetters.candidates", leave_the_stuck),
         shown_by=1,
         is_long=True,
+    ),
+    Hazard(
+        Parts(),
+        QUEUES,
+        20,
+        "has what should not be there",
+        ("qq.machine.handlers.leasing.GroupHandlers.lease", take_lease_anew),
+        world=LEASING,
+        shown_by=0,
+    ),
+    Hazard(
+        Parts(),
+        QUEUES,
+        20,
+        "has lost",
+        ("qq.machine.queue.leases.LeaseHolder.check_fence", accept_any_fence),
+        world=LEASING,
+        shown_by=0,
+    ),
+    Hazard(
+        Parts(),
+        QUEUES,
+        20,
+        "has another state",
+        ("qq.machine.queue.queue.Queue.restore_group", forget_group),
+        world=LEASING,
+        shown_by=0,
+    ),
+    Hazard(
+        Parts(),
+        QUEUES,
+        20,
+        "EntryNotFound",
+        ("qq.machine.queue.queue.FrozenQueue.leased_chunks", leave_leases_out),
+        world=LEASING,
+        shown_by=0,
     ),
     Hazard(
         Parts(),
