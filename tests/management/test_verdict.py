@@ -12,11 +12,12 @@ from qq.management.nodes.verdict import judge
 
 def node(name: str, **facts: Any) -> dict[str, Any]:
     usual = {"state": "follower", "role": "voter", "standing": "voter", "alarm": False, "drained": False}
-    usual["disk_free_bytes"] = 2**30
+    usual |= {"disk_free_bytes": 2**30, "commit_index": 50_000, "applied_index": 50_000}
     return {"name": name, **usual, **facts}
 
 
 DOWN: dict[str, Any] = {"state": "down", "standing": None, "alarm": None, "disk_free_bytes": None}
+DOWN |= {"commit_index": None, "applied_index": None}
 FULL: dict[str, Any] = {"alarm": True, "disk_free_bytes": 100}
 
 
@@ -43,6 +44,11 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             cluster(node("n1"), node("n2"), node("n3", role="learner", lost_ms=1_764_435_600_000)),
             False,
             "not well: is being given the log: n3; n1 leads; n3 lost its data at 2025-11-29T17:00:00Z",
+        ),
+        (
+            cluster(node("n1"), node("n2", applied_index=45_000), node("n3", applied_index=30_000)),
+            False,
+            "not well: applies what it lacks, and its clients wait: n3; n1 leads",
         ),
         (
             # The leader reaches a node that this node does not hear.

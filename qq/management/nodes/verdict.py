@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _DOWN = "down"
+_BEHIND_ENTRIES = 10_000
+"""Entries that a member may lack at a moment. Statuses are up to a second old, and a busy cluster commits thousands of
+entries in a second."""
 
 
 class Health(NamedTuple):
@@ -95,10 +98,19 @@ def _troubles(nodes: Sequence[Mapping[str, Any]], silent: Sequence[str]) -> list
         if each["name"] not in (*silent, *awaited)
         and (each["role"] == "learner" or each["standing"] in ("learner", "blank"))
     ]
+    committed = max((each["commit_index"] or 0 for each in nodes), default=0)
+    behind = [
+        each["name"]
+        for each in nodes
+        if each["state"] != _DOWN
+        and each["name"] not in lagging
+        and committed - each["applied_index"] > _BEHIND_ENTRIES
+    ]
     found = [
         (alarmed, "publishers wait, for want of disk or memory of"),
         (awaited, "has not come yet:"),
         (lagging, "is being given the log:"),
+        (behind, "applies what it lacks, and its clients wait:"),
         (_hanging(nodes), "has a disk that does not answer:"),
     ]
     texts = [f"{text} {_names(names)}" for names, text in found if names]
