@@ -202,11 +202,11 @@ def batches(broker: LoneBroker) -> list[tuple[int, int, int]]:
     found: list[tuple[int, int, int]] = []
     propose = broker.group.propose
 
-    def recorded(payload: Any, weight: int) -> int:
+    def recorded(payload: Any, weight: int, *, may_wait: bool) -> int:
         batch = b"".join(payload)
         commands_, offsets = decode_batch(batch)
         found.append((len(batch), len(commands_), len(offsets) - 1))
-        return propose(payload, weight)
+        return propose(payload, weight, may_wait=may_wait)
 
     broker.group.propose = recorded  # pyright: ignore[reportAttributeAccessIssue]
     return found
