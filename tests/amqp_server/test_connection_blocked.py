@@ -12,6 +12,7 @@ import pytest
 from pamqp import commands
 
 from qq.amqp.encoding import HEARTBEAT
+from qq.process import memory
 from qq.testing import LocalCluster
 from tests.harness.lone_broker import LoneBroker
 from tests.harness.raw_client import RawClient, marshal, publish
@@ -198,11 +199,15 @@ def test_node_low_on_disk_blocks_publishers(monkeypatch: pytest.MonkeyPatch) -> 
         assert 0 < node["disk_free_bytes"] < 2**60
 
 
+BARELY_A_MESSAGE = 1.01 * 2**24 / memory.available_bytes()
+"""The smallest share of the memory that may be the limit, about: the octets of a message."""
+
+
 @pytest.mark.parametrize(
     ("limits", "reason", "resource"),
     [
         ({"MEMORY_HIGH_WATERMARK_BYTES": 2**24}, "low on memory", "memory_used"),
-        ({"MEMORY_HIGH_WATERMARK": 1e-9}, "low on memory", "memory_used"),
+        ({"MEMORY_HIGH_WATERMARK": BARELY_A_MESSAGE}, "low on memory", "memory_used"),
         (
             {"MEMORY_HIGH_WATERMARK_BYTES": 2**24, "DISK_FREE_LIMIT_BYTES": 2**60},
             "low on memory & disk",

@@ -72,7 +72,8 @@ def test_log_level_changes_while_the_node_runs(
 def test_alarm_is_in_the_findings_at_once(qq: Qq) -> None:
     """The node checks its memory once a second, and samples what the doctor judges every five seconds."""
     assert qq("config", "set", "--name", "memory_high_watermark", "--value", "0").status == 0
-    wait_until(lambda: "publishers wait" in qq("status").output, "the alarm")
+    publish = "publish", "message", "--routing-key", "any", "--payload", "x"
+    wait_until(lambda: "publishers must wait" in qq(*publish).errors, "the alarm")
     assert "memory-alarm" in qq("doctor").output
     assert qq("config", "reset", "--name", "memory_high_watermark").status == 0
     wait_until(lambda: "publishers wait" not in qq("status").output, "the end of the alarm")

@@ -70,7 +70,11 @@ class Taker:
         return self.messages
 
     def received(self) -> Bodies:
-        """Return all bodies that the log has delivered by now; the barrier's answer follows them in the log."""
+        """Return all bodies that the log has delivered by now.
+
+        The answer to the first barrier may precede the deliveries of its own entry.
+        """
+        barrier(self.channel)
         barrier(self.channel)
         self.channel.connection.process_data_events(0)
         return self.bodies

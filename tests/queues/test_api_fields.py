@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
+from qq.machine.protocol.versions import VERSIONS
 from tests.queues.api_fields import OPAQUE, Api, Fields, record, recorded
+from tests.queues.clients import wait_until
 from tests.queues.nodes_here import ClusterHere
 
 STATISTICS_S = 6.0
@@ -70,7 +72,10 @@ DIFFERENCES = (
 @pytest.fixture(scope="module")
 def fields(cluster_here: ClusterHere) -> Fields:
     node = cluster_here.nodes[1]
-    return record(Api(node.url, f"http://127.0.0.1:{node.http_port}", STATISTICS_S))
+    # A new cluster agrees on the newest version of the state in its first second.
+    api = Api(node.url, f"http://127.0.0.1:{node.http_port}", STATISTICS_S)
+    wait_until(lambda: api.request("GET", "cluster")["version"] == VERSIONS[1])
+    return record(api)
 
 
 def test_answers_have_the_fields_of_rabbitmq(fields: Fields) -> None:

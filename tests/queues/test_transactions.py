@@ -172,6 +172,7 @@ def test_transaction_reaches_no_queue_when_a_queue_is_full(world: World, queue: 
     with refused(406, "PRECONDITION_FAILED - partial tx completion"):
         channel.tx_commit()
     assert [counted(witness, name)[0] for name in (one, full)] == [0, 0]
+    wait_until(lambda: ready(witness, source) == 1)
     assert bodies_of(drain(witness, source)) == [b"s"]
 
 

@@ -102,7 +102,7 @@ def _troubles(nodes: Sequence[Mapping[str, Any]], silent: Sequence[str]) -> list
     behind = [
         each["name"]
         for each in nodes
-        if each["state"] != _DOWN
+        if each["applied_index"] is not None
         and each["name"] not in lagging
         and committed - each["applied_index"] > _BEHIND_ENTRIES
     ]

@@ -22,7 +22,7 @@ MEMBERS = "cluster/members"
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node[FakeManagement]:
     for name in ("CHANGE_S", "RETRY_S", "PATIENCE_S", "REACH_S"):
-        monkeypatch.setattr(members, name, 0.05 if name == "RETRY_S" else 0.3)
+        monkeypatch.setattr(members, name, 0.03 if name == "RETRY_S" else 0.3)
     return Node(FakeManagement())
 
 
@@ -58,7 +58,7 @@ def test_members_show_the_log_and_their_own_reports(node: Node[FakeManagement]) 
         "role": "voter",
         "state": "follower",
         "lag": 7,
-        "versions": "7 to 11",
+        "versions": "7 to 12",
         "drained": False,
         "lost_ms": None,
     }
