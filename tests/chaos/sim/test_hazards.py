@@ -883,7 +883,7 @@ HAZARDS = [
     Hazard(Parts(engine=AcknowledgesBeforeTheSync), None, 5, "believes that", shown_by=0),
     Hazard(Parts(engine=CountsItsUnsyncedTail), POWER_LOSSES, 60, "entry", shown_by=55),
     Hazard(Parts(engine=ForgetsItsVote), POWER_LOSSES, 5, "has forgotten that it voted", shown_by=4),
-    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 30, "has forgotten term", shown_by=71),
+    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 60, "has forgotten term", shown_by=280),
     Hazard(Parts(engine=TruncatesAlways), LONG_LOGS, 30, "which it had applied", shown_by=12, is_long=True),
     Hazard(
         Parts(engine=SendsEverythingAgain),
@@ -1203,10 +1203,10 @@ HAZARDS = [
     Hazard(
         Parts(),
         OUTAGES,
-        14,
+        20,
         "and there was a majority for",
         ("cluster.membership.outages.Outages._is_counted", False),
-        shown_by=12,
+        shown_by=162,
         world={"chaos.sim.workload.queue_features._draw_arguments": draw_expiring_arguments},
     ),
     Hazard(
