@@ -76,7 +76,7 @@ def test_alarm_is_in_the_findings_at_once(qq: Qq) -> None:
     wait_until(lambda: "publishers must wait" in qq(*publish).errors, "the alarm")
     assert "memory-alarm" in qq("doctor").output
     assert qq("config", "reset", "--name", "memory_high_watermark").status == 0
-    wait_until(lambda: "publishers wait" not in qq("status").output, "the end of the alarm")
+    wait_until(lambda: "publishers must wait" not in qq(*publish).errors, "the end of the alarm")
     assert "memory-alarm" not in qq("doctor").output
 
 
