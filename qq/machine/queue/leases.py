@@ -52,7 +52,6 @@ _CODES = "qQqQqQQQ"
 """The type codes of the packed columns: index, place (slot and count), position, size, expiry, deliveries, failures and
 marks. The columns in _RISING hold differences."""
 _RISING = (0, 2, 4)
-_BASES_BYTES = 8 * len(_RISING)
 
 
 class LeaseChunk(NamedTuple):
@@ -66,10 +65,7 @@ class LeaseChunk(NamedTuple):
 
     def unpack(self) -> list[Range]:
         """Return the ranges in their order."""
-        bases = packed_columns.from_little_endian("Q", self.data[:_BASES_BYTES])
-        table = packed_columns.unpack(self.data[_BASES_BYTES:], _CODES)
-        for number, base in zip(_RISING, bases, strict=True):
-            table[number] = packed_columns.sums(base, table[number])
+        table = packed_columns.unpack_rising(self.data, _CODES, _RISING)
         return [
             Range(
                 index,
@@ -214,10 +210,7 @@ def _chunk(ranges: Sequence[Range]) -> LeaseChunk:
         array("Q", failures),
         array("Q", [history << _MARK_BITS | level for history, level in zip(histories, levels, strict=True)]),
     ]
-    bases = array("Q", (table[number][0] for number in _RISING))
-    for number in _RISING:
-        table[number] = packed_columns.differences(table[number])
-    data = packed_columns.little_endian(bases) + packed_columns.pack(table)
+    data = packed_columns.pack_rising(table, _RISING)
     return LeaseChunk(sum(counts), sum(sizes), len(ranges), any(histories), data)
 
 

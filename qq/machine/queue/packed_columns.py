@@ -11,6 +11,10 @@ import zlib
 from array import array
 from itertools import accumulate
 from operator import sub
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WORDS_MAX = 2**16
 """Maximum words of a column: many times as many as any caller packs together."""
@@ -74,6 +78,30 @@ def _planes(packed: bytes, size: int) -> bytes:
     if len(planes) != size or not unpacker.eof or unpacker.unused_data:
         raise ValueError(f"columns of {size} bytes end elsewhere")
     return planes
+
+
+def pack_rising(columns: list[array[int]], rising: Sequence[int]) -> bytes:
+    """Return columns compressed as by `pack`, the columns with the numbers `rising` as differences behind their bases.
+
+    These columns rise mostly, so their differences are small. `columns` is changed.
+    """
+    bases = array("Q", (columns[number][0] for number in rising))
+    for number in rising:
+        columns[number] = differences(columns[number])
+    return little_endian(bases) + pack(columns)
+
+
+def unpack_rising(data: bytes, codes: str, rising: Sequence[int]) -> list[array[int]]:
+    """Return the columns that `pack_rising` compressed. `codes` has the code of differences for a rising column.
+
+    Raises ValueError for bytes that `pack_rising` cannot have written.
+    """
+    bases_bytes = _WORD_BYTES * len(rising)
+    bases = from_little_endian("Q", data[:bases_bytes])
+    columns = unpack(data[bases_bytes:], codes)
+    for number, base in zip(rising, bases, strict=True):
+        columns[number] = sums(base, columns[number])
+    return columns
 
 
 def differences(column: array[int]) -> array[int]:

@@ -38,7 +38,6 @@ _CODES = "qqQqQqqQQQ"
 """The type codes of packed columns: the key, then a row's words. The columns in _RISING hold differences."""
 _RISING = (0, 1, 3, 5, 6)
 """The columns packed as differences: key, index, position, expiry and due time."""
-_BASES_BYTES = 8 * len(_RISING)
 _first = attrgetter("first")
 
 
@@ -459,19 +458,11 @@ def _range(row: array[int]) -> Range:
 
 
 def _packed(keys: array[int], rows: array[int]) -> bytes:
-    table = [keys, *(rows[word::_WORDS] for word in range(_WORDS))]
-    bases = array("Q", (table[number][0] for number in _RISING))
-    for number in _RISING:
-        table[number] = packed_columns.differences(table[number])
-    return packed_columns.little_endian(bases) + packed_columns.pack(table)
+    return packed_columns.pack_rising([keys, *(rows[word::_WORDS] for word in range(_WORDS))], _RISING)
 
 
 def _unpacked(data: bytes) -> tuple[array[int], array[int]]:
-    bases = packed_columns.from_little_endian("Q", data[:_BASES_BYTES])
-    table = packed_columns.unpack(data[_BASES_BYTES:], _CODES)
-    for number, base in zip(_RISING, bases, strict=True):
-        table[number] = packed_columns.sums(base, table[number])
-    keys, *rest = table
+    keys, *rest = packed_columns.unpack_rising(data, _CODES, _RISING)
     rows = array("Q", bytes(8 * _WORDS * len(keys)))
     for word, column in enumerate(rest):
         rows[word::_WORDS] = column
