@@ -16,9 +16,9 @@ from qq.sessions.access import Access, AccessRefused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.machine.protocol import commands as c
-    from qq.machine.protocol.commands import Declaration, GroupCommand
-    from qq.management.reports.messages import AckMode, AllPublications, Message, NewMessage
+    from qq.machine.protocol.commands import Declaration
+    from qq.management.changes.permission_checks import CheckedCommand
+    from qq.management.reports.messages import AckMode, Message, NewMessage
     from qq.scopes import Scopes
     from qq.sessions.broker import Broker
 
@@ -35,13 +35,7 @@ class Operations:
     async def check_permitted(
         self,
         user: str,
-        command: Declaration
-        | c.Get
-        | NewMessage
-        | AllPublications
-        | c.BeginMove
-        | c.BeginTextMove
-        | GroupCommand,
+        command: CheckedCommand,
         vhost: str,
         scopes: Scopes | None = None,
     ) -> None:

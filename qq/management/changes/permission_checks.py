@@ -5,7 +5,7 @@ Invariant: permissions are checked before a command is submitted; the log contai
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from qq.machine.protocol import commands as c
 from qq.management.reports.messages import AllPublications, NewMessage
@@ -14,17 +14,12 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import Declaration, GroupCommand
     from qq.sessions.access import Access
 
+    CheckedCommand: TypeAlias = (
+        Declaration | c.Get | NewMessage | AllPublications | c.BeginMove | c.BeginTextMove | GroupCommand
+    )
 
-def check(
-    access: Access,
-    command: Declaration
-    | c.Get
-    | NewMessage
-    | AllPublications
-    | c.BeginMove
-    | c.BeginTextMove
-    | GroupCommand,
-) -> None:
+
+def check(access: Access, command: CheckedCommand) -> None:
     """Raise AccessRefused unless the session's user may do everything that the command does."""
     match command:
         case NewMessage():
