@@ -149,8 +149,7 @@ class Group:
         Return its sequence. `weight` is the estimated cost of applying the batch, in milliseconds
         (`GroupConfig.entry_weight_max`). The leader may keep a batch that `may_wait` for its next entry, for
         `COMPANY_S` at most. The batch is sent to every new leader until a `Confirmed` effect reports it, or `Evicted`
-        reports that it is dropped. Raises ValueError if it has more than `BATCH_BYTES_MAX`, which fits no
-        entry.
+        reports that it is dropped. Raises ValueError if it has more than `BATCH_BYTES_MAX`, which fits no entry.
         """
         sequence = self._pending.add(payload, weight, may_wait=may_wait)
         self._turns.request()
@@ -379,8 +378,8 @@ class Group:
         elif self._links.connected(leader_term.leader) and not self._links.congested(leader_term.leader):
             batches = pending.take_unsent(self.config.forward_bytes_max)
             buffers = [buffer for batch in batches for buffer in batch.buffers]
-            may_wait = all(batch.may_wait for batch in batches)
-            may_wait = may_wait and self.configurations.agree_on(self.machine.waiting_batches_since)
+            are_known = self.configurations.agree_on(self.machine.waiting_batches_since)
+            may_wait = are_known and all(batch.may_wait for batch in batches)
             self._outbox.transmit(leader_term.leader, Forward(leader_term.term, buffers, may_wait=may_wait))
             if pending.has_unsent(leader_term):
                 self._turns.request()

@@ -85,11 +85,13 @@ def make_batch(
     payload: Sequence[Buffer],
     kind: int = KIND_PROPOSED,
     weight: int = 0,
+    *,
+    may_wait: bool = False,
 ) -> ProposedBatch:
     name = origin.encode()
     length = sum(map(len, payload))
     head = _BATCH.pack(kind, weight, len(name), incarnation, sequence, length) + name
-    return ProposedBatch(sequence, len(head) + length, weight, [head, *payload])
+    return ProposedBatch(sequence, len(head) + length, weight, [head, *payload], may_wait)
 
 
 def make_entry(time_ms: int, batches: Sequence[ProposedBatch]) -> bytes:

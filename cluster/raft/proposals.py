@@ -79,12 +79,17 @@ class PendingProposals:
     def add(self, payload: Sequence[Buffer], weight: int = 0, *, may_wait: bool = False) -> int:
         """Number a batch, keep it, and return its sequence. Raises ValueError if it is too large for an entry."""
         batch = make_batch(
-            self.origin, self.incarnation, self._next_sequence, payload, weight=min(weight, WEIGHT_MAX)
+            self.origin,
+            self.incarnation,
+            self._next_sequence,
+            payload,
+            weight=min(weight, WEIGHT_MAX),
+            may_wait=may_wait,
         )
         if batch.size > BATCH_BYTES_MAX:
             raise ValueError(f"a batch of {batch.size} bytes is above the limit of {BATCH_BYTES_MAX}")
         self._next_sequence += 1
-        self._pending.append(batch._replace(may_wait=True) if may_wait else batch)
+        self._pending.append(batch)
         self.pending_bytes += batch.size
         return batch.sequence
 

@@ -199,10 +199,9 @@ class Submissions:
         """Call `callback` when all earlier requests of the lane are applied or abandoned.
 
         By then this node has applied all that the cluster had committed before the call: a batch goes through the log
-        for this, even if it is empty. A barrier that is not urgent waits for the next request, or a
-        moment.
+        for this, even if it is empty. A barrier that is not urgent waits for the next request, or a moment.
         """
-        self._enqueue(lane or self._own, Callback(callback), 0, wait_s=_company_wait_s(is_urgent=is_urgent))
+        self._enqueue(lane or self._own, Callback(callback), 0, wait_s=0.0 if is_urgent else MOMENT_S)
 
     def can_read(self, lane: Lane) -> bool:
         """Return whether a read for this lane needs no entry: its requests are submitted, and the leader answers."""
@@ -302,8 +301,8 @@ class Submissions:
                 self._enqueue(lane, known, COMMAND_BYTES)
                 self._may_wait = True
             else:
-                is_urgent = urgency is Urgency.AT_ONCE
-                self._enqueue(lane, known, COMMAND_BYTES, wait_s=_company_wait_s(is_urgent=is_urgent))
+                wait_s = 0.0 if urgency is Urgency.AT_ONCE else MOMENT_S
+                self._enqueue(lane, known, COMMAND_BYTES, wait_s=wait_s)
         elif urgency is Urgency.AT_ONCE:
             self._schedule_flush()
 
@@ -521,8 +520,3 @@ class Submissions:
         if watched:
             wait_s = watched[0].time_s + self._publish_timeout_s - now_s
             self._runtime.call_later(wait_s, self._refuse_overdue)
-
-
-def _company_wait_s(*, is_urgent: bool) -> float:
-    """Return the seconds that a settlement, or a barrier behind settlements, may wait for company."""
-    return 0.0 if is_urgent else MOMENT_S
