@@ -20,7 +20,7 @@ Gaps = dict[str, list[Gap]]
 
 
 class Ending(NamedTuple):
-    """What must have become of a queue's messages by the end of the run."""
+    """The state that a queue's messages must have reached by the end of the run."""
 
     vanished_ns: int
     """A purge or delete may have taken any message published before, here or where its dead letters go."""
@@ -44,7 +44,7 @@ class Context:
         return f"{(time_ns - self.run.started_ns) / NS:.3f} s"
 
     def ending(self, queue: str) -> Ending | None:
-        """Return the ending of a queue whose messages must all have been seen by the end of the run, else None.
+        """Return the ending of a queue if consumers must have seen all its messages by the end of the run, or None.
 
         The queue and all queues that its dead letters reach must be drained, and must not drop messages.
         """
@@ -68,12 +68,12 @@ class Context:
         )
 
     def owed(self, life: Life, fate: Fate) -> Ending | None:
-        """Return the ending of the queue if the message was certainly there and must have been seen, else None."""
+        """Return the queue's ending if it certainly held the message and consumers must have seen it, or None."""
         ending = self.traced(life, fate)
         return ending if ending is not None and promises.is_owed(fate) else None
 
     def traced(self, life: Life, fate: Fate) -> Ending | None:
-        """Return the ending of the queue if the message, had it been there, must have been seen; else None."""
+        """Return the queue's ending if consumers must have seen the message, had the queue held it; or None."""
         ending = self.ending(fate.queue)
         if ending is None:
             return None

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 ANSWERS = ("ack", "nack", "reject")
 OF_MESSAGES = frozenset(("publish", "deliver", *ANSWERS))
-"""Operations whose rows are about a message."""
+"""Operations with a row for each message."""
 OF_CLIENTS = frozenset(("connect", "consume", "cancel", "cancelled", "purge", "delete", "fault", "heal"))
-"""Operations whose rows are few and concern many messages."""
+"""Operations with few rows, each about many messages."""
 
 Death = tuple[str, str, int]
 """Queue, reason and count of an entry of x-death."""
@@ -56,7 +56,7 @@ class Event(NamedTuple):
 
 
 Consumer = tuple[str, str | None, int | None, str | None]
-"""Process, connection, channel and tag; a consumer sees deliveries in the order in which the broker sent them."""
+"""Process, connection, channel and tag; the broker's order of deliveries to a consumer is the order of its rows."""
 
 FIELDS = Event._fields
 if tuple(FIELD_TYPES) != FIELDS:
@@ -70,7 +70,7 @@ _REPEATED = tuple(
 
 
 def packed(row: Row) -> tuple[Any, ...]:
-    """Return the row as a plain tuple in the order of `Event`, whose repeated texts are kept once."""
+    """Return the row as a plain tuple in the order of `Event`, and keep equal texts once."""
     values: list[Any] = list(map(row.get, FIELDS))
     for place in _REPEATED:
         if values[place] is not None:

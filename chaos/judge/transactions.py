@@ -1,4 +1,4 @@
-"""Judges transactions: all of a transaction takes effect, or none of it.
+"""Judges transactions: a committed transaction takes effect as a whole, an uncommitted transaction not at all.
 
 Invariant: a message that was published more than once, or in more than a single transaction, is no proof.
 """
@@ -32,7 +32,7 @@ TAKEN = Cause(
 
 
 class Part(NamedTuple):
-    """A publish or acknowledgement in a transaction, and what became of its message."""
+    """A publish or acknowledgement in a transaction, and the fate of its message."""
 
     request: Packed
     outcome: str
@@ -45,7 +45,7 @@ class Part(NamedTuple):
     deliveries: Sequence[tuple[int, Packed]]
     """Of an acknowledgement: all deliveries, and when their consumers were requested."""
     gone: bool
-    """Of an acknowledgement: whether the message disappeared although nothing else settled it."""
+    """Of an acknowledgement: whether the message disappeared without another settlement."""
 
 
 _TX = FIELDS.index("tx")

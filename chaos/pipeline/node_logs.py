@@ -1,4 +1,4 @@
-"""Reads the nodes' own logs: which node led in which term, and what the nodes wrote at which time."""
+"""Reads the nodes' own logs: the leader of each term, and the lines of the nodes with their times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames: headers, limits, each cut of the stream, and the fast paths against a reader that has none."""
+"""Frames: headers, limits, each cut of the stream, and a reader with fast paths beside a reader without."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def transfers(link: TransferFrame, count: int, channel: int = 1, payload: bytes 
     )
 
 
-def test_transfers_of_a_link_come_in_one_event() -> None:
+def test_transfers_of_a_link_share_an_event() -> None:
     data = transfers(TransferFrame(0, settled=False), 100)
     first, others = reader_of_frames().feed(data)
     assert isinstance(first, FrameReceived)
@@ -286,7 +286,7 @@ def test_flows_of_any_shape_are_read_exactly(write: Any) -> None:
 
 
 def test_octets_of_an_equal_frame_may_differ_in_size() -> None:
-    """The constructor of the last id tells a small id from another constructor with an octet behind it."""
+    """A small id and another constructor with an octet behind it take as many octets, and mean different ids."""
     small = frame(DispositionFrame(True, 1, 5, True, AcceptedState()))
     boolean = small.replace(b"\x52\x05", b"\x50\x05")
     events = reader_of_frames().feed(small * 3 + boolean)
@@ -358,7 +358,7 @@ def test_disposition_with_id_zero_is_read_alone(shape: DispositionFrame) -> None
 
 @pytest.mark.parametrize("is_range", [False, True])
 @pytest.mark.parametrize("first", [7, 70_000])
-def test_dispositions_of_a_session_come_in_one_event(first: int, is_range: bool) -> None:
+def test_dispositions_of_a_session_share_an_event(first: int, is_range: bool) -> None:
     frames = [
         DispositionFrame(True, first + 2 * i, first + 2 * i + 1 if is_range else None, True, AcceptedState())
         for i in range(50)
@@ -464,7 +464,7 @@ def _stream(drawn: tuple[list[list[Any]], Random, float]) -> bytes:
 
 
 @given(streams, st.integers(1, 200))
-def test_fast_paths_read_what_a_simple_reader_reads(
+def test_fast_paths_and_a_simple_reader_agree(
     drawn: tuple[list[list[Any]], Random, float], size: int
 ) -> None:
     data = _stream(drawn)

@@ -58,7 +58,7 @@ DIVERSE = [
 
 
 @pytest.mark.parametrize("present", range(128))
-def test_sections_are_found_when_others_are_absent(present: int) -> None:
+def test_section_is_found_when_the_rest_is_absent(present: int) -> None:
     parts = [octets if present >> i & 1 else b"" for i, octets in enumerate(DIVERSE)]
     message = b"".join(parts)
     if not parts[5]:
@@ -83,7 +83,7 @@ def test_sections_are_found_when_others_are_absent(present: int) -> None:
         ([b"\x00\xa3\x10amqp:data:binary\xa0\x00"], DATA),
     ],
 )
-def test_body_has_one_of_three_kinds(body: list[bytes], kind: int) -> None:
+def test_body_has_a_single_kind(body: list[bytes], kind: int) -> None:
     message = HEADER_OCTETS + b"".join(body)
     absent = len(HEADER_OCTETS)
     assert find_sections(message) == Sections(absent, absent, absent, absent, absent, kind, 0)
@@ -141,7 +141,7 @@ def test_cut_message_is_refused() -> None:
                 find_sections(message[:end])
 
 
-def test_message_is_split_whatever_came_before_it() -> None:
+def test_message_is_split_after_any_other_message() -> None:
     bodies = [
         [DATA_OCTETS],
         [section(DATA, b"")],
@@ -250,7 +250,7 @@ def _outcome(split: Any, message: bytes) -> Any:
 
 
 @given(st.lists(st.tuples(st.sampled_from(("", "a", "b" * 9, "c" * 300)), st.binary(max_size=3)), max_size=9))
-def test_messages_of_one_shape_are_told_from_others(drawn: list[tuple[str, bytes]]) -> None:
+def test_messages_of_different_shapes_are_told_apart(drawn: list[tuple[str, bytes]]) -> None:
     splitter = SectionSplitter()
     for message_id, data in drawn:
         message = (

@@ -228,7 +228,7 @@ def test_array_is_refused_when_it_claims_many_elements() -> None:
         decode(lists)
 
 
-def test_symbols_are_encoded_when_one_is_long() -> None:
+def test_symbols_are_encoded_when_a_symbol_is_long() -> None:
     names = ["a", "b" * 256]
     assert decode(encode_symbols(names)) == Array(0xB3, names)
     assert decode(encode_symbols(["a"])) == Array(0xA3, ["a"])

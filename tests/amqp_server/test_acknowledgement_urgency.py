@@ -87,7 +87,7 @@ def test_consumers_that_share_a_channel_limit_are_served(client: RawClient) -> N
         client.send(1, Basic.Ack(delivered(client).delivery_tag))
 
 
-def test_consumer_gets_the_message_of_a_queue_with_the_same_limit(client: RawClient) -> None:
+def test_freed_channel_limit_serves_a_second_queue(client: RawClient) -> None:
     client.call(1, Basic.Qos(0, 1, True), Basic.QosOk)
     for queue in ("p", "q"):
         client.call(1, Queue.Declare(queue=queue), Queue.DeclareOk)

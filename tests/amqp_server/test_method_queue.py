@@ -47,7 +47,7 @@ def test_answered_read_waits_for_a_turn_of_the_connection() -> None:
     assert (ends.done, ends.holding) == (["read", EVENT], set())
 
 
-def test_answered_read_of_an_ended_channel_does_nothing() -> None:
+def test_answered_read_of_an_ended_channel_is_ignored() -> None:
     ends = Ends()
     for ends_first in (True, False):
         ends.methods.wait_read(lambda: ends.done.append("read"))

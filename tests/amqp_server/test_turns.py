@@ -399,7 +399,7 @@ def test_error_in_the_clean_up_ends_only_its_connection(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_channel_does_not_wait_for_all_that_another_publishes(broker: LoneBroker, client: RawClient) -> None:
+def test_channel_gets_on_beside_a_flooding_channel(broker: LoneBroker, client: RawClient) -> None:
     """Messages joined a run in front of the request, so a consumer got nothing while the client published."""
     client.open_channel(2)
     broker.group.holding = True

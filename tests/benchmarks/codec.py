@@ -38,7 +38,7 @@ HEAD = encode_composite(MessageHeader(durable=True, priority=1))
 
 
 class Figure(NamedTuple):
-    """What is measured in both protocols."""
+    """A piece of work that both protocols do, and its times."""
 
     name: str
     amqp091: Callable[[], Any]

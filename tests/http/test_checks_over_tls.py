@@ -33,7 +33,7 @@ METRICS = 1000
 
 
 class Node(NamedTuple):
-    """A node whose loop runs the test."""
+    """A node on the event loop of the test."""
 
     port: int
     context: ssl.SSLContext
@@ -44,7 +44,7 @@ class Node(NamedTuple):
         return HTTPSConnection(HERE, self.port, timeout=5, context=self.context)
 
     def get(self, path: str = "/livez", headers: dict[str, str] | None = None) -> int:
-        """Return the status of an answer. The loop stands still unless this runs on another thread."""
+        """Return the status of an answer. A test calls it on another thread, because it blocks."""
         with closing(self.connect()) as connection:
             connection.request("GET", path, headers=headers or {})
             response = connection.getresponse()

@@ -31,7 +31,7 @@ def test_no_collection_that_comes_by_itself_walks_many_objects() -> None:
     assert max(walked) < len(kept) / 10
 
 
-def test_young_objects_stay_few_while_old_ones_are_freed() -> None:
+def test_young_objects_stay_few_while_old_objects_are_freed() -> None:
     """As when messages come as fast as the log takes older ones in: the collector counts no difference."""
     backlog: deque[list[int]] = deque([number] for number in range(100_000))
     clock_s = 0.0

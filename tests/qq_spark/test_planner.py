@@ -162,7 +162,7 @@ def test_available_now_ends_with_the_messages_of_its_start(driver: Driver) -> No
     assert len(query.rows) <= 9
 
 
-def test_available_now_before_4_2_reads_one_trigger(driver: Driver) -> None:
+def test_available_now_before_4_2_reads_a_single_trigger(driver: Driver) -> None:
     driver.apply(publish(7, "a"))
     query = Query(driver, {"queue": "a"}, Limits(3, 10**6), passes_start=False)
     for read in (3, 6, 7):
@@ -170,7 +170,7 @@ def test_available_now_before_4_2_reads_one_trigger(driver: Driver) -> None:
         assert len(query.rows) == read
 
 
-def test_limits_of_the_options_do_not_bound_a_trigger_without_limits(driver: Driver) -> None:
+def test_trigger_without_limits_ignores_the_options(driver: Driver) -> None:
     driver.apply(publish(900, "a"))
     client = MachineClient(driver)
     options = stream_options({"url": URL, "group": "g", "queue": "a", "maxMessagesPerTrigger": "5"})

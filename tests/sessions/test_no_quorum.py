@@ -156,7 +156,7 @@ def test_election_does_not_refuse_clients() -> None:
             client.expect(commands.Queue.DeclareOk)
 
 
-def test_node_whose_batches_are_not_applied_refuses_clients() -> None:
+def test_node_refuses_clients_when_no_batch_is_applied() -> None:
     """It hears a leader that does not hear it."""
     stuck = "the cluster has applied no request of this node for"
     with (

@@ -1,7 +1,8 @@
 """Operators that break a recorded history: each makes a violation that the judge must find.
 
 An operator gets a copy of the history and a seed's randomness, chooses a message and changes its rows as a broken
-broker would have made clients record them. It is registered with promises; the judge must find one of them broken.
+broker would have made clients record them. It is registered with promises, and the judge must report a breach of any
+of them.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Copy:
                 (message.invokes if row["type"] == "invoke" else message.ends).append(row)
 
     def choose(self, fits: Callable[[Message], object], queue: str = "") -> Message:
-        """Return a message of queues whose names begin so."""
+        """Return a message from a queue with a name that begins with `queue`."""
         fitting = [each for each in self.messages.values() if each.queue.startswith(queue) and fits(each)]
         return self.random.choice(fitting)
 
@@ -104,7 +105,7 @@ class Copy:
         return self.choose(lambda message: message.is_clean and "tx" not in message.invokes[0], queue)
 
     def early(self, queue: str = "confirm") -> Message:
-        """Return one of the first clean messages, when nothing had been hurt yet."""
+        """Return a clean message from before the first fault."""
         fitting = [each for each in self.messages.values() if each.is_clean and each.queue.startswith(queue)]
         return self.random.choice(sorted(fitting, key=lambda each: each.deliveries[0]["time_ns"])[:8])
 
@@ -138,7 +139,7 @@ class Copy:
 
 
 def _place(row: Row) -> Row:
-    """Return where a delivery was seen, to give it to another delivery."""
+    """Return the client and place of a delivery, to give them to another delivery."""
     return {key: row.get(key) for key in ("process", "node", "connection", "channel", "consumer")}
 
 
@@ -441,7 +442,7 @@ def normal_before_an_older_high(copy: Copy) -> None:
 
 @breaks("priority_ratio")
 def normal_first(copy: Copy) -> None:
-    """Deliver a normal message whenever there is one, in the order of publishing."""
+    """Deliver normal messages first, in the order of publishing."""
     for stream in copy.streams("priority"):
         places = [
             [{**_place(row), "time_ns": row["time_ns"], "call": row["call"]} for row in message.deliveries]
@@ -504,7 +505,7 @@ def delivered_before_its_delay(copy: Copy) -> None:
 
 @breaks("max_length")
 def longer_than_its_length(copy: Copy) -> None:
-    """What was dropped was there at the end."""
+    """A dropped message is in the queue at the end."""
     drain = copy.consumers("bounded")[-1]
     dropped = [each for each in copy.messages.values() if each.queue == "bounded-dropped" and each.deliveries]
     for message in dropped:

@@ -60,7 +60,7 @@ def test_member_that_the_leader_does_not_hear_says_so(growing: Growing) -> None:
     growing.until(lambda: apart.group.why_undecided() is None)
 
 
-def test_member_whose_disk_is_full_says_so(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_with_a_full_disk_gives_that_reason(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
     member = growing.followers()[0]
     assert member.group.why_undecided() is None
     full = {"may_lead": 0, "alarm": Alarm.DISK}

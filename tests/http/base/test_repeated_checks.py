@@ -21,7 +21,7 @@ def test_further_check_takes_the_place_of_the_oldest() -> None:
     assert checks.find(HERE, "/0", LOGIN) == checks.find(HERE, "/more", LOGIN) == (200, b'{"status": "ok"}')
 
 
-def test_known_check_takes_no_place_of_another() -> None:
+def test_repeated_check_evicts_no_check() -> None:
     """A client whose requests only the event loop understands pushed out all checks of other clients."""
     checks = RepeatedChecks()
     for number in range(CHECKS_MAX):

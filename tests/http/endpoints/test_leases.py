@@ -125,7 +125,7 @@ def test_queue_shows_leased_messages_apart(reader: Reader) -> None:
     assert reader.request("").json["messages"] == 1
 
 
-def test_columns_hold_what_a_consumer_would_get(reader: Reader) -> None:
+def test_columns_equal_the_delivery_to_a_consumer(reader: Reader) -> None:
     headers = {"x-publisher-id": "p", "x-publish-seq": 7, "n": 1, "table": {"list": [1, "ü"]}}
     reader.publish(
         b"\xff\x00", headers=headers, timestamp=1_700_000_000, message_id="m", content_type="text/plain"

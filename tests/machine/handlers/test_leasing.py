@@ -181,7 +181,7 @@ def test_commit_may_be_repeated(driver: Driver) -> None:
     assert check_commit(driver.machine.catalog, c.CommitLeases(*PLACE, 0)) is group_of(driver)
 
 
-def test_same_fence_with_another_owner_does_not_open(driver: Driver) -> None:
+def test_same_fence_is_refused_to_a_different_owner(driver: Driver) -> None:
     groups = driver.machine.groups
     with pytest.raises(Refused, match="is open with fence 5, owner 'driver' and other settings"):
         groups.check_open(opened(owner="another"))
@@ -217,7 +217,7 @@ def test_lease_of_consecutive_messages_takes_some_tens_of_bytes(driver: Driver) 
     assert len(driver.machine.dump()) < before + 100
 
 
-def test_lease_of_single_ranges_is_bounded_and_returns_in_portions(driver: Driver) -> None:
+def test_lease_of_single_ranges_is_limited_and_split(driver: Driver) -> None:
     singles(driver, LEASE_RANGES_MAX + 500)
     expected = ready_messages(queue_of(driver))
     driver.apply(c.LeaseMessages(*PLACE, 0, 10**6, ALL))
