@@ -82,6 +82,8 @@ async def consume() -> None:
             await (await declare(channel)).consume(handle)
             # A consumer notices a lost connection, or a deleted queue, through the callbacks only.
             await asyncio.wait([lost, cancelled, all_seen], return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                print(f"consumer: {lost.result()!r}", flush=True)
             if cancelled.done():
                 print(
                     "consumer: cancelled, because its queue was deleted: declared and consumed again",
