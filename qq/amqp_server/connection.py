@@ -635,7 +635,7 @@ class ClientConnection(FlowControlledProtocol):
             text = f"connection refused: node connection limit ({limit}) is reached"
             self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, text, 10, 40))
             return
-        if self._broker.is_full:
+        if self._broker.is_full_for(vhost):
             # Without a majority, clients that reconnect again and again would fill the node's memory.
             text = f"connection refused: {self._broker.why_full}"
             self.fail(ConnectionFault(ReplyCode.RESOURCE_ERROR, text, 10, 40))
