@@ -67,6 +67,8 @@ time."""
 COST_IN_FLIGHT_MAX = 2 * BATCH_STEPS_MAX
 """Cost of the batches under way, in steps with octets, at which no more batches are submitted."""
 
+TENANT_SHARES_MIN = 8
+"""Shares of the memory for requests, at least, of which each virtual host has one."""
 WEIGHT_STEPS = 1000
 """Steps for a weight of 1, which is a millisecond."""
 
@@ -175,6 +177,11 @@ class Submissions:
     def tenant(self, vhost: str) -> Tenant:
         """Return the tenant of the connections to this virtual host (`Lane.tenant`)."""
         return self._lanes.tenant(vhost)
+
+    @property
+    def tenant_shares(self) -> int:
+        """The number of equal shares of this node's memory for requests. Each tenant has room for one of them."""
+        return max(TENANT_SHARES_MIN, self._lanes.tenants)
 
     # Requests
 
