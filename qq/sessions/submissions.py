@@ -28,6 +28,7 @@ from qq.sessions.pending_requests import (
     OpenEnqueue,
     OpenSettlement,
     PendingCommand,
+    PendingStep,
     bytes_of_command,
 )
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from cluster.runtime.ports import Runtime
     from qq.machine.machine import QueueMachine
-    from qq.machine.protocol.commands import Command, Settlement
+    from qq.machine.protocol.commands import Command, Settlement, StageMessages
     from qq.sessions.lanes import Part, Tenant
     from qq.sessions.ports import Log, Publisher
 
@@ -265,6 +266,11 @@ class Submissions:
         lane.settlements.clear()
         transaction = OpenCommit(commit, parts, partial(self._refuse_commit, lane, refuse))
         self._enqueue(lane, transaction, transaction.size)
+
+    def stage(self, command: StageMessages, messages: Sequence[bytes], lane: Lane) -> None:
+        """Submit a step of a sink with its messages; `check_command` must have accepted the command."""
+        pending = PendingStep(command, messages)
+        self._enqueue(lane, pending, pending.size)
 
     def _pending_command(self, command: Command) -> PendingCommand:
         return PendingCommand(self._node, command, bytes_of_command(command))
