@@ -1,6 +1,7 @@
 """An archive of queues in Parquet files: written once per message, replayed, and analysed.
 
     DIR/_archive.json                                    format, and virtual host
+    DIR/_replay-ID.json                                  plan and progress of a replay
     DIR/queue=Q/_queue.json                              name of the queue, and its present series
     DIR/queue=Q/date=D/SERIES-LEASE-PART.parquet         messages
     DIR/queue=Q/date=D/_manifest-SERIES-LEASE.json       files of a lease, with their counts and hashes

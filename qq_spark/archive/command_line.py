@@ -7,6 +7,7 @@ the resulting `Access` as its first argument.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -233,7 +234,46 @@ def archive_commands(with_access: Callable[[Command], Command]) -> Iterator[clic
         click.echo(f"{page}: {counts.messages:,} messages")
         return 0
 
-    yield from (messages, list_partitions, check, delete, analyze)
+    @click.command("replay")
+    @_DIRECTORY
+    @click.option("--id", "name", required=True, metavar="ID", help="Name of the replay, to continue it.")
+    @click.option("--exchange", required=True, metavar="EXCHANGE", help="Exchange that gets the messages.")
+    @click.option("--to-key", metavar="KEY", help="Routing key of all messages.  [default: their own]")
+    @click.option(
+        "--amqp-url",
+        "targets",
+        multiple=True,
+        default=("amqp://127.0.0.1:5672",),
+        metavar="URL",
+        help="AMQP port of a node; may be repeated.  [default: amqp://127.0.0.1:5672]",
+    )
+    @with_selection
+    @with_spark
+    @with_access
+    def replay(
+        access: Access,
+        *,
+        location: str,
+        name: str,
+        exchange: str,
+        to_key: str | None,
+        targets: tuple[str, ...],
+        selection: Selection,
+        spark: SparkContext,
+    ) -> int:
+        """Publish messages of an archive to an exchange, each once and in order.
+
+        If the command ends early, run it again with the same options: it goes on.
+        """
+        from qq_spark.archive.replay import Publisher, Replay, Target  # noqa: PLC0415 - not for the help
+
+        begun = Replay(Archive(location), name, selection, Target(exchange, to_key))
+        with spark as session, closing(Publisher(targets, access, begun)) as publisher:
+            count = begun.run(session, publisher)
+        click.echo(f"published {count:,} messages to '{shown(exchange)}'")
+        return 0
+
+    yield from (messages, list_partitions, check, delete, replay, analyze)
 
 
 def shown(text: str) -> str:

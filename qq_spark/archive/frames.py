@@ -17,12 +17,12 @@ from qq_spark.archive.archiver import FILE_COLUMNS
 from qq_spark.client import LeaseClient
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Mapping, Sequence
     from datetime import datetime
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from qq_spark.archive.store import Archive
+    from qq_spark.archive.store import Archive, Contents, Manifest
     from qq_spark.client import Access
 
 DEATHS = "array<struct<reason: string, queue: string, exchange: string, time: bigint, count: bigint>>"
@@ -46,7 +46,17 @@ class Selection(NamedTuple):
 def archived_messages(spark: SparkSession, archive: Archive, selection: Selection) -> DataFrame:
     """Return the messages of an archive. Raise ArchiveError."""
     contents = archive.contents()
-    manifests = contents.finished(selection.queues)
+    return messages_of(spark, archive, contents, contents.finished(selection.queues), selection)
+
+
+def messages_of(
+    spark: SparkSession,
+    archive: Archive,
+    contents: Contents,
+    manifests: Sequence[Manifest],
+    selection: Selection,
+) -> DataFrame:
+    """Return the messages of some manifests. Raise ArchiveError if a file is missing or was cut."""
     archive.check_files(contents, manifests)
     names = [f"{each.directory}/{file.name}" for each in manifests for file in each.files]
     schema = ", ".join(f"{name} {kind}" for name, kind in FILE_COLUMNS.items())

@@ -1,4 +1,4 @@
-"""Runs of an archive on Spark: tasks read parts of leases from the nodes, and write files. No row passes the driver."""
+"""Runs of an archive on Spark: tasks read parts of leases from the nodes, and write files. The driver sees no rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def archive_queues(
     *,
     keep: bool,
 ) -> Iterator[Taken]:
-    """Archive queues one after the other, and yield the messages taken of each."""
+    """Archive queues in turn, and yield the counts of each queue."""
     archive.create(access.vhost)
     with LeaseClient(access) as client:
         archiver = Archiver(archive, client, access, execute, keep=keep)
@@ -44,7 +44,7 @@ def archive_queues(
 
 
 def named_queues(access: Access, names: Sequence[str], pattern: str | None) -> list[str]:
-    """Return the queues of names and of a regular expression. Raise ArchiveError if there is none."""
+    """Return the queues of names and of a regular expression. Raise ArchiveError if the pattern matches no queue."""
     found = list(names)
     if pattern is not None:
         try:

@@ -309,6 +309,16 @@ class Archive:
 
     # Reading
 
+    def replay(self, name: str, fields: Iterable[str]) -> dict[str, Any] | None:
+        """Return the record of a replay, or `None` if it has not begun. Raise ArchiveError."""
+        file = _replay_file(name)
+        with self._named(f"{self.location}/{file}"):
+            kind = self._files.get_file_info(self._path(file)).type
+        return None if kind == self._fs.FileType.NotFound else self._document(file, fields)
+
+    def write_replay(self, name: str, document: dict[str, Any]) -> None:
+        self.write_json(_replay_file(name), {"format": FORMAT, **document})
+
     def _read_head(self) -> dict[str, Any]:
         return self._document(_ARCHIVE, ("vhost",))
 
@@ -420,6 +430,10 @@ def leftovers(contents: Contents, series: Series, last: int, open_leases: Iterab
         if is_left:
             found.append(name)
     return found
+
+
+def _replay_file(name: str) -> str:
+    return f"_replay-{name}.json"
 
 
 def _date_of(directory: str) -> date | None:

@@ -9,6 +9,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "qq archive messages /archive/orders --queue orders",
         "qq archive messages s3://bucket/dead --pattern 'dead-.*' --keep",
     ),
+    "qq archive replay": ("qq archive replay /archive/dead --id monday --exchange orders --reason rejected",),
     "qq backup": ("qq backup /backups/monday",),
     "qq change-password": ("qq change-password --name app",),
     "qq change-tags": ("qq change-tags --name app --tags monitoring",),

@@ -13,7 +13,7 @@ import pika
 import pytest
 
 from chaos.pipeline import java
-from chaos.pipeline.spark import QUICK, session
+from chaos.pipeline.spark import QUICK
 from qq.testing import LocalCluster
 from qq_spark.archive.analysis import ALIVE, Counts, counted, shape_of, shown, write_page
 from qq_spark.archive.frames import Selection, archived_messages, snapshot_messages, topic_pattern
@@ -22,7 +22,6 @@ from tests.docs.documents import ROOT
 from tests.qq_spark.archive.local_archive import publish, ready, run
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -109,12 +108,6 @@ def archive(cluster: LocalCluster, access: Access, tmp_path_factory: pytest.Temp
     run(directory, access, "letters", keep=True)
     run(directory, access, "1")
     return Archive(str(directory))
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Generator[SparkSession]:
-    with session("local[2]", tmp_path_factory.mktemp("spark") / "spark.log", QUICK) as spark:
-        yield spark
 
 
 # PySpark leaves the sockets of results to the garbage collector.
