@@ -289,7 +289,8 @@ class NodeLimits:
     node_uncommitted_bytes: int = 128 * 1024 * 1024
     """The same for all connections together: the memory that a node without a majority may use.
 
-    Above it, the node refuses new connections.
+    Above it, the node refuses new connections to the virtual hosts that have more than an equal share of it (an eighth
+    at most).
     """
     connection_publishes_per_s: int = 0
     """Messages that a connection may publish in a second; above it, reading from it pauses for a while. 0: no limit."""

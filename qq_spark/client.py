@@ -54,6 +54,8 @@ class Lease(NamedTuple):
     number: int
     messages: int
     bytes: int
+    taken_ms: int
+    """When the lease was taken, in milliseconds since 1970."""
 
 
 class Group(NamedTuple):
@@ -335,4 +337,4 @@ def _group(document: dict[str, Any]) -> Group:
 
 
 def _lease(document: dict[str, Any]) -> Lease:
-    return Lease(document["lease"], document["messages"], document["bytes"])
+    return Lease(document["lease"], document["messages"], document["bytes"], document["taken_at"])

@@ -46,6 +46,7 @@ SECTIONS = {
         Entry("purge", "messages", "remove all ready messages of a queue"),
     ),
     "Data": (
+        Entry("archive", "archive", "keep messages in Parquet files, and use these (needs Spark)"),
         Entry("backup", "backup", "make a backup of a running cluster"),
         Entry("restore", "restore", "begin a new cluster from a backup"),
         Entry("recover", "restore", "begin a new cluster from the data of a surviving node"),

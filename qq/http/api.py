@@ -32,6 +32,7 @@ from qq.http.endpoints.queues import QueueEndpoints
 from qq.http.endpoints.replicas import ReplicaEndpoints
 from qq.http.endpoints.sessions import LoginEndpoints
 from qq.http.endpoints.shovels import ShovelEndpoints
+from qq.http.endpoints.sinks import SinkEndpoints
 from qq.http.endpoints.topology import BindingEndpoints, ExchangeEndpoints
 from qq.http.endpoints.users import UserEndpoints
 from qq.http.endpoints.vhosts import VhostEndpoints
@@ -71,6 +72,7 @@ def routes(
         ReplicaEndpoints(view, management),
         QueueEndpoints(management),
         LeaseEndpoints(management),
+        SinkEndpoints(management),
         MoveEndpoints(management),
         ShovelEndpoints(management),
         ExchangeEndpoints(management),

@@ -596,7 +596,7 @@ def test_benchmarks_readme_names_every_benchmark() -> None:
 
 # --- HTTP
 
-PLACEHOLDERS = "V|U|Q|X|C|NAME|KEY|NODE|COMPONENT|PASSWORD|PORT|PROTOCOLS|NUMBER|UNIT|PATTERN|ID|G|N"
+PLACEHOLDERS = "V|U|Q|X|C|NAME|KEY|NODE|COMPONENT|PASSWORD|PORT|PROTOCOLS|NUMBER|UNIT|PATTERN|ID|G|N|S|E|A"
 """Placeholders in paths of documents."""
 PARAMETER = re.compile(r"\{\w+(?::[^}]*)?\}")
 OTHER_SPELLINGS = {"/api/*", f"{api.ESCAPED}*"}

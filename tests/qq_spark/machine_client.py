@@ -96,4 +96,4 @@ class MachineClient(LeaseClient):
 
 
 def lease_of(lease: OpenLease) -> Lease:
-    return Lease(*status_of(lease)[:3])
+    return Lease(*status_of(lease))

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
         Mapping,
     )
 
-    from qq.machine.protocol.commands import BeginMove, BeginTextMove, Declaration, Get, GroupCommand
+    from qq.machine.protocol.commands import Declaration
+    from qq.management.changes.permission_checks import CheckedCommand
     from qq.management.management import Management
-    from qq.management.reports.messages import AllPublications, NewMessage
 
     Documents = Iterable[Mapping[str, Any] | None]
     """Documents of a list, made in turn; None for a skipped object, so that skipping is done in slices, too."""
@@ -310,7 +310,7 @@ async def check_permitted(
     request: web.Request,
     management: Management,
     vhost: str,
-    command: Declaration | Get | NewMessage | AllPublications | BeginMove | BeginTextMove | GroupCommand,
+    command: CheckedCommand,
 ) -> None:
     """Raise RequestRefused unless an AMQP client of the same user has the permissions for this."""
     login = login_of(request)
