@@ -40,7 +40,7 @@ from qq.amqp10.performatives import (
     SaslResponse,
 )
 from qq.amqp10.receiving_link import ReceivingLimits
-from qq.amqp10.session import Session10, SessionEvent, SessionLimits, SessionState
+from qq.amqp10.session import Session10, SessionEvent, SessionLimits, SessionPhase
 from qq.amqp10.windows import SessionWindows
 
 if TYPE_CHECKING:
@@ -437,7 +437,7 @@ class ServerConnection10:
 
     def _forget_sessions(self) -> None:
         for session in self._sessions.values():
-            session.state = SessionState.ENDED
+            session.state = SessionPhase.ENDED
             session.forget_links()
         self._sessions.clear()
 

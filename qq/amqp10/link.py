@@ -32,27 +32,27 @@ class LinkState(Enum):
 
 
 class DetachRequested(NamedTuple):
-    """The client detaches a link. Answer with `Link.detached` when the work of the link has ended."""
+    """The client detaches a link. Answer with `Link10.detached` when the work of the link has ended."""
 
-    link: Link
+    link: Link10
     is_closed: bool
     """Whether the client says that the link ends. The server ends it in any case."""
     error: ErrorReply | None
 
 
 class LinkFault(NamedTuple):
-    """The client has broken a rule of the link. Answer with `Link.detach`."""
+    """The client has broken a rule of the link. Answer with `Link10.detach`."""
 
-    link: Link
+    link: Link10
     error: LinkFailure
 
 
-class Link:
+class Link10:
     """The part that links of both directions share."""
 
     __slots__ = ("_detach", "_links", "_windows", "attach", "handle", "name", "state")
 
-    def __init__(self, attach: AttachFrame, windows: SessionWindows, links: dict[int, Link]) -> None:
+    def __init__(self, attach: AttachFrame, windows: SessionWindows, links: dict[int, Link10]) -> None:
         self.attach = attach
         """The client's attach."""
         self.name = attach.name

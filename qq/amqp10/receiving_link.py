@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.amqp10.conditions import Condition, LinkFailure, SessionFailure
 from qq.amqp10.encoding import ACCEPTED, ID_MASK, RELEASED, encode_frame, outcome_frame
-from qq.amqp10.link import Link, LinkFault, LinkState
+from qq.amqp10.link import Link10, LinkFault, LinkState
 from qq.amqp10.performatives import (
     AcceptedState,
     AttachFrame,
@@ -75,7 +75,7 @@ class _Incomplete:
         self.parts = bytearray()
 
 
-class ReceivingLink(Link):
+class ReceivingLink(Link10):
     """A link from a client."""
 
     __slots__ = (
@@ -90,7 +90,7 @@ class ReceivingLink(Link):
     )
 
     def __init__(
-        self, attach: AttachFrame, windows: SessionWindows, links: dict[int, Link], limits: ReceivingLimits
+        self, attach: AttachFrame, windows: SessionWindows, links: dict[int, Link10], limits: ReceivingLimits
     ) -> None:
         super().__init__(attach, windows, links)
         self._credit = 0

@@ -18,7 +18,7 @@ from qq.amqp10.encoding import (
     Outgoing10,
     delivery_in_parts,
 )
-from qq.amqp10.link import Link, LinkState
+from qq.amqp10.link import Link10, LinkState
 from qq.amqp10.performatives import AttachFrame, SenderSettleMode
 from qq.amqp10.windows import HALF_OF_IDS
 from qq.ranges import RangeMap
@@ -174,7 +174,7 @@ class SessionDeliveries:
         return [parts._replace(frames=frames[sent:])] if sent < len(frames) else []
 
 
-class SendingLink(Link):
+class SendingLink(Link10):
     """A link to a client."""
 
     __slots__ = (
@@ -192,7 +192,7 @@ class SendingLink(Link):
         self,
         attach: AttachFrame,
         windows: SessionWindows,
-        links: dict[int, Link],
+        links: dict[int, Link10],
         deliveries: SessionDeliveries,
     ) -> None:
         super().__init__(attach, windows, links)

@@ -31,7 +31,7 @@ from qq.amqp10.windows import SessionWindows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.amqp10.link import Link
+    from qq.amqp10.link import Link10
     from qq.amqp10.performatives import ErrorReply, SessionPerformative
     from qq.amqp10.receiving_link import Delivery
     from qq.amqp10.values import Value
@@ -49,7 +49,7 @@ class SessionLimits(NamedTuple):
     receiving: ReceivingLimits
 
 
-class SessionState(Enum):
+class SessionPhase(Enum):
     """The state of a session."""
 
     OPEN = auto()
@@ -63,7 +63,7 @@ class SessionState(Enum):
 
 
 class LinkRequested(NamedTuple):
-    """The client attaches a link (`Link.attach`). Answer with the link's `accept` or `refuse`."""
+    """The client attaches a link (`Link10.attach`). Answer with the link's `accept` or `refuse`."""
 
     link: ReceivingLink | SendingLink
 
@@ -109,11 +109,11 @@ class Session10:
     def __init__(
         self, windows: SessionWindows, limits: SessionLimits, sessions: dict[int, Session10]
     ) -> None:
-        self.state = SessionState.OPEN
+        self.state = SessionPhase.OPEN
         self.windows = windows
         self.deliveries = SessionDeliveries(windows)
         self._limits = limits
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, Link10] = {}
         """By the handles that are in use."""
         self._sessions = sessions
         """The sessions of the connection, by the channel numbers that are in use."""
@@ -125,7 +125,7 @@ class Session10:
         return self.windows.channel
 
     @property
-    def links(self) -> Sequence[Link]:
+    def links(self) -> Sequence[Link10]:
         return list(self._links.values())
 
     @property
@@ -137,10 +137,10 @@ class Session10:
 
     def end(self, error: ErrorReply | None = None) -> None:
         """End the session. No effect if it has ended."""
-        if self.state in (SessionState.ENDING, SessionState.ENDED):
+        if self.state in (SessionPhase.ENDING, SessionPhase.ENDED):
             return
-        is_answer = self.state is SessionState.END_REQUESTED
-        self.state = SessionState.ENDING
+        is_answer = self.state is SessionPhase.END_REQUESTED
+        self.state = SessionPhase.ENDING
         self.forget_links()
         self.windows.write(EndFrame(error))
         if is_answer:
@@ -148,7 +148,7 @@ class Session10:
 
     def ended(self) -> None:
         """Answer the client's end. No effect if the server has ended the session."""
-        if self.state is SessionState.END_REQUESTED:
+        if self.state is SessionPhase.END_REQUESTED:
             self.end()
 
     def forget_links(self) -> None:
@@ -162,7 +162,7 @@ class Session10:
 
     def transfers(self, transfer: TransferFrame, deliveries: list[Delivery], events: list[Any]) -> None:
         """Take complete deliveries, whose transfers equal `transfer` but for ids and tags."""
-        if self.state is not SessionState.OPEN:
+        if self.state is not SessionPhase.OPEN:
             return
         try:
             self.windows.received(len(deliveries))
@@ -180,7 +180,7 @@ class Session10:
         self, disposition: DispositionFrame, ranges: list[tuple[int, int]], events: list[Any]
     ) -> None:
         """Take dispositions that equal `disposition` but for their ranges."""
-        if self.state is not SessionState.OPEN or not disposition.role:
+        if self.state is not SessionPhase.OPEN or not disposition.role:
             return  # the state of the client's own deliveries: the server settles them first
         try:
             state = _outcome(disposition)
@@ -200,7 +200,7 @@ class Session10:
         if isinstance(performative, EndFrame):
             self._client_ends(performative, events)
             return
-        if self.state is not SessionState.OPEN:
+        if self.state is not SessionPhase.OPEN:
             return
         try:
             match performative:
@@ -266,7 +266,7 @@ class Session10:
             raise SessionFailure(Condition.INVALID_FIELD, text)
         return ReceivingLink(attach, self.windows, self._links, self._limits.receiving)
 
-    def _link(self, handle: int) -> Link:
+    def _link(self, handle: int) -> Link10:
         link = self._links.get(handle)
         if link is None or link.state is LinkState.DETACH_REQUESTED:
             raise SessionFailure(Condition.UNATTACHED_HANDLE, f"no link has handle {handle}")
@@ -279,14 +279,14 @@ class Session10:
         return link
 
     def _client_ends(self, end: EndFrame, events: list[Any]) -> None:
-        if self.state is SessionState.ENDING:
+        if self.state is SessionPhase.ENDING:
             self._leave()
-        elif self.state is not SessionState.END_REQUESTED:
-            self.state = SessionState.END_REQUESTED
+        elif self.state is not SessionPhase.END_REQUESTED:
+            self.state = SessionPhase.END_REQUESTED
             events.append(EndRequested(self, end.error))
 
     def _leave(self) -> None:
-        self.state = SessionState.ENDED
+        self.state = SessionPhase.ENDED
         del self._sessions[self.channel]
 
     def _fail_link(self, handle: int, error: LinkFailure, events: list[Any]) -> None:
@@ -295,7 +295,7 @@ class Session10:
         events.append(LinkFault(link, error))
 
     def _fail(self, error: SessionFailure, events: list[Any]) -> None:
-        self.state = SessionState.FAULTY
+        self.state = SessionPhase.FAULTY
         events.append(SessionFault(self, error))
 
 

@@ -40,7 +40,7 @@ from qq.amqp10.performatives import (
     SaslResponse,
     TransferFrame,
 )
-from qq.amqp10.session import EndRequested, LinkRequested, SessionState
+from qq.amqp10.session import EndRequested, LinkRequested, SessionPhase
 from tests.amqp10.amqp10_client import LOGIN, OPEN, PIPELINED, Client10
 from tests.amqp10.amqp10_wire import frame, pieces_of
 
@@ -256,7 +256,7 @@ def test_session_ends_from_either_side() -> None:
     assert client.read() == [EndFrame(ErrorReply("x"))]
     assert client.send(AttachFrame("l", 0, role=True), 5) == []
     assert client.send(EndFrame(), 5) == []
-    assert session.state is SessionState.ENDED
+    assert session.state is SessionPhase.ENDED
     assert client.server.sessions == []
     client.begin(5)
 
