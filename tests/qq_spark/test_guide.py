@@ -1,4 +1,4 @@
-"""The programs of docs/how-to/spark.md, run as a reader runs them."""
+"""The programs of docs/how-to/spark.md and docs/tutorial/spark.md, run as a reader runs them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GUIDE = ROOT / "docs" / "how-to" / "spark.md"
+TUTORIAL = ROOT / "docs" / "tutorial" / "spark.md"
 
 
 def run(cluster: LocalCluster, directory: Path, *programs: str) -> str:
@@ -63,3 +64,20 @@ def test_programs_of_the_guide_run(tmp_path: Path) -> None:
         with LeaseClient(Access((f"http://127.0.0.1:{cluster.nodes[1].http_port}",))) as reader:
             reader.end_group("orders", "look", 0, release=True)
         assert run(cluster, tmp_path, session, stream) == "2000 rows\n"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_cells_of_the_tutorial_print_what_it_says(tmp_path: Path) -> None:
+    cells = [code for language, code in blocks(TUTORIAL) if language == "python"]
+    with LocalCluster(3) as cluster:
+        wait_for_groups(cluster)
+        printed = run(cluster, tmp_path, *cells, "print(replay.run(spark, publisher), 'messages published')")
+    lines = [line for line in printed.splitlines() if line and line[0] not in "+|"]
+    assert lines == [
+        "60 orders above 90",
+        "1000 messages of orders",
+        "1000 messages published",
+        "0 messages published",
+    ]
+    assert "| 1000|" in printed
