@@ -29,6 +29,7 @@ _PAUSE_S = 0.2
 """Seconds between two rounds of all nodes."""
 _RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 """Statuses with which a request is repeated at the next node."""
+_ARROW = "application/vnd.apache.arrow.stream"
 _FENCES_TRIED = 20
 _NO_OBJECT = 404
 _FENCED = (409, 412)
@@ -87,8 +88,8 @@ class Parts(NamedTuple):
 WHOLE = Parts()
 
 
-class LeaseClient:
-    """Opens groups of the queues of a virtual host, and takes, reads and commits leases."""
+class NodesClient:
+    """Sends requests to the nodes of a cluster, and repeats a failed request at the next node."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -108,12 +109,41 @@ class LeaseClient:
         for node in self._nodes:
             node.close()
 
+    # Requests
+
+    def _request(self, method: str, path: str, body: Mapping[str, object] | bytes | None = None) -> Any:
+        attempts = _Attempts(self._access)
+        while True:
+            try:
+                with self._node().answer(method, path, body) as answer:
+                    octets = answer.read()
+            except (OSError, HTTPException) as error:
+                self._failed(attempts, f"{method} {path}: {_reason(error)}")
+                continue
+            return json.loads(octets) if octets else None
+
+    def _stream(self, path: str) -> HTTPResponse:
+        return self._node().answer("GET", path)
+
+    def _node(self) -> _Node:
+        return self._nodes[self._next % len(self._nodes)]
+
+    def _failed(self, attempts: _Attempts, reason: str) -> None:
+        """Go on with the next node. Raise QueueSourceError when the time for repetitions has passed."""
+        self._node().close()
+        self._next += 1
+        attempts.failed(f"{self._node().name} {reason}" if len(self._nodes) == 1 else reason)
+
+
+class LeaseClient(NodesClient):
+    """Opens groups of the queues of a virtual host, and takes, reads and commits leases."""
+
     # Queues and groups
 
     def queues(self) -> list[str]:
         """Return the names of the queues of the virtual host."""
         found = self._request(
-            "GET", f"/api/queues/{_quoted(self._access.vhost)}?disable_stats=true&columns=name"
+            "GET", f"/api/queues/{quoted(self._access.vhost)}?disable_stats=true&columns=name"
         )
         return [queue["name"] for queue in found]
 
@@ -212,34 +242,9 @@ class LeaseClient:
             except (OSError, HTTPException, ArrowException) as error:
                 self._failed(attempts, f"GET {path}: {_reason(error)}")
 
-    # Requests
-
     def _path(self, queue: str, group: str, lease: int | None = None) -> str:
-        path = f"/api/queues/{_quoted(self._access.vhost)}/{_quoted(queue)}/groups/{_quoted(group)}"
+        path = f"/api/queues/{quoted(self._access.vhost)}/{quoted(queue)}/groups/{quoted(group)}"
         return path if lease is None else f"{path}/leases/{lease}"
-
-    def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
-        attempts = _Attempts(self._access)
-        while True:
-            try:
-                with self._node().answer(method, path, body) as answer:
-                    octets = answer.read()
-            except (OSError, HTTPException) as error:
-                self._failed(attempts, f"{method} {path}: {_reason(error)}")
-                continue
-            return json.loads(octets) if octets else None
-
-    def _stream(self, path: str) -> HTTPResponse:
-        return self._node().answer("GET", path)
-
-    def _node(self) -> _Node:
-        return self._nodes[self._next % len(self._nodes)]
-
-    def _failed(self, attempts: _Attempts, reason: str) -> None:
-        """Go on with the next node. Raise QueueSourceError when the time for repetitions has passed."""
-        self._node().close()
-        self._next += 1
-        attempts.failed(f"{self._node().name} {reason}" if len(self._nodes) == 1 else reason)
 
 
 class _Attempts:
@@ -286,10 +291,15 @@ class _Node:
     def close(self) -> None:
         self._connection.close()
 
-    def answer(self, method: str, path: str, body: Mapping[str, object] | None = None) -> HTTPResponse:
+    def answer(
+        self, method: str, path: str, body: Mapping[str, object] | bytes | None = None
+    ) -> HTTPResponse:
         """Send a request, and return a good answer. Raise Refusal, OSError, HTTPException."""
-        content = None if body is None else json.dumps(body).encode()
-        headers = self._headers if body is None else self._headers | {"Content-Type": "application/json"}
+        content, headers = None, self._headers
+        if isinstance(body, bytes):
+            content, headers = body, headers | {"Content-Type": _ARROW}
+        elif body is not None:
+            content, headers = json.dumps(body).encode(), headers | {"Content-Type": "application/json"}
         self._connection.request(method, self._prefix + path, content, headers)
         answer = self._connection.getresponse()
         if answer.status < 300:
@@ -301,7 +311,9 @@ class _Node:
         if answer.status == 401:
             reason = f"the cluster refuses user '{self._user}': {reason}"
         elif answer.status == _NO_OBJECT and reason == "Not Found":
-            reason = f"{self.name} knows no groups of queues: it runs an older release, or is no node of qq"
+            reason = (
+                f"{self.name} knows neither groups nor sinks: it runs an older release, or is no node of qq"
+            )
         raise Refusal(answer.status, reason)
 
 
@@ -317,7 +329,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return quote(name, safe="")
 
 

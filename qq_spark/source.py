@@ -12,13 +12,21 @@ import uuid
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 
 from qq_spark.client import LeaseClient
 from qq_spark.columns import SCHEMA, arrow_schema, check_columns, converted
 from qq_spark.errors import QueueSourceError, Refusal
-from qq_spark.options import batch_options, stream_options
+from qq_spark.options import batch_options, stream_options, writer_options
 from qq_spark.planner import NO_LIMITS, Limits, Planner, Slice, divided
+from qq_spark.sink import QueueStreamWriter, QueueWriter, check_sink_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -70,6 +78,16 @@ class QueueSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         check_columns(schema)
         return QueueStreamReader(stream_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        options = writer_options(self.options, is_stream=False)
+        check_sink_columns(schema, options, overwrite=overwrite)
+        return QueueWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        options = writer_options(self.options, is_stream=True)
+        check_sink_columns(schema, options, overwrite=overwrite)
+        return QueueStreamWriter(options)
 
 
 def _read(access: Access, schema: StructType, partition: InputPartition) -> Iterator[RecordBatch]:

@@ -121,6 +121,6 @@ def test_node_without_groups_is_named(client: LeaseClient) -> None:
     url = f"{client._access.urls[0]}/older"
     with (
         LeaseClient(client._access._replace(urls=(url,))) as older,
-        pytest.raises(Refusal, match=r"/older knows no groups"),
+        pytest.raises(Refusal, match=r"/older knows neither groups"),
     ):
         older.take_over(*GROUP, "test")

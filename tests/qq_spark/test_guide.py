@@ -19,6 +19,20 @@ from tests.qq_spark.agreement import wait_for_groups
 if TYPE_CHECKING:
     from pathlib import Path
 
+DECLARED = """
+with pika.BlockingConnection(pika.URLParameters("amqp://guest:guest@127.0.0.1:5672/")) as connection:
+    channel = connection.channel()
+    channel.exchange_declare("prices")
+    for queue in ("high", "copies"):
+        channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})
+    channel.queue_bind("high", "prices", "high")
+"""
+COUNTED = """
+with pika.BlockingConnection(pika.URLParameters("amqp://guest:guest@127.0.0.1:5672/")) as connection:
+    for queue in ("high", "copies"):
+        declared = connection.channel().queue_declare(queue, passive=True)
+        print(queue, "has", declared.method.message_count)
+"""
 GUIDE = ROOT / "docs" / "how-to" / "spark.md"
 
 
@@ -50,16 +64,20 @@ def run(cluster: LocalCluster, directory: Path, *programs: str) -> str:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_programs_of_the_guide_run(tmp_path: Path) -> None:
-    snapshot, stream, client = [code for language, code in blocks(GUIDE) if language == "python"]
+    snapshot, stream, write, copy, client = [code for language, code in blocks(GUIDE) if language == "python"]
     publishing = snapshot[: snapshot.index("spark = ")]
     session = snapshot[: snapshot.index("orders = ")]
     snapshot = snapshot.replace('.option("queue"', '.option("group", "look").option("queue"')
-    stream = stream.replace(".start()", ".trigger(availableNow=True).start()")
+    stream, copy = (
+        each.replace(".start()", ".trigger(availableNow=True).start()") for each in (stream, copy)
+    )
     stream += "\nprint(spark.read.parquet('orders').count(), 'rows')"
     with LocalCluster(3) as cluster:
         wait_for_groups(cluster)
         assert run(cluster, tmp_path, publishing, client) == "1000\n"
         assert "|    0|   11|" in run(cluster, tmp_path, snapshot)
+        assert "high has 1000" in run(cluster, tmp_path, snapshot, DECLARED, write, COUNTED)
         with LeaseClient(Access((f"http://127.0.0.1:{cluster.nodes[1].http_port}",))) as reader:
             reader.end_group("orders", "look", 0, release=True)
-        assert run(cluster, tmp_path, session, stream) == "2000 rows\n"
+        assert run(cluster, tmp_path, session, stream) == "3000 rows\n"
+        assert "copies has 1000" in run(cluster, tmp_path, session, copy, COUNTED)
