@@ -129,7 +129,8 @@ class QueueReader(DataSourceReader):
             return group.leases
         leases: list[Lease] = []
         wanted = options.messages
-        for number in range(group.committed + 1, group.committed + 1 + _SNAPSHOT_LEASES_MAX):
+        first = max(group.committed, group.last_lease) + 1
+        for number in range(first, first + _SNAPSHOT_LEASES_MAX):
             lease = client.take(
                 options.queue, self._group, group.fence, number, min(wanted, 1_000_000), NO_LIMITS.bytes
             )
