@@ -14,7 +14,6 @@ from chaos.pipeline import java
 from qq.testing import LocalCluster
 from qq_spark import Access, LeaseClient
 from tests.docs.documents import ROOT, blocks
-from tests.qq_spark.agreement import wait_for_groups
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +72,6 @@ def test_programs_of_the_guide_run(tmp_path: Path) -> None:
     )
     stream += "\nprint(spark.read.parquet('orders').count(), 'rows')"
     with LocalCluster(3) as cluster:
-        wait_for_groups(cluster)
         assert run(cluster, tmp_path, publishing, client) == "1000\n"
         assert "|    0|   11|" in run(cluster, tmp_path, snapshot)
         assert "high has 1000" in run(cluster, tmp_path, snapshot, DECLARED, write, COUNTED)
