@@ -16,7 +16,6 @@ from chaos.pipeline import java
 from chaos.pipeline.spark import QUICK
 from qq.testing import LocalCluster
 from tests.docs.documents import ROOT
-from tests.qq_spark.agreement import wait_for_groups
 from tests.qq_spark.archive.local_archive import bodies, publish
 
 if TYPE_CHECKING:
@@ -66,7 +65,6 @@ def test_orders_are_equal_when_archive_and_replay_are_killed(tmp_path: Path, see
     chance = random.Random(seed)
     archive, log = f"{tmp_path}/archive", tmp_path / "log"
     with LocalCluster(3) as cluster:
-        wait_for_groups(cluster)
         urls = [part for node in cluster.nodes for part in ("--url", f"127.0.0.1:{node.http_port}")]
         targets = [part for node in cluster.nodes for part in ("--amqp-url", node.url)]
         sent: list[str] = []
