@@ -261,6 +261,11 @@ class NodeLimits:
     """
     http_request_max: int = 0
     """Concurrent requests of users; further requests are answered with 503. 0: half of the connections, 128 at most."""
+    lease_stream_max: int = 16
+    """Streams of leased messages that a node writes at a time; further requests are answered with 503.
+
+    Each takes up to 10 MiB of memory, and a user has half of them at most. Further readers go to other nodes, or wait.
+    """
     http_header_timeout_s: float = 10.0
     """Seconds that a request's header may take, from its first byte or from the accepted socket."""
     http_body_timeout_s: float = 60.0

@@ -184,6 +184,28 @@ _BINDING_OPTIONS = (
 )
 
 
+_GROUP_OPTIONS = (
+    click.option("--queue", type=REQUIRED, required=True, metavar="NAME", help="Queue of the group."),
+    click.option("--group", "name", type=REQUIRED, required=True, metavar="NAME", help="Name of the group."),
+    with_vhost,
+)
+
+
+def with_group(function: Command) -> Command:
+    """Add the options that name a group of a queue; call the command with the `ApiObject` of the group."""
+
+    @wraps(function)
+    def run(*arguments: Any, queue: str, name: str, vhost: str, **options: Any) -> int:
+        from qq.cli.objects import group_object  # noqa: PLC0415
+
+        return function(*arguments, group=group_object(vhost, queue, name), **options)
+
+    command: Command = run
+    for option in reversed(_GROUP_OPTIONS):
+        command = option(command)
+    return command
+
+
 def with_binding(function: Command) -> Command:
     """Add the options that name a binding: the fields of `objects.BindingObject`."""
     for option in reversed(_BINDING_OPTIONS):

@@ -36,13 +36,14 @@ SECTIONS = {
         Entry("change-password", "change_user", "give a user a new password"),
         Entry("change-tags", "change_user", "give a user other tags"),
         Entry("rescue-admin", "rescue", "make an administrator without a login, on the node's machine"),
-        Entry("close", "close", "close connections of clients"),
+        Entry("close", "close", "close connections of clients, or a group with leases"),
     ),
     "Messages": (
         Entry("publish", "messages", "publish a message and wait for the confirm"),
         Entry("get", "messages", "get messages, as a consumer would"),
         Entry("peek", "messages", "print messages without consuming or changing them"),
         Entry("move", "move", "move messages to another queue, or back to where they died"),
+        Entry("release", "release", "return the messages of a lease to their queue"),
         Entry("purge", "messages", "remove all ready messages of a queue"),
     ),
     "Data": (

@@ -297,7 +297,7 @@ class QueueClient(ActingClient):
             self._command(OpenGroup(*place, fence, self.node.name, "guest", order, False, expires_ms))
             return
         fence = max(group.fence - (random.random() < 0.1), 0)
-        number = random.choice([*group.leases, group.last + 1])
+        number = random.choice([*group.leases, max(group.last, 0), group.last + 1])
         if choice < 0.6:
             bounds = random.randint(1, 20), random.choice((1, 200, 2**40))
             self._command(LeaseMessages(*place, fence, number, *bounds))

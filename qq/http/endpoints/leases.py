@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 from contextlib import aclosing
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import hdrs, web
 
 from qq.errors import ReplyCode
-from qq.http.base.error_responses import Refusal, bad_request
+from qq.http.base.error_responses import Refusal, bad_request, has_left
 from qq.http.base.login import login_of
+from qq.http.base.user_quota import UserShares
 from qq.http.documents.arrow import COLUMNS, CONTENT_TYPE, ArrowMessages, load_pyarrow
 from qq.http.documents.lists import Listing, write_listing
 from qq.http.documents.parsing import check_keys, read_group, whole_number
@@ -27,16 +29,20 @@ from qq.http.documents.requests import (
     named_vhost,
     number,
     read_body,
+    sees,
+    vhost_if_named,
 )
 from qq.machine.policy.value_checks import INTEGERS
 from qq.machine.protocol.commands import CloseGroup, CommitLeases, Get, LeaseMessages, ReleaseLease
 from qq.machine.queue.leases import LEASE_MESSAGES_MAX
 from qq.management.errors import RequestRefused
+from qq.management.time_slices import Slices
 from qq.sessions.entries import MessagesGone
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
+    from qq.management.changes.leases import LeaseRead
     from qq.management.management import Management
     from qq.management.reports.leases import GroupStatus, LeaseStatus
 
@@ -47,6 +53,8 @@ log = logging.getLogger(__name__)
 LEASE_MESSAGES = 10_000
 LEASE_BYTES = 16 * 1024 * 1024
 """Messages and bytes of a lease without other bounds."""
+WRITE_BYTES = 64 * 1024
+"""Bytes that are written at a time: a client that reads this much within `http_idle_timeout_s` is not disconnected."""
 PARTS_MAX = 1_024
 """Parts in which a lease may be read."""
 
@@ -70,11 +78,15 @@ class _GroupPath(NamedTuple):
 class LeaseEndpoints:
     """Handlers for groups and leases."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: Management, streams_max: int) -> None:
+        """`streams_max` is the number of streams of messages that may be written at a time."""
         self._management = management
+        self._streams = UserShares(streams_max, "streams of leases", "lease_stream_max")
 
     def routes(self) -> list[web.RouteDef]:
         return [
+            web.get("/api/groups", self.all_groups),
+            web.get("/api/groups/{vhost}", self.all_groups),
             web.get(_GROUPS, self.groups),
             web.get(_GROUP, self.group),
             web.put(_GROUP, self.open),
@@ -88,10 +100,14 @@ class LeaseEndpoints:
 
     # Groups
 
+    async def all_groups(self, request: web.Request) -> web.StreamResponse:
+        vhost = await vhost_if_named(request, self._management)
+        return await write_listing(request, await group_listing(request, self._management, vhost))
+
     async def groups(self, request: web.Request) -> web.StreamResponse:
         vhost, queue = await self._queue(request)
         await self._check_reader(request, vhost, queue)
-        found = map(group_document, self._management.leases.groups(vhost, queue))
+        found = map(group_row, self._management.leases.groups(vhost, queue))
         return await write_listing(request, Listing(found, order=("name",)))
 
     async def group(self, request: web.Request) -> web.Response:
@@ -167,20 +183,28 @@ class LeaseEndpoints:
         except ImportError:
             raise Refusal(
                 HTTPStatus.NOT_IMPLEMENTED,
-                "this node has no pyarrow, which writes Arrow streams: install it with pip install 'qq-broker[arrow]'",
+                "this node has no pyarrow, which writes Arrow streams: pip install 'qq-broker[arrow]', or "
+                "-r requirements/arrow.txt",
             ) from None
-        leases = self._management.leases
-        wanted = await _answered(leases.part(*place, lease, part, parts))
+        with self._streams.place(login_of(request).user):
+            wanted = await _answered(self._management.leases.part(*place, lease, part, parts))
+            return await self._write(request, wanted, ArrowMessages(pyarrow, wanted.queue, columns))
+
+    async def _write(
+        self, request: web.Request, wanted: LeaseRead, arrow: ArrowMessages
+    ) -> web.StreamResponse:
+        """Answer with messages of a lease, in slices, between which other tasks run."""
         response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
         await response.prepare(request)
         if request.method != hdrs.METH_HEAD:
-            stream = ArrowMessages(pyarrow, wanted.queue, columns).parts(leases.read(wanted))
+            stream = arrow.parts(self._management.leases.read(wanted), Slices(partial(has_left, request)))
             try:
                 async with aclosing(stream):
                     async for octets in stream:
-                        await response.write(octets)
+                        for at in range(0, len(octets), WRITE_BYTES):
+                            await response.write(octets[at : at + WRITE_BYTES])
             except MessagesGone as gone:
-                log.info("the stream of lease %d of %s breaks off: %s", lease, _no_group(place)[3:], gone)
+                log.info("a stream of messages of queue '%s' breaks off: %s", wanted.queue, gone)
                 if request.transport is not None:
                     request.transport.abort()
                 return response
@@ -207,9 +231,24 @@ class LeaseEndpoints:
         return _GroupPath(*await self._queue(request), request.match_info["group"])
 
 
+async def group_listing(
+    request: web.Request, management: Management, vhost: str | None
+) -> Listing[Mapping[str, Any]]:
+    """Return the list of the groups of a virtual host, or of all that the client may see, without their leases."""
+    is_seen = sees(request, management) if vhost is None else vhost.__eq__
+    found = map(group_row, await management.leases.all(is_seen))
+    return Listing(found, order=("vhost", "queue", "name"), searched=("name", "queue"))
+
+
+def group_row(group: GroupStatus) -> dict[str, Any]:
+    """Return the document of a group without its leases."""
+    document = group._asdict() | {"lag": group.lag._asdict()}
+    del document["leases"]
+    return document
+
+
 def group_document(group: GroupStatus) -> dict[str, Any]:
-    leases = [lease_document(lease) for lease in group.leases]
-    return group._asdict() | {"leases": leases, "lag": group.lag._asdict()}
+    return group_row(group) | {"leases": [lease_document(lease) for lease in group.leases]}
 
 
 def lease_document(lease: LeaseStatus) -> dict[str, Any]:

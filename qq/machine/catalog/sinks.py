@@ -28,8 +28,9 @@ ATTEMPTS_MAX = 20_000
 """Attempts of a sink that are not committed. The names of so many fit into a command."""
 RUNS_MAX = 100_000
 """Runs of a sink that are not committed. Messages with the same route and properties in a step share a run."""
-NAME_BYTES_MAX = 255
-"""Bytes of the name of a sink, and of the name of an attempt."""
+STALE_MS = 600_000
+"""Milliseconds without a step after which an attempt is dropped if its sink has no room for a new step: its task or its
+driver has died, and its epoch is tried again and again."""
 
 QueueRef = tuple[str, int]
 """Name and number of a queue."""
@@ -64,6 +65,7 @@ class FrozenAttempt(NamedTuple):
 
     name: str
     epoch: int
+    used_ms: int
     steps: int
     refusal: tuple[int, str] | None
     runs: Sequence[StagedRun]
@@ -87,6 +89,8 @@ class StagedAttempt:
 
     name: str
     epoch: int
+    used_ms: int
+    """Time without outages, in ms, of the last step."""
     steps: int = 0
     """The number of stored steps."""
     refusal: tuple[int, str] | None = None
@@ -113,7 +117,7 @@ class StagedAttempt:
             raise Refused(*self.refusal)
 
     def freeze(self) -> FrozenAttempt:
-        return FrozenAttempt(self.name, self.epoch, self.steps, self.refusal, tuple(self.runs))
+        return FrozenAttempt(self.name, self.epoch, self.used_ms, self.steps, self.refusal, tuple(self.runs))
 
 
 @dataclass(slots=True, eq=False)
@@ -153,6 +157,10 @@ class Sink:
         self.runs -= len(attempt.runs)
         return attempt
 
+    def stale_attempts(self, available_ms: int) -> list[str]:
+        """Return the attempts that had no step for a long time."""
+        return [name for name, each in self.attempts.items() if each.used_ms + STALE_MS <= available_ms]
+
     def check_attempts(
         self, names: Sequence[str], steps: Sequence[int], epoch: int
     ) -> dict[QueueRef, tuple[int, int]]:
@@ -184,8 +192,8 @@ class Sink:
     def restore(cls, frozen: FrozenSink) -> Sink:
         """Build a sink from a dump."""
         sink = cls(*frozen[:6])
-        for name, epoch, steps, refusal, runs in frozen.attempts:
-            attempt = sink.attempts[name] = StagedAttempt(name, epoch, steps, refusal)
+        for name, epoch, used_ms, steps, refusal, runs in frozen.attempts:
+            attempt = sink.attempts[name] = StagedAttempt(name, epoch, used_ms, steps, refusal)
             attempt.add(runs)
             sink.runs += len(attempt.runs)
         return sink

@@ -87,9 +87,11 @@ class SinkHandlers:
         except Refused:
             return
         core.use_sink(sink)
+        if len(sink.attempts) >= ATTEMPTS_MAX or sink.runs >= RUNS_MAX:
+            self._drop(sink, sink.stale_attempts(core.available_ms))
         attempt = sink.attempts.get(command.attempt)
         if attempt is None and not command.step and len(sink.attempts) < ATTEMPTS_MAX:
-            attempt = StagedAttempt(command.attempt, command.epoch)
+            attempt = StagedAttempt(command.attempt, command.epoch, core.available_ms)
         if (
             command.epoch < sink.first_free
             or attempt is None
@@ -108,6 +110,7 @@ class SinkHandlers:
             return
         attempt.add(runs)
         attempt.steps += 1
+        attempt.used_ms = core.available_ms
         sink.runs += len(runs)
 
     def _runs(self, sink: Sink, command: c.StageMessages, slot: int) -> list[StagedRun]:
@@ -155,10 +158,13 @@ class SinkHandlers:
         for name in command.attempts:
             runs += sink.take(name).runs
         sink.first_free = command.epoch + 1
-        for name in [name for name, attempt in sink.attempts.items() if attempt.epoch <= command.epoch]:
-            core.deferred_free.add(sink.take(name).runs)
+        self._drop(sink, [name for name, each in sink.attempts.items() if each.epoch <= command.epoch])
         core.routed[core.origin] += sum(run.count * len(run.queues) for run in runs)
         core.publish_runs(command.vhost, runs)
+
+    def _drop(self, sink: Sink, names: Iterable[str]) -> None:
+        for name in names:
+            self._core.deferred_free.add(sink.take(name).runs)
 
     def _queues(self, vhost: str, refs: Iterable[QueueRef]) -> Iterator[Queue]:
         """Yield the queues that still exist."""

@@ -537,6 +537,7 @@ class AttemptRow(NamedTuple):
 
     name: str
     epoch: int
+    used_ms: int
     steps: int
     refusal: tuple[int, str] | None
     runs: Iterable[StagedRun]
@@ -547,9 +548,9 @@ class AttemptRow(NamedTuple):
 
     @classmethod
     def read(cls, written: Sequence[Any]) -> FrozenAttempt:
-        name, epoch, steps, refusal, runs = written
+        name, epoch, used_ms, steps, refusal, runs = written
         refused = None if refusal is None else (refusal[0], refusal[1])
-        return FrozenAttempt(name, epoch, steps, refused, list(map(StagedRun.read, runs)))
+        return FrozenAttempt(name, epoch, used_ms, steps, refused, list(map(StagedRun.read, runs)))
 
 
 class CommittedRow(NamedTuple):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from qq.machine.catalog.sinks import STALE_MS
 from qq.machine.handlers import core as core_module
 from qq.machine.handlers import sinking
 from qq.machine.protocol import commands as c
@@ -246,3 +247,17 @@ def test_deleted_virtual_host_ends_its_sinks(driver: Driver) -> None:
     driver.apply(opened(expires_ms=1_000), staged(0), c.DeleteVhost("/"))
     driver.wait_until(driver.time_ms + 2_000)
     assert driver.machine.freeze().sinks == []
+
+
+def test_full_sink_drops_attempts_that_wait_for_long(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinking, "RUNS_MAX", 3)
+    driver.apply(staged(0, attempt="dead"), staged(1, attempt="dead"))
+    driver.time_ms += STALE_MS - 1
+    driver.apply(staged(0, attempt="b"), staged(0, attempt="c"))
+    with pytest.raises(Refused, match="has 3 runs"):
+        driver.machine.sinks.stored_steps(staged(0, attempt="c"))
+    driver.time_ms += 1
+    driver.apply(staged(0, attempt="d"))
+    assert {name: each.steps for name, each in sink_of(driver).attempts.items()} == {"b": 1, "c": 0, "d": 1}
+    assert sink_of(driver).runs == 2
+    assert differences(driver.machine, reloaded(driver.machine)) == []

@@ -36,7 +36,7 @@ def archive(cluster: LocalCluster, access: Access, tmp_path_factory: pytest.Temp
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(archiver, "LEASE_MESSAGES", 5)
         for number in range(26):
-            headers = {"odd": number % 2, "x-publisher-id": "shop", "x-publish-seq": number + 1}
+            headers = {"odd": number % 2, "x-publisher-id": "source", "x-publish-seq": number + 1}
             publish(cluster, "source", [str(number)], headers=headers, content_type="a/b", priority=3)
         directory = tmp_path_factory.mktemp("archive")
         run(directory, access, "source")
