@@ -11,6 +11,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from qq_spark.archive.store import PACKAGES, ArchiveError
+from qq_spark.java_output import errors_to, telling_line
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -43,7 +44,7 @@ def session(master: str, settings: Mapping[str, str]) -> Generator[SparkSession]
         builder = builder.config(name, value)
     log = Path(gettempdir()) / f"qq-archive-{os.getpid()}.log"
     try:
-        with _errors_to(log):
+        with errors_to(log):
             spark = builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
         raise ArchiveError(
@@ -63,25 +64,6 @@ def session(master: str, settings: Mapping[str, str]) -> Generator[SparkSession]
 
 def reason(error: BaseException) -> str:
     """Return the line of an error of Spark that names the cause."""
-    text = str(error)
-    if found := _OURS.search(text):
+    if found := _OURS.search(str(error)):
         return found[1] or found[2]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[1].removeprefix(": ") if lines[0].startswith("An error occurred") and lines[1:] else lines[0]
-
-
-@contextmanager
-def _errors_to(log: Path) -> Generator[None]:
-    """Redirect standard error to a file: the Java process inherits it, and keeps it."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
+    return telling_line(error)

@@ -1,4 +1,4 @@
-"""The client of leases beside real nodes: reads go on at another node, and errors name what is wrong."""
+"""The client of leases beside real nodes: a read continues at a second node, and an error names its cause."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_requests_go_on_while_a_node_is_killed_or_paused(cluster: LocalCluster, 
 def test_request_of_a_paused_leader_comes_too_late(
     cluster: LocalCluster, client: LeaseClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The paused leader carries out its requests when it goes on: others have carried them out long since."""
+    """The paused leader carries out its requests when it resumes: its successor has carried them out before."""
     monkeypatch.setattr(module, "_ANSWER_S", 1.0)
     fence = client.take_over(*GROUP, "test").fence
     leader = cluster.leader()
@@ -193,7 +193,7 @@ class _StubHandler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def log_message(self, *_: object) -> None:
-        """Log nothing."""
+        """Keep requests out of the test's output."""
 
 
 def test_read_goes_to_a_node_with_pyarrow(client: LeaseClient) -> None:

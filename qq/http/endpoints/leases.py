@@ -22,12 +22,14 @@ from qq.http.documents.arrow import COLUMNS, CONTENT_TYPE, ArrowMessages, load_p
 from qq.http.documents.lists import Listing, write_listing
 from qq.http.documents.parsing import check_keys, read_group, whole_number
 from qq.http.documents.requests import (
+    answered,
     check_permitted,
     done,
     existing,
     is_asked,
     named_vhost,
     number,
+    path_number,
     read_body,
     sees,
     vhost_if_named,
@@ -35,7 +37,6 @@ from qq.http.documents.requests import (
 from qq.machine.policy.value_checks import INTEGERS
 from qq.machine.protocol.commands import CloseGroup, CommitLeases, Get, LeaseMessages, ReleaseLease
 from qq.machine.queue.leases import LEASE_MESSAGES_MAX
-from qq.management.errors import RequestRefused
 from qq.management.time_slices import Slices
 from qq.sessions.entries import MessagesGone
 
@@ -123,7 +124,7 @@ class LeaseEndpoints:
         await check_permitted(request, self._management, place.vhost, command)
         leases = self._management.leases
         is_new = leases.group(*place) is None
-        opened = await _answered(leases.open(command))
+        opened = await answered(leases.open(command), _STATUSES)
         return web.json_response(
             group_document(opened), status=HTTPStatus.CREATED if is_new else HTTPStatus.OK
         )
@@ -134,7 +135,7 @@ class LeaseEndpoints:
         await check_permitted(request, self._management, place.vhost, command)
         leases = self._management.leases
         await existing(self._management, lambda: leases.group(*place), _no_group(place))
-        await _answered(leases.end(command))
+        await answered(leases.end(command), _STATUSES)
         return done()
 
     async def commit(self, request: web.Request) -> web.Response:
@@ -148,7 +149,9 @@ class LeaseEndpoints:
     async def lease(self, request: web.Request) -> web.Response:
         place = await self._place(request)
         await self._check_reader(request, place.vhost, place.queue)
-        found = await _answered(self._management.leases.lease_status(*place, _lease(request)))
+        found = await answered(
+            self._management.leases.lease_status(*place, path_number(request, "lease", "a lease")), _STATUSES
+        )
         return web.json_response(lease_document(found))
 
     async def take(self, request: web.Request) -> web.Response:
@@ -157,21 +160,23 @@ class LeaseEndpoints:
         command = LeaseMessages(
             *place,
             whole_number(body, "fence", 0),
-            _lease(request),
+            path_number(request, "lease", "a lease"),
             whole_number(body, "max_messages", 1, LEASE_MESSAGES_MAX, LEASE_MESSAGES),
             whole_number(body, "max_bytes", 1, default=LEASE_BYTES),
         )
         await check_permitted(request, self._management, place.vhost, command)
-        lease = await _answered(self._management.leases.lease(command))
+        lease = await answered(self._management.leases.lease(command), _STATUSES)
         return done() if lease is None else web.json_response(lease_document(lease))
 
     async def release(self, request: web.Request) -> web.Response:
         place = await self._place(request)
-        return await self._end(request, ReleaseLease(*place, _fence(request), _lease(request)))
+        return await self._end(
+            request, ReleaseLease(*place, _fence(request), path_number(request, "lease", "a lease"))
+        )
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer with the messages of a part of a lease."""
-        place, lease = await self._place(request), _lease(request)
+        place, lease = await self._place(request), path_number(request, "lease", "a lease")
         parts = number(request, "of", 1, PARTS_MAX)
         part = number(request, "part", 0, PARTS_MAX)
         if part >= parts:
@@ -187,7 +192,7 @@ class LeaseEndpoints:
                 "-r requirements/arrow.txt",
             ) from None
         with self._streams.place(login_of(request).user):
-            wanted = await _answered(self._management.leases.part(*place, lease, part, parts))
+            wanted = await answered(self._management.leases.part(*place, lease, part, parts), _STATUSES)
             return await self._write(request, wanted, ArrowMessages(pyarrow, wanted.queue, columns))
 
     async def _write(
@@ -215,7 +220,7 @@ class LeaseEndpoints:
 
     async def _end(self, request: web.Request, command: CommitLeases | ReleaseLease) -> web.Response:
         await check_permitted(request, self._management, command.vhost, command)
-        await _answered(self._management.leases.end(command))
+        await answered(self._management.leases.end(command), _STATUSES)
         return done()
 
     async def _check_reader(self, request: web.Request, vhost: str, queue: str) -> None:
@@ -255,17 +260,6 @@ def lease_document(lease: LeaseStatus) -> dict[str, Any]:
     return lease._asdict()
 
 
-async def _answered(outcome: Awaitable[Any]) -> Any:
-    """Return the outcome of a command. Raises Refusal with the status for a reader."""
-    try:
-        return await outcome
-    except RequestRefused as refused:
-        status = _STATUSES.get(ReplyCode(refused.code))
-        if status is None:
-            raise
-        raise Refusal(status, refused.explanation) from None
-
-
 def _no_group(place: _GroupPath) -> str:
     return f"no group '{place.group}' of queue '{place.queue}' in vhost '{place.vhost}'"
 
@@ -274,14 +268,6 @@ def _fence(request: web.Request) -> int:
     if "fence" not in request.query:
         raise bad_request("key_missing: fence")
     return number(request, "fence", 0, INTEGERS.stop - 1)
-
-
-def _lease(request: web.Request) -> int:
-    """Return the number of the lease in the path."""
-    text = request.match_info["lease"]
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) in INTEGERS):
-        raise bad_request(f"a lease has a whole number from 0 to {INTEGERS.stop - 1}")
-    return int(text)
 
 
 def _columns(request: web.Request) -> list[str]:

@@ -11,29 +11,28 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from qq.errors import ReplyCode
-from qq.http.base.error_responses import Refusal, bad_request
+from qq.http.base.error_responses import Refusal
 from qq.http.base.login import ADMINISTRATORS, login_of
 from qq.http.documents.arrow import load_pyarrow
 from qq.http.documents.lists import Listing, write_listing
 from qq.http.documents.parsing import check_keys, field, name_of, whole_number
 from qq.http.documents.requests import (
+    answered,
     check_permitted,
     done,
     existing,
     named_vhost,
     number,
+    path_number,
     read_body,
     read_raw,
 )
 from qq.http.documents.sink_tables import SinkTable
 from qq.machine.policy.value_checks import INTEGERS
 from qq.machine.protocol.commands import CloseSink, CommitEpoch, OpenSink
-from qq.management.errors import RequestRefused
 from qq.management.reports.sinks import AttemptPath, PublishedKeys
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from qq.management.management import Management
     from qq.management.reports.sinks import RoutedMessages, SinkStatus
 
@@ -81,7 +80,9 @@ class SinkEndpoints:
         sinks = self._management.sinks
         is_new = sinks.find(vhost, sink) is None
         expires_ms = whole_number(body, "expires_ms", 0, default=0)
-        opened = await _answered(sinks.open(OpenSink(vhost, sink, login_of(request).user, expires_ms)))
+        opened = await answered(
+            sinks.open(OpenSink(vhost, sink, login_of(request).user, expires_ms)), _STATUSES
+        )
         return web.json_response(
             sink_document(opened), status=HTTPStatus.CREATED if is_new else HTTPStatus.OK
         )
@@ -90,18 +91,22 @@ class SinkEndpoints:
         """End a sink of the user; an administrator may end any sink."""
         found, login = await self._found(request), login_of(request)
         user = found.user if login.has_one_of(ADMINISTRATORS) else login.user
-        await _answered(self._management.sinks.close(CloseSink(found.vhost, found.name, user)))
+        await answered(self._management.sinks.close(CloseSink(found.vhost, found.name, user)), _STATUSES)
         return done()
 
     async def stage(self, request: web.Request) -> web.Response:
         vhost, sink = await self._place(request)
         path = AttemptPath(
-            vhost, sink, login_of(request).user, _epoch(request), request.match_info["attempt"]
+            vhost,
+            sink,
+            login_of(request).user,
+            path_number(request, "epoch", "an epoch"),
+            request.match_info["attempt"],
         )
         name_of(path.attempt, "the name of an attempt")
         step = number(request, "step", 0, INTEGERS.stop - 1)
         tables = await self._tables(request, vhost)
-        steps = await _answered(self._management.sinks.stage(path, step, tables))
+        steps = await answered(self._management.sinks.stage(path, step, tables), _STATUSES)
         return web.json_response({"committed": steps is None, "steps": steps})
 
     async def commit(self, request: web.Request) -> web.Response:
@@ -110,15 +115,17 @@ class SinkEndpoints:
         attempts = field(body, "attempts", dict)
         steps = [whole_number(attempts, name, 0) for name in attempts]
         user = login_of(request).user
-        command = CommitEpoch(vhost, sink, user, _epoch(request), list(attempts), steps)
-        await _answered(self._management.sinks.commit(command))
+        command = CommitEpoch(
+            vhost, sink, user, path_number(request, "epoch", "an epoch"), list(attempts), steps
+        )
+        await answered(self._management.sinks.commit(command), _STATUSES)
         return done()
 
     async def publish(self, request: web.Request) -> web.Response:
         """Publish the messages of a table, all or none."""
         vhost = await named_vhost(request, self._management)
         tables = await self._tables(request, vhost)
-        await _answered(self._management.sinks.publish(vhost, login_of(request).user, tables))
+        await answered(self._management.sinks.publish(vhost, login_of(request).user, tables), _STATUSES)
         return done()
 
     # Helpers
@@ -158,22 +165,3 @@ class SinkEndpoints:
 
 def sink_document(sink: SinkStatus) -> dict[str, Any]:
     return sink._asdict()
-
-
-async def _answered(outcome: Awaitable[Any]) -> Any:
-    """Return the outcome of a command. Raises Refusal with the status for a writer."""
-    try:
-        return await outcome
-    except RequestRefused as refused:
-        status = _STATUSES.get(ReplyCode(refused.code))
-        if status is None:
-            raise
-        raise Refusal(status, refused.explanation) from None
-
-
-def _epoch(request: web.Request) -> int:
-    """Return the number of the epoch in the path."""
-    text = request.match_info["epoch"]
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) in INTEGERS):
-        raise bad_request(f"an epoch has a whole number from 0 to {INTEGERS.stop - 1}")
-    return int(text)
