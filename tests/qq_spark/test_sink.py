@@ -228,6 +228,8 @@ def test_queue_to_queue_is_exact_when_all_parts_die(cluster: Cluster, tmp_path: 
             (tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda file: int(file.name)
         )
         finished[-1].unlink()  # so the next driver repeats an epoch that is published
+        # Otherwise Hadoop writes the file of the repeated epoch, but fails to put its checksum beside it.
+        finished[-1].with_name(f".{finished[-1].name}.crc").unlink()
         cluster.nodes[0].kill()
         driver = start()
         wait(driver, len(sent))
