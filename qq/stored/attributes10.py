@@ -1,7 +1,7 @@
 """The header and the message annotations that matter to queues, of a message of AMQP 1.0.
 
 Invariant: an annotation means what the header of that name means in AMQP 0-9-1 (properties.py). An unusable value of
-`x-delay` is ignored there and here; all others are refused.
+`x-delay` is ignored there and here; all other unusable values are refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The two kinds of stored messages: frames of AMQP 0-9-1, and sections of AMQP 1.0.
 
 Invariant: the first octet tells the kind. A content header frame begins with its type, 2; a section begins with the
-constructor of a described value, 0. A message without octets, whose body is stored in fragments, has sections.
+constructor of a described value, 0. A message has no octets if all of it is stored in fragments; then it has sections.
 """
 
 from __future__ import annotations

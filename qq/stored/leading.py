@@ -33,7 +33,7 @@ _BARE = frozenset(
     bytes((DESCRIBED, SMALL_ULONG, code))
     for code in (PROPERTIES, APPLICATION_PROPERTIES, DATA, SEQUENCE, VALUE)
 )
-"""The usual beginnings of a bare message. Another encoding of its descriptor may begin like that of annotations."""
+"""The usual beginnings of a bare message. In its other encodings, the first octets of a descriptor are no proof."""
 
 
 class Leading(NamedTuple):
@@ -49,7 +49,7 @@ NOTHING = Leading()
 
 @remembers
 def read_leading(octets: bytes) -> Leading:
-    """Read these sections. Raises `UndecodableValue` or another `ConditionError`."""
+    """Read these sections. Raises a `ConditionError`."""
     at = first_from(octets, MESSAGE_ANNOTATIONS)
     header = decode_section(octets[:at]) if at else NO_HEADER
     annotations = octets[at:]
@@ -57,10 +57,10 @@ def read_leading(octets: bytes) -> Leading:
 
 
 def split_leading(messages: Sequence[bytes]) -> Iterator[tuple[Leading, list[bytes]]]:
-    """Yield what consecutive messages begin with, and the rest of each: bare message and footer."""
+    """Yield header and annotations of consecutive messages, and the rest of each message: bare message and footer."""
     leading, rests = NOTHING, list[bytes]()
     begin: bytes | None = None
-    """Octets with which messages like the last begin, up to the descriptor of the bare message."""
+    """The beginning of messages like the last, up to the descriptor of the bare message."""
     size = 0
     for message in messages:
         if begin is not None and message.startswith(begin):

@@ -1,9 +1,8 @@
 """Messages of AMQP 1.0 before they are published: their sections checked, their attributes read.
 
-Invariant: all sections before the body of an accepted message can be decoded, and none of its annotations has a
-reserved key. So every reader of stored messages can read it. The messages of a link mostly have equal octets before the
-body, or octets that differ in the values of some properties only: such a message is compared with the last one, and not
-decoded.
+Invariant: every reader of stored messages can decode the sections before the body of an accepted message, and its
+annotations have no reserved key. Most messages of a link have equal octets before the body, or differ in the values of
+some properties only. Such a message is compared with the link's last decoded message instead of being decoded.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from qq.stored.properties import Attributes
 
 VALUES_MAX = 32
-"""Values of a message that may differ in messages of the same shape; with more of them, only equal ones are."""
+"""Values of a message that may differ in messages of the same shape; with more values, only equal messages have it."""
 _USER_ID = MessageProperties._fields.index("user_id")
 _DATA_SHORT = bytes((DESCRIBED, SMALL_ULONG, DATA, 0xA0))
 _DATA_LONG = bytes((DESCRIBED, SMALL_ULONG, DATA, 0xB0))
@@ -45,13 +44,13 @@ _NO_PROPERTIES = MessageProperties()
 
 
 class ForeignUser(ConditionError):
-    """A message whose property `user-id` names another user than the publisher."""
+    """The property `user-id` of a message names a user that is not its publisher."""
 
     condition = Condition.UNAUTHORIZED_ACCESS
 
 
-class _Shape(NamedTuple):
-    """What a message has in common with the messages of its link that need not be decoded."""
+class _LinkShape(NamedTuple):
+    """The common octets of the messages of a link that need no decoding."""
 
     head: bytes
     """The octets up to the size of its data section, which is its body."""
@@ -77,7 +76,7 @@ class PublishedSections:
     def __init__(self, user: str | None) -> None:
         """`user` is the only valid `user-id` of the messages; `None` allows any."""
         self._user = user
-        self._shape: _Shape | None = None
+        self._shape: _LinkShape | None = None
         """The shape of the last message that was decoded."""
 
     def group(
@@ -158,7 +157,7 @@ def _check_annotations(section: bytes) -> None:
 
 
 def properties_of(message: bytes) -> MessageProperties:
-    """Return the properties of a message, also of one that was not checked. Raises a `ConditionError`."""
+    """Return the properties of a message, checked or not. Raises a `ConditionError`."""
     begin = first_from(message, PROPERTIES)
     end = first_from(message, APPLICATION_PROPERTIES)
     return decode_properties(message[begin:end])
@@ -170,7 +169,7 @@ def decode_properties(section: bytes) -> MessageProperties:
     return decode_section(section) if section else _NO_PROPERTIES
 
 
-def _shape_of(message: bytes, sections: Sections, found: Attributes | None) -> _Shape | None:
+def _shape_of(message: bytes, sections: Sections, found: Attributes | None) -> _LinkShape | None:
     """Return the shape of a message, or `None` if its body is not a single data section in the usual encoding."""
     body = sections.body + 4
     begin = message[sections.body : body]
@@ -189,7 +188,7 @@ def _shape_of(message: bytes, sections: Sections, found: Attributes | None) -> _
         layout += f"{value.at - at}s{value.end - value.at}x"
         at = value.end
     struct = Struct(f"{layout}{body - at}s")
-    return _Shape(
+    return _LinkShape(
         message[:body],
         struct,
         struct.unpack_from(message),
@@ -224,7 +223,7 @@ def _items_of(message: bytes, begin: int, end: int) -> list[Item]:
     return items(message, begin + 3, end)
 
 
-def _has_shape(message: bytes, shape: _Shape) -> bool:
+def _has_shape(message: bytes, shape: _LinkShape) -> bool:
     """Return whether all sections before the body are valid, because they are like those of the shape."""
     body = len(shape.head)
     if not message.startswith(shape.head):
