@@ -32,7 +32,8 @@ leader's commit index, without an entry. Dead letters keep the number of their f
 
 12: queues may have groups, which lease messages. Sinks publish messages epoch by epoch. The leader may keep an
 acknowledgement that no client waits for, until its next entry. An exchange has the name of the user that declared
-it.
+it. Of the consumers that wait for the shared limit of their channel, those with the highest priority in their queue
+come first.
 
 13: a client may set the credit of its consumer, drain it, and learn when it becomes the single active consumer (AMQP
 1.0). A returned message may be a failed delivery or not, whatever the queue counts, and may get annotations.
