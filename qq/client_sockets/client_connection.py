@@ -1,8 +1,8 @@
 """A client's connection from its socket to its admission by the log, for every client protocol.
 
 A protocol's connection inherits from `ClientConnection`. It makes the engine, carries out the engine's events, and
-answers its clients. Its abstract methods are at the end of this module and of the modules below, which `client_protocol`
-names. It calls these methods for events of the engine:
+answers its clients. Its abstract methods are at the end of this module and of the modules below it, which
+`client_protocol` names. It calls these methods for events of the engine:
 
     _log_in                 the client has sent its credentials
     _enter                  the client wants to enter a virtual host
