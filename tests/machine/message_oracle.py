@@ -1007,7 +1007,8 @@ class Oracle:
                     consumer.credit = 0
                 flow.is_draining = flow.wants_state = False
             if is_due:
-                available = len(queue.ready()) if is_active else 0
+                may_get = not queue.get("x-single-active-consumer") or consumer is self._best(queue)
+                available = len(queue.ready()) if is_active and may_get else 0
                 place = (node, consumer.session, number, flow.number, consumer.delivered)
                 state = (consumer.credit, available, flow.is_draining, is_active)
                 assert self.ahead.popleft() == e.ConsumerState(*place, *state)

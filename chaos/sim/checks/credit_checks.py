@@ -86,7 +86,7 @@ class CreditOracle:
             return
         if state.available:
             self._fail(f"has drained with {unused} of its credit unused: {state}")
-        if ended and not (model.trims or model.doubtful):
+        if ended and not (model.trims or model.doubtful or model.settings.single_active_consumer):
             for message in ready_messages(model):
                 if message.ready_ms <= now_ms and not message.expires_ms:
                     self._fail(f"has drained, and {message} is ready: {state}")

@@ -568,7 +568,6 @@ class Queue:
         """Return the state of a consumer whose client sets the credit."""
         credit = consumer.client_credit
         assert credit is not None
-        is_active = self.is_active(consumer)
         return ConsumerState(
             consumer.node,
             consumer.session,
@@ -576,9 +575,9 @@ class Queue:
             credit.number,
             consumer.next_id,
             consumer.credit,
-            self.ready if is_active else 0,
+            self.ready if self._may_get(consumer) else 0,
             credit.is_draining,
-            is_active,
+            self.is_active(consumer),
         )
 
     def _keep_reporting(self, consumer: Consumer | None) -> None:
