@@ -1244,7 +1244,7 @@ HAZARDS = [
         20,
         "though consumers wait",
         ("qq.machine.queue.queue.Queue.wanted", refuse_despite_waiting_consumers),
-        shown_by=25,
+        shown_by=18,
     ),
     Hazard(
         Parts(),
