@@ -1,7 +1,7 @@
 """Messages of AMQP 0-9-1 for readers of AMQP 1.0: frames become sections.
 
-The rules are RabbitMQ's (mc_amqpl.erl, convert_to). A header whose name begins with `x-` becomes an annotation, any other
-header with a simple value an application property. Decimals and the cluster id are lost.
+The rules are RabbitMQ's (mc_amqpl.erl, convert_to). A header whose name begins with `x-` becomes an annotation, and any
+other header with a simple value an application property. Decimals and the cluster id are lost.
 
 Invariant: each message that a client could publish can be converted, and the result is a valid message.
 """
