@@ -9,7 +9,7 @@ import click
 from qq.cli.client.api import path_of
 from qq.cli.command_line.tree import CommandGroup
 from qq.cli.command_line.values import LINE, REQUIRED
-from qq.cli.objects import fence_of
+from qq.cli.objects import place_of
 from qq.cli.options import with_group, with_node
 from qq.cli.terminal.escaping import quoted
 
@@ -61,7 +61,7 @@ def close_connections(node: Remote, *, owner: str, reason: str | None) -> int:
 @with_node
 def close_group(node: Remote, *, group: ApiObject, release: bool) -> int:
     """Close a group. Its job cannot go on with its leases."""
-    query = {"fence": str(fence_of(node, group))} | ({"release": "true"} if release else {})
+    query = place_of(node, group) | ({"release": "true"} if release else {})
     node.send("DELETE", group.path, query=query, missing=group.text)
     print(f"{group.text}: closed")
     return 0
