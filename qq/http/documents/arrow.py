@@ -161,7 +161,7 @@ def _values_of(octets: bytes) -> _Values:
         json.dumps(headers) if headers else None,
         _milliseconds(properties.timestamp),
         publisher if isinstance(publisher, str) else None,
-        sequence if isinstance(sequence, int) else None,
+        sequence if type(sequence) is int and sequence in INTEGERS else None,
     )
 
 
