@@ -99,18 +99,19 @@ _USUAL = {
     if code != VALUE
 }
 """The usual beginnings of sections, each with the section's code and the octets of the size that follows."""
+_USUAL_CODES = {bytes((DESCRIBED, SMALL_ULONG, code)): code for code in _CONSTRUCTORS}
 _U32 = Struct(">I")
 
 
 @composite(HEADER, "amqp:header:list")
 class MessageHeader(NamedTuple):
-    """How the message is to be delivered."""
+    """How the message is to be delivered. Queues treat an absent field differently from its default."""
 
-    durable: Boolean = False
-    priority: OneOctet = 4
+    durable: Boolean | None = None
+    priority: OneOctet | None = None
     ttl: FourOctets | None = None
     """Milliseconds."""
-    first_acquirer: Boolean = False
+    first_acquirer: Boolean | None = None
     delivery_count: FourOctets = 0
     """Failed deliveries."""
 
@@ -235,6 +236,23 @@ def find_sections(message: bytes) -> Sections:
         body_kind,
         begins.get(FOOTER, 0),
     )
+
+
+def first_from(message: bytes, code: int) -> int:
+    """Return the position of the first section with this code or a larger one, or the message's end.
+
+    `code` is that of a section before the body, or DATA for any body; the octets behind the position may be cut off.
+    Raises `UndecodableValue` if the octets before it are no sections.
+    """
+    at, end = 0, len(message)
+    while at < end and _code_at(message, at, end) < code:
+        _, at = _skip_section(message, at, end)
+    return at
+
+
+def _code_at(message: bytes, at: int, end: int) -> int:
+    usual = _USUAL_CODES.get(message[at : at + 3])
+    return usual if usual is not None else _section_code(message, at, end)[0]
 
 
 def _skip_section(message: bytes, at: int, end: int) -> tuple[int, int]:

@@ -215,13 +215,13 @@ def group(
                 raise _refusal("fast reply consumer does not exist")
             found = attributes(message)
             if found is not None and found.delay_ms > delay_max_ms:
-                found = _undelayed(found)
+                found = undelayed(found)
             _check_user(message, user)
         except UnacceptableProperties:
             if alike:
                 yield first, alike
             raise
-        if alike and not _follows(first, len(alike), found):
+        if alike and not follows(first, len(alike), found):
             yield first, alike
             alike = []
         shown = _as_shown(message, found)
@@ -237,7 +237,7 @@ def group(
         yield first, alike
 
 
-def _follows(first: Attributes | None, count: int, found: Attributes | None) -> bool:
+def follows(first: Attributes | None, count: int, found: Attributes | None) -> bool:
     """Return whether a message may join the `count` messages of a group."""
     if first is None or found is None:
         return first is found
@@ -269,7 +269,8 @@ def _with_reply_to(message: bytes, name: bytes) -> bytes:
     return b"".join((message[:3], _U32.pack(size), message[7:at], bytes([len(name)]), name, rest))
 
 
-def _undelayed(found: Attributes) -> Attributes | None:
+def undelayed(found: Attributes) -> Attributes | None:
+    """Return the attributes without the delay, or `None` if the rest has default values."""
     rest = found._replace(delay_ms=0)
     return None if rest == PLAIN else rest
 
