@@ -68,6 +68,10 @@ def group_object(vhost: str, queue: str, name: str) -> ApiObject:
     return ApiObject(text, path_of("queues", vhost, queue, "groups", name))
 
 
+def sink_object(vhost: str, name: str) -> ApiObject:
+    return vhost_object("sink", vhost, name, "sinks")
+
+
 def place_of(node: Remote, group: ApiObject) -> dict[str, str]:
     """Return fence and generation of a group, which a change by an operator must name, too. Raises CommandError."""
     document = node.send("GET", group.path, expected=(HTTPStatus.OK,), missing=group.text).document
