@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def published_to(stored: Messages, history: History | None) -> tuple[str, str]:
     """Return the exchange and routing key of a delivery: from the publish, or from the last dead-lettering."""
-    if history is None:
+    if history is None or not history.deaths:
         return stored.exchange, stored.routing_key
     return history.exchange, history.routing_key
 
@@ -46,7 +46,7 @@ def delivered(
     which headers of the queue count deliveries.
     """
     headers = redelivery_headers(part, history, count_contract=count_contract)
-    if history is None:
+    if history is None or not history.deaths:
         return with_headers(messages, additions=headers) if headers else messages
     return with_headers(messages, additions=death_headers(history) | headers, drop_expiration=True)
 

@@ -366,7 +366,7 @@ def _applies_to(move: MoveState, wanted: MessageFilter, pace: _MovePace, history
     """Return whether a step may apply to messages with this history, judged by the history alone."""
     if not wanted.takes_history(history):
         return False
-    if move.destination or history is None:
+    if move.destination or history is None or not history.deaths:
         return bool(move.destination)
     if history.first[1] in pace.full:
         return False

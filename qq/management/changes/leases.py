@@ -119,6 +119,7 @@ class Leases:
             vhost=queue.vhost,
             queue=queue.name,
             queue_number=queue.number,
+            generation=group.generation,
             fence=group.fence,
             owner=group.owner,
             user=group.user,
