@@ -136,6 +136,7 @@ class OracleGroup:
     fence: int
     owner: str
     settings: tuple[str, bool, int]
+    generation: int
     used_ms: int
     leases: dict[int, list[Message]] = field(default_factory=dict)
     committed: int = -1
@@ -511,6 +512,8 @@ class Oracle:
                 return
             case _ if group is None or group.fence != command.fence:
                 return
+            case _ if command.generation not in (0, group.generation):
+                return
             case c.LeaseMessages(_, _, _, _, number, count, octets):
                 if number not in group.leases:
                     if number <= max(group.committed, group.last):
@@ -543,7 +546,7 @@ class Oracle:
             if any(settings[1] or other.settings[1] for other in others) or (settings[1] and live):
                 return
         if group is None:
-            queue.groups[name] = OracleGroup(fence, owner, settings, self.now_ms)
+            queue.groups[name] = OracleGroup(fence, owner, settings, self.index, self.now_ms)
         elif fence > group.fence:
             group.fence, group.owner, group.settings = fence, owner, settings
             group.used_ms = self.now_ms
@@ -609,7 +612,7 @@ class Oracle:
     def _can_commit(self, command: c.CommitLeases) -> bool:
         queue = self.queues.get(command.queue)
         group = None if queue is None else queue.groups.get(command.group)
-        if group is None or group.fence != command.fence:
+        if group is None or group.fence != command.fence or command.generation not in (0, group.generation):
             return False
         return command.up_to <= group.committed or command.up_to in group.leases
 
@@ -1135,10 +1138,11 @@ class Oracle:
                 group.owner,
                 group.settings,
             )
-            assert (machines.first_free - 1, machines.last, machines.used_ms) == (
+            assert (machines.first_free - 1, machines.last, machines.used_ms, machines.generation) == (
                 group.committed,
                 group.last,
                 group.used_ms,
+                group.generation,
             )
             leases = {
                 number: peeked(there, list(lease.ranges())) for number, lease in machines.leases.items()

@@ -777,6 +777,8 @@ class LeaseMessages(NamedTuple):
     lease: int
     max_messages: int
     max_bytes: int
+    generation: int = 0
+    """The `generation` that the group must have; 0 stands for any."""
 
 
 @command(69, since=12)
@@ -791,6 +793,7 @@ class CommitLeases(NamedTuple):
     group: str
     fence: int
     up_to: int
+    generation: int = 0
 
 
 @command(70, since=12)
@@ -802,6 +805,7 @@ class ReleaseLease(NamedTuple):
     group: str
     fence: int
     lease: int
+    generation: int = 0
 
 
 @command(71, since=12)
@@ -813,6 +817,7 @@ class CloseGroup(NamedTuple):
     group: str
     fence: int
     releases: bool
+    generation: int = 0
 
 
 GroupCommand = OpenGroup | LeaseMessages | CommitLeases | ReleaseLease | CloseGroup

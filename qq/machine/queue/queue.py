@@ -178,6 +178,7 @@ class LeaseGroup(LeaseHolder):
             self.owner,
             self.user,
             self.settings,
+            self.generation,
             self.used_ms,
             self.first_free,
             self.last,
@@ -1179,8 +1180,10 @@ class Queue:
                 return group
         return None
 
-    def open_group(self, name: str, fence: int, owner: str, user: str, settings: GroupSettings) -> LeaseGroup:
-        """Open a group, or pass it on to an owner with this fence. Its open leases stay."""
+    def open_group(
+        self, name: str, fence: int, owner: str, user: str, settings: GroupSettings, index: int
+    ) -> LeaseGroup:
+        """Open a group at this log index, or pass it on to an owner with this fence. Its open leases stay."""
         group = self.groups.get(name)
         if group is None:
             group = self.groups[name] = LeaseGroup(
@@ -1191,6 +1194,7 @@ class Queue:
                 owner=owner,
                 user=user,
                 settings=settings,
+                generation=index,
             )
         elif fence > group.fence:
             group.fence, group.owner, group.user, group.settings = fence, owner, user, settings

@@ -454,6 +454,7 @@ class GroupRow(NamedTuple):
     owner: str
     user: str
     settings: GroupSettings
+    generation: int
     used_ms: int
     first_free: int
     last: int
@@ -478,6 +479,7 @@ class GroupRow(NamedTuple):
             owner=self.owner,
             user=self.user,
             settings=self.settings,
+            generation=self.generation,
             used_ms=self.used_ms,
             first_free=self.first_free,
             last=self.last,
