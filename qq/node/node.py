@@ -27,7 +27,7 @@ from cluster.storage.identity import ForeignDirectory
 from cluster.transport.peer_links import LinkConfig, PeerLinks
 from qq.amqp_server import in_process_clients
 from qq.amqp_server.channel.channel import Channel
-from qq.amqp_server.connection import ClientConnection
+from qq.amqp_server.connection import AmqpConnection
 from qq.amqp_server.server import AmqpServer
 from qq.amqp_server.traced import TracedChannel
 from qq.client_sockets.listener import ClientPort, Tls
@@ -182,7 +182,7 @@ class Node:
         what = "AMQP" if speaks_tls is None else "AMQP over TLS"
         proxies = [ip_network(network) for network in self.config.proxy_protocol_from]
         listener = ClientPort(
-            self.amqp_server.sockets, partial(ClientConnection, self.amqp_server), speaks_tls, proxies
+            self.amqp_server.sockets, partial(AmqpConnection, self.amqp_server), speaks_tls, proxies
         )
         try:
             await listener.listen(host, port)

@@ -9,8 +9,8 @@ import pytest
 from pamqp import commands, header
 
 from qq.amqp.connection import Settings
-from qq.amqp_server import connection as connection_module
 from qq.amqp_server.channel.channel import _HANDLERS
+from qq.client_sockets import closing
 from qq.errors import ReplyCode
 from qq.machine.protocol.effects import ConnectionForced
 from qq.sessions.ports import Connection
@@ -355,7 +355,7 @@ def test_connection_closes_without_waiting_for_its_channels(broker: LoneBroker, 
 def test_behind_close_ok_the_socket_is_the_clients_to_close(
     broker: LoneBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "CLOSE_GRACE_S", 60.0)
+    monkeypatch.setattr(closing, "CLOSE_GRACE_S", 60.0)
     client.send(0, CONNECTION_BYE)
     client.expect(Conn.CloseOk, 0)
     broker.pass_some_time()
@@ -368,7 +368,7 @@ def test_behind_close_ok_the_socket_is_the_clients_to_close(
 def test_client_that_keeps_its_socket_after_close_ok_is_dropped(
     client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "CLOSE_GRACE_S", 0.5)
+    monkeypatch.setattr(closing, "CLOSE_GRACE_S", 0.5)
     client.send(0, CONNECTION_BYE)
     client.expect(Conn.CloseOk, 0)
     with Stopwatch() as watch:

@@ -26,7 +26,7 @@ from cluster.net.connection_slots import ConnectionSlots, SlotLimits
 from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
 from qq.amqp_server.channel.channel import Channel
-from qq.amqp_server.connection import ClientConnection
+from qq.amqp_server.connection import AmqpConnection
 from qq.amqp_server.server import AmqpServer
 from qq.client_sockets.listener import ClientPort, Tls
 from qq.client_sockets.partial_messages import PartialMessages
@@ -57,7 +57,7 @@ def wait_until(condition: Callable[[], bool], event: str) -> None:
 
 def drop(connection: Any) -> None:
     """Drop a client's socket at once, with its methods that are not carried out; on the broker's loop."""
-    connection._end_channels()
+    connection._end_all_sessions()
     connection._drop_input()
     connection._transport.abort()
 
@@ -251,7 +251,7 @@ class LoneBroker:
     async def _listen(self, speaks_tls: Tls | None) -> int:
         """As a node does it."""
         port = ClientPort(
-            self.server.sockets, partial(ClientConnection, self.server), speaks_tls, self._proxies
+            self.server.sockets, partial(AmqpConnection, self.server), speaks_tls, self._proxies
         )
         await port.listen("127.0.0.1", 0)
         self._serving.append(self._loop.create_task(port.serve()))

@@ -588,7 +588,8 @@ class Oracle:
         sizes = self.sizes[slot + first : slot + command.count]
         targets = [self.queues[name] for name in names]
         at_once = plain or not command.delay_ms
-        accepted = min(self._rooms(targets, sizes, at_once=at_once), default=len(sizes))
+        rooms = self._rooms(targets, sizes, at_once=at_once)
+        accepted = min(rooms, default=len(sizes))
         if not plain and command.publisher and accepted:
             self.last_seq[command.publisher] = command.publish_seq + first + accepted - 1
         for queue in targets:
@@ -607,7 +608,9 @@ class Oracle:
         refused = len(sizes) - accepted
         if refused and command.first_seq:
             first_refused = command.first_seq + first + accepted
-            assert self.ahead.popleft() == e.Rejected(self.node, command.session, first_refused, refused)
+            full = names[rooms.index(accepted)]
+            rejected = e.Rejected(self.node, command.session, first_refused, refused, full)
+            assert self.ahead.popleft() == rejected
 
     def _rooms(self, queues: Sequence[OracleQueue], sizes: Sequence[int], *, at_once: bool) -> list[int]:
         """How many messages each takes; `at_once`, those that its consumers could have then take no room."""

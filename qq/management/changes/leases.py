@@ -19,7 +19,7 @@ from qq.management.errors import NOT_CARRIED_OUT, RequestRefused, Unavailable
 from qq.management.objects.browse import READ_AHEAD_RANGES, steps, stored_messages
 from qq.management.reports.leases import GroupStatus, Lag, LeaseStatus
 from qq.management.time_slices import Slices
-from qq.sessions.headers import delivered, is_redelivered, published_to
+from qq.sessions.headers import delivered, in_frames, is_redelivered, published_to
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -229,7 +229,8 @@ class Leases:
             at = 0
             for step in steps(entries, messages, STEP_MESSAGES, STEP_BYTES):
                 for stored in await stored_messages(entries, step, ahead):
-                    framed = delivered(stored.messages, messages, history, count_contract=contract)
+                    frames = in_frames(stored).messages
+                    framed = delivered(frames, messages, history, count_contract=contract)
                     exchange, key = published_to(stored, history)
                     place = row + at, messages.position + at
                     yield LeasedMessages(*place, exchange, key, redelivered, messages.deliveries, framed)

@@ -15,7 +15,6 @@ import pika
 import pytest
 
 from cluster.configuration.configuration import Versions
-from qq.http.documents import arrow
 from qq.http.endpoints import leases
 from qq.machine.protocol.commands import DeclareQueue, OpenGroup
 from qq.management.changes import leases as module
@@ -392,13 +391,3 @@ def test_streams_of_a_user_are_limited(reader: Reader) -> None:
     deadline_s = time.monotonic() + 10
     while reader.request("/groups/g/leases/0/messages").status == 503:
         assert time.monotonic() < deadline_s
-
-
-def test_body_of_a_message_joins_its_frames() -> None:
-    def frame(kind: int, payload: bytes) -> bytes:
-        return bytes([kind, 0, 1]) + len(payload).to_bytes(4, "big") + payload + b"\xce"
-
-    header = frame(2, b"\0<\0\0" + (5).to_bytes(8, "big") + b"\0\0")
-    assert arrow.body_of(header) == b""
-    assert arrow.body_of(header + frame(3, b"abcde")) == b"abcde"
-    assert arrow.body_of(header + frame(3, b"ab") + frame(3, b"cde")) == b"abcde"
