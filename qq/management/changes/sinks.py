@@ -16,6 +16,7 @@ from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.refusals import Refused
 from qq.management.changes.request_session import until_applied
 from qq.management.changes.sink_pace import RETRY_S, SinkPace
+from qq.management.changes.version_wait import wait_for_version
 from qq.management.errors import NOT_CARRIED_OUT, PublishersWait, RequestRefused, Unavailable
 from qq.management.reports.sinks import AttemptPath, SinkStatus
 from qq.management.time_slices import Slices
@@ -93,7 +94,11 @@ class Sinks:
 
     async def open(self, command: c.OpenSink) -> SinkStatus:
         """Open a sink, or find it. Raises RequestRefused, Unavailable, InvalidCommand."""
+        await self._wait_for_version()
         return await self._run([command], lambda: self._status(self._broker.machine.sinks.opened(command)))
+
+    async def _wait_for_version(self) -> None:
+        await wait_for_version(self._broker.machine, self._group, c.OpenSink, "sinks")
 
     async def close(self, command: c.CloseSink) -> None:
         """End a sink, if it exists. Raises as `open`."""
@@ -106,6 +111,7 @@ class Sinks:
 
     async def commit(self, command: c.CommitEpoch) -> None:
         """Publish an epoch, unless it was published before. Raises as `open`."""
+        await self._wait_for_version()
         await self._run([command], lambda: self._check_committed(command))
 
     async def stage(self, path: AttemptPath, first: int, tables: Iterable[RoutedMessages]) -> int | None:
@@ -113,6 +119,7 @@ class Sinks:
 
         Returns None if the epoch is committed. Raises RequestRefused, Unavailable, InvalidCommand.
         """
+        await self._wait_for_version()
         steps, lane = list(_steps(path, first, tables)), Lane()
         if self._pace.is_limited(path.vhost, path.user):
             await self._submit_slowly(path, steps, lane)
@@ -147,6 +154,7 @@ class Sinks:
         steps = list(_steps(path, 0, tables))
         if not steps:
             return
+        await self._wait_for_version()
         committed = c.CommitEpoch(vhost, name, user, 0, [name], [len(steps)])
         if self._pace.is_limited(vhost, user):
             self._check_room()

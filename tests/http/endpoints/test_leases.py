@@ -17,7 +17,7 @@ import pytest
 from cluster.configuration.configuration import Versions
 from qq.http.endpoints import leases
 from qq.machine.protocol.commands import DeclareQueue, OpenGroup
-from qq.management.changes import leases as module
+from qq.management.changes import version_wait as module
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import Node
 
@@ -330,9 +330,13 @@ def at_version_11() -> Node[MachineManagement]:
 
 def test_groups_are_refused_while_a_node_lacks_version_12(at_version_11: Node[MachineManagement]) -> None:
     at_version_11.management.group.versions_of = lambda name: Versions(7, 11 if name == "n3" else 12)
-    answer = at_version_11.api("queues/%2F/q/groups/g", "PUT", json={"fence": 1})
-    assert answer.status == 400
-    assert "version 12 of the state" in answer.json["reason"]
+    for path, things in (("queues/%2F/q/groups/g", "groups"), ("sinks/%2F/s", "sinks")):
+        answer = at_version_11.api(path, "PUT", json={"fence": 1} if things == "groups" else {})
+        assert answer.status == 400
+        assert answer.json["reason"] == (
+            f"{things} need version 12 of the state, and the cluster has version 11: node 'n3' runs an older release; "
+            "start this release there; not carried out"
+        )
 
 
 def test_request_waits_until_a_new_cluster_has_groups(
@@ -344,7 +348,10 @@ def test_request_waits_until_a_new_cluster_has_groups(
     monkeypatch.setattr(module, "VERSION_WAIT_S", 0.0)
     answer = at_version_11.api("queues/%2F/q/groups/g", "PUT", json={"fence": 1})
     assert answer.status == 503
-    assert "has not agreed on it yet: it has version 11; not carried out" in answer.json["reason"]
+    assert (
+        "the cluster has version 11: it has not agreed on a higher version yet; not carried out"
+        in answer.json["reason"]
+    )
     monkeypatch.setattr(module, "VERSION_WAIT_S", 60.0)
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=agreed))
     assert at_version_11.api("queues/%2F/q/groups/g", "PUT", json={"fence": 1}).status == 201
