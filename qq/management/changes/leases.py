@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.protocol import commands as c
+from qq.machine.protocol.commands import SINCE
 from qq.machine.protocol.refusals import Refused
 from qq.management.changes.request_session import until_applied
 from qq.management.changes.version_wait import wait_for_version
@@ -166,7 +167,7 @@ class Leases:
             except Refused as refused:
                 return refused
 
-        await wait_for_version(self._broker.machine, self._group, type(command), "groups")
+        await wait_for_version(self._group, self._broker.machine, SINCE[type(command)], "groups")
         found = await until_applied(self._broker, [command], read)
         if isinstance(found, Refused):
             raise RequestRefused(found.code, found.text)

@@ -94,11 +94,7 @@ class Sinks:
 
     async def open(self, command: c.OpenSink) -> SinkStatus:
         """Open a sink, or find it. Raises RequestRefused, Unavailable, InvalidCommand."""
-        await self._wait_for_version()
         return await self._run([command], lambda: self._status(self._broker.machine.sinks.opened(command)))
-
-    async def _wait_for_version(self) -> None:
-        await wait_for_version(self._broker.machine, self._group, c.OpenSink, "sinks")
 
     async def close(self, command: c.CloseSink) -> None:
         """End a sink, if it exists. Raises as `open`."""
@@ -111,7 +107,6 @@ class Sinks:
 
     async def commit(self, command: c.CommitEpoch) -> None:
         """Publish an epoch, unless it was published before. Raises as `open`."""
-        await self._wait_for_version()
         await self._run([command], lambda: self._check_committed(command))
 
     async def stage(self, path: AttemptPath, first: int, tables: Iterable[RoutedMessages]) -> int | None:
@@ -213,12 +208,16 @@ class Sinks:
             except (Refused, Unavailable) as refused:
                 return refused
 
+        await self._wait_for_version()
         found = await until_applied(self._broker, commands, read, lane, changes=True)
         if isinstance(found, Refused):
             raise RequestRefused(found.code, found.text)
         if isinstance(found, Unavailable):
             raise found
         return found
+
+    async def _wait_for_version(self) -> None:
+        await wait_for_version(self._group, self._broker.machine, c.SINCE[c.OpenSink], "sinks")
 
     # Outcomes
 
