@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _UINT_MAX = 2**32 - 1
 _STRING, _LONG_STRING, _MAP = 0xA1, 0xB1, 0xD1
 _SHORT_BYTES_MAX = 255
-_DELIVERY_COUNT = "x-delivery-count"
 
 
 def delivered10(
@@ -79,17 +78,16 @@ def _head(
     additions: dict[str, Value] = {
         name: Long(count) for name, count in counts.items() if isinstance(count, int)
     }
-    delivery_count = additions.get(_DELIVERY_COUNT)
-    if history is not None and history.deaths:
-        leading = leading._replace(header=leading.header._replace(ttl=None))
-        additions |= _death_annotations(history)
-    return _encoded(
-        leading,
-        place,
-        additions,
-        is_first=not part.deliveries and (history is None or not history.deaths),
-        delivery_count=delivery_count if isinstance(delivery_count, int) else 0,
-    )
+    failures, is_first = part.failures, not part.deliveries
+    if history is not None:
+        failures = failures or history.failures
+        modified = dict(leading.annotations) | {Symbol(key): value for key, value in history.annotations}
+        leading = leading._replace(annotations=tuple(modified.items()))
+        if history.deaths:
+            is_first = False
+            leading = leading._replace(header=leading.header._replace(ttl=None))
+            additions |= _death_annotations(history)
+    return _encoded(leading, place, additions, is_first=is_first, delivery_count=failures)
 
 
 def _encoded(
