@@ -9,6 +9,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from qq.stored.editing import with_headers
+from qq.stored.kinds import SECTIONS_CHANNEL
+from qq.stored.layout import FRAME_MAX
+from qq.stored.to_frames import to_frames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +30,17 @@ def published_to(stored: Messages, history: History | None) -> tuple[str, str]:
     return history.exchange, history.routing_key
 
 
+def in_frames(stored: Messages, channel: int = 1, frame_max: int = FRAME_MAX) -> Messages:
+    """Return messages of AMQP 1.0 as frames of AMQP 0-9-1 for a channel, and frames as they are."""
+    if stored.frames_channel != SECTIONS_CHANNEL:
+        return stored
+    return stored._replace(frames_channel=channel, messages=to_frames(stored.messages, channel, frame_max))
+
+
 def delivered(
     messages: Sequence[bytes], part: Range, history: History | None, *, count_contract: CountContract | None
 ) -> Sequence[bytes]:
-    """Return stored messages in the form that a consumer gets.
+    """Return messages that consist of frames in the form that a consumer of AMQP 0-9-1 gets.
 
     `part` holds the number of earlier deliveries, and `history` the dead-letter history or None. `count_contract` says
     which headers of the queue count deliveries.

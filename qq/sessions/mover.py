@@ -28,7 +28,7 @@ from qq.sessions.access import Access, AccessRefused
 from qq.sessions.entries import MessagesGone
 from qq.sessions.lanes import Lane
 from qq.sessions.message_filter import SEARCHED_FRAMES_BYTES, filter_of
-from qq.stored.properties import kept_when_moved
+from qq.stored.kept import kept_when_moved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -18,6 +18,11 @@ def has_sections(message: bytes) -> bool:
     return not message or message[0] != layout.FRAME_HEADER
 
 
+def head_of(message: bytes) -> bytes:
+    """Return the octets from which headers and properties of a message are read."""
+    return message[0 if has_sections(message) else layout.FLAGS_AT : head_stop(message)]
+
+
 def head_stop(message: bytes) -> int:
     """Return the end of the content header, or of the sections before the body. The body may be cut off."""
     return first_from(message, DATA) if has_sections(message) else layout.frame_stop(message, 0)

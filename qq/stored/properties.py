@@ -149,35 +149,6 @@ def user_id(message: bytes) -> str | None:
     return text_of(layout.short_string(message, layout.place(message, layout.USER_ID)))
 
 
-def kept_when_dead(message: bytes) -> tuple[list[str], str, int]:
-    """Return the attributes that an accepted message keeps as a dead letter: keys, expiration, priority.
-
-    They are the keys from the header CC, the expiration ("" without it), and the priority (NO_PRIORITY without it).
-    """
-    found = _had(message)
-    # The expiration is written as RabbitMQ writes it, in any notation of the client.
-    expiration = "" if found.ttl_ms == NO_TTL else str(found.ttl_ms)
-    return list(found.more_keys), expiration, found.priority
-
-
-def kept_when_moved(message: bytes) -> tuple[int, int]:
-    """Return the attributes that an accepted message keeps when it is moved: priority and time to live.
-
-    The priority is NO_PRIORITY without the property, the time to live in milliseconds is NO_TTL without it.
-    """
-    found = _had(message)
-    return found.priority, found.ttl_ms
-
-
-def _had(message: bytes) -> Attributes:
-    try:
-        return attributes(message) or PLAIN
-    except UnacceptableProperties:
-        # The message is from a log that was written before messages were checked by `group`. Its invalid properties had
-        # no effect then and have no effect now.
-        return PLAIN
-
-
 def group(
     messages: list[bytes],
     flags: int,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from qq.amqp10.conditions import Condition, ConditionError, UndecodableValue
 from qq.amqp10.sections import (
     APPLICATION_PROPERTIES,
-    DATA,
+    LONG_DATA,
     PROPERTIES,
+    SHORT_DATA,
     MessageProperties,
     Sections,
     decode_section,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 VALUES_MAX = 32
 """Values of a message that may differ in messages of the same shape; with more values, only equal messages have it."""
 _USER_ID = MessageProperties._fields.index("user_id")
-_DATA_SHORT = bytes((DESCRIBED, SMALL_ULONG, DATA, 0xA0))
-_DATA_LONG = bytes((DESCRIBED, SMALL_ULONG, DATA, 0xB0))
 _USUAL = bytes((DESCRIBED, SMALL_ULONG))
 _SEQUENCE_NAME = PUBLISH_SEQ.encode()
 _U32 = Struct(">I")
@@ -173,9 +172,9 @@ def _shape_of(message: bytes, sections: Sections, found: Attributes | None) -> _
     """Return the shape of a message, or `None` if its body is not a single data section in the usual encoding."""
     body = sections.body + 4
     begin = message[sections.body : body]
-    if begin not in (_DATA_SHORT, _DATA_LONG) or sections.footer:
+    if begin not in (SHORT_DATA, LONG_DATA) or sections.footer:
         return None
-    is_short = begin == _DATA_SHORT
+    is_short = begin == SHORT_DATA
     if body + (1 + message[body] if is_short else 4 + _U32.unpack_from(message, body)[0]) != len(message):
         return None
     sequence = _sequence_of(message, sections) if found is not None and found.publisher else None

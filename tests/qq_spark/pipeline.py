@@ -159,17 +159,19 @@ def drained(cluster: LocalCluster, queue: str) -> list[str]:
 class Publisher(threading.Thread):
     """Publishes to queues at random, in transactions. A transaction without an answer is not repeated."""
 
-    def __init__(self, cluster: LocalCluster, queues: Sequence[str], messages: int, seed: int) -> None:
+    def __init__(
+        self, cluster: LocalCluster, queues: Sequence[str], bodies: Sequence[str], chance: random.Random
+    ) -> None:
         super().__init__(daemon=True)
         self._cluster = cluster
         self._queues = queues
-        self._messages = messages
-        self._chance = random.Random(seed)
+        self._bodies = bodies
+        self._chance = random.Random(chance.random())
         self.committed: set[str] = set()
         self.in_doubt: set[str] = set()
 
     def run(self) -> None:
-        bodies = [f"order {number}" for number in range(self._messages)]
+        bodies = list(self._bodies)
         while bodies:
             with suppress(pika.exceptions.AMQPError, OSError):
                 url = self._chance.choice(self._cluster.urls)
@@ -220,40 +222,43 @@ def run_killed_at_random(
     pipeline = Pipeline(cluster, directory, rf"{name}-\d", maxMessagesPerTrigger=messages // 8)
     pipeline.is_restarted = True
     declare(cluster, *queues, pipeline.copies)
-    publisher = Publisher(cluster, queues, messages, seed)
+    publishers: list[Publisher] = []
     kills: Counter[str] = Counter()
+    rounds = chance.randint(2, 3)
     try:
         pipeline.start(**environment)
-        publisher.start()
-        for _ in range(chance.randint(2, 3)):
+        for number in range(rounds):
             begun = len(pipeline.batches())
-            pipeline.wait(lambda begun=begun: len(pipeline.batches()) > begun or not publisher.is_alive())
+            bodies = [f"order {number}.{each}" for each in range(messages // rounds)]
+            publishers.append(Publisher(cluster, queues, bodies, chance))
+            publishers[-1].start()
+            pipeline.wait(lambda begun=begun: len(pipeline.batches()) > begun)
             for kind in chance.sample(("driver", "executor", "node"), chance.randint(1, 3)):
                 time.sleep(chance.random() / 4)
                 if kind == "driver":
                     pipeline.kill()
                     pipeline.start(**environment)
-                    kills[kind] += 1
                 elif kind == "executor":
                     pipeline.wait(pipeline.kill_executors)
-                    kills[kind] += 1
-                elif all(node.running for node in cluster.nodes):
+                else:
                     chance.choice(cluster.nodes).kill()
-                    kills[kind] += 1
+                kills[kind] += 1
             time.sleep(chance.random() * 2)
             cluster.restore()
-        publisher.join(PATIENCE_S)
+            publishers[-1].join(PATIENCE_S)
         pipeline.finish(queues)
     finally:
         pipeline.kill()
+    committed = {body for each in publishers for body in each.committed}
+    in_doubt = {body for each in publishers for body in each.in_doubt}
     found = [str(row["body"]) for row in pipeline.rows()]
     copies = drained(cluster, pipeline.copies)
     assert sorted(found) == sorted(copies) == sorted(set(found))
-    assert publisher.committed <= set(found) <= publisher.committed | publisher.in_doubt
+    assert committed <= set(found) <= committed | in_doubt
     attempts = [len(each) for each in pipeline.batches().values()]
     return Run(
         len(found),
-        len(publisher.in_doubt & set(found)),
+        len(in_doubt & set(found)),
         len(attempts),
         sum(count > 1 for count in attempts),
         kills,

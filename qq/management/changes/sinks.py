@@ -14,6 +14,7 @@ from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.refusals import Refused
 from qq.management.changes.request_session import until_applied
+from qq.management.changes.version_wait import wait_for_version
 from qq.management.errors import NOT_CARRIED_OUT, RequestRefused, Unavailable
 from qq.management.reports.sinks import AttemptPath, SinkStatus
 from qq.management.time_slices import Slices
@@ -111,7 +112,7 @@ class Sinks:
         Returns None if the epoch is committed. Raises RequestRefused, Unavailable, InvalidCommand.
         """
         steps = list(_steps(path, first, tables))
-        lane = self._submit(steps)
+        lane = await self._submit(steps)
         return await self._run([], lambda: self._stored(path, first, steps), lane)
 
     async def publish(self, vhost: str, user: str, tables: Iterable[RoutedMessages]) -> None:
@@ -123,7 +124,7 @@ class Sinks:
         if not steps:
             return
         committed = c.CommitEpoch(vhost, name, user, 0, [name], [len(steps)])
-        lane = self._submit(steps, opened, committed)
+        lane = await self._submit(steps, opened, committed)
 
         def read() -> None:
             if self.find(vhost, name) is not None:
@@ -135,11 +136,12 @@ class Sinks:
         finally:
             self._broker.submissions.add(c.CloseSink(vhost, name, user), lane)
 
-    def _submit(
+    async def _submit(
         self, steps: Sequence[Step], before: c.Command | None = None, behind: c.Command | None = None
     ) -> Lane:
         """Submit steps, with a command before and behind them, and return their lane. Raises Unavailable."""
         broker = self._broker
+        await self._wait_for_version()
         if broker.alarm is not None:
             raise Unavailable(f"publishers must wait: {broker.alarm}; {NOT_CARRIED_OUT}")
         if broker.is_full_for_operators:
@@ -166,12 +168,16 @@ class Sinks:
             except (Refused, Unavailable) as refused:
                 return refused
 
+        await self._wait_for_version()
         found = await until_applied(self._broker, commands, read, lane, changes=True)
         if isinstance(found, Refused):
             raise RequestRefused(found.code, found.text)
         if isinstance(found, Unavailable):
             raise found
         return found
+
+    async def _wait_for_version(self) -> None:
+        await wait_for_version(self._group, self._broker.machine, c.SINCE[c.OpenSink], "sinks")
 
     # Outcomes
 

@@ -96,10 +96,7 @@ def writer(real_node: ClusterNode) -> Generator[Writer]:
     name = f"sink-{next(NUMBERS)}"
     channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
     writer = Writer(real_node, name, channel)
-    deadline_s = time.monotonic() + 10
-    while writer.open().status == 400:  # the state is not at version 12 yet
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    assert writer.open().status == 201
     yield writer
     connection.close()
 
