@@ -21,7 +21,7 @@ class SteppedReader(ABC, Generic[EventT]):
     __slots__ = ("_at", "_need", "_rest", "_unread")
 
     HEADER_OCTETS: ClassVar[int]
-    """Octets of the stream that show the length of a frame."""
+    """Octets at the beginning of a frame that show its length."""
 
     def __init__(self) -> None:
         self._unread = b""
@@ -39,8 +39,8 @@ class SteppedReader(ABC, Generic[EventT]):
         return bool(self._unread)
 
     @property
-    def unparsed_bytes(self) -> int:
-        """Octets of memory that are held unparsed."""
+    def held_bytes(self) -> int:
+        """Octets of memory that this reader holds for its peer."""
         return len(self._rest) + len(self._unread) - self._at
 
     def feed(self, data: bytes) -> list[EventT]:
