@@ -21,22 +21,23 @@ from qq.amqp10.sections import (
     decode_section,
     find_sections,
     first_from,
+    section_items,
 )
-from qq.amqp10.values import DESCRIBED, FREE, SMALL_ULONG, STRINGS, VARIABLE, Item, Symbol, items
+from qq.amqp10.values import FREE, STRINGS, VARIABLE, Item, Symbol
 from qq.octets import octets_of, text_of
 from qq.stored.attributes10 import PUBLISH_SEQ, SEQUENCE_MAX, attributes_of
 from qq.stored.known import remembers
 from qq.stored.properties import DURATION_MAX_MS, follows, undelayed
+from qq.stored.similar import VALUES_MAX, Skeleton, skeleton_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from qq.stored.properties import Attributes
 
-VALUES_MAX = 32
-"""Values of a message that may differ in messages of the same shape; with more values, only equal messages have it."""
+SHAPE_BYTES_MAX = 2048
+"""Octets before the body of the longest message that a link remembers, which bounds the memory of very many links."""
 _USER_ID = MessageProperties._fields.index("user_id")
-_USUAL = bytes((DESCRIBED, SMALL_ULONG))
 _SEQUENCE_NAME = PUBLISH_SEQ.encode()
 _U32 = Struct(">I")
 _NO_PROPERTIES = MessageProperties()
@@ -53,9 +54,7 @@ class _LinkShape(NamedTuple):
 
     head: bytes
     """The octets up to the size of its data section, which is its body."""
-    layout: Struct
-    """Divides a message into the octets that must be equal, without the values that may differ."""
-    fixed: tuple[bytes, ...]
+    skeleton: Skeleton
     texts: tuple[slice, ...]
     """Values that must be ASCII. Other texts might not be UTF-8."""
     is_short: bool
@@ -65,6 +64,22 @@ class _LinkShape(NamedTuple):
     attributes: Attributes | None
     sequence: Item | None
     """The value of the annotation `x-publish-seq`."""
+    is_plain: bool
+    """Whether the stored form of such messages is that of the link, and all have the same attributes."""
+
+    def fits(self, message: bytes) -> bool:
+        """Return whether all sections before the body are valid, because they are like those of the shape."""
+        body = len(self.head)
+        if not message.startswith(self.head):
+            if not self.skeleton.fits(message):
+                return False
+            for text in self.texts:
+                if not message[text].isascii():
+                    return False
+        rest = len(message) - body
+        if self.is_short:
+            return rest > 0 and 1 + message[body] == rest
+        return rest >= 4 and 4 + _U32.unpack_from(message, body)[0] == rest
 
 
 class PublishedSections:
@@ -90,13 +105,21 @@ class PublishedSections:
         """
         first: Attributes | None = None
         alike: list[bytes] = []
+        shape = self._shape
         for message in messages:
-            try:
-                found, stored = self._read(message)
-            except ConditionError:
-                if alike:
-                    yield first, alike
-                raise
+            if shape is not None and shape.is_plain and shape.fits(message):
+                found, stored = shape.attributes, message
+                if alike and found is first:
+                    alike.append(message)
+                    continue
+            else:
+                try:
+                    found, stored = self._read(message)
+                except ConditionError:
+                    if alike:
+                        yield first, alike
+                    raise
+                shape = self._shape
             if found is not None and found.delay_ms > delay_max_ms:
                 found = undelayed(found)
             if not alike:
@@ -111,7 +134,7 @@ class PublishedSections:
     def _read(self, message: bytes) -> tuple[Attributes | None, bytes]:
         """Return the attributes of a message, and its stored form."""
         shape = self._shape
-        if shape is not None and _has_shape(message, shape):
+        if shape is not None and shape.fits(message):
             found, sequence = shape.attributes, shape.sequence
             begin, end = shape.cut
             if sequence is not None and found is not None:
@@ -169,10 +192,10 @@ def decode_properties(section: bytes) -> MessageProperties:
 
 
 def _shape_of(message: bytes, sections: Sections, found: Attributes | None) -> _LinkShape | None:
-    """Return the shape of a message, or `None` if its body is not a single data section in the usual encoding."""
+    """Return the shape of a message, or `None` if it is not remembered: its body must be a usual data section."""
     body = sections.body + 4
     begin = message[sections.body : body]
-    if begin not in (SHORT_DATA, LONG_DATA) or sections.footer:
+    if begin not in (SHORT_DATA, LONG_DATA) or sections.footer or body > SHAPE_BYTES_MAX:
         return None
     is_short = begin == SHORT_DATA
     if body + (1 + message[body] if is_short else 4 + _U32.unpack_from(message, body)[0]) != len(message):
@@ -182,26 +205,22 @@ def _shape_of(message: bytes, sections: Sections, found: Attributes | None) -> _
     values += _values_of(message, sections)
     if len(values) > VALUES_MAX:
         values = []
-    layout, at = ">", 0
-    for value in values:
-        layout += f"{value.at - at}s{value.end - value.at}x"
-        at = value.end
-    struct = Struct(f"{layout}{body - at}s")
     return _LinkShape(
         message[:body],
-        struct,
-        struct.unpack_from(message),
+        skeleton_of(message, body, [(value.at, value.end) for value in values]),
         tuple(slice(value.at, value.end) for value in values if value.code in STRINGS),
         is_short,
         (sections.delivery_annotations, sections.message_annotations),
         found,
         sequence,
+        sections.delivery_annotations == sections.message_annotations
+        and (found is None or not (found.publisher or found.delay_ms)),
     )
 
 
 def _sequence_of(message: bytes, sections: Sections) -> Item | None:
     """Return the place of the annotation `x-publish-seq`, if its value has octets."""
-    found = _items_of(message, sections.message_annotations, sections.properties)
+    found = section_items(message, sections.message_annotations, sections.properties)
     for key, value in zip(found[::2], found[1::2], strict=True):
         if message[key.at : key.end] == _SEQUENCE_NAME and value.code in FREE:
             return value
@@ -210,28 +229,7 @@ def _sequence_of(message: bytes, sections: Sections) -> Item | None:
 
 def _values_of(message: bytes, sections: Sections) -> list[Item]:
     """Return the values of properties and application properties that may differ in a message of the same shape."""
-    properties = _items_of(message, sections.properties, sections.application_properties)
-    named = _items_of(message, sections.application_properties, sections.body)
+    properties = section_items(message, sections.properties, sections.application_properties)
+    named = section_items(message, sections.application_properties, sections.body)
     values = [*properties[:_USER_ID], *properties[_USER_ID + 1 :], *named[1::2]]
     return [value for value in values if value.code in FREE or value.code in VARIABLE]
-
-
-def _items_of(message: bytes, begin: int, end: int) -> list[Item]:
-    if message[begin : begin + 2] != _USUAL or begin == end:
-        return []
-    return items(message, begin + 3, end)
-
-
-def _has_shape(message: bytes, shape: _LinkShape) -> bool:
-    """Return whether all sections before the body are valid, because they are like those of the shape."""
-    body = len(shape.head)
-    if not message.startswith(shape.head):
-        layout = shape.layout
-        if len(message) <= layout.size or layout.unpack_from(message) != shape.fixed:
-            return False
-        for text in shape.texts:
-            if not message[text].isascii():
-                return False
-    if shape.is_short:
-        return len(message) > body and body + 1 + message[body] == len(message)
-    return len(message) >= body + 4 and body + 4 + _U32.unpack_from(message, body)[0] == len(message)

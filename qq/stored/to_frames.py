@@ -4,7 +4,7 @@ The rules are RabbitMQ's (mc_amqpl.erl, convert_from). Parts without a counterpa
 group sequence, characters, decimals, described values.
 
 Invariant: each message that was accepted (publishing10.py) can be converted, and the result is valid. Headers beyond
-`TABLE_BYTES_MAX` octets are left out.
+`HEADERS_BYTES_MAX` octets are left out.
 """
 
 from __future__ import annotations
@@ -22,16 +22,23 @@ from qq.amqp10.sections import (
     PROPERTIES,
     SHORT_DATA,
     MessageHeader,
+    MessageProperties,
     code_at,
     decode_section,
     first_from,
     joined_data,
+    section_items,
 )
 from qq.amqp10.values import (
+    STRINGS,
+    ULONG,
+    UUID,
+    VARIABLE,
     Array,
     Byte,
     Float,
     Int,
+    Item,
     Long,
     Short,
     Symbol,
@@ -45,6 +52,7 @@ from qq.amqp10.values import (
     decode,
 )
 from qq.octets import octets_of
+from qq.stored import layout
 from qq.stored.attributes10 import delay_ms
 from qq.stored.editing import body_frames, short_string, sized
 from qq.stored.fields import join_properties, property_of
@@ -52,11 +60,14 @@ from qq.stored.known import remembers
 from qq.stored.layout import FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD
 from qq.stored.leading import read_leading
 from qq.stored.publishing10 import decode_properties
-from qq.tables import NAME_BYTES_MAX, TABLE_BYTES_MAX
+from qq.stored.similar import RecentReplacements, Replaced, Replacement, replacement
+from qq.tables import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+HEADERS_BYTES_MAX = 120 * 1024
+"""Octets of the headers of a message. With all other properties they fit into a frame of the usual size."""
 ENCODED_TYPE = "amqp-1.0"
 """The property `type` of a message with encoded sections instead of data as its body."""
 BASIC_TYPE = "x-basic-type"
@@ -72,6 +83,18 @@ _SECOND_MS = 1000
 _MASK = 2**64 - 1
 
 _USUAL_DATA = SHORT_DATA[:3]
+_URN_OCTETS = 45
+_FROM_ANNOTATIONS = frozenset((b"CC", b"timestamp_in_ms"))
+"""Headers that stand for annotations, besides those with the prefix `x-`."""
+_VARIED = layout.MESSAGE_ID | layout.CORRELATION_ID | layout.TIMESTAMP | layout.HEADERS
+PLACES = {
+    MessageProperties._fields.index("message_id"): layout.MESSAGE_ID,
+    MessageProperties._fields.index("correlation_id"): layout.CORRELATION_ID,
+    MessageProperties._fields.index("creation_time"): layout.TIMESTAMP,
+}
+"""Places of properties in their section, and the flags of their counterparts."""
+_SAME_OCTETS = frozenset((0x50, 0x51, 0x60, 0x61, 0x70, 0x71, 0x80, 0x81, 0x72, 0x82))
+"""Constructors of numbers that are encoded alike in both protocols."""
 _CONTENT_CLASS = 60
 _END = bytes([FRAME_END])
 _HEADER = Struct(">BHIHHQ")
@@ -79,6 +102,7 @@ _HEADER_OCTETS = 12
 """Octets of a content header's payload before its properties."""
 _BODY = Struct(">BHI")
 _LENGTH = Struct(">I")
+_U64 = Struct(">Q")
 
 
 def to_frames(messages: Sequence[bytes], channel: int, frame_max: int) -> list[bytes]:
@@ -89,16 +113,22 @@ def to_frames(messages: Sequence[bytes], channel: int, frame_max: int) -> list[b
     converted: list[bytes] = []
     begin: bytes | None = None
     """The last message up to the constructor of its data section; None if its body is different."""
-    stop, properties = 0, b""
+    stop, properties, has_data = 0, b"", True
     for message in messages:
         if begin is None or not message.startswith(begin):
-            stop = first_from(message, DATA)
-            has_data = stop == len(message) or code_at(message, stop) == DATA
-            properties = (_properties_of_data if has_data else _properties_of_encoded)(message[:stop])
-            begin = message[: stop + 3] if message[stop : stop + 3] == _USUAL_DATA else None
-            body = _joined(message, stop) if has_data else message[stop:]
-        else:
-            body = _joined(message, stop)
+            known = _similar.convert(message)
+            if known is not None:
+                properties, stop = known
+                has_data, begin = True, message[: stop + len(_USUAL_DATA)]
+            else:
+                stop = first_from(message, DATA)
+                has_data = stop == len(message) or code_at(message, stop) == DATA
+                properties = (_properties_of_data if has_data else _properties_of_encoded)(message[:stop])
+                begin = None
+                if message.startswith(_USUAL_DATA, stop):
+                    begin = message[: stop + len(_USUAL_DATA)]
+                    _similar.add(_replacement(message, stop, properties), stop)
+        body = _joined(message, stop) if has_data else message[stop:]
         size = len(body)
         header = _HEADER.pack(
             FRAME_HEADER, channel, _HEADER_OCTETS + len(properties), _CONTENT_CLASS, 0, size
@@ -109,6 +139,70 @@ def to_frames(messages: Sequence[bytes], channel: int, frame_max: int) -> list[b
             frames = (body_frames(body, channel, frame_max),)
         converted.append(b"".join((header, properties, _END, *frames)))
     return converted
+
+
+def _replacement(message: bytes, stop: int, properties: bytes) -> Replacement | None:
+    """Return the replacement of ids, time and headers in messages like this; `None` without such values."""
+    header = _HEADER.pack(FRAME_HEADER, 0, 0, _CONTENT_CLASS, 0, 0) + properties
+    present = layout.flags(header)
+    if not present & _VARIED:
+        return None
+    begin = first_from(message, PROPERTIES)
+    end = first_from(message, APPLICATION_PROPERTIES, begin)
+    values: list[Replaced] = []
+    found = section_items(message, begin, end)
+    for place, flag in PLACES.items():
+        if place < len(found) and present & flag:
+            at = layout.place(header, flag)
+            values += _replaced(found[place], at - layout.FLAGS_AT, header[at], flag)
+    if present & layout.HEADERS:
+        places = {name: at for name, _, at, _ in layout.pairs(header, layout.place(header, layout.HEADERS))}
+        named = section_items(message, end, stop)
+        for key, item in zip(named[::2], named[1::2], strict=True):
+            name = message[key.at : key.end]
+            if name in places and not name.startswith(b"x-") and name not in _FROM_ANNOTATIONS:
+                values += _replaced_field(item, places[name] - layout.FLAGS_AT)
+    return replacement(message, stop + len(_USUAL_DATA), properties, values)
+
+
+def _replaced(item: Item, at: int, octet: int, flag: int) -> Iterator[Replaced]:
+    """Yield the place of a property at `at` of the result, where `octet` is, if its value can be replaced."""
+    size = item.end - item.at
+    if flag == layout.TIMESTAMP:
+        yield Replaced(item.at, item.end, at, at + size, _seconds_octets)
+    elif item.code in STRINGS and size <= _SHORT_BYTES_MAX:
+        yield Replaced(item.at, item.end, at + 1, at + 1 + size)
+    elif item.code == UUID:
+        yield Replaced(item.at, item.end, at + 1, at + 1 + _URN_OCTETS, _urn_octets)
+    elif item.code == ULONG:
+        yield Replaced(item.at, item.end, at, at + 1 + octet, _digits)
+
+
+def _replaced_field(item: Item, at: int) -> Iterator[Replaced]:
+    """Yield the place of a header whose type is at `at` of the result, if its value can be replaced."""
+    size = item.end - item.at
+    if item.code in VARIABLE:
+        yield Replaced(item.at, item.end, at + 5, at + 5 + size)
+    elif item.code in _SAME_OCTETS:
+        yield Replaced(item.at, item.end, at + 1, at + 1 + size)
+
+
+def _seconds_octets(milliseconds: bytes) -> bytes:
+    seconds = _seconds(int.from_bytes(milliseconds, signed=True))
+    return _U64.pack(seconds)
+
+
+def _digits(number: bytes) -> bytes:
+    return short_string(str(int.from_bytes(number)))
+
+
+def _urn_octets(uuid: bytes) -> bytes:
+    return _urn(uuid).encode()
+
+
+def _urn(uuid: bytes) -> str:
+    text = uuid.hex()
+    return f"urn:uuid:{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def _joined(message: bytes, at: int) -> bytes:
@@ -123,6 +217,10 @@ def _joined(message: bytes, at: int) -> bytes:
     ):
         return message[at + 8 :]
     return joined_data(message, at, first_from(message, FOOTER, at))
+
+
+_similar: RecentReplacements[int] = RecentReplacements()
+"""Replacements, each with the position of the body."""
 
 
 @remembers
@@ -140,18 +238,18 @@ def _properties(head: bytes, message_type: str | None) -> bytes:
     at = first_from(head, PROPERTIES)
     stop = first_from(head, APPLICATION_PROPERTIES, at)
     header, encoded = read_leading(head[:at])
-    annotations = {str(key): decode(value) for key, value in encoded if isinstance(key, Symbol)}
+    headers = headers_of((str(key), value) for key, value in encoded if isinstance(key, Symbol))
+    message_type = message_type or _type_of(encoded)
     properties = decode_properties(head[at:stop])
     named: dict[Value, Value] = decode_section(head[stop:]) if stop < len(head) else {}
-    headers = _headers_of(annotations)
     values: dict[str, str | int | None] = _header_properties(header) | {
         "content_type": properties.content_type,
         "content_encoding": properties.content_encoding,
         "correlation_id": _id_text(properties.correlation_id, "x-correlation-id", headers),
         "reply_to": _reply_to(properties.reply_to),
         "message_id": _id_text(properties.message_id, "x-message-id", headers),
-        "timestamp": _seconds(properties.creation_time),
-        "message_type": message_type or _text(annotations.get(BASIC_TYPE)),
+        "timestamp": None if properties.creation_time is None else _seconds(properties.creation_time),
+        "message_type": message_type,
         "user_id": _user(properties.user_id),
         "app_id": properties.group_id,
     }
@@ -178,10 +276,11 @@ def _header_properties(header: MessageHeader) -> dict[str, str | int | None]:
     }
 
 
-def _headers_of(annotations: dict[str, Value]) -> dict[str, bytes]:
-    """Return the headers for annotations, encoded, by their names."""
+def headers_of(annotations: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+    """Return the headers for annotations by their names. Values are encoded, here and there."""
     headers: dict[str, bytes] = {}
-    for name, value in annotations.items():
+    for name, encoded in annotations:
+        value = decode(encoded)
         match name:
             case "x-cc":
                 _add(headers, "CC", field_of(value))
@@ -207,7 +306,7 @@ def _add(headers: dict[str, bytes], name: str, field: bytes | None) -> None:
 def _table(headers: dict[str, bytes]) -> bytes:
     """Return the table of headers, as many as it has room for."""
     pairs: list[bytes] = []
-    left = TABLE_BYTES_MAX
+    left = HEADERS_BYTES_MAX
     for name, field in headers.items():
         pair = short_string(name) + field
         if len(pair) <= left:
@@ -224,8 +323,7 @@ def _id_text(value: ULong | Uuid | bytes | str | None, name: str, headers: dict[
         case ULong():
             return str(int(value))
         case Uuid():
-            text = value.hex()
-            return f"urn:uuid:{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+            return _urn(value)
         case str() if len(value.encode()) <= _SHORT_BYTES_MAX:
             return value
         case str():
@@ -254,17 +352,18 @@ def _user(octets: bytes | None) -> str | None:
         return None
 
 
-def _text(value: Value) -> str | None:
-    return str(value) if isinstance(value, str) else None
+def _type_of(annotations: Iterable[tuple[Value, bytes]]) -> str | None:
+    for key, encoded in annotations:
+        if key == BASIC_TYPE:
+            value = decode(encoded)
+            return str(value) if isinstance(value, str) else None
+    return None
 
 
-def _seconds(milliseconds: int | None) -> int | None:
+def _seconds(milliseconds: int) -> int:
     """Return a time in seconds, rounded towards zero. AMQP 0-9-1 has no negative times, so these wrap."""
-    return None if milliseconds is None else int(_truncated(milliseconds)) & _MASK
-
-
-def _truncated(milliseconds: int) -> int:
-    return milliseconds // _SECOND_MS if milliseconds >= 0 else -(-milliseconds // _SECOND_MS)
+    seconds = milliseconds // _SECOND_MS if milliseconds >= 0 else -(-milliseconds // _SECOND_MS)
+    return seconds & _MASK
 
 
 # --- values of headers
@@ -290,7 +389,7 @@ def _binary(value: bytes) -> bytes:
 
 
 def _timestamp(value: Timestamp) -> bytes:
-    return _fixed_timestamp(_truncated(value) & _MASK)
+    return _fixed_timestamp(_seconds(value))
 
 
 def _array(values: Iterable[Value]) -> bytes:
