@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from chaos.history import Process, Recorder
+    from chaos.workloads.lease_requests import LeaseConnector
     from chaos.workloads.transport import Endpoint, Transport
 
 PREFETCH = 20
@@ -82,6 +83,8 @@ class World:
     """Messages per second that the workload publishes."""
     run: str
     """A name that is unique among the runs against the same cluster."""
+    lease_connector: LeaseConnector | None = None
+    """Connects readers of leases; None if the run has no workload that needs it."""
 
     def random(self, client: str) -> Random:
         return Random(f"{self.seed}/{client}")
