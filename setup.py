@@ -15,7 +15,7 @@ shutil.rmtree(Path(__file__).parent / "build" / "lib", ignore_errors=True)
 
 setup(
     packages=[
-        *find_packages(include=["qq", "qq.*", "qq_spark"]),
+        *find_packages(include=["qq", "qq.*", "qq_spark", "qq_spark.*"]),
         *(f"qq.bundled.{package}" for package in find_packages(include=["cluster", "cluster.*"])),
     ],
     package_dir={"qq.bundled.cluster": "cluster"},

@@ -261,6 +261,11 @@ class NodeLimits:
     """
     http_request_max: int = 0
     """Concurrent requests of users; further requests are answered with 503. 0: half of the connections, 128 at most."""
+    lease_stream_max: int = 16
+    """Streams of leased messages that a node writes at a time; further requests are answered with 503.
+
+    Each takes up to 10 MiB of memory, and a user has half of them at most. Further readers go to other nodes, or wait.
+    """
     http_header_timeout_s: float = 10.0
     """Seconds that a request's header may take, from its first byte or from the accepted socket."""
     http_body_timeout_s: float = 60.0
@@ -289,7 +294,8 @@ class NodeLimits:
     node_uncommitted_bytes: int = 128 * 1024 * 1024
     """The same for all connections together: the memory that a node without a majority may use.
 
-    Above it, the node refuses new connections.
+    Above it, the node refuses new connections to the virtual hosts that have more than an equal share of it (an eighth
+    at most).
     """
     connection_publishes_per_s: int = 0
     """Messages that a connection may publish in a second; above it, reading from it pauses for a while. 0: no limit."""

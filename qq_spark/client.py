@@ -1,16 +1,18 @@
 """A client of groups and leases over HTTP, which asks the next node of the cluster when a node fails.
 
-Invariant: each request may be repeated, so a request ends with the answer of a node, or after `retry_s` seconds. A read
-yields each row of its part once and in order, also if nodes fail in the middle of the answer.
+Invariant: each request may be repeated, so a request ends with the answer of a node, or after `retry_s` seconds of
+failures. Pauses for busy nodes do not count, because these answer, and say when to ask again. A read yields each row of
+its part once and in order, also if nodes fail in the middle of the answer.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import ssl
 import time
 from base64 import b64encode
-from contextlib import closing
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import quote, urlencode, urlsplit
@@ -18,7 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from qq_spark.errors import QueueSourceError, Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from qq_spark.arrow import RecordBatch
@@ -29,8 +31,13 @@ _PAUSE_S = 0.2
 """Seconds between two rounds of all nodes."""
 _RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 """Statuses with which a request is repeated at the next node."""
+_ARROW = "application/vnd.apache.arrow.stream"
 _FENCES_TRIED = 20
+_BUSY = (429, 503)
+"""Statuses of a busy node, if the answer says when to ask again (`Retry-After`)."""
+_BUSY_PAUSE_MAX_S = 10.0
 _NO_OBJECT = 404
+_NO_ARROW = 501
 _FENCED = (409, 412)
 
 
@@ -54,6 +61,8 @@ class Lease(NamedTuple):
     number: int
     messages: int
     bytes: int
+    taken_ms: int
+    """When the lease was taken, in milliseconds since 1970."""
 
 
 class Group(NamedTuple):
@@ -85,8 +94,8 @@ class Parts(NamedTuple):
 WHOLE = Parts()
 
 
-class LeaseClient:
-    """Opens groups of the queues of a virtual host, and takes, reads and commits leases."""
+class NodesClient:
+    """Sends requests to the nodes of a cluster, and repeats a failed request at the next node."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -106,12 +115,54 @@ class LeaseClient:
         for node in self._nodes:
             node.close()
 
+    # Requests
+
+    def _request(self, method: str, path: str, body: Mapping[str, object] | bytes | None = None) -> Any:
+        attempts = _Attempts(self._access)
+        while True:
+            try:
+                with self._node().answer(method, path, body) as answer:
+                    octets = answer.read()
+            except Refusal as refusal:
+                if method == "DELETE" and refusal.status == _NO_OBJECT and attempts.count:
+                    return None  # an earlier attempt has removed it
+                raise
+            except (OSError, HTTPException) as error:
+                self._failed(attempts, f"{method} {path}: {_reason(error)}", error)
+                continue
+            return json.loads(octets) if octets else None
+
+    @contextmanager
+    def _stream(self, path: str) -> Generator[HTTPResponse]:
+        """Yield an answer. Afterwards, close its connection unless the answer was read to its end."""
+        node = self._node()
+        with node.answer("GET", path) as answer:
+            try:
+                yield answer
+            finally:
+                if not answer.isclosed():
+                    node.close()
+
+    def _node(self) -> _Node:
+        return self._nodes[self._next % len(self._nodes)]
+
+    def _failed(self, attempts: _Attempts, reason: str, error: Exception) -> None:
+        """Go on with the next node. Raise QueueSourceError when the time for repetitions has passed."""
+        node = self._node()
+        node.close()
+        self._next += 1
+        attempts.failed(f"{node.name}: {reason}", error.pause_s if isinstance(error, _Later) else 0.0)
+
+
+class LeaseClient(NodesClient):
+    """Opens groups of the queues of a virtual host, and takes, reads and commits leases."""
+
     # Queues and groups
 
     def queues(self) -> list[str]:
         """Return the names of the queues of the virtual host."""
         found = self._request(
-            "GET", f"/api/queues/{_quoted(self._access.vhost)}?disable_stats=true&columns=name"
+            "GET", f"/api/queues/{quoted(self._access.vhost)}?disable_stats=true&columns=name"
         )
         return [queue["name"] for queue in found]
 
@@ -195,6 +246,7 @@ class LeaseClient:
         path = f"{self._path(queue, group, number)}/messages?{urlencode(query)}"
         self._next = parts.part  # tasks that read in parallel begin at different nodes
         attempts, rows = _Attempts(self._access), 0
+        without_arrow: set[str] = set()
         while True:
             try:
                 known = rows
@@ -206,38 +258,19 @@ class LeaseClient:
                             rows += fresh.num_rows
                             attempts = _Attempts(self._access)
                             yield fresh
+                    answer.read()  # the end of the answer, so that its connection can be used again
                     return
+            except Refusal as refusal:
+                without_arrow.add(self._node().name)
+                if refusal.status != _NO_ARROW or len(without_arrow) == len(self._nodes):
+                    raise
+                self._next += 1
             except (OSError, HTTPException, ArrowException) as error:
-                self._failed(attempts, f"GET {path}: {_reason(error)}")
-
-    # Requests
+                self._failed(attempts, f"GET {path}: {_reason(error)}", error)
 
     def _path(self, queue: str, group: str, lease: int | None = None) -> str:
-        path = f"/api/queues/{_quoted(self._access.vhost)}/{_quoted(queue)}/groups/{_quoted(group)}"
+        path = f"/api/queues/{quoted(self._access.vhost)}/{quoted(queue)}/groups/{quoted(group)}"
         return path if lease is None else f"{path}/leases/{lease}"
-
-    def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
-        attempts = _Attempts(self._access)
-        while True:
-            try:
-                with self._node().answer(method, path, body) as answer:
-                    octets = answer.read()
-            except (OSError, HTTPException) as error:
-                self._failed(attempts, f"{method} {path}: {_reason(error)}")
-                continue
-            return json.loads(octets) if octets else None
-
-    def _stream(self, path: str) -> HTTPResponse:
-        return self._node().answer("GET", path)
-
-    def _node(self) -> _Node:
-        return self._nodes[self._next % len(self._nodes)]
-
-    def _failed(self, attempts: _Attempts, reason: str) -> None:
-        """Go on with the next node. Raise QueueSourceError when the time for repetitions has passed."""
-        self._node().close()
-        self._next += 1
-        attempts.failed(f"{self._node().name} {reason}" if len(self._nodes) == 1 else reason)
 
 
 class _Attempts:
@@ -246,20 +279,29 @@ class _Attempts:
     def __init__(self, access: Access) -> None:
         self._access = access
         self._end = time.monotonic() + access.retry_s
-        self._count = 0
+        self.count = 0
+        """Attempts that failed."""
 
-    def failed(self, reason: str) -> None:
-        self._count += 1
-        if time.monotonic() > self._end:
+    def failed(self, reason: str, pause_s: float) -> None:
+        """Count a failed attempt, and wait after a round of all nodes. `pause_s` is the pause for a busy node."""
+        self.count += 1
+        if time.monotonic() > self._end and not pause_s:
             raise QueueSourceError(
                 f"no node of {', '.join(self._access.urls)} answered in {self._access.retry_s:g} s: {reason}"
             )
-        if self._count % len(self._access.urls) == 0:
-            time.sleep(_PAUSE_S)
+        if self.count % len(self._access.urls) == 0:
+            pause_s *= random.uniform(0.5, 1.0)  # noqa: S311 - tasks that were refused together ask apart
+            self._end += pause_s
+            time.sleep(max(pause_s, _PAUSE_S))
 
 
 class _Later(OSError):
     """A node cannot serve a request now."""
+
+    def __init__(self, reason: str, pause_s: float) -> None:
+        """`pause_s` is the pause that a busy node wants; 0 for a node that is not busy."""
+        self.pause_s = pause_s
+        super().__init__(reason)
 
 
 class _Node:
@@ -284,10 +326,15 @@ class _Node:
     def close(self) -> None:
         self._connection.close()
 
-    def answer(self, method: str, path: str, body: Mapping[str, object] | None = None) -> HTTPResponse:
+    def answer(
+        self, method: str, path: str, body: Mapping[str, object] | bytes | None = None
+    ) -> HTTPResponse:
         """Send a request, and return a good answer. Raise Refusal, OSError, HTTPException."""
-        content = None if body is None else json.dumps(body).encode()
-        headers = self._headers if body is None else self._headers | {"Content-Type": "application/json"}
+        content, headers = None, self._headers
+        if isinstance(body, bytes):
+            content, headers = body, headers | {"Content-Type": _ARROW}
+        elif body is not None:
+            content, headers = json.dumps(body).encode(), headers | {"Content-Type": "application/json"}
         self._connection.request(method, self._prefix + path, content, headers)
         answer = self._connection.getresponse()
         if answer.status < 300:
@@ -295,12 +342,20 @@ class _Node:
         with closing(answer):
             reason = _refusal_reason(answer.read(65536), answer)
         if answer.status in _RETRIED:
-            raise _Later(f"{answer.status} {reason}")
+            raise _Later(f"{answer.status} {reason}", _pause_s(answer))
         if answer.status == 401:
             reason = f"the cluster refuses user '{self._user}': {reason}"
         elif answer.status == _NO_OBJECT and reason == "Not Found":
-            reason = f"{self.name} knows no groups of queues: it runs an older release, or is no node of qq"
+            reason = (
+                f"{self.name} knows neither groups nor sinks: it runs an older release, or is no node of qq"
+            )
         raise Refusal(answer.status, reason)
+
+
+def _pause_s(answer: HTTPResponse) -> float:
+    """Return the seconds after which a busy node wants to be asked again, or 0."""
+    text = answer.headers.get("Retry-After", "")
+    return min(float(text), _BUSY_PAUSE_MAX_S) if answer.status in _BUSY and text.isdigit() else 0.0
 
 
 def _refusal_reason(octets: bytes, answer: HTTPResponse) -> str:
@@ -315,7 +370,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return quote(name, safe="")
 
 
@@ -335,4 +390,4 @@ def _group(document: dict[str, Any]) -> Group:
 
 
 def _lease(document: dict[str, Any]) -> Lease:
-    return Lease(document["lease"], document["messages"], document["bytes"])
+    return Lease(document["lease"], document["messages"], document["bytes"], document["taken_at"])

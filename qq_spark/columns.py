@@ -12,7 +12,7 @@ from qq_spark.errors import QueueSourceError
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from qq_spark.arrow import Array, RecordBatch, Schema
+    from qq_spark.arrow import Array, DataType, RecordBatch, Schema
 
 COLUMNS = {
     "body": ("binary", "string"),
@@ -52,6 +52,18 @@ def arrow_schema(schema: StructType) -> Schema:
     """Return the Arrow schema of a data frame."""
     import pyarrow as pa  # noqa: PLC0415 - only tasks need it
 
+    return pa.schema(
+        [
+            pa.field(field.name, arrow_type(field.dataType.simpleString()), field.nullable)
+            for field in schema.fields
+        ]
+    )
+
+
+def arrow_type(name: str) -> DataType:
+    """Return the Arrow type of a type of Spark."""
+    import pyarrow as pa  # noqa: PLC0415 - only tasks need it
+
     types = {
         "binary": pa.binary(),
         "string": pa.string(),
@@ -60,12 +72,7 @@ def arrow_schema(schema: StructType) -> Schema:
         "int": pa.int32(),
         "bigint": pa.int64(),
     }
-    return pa.schema(
-        [
-            pa.field(field.name, types[field.dataType.simpleString()], field.nullable)
-            for field in schema.fields
-        ]
-    )
+    return types[name]
 
 
 def converted(batch: RecordBatch, schema: Schema, queue: str) -> RecordBatch:

@@ -17,14 +17,9 @@ if TYPE_CHECKING:
 LEASE_MESSAGES_MAX = 1_000_000
 """Most messages of a lease."""
 _NUMBER_MAX = 2**53
+_ACCESS = ("url", "user", "password", "passwordFile", "caFile", "vhost", "retrySeconds")
 _NAMES = (
-    "url",
-    "user",
-    "password",
-    "passwordFile",
-    "caFile",
-    "vhost",
-    "retrySeconds",
+    *_ACCESS,
     "queue",
     "queues",
     "queuePattern",
@@ -38,6 +33,10 @@ _NAMES = (
     "maxMessages",
     "holdSeconds",
 )
+_WRITER_NAMES = (*_ACCESS, "queue", "exchange", "routingKey", "guarantee", "sink", "epoch")
+EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
+_SPARKS_OWN = ("checkpointLocation", "path")
+"""Options that Spark itself adds for a writer."""
 _STREAM_ONLY = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "queues", "queuePattern")
 _BATCH_ONLY = ("leases", "maxMessages", "holdSeconds")
 _SNAPSHOT_ONLY = ("maxMessages", "holdSeconds", "order", "exclusive")
@@ -120,6 +119,47 @@ def batch_options(given: Mapping[str, str]) -> BatchOptions:
     )
 
 
+class WriterOptions(NamedTuple):
+    """Options of writers."""
+
+    access: Access
+    defaults: dict[str, str]
+    """Exchange and routing key of rows without these columns."""
+    is_exactly_once: bool
+    sink: str | None
+    """Name of the sink; `None` is a name for the query, or for the batch."""
+    epoch: int | None
+    """Number of a batch that is written to a named sink, such as in `foreachBatch`."""
+
+
+def writer_options(given: Mapping[str, str], *, is_stream: bool) -> WriterOptions:
+    """Return the options of a writer. Raise QueueSourceError."""
+    values = _Values(given, _WRITER_NAMES, _SPARKS_OWN)
+    queue = values.text("queue", "")
+    if queue:
+        values.refuse(("exchange", "routingKey"), "contradicts option 'queue'")
+    guarantee = values.text("guarantee", EXACTLY_ONCE)
+    if guarantee not in (EXACTLY_ONCE, AT_LEAST_ONCE):
+        raise QueueSourceError(
+            f"option 'guarantee' must be '{EXACTLY_ONCE}' or '{AT_LEAST_ONCE}': '{guarantee}'"
+        )
+    if guarantee == AT_LEAST_ONCE:
+        values.refuse(("sink", "epoch"), f"contradicts option 'guarantee' ({AT_LEAST_ONCE})")
+    sink, epoch = values.text("sink", "") or None, None
+    if is_stream:
+        values.refuse(("epoch",), "is for write: a stream has the numbers of its batches")
+    elif sink is not None or values.text("epoch", ""):
+        values.text("sink")
+        epoch = values.number("epoch", None, 0)
+    return WriterOptions(
+        values.access(),
+        {"exchange": values.text("exchange", ""), "routing_key": queue or values.text("routingKey", "")},
+        guarantee == EXACTLY_ONCE,
+        sink,
+        epoch,
+    )
+
+
 def _lease_numbers(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,15})(?:-(\d{1,15}))?", text)
     if found is None or int(found[2] or found[1]) < int(found[1]):
@@ -130,15 +170,17 @@ def _lease_numbers(text: str) -> tuple[int, int]:
 class _Values:
     """Options by their names in lower case."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    def __init__(
+        self, given: Mapping[str, str], names: tuple[str, ...] = _NAMES, ignored: tuple[str, ...] = ()
+    ) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
-        known = {name.lower(): name for name in _NAMES}
+        known = {name.lower(): name for name in names}
         for name in self._given:
-            if name not in known:
+            if name not in known and name not in map(str.lower, ignored):
                 near = get_close_matches(name, known, 1)
                 hint = f" (is '{known[near[0]]}' meant?)" if near else ""
                 raise QueueSourceError(
-                    f"option '{name}' is unknown{hint}; the options are: {', '.join(_NAMES)}"
+                    f"option '{name}' is unknown{hint}; the options are: {', '.join(names)}"
                 )
 
     def refuse(self, names: tuple[str, ...], reason: str) -> None:
@@ -152,8 +194,8 @@ class _Values:
             raise QueueSourceError(f"option '{name}' is missing")
         return value
 
-    def number(self, name: str, default: int, low: int = 1, high: int = _NUMBER_MAX) -> int:
-        text = self.text(name, str(default))
+    def number(self, name: str, default: int | None, low: int = 1, high: int = _NUMBER_MAX) -> int:
+        text = self.text(name, None if default is None else str(default))
         if not re.fullmatch(r"\d{1,16}", text) or not low <= int(text) <= high:
             raise QueueSourceError(f"option '{name}' must be a whole number from {low} to {high}: '{text}'")
         return int(text)
@@ -168,13 +210,13 @@ class _Values:
             raise QueueSourceError(f"option 'exclusive' must be 'true' or 'false': '{exclusive}'")
         settings = {"order": order, "exclusive": exclusive == "true"}
         return SourceOptions(
-            self._access(),
+            self.access(),
             self.text("group", "") or None,
             settings,
             self.number("partitions", 4, high=10_000),
         )
 
-    def _access(self) -> Access:
+    def access(self) -> Access:
         urls = tuple(url.strip() for url in self.text("url").split(",") if url.strip())
         for url in urls:
             try:

@@ -1,7 +1,8 @@
 """The micro-batches of a stream: its groups, its leases and its offsets.
 
 An offset is `{queue: {"queue": number of the queue, "first": lease, "next": lease}}`: `first` is the first lease that
-the stream reads of this queue, and `next` the first lease behind the offset.
+the stream reads of this queue, and `next` the first lease behind the offset. If leases before a batch were released
+unread, its end has `from`, the first lease of the batch.
 
 Invariant: the leases between two offsets are a function of these offsets. A lease is committed only after Spark has
 recorded the batch with this lease as finished.
@@ -62,9 +63,8 @@ class _Reading:
         self.committed = group.committed
         self.first = group.committed + 1
         self.leases = {lease.number: lease for lease in group.leases}
-        self.next = max(self.leases, default=group.committed) + 1
-        """The number of the next new lease."""
         self.last = max(group.last_lease, group.committed)
+        """The highest lease that was ever taken."""
         self.allowed: int | None = None
         """Messages that may still be leased with `Trigger.AvailableNow`; `None` without a bound."""
 
@@ -73,10 +73,17 @@ class _Reading:
 
     def add(self, lease: Lease) -> None:
         self.leases[lease.number] = lease
-        self.last = max(self.last, lease.number)
-        self.next = lease.number + 1
+        self.last = lease.number
         if self.allowed is not None:
             self.allowed -= lease.messages
+
+    def following(self, begin: int) -> range:
+        """Return the first open leases from `begin` on that have no released lease among them."""
+        first = min((number for number in self.leases if number >= begin), default=begin)
+        end = first
+        while end in self.leases:
+            end += 1
+        return range(first, end)
 
 
 class Planner:
@@ -116,21 +123,21 @@ class Planner:
         readings = self._sorted()
         is_idle = True
         for number, reading in enumerate(readings):
-            if start is None:
-                known, begin = reading.start(), reading.next
-            else:
-                known = start.get(reading.queue) or reading.start()
-                begin = known["next"]
-                self._check(reading, known)
+            known = (start or {}).get(reading.queue) or reading.start()
+            begin = known["next"]
+            self._check(reading, known)
             # Leases that an earlier driver took and did not plan come first.
-            if begin == reading.next:
+            if start is None or not reading.following(begin):
                 left = len(readings) - number
                 taken = self._take(reading, Limits(limits.messages // left, limits.bytes // left))
                 limits = Limits(limits.messages - taken.messages, limits.bytes - taken.bytes)
-            if reading.next != begin:
+            batch = reading.following(begin)
+            if batch:
                 is_idle = False
-            if reading.next != begin or start is None:
-                end[reading.queue] = known | {"next": reading.next}
+                skipped = {"from": batch.start} if batch.start > begin else {}
+                end[reading.queue] = known | skipped | {"next": batch.stop}
+            elif start is None:
+                end[reading.queue] = known
         self._is_idle = is_idle
         if is_idle and start is not None:
             self.commit(start)  # Spark itself would commit the last batch only when it plans a further batch
@@ -170,6 +177,7 @@ class Planner:
         leases: list[tuple[str, Lease]] = []
         for queue, position in sorted(end.items()):
             begin = start[queue]["next"] if queue in start else position["first"]
+            begin = max(begin, position.get("from", begin))
             if begin == position["next"]:
                 continue
             reading = self._reading(queue)
@@ -213,9 +221,6 @@ class Planner:
         elif position["next"] > reading.last + 1:
             reason = f"group '{self._options.group}' of queue '{reading.queue}' was ended and opened again"
         else:
-            reading.next = max(
-                reading.next, position["next"]
-            )  # an operator may have released the last leases
             return
         raise QueueSourceError(
             f"{reason} since this checkpoint, so its batches cannot be read again. Start with a new checkpoint"
@@ -234,7 +239,7 @@ class Planner:
                 break
             room = max(share.bytes, 1) - octets
             lease = self._client.take(
-                reading.queue, self._options.group, reading.fence, reading.next, wanted, room
+                reading.queue, self._options.group, reading.fence, reading.last + 1, wanted, room
             )
             if lease is None:
                 break

@@ -12,13 +12,21 @@ import uuid
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 
 from qq_spark.client import LeaseClient
 from qq_spark.columns import SCHEMA, arrow_schema, check_columns, converted
 from qq_spark.errors import QueueSourceError, Refusal
-from qq_spark.options import batch_options, stream_options
+from qq_spark.options import batch_options, stream_options, writer_options
 from qq_spark.planner import NO_LIMITS, Limits, Planner, Slice, divided
+from qq_spark.sink import QueueStreamWriter, QueueWriter, check_sink_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,6 +79,16 @@ class QueueSource(DataSource):
         check_columns(schema)
         return QueueStreamReader(stream_options(self.options), schema)
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        options = writer_options(self.options, is_stream=False)
+        check_sink_columns(schema, options, overwrite=overwrite)
+        return QueueWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        options = writer_options(self.options, is_stream=True)
+        check_sink_columns(schema, options, overwrite=overwrite)
+        return QueueStreamWriter(options)
+
 
 def _read(access: Access, schema: StructType, partition: InputPartition) -> Iterator[RecordBatch]:
     """Yield the messages of a partition, in order."""
@@ -111,7 +129,8 @@ class QueueReader(DataSourceReader):
             return group.leases
         leases: list[Lease] = []
         wanted = options.messages
-        for number in range(group.committed + 1, group.committed + 1 + _SNAPSHOT_LEASES_MAX):
+        first = max(group.committed, group.last_lease) + 1
+        for number in range(first, first + _SNAPSHOT_LEASES_MAX):
             lease = client.take(
                 options.queue, self._group, group.fence, number, min(wanted, 1_000_000), NO_LIMITS.bytes
             )

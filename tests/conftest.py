@@ -8,6 +8,7 @@ import os
 import signal
 from contextlib import ExitStack
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,10 @@ FIRST = [
 
 # Seconds that a test has to clean up after its timeout, before its process ends.
 CLEANUP_S = 120.0
+TESTS_PER_COLLECTION = 200
+"""Tests of a process between two full collections of garbage."""
+_ended = count(1)
+"""Counts the tests that have ended in this process."""
 
 _SHARED = pytest.StashKey[dict[str, Any]]()
 
@@ -157,8 +162,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """Exclude imported modules and collected tests from garbage collection, because scanning them slows all tests."""
+    """Exclude imported modules and collected tests from garbage collection, because scanning them slows all tests.
+
+    Full collections come between tests only. They take half a second, which tests of times would measure.
+    """
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], 2**31 - 1)
     gc.enable()
 
 
@@ -177,6 +186,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+        if next(_ended) % TESTS_PER_COLLECTION == 0:
+            gc.collect()
 
 
 def _timeout_s(item: pytest.Item) -> float:

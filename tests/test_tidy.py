@@ -120,7 +120,7 @@ def test_all_requirement_files_pin_the_same_versions() -> None:
         assert mine == {name: pinned.setdefault(name, version) for name, version in mine.items()}
 
 
-@pytest.mark.parametrize("name", ["run", "oauth2", "tracing", "chaos", "docs", "dev"])
+@pytest.mark.parametrize("name", ["run", "arrow", "oauth2", "tracing", "chaos", "docs", "dev"])
 def test_requirement_file_has_all_dependencies_of_the_package(name: str) -> None:
     """An image is built from this file alone: an outdated file breaks the build."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from chaos.pipeline import java
 from qq.errors import OperatingError
+from qq_spark.java_output import errors_to, telling_line
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -91,7 +92,7 @@ def _start(master: str, log: Path, settings: dict[str, str]) -> SparkSession:
         )
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with _errors_to(log):
+    with errors_to(log):
         try:
             return builder.getOrCreate()
         except FAILURES as error:
@@ -100,31 +101,11 @@ def _start(master: str, log: Path, settings: dict[str, str]) -> SparkSession:
             ) from error
 
 
-@contextmanager
-def _errors_to(log: Path) -> Generator[None]:
-    """Redirect standard error to a file: the Java process inherits it, and keeps it."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
 def brief(error: BaseException) -> str:
     """Return the first line of Spark's error, without the trace of its calls."""
     if isinstance(error, GONE):
         return "its Java process is gone"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    # Py4J's first line only says that an error occurred; the second line has the error.
-    return lines[1].removeprefix(": ") if lines[0].startswith("An error occurred") and lines[1:] else lines[0]
+    return telling_line(error)
 
 
 def collect(table: RDD[T]) -> list[T]:

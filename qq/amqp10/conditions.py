@@ -13,7 +13,16 @@ class Condition(Enum):
 
     DECODE_ERROR = "amqp:decode-error"
     INVALID_FIELD = "amqp:invalid-field"
+    ILLEGAL_STATE = "amqp:illegal-state"
+    NOT_ALLOWED = "amqp:not-allowed"
+    NOT_IMPLEMENTED = "amqp:not-implemented"
+    FRAME_SIZE_TOO_SMALL = "amqp:frame-size-too-small"
     FRAMING_ERROR = "amqp:connection:framing-error"
+    WINDOW_VIOLATION = "amqp:session:window-violation"
+    HANDLE_IN_USE = "amqp:session:handle-in-use"
+    UNATTACHED_HANDLE = "amqp:session:unattached-handle"
+    TRANSFER_LIMIT_EXCEEDED = "amqp:link:transfer-limit-exceeded"
+    MESSAGE_SIZE_EXCEEDED = "amqp:link:message-size-exceeded"
 
 
 class ConditionError(Exception):
@@ -40,3 +49,23 @@ class BadFrame(ConditionError):
     """Octets that are no frame, or a frame that the peer must not send."""
 
     condition = Condition.FRAMING_ERROR
+
+
+class EngineError(ConditionError):
+    """An error in the order or in the numbers of valid frames."""
+
+    def __init__(self, condition: Condition, description: str) -> None:
+        self.condition = condition
+        super().__init__(description)
+
+
+class ConnectionFailure(EngineError):
+    """An error that closes the connection."""
+
+
+class SessionFailure(EngineError):
+    """An error that ends the session."""
+
+
+class LinkFailure(EngineError):
+    """An error that detaches the link."""

@@ -63,11 +63,6 @@ def outcome_frame(channel: int, first: int, last: int, outcome: bytes) -> bytes:
     )
 
 
-def transfer_count(size: int, frame_max: int) -> int:
-    """Return how many transfers a message of this size takes, each a place in the window of the session."""
-    return max(1, -(-size // (frame_max - TRANSFER_OVERHEAD)))
-
-
 class Outgoing10(NamedTuple):
     """A link on which the server sends."""
 
@@ -99,7 +94,7 @@ def deliveries(
         ids = [delivery_id & ID_MASK for delivery_id in ids]
     if max(sizes) >= link.frame_max:  # the transfer of a part may take an octet more
         for delivery_id, head, body in zip(ids, heads, bodies, strict=True):
-            _send_parts(link, delivery_id, head + body, out)
+            delivery_in_parts(link, delivery_id, head + body, out)
         return
     # `map` and interleaved slices take less than half the time of a loop.
     frames = [b""] * (3 * count)
@@ -109,12 +104,12 @@ def deliveries(
     out += frames
 
 
-def _send_parts(link: Outgoing10, delivery_id: int, message: bytes, out: list[bytes]) -> None:
-    """Append the transfers of a message that takes several frames, perhaps."""
+def delivery_in_parts(link: Outgoing10, delivery_id: int, message: bytes, out: list[bytes]) -> None:
+    """Append the transfers of a message that takes several frames, perhaps. Each item of `out` is a frame."""
     room = link.frame_max - TRANSFER_OVERHEAD
     tag = _TAG.pack(delivery_id)
     transfer = TransferFrame(link.handle, delivery_id, tag, 0, link.is_settled)
-    for at in range(0, len(message), room):
+    for at in range(0, len(message) or 1, room):
         body = encode_composite(transfer._replace(more=at + room < len(message)))
         out.append(_frame(StreamStage.AMQP, link.channel, body + message[at : at + room]))
         transfer = TransferFrame(link.handle)

@@ -82,6 +82,12 @@ HANG_UP_CHECK_S = 1.0
 """Seconds between checks for a hang-up of a client that is not read while its publishes wait for a limit."""
 HUNG_UP = (b"\x07", b"\x08")
 """TCP socket states of Linux (tcp_states.h): closed, and CLOSE_WAIT, in which the peer has closed the connection."""
+SHORT_READ_BYTES = 4096
+"""Octets of a read that costs too little to be charged."""
+READ_S_PER_BYTE = 0.5e-9
+"""Seconds of the processor that the system and the event loop take to read an octet, before the connection's turn.
+
+Discarded octets cost little more than this, such as the octets after a connection.close."""
 PUBLISH_CACHE_MAX = 1024
 """Distinct basic.publish methods (exchange, routing key, flags) cached in decoded form for each connection."""
 GUESSES = {
@@ -360,6 +366,8 @@ class ClientConnection(FlowControlledProtocol):
         later, data = self._later_unread, b""
         if not (later and self._amqp.has_more):
             data, self._unread = self._unread, later.pop(0) if later else b""
+        if len(data) > SHORT_READ_BYTES:
+            self._turns.charge(len(data) * READ_S_PER_BYTE)
         self._process(self._amqp.receive, data)
         partial_bytes = self._amqp.partial_bytes
         if partial_bytes or self._partial_bytes:
@@ -627,7 +635,7 @@ class ClientConnection(FlowControlledProtocol):
             text = f"connection refused: node connection limit ({limit}) is reached"
             self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, text, 10, 40))
             return
-        if self._broker.is_full:
+        if self._broker.is_full_for(vhost):
             # Without a majority, clients that reconnect again and again would fill the node's memory.
             text = f"connection refused: {self._broker.why_full}"
             self.fail(ConnectionFault(ReplyCode.RESOURCE_ERROR, text, 10, 40))

@@ -122,6 +122,30 @@ KINDS = (
             "prefetch_count": "prefetch",
         },
     ),
+    Kind(
+        "groups",
+        (
+            "vhost",
+            "queue",
+            "name",
+            "open_leases",
+            "messages_leased",
+            "lag.messages",
+            "lag.age_ms",
+            "idle_ms",
+            "owner",
+            "fence",
+        ),
+        ("groups", "{}"),
+        titles={
+            "open_leases": "leases",
+            "messages_leased": "leased",
+            "lag.messages": "lag",
+            "lag.age_ms": "age",
+            "idle_ms": "idle",
+        },
+        texts={"lag.age_ms": duration, "idle_ms": duration},
+    ),
     Kind("users", ("name", "tags", "limits")),
     Kind(
         "vhosts", ("name", "description", "tags", "default_queue_type", "messages", "protected_from_deletion")

@@ -63,6 +63,19 @@ def queue_object(vhost: str, name: str) -> ApiObject:
     return vhost_object("queue", vhost, name, "queues")
 
 
+def group_object(vhost: str, queue: str, name: str) -> ApiObject:
+    text = f"group {quoted(name)} of queue {quoted(queue)} in {quoted(vhost)}"
+    return ApiObject(text, path_of("queues", vhost, queue, "groups", name))
+
+
+def fence_of(node: Remote, group: ApiObject) -> int:
+    """Return the fence of a group, which a change by an operator must name, too. Raises CommandError."""
+    fence = node.send("GET", group.path, expected=(HTTPStatus.OK,), missing=group.text).document.get("fence")
+    if not isinstance(fence, int):
+        raise node.foreign_answer()
+    return fence
+
+
 def exchange_object(vhost: str, name: str) -> ApiObject:
     return vhost_object("exchange", vhost, name, "exchanges")
 

@@ -68,24 +68,41 @@ def with_node(function: Command) -> Command:
     """
 
     @wraps(function)
+    def run(*target: Any, timeout: float | None = None, ca_file: Any, **options: Any) -> int:
+        from qq.cli.client.target import remote  # noqa: PLC0415
+
+        return function(remote(*target, ca_file=ca_file, timeout_s=timeout), **options)
+
+    return _with_target(run)
+
+
+def with_target(function: Command) -> Command:
+    """Add the options that choose the node and the login; call the command with a `Context` and a `ClientLogin`."""
+
+    @wraps(function)
+    def run(*chosen: Any, ca_file: Any, **options: Any) -> int:
+        from qq.cli.client.target import target  # noqa: PLC0415
+
+        return function(*target(*chosen, ca_file=ca_file), **options)
+
+    return _with_target(run)
+
+
+def _with_target(function: Command) -> Command:
+    @wraps(function)
     def run(
         urls: tuple[str, ...],
         context: str | None,
         user: str | None,
         password: str | None,
         password_file: Any,
-        ca_file: Any,
-        timeout: float | None = None,
         **options: Any,
     ) -> int:
         if password is not None and password_file is not None:
             raise click.UsageError("give either --password or --password-file")
         if urls and context is not None:
             raise click.UsageError("give either --url or --context")
-        from qq.cli.client.target import remote  # noqa: PLC0415
-
-        node = remote(urls, context, user, password, password_file, ca_file=ca_file, timeout_s=timeout)
-        return function(node, **options)
+        return function(urls, context, user, password, password_file, **options)
 
     for option in reversed(_NODE_OPTIONS):
         run = option(run)
@@ -165,6 +182,28 @@ _BINDING_OPTIONS = (
     click.option("--routing-key", type=NAME, default="", metavar="KEY", help="[default: the empty key]"),
     with_arguments,
 )
+
+
+_GROUP_OPTIONS = (
+    click.option("--queue", type=REQUIRED, required=True, metavar="NAME", help="Queue of the group."),
+    click.option("--group", "name", type=REQUIRED, required=True, metavar="NAME", help="Name of the group."),
+    with_vhost,
+)
+
+
+def with_group(function: Command) -> Command:
+    """Add the options that name a group of a queue; call the command with the `ApiObject` of the group."""
+
+    @wraps(function)
+    def run(*arguments: Any, queue: str, name: str, vhost: str, **options: Any) -> int:
+        from qq.cli.objects import group_object  # noqa: PLC0415
+
+        return function(*arguments, group=group_object(vhost, queue, name), **options)
+
+    command: Command = run
+    for option in reversed(_GROUP_OPTIONS):
+        command = option(command)
+    return command
 
 
 def with_binding(function: Command) -> Command:

@@ -204,6 +204,10 @@ KINDS: Mapping[str, KindOfFinding] = {
         "Check the consumer: it is stuck, or does not acknowledge.",
         "{} consumers have held a message for long",
     ),
+    "group-silent": _warning(
+        "If its job is gone, start it again, or return its messages: `qq close group --release`.",
+        "{} groups hold leases, and are silent",
+    ),
     "dead-letters": _warning(
         "Check why consumers reject messages or fail, and check the dead-letter queue.",
         "{} queues reject messages or deliver them too often",

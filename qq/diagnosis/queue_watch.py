@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from heapq import heappush, heapreplace
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from qq.diagnosis.findings import Finding, queue_subject
 from qq.diagnosis.words import hours, ms, number, waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 REPORTED_MAX = 10
 """Queues reported for each code at most: those with the most messages."""
@@ -37,6 +37,9 @@ TRAVEL_COMMITS = 3
 Its acknowledgement must be committed before the next message leaves.
 """
 SMALL_PREFETCH = 10
+SILENT_MS = 1_800_000
+"""Milliseconds without a command after which a group is silent: it is reported if it holds leases, and it no longer
+stands for consumers. It is the default of RabbitMQ's consumer_timeout."""
 
 
 class QueueFacts(NamedTuple):
@@ -64,6 +67,8 @@ class QueueFacts(NamedTuple):
     """Number of messages delivered or fetched, as far as this node has seen."""
     expires_to_exchange: bool
     """Whether messages in the queue expire and then go to a dead-letter exchange."""
+    is_leased: bool = False
+    """Whether a group of the queue has sent a command within `SILENT_MS`: it stands for consumers."""
     keeps_dead_letters: bool = False
     """Whether the queue has no consumers, and other queues dead-letter messages to it for operators."""
 
@@ -86,17 +91,37 @@ class HeldFacts(NamedTuple):
     unacked: int
 
 
-class HeldWatch:
-    """Finds consumers that have held a message for half of their acknowledgement timeout."""
+class GroupFacts(NamedTuple):
+    """A group that holds leases, and has sent no command for long."""
 
-    def __init__(self) -> None:
-        self._oldest: list[tuple[int, int, HeldFacts]] = []
+    vhost: str
+    queue: str
+    group: str
+    owner: str
+    since_ms: int
+    """When its last command was carried out, in milliseconds since 1970."""
+    idle_ms: int
+    leases: int
+    messages: int
+
+
+Holder = TypeVar("Holder", HeldFacts, GroupFacts)
+
+
+class HeldWatch(Generic[Holder]):
+    """Finds holders of messages that have kept these for long: consumers, or groups."""
+
+    def __init__(self, holders: str, finding: Callable[[Holder], Finding]) -> None:
+        """`holders` is the plural noun for the holders, and `finding` makes the finding of a holder."""
+        self._holders = holders
+        self._finding = finding
+        self._oldest: list[tuple[int, int, Holder]] = []
         self._count = 0
         self.findings: list[Finding] = []
         """Findings of the last complete pass."""
 
-    def record(self, facts: HeldFacts) -> None:
-        """Add a consumer that holds a message for too long to the pass under way."""
+    def record(self, facts: Holder) -> None:
+        """Add a holder that has kept messages for too long to the pass under way."""
         self._count += 1
         row = -facts.since_ms, -self._count, facts
         if len(self._oldest) < REPORTED_MAX:
@@ -105,15 +130,16 @@ class HeldWatch:
             heapreplace(self._oldest, row)
 
     def end_pass(self) -> None:
-        self.findings = [_held(facts) for _, _, facts in sorted(self._oldest, reverse=True)]
+        self.findings = [self._finding(facts) for _, _, facts in sorted(self._oldest, reverse=True)]
         others = self._count - len(self._oldest)
         if others:
             text = f"the same holds for {others:,} more"
-            self.findings.append(Finding("unacked-long", "other consumers", text, objects=others))
+            code = self.findings[0].code
+            self.findings.append(Finding(code, f"other {self._holders}", text, objects=others))
         self._oldest, self._count = [], 0
 
 
-def _held(facts: HeldFacts) -> Finding:
+def held_by_consumer(facts: HeldFacts) -> Finding:
     subject = f"consumer '{facts.tag}' of {queue_subject(facts.vhost, facts.queue)}"
     held, left = number(facts.unacked, "unacknowledged message"), hours(facts.timeout_ms / 1000)
     text = (
@@ -121,6 +147,14 @@ def _held(facts: HeldFacts) -> Finding:
         "closed"
     )
     return Finding("unacked-long", subject, text, facts.since_ms, ("queue", facts.vhost, facts.queue))
+
+
+def held_by_group(facts: GroupFacts) -> Finding:
+    subject = f"group '{facts.group}' of {queue_subject(facts.vhost, facts.queue)}"
+    held = f"{number(facts.messages, 'message')} in {number(facts.leases, 'open lease')}"
+    owner = f"its owner '{facts.owner}'" if facts.owner else "its owner"
+    text = f"{owner} has sent no request for {hours(facts.idle_ms / 1000)}, and it has {held}"
+    return Finding("group-silent", subject, text, facts.since_ms, ("queue", facts.vhost, facts.queue))
 
 
 class _History:
@@ -255,7 +289,8 @@ def _growth(seen: _History, facts: QueueFacts, now_ms: int) -> str | None:
 def _consumers(
     seen: _History, facts: QueueFacts, now_ms: int, commit_s: float
 ) -> Iterator[tuple[str, int, str]]:
-    is_lone = facts.ready > 0 and not facts.consumers and facts.taken == seen.taken and not _delays(facts)
+    has_readers = facts.consumers > 0 or facts.is_leased
+    is_lone = facts.ready > 0 and not has_readers and facts.taken == seen.taken and not _delays(facts)
     seen.lone_since = _since(seen.lone_since, now_ms, is_so=is_lone)
     if _lasts(seen.lone_since, now_ms) and facts.keeps_dead_letters:
         yield (

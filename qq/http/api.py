@@ -32,10 +32,11 @@ from qq.http.endpoints.queues import QueueEndpoints
 from qq.http.endpoints.replicas import ReplicaEndpoints
 from qq.http.endpoints.sessions import LoginEndpoints
 from qq.http.endpoints.shovels import ShovelEndpoints
+from qq.http.endpoints.sinks import SinkEndpoints
 from qq.http.endpoints.topology import BindingEndpoints, ExchangeEndpoints
 from qq.http.endpoints.users import UserEndpoints
 from qq.http.endpoints.vhosts import VhostEndpoints
-from qq.http.page.event_stream import STREAMS_MAX, LiveEndpoint
+from qq.http.page.event_stream import LiveEndpoint
 from qq.http.page.health_events import HealthEvents
 from qq.http.page.live_views import LiveViews
 from qq.http.page.oauth2_login import OAuth2Endpoints
@@ -46,20 +47,21 @@ _REST = r"{rest:[\s\S]+}"
 """Any rest of a path. Names of users and virtual hosts may contain line breaks, which "." does not match."""
 
 if TYPE_CHECKING:
+    from qq.http.base.listener import HttpLimits
     from qq.http.base.node_view import NodeView
     from qq.http.base.repeated_checks import RepeatedChecks
     from qq.management.management import Management
 
 
 def routes(
-    view: NodeView, management: Management, repeated: RepeatedChecks, streams_max: int = STREAMS_MAX
+    view: NodeView, management: Management, repeated: RepeatedChecks, limits: HttpLimits
 ) -> list[web.RouteDef]:
     """Return all routes below /api, except for those of app.py. `repeated` gets the health checks."""
     live = LiveViews(view, management)
     resources = (
         LiveEndpoint(
             live.by_name(),
-            streams_max,
+            limits.requests // 2,
             partial(is_logged_in_still, management),
             HealthEvents(view).newest,
         ),
@@ -70,7 +72,8 @@ def routes(
         DoctorEndpoint(management),
         ReplicaEndpoints(view, management),
         QueueEndpoints(management),
-        LeaseEndpoints(management),
+        LeaseEndpoints(management, limits.lease_streams),
+        SinkEndpoints(management),
         MoveEndpoints(management),
         ShovelEndpoints(management),
         ExchangeEndpoints(management),

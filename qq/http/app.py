@@ -103,7 +103,7 @@ def build_app(
     )
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
     app.on_response_prepare.append(_add_headers)
-    of_api = api.routes(view, management, repeated, limits.requests // 2)
+    of_api = api.routes(view, management, repeated, limits)
     app.add_routes(
         [
             web.get("/", _page),

@@ -26,6 +26,7 @@ from qq.machine.handlers.operating import OperatorHandlers
 from qq.machine.handlers.publishing import PublishHandlers
 from qq.machine.handlers.reading import ReadAnswers
 from qq.machine.handlers.registry import HANDLERS, bound_handlers, check_handlers
+from qq.machine.handlers.sinking import SinkHandlers
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import decode_commands, keep, message_sizes
 from qq.machine.protocol.effects import DeadLettered, Known, OriginEvicted
@@ -123,6 +124,8 @@ class QueueMachine:
         publishing = self._publishing = PublishHandlers(core)
         self.groups = GroupHandlers(core)
         """The groups of queues, and the refusals of their commands. `adopt` makes a new object."""
+        self.sinks = SinkHandlers(core, publishing)
+        """The sinks, and the refusals of their commands. `adopt` makes a new object."""
         parts = (
             publishing,
             ConsumerHandlers(core),
@@ -131,6 +134,7 @@ class QueueMachine:
             OperatorHandlers(core),
             MoveHandlers(core, publishing),
             self.groups,
+            self.sinks,
         )
         self.costs = Costs(core, _COSTS)
         """Estimates of the cost of commands, for building batches. `adopt` makes a new object."""

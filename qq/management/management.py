@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from qq.management.changes.changes import Changes
 from qq.management.changes.leases import Leases
 from qq.management.changes.operations import Operations
+from qq.management.changes.sinks import Sinks
 from qq.management.logins.web_sessions import WebSessions
 from qq.management.node_queries import NodeQueries
 from qq.management.nodes.backups import Backups
@@ -46,6 +47,7 @@ class Management:
 
     queues: QueueReports
     leases: Leases
+    sinks: Sinks
     consumers: ConsumerReports
     clients: ClientReports
     catalog: CatalogReports
@@ -92,6 +94,7 @@ def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: S
     return Management(
         queues=QueueReports(broker, group, statistics, sorted_objects),
         leases=Leases(broker, group, statistics.entry_times),
+        sinks=Sinks(broker),
         consumers=ConsumerReports(broker),
         clients=clients,
         catalog=CatalogReports(broker, own.product, sorted_objects),

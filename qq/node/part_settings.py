@@ -81,6 +81,7 @@ def http_limits(config: NodeConfig, connections: int) -> HttpLimits:
     return HttpLimits(
         connections=connections,
         requests=limits.http_request_max or min(connections // 2, HTTP_REQUESTS_MAX),
+        lease_streams=limits.lease_stream_max,
         header_timeout_s=limits.http_header_timeout_s,
         body_timeout_s=limits.http_body_timeout_s,
         idle_timeout_s=limits.http_idle_timeout_s,

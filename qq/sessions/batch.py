@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cluster.runtime.ports import Buffer
-    from qq.machine.protocol.commands import Command, Enqueue, Publish, StoreFragment
+    from qq.machine.protocol.commands import Command, Enqueue, Publish, StageMessages, StoreFragment
 
 BATCH_BYTES_MAX = 256 * 1024
 """Octets at which a batch is full. A larger batch hardly raises throughput, and makes the next requests wait longer."""
@@ -117,7 +117,7 @@ class Batch:
     def publish(
         self,
         payer: Payer,
-        command: Enqueue | Publish | StoreFragment,
+        command: Enqueue | Publish | StageMessages | StoreFragment,
         messages: Sequence[Buffer],
         steps: int,
         size: int,

@@ -278,6 +278,16 @@ class Broker:
     def is_full(self) -> bool:
         return self.submissions.pending_bytes > self.limits.node_uncommitted_bytes
 
+    def is_full_for(self, vhost: str) -> bool:
+        """Return whether a client may not connect to the virtual host, because requests fill the memory.
+
+        Clients of a virtual host with few pending requests have room in a node that other virtual hosts have filled.
+        """
+        if not self.is_full:
+            return False
+        pending = self.submissions.tenant(vhost).pending_bytes
+        return pending > self.limits.node_uncommitted_bytes // self.submissions.tenant_shares
+
     @property
     def is_full_for_operators(self) -> bool:
         """Whether operators' requests have no room either. At most `limits.requests` of them run at a time."""

@@ -51,12 +51,14 @@ class Growing(Part, Protocol):
 class Tenant:
     """Lanes that share a place in the order of tenants: those of a virtual host's connections, or the node's own."""
 
-    __slots__ = ("__weakref__", "is_waiting", "lanes", "time")
+    __slots__ = ("__weakref__", "is_waiting", "lanes", "pending_bytes", "time")
 
     def __init__(self) -> None:
         self.lanes: FairQueue[Lane] = FairQueue(AHEAD)
         self.is_waiting = False
         self.time: float = 0
+        self.pending_bytes = 0
+        """Octets that the connections have requested and the log has not taken in, ended connections included."""
 
 
 class Lane:
@@ -79,7 +81,9 @@ class Lane:
         0."""
 
     def count_uncommitted(self, size: int) -> None:
-        """Report `size` octets to the payer, if there is one, that the log has yet to take in; negative if it has."""
+        """Report `size` octets to tenant and payer that the log has yet to take in; negative if it has."""
+        if self.tenant is not None:
+            self.tenant.pending_bytes += size
         if self.payer is not None:
             self.payer.count_uncommitted(size)
 
@@ -102,6 +106,11 @@ class Lanes:
         if tenant is None:
             tenant = self._tenants[vhost] = Tenant()
         return tenant
+
+    @property
+    def tenants(self) -> int:
+        """The number of tenants that have a lane, without the node itself."""
+        return len(self._tenants)
 
     def enter(self, lane: Lane) -> bool:
         """Add a lane that had no requests until now. Return whether it was served little compared with the rest."""
@@ -139,6 +148,8 @@ class Lanes:
 
     def clear(self) -> list[Lane]:
         """Discard all orders. Return the lanes that had requests, with their requests."""
+        for tenant in self._tenants.values():
+            tenant.pending_bytes = 0
         return [lane for tenant in self._queue.clear() for lane in tenant.lanes.clear()]
 
     def _tenant_of(self, lane: Lane) -> Tenant:

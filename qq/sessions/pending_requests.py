@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from qq.machine.handlers.cost_estimate import Costs
-    from qq.machine.protocol.commands import Command, Settlement
+    from qq.machine.protocol.commands import Command, Settlement, StageMessages
     from qq.sessions.batch import Batch
     from qq.sessions.lanes import Lane
     from qq.sessions.ports import Publisher
@@ -67,6 +67,26 @@ class PendingCommand:
     def add_to(self, batch: Batch, lane: Lane) -> None:
         """Add the command to the batch, at the price that `price` has computed."""
         batch.add(lane, self._command, self._steps, self.size)
+
+
+class PendingStep:
+    """Messages for a sink that wait in a lane, with their command."""
+
+    __slots__ = ("_command", "_messages", "size")
+
+    def __init__(self, command: StageMessages, messages: Sequence[bytes]) -> None:
+        self._command = command
+        self._messages = messages
+        self.size = bytes_of_command(command) + sum(map(len, messages)) + MESSAGE_BYTES * len(messages)
+
+    def take(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
+        steps = costs.staging_steps(self._command)
+        if steps is None:
+            return PartOutcome.PUT_OFF
+        if not batch.has_room(steps, self.size):
+            return PartOutcome.NO_ROOM
+        batch.publish(lane, self._command, self._messages, steps, self.size)
+        return PartOutcome.TAKEN
 
 
 class Callback(NamedTuple):

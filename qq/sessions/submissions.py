@@ -28,6 +28,7 @@ from qq.sessions.pending_requests import (
     OpenEnqueue,
     OpenSettlement,
     PendingCommand,
+    PendingStep,
     bytes_of_command,
 )
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from cluster.runtime.ports import Runtime
     from qq.machine.machine import QueueMachine
-    from qq.machine.protocol.commands import Command, Settlement
+    from qq.machine.protocol.commands import Command, Settlement, StageMessages
     from qq.sessions.lanes import Part, Tenant
     from qq.sessions.ports import Log, Publisher
 
@@ -67,6 +68,8 @@ time."""
 COST_IN_FLIGHT_MAX = 2 * BATCH_STEPS_MAX
 """Cost of the batches under way, in steps with octets, at which no more batches are submitted."""
 
+TENANT_SHARES_MIN = 8
+"""Shares of the memory for requests, at least, of which each virtual host has one."""
 WEIGHT_STEPS = 1000
 """Steps for a weight of 1, which is a millisecond."""
 
@@ -176,6 +179,11 @@ class Submissions:
         """Return the tenant of the connections to this virtual host (`Lane.tenant`)."""
         return self._lanes.tenant(vhost)
 
+    @property
+    def tenant_shares(self) -> int:
+        """The number of equal shares of this node's memory for requests. Each tenant has room for one of them."""
+        return max(TENANT_SHARES_MIN, self._lanes.tenants)
+
     # Requests
 
     def cost_of(self, command: Command) -> int:
@@ -258,6 +266,11 @@ class Submissions:
         lane.settlements.clear()
         transaction = OpenCommit(commit, parts, partial(self._refuse_commit, lane, refuse))
         self._enqueue(lane, transaction, transaction.size)
+
+    def stage(self, command: StageMessages, messages: Sequence[bytes], lane: Lane) -> None:
+        """Submit a step of a sink with its messages; `check_command` must have accepted the command."""
+        pending = PendingStep(command, messages)
+        self._enqueue(lane, pending, pending.size)
 
     def _pending_command(self, command: Command) -> PendingCommand:
         return PendingCommand(self._node, command, bytes_of_command(command))

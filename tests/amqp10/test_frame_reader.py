@@ -209,7 +209,7 @@ def _frames(data: bytes) -> Any:
 
 
 def list32_frame(performative: Any, channel: int, payload: bytes = b"") -> bytes:
-    """Return a frame whose list has sizes of 4 octets, as go-amqp writes it."""
+    """Return a frame with a list of 4-octet sizes, as go-amqp writes a list."""
     body = encode_composite(performative)
     assert body[3] == 0xC0
     return raw_frame(
@@ -286,7 +286,7 @@ def test_flows_of_any_shape_are_read_exactly(write: Any) -> None:
 
 
 def test_octets_of_an_equal_frame_may_differ_in_size() -> None:
-    """A small id and another constructor with an octet behind it take as many octets, and mean different ids."""
+    """Ids of the constructors smalluint and ubyte take two octets each, and only the former is an id."""
     small = frame(DispositionFrame(True, 1, 5, True, AcceptedState()))
     boolean = small.replace(b"\x52\x05", b"\x50\x05")
     events = reader_of_frames().feed(small * 3 + boolean)

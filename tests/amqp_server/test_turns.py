@@ -219,6 +219,21 @@ def test_client_is_not_read_while_its_octets_wait(
     assert not any(waiting)
 
 
+def test_reads_are_charged_when_their_octets_are_discarded(broker: LoneBroker, client: RawClient) -> None:
+    """Clients that wrote on after connection.close were read 256 KiB in each pass, each of them, without a limit."""
+    [connection] = broker.broker.connections.values()
+    client.call(0, commands.Connection.Close(200, "", 0, 0), commands.Connection.CloseOk)
+
+    def read() -> int:
+        reads = 0
+        while not connection.unread_bytes and reads < 100:
+            connection.data_received(many(HEARTBEAT))
+            reads += 1
+        return reads
+
+    assert broker.call(read) < 20
+
+
 def test_client_that_hangs_up_loses_its_unserved_methods(broker: LoneBroker, client: RawClient) -> None:
     with held_up(broker):
         client.write(many(PASSIVE) + DECLARE)

@@ -30,6 +30,7 @@ from pamqp import commands, header
 from pamqp.body import ContentBody
 
 from qq.http import api
+from qq.http.base.listener import HttpLimits
 from qq.testing import ClusterNode, LocalCluster
 from tests.benchmarks.connections import Client, Row, allow_files, connected, shown
 
@@ -46,7 +47,7 @@ LONGER_MS = 5.0
 
 def resources() -> list[str]:
     """Return all readable paths of the API without a parameter."""
-    routes = api.routes(*[cast("Any", None)] * 3)
+    routes = api.routes(*[cast("Any", None)] * 3, HttpLimits())
     paths = {each.path.removesuffix("/") for each in routes if each.method == "GET" and "{" not in each.path}
     return sorted({*paths, "/api/cluster"} - {*UNWATCHED})
 

@@ -8,6 +8,8 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Said
+
+    from qq.testing import ClusterNode
 
     Qq = Callable[..., Said]
 
@@ -428,3 +432,86 @@ def test_refusal_in_the_words_of_rabbitmq_is_explained(qq: Qq) -> None:
         "",
     )
     assert "no such user: declare it first. (vhost_or_user_not_found)" in qq(*permission).errors
+
+
+@pytest.mark.parametrize("group", ["readers", "a/b", "é ☃", "..", "\x1b[31mred", "x" * 255])
+def test_groups_and_leases_are_listed_released_and_closed(
+    qq: Qq, real_node: ClusterNode, vhost: str, group: str
+) -> None:
+    queue = "q/ü"
+    place = "--vhost", vhost, "--queue", queue, f"--group={group}"
+    assert qq("declare", "queue", "--name", queue, "--vhost", vhost).status == 0
+    assert (
+        qq(
+            "declare",
+            "permission",
+            "--vhost",
+            vhost,
+            "--for-user",
+            "guest",
+            "--configure",
+            ".*",
+            "--write",
+            ".*",
+            "--read",
+            ".*",
+        ).status
+        == 0
+    )
+    path = f"queues/{quote(vhost, safe='')}/{quote(queue, safe='')}/groups/{quote(group, safe='')}"
+    for number in range(3):
+        assert (
+            qq(
+                "publish", "message", "--vhost", vhost, "--routing-key", queue, "--payload", f"{number}"
+            ).status
+            == 0
+        )
+    for each, body in (
+        ("", {"fence": 4, "owner": "job"}),
+        *((f"/leases/{n}", {"fence": 4, "max_messages": 1}) for n in (0, 1)),
+    ):
+        assert put(real_node, path + each, body) in (200, 201)
+    (row,) = documents(qq, "list", "groups", "--vhost", vhost)
+    assert row.items() >= {"name": group, "open_leases": 2, "messages_leased": 2, "fence": 4}.items()
+    head, line = qq("list", "groups", "--vhost", vhost, "--name", "ü").lines
+    assert head.split() == [
+        "vhost",
+        "queue",
+        "name",
+        "leases",
+        "leased",
+        "lag",
+        "age",
+        "idle",
+        "owner",
+        "fence",
+    ]
+    assert line.isprintable()
+    assert [lease["lease"] for lease in documents(qq, "list", "leases", *place)] == [0, 1]
+    assert qq("release", "lease", *place, "--lease", "1").output.startswith("lease 1 of group '")
+    assert qq("release", "lease", *place, "--lease", "7").errors.startswith("qq release lease: ")
+    result = qq("close", "group", *place)
+    assert (result.status, result.errors.count("has 1 open lease")) == (1, 1)
+    assert qq("close", "group", *place, "--release").output.endswith(": closed\n")
+    status, _, errors = qq("close", "group", *place, "--release")
+    assert (status, errors.startswith("qq close group: there is no group '")) == (1, True)
+    (shown,) = documents(qq, "list", "queues", "--vhost", vhost, "--columns", "messages_ready")
+    assert shown == {"messages_ready": 3}
+
+
+def test_table_of_groups_fits_80_columns(qq: Qq, real_node: ClusterNode) -> None:
+    assert qq("declare", "queue", "--name", "orders").status == 0
+    assert put(real_node, "queues/%2F/orders/groups/nightly-report", {"fence": 12}) == 201
+    lines = qq("list", "groups", "--name", "orders").lines
+    assert max(map(len, lines)) <= 80
+    assert qq("close", "group", "--queue", "orders", "--group", "nightly-report").status == 0
+    assert qq("delete", "queue", "--name", "orders").status == 0
+
+
+def put(node: ClusterNode, path: str, body: dict[str, Any]) -> int:
+    request = Request(
+        f"http://127.0.0.1:{node.http_port}/api/{path}", json.dumps(body).encode(), method="PUT"
+    )
+    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+    with urlopen(request, timeout=30) as answer:
+        return answer.status

@@ -38,6 +38,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     def printed(*arguments: Any, width: int = 30, **options: Any) -> list[str]:
         terminal = Terminal()
         monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setenv("LINES", "24")  # a dumb terminal has a width for Rich only if it has a height, too
         monkeypatch.setenv("TERM", "dumb")
         monkeypatch.setattr(sys, "stdout", terminal)
         output.print_rows(*arguments, **options)

@@ -97,7 +97,8 @@ def test_node_image_contains_neither_chaos_nor_build_tools(engine: Engine, image
 
 
 @pytest.mark.parametrize(
-    ("extra", "module"), [("oauth2", "qq.oauth2.verifier"), ("tracing", "qq.tracing.tracer")]
+    ("extra", "module"),
+    [("arrow", "pyarrow.ipc"), ("oauth2", "qq.oauth2.verifier"), ("tracing", "qq.tracing.tracer")],
 )
 def test_image_with_an_extra_imports_its_module(engine: Engine, extra: str, module: str) -> None:
     name = f"{PROJECT}-{extra}"

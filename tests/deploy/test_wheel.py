@@ -72,7 +72,7 @@ def test_wheel_contains_all_modules_under_qq(wheel: Path) -> None:
         f"{'-'.join(wheel.name.split('-')[:2])}.dist-info",
     }
     page = [file for file in ROOT.glob("qq/http/static/**/*") if file.is_file()]
-    modules = [*ROOT.glob("qq/**/*.py"), *ROOT.glob("qq_spark/*.py"), *page, ROOT / "qq" / "py.typed"]
+    modules = [*ROOT.glob("qq/**/*.py"), *ROOT.glob("qq_spark/**/*.py"), *page, ROOT / "qq" / "py.typed"]
     assert {module.relative_to(ROOT) for module in modules} - names == set()
     bundled = {Path("qq/bundled") / module.relative_to(ROOT) for module in ROOT.glob("cluster/**/*.py")}
     assert bundled - names == set()

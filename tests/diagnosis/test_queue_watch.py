@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from qq.diagnosis.queue_watch import REPORTED_MAX, HeldFacts, HeldWatch, QueueFacts, QueueWatch
+from qq.diagnosis.queue_watch import (
+    REPORTED_MAX,
+    GroupFacts,
+    HeldFacts,
+    HeldWatch,
+    QueueFacts,
+    QueueWatch,
+    held_by_consumer,
+    held_by_group,
+)
 
 PASS_MS = 5000
 FACTS = QueueFacts(
@@ -250,7 +259,7 @@ def test_deleted_queue_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("count", "found"), [(1, 1), (REPORTED_MAX, REPORTED_MAX), (500, REPORTED_MAX + 1)])
 def test_consumers_that_hold_a_message_for_long(count: int, found: int) -> None:
-    watch = HeldWatch()
+    watch = HeldWatch("consumers", held_by_consumer)
     for number in range(count):
         watch.record(HeldFacts("/", "q", f"c{number}", "n2", 10_000 + number, 1_800_000, 4))
     watch.end_pass()
@@ -264,3 +273,23 @@ def test_consumers_that_hold_a_message_for_long(count: int, found: int) -> None:
     )
     watch.end_pass()
     assert watch.findings == []
+
+
+def test_silent_groups_with_leases_are_named_the_oldest_first() -> None:
+    watch = HeldWatch("groups", held_by_group)
+    for number in range(REPORTED_MAX + 2):
+        watch.record(GroupFacts("v", "q", f"g{number}", "job", 9_000 - number, 2_700_000, 3, 1200))
+    watch.end_pass()
+    first, *_, last = watch.findings
+    assert (first.code, first.since_ms, first.about) == ("group-silent", 8_989, ("queue", "v", "q"))
+    assert first.subject == "group 'g11' of queue 'q' in vhost 'v'"
+    assert first.text == (
+        "its owner 'job' has sent no request for 45 minutes, and it has 1,200 messages in 3 open leases"
+    )
+    assert (last.subject, last.objects) == ("other groups", 2)
+
+
+def test_queue_that_a_group_reads_needs_no_consumers() -> None:
+    queue = Watched()
+    assert queue.be(20, ready=9, consumers=0, is_leased=True) == []
+    assert queue.be(20, ready=9, consumers=0) == ["no-consumers"]

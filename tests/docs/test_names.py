@@ -27,6 +27,7 @@ from qq.cli.client import credentials
 from qq.cli.command_line.rabbitmq_commands import COMMANDS, NOT_NEEDED
 from qq.cli.root import root
 from qq.http import api
+from qq.http.base.listener import HttpLimits
 from qq.http.base.repeated_checks import RepeatedChecks
 from qq.machine.catalog import limits
 from qq.machine.policy.arguments import CONSUMER_ARGUMENTS
@@ -596,7 +597,7 @@ def test_benchmarks_readme_names_every_benchmark() -> None:
 
 # --- HTTP
 
-PLACEHOLDERS = "V|U|Q|X|C|NAME|KEY|NODE|COMPONENT|PASSWORD|PORT|PROTOCOLS|NUMBER|UNIT|PATTERN|ID|G|N"
+PLACEHOLDERS = "V|U|Q|X|C|NAME|KEY|NODE|COMPONENT|PASSWORD|PORT|PROTOCOLS|NUMBER|UNIT|PATTERN|ID|G|N|S|E|A"
 """Placeholders in paths of documents."""
 PARAMETER = re.compile(r"\{\w+(?::[^}]*)?\}")
 OTHER_SPELLINGS = {"/api/*", f"{api.ESCAPED}*"}
@@ -608,7 +609,7 @@ def routes() -> list[str]:
     """Return the paths that a node answers, with `*` for names."""
     paths = [
         route.path
-        for route in api.routes(_NoBroker(), _NoBroker(), RepeatedChecks())
+        for route in api.routes(_NoBroker(), _NoBroker(), RepeatedChecks(), HttpLimits())
         if isinstance(route, web.RouteDef)
     ]  # pyright: ignore[reportArgumentType]
     own = re.findall(r'web\.get\("([^"]+)"', (ROOT / "qq" / "http" / "app.py").read_text())

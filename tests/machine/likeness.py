@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.machine.catalog.catalog import Catalog
 from qq.machine.catalog.permissions import AccessControl
 from qq.machine.catalog.publish_rates import Published
+from qq.machine.catalog.sinks import Sink
 from qq.machine.catalog.vhost import VirtualHost
 from qq.machine.handlers.core import Core, SessionState
 from qq.machine.handlers.cost_estimate import Costs
@@ -379,6 +380,8 @@ def _name(key: object) -> object:
             return ("consumer", key.node, key.id)
         case LeaseGroup():
             return ("group", key.queue.number, key.name)
+        case Sink():
+            return ("sink", key.vhost, key.name)
         case _:
             return key
 

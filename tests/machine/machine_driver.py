@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
-from qq.machine.protocol.commands import Checkout, DeadLetter, DeclareQueue, Enqueue, Publish, StoreFragment
+from qq.machine.protocol.commands import (
+    Checkout,
+    DeadLetter,
+    DeclareQueue,
+    Enqueue,
+    Publish,
+    StageMessages,
+    StoreFragment,
+)
 from qq.machine.protocol.effects import (
     ConnectionForced,
     ConsumerCancelled,
@@ -232,6 +240,10 @@ class Log:
                 for _ in range(command.count):
                     places.append((index, ordinal << MESSAGE_BITS | len(places)))
                     self.published[places[-1]] = published
+            elif isinstance(command, StageMessages):
+                for _ in range(command.count):
+                    places.append((index, ordinal << MESSAGE_BITS | len(places)))
+                    self.published[places[-1]] = Published(command.exchange, command.routing_key)
             elif isinstance(command, StoreFragment):
                 places.append((index, ordinal << MESSAGE_BITS | len(places)))
         return places

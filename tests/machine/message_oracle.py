@@ -445,7 +445,7 @@ class Oracle:
                 return
             case c.LeaseMessages(_, _, _, _, number, count, octets):
                 if number not in group.leases:
-                    if number <= group.committed:
+                    if number <= max(group.committed, group.last):
                         return
                     self._serve(queue)
                     leased = queue.lease(max(count, 1), octets, by_arrival=group.settings[0] == "arrival")

@@ -189,6 +189,13 @@ class Scenario:
                 self.shown.append(
                     f"group {group.name} on {queue.name}: fence={group.fence} leases=[{leases}]"
                 )
+        for vhost in self.machine.vhosts.values():
+            for sink in vhost.sinks.values():
+                attempts = " ".join(
+                    f"{attempt.name}@{attempt.epoch}:{','.join(self._names([r.messages for r in attempt.runs]))}"
+                    for attempt in sink.attempts.values()
+                )
+                self.shown.append(f"sink {sink.name}: next={sink.first_free} attempts=[{attempts}]")
         for (node, _), consumer in self.machine.consumers.items():
             held = " ".join(
                 f"{key}:{self._name(message)}" for key, message in held_messages(consumer).items()
@@ -461,6 +468,19 @@ def _command(
         case "close-group":
             releases = options.get("releases") is True
             return c.CloseGroup(c.DEFAULT_VHOST, *plain[:2], number(2), releases), [], []
+        case "open-sink":
+            return c.OpenSink(c.DEFAULT_VHOST, plain[0], "ann", int(options.get("expires", 0))), [], []
+        case "stage":
+            sink, epoch, attempt, step, exchange, key, *bodies = plain
+            place = (c.DEFAULT_VHOST, sink, "ann", int(epoch), attempt, int(step), len(bodies))
+            properties = (int(options.get("priority", NO_PRIORITY)), NO_TTL, int(options.get("x-delay", 0)))
+            return c.StageMessages(*place, exchange, key, 1, [], *properties), bodies, []
+        case "commit-epoch":
+            attempts = [attempt.partition(":") for attempt in plain[2:]]
+            names, steps = [name for name, _, _ in attempts], [int(count) for _, _, count in attempts]
+            return c.CommitEpoch(c.DEFAULT_VHOST, plain[0], "ann", number(1), names, steps), [], []
+        case "close-sink":
+            return c.CloseSink(c.DEFAULT_VHOST, plain[0], "ann"), [], []
         case "commit":
             return c.Commit(session, number(0)), [], []
         case "credit":

@@ -61,6 +61,7 @@ from qq.machine.protocol.commands import (
     SessionDown,
     SetPermissions,
     Settle,
+    StageMessages,
     StoreFragment,
     UnbindExchange,
     UnbindQueue,
@@ -217,7 +218,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 def fields(command: type[Command]) -> st.SearchStrategy[Command]:
     hints = get_type_hints(command)
     parts = {name: BY_NAME.get(name, BY_TYPE[hints[name]]) for name in command._fields}
-    if command in (Enqueue, Publish):
+    if command in (Enqueue, Publish, StageMessages):
         parts["count"] = st.integers(1, 5)
     if command is DeclareQueue:
         # Most declarations succeed.
@@ -556,7 +557,7 @@ class Chance(Random):
     def field(self, command: type[Command], name: str, kind: Any) -> Any:
         absurd = self.random() < 0.05
         match name:
-            case "count" if command in (Enqueue, Publish):
+            case "count" if command in (Enqueue, Publish, StageMessages):
                 return self.randrange(1, 6)
             case "credit":
                 return self.choice([*HUGE, 0]) if absurd else self.randrange(8)
@@ -566,7 +567,7 @@ class Chance(Random):
                 return self.choice(
                     HUGE if absurd else [0, 0, 1, 100, 1_000, NO_TTL if name == "ttl_ms" else 0]
                 )
-            case "priority" if command is Publish:
+            case "priority" if command in (Publish, StageMessages):
                 return self.choice([NO_PRIORITY, 0, 4, 5, 9, 255, *HUGE])
             case "exchange" | "source" if not absurd:
                 return self.choice(["", "", "", "amq.fanout", "amq.headers", *EXCHANGES])

@@ -350,7 +350,8 @@ class Run:
                 return c.OpenGroup(*place, f"owner {two % 2}", "ann", *settings)
             case "open-group" | "lease":
                 octets = 2**40 if self.varied or one % 3 else three % 60
-                return c.LeaseMessages(*place, number if two % 4 == 0 else three % 60, one % 12, octets)
+                new = max((there.last if there else -1) + three % 3, 0)
+                return c.LeaseMessages(*place, number if two % 4 == 0 else new, one % 12, octets)
             case "commit-leases":
                 return c.CommitLeases(*place, number)
             case "release":

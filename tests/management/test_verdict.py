@@ -29,7 +29,11 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
     ("answer", "is_well", "text"),
     [
         (cluster(node("n1"), node("n2"), node("n3")), True, "all well: 3 of 3 members, n1 leads"),
-        (cluster(node("n1")), True, "all well: 1 of 1 members, n1 leads"),
+        (
+            cluster(node("n1"), node("n2")),
+            True,
+            "all well: 2 of 2 members, n1 leads; if a voter stops, nothing is confirmed",
+        ),
         (
             cluster(node("n1"), node("n2", drained=True), node("n3")),
             True,

@@ -71,9 +71,19 @@ class Page:
         return self.browser.execute_script(read, label)
 
     def until(self, is_so: Callable[[], object], event: str = "") -> None:
-        """Wait until a condition is true. Raises AssertionError with the visible text."""
+        """Wait until a condition is true. Raises AssertionError with the visible text.
+
+        A condition that reads a row, a figure or an element which the page has yet to draw is not yet true.
+        """
+
+        def is_so_now() -> bool:
+            try:
+                return bool(is_so())
+            except (LookupError, StaleElementReferenceException):
+                return False
+
         deadline = time.monotonic() + PATIENCE_S
-        while not is_so():
+        while not is_so_now():
             if time.monotonic() > deadline:
                 shown = self.text("body")
                 raise AssertionError(

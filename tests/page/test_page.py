@@ -195,6 +195,31 @@ def test_consumers_show_credit_and_bindings_are_changed(page: Page, channel: Any
     page.until_reads("Only bound to the default exchange")
 
 
+def test_groups_are_shown_and_their_leases_released(page: Page, node: ClusterNode, channel: Any) -> None:
+    declare(channel, "leased", 6)
+    api(node, "queues/%2F/leased/groups/nightly", "PUT", {"fence": 3, "owner": "report"})
+    for lease in (0, 1):
+        api(node, f"queues/%2F/leased/groups/nightly/leases/{lease}", "PUT", {"fence": 3, "max_messages": 2})
+    page.open("groups")
+    page.until(lambda: [row[:2] for row in page.rows("Groups")] == [["leased", "nightly"]])
+    page.open("queues/%2F/leased?tab=groups")
+    page.until(lambda: figures(page)["Leased"] == "4")
+    row = page.rows("Groups")[0]
+    assert row[:4] == ["nightly", "report", "3", "2"]
+    assert row[6].startswith("6 (")
+    page.press("leases")
+    page.until(lambda: [row[0] for row in page.rows("Leases")] == ["0", "1"])
+    page.press("release", "dialog")
+    page.until_reads("Release lease 0", "dialog h2")
+    page.confirm()
+    page.until(lambda: figures(page)["Leased"] == "2")
+    page.press("close-group")
+    page.click("dialog input[name=release]")
+    page.confirm(confirmation="nightly")
+    page.until_reads("No group leases messages of the queue.")
+    page.until(lambda: figures(page)["Ready"] == "6")
+
+
 def test_bodies_are_indented_json_text_or_base64(page: Page, channel: Any) -> None:
     shown = {
         b'{"a":[1,{"b":"x y"}]}': '{\n  "a": [\n    1,\n    {\n      "b": "x y"\n    }\n  ]\n}',

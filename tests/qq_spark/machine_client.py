@@ -64,7 +64,8 @@ class MachineClient(LeaseClient):
     def messages(self, part: Slice) -> list[Message]:
         """Return the messages of a part, as a task reads them."""
         found = self._found(part.queue, part.group, part.lease)
-        return messages_of([each for _, each in part_of(found, part.parts.part, part.parts.of)])
+        lists = part_of(found, part.parts.part, part.parts.of)
+        return messages_of([each for ranges in lists for _, each in ranges])
 
     def _found(self, queue: str, group: str, number: int) -> OpenLease:
         try:
@@ -96,4 +97,4 @@ class MachineClient(LeaseClient):
 
 
 def lease_of(lease: OpenLease) -> Lease:
-    return Lease(*status_of(lease)[:3])
+    return Lease(*status_of(lease))

@@ -1,17 +1,20 @@
-"""The client of leases beside real nodes: reads go on at another node, and errors name what is wrong."""
+"""The client of leases beside real nodes: a read continues at a second node, and an error names its cause."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING, Self
 
 import pika
 import pytest
 
 from qq.testing import LocalCluster
 from qq_spark import Access, LeaseClient, Parts, QueueSourceError, Refusal
-from tests.qq_spark.agreement import wait_for_groups
+from qq_spark import client as module
 from tests.qq_spark.broken_proxy import BrokenProxy
 
 if TYPE_CHECKING:
@@ -24,7 +27,6 @@ GROUP = ("orders", "g")
 @pytest.fixture(scope="module")
 def cluster() -> Generator[LocalCluster]:
     with LocalCluster(3) as cluster:
-        wait_for_groups(cluster)
         yield cluster
 
 
@@ -84,6 +86,31 @@ def test_requests_go_on_while_a_node_is_killed_or_paused(cluster: LocalCluster, 
     assert client.group(*GROUP).leases == ()
 
 
+def test_request_of_a_paused_leader_comes_too_late(
+    cluster: LocalCluster, client: LeaseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paused leader carries out its requests when it resumes: its successor has carried them out before."""
+    monkeypatch.setattr(module, "_ANSWER_S", 1.0)
+    fence = client.take_over(*GROUP, "test").fence
+    leader = cluster.leader()
+    urls = sorted(client._access.urls, key=lambda url: not url.endswith(f":{leader.http_port}"))
+    leader.pause()
+    try:
+        with LeaseClient(client._access._replace(urls=tuple(urls))) as other:
+            other.take(*GROUP, fence, 0, 1000, 10**9)
+            other.release(*GROUP, fence, 0)
+            other._next = 0
+            other.take(*GROUP, fence, 1, 1500, 10**9)
+            assert bodies(other, 1) == list(range(1500))
+    finally:
+        leader.resume()
+    cluster.wait_caught_up()
+    client.take(*GROUP, fence, 2, 10**6, 10**9)
+    assert [(lease.number, lease.messages) for lease in client.group(*GROUP).leases] == [(1, 1500), (2, 1500)]
+    client.commit(*GROUP, fence, 2)
+    assert client.group(*GROUP).leases == ()
+
+
 def test_read_that_breaks_off_goes_on_with_the_next_row(client: LeaseClient) -> None:
     fence = client.take_over(*GROUP, "test").fence
     client.take(*GROUP, fence, 0, 3000, 10**9)
@@ -121,6 +148,92 @@ def test_node_without_groups_is_named(client: LeaseClient) -> None:
     url = f"{client._access.urls[0]}/older"
     with (
         LeaseClient(client._access._replace(urls=(url,))) as older,
-        pytest.raises(Refusal, match=r"/older knows no groups"),
+        pytest.raises(Refusal, match=r"/older knows neither groups"),
     ):
         older.take_over(*GROUP, "test")
+
+
+class Stub(HTTPServer):
+    """A node that gives these answers, each a status with its headers, and then the last for ever."""
+
+    def __init__(self, *answers: tuple[int, dict[str, str]]) -> None:
+        super().__init__(("127.0.0.1", 0), _StubHandler)
+        self.answers = list(answers)
+        self.requests: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def __enter__(self) -> Self:
+        Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        super().__exit__(*error)
+
+
+class _StubHandler(BaseHTTPRequestHandler):
+    server: Stub
+
+    def do_GET(self) -> None:
+        answers = self.server.answers
+        status, headers = answers.pop(0) if len(answers) > 1 else answers[0]
+        self.server.requests.append(self.path)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(
+            b'[{"name": "orders"}]' if status == 200 else b'{"reason": "no pyarrow: pip install"}'
+        )
+
+    def do_DELETE(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Keep requests out of the test's output."""
+
+
+def test_read_goes_to_a_node_with_pyarrow(client: LeaseClient) -> None:
+    fence = client.take_over(*GROUP, "test").fence
+    client.take(*GROUP, fence, 0, 10, 10**9)
+    with Stub((501, {})) as without:
+        both = client._access._replace(urls=(without.url, client._access.urls[0]))
+        with LeaseClient(both) as reader:
+            assert bodies(reader, 0) == list(range(10))
+        assert len(without.requests) == 1
+        with (
+            LeaseClient(both._replace(urls=(without.url, without.url + "/"))) as reader,
+            pytest.raises(Refusal, match="no pyarrow: pip install"),
+        ):
+            bodies(reader, 0)
+
+
+def test_busy_node_is_asked_again_after_its_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    busy = (503, {"Retry-After": "2"})
+    with Stub(busy, (429, {"Retry-After": "900"}), busy, (200, {})) as node:
+        assert LeaseClient(Access((node.url,), retry_s=0)).queues() == ["orders"]
+    assert [1 <= pauses[0] <= 2, 5 <= pauses[1] <= 10, 1 <= pauses[2] <= 2, len(pauses)] == [True] * 3 + [3]
+    with Stub((503, {})) as node, pytest.raises(QueueSourceError, match=rf"in 0 s: {node.url}: .*503"):
+        LeaseClient(Access((node.url,), retry_s=0)).queues()
+
+
+def test_repeated_end_of_a_group_finds_it_ended() -> None:
+    with Stub((503, {"Retry-After": "0"}), (404, {})) as node:
+        LeaseClient(Access((node.url,))).end_group("orders", "g", 1)
+    with Stub((404, {})) as node, pytest.raises(Refusal):
+        LeaseClient(Access((node.url,))).end_group("orders", "g", 1)
+
+
+def test_connection_is_kept_after_a_read(cluster: LocalCluster, client: LeaseClient) -> None:
+    fence = client.take_over(*GROUP, "test").fence
+    client.take(*GROUP, fence, 0, 3000, 10**9)
+    with LeaseClient(client._access._replace(urls=client._access.urls[:1], retry_s=0)) as reader:
+        for _ in range(3):
+            assert bodies(reader, 0) == list(range(3000))
+            next(reader.read(*GROUP, 0))  # the rest is not read
+            assert reader.group(*GROUP).fence == fence

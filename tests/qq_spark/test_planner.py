@@ -237,6 +237,24 @@ def test_released_last_lease_does_not_stop_the_stream(driver: Driver) -> None:
     assert after.latest(end, NO_LIMITS)["a"]["next"] == end["a"]["next"] + 1
 
 
+@pytest.mark.parametrize("passes_start", [False, True])
+@pytest.mark.parametrize("released", [(1,), (2,), (1, 2), (1, 3), (3,), (1, 2, 3)])
+def test_stream_skips_leases_released_before_their_batch(
+    driver: Driver, released: tuple[int, ...], passes_start: bool
+) -> None:
+    driver.apply(publish(2, "a"))
+    query = Query(driver, {"queue": "a"}, Limits(2, 10**6), passes_start=passes_start)
+    query.run(run_quietly)
+    fence = driver.machine.vhosts["/"].queues["a"].groups["g"].fence
+    driver.apply(publish(6, "a"))
+    for lease in (1, 2, 3):
+        driver.apply(c.LeaseMessages("/", "a", "g", fence, lease, 2, 10**6))
+    driver.apply(*(c.ReleaseLease("/", "a", "g", fence, lease) for lease in released))
+    query.run(run_quietly)
+    assert len(set(query.rows)) == len(query.rows) == 8
+    assert leased(driver) == 0
+
+
 def test_queue_that_joins_a_stream_begins_behind_its_commits(driver: Driver) -> None:
     driver.apply(publish(2, "a"), publish(5, "b"))
     limits = Limits(2, 10**6)

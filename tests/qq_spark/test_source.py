@@ -10,7 +10,6 @@ import pytest
 
 from qq.testing import LocalCluster
 from qq_spark import Access, LeaseClient, QueueSourceError, Refusal
-from tests.qq_spark.agreement import wait_for_groups
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -25,7 +24,6 @@ SCHEMA = types.StructType(
 def client() -> Generator[LeaseClient]:
     """A client of a cluster with 100 messages in the queue `orders`."""
     with LocalCluster(1) as cluster:
-        wait_for_groups(cluster)
         with pika.BlockingConnection(pika.URLParameters(cluster.nodes[0].url)) as connection:
             channel = connection.channel()
             channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})

@@ -19,7 +19,6 @@ import pytest
 from qq.testing import LocalCluster
 from qq_spark import Access, Group, LeaseClient
 from tests.docs.documents import ROOT
-from tests.qq_spark.agreement import wait_for_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -102,7 +101,6 @@ def is_drained(group: Group | None) -> bool:
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Generator[Pipeline]:
     with LocalCluster(3) as cluster:
-        wait_for_groups(cluster)
         pipeline = Pipeline(cluster, tmp_path, "orders-.*")
         yield pipeline
         if pipeline._driver is not None and pipeline._driver.poll() is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from pamqp.header import ContentHeader
 from qq.machine.catalog.limits import ARGUMENTS_BYTES_MAX, TRANSACTION_COMMANDS_MAX, TRANSACTION_MESSAGES_MAX
 from qq.machine.protocol.codec import decode_batch
 from qq.sessions.batch import BATCH_BYTES_MAX
+from qq.sessions.broker import AHEAD_BYTES
 from qq.sessions.pending_requests import COMMAND_BYTES, MESSAGE_BYTES
-from qq.sessions.submissions import BATCHES_IN_FLIGHT_MAX
+from qq.sessions.submissions import BATCHES_IN_FLIGHT_MAX, TENANT_SHARES_MIN
 from qq.testing import LocalCluster
 from tests.harness.lone_broker import LoneBroker, wait_until
 from tests.harness.raw_client import RawClient, marshal, publish
@@ -219,17 +221,22 @@ def test_batch_of_tiny_messages_is_bounded(key: str) -> None:
         raw.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
         broker.group.holding = True
         found = batches(broker)
-        for start in range(0, 20_000, 10_000):
-            raw.write(b"".join(publish(1, key.format(each), b"") for each in range(start, start + 10_000)))
+        messages = b"".join(publish(1, key.format(each), b"") for each in range(20_000))
+        writing = Thread(target=raw.write, args=(messages,))  # the node may not read all before the release
+        writing.start()
+        wait_until(
+            lambda: broker.call(lambda: broker.broker.submissions.pending_bytes) > AHEAD_BYTES, "a backlog"
+        )
         broker.call(broker.group.release)
+        writing.join()
         raw.socket.settimeout(60)
         raw.call(1, Basic.Qos(), Basic.QosOk)
-        assert sum(messages for _, _, messages in found) == 20_000
+        assert sum(count for _, _, count in found) == 20_000
         # Some is read at once that a batch has to take in whole.
         most = BATCH_BYTES_MAX + 512 * 1024
         assert max(octets for octets, _, _ in found) < most
         assert max(count for _, count, _ in found) < most / COMMAND_BYTES
-        assert max(messages for _, _, messages in found) < most / MESSAGE_BYTES
+        assert max(count for _, _, count in found) < most / MESSAGE_BYTES
 
 
 def test_commit_that_does_not_fit_starts_a_new_batch(broker: LoneBroker, client: RawClient) -> None:
@@ -325,18 +332,61 @@ def test_acknowledgements_wait_for_the_log(slow: LoneBroker) -> None:
         wait_until(lambda: slow.call(lambda: queue.unacked) == count // 2, "all that was acknowledged")
 
 
-def test_a_full_node_lets_no_more_clients_in(slow: LoneBroker) -> None:
+def test_full_node_admits_clients_of_light_virtual_hosts(slow: LoneBroker) -> None:
+    """A virtual host with large messages once kept the clients of all others out."""
+    limit = 4 * FEW_BYTES
+    why = "what the log has not taken in yet is more than node_uncommitted_bytes"
+    text = f"RESOURCE_ERROR - connection refused: {why} ({limit})"
+    submissions = slow.broker.submissions
+    tenant = submissions.tenant("/")
+
+    def fill(pending: int, of_tenant: int) -> None:
+        submissions.waiting_bytes += pending
+        tenant.pending_bytes += of_tenant
+
     with RawClient(slow.amqp_port) as before:
         before.open_channel(1)
-        slow.broker.submissions.waiting_bytes += 4 * FEW_BYTES + 1
-        why = "what the log has not taken in yet is more than node_uncommitted_bytes"
-        text = f"connection refused: {why} ({4 * FEW_BYTES})"
+        slow.call(fill, limit + 1, limit // TENANT_SHARES_MIN)
+        with RawClient(slow.amqp_port) as light:
+            light.open_channel(1)
+        slow.call(fill, 0, 1)
         with RawClient(slow.amqp_port, admitted=False) as late:
-            late.expect_close(506, f"RESOURCE_ERROR - {text}")
-        slow.broker.submissions.waiting_bytes -= 4 * FEW_BYTES + 1
+            late.expect_close(506, text)
+        many = [submissions.tenant(f"vhost {number}") for number in range(TENANT_SHARES_MIN * 2)]
+        slow.call(fill, 0, -limit // (TENANT_SHARES_MIN * 2))
+        with RawClient(slow.amqp_port, admitted=False) as late:  # more virtual hosts have smaller shares
+            late.expect_close(506, text)
+        many.clear()
+        slow.call(fill, -limit - 1, -tenant.pending_bytes)
         with RawClient(slow.amqp_port) as later:
             later.open_channel(1)
         before.call(1, Basic.Qos(), Basic.QosOk)
+
+
+def test_virtual_host_counts_requests_of_ended_connections(slow: LoneBroker) -> None:
+    tenant = slow.broker.submissions.tenant("/")
+    with RawClient(slow.amqp_port) as client:
+        client.open_channel(1)
+        client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+        assert tenant.pending_bytes == 0
+        slow.group.holding = True
+        client.write(publish(1, "q", bytes(FEW_BYTES // 2)))
+        wait_until(lambda: tenant.pending_bytes > FEW_BYTES // 2, "the message")
+    wait_until(lambda: not slow.broker.connections, "the end of the connection")
+    assert tenant.pending_bytes > FEW_BYTES // 2
+    slow.call(slow.group.release)
+    wait_until(lambda: tenant.pending_bytes == 0, "the log")
+
+
+def test_evicted_node_forgets_what_virtual_hosts_have_requested(slow: LoneBroker) -> None:
+    tenant = slow.broker.submissions.tenant("/")
+    with RawClient(slow.amqp_port) as client:
+        client.open_channel(1)
+        slow.group.holding = True
+        client.send(1, Queue.Declare(queue="q"))
+        wait_until(lambda: tenant.pending_bytes > 0, "the request")
+        slow.call(slow.evict)
+    assert tenant.pending_bytes == 0
 
 
 def test_full_node_stops_reading_only_heavy_clients(slow: LoneBroker) -> None:

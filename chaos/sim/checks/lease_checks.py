@@ -44,6 +44,8 @@ class GroupModel:
     leases: dict[int, list[Message]] = field(default_factory=dict)
     committed: int = -1
     """The highest committed lease."""
+    last: int = -1
+    """The highest lease that was taken."""
 
 
 class _GroupKey(NamedTuple):
@@ -130,7 +132,8 @@ class LeaseOracle:
                 if number in group.leases:
                     self._fates["leases taken again"] += 1
                     return True
-                if number <= group.committed:
+                if number <= max(group.committed, group.last):
+                    self._fates["late leases"] += 1
                     return False
                 self._lease(machine, model, key, group, command)
             case CommitLeases(up_to=up_to):
@@ -169,6 +172,7 @@ class LeaseOracle:
             for messages in ranges
             for message in self._take(model, messages, names_of(queue, [messages]))
         ]
+        group.last = command.lease
         self._fates["leases"] += 1
         self._fates["leased"] += len(taken)
         size = sum(messages.size for messages in ranges)

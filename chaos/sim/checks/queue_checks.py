@@ -38,6 +38,7 @@ from chaos.sim.checks.queue_model import (
     stuck_of,
     waiting_ranges,
 )
+from chaos.sim.checks.sink_checks import SinkOracle
 from qq.machine.catalog.deduplication import PUBLISHER_AGE_MS
 from qq.machine.policy.queue_options import UNLIMITED
 from qq.machine.protocol.codec import decode_batch, decode_commands, decode_kept, is_kept
@@ -65,6 +66,7 @@ from qq.machine.protocol.commands import (
     SessionDown,
     SetPrefetch,
     Settle,
+    SinkCommand,
     StoreFragment,
 )
 from qq.machine.protocol.death_history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, History
@@ -179,6 +181,7 @@ class QueueOracle:
         """The queues that the present batch has created. A refusal of the batch may come before that."""
         self._moves = MoveOracle(fail, self.fates, lambda: self._queues, self._published)
         self._leases = LeaseOracle(fail, self.fates, lambda: self._queues, self._lease, self._release)
+        self._sinks = SinkOracle(fail, self.fates, lambda: self._queues, self._route, self._arrive_from_sink)
         self._firsts: dict[tuple[QueueModel, int], list[int]] = {}
         """Arrival numbers of first deliveries in the current effects, by queue and level."""
 
@@ -290,6 +293,8 @@ class QueueOracle:
                 self._move_messages(machine, command)
             elif isinstance(command, StoreFragment):
                 next(slots)
+            elif isinstance(command, SinkCommand):
+                limited += self._sinks.carry_out(machine, index, slots, command, self._available_ms)
             elif isinstance(command, DeclareQueue):
                 self._declared(machine, origin, command, outcomes)
             else:
@@ -318,6 +323,7 @@ class QueueOracle:
     def entry_ended(self, machine: QueueMachine, time_ms: int, effects: Sequence[Any]) -> None:
         self._advance(time_ms)
         self._leases.end_idle(machine, self._available_ms)
+        self._sinks.end_idle(machine, self._available_ms)
         self._effects(machine, effects)
         self._check_orders(ended=True)
         self._check_queues(machine)
@@ -608,6 +614,11 @@ class QueueOracle:
             if not properties.delay_ms:
                 self._refusals.append(targets)
         return [model for model in targets if taken and rejects(model)]
+
+    def _arrive_from_sink(self, model: QueueModel, place: tuple[int, int], properties: Publish) -> None:
+        self._published[place] = properties
+        self._arrive(model, self._new_message(model, place, properties))
+        self.enqueued += 1
 
     def _new_of(self, publisher: str, sequence: int, count: int, accepted: int) -> list[int]:
         """Return which of `count` messages are new or were refused before.
@@ -1197,6 +1208,7 @@ class QueueOracle:
             if not any(counts) and not queue.leased and queue.histories:
                 self._fail(f"{queue.name} at {name} is empty and remembers {len(queue.histories)} histories")
         self._leases.check(name, machine)
+        self._sinks.check(name, machine)
         for (node, number), session in machine.sessions.items():
             held = sum(len(other.held) for other in self._holders_of(node, number) if other.prefetch)
             if session.budget.held != held:

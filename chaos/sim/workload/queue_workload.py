@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from chaos.sim.checks.lease_checks import leases_of
 from chaos.sim.checks.queue_checks import QueueOracle, messages_of
+from chaos.sim.checks.sink_checks import staged_in
 from chaos.sim.checks.stored import batch_payloads
 from chaos.sim.workload.queue_features import (
     CHANNEL,
@@ -42,8 +43,10 @@ from qq.machine.protocol.commands import (
     Cancel,
     Checkout,
     CloseGroup,
+    CloseSink,
     Command,
     Commit,
+    CommitEpoch,
     CommitLeases,
     DeclareExchange,
     DeclareQueue,
@@ -57,6 +60,7 @@ from qq.machine.protocol.commands import (
     Limit,
     Method,
     OpenGroup,
+    OpenSink,
     Publish,
     PurgeQueue,
     PutUser,
@@ -68,6 +72,7 @@ from qq.machine.protocol.commands import (
     SetPermissions,
     SetPrefetch,
     Settle,
+    StageMessages,
     StoreFragment,
 )
 from qq.machine.protocol.effects import (
@@ -84,6 +89,7 @@ from qq.machine.protocol.effects import (
     Result,
 )
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from chaos.sim.checks.checks import Checks
@@ -105,6 +111,11 @@ LEASES = 0.5
 """Probability per action that a reader leases messages, or ends a lease."""
 GROUPS = ("a", "b")
 """Groups of each queue."""
+SINKING_RUNS = 0.5
+"""Share of the runs without moves in which writers store messages in sinks."""
+SINKING = 0.3
+"""Probability per action that a writer stores messages, or commits an epoch."""
+SINKS = ("s", "t")
 LAST_FENCE = 1_000_000
 """The fences with which clients end all groups are higher."""
 TENANTS = 0.15
@@ -218,6 +229,8 @@ class QueueClient(ActingClient):
             self._command(*self._move_something())
         if self.workload.leases_messages and self.workload.leases_random.random() < LEASES:
             self._lease_something()
+        if self.workload.fills_sinks and self.workload.sinks_random.random() < SINKING:
+            self._sink_something()
         queue = random.choice(QUEUES)
         choice = random.random()
         if choice < 0.53:
@@ -284,7 +297,7 @@ class QueueClient(ActingClient):
             self._command(OpenGroup(*place, fence, self.node.name, "guest", order, False, expires_ms))
             return
         fence = max(group.fence - (random.random() < 0.1), 0)
-        number = random.choice([*group.leases, group.last + 1])
+        number = random.choice([*group.leases, max(group.last, 0), group.last + 1])
         if choice < 0.6:
             bounds = random.randint(1, 20), random.choice((1, 200, 2**40))
             self._command(LeaseMessages(*place, fence, number, *bounds))
@@ -294,6 +307,44 @@ class QueueClient(ActingClient):
             self._command(ReleaseLease(*place, fence, number))
         else:
             self._command(CloseGroup(*place, fence, random.random() < 0.5))
+
+    def _sink_something(self) -> None:
+        """Read a staged message, and submit a command of a sink, which other clients use, too."""
+        if self.machine.version < SINCE[OpenSink]:
+            return
+        random = self.workload.sinks_random
+        staged = list(staged_in(self.machine))
+        if staged:
+            self._check_content(random.choice(staged))
+        name, choice = random.choice(SINKS), random.random()
+        sink, place = self.machine.vhosts[DEFAULT_VHOST].sinks.get(name), (DEFAULT_VHOST, name, "guest")
+        if sink is None or choice < 0.03:
+            self._command(OpenSink(*place, random.choice((0, 0, 2_000, 10_000))))
+            return
+        epoch = max(sink.first_free + random.choice((-1, 0, 0, 0, 0, 1)), 0)
+        known = {attempt.name: attempt.steps for attempt in sink.attempts.values() if attempt.epoch == epoch}
+        if choice < 0.7:
+            attempt = random.choice([*known, f"{self.node.name} {self.number} {self._fresh_id()}"])
+            self._stage(place, epoch, attempt, known.get(attempt, 0))
+        elif choice < 0.97:
+            names = random.sample(list(known), random.randint(0, len(known)))
+            steps = [known[each] + (random.random() < 0.05) for each in names]
+            self._command(CommitEpoch(*place, epoch, names, steps))
+        else:
+            self._command(CloseSink(*place))
+
+    def _stage(self, place: tuple[str, str, str], epoch: int, attempt: str, step: int) -> None:
+        """Submit the next step of an attempt, sometimes with a wrong number."""
+        random = self.workload.sinks_random
+        queue = random.choice(QUEUES)
+        exchange = TO_ALL if random.random() < 0.1 else ""
+        messages = self._messages(queue, random.randint(1, 6))
+        first = max(step + random.choice((0, 0, 0, 0, 0, 0, 0, 0, -1, 1)), 0)
+        commands = [
+            staged_by(publish, place, epoch, attempt, number)
+            for number, publish in enumerate(publishes(0, 0, exchange, queue, messages), first)
+        ]
+        self._batch(commands, messages)
 
     @property
     def machine(self) -> QueueMachine:
@@ -311,6 +362,8 @@ class QueueClient(ActingClient):
                 fence = LAST_FENCE + self.number
                 self._command(OpenGroup(*place, fence, self.node.name, "guest", "ready", False, 0))
                 self._command(CloseGroup(*place, fence, True))
+        if self.workload.fills_sinks and self.machine.version >= SINCE[OpenSink]:
+            self._command(*(CloseSink(DEFAULT_VHOST, name, "guest") for name in SINKS))
 
     def stop_consuming(self) -> None:
         """Close all sessions, so that unsettled messages return to their queues."""
@@ -740,6 +793,15 @@ class QueueClient(ActingClient):
         self.workload.checks.fail(f"client {self.number} of {self.node.name} {problem}")
 
 
+def staged_by(
+    publish: Enqueue | Publish, place: tuple[str, str, str], epoch: int, attempt: str, step: int
+) -> StageMessages:
+    """Return the command that stores the messages of a publish as a step."""
+    properties = publish[7:11] if isinstance(publish, Publish) else ([], NO_PRIORITY, NO_TTL, 0)
+    route = (publish.count, publish.exchange, publish.routing_key, publish.frames_channel)
+    return StageMessages(*place, epoch, attempt, step, *route, *properties)
+
+
 def _without(ranges: Sequence[Range], count: int) -> list[Range]:
     """Return the ranges without their first `count` messages."""
     rest: list[Range] = []
@@ -766,6 +828,8 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
             one_of_each(self.arguments)
         self.leases_random = world.random("leases")
         self.leases_messages = not self.moves_messages and self.leases_random.random() < LEASING_RUNS
+        self.sinks_random = world.random("sinks")
+        self.fills_sinks = not self.moves_messages and self.sinks_random.random() < SINKING_RUNS
         self.tenants_random = world.random("tenants")
         self.gets_random = world.random("gets")
         self.fragments_random = world.random("fragments of batches")

@@ -25,6 +25,8 @@ from qq.errors import CommandError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from qq.cli.client.http_client import ClientLogin
+
 DEFAULT_URL = "http://127.0.0.1:15672"
 _LOCAL = contexts.Context((DEFAULT_URL,))
 
@@ -40,13 +42,28 @@ def remote(
     timeout_s: float | None = None,
 ) -> Remote:
     """Make the `Remote` given by the options, the environment or a context. Raises OperatingError."""
+    found, login = target(urls, context, user, password, password_file, ca_file=ca_file)
+    return Remote(found.urls, login, timeout_s, _tls(found))
+
+
+def target(
+    urls: Sequence[str],
+    context: str | None,
+    user: str | None,
+    password: str | None,
+    password_file: Path | None,
+    *,
+    ca_file: Path | None = None,
+) -> tuple[contexts.Context, ClientLogin]:
+    """Return the nodes and the login given by the options, the environment or a context. Raises OperatingError."""
     found = _context(urls, context, os.environ)
     if ca_file is None and os.environ.get(CA_FILE):
         ca_file = Path(os.environ[CA_FILE])
     if ca_file is not None:
         found = replace(found, ca_file=ca_file)
-    login = client_login(user, password, password_file, os.environ, found.user or USER, found.password_file)
-    return Remote(found.urls, login, timeout_s, _tls(found))
+    return found, client_login(
+        user, password, password_file, os.environ, found.user or USER, found.password_file
+    )
 
 
 def _context(urls: Sequence[str], name: str | None, environ: Mapping[str, str]) -> contexts.Context:

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
+    "qq archive analyze": ("qq archive analyze /archive/dead --page dead.html --since 2026-11-01",),
+    "qq archive delete": ("qq archive delete /archive/orders --older-than 90",),
+    "qq archive messages": (
+        "qq archive messages /archive/orders --queue orders",
+        "qq archive messages s3://bucket/dead --pattern 'dead-.*' --keep",
+    ),
+    "qq archive replay": ("qq archive replay /archive/dead --id monday --exchange orders --reason rejected",),
     "qq backup": ("qq backup /backups/monday",),
     "qq change-password": ("qq change-password --name app",),
     "qq change-tags": ("qq change-tags --name app --tags monitoring",),

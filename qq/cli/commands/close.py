@@ -1,4 +1,4 @@
-"""`qq close`: closes connections of clients."""
+"""`qq close`: closes connections of clients, and groups that lease messages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import click
 from qq.cli.client.api import path_of
 from qq.cli.command_line.tree import CommandGroup
 from qq.cli.command_line.values import LINE, REQUIRED
-from qq.cli.options import with_node
+from qq.cli.objects import fence_of
+from qq.cli.options import with_group, with_node
 from qq.cli.terminal.escaping import quoted
 
 if TYPE_CHECKING:
     from qq.cli.client.remote import Remote
+    from qq.cli.objects import ApiObject
 
 _reason = click.option("--reason", type=LINE, metavar="TEXT", help="Reason for the client.")
 
 
 @click.group("close", cls=CommandGroup)
 def close_command() -> None:
-    """Close connections of clients."""
+    """Close connections of clients, or a group that leases messages."""
 
 
 @close_command.command("connection")
@@ -50,6 +52,18 @@ def close_connections(node: Remote, *, owner: str, reason: str | None) -> int:
     if count:
         node.send("DELETE", path, headers=_headers(reason))
     print(f"connections of user {quoted(owner)}: {count} closed")
+    return 0
+
+
+@close_command.command("group")
+@with_group
+@click.option("--release", is_flag=True, help="Return the messages of its open leases to the queue.")
+@with_node
+def close_group(node: Remote, *, group: ApiObject, release: bool) -> int:
+    """Close a group. Its job cannot go on with its leases."""
+    query = {"fence": str(fence_of(node, group))} | ({"release": "true"} if release else {})
+    node.send("DELETE", group.path, query=query, missing=group.text)
+    print(f"{group.text}: closed")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,14 +12,17 @@ from qq.cli.command_line.tree import CommandGroup
 from qq.cli.command_line.values import NAME, Value
 from qq.cli.listed_kinds import KINDS, Kind
 from qq.cli.listing import Filter, print_list
-from qq.cli.options import with_node, with_output
+from qq.cli.options import with_group, with_node, with_output
 from qq.cli.terminal.output import print_rows
+from qq.diagnosis.words import size, utc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from qq.cli.client.remote import Remote
+    from qq.cli.objects import ApiObject
 
+_LEASE_COLUMNS = ("lease", "messages", "bytes", "taken_at")
 _LIMIT_COLUMNS = ("of", "name", "limit", "value")
 
 
@@ -111,6 +115,21 @@ def list_limits(node: Remote, *, vhost: str | None, owner: str | None, form: str
         print_rows(form, [*vhost_rows, *user_rows], _LIMIT_COLUMNS)
     except (KeyError, TypeError, AttributeError):
         raise node.foreign_answer() from None
+    return 0
+
+
+@list_command.command("leases")
+@with_group
+@with_output
+@with_node
+def list_leases(node: Remote, *, group: ApiObject, form: str) -> int:
+    """List the open leases of a group."""
+    leases = node.send("GET", group.path, expected=(HTTPStatus.OK,), missing=group.text).document.get(
+        "leases"
+    )
+    if not isinstance(leases, list):
+        raise node.foreign_answer()
+    print_rows(form, leases, _LEASE_COLUMNS, texts={"bytes": size, "taken_at": utc})
     return 0
 
 

@@ -24,6 +24,8 @@ class HttpLimits(NamedTuple):
     connections: int = 256
     requests: int = 128
     """Requests of users that may run at a time."""
+    lease_streams: int = 16
+    """Streams of leased messages that may be written at a time."""
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 60.0

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 
     from qq.management.changes.leases import LeasedMessages
+    from qq.management.time_slices import Slices
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 BATCH_BYTES = 1024 * 1024
@@ -89,18 +90,22 @@ class ArrowMessages:
         self._known: dict[bytes, _Values] = {}
         self._rows = self._bytes = 0
 
-    async def parts(self, messages: AsyncIterator[LeasedMessages]) -> AsyncGenerator[bytes]:
-        """Yield the octets of the stream."""
-        yield self._schema.serialize().to_pybytes()
+    async def parts(
+        self, messages: AsyncIterator[LeasedMessages], slices: Slices
+    ) -> AsyncGenerator[memoryview]:
+        """Yield the octets of the stream, and let other tasks run between `slices` of the work."""
+        yield memoryview(self._schema.serialize())
         async for each in messages:
             self._add(each)
+            await slices.give_way()
             if self._bytes >= BATCH_BYTES or self._rows >= BATCH_ROWS:
                 yield self._batch()
+                await slices.give_way()
         if self._rows:
             yield self._batch()
-        yield _END
+        yield memoryview(_END)
 
-    def _batch(self) -> bytes:
+    def _batch(self) -> memoryview:
         """Return the messages added since the last batch."""
         columns = [
             self._pyarrow.array(values, field.type)
@@ -109,7 +114,7 @@ class ArrowMessages:
         for values in self._values.values():
             values.clear()
         self._rows = self._bytes = 0
-        return self._pyarrow.record_batch(columns, schema=self._schema).serialize().to_pybytes()
+        return memoryview(self._pyarrow.record_batch(columns, schema=self._schema).serialize())
 
     def _add(self, some: LeasedMessages) -> None:
         messages, count = some.messages, len(some.messages)

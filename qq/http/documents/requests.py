@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from aiohttp import BodyPartReader, hdrs, web
 from aiohttp.http_exceptions import BadHttpMessage
 
+from qq.errors import ReplyCode
 from qq.http.base.error_responses import NOT_FOUND, Refusal, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, SAFE_METHODS, login_of
 from qq.http.documents.parsing import read_object
+from qq.machine.policy.value_checks import INTEGERS
+from qq.management.errors import RequestRefused
 from qq.management.time_slices import next_slice
 
 if TYPE_CHECKING:
@@ -35,9 +38,9 @@ if TYPE_CHECKING:
         Mapping,
     )
 
-    from qq.machine.protocol.commands import BeginMove, BeginTextMove, Declaration, Get, GroupCommand
+    from qq.machine.protocol.commands import Declaration
+    from qq.management.changes.permission_checks import CheckedCommand
     from qq.management.management import Management
-    from qq.management.reports.messages import AllPublications, NewMessage
 
     Documents = Iterable[Mapping[str, Any] | None]
     """Documents of a list, made in turn; None for a skipped object, so that skipping is done in slices, too."""
@@ -129,6 +132,17 @@ async def vhost_if_named(
     return await named_vhost(request, management, all_seeing) if "vhost" in request.match_info else None
 
 
+async def answered(outcome: Awaitable[T], statuses: Mapping[ReplyCode, HTTPStatus]) -> T:
+    """Return the outcome of a command. Raises Refusal with the status of a refusal that `statuses` names."""
+    try:
+        return await outcome
+    except RequestRefused as refused:
+        status = statuses.get(ReplyCode(refused.code))
+        if status is None:
+            raise
+        raise Refusal(status, refused.explanation) from None
+
+
 # --- input
 
 
@@ -138,6 +152,14 @@ def number(request: web.Request, name: str, default: int, highest: int) -> int:
     if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX and int(text) <= highest:
         return int(text)
     raise bad_request(f"{name} must be a whole number from 0 to {highest}")
+
+
+def path_number(request: web.Request, name: str, described: str) -> int:
+    """Return a number of the path that the log can hold. Raises Refusal that names it as `described`."""
+    text = request.match_info[name]
+    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) in INTEGERS:
+        return int(text)
+    raise bad_request(f"{described} has a whole number from 0 to {INTEGERS.stop - 1}")
 
 
 def is_asked(request: web.Request, name: str) -> bool:
@@ -310,7 +332,7 @@ async def check_permitted(
     request: web.Request,
     management: Management,
     vhost: str,
-    command: Declaration | Get | NewMessage | AllPublications | BeginMove | BeginTextMove | GroupCommand,
+    command: CheckedCommand,
 ) -> None:
     """Raise RequestRefused unless an AMQP client of the same user has the permissions for this."""
     login = login_of(request)

@@ -8,35 +8,42 @@ from __future__ import annotations
 
 import logging
 from contextlib import aclosing
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import hdrs, web
 
 from qq.errors import ReplyCode
-from qq.http.base.error_responses import Refusal, bad_request
+from qq.http.base.error_responses import Refusal, bad_request, has_left
 from qq.http.base.login import login_of
+from qq.http.base.user_quota import UserShares
 from qq.http.documents.arrow import COLUMNS, CONTENT_TYPE, ArrowMessages, load_pyarrow
 from qq.http.documents.lists import Listing, write_listing
 from qq.http.documents.parsing import check_keys, read_group, whole_number
 from qq.http.documents.requests import (
+    answered,
     check_permitted,
     done,
     existing,
     is_asked,
     named_vhost,
     number,
+    path_number,
     read_body,
+    sees,
+    vhost_if_named,
 )
 from qq.machine.policy.value_checks import INTEGERS
 from qq.machine.protocol.commands import CloseGroup, CommitLeases, Get, LeaseMessages, ReleaseLease
 from qq.machine.queue.leases import LEASE_MESSAGES_MAX
-from qq.management.errors import RequestRefused
+from qq.management.time_slices import Slices
 from qq.sessions.entries import MessagesGone
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
+    from qq.management.changes.leases import LeaseRead
     from qq.management.management import Management
     from qq.management.reports.leases import GroupStatus, LeaseStatus
 
@@ -47,6 +54,8 @@ log = logging.getLogger(__name__)
 LEASE_MESSAGES = 10_000
 LEASE_BYTES = 16 * 1024 * 1024
 """Messages and bytes of a lease without other bounds."""
+WRITE_BYTES = 64 * 1024
+"""Bytes that are written at a time: a client that reads this much within `http_idle_timeout_s` is not disconnected."""
 PARTS_MAX = 1_024
 """Parts in which a lease may be read."""
 
@@ -70,11 +79,15 @@ class _GroupPath(NamedTuple):
 class LeaseEndpoints:
     """Handlers for groups and leases."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: Management, streams_max: int) -> None:
+        """`streams_max` is the number of streams of messages that may be written at a time."""
         self._management = management
+        self._streams = UserShares(streams_max, "streams of leases", "lease_stream_max")
 
     def routes(self) -> list[web.RouteDef]:
         return [
+            web.get("/api/groups", self.all_groups),
+            web.get("/api/groups/{vhost}", self.all_groups),
             web.get(_GROUPS, self.groups),
             web.get(_GROUP, self.group),
             web.put(_GROUP, self.open),
@@ -88,10 +101,14 @@ class LeaseEndpoints:
 
     # Groups
 
+    async def all_groups(self, request: web.Request) -> web.StreamResponse:
+        vhost = await vhost_if_named(request, self._management)
+        return await write_listing(request, await group_listing(request, self._management, vhost))
+
     async def groups(self, request: web.Request) -> web.StreamResponse:
         vhost, queue = await self._queue(request)
         await self._check_reader(request, vhost, queue)
-        found = map(group_document, self._management.leases.groups(vhost, queue))
+        found = map(group_row, self._management.leases.groups(vhost, queue))
         return await write_listing(request, Listing(found, order=("name",)))
 
     async def group(self, request: web.Request) -> web.Response:
@@ -107,7 +124,7 @@ class LeaseEndpoints:
         await check_permitted(request, self._management, place.vhost, command)
         leases = self._management.leases
         is_new = leases.group(*place) is None
-        opened = await _answered(leases.open(command))
+        opened = await answered(leases.open(command), _STATUSES)
         return web.json_response(
             group_document(opened), status=HTTPStatus.CREATED if is_new else HTTPStatus.OK
         )
@@ -118,7 +135,7 @@ class LeaseEndpoints:
         await check_permitted(request, self._management, place.vhost, command)
         leases = self._management.leases
         await existing(self._management, lambda: leases.group(*place), _no_group(place))
-        await _answered(leases.end(command))
+        await answered(leases.end(command), _STATUSES)
         return done()
 
     async def commit(self, request: web.Request) -> web.Response:
@@ -132,7 +149,9 @@ class LeaseEndpoints:
     async def lease(self, request: web.Request) -> web.Response:
         place = await self._place(request)
         await self._check_reader(request, place.vhost, place.queue)
-        found = await _answered(self._management.leases.lease_status(*place, _lease(request)))
+        found = await answered(
+            self._management.leases.lease_status(*place, path_number(request, "lease", "a lease")), _STATUSES
+        )
         return web.json_response(lease_document(found))
 
     async def take(self, request: web.Request) -> web.Response:
@@ -141,21 +160,23 @@ class LeaseEndpoints:
         command = LeaseMessages(
             *place,
             whole_number(body, "fence", 0),
-            _lease(request),
+            path_number(request, "lease", "a lease"),
             whole_number(body, "max_messages", 1, LEASE_MESSAGES_MAX, LEASE_MESSAGES),
             whole_number(body, "max_bytes", 1, default=LEASE_BYTES),
         )
         await check_permitted(request, self._management, place.vhost, command)
-        lease = await _answered(self._management.leases.lease(command))
+        lease = await answered(self._management.leases.lease(command), _STATUSES)
         return done() if lease is None else web.json_response(lease_document(lease))
 
     async def release(self, request: web.Request) -> web.Response:
         place = await self._place(request)
-        return await self._end(request, ReleaseLease(*place, _fence(request), _lease(request)))
+        return await self._end(
+            request, ReleaseLease(*place, _fence(request), path_number(request, "lease", "a lease"))
+        )
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer with the messages of a part of a lease."""
-        place, lease = await self._place(request), _lease(request)
+        place, lease = await self._place(request), path_number(request, "lease", "a lease")
         parts = number(request, "of", 1, PARTS_MAX)
         part = number(request, "part", 0, PARTS_MAX)
         if part >= parts:
@@ -167,20 +188,28 @@ class LeaseEndpoints:
         except ImportError:
             raise Refusal(
                 HTTPStatus.NOT_IMPLEMENTED,
-                "this node has no pyarrow, which writes Arrow streams: install it with pip install 'qq-broker[arrow]'",
+                "this node has no pyarrow, which writes Arrow streams: pip install 'qq-broker[arrow]', or "
+                "-r requirements/arrow.txt",
             ) from None
-        leases = self._management.leases
-        wanted = await _answered(leases.part(*place, lease, part, parts))
+        with self._streams.place(login_of(request).user):
+            wanted = await answered(self._management.leases.part(*place, lease, part, parts), _STATUSES)
+            return await self._write(request, wanted, ArrowMessages(pyarrow, wanted.queue, columns))
+
+    async def _write(
+        self, request: web.Request, wanted: LeaseRead, arrow: ArrowMessages
+    ) -> web.StreamResponse:
+        """Answer with messages of a lease, in slices, between which other tasks run."""
         response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
         await response.prepare(request)
         if request.method != hdrs.METH_HEAD:
-            stream = ArrowMessages(pyarrow, wanted.queue, columns).parts(leases.read(wanted))
+            stream = arrow.parts(self._management.leases.read(wanted), Slices(partial(has_left, request)))
             try:
                 async with aclosing(stream):
                     async for octets in stream:
-                        await response.write(octets)
+                        for at in range(0, len(octets), WRITE_BYTES):
+                            await response.write(octets[at : at + WRITE_BYTES])
             except MessagesGone as gone:
-                log.info("the stream of lease %d of %s breaks off: %s", lease, _no_group(place)[3:], gone)
+                log.info("a stream of messages of queue '%s' breaks off: %s", wanted.queue, gone)
                 if request.transport is not None:
                     request.transport.abort()
                 return response
@@ -191,7 +220,7 @@ class LeaseEndpoints:
 
     async def _end(self, request: web.Request, command: CommitLeases | ReleaseLease) -> web.Response:
         await check_permitted(request, self._management, command.vhost, command)
-        await _answered(self._management.leases.end(command))
+        await answered(self._management.leases.end(command), _STATUSES)
         return done()
 
     async def _check_reader(self, request: web.Request, vhost: str, queue: str) -> None:
@@ -207,24 +236,28 @@ class LeaseEndpoints:
         return _GroupPath(*await self._queue(request), request.match_info["group"])
 
 
+async def group_listing(
+    request: web.Request, management: Management, vhost: str | None
+) -> Listing[Mapping[str, Any]]:
+    """Return the list of the groups of a virtual host, or of all that the client may see, without their leases."""
+    is_seen = sees(request, management) if vhost is None else vhost.__eq__
+    found = map(group_row, await management.leases.all(is_seen))
+    return Listing(found, order=("vhost", "queue", "name"), searched=("name", "queue"))
+
+
+def group_row(group: GroupStatus) -> dict[str, Any]:
+    """Return the document of a group without its leases."""
+    document = group._asdict() | {"lag": group.lag._asdict()}
+    del document["leases"]
+    return document
+
+
 def group_document(group: GroupStatus) -> dict[str, Any]:
-    leases = [lease_document(lease) for lease in group.leases]
-    return group._asdict() | {"leases": leases, "lag": group.lag._asdict()}
+    return group_row(group) | {"leases": [lease_document(lease) for lease in group.leases]}
 
 
 def lease_document(lease: LeaseStatus) -> dict[str, Any]:
     return lease._asdict()
-
-
-async def _answered(outcome: Awaitable[Any]) -> Any:
-    """Return the outcome of a command. Raises Refusal with the status for a reader."""
-    try:
-        return await outcome
-    except RequestRefused as refused:
-        status = _STATUSES.get(ReplyCode(refused.code))
-        if status is None:
-            raise
-        raise Refusal(status, refused.explanation) from None
 
 
 def _no_group(place: _GroupPath) -> str:
@@ -235,14 +268,6 @@ def _fence(request: web.Request) -> int:
     if "fence" not in request.query:
         raise bad_request("key_missing: fence")
     return number(request, "fence", 0, INTEGERS.stop - 1)
-
-
-def _lease(request: web.Request) -> int:
-    """Return the number of the lease in the path."""
-    text = request.match_info["lease"]
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) in INTEGERS):
-        raise bad_request(f"a lease has a whole number from 0 to {INTEGERS.stop - 1}")
-    return int(text)
 
 
 def _columns(request: web.Request) -> list[str]:

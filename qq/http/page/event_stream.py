@@ -45,8 +45,6 @@ SHARE = 10
 """A view rests for this multiple of the time that making it took, times the viewing users, times the user's views."""
 AT_ONCE = 4
 """Views made at a time at most."""
-STREAMS_MAX = 64
-"""Default of the maximum number of streams."""
 STREAM_S = 120.0
 """Seconds of a stream. Then the page opens another, and permissions are checked again. A web session's stream ends with
 the session. A stream that was opened with an OAuth 2 token lasts as long as the token is valid.

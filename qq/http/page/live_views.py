@@ -21,6 +21,7 @@ from qq.http.documents.rendering import fields_of, queue_document, row_fields
 from qq.http.documents.requests import check_permitted, existing, number, sees
 from qq.http.endpoints.connections import CLIENT_NAMES, channel_listing, connection_listing
 from qq.http.endpoints.consumers import consumer_documents
+from qq.http.endpoints.leases import group_listing, group_row
 from qq.http.endpoints.nodes import node_document
 from qq.http.page.health_events import cluster_document
 from qq.machine.protocol.commands import DeleteExchange, DeleteQueue, Get
@@ -64,6 +65,7 @@ class LiveViews:
             "exchanges": self.exchanges,
             "connections": self.connections,
             "channels": self.channels,
+            "groups": self.groups,
             "health": self.health,
         }
 
@@ -138,7 +140,14 @@ class LiveViews:
         found = list(islice(consumers, CONSUMERS_MAX))
         details = await consumer_documents(self._management, found)
         sample = self._management.charts.newest_sample(("queue", vhost, name))
-        return _json(queue_document(queue) | {"consumer_details": details, "sample": sample})
+        groups = [group_row(group) for group in self._management.leases.groups(vhost, name)]
+        return _json(
+            queue_document(queue) | {"consumer_details": details, "groups": groups, "sample": sample}
+        )
+
+    async def groups(self, request: web.Request) -> bytes:
+        listing = await group_listing(request, self._management, await self._vhost(request))
+        return await listed_page(request, listing)
 
     async def _consumers_of_client(
         self, consumers: Iterable[ConsumerStatus], client: str

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from qq.machine.catalog.reply_names import Requester
+    from qq.machine.catalog.sinks import Sink
     from qq.machine.policy.policies import Applied, Policy
     from qq.machine.policy.queue_options import QueueSettings
     from qq.machine.protocol.commands import DeclareExchange, DeclareQueue, Table
@@ -136,6 +137,8 @@ class VirtualHost:
         self.unreviewed_exchanges: list[str] = []
         """Names of exchanges to be matched with policies again, after all queues."""
         self.publishers = Publishers()
+        self.sinks: dict[str, Sink] = {}
+        """The sinks that store messages until their epoch is committed, by name."""
         self.published = Published()
         """Counts of messages published here."""
         self.exchange_counts: dict[str, tuple[int, int]] = {}
@@ -188,7 +191,7 @@ class VirtualHost:
         deferred_free.add_queues(self.queues.values())
         deferred_free.add(self.queues, self.exchanges, self.bindings)
         deferred_free.add(self._bindings_of, self._bindings_from, self._owned, *self._table.take_apart())
-        self.queues, self.exchanges, self.bindings = {}, {}, {}
+        self.queues, self.exchanges, self.bindings, self.sinks = {}, {}, {}, {}
         self._bindings_of, self._bindings_from, self._owned = {}, {}, {}
         self.consumers = 0
         self._table = RoutingTable()

@@ -7,7 +7,7 @@ node neither repeats nor loses an answer.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice, pairwise
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog.catalog import ConnectionState
     from qq.machine.catalog.reply_names import Requester
+    from qq.machine.catalog.sinks import Sink, StagedRun
     from qq.machine.catalog.vhost import VhostRef, VirtualHost
     from qq.machine.protocol.commands import Method
     from qq.machine.protocol.effects import Answer, Result
@@ -136,6 +137,13 @@ class FrozenSession(NamedTuple):
     fragments: Sequence[Fragment]
 
 
+class CommittedRuns(NamedTuple):
+    """Messages that a sink has committed and that are still to enter their queues, the next ones last."""
+
+    vhost: str
+    runs: list[StagedRun]
+
+
 class Core:
     """The state of a machine, and the context of the entry that is being applied."""
 
@@ -173,6 +181,10 @@ class Core:
         """Times (without outages) at which unused queues expire."""
         self.group_timers: Timers[LeaseGroup] = Timers(_group_key)
         """Times (without outages) at which idle groups end."""
+        self.sink_timers: Timers[Sink] = Timers(_sink_key)
+        """Times (without outages) at which idle sinks end."""
+        self.committed: deque[CommittedRuns] = deque()
+        """Messages of committed epochs that are still to enter their queues, as put-off work."""
         self.consumer_timers: Timers[Consumer] = Timers(_consumer_key)
         """Times (without outages) at which consumers have held a message for too long."""
         self.effects: list[Effect] = []
@@ -521,6 +533,53 @@ class Core:
 
     # Queues
 
+    # Sinks
+
+    def use_sink(self, sink: Sink) -> None:
+        """Record a command of a sink's user."""
+        sink.used_ms = self.available_ms
+        self.sink_timers.set(sink, sink.expires_at_ms())
+
+    def end_sink(self, sink: Sink) -> None:
+        """End a sink, and drop its messages that are not committed."""
+        self.sink_timers.set(sink, None)
+        del self.catalog.vhosts[sink.vhost].sinks[sink.name]
+        self._drop_attempts(sink)
+
+    def _drop_attempts(self, sink: Sink) -> None:
+        self.deferred_free.add(*[attempt.runs for attempt in sink.attempts.values()], sink.attempts)
+
+    def _check_due_sinks(self) -> None:
+        left = DUE_QUEUES_MAX
+        while left > 0 and self.sink_timers.next_ms <= self.available_ms:
+            self.end_sink(self.sink_timers.pop())
+            left -= 1
+
+    def publish_runs(self, vhost: str, runs: list[StagedRun]) -> None:
+        """Put messages into their queues, behind those that still wait for it. Very many of them are put off."""
+        runs.reverse()
+        self.committed.append(CommittedRuns(vhost, runs))
+        self._publish_committed(RANGES_AT_ONCE)
+
+    def _publish_committed(self, most: int) -> None:
+        """Put committed messages into their queues, about `most` ranges. Deleted queues are left out."""
+        while self.committed and most > 0:
+            name, runs = self.committed[0]
+            vhost = self.catalog.vhosts.get(name)
+            while runs and most > 0:
+                run = runs.pop()
+                most -= 1 + len(run.queues)
+                if vhost is None:
+                    continue
+                vhost.count_published(run.exchange, run.count, len(run.queues))
+                for queue_name, number in run.queues:
+                    queue = vhost.queues.get(queue_name)
+                    if queue is not None and queue.number == number:
+                        queue.publish(run.messages, run.priority, run.ttl_ms, run.delay_ms, self.time_ms)
+                        self.touch(queue)
+            if not runs:
+                self.committed.popleft()
+
     def touch(self, queue: Queue) -> None:
         """Mark the queue as changed: its consumers are served at the end of the entry."""
         self.dirty[queue] = None
@@ -629,6 +688,10 @@ class Core:
         self.queue_timers.keep(lambda queue: queue.vhost != name)
         self.idle_timers.keep(lambda queue: queue.vhost != name)
         self.group_timers.keep(lambda group: group.queue.vhost != name)
+        self.sink_timers.keep(lambda sink: sink.vhost != name)
+        for sink in vhost.sinks.values():
+            self._drop_attempts(sink)
+        self.committed = deque(each for each in self.committed if each.vhost != name)
         for queue in vhost.queues.values():
             self.stuck_lines.forget(queue)
         self.dirty, self.queues_with_dead, self.behind, self.abandoned = (
@@ -713,6 +776,7 @@ class Core:
         if (
             self.dirty
             or self.behind
+            or self.committed
             or self.channels_with_room
             or self.reviewing
             or self.abandoned
@@ -720,7 +784,8 @@ class Core:
             or self.deferred_free
         ):
             return NOW_MS
-        available_ms = min(self.idle_timers.next_ms, self.consumer_timers.next_ms, self.group_timers.next_ms)
+        timers = self.idle_timers, self.consumer_timers, self.group_timers, self.sink_timers
+        available_ms = min([each.next_ms for each in timers])
         due_ms = min(self.queue_timers.next_ms, available_ms + self.outage_ms)
         return None if due_ms >= NEVER_MS else due_ms
 
@@ -733,6 +798,10 @@ class Core:
             self._end_some_lost()
         if self.group_timers.next_ms <= self.available_ms:
             self._check_due_groups()
+        if self.sink_timers.next_ms <= self.available_ms:
+            self._check_due_sinks()
+        if self.committed:
+            self._publish_committed(RANGES_MAX)
         if self.behind:
             self._do_postponed_work()
         if self.abandoned:
@@ -855,6 +924,9 @@ class Core:
                 self._set_timers(queue)
             for group in queue.groups.values():
                 self.group_timers.set(group, group.expires_at_ms())
+        for vhost in self.catalog.vhosts.values():
+            for sink in vhost.sinks.values():
+                self.sink_timers.set(sink, sink.expires_at_ms())
 
     def _time_out_consumer(self, consumer: Consumer) -> None:
         if consumer.node in self.lost:
@@ -906,6 +978,10 @@ def _queue_key(queue: Queue) -> int:
 
 def _group_key(group: LeaseGroup) -> tuple[int, str]:
     return group.queue.number, group.name
+
+
+def _sink_key(sink: Sink) -> tuple[str, str]:
+    return sink.vhost, sink.name
 
 
 def _consumer_key(consumer: Consumer) -> tuple[str, int]:

@@ -147,6 +147,14 @@ class Costs:
         by_size = sum(queue.settings.max_length_bytes is not None for queue in route)
         return Price(steps + copy * len(route), _MESSAGE_BY_SIZE * by_size)
 
+    def staging_steps(self, command: c.StageMessages) -> int | None:
+        """Return the steps to store messages for a sink; None if the pass has no budget left for an unknown route."""
+        if self.depends_on_content(command.vhost, command.exchange):
+            return COMMAND_STEPS + CONTENT_STEPS * command.count
+        keys = [command.routing_key, *command.more_keys]
+        price = self.price(command.vhost, command.exchange, keys, is_plain=False)
+        return None if price is None else price.steps(command.count)
+
     def message_steps(self, vhost: str, exchange: str, keys: Sequence[str], message: bytes) -> int | None:
         """Return the steps of a message whose content decides its route; None if the pass has no budget left."""
         known = self.core.catalog.vhosts.get(vhost)

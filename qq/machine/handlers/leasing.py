@@ -221,8 +221,7 @@ def check_group(
 
 def check_new_lease(group: LeaseGroup, number: int) -> None:
     """Raise Refused if the group can take no lease with this number."""
-    if number < group.first_free:
-        raise precondition_failed(f"lease {number} of {group.label} was committed")
+    group.check_unused(number)
     if len(group.leases) >= OPEN_LEASES_MAX:
         raise precondition_failed(f"{group.label} has {OPEN_LEASES_MAX} open leases, which is the limit")
 

@@ -17,7 +17,6 @@ from qq.machine.handlers.cost_estimate import CONTENT_STEPS as LOOK_STEPS
 from qq.machine.handlers.fragments import Fragment
 from qq.machine.handlers.leasing import check_commit
 from qq.machine.handlers.registry import handles
-from qq.machine.policy.value_checks import EXPIRY_MAX_MS
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.death_history import REJECTED, SPREAD_MAX, died, is_cycle
 from qq.machine.protocol.effects import Committed, DeadLettered, DirectReply, Failed, Rejected, Returned
@@ -126,7 +125,7 @@ class PublishHandlers:
             self.flush()
             try:
                 publish = _as_publish(command)
-                self._publish_parts(publish, vhost, slot, self._parts(vhost, publish, slot))
+                self._publish_parts(publish, vhost, slot, self.parts(vhost, publish, slot))
             except Refused as refused:
                 core.fail(command, refused)
             return
@@ -180,7 +179,7 @@ class PublishHandlers:
         if vhost is None:
             return
         try:
-            self._publish_parts(command, vhost, slot, self._parts(vhost, command, slot))
+            self._publish_parts(command, vhost, slot, self.parts(vhost, command, slot))
         except Refused as refused:
             core.fail(command, refused)
 
@@ -385,7 +384,7 @@ class PublishHandlers:
             sizes = self._core.sizes[start : start + count]
             self._publish(_part(command, first, count), vhost, queues, slot + first, sizes)
 
-    def _parts(self, vhost: VirtualHost, command: c.Publish, slot: int) -> list[Part]:
+    def parts(self, vhost: VirtualHost, command: c.Publish, slot: int) -> list[Part]:
         """Return the queues for the messages of a command. Raise Refused."""
         exchange, keys = command.exchange, [command.routing_key, *command.more_keys]
         try:
@@ -449,7 +448,7 @@ class PublishHandlers:
         for command in content:
             if isinstance(command, c.Enqueue | c.Publish):
                 publish = command if isinstance(command, c.Publish) else _as_publish(command)
-                ways.append((publish, slot, self._parts(vhost, publish, slot)))
+                ways.append((publish, slot, self.parts(vhost, publish, slot)))
                 for first, count, queues in ways[-1][2]:
                     copies += len(queues) if len(queues) > FEW_QUEUES else 0
                     if copies > COPIES_MAX:
@@ -624,18 +623,9 @@ class PublishHandlers:
     def _add(self, queue: Queue, command: c.Publish, slot: int, sizes: Sequence[int]) -> None:
         """Add messages to a queue, now or after their delay."""
         core = self._core
-        now_ms, index = core.time_ms, core.index
-        # Clients cannot ask for more, but sums of numbers that a node submits must fit in 63 bits.
-        ready_ms = now_ms + min(command.delay_ms, EXPIRY_MAX_MS)
-        ttl_ms = None if command.ttl_ms == NO_TTL else min(command.ttl_ms, EXPIRY_MAX_MS)
-        expires_ms = queue.expiry_ms(ttl_ms, ready_ms)
-        level = queue.settings.level(command.priority)
-        for count, size in _runs(sizes, by_size=queue.backlog.exact_sizes):
-            if command.delay_ms:
-                messages = Range(index, slot, count, 0, size, 0, expires_ms, level)
-                queue.enqueue_later(messages, ready_ms)
-            else:
-                queue.enqueue(index, slot, count, size, level, expires_ms)
+        for count, size in size_runs(sizes, by_size=queue.backlog.exact_sizes):
+            messages = Range(core.index, slot, count, 0, size)
+            queue.publish(messages, command.priority, command.ttl_ms, command.delay_ms, core.time_ms)
             slot += count
         core.touch(queue)
 
@@ -792,7 +782,7 @@ def _publish_seq(command: c.Publish) -> int:
     return min(command.publish_seq, SEQUENCE_MAX)
 
 
-def _runs(sizes: Sequence[int], *, by_size: bool) -> list[tuple[int, int]]:
+def size_runs(sizes: Sequence[int], *, by_size: bool) -> list[tuple[int, int]]:
     """Return count and size of runs of messages. With `by_size`, all messages of a run are equally large."""
     if not by_size:
         return [(len(sizes), sum(sizes))]

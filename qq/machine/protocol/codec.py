@@ -46,6 +46,7 @@ from qq.machine.protocol.commands import (
     Reject,
     Return,
     Settle,
+    StageMessages,
     StoreFragment,
 )
 from qq.ranges import MESSAGES_MAX
@@ -152,7 +153,7 @@ def decode_commands(payload: Buffer, version: int = versions.VERSIONS[1]) -> lis
     commands = [_command(row, shapes) for row in rows]
     published = 0
     for position, command in enumerate(commands):
-        if type(command) is Enqueue or type(command) is Publish:
+        if type(command) is Enqueue or type(command) is Publish or type(command) is StageMessages:
             if command.count < 1:
                 raise MalformedBatch("an enqueue of no messages")
             published += command.count
@@ -179,7 +180,7 @@ def decode_batch(payload: Buffer) -> DecodedBatch:
 
 def messages_of(command: Command) -> int:
     """Return how many of the next messages of its batch a command publishes or stores."""
-    if isinstance(command, Enqueue | Publish):
+    if isinstance(command, Enqueue | Publish | StageMessages):
         return command.count
     return 1 if isinstance(command, StoreFragment) else 0
 
@@ -489,6 +490,13 @@ def _publications(rows: list[Any]) -> Iterator[tuple[Publication, int]]:
                 count -= 1
             if count:
                 yield publication, count
+        elif opcode == _STAGE:
+            staged = StageMessages._make(row[1:])
+            more_keys = tuple(staged.more_keys)
+            yield (
+                Publication(staged.exchange, staged.routing_key, staged.frames_channel, more_keys),
+                staged.count,
+            )
         elif opcode == _STORE_FRAGMENT:
             yield _FRAGMENT, 1
         goes_on = opcode == _JOIN_FRAGMENTS
@@ -501,6 +509,7 @@ def _publication(row: list[Any]) -> Publication:
 
 _TRANSACTIONAL = frozenset((Enqueue, Publish, Settle, Return, Reject, Discard, CommitLeases))
 _PUBLISHING = (OPCODES[Enqueue], OPCODES[Publish])
+_STAGE = OPCODES[StageMessages]
 _STORE_FRAGMENT, _JOIN_FRAGMENTS = OPCODES[StoreFragment], OPCODES[JoinFragments]
 _FRAGMENT = Publication("", "", 0)
 _COUNT = 1 + Enqueue._fields.index("count")  # the opcode comes first

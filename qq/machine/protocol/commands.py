@@ -756,6 +756,73 @@ class CloseGroup(NamedTuple):
 GroupCommand = OpenGroup | LeaseMessages | CommitLeases | ReleaseLease | CloseGroup
 """Commands of the readers of leases. They have no answer: the outcome is in the state."""
 
+
+@command(72, since=12)
+class OpenSink(NamedTuple):
+    """Open a sink, unless it exists. It belongs to a user, and stores messages that become visible epoch by epoch."""
+
+    vhost: str
+    sink: str
+    user: str
+    expires_ms: int
+    """Milliseconds after the last command of its user until the sink ends by itself; 0 is never."""
+
+
+@command(73, since=12)
+class StageMessages(NamedTuple):
+    """Store the next `count` messages of the batch as the next step of an attempt at an epoch.
+
+    They enter their queues when the epoch is committed with this attempt. A repeated step and a step for a committed
+    epoch have no effect. A step that cannot be published makes the attempt fail.
+    """
+
+    vhost: str
+    sink: str
+    user: str
+    epoch: int
+    attempt: str
+    """A name that only this attempt of this sink has."""
+    step: int
+    """The number of the step in its attempt, from 0."""
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    exchange: str
+    routing_key: str
+    frames_channel: int
+    more_keys: list[str]
+    priority: int
+    ttl_ms: int
+    delay_ms: int
+    """The properties of the messages, as in `Publish`."""
+
+
+@command(74, since=12)
+class CommitEpoch(NamedTuple):
+    """Publish the messages of attempts, all or none, and drop all other attempts at this and earlier epochs.
+
+    An epoch that is not above the last committed epoch has no effect.
+    """
+
+    vhost: str
+    sink: str
+    user: str
+    epoch: int
+    attempts: list[str]
+    steps: list[int]
+    """The number of steps of each attempt."""
+
+
+@command(75, since=12)
+class CloseSink(NamedTuple):
+    """End a sink. Messages of epochs that are not committed are dropped."""
+
+    vhost: str
+    sink: str
+    user: str
+
+
+SinkCommand = OpenSink | StageMessages | CommitEpoch | CloseSink
+"""Commands of the writers of sinks. They have no answer: the outcome is in the state."""
+
 Declaration = (
     DeclareQueue
     | DeleteQueue
@@ -835,6 +902,7 @@ Command = (
     | ConnectionDown
     | Change
     | GroupCommand
+    | SinkCommand
 )
 
 NEGATIVE_SINCE: dict[tuple[type[Command], str], int] = {(PutPolicy, "priority"): 8}

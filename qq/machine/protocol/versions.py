@@ -30,8 +30,9 @@ know may have any value. With at-least-once, dead letters that their targets can
 them. A move may be for messages with a text. A command that would change nothing may be answered by a read of the
 leader's commit index, without an entry. Dead letters keep the number of their failed deliveries in quorum queues.
 
-12: queues may have groups, which lease messages. The leader may keep an acknowledgement that no client waits for, until
-its next entry. An exchange has the name of the user that declared it."""
+12: queues may have groups, which lease messages. Sinks publish messages epoch by epoch. The leader may keep an
+acknowledgement that no client waits for, until its next entry. An exchange has the name of the user that declared
+it."""
 
 OCTETS_SINCE = 11
 """The first version at which the log may hold routing keys and names of fields that are not UTF-8."""

@@ -6,8 +6,9 @@ read of it gives the same messages in the same order.
 
 A lease keeps its messages as packed ranges, some tens of bytes for consecutive messages. Bodies stay in the log.
 
-Invariant: a lease is immutable, so a frozen state shares it. The number of a lease that was committed is never used
-again, and all open leases have higher numbers.
+Invariant: a lease is immutable, so a frozen state shares it. A new lease has a higher number than all earlier leases of
+its group. So a command that is repeated late, after its lease was released, takes no messages, which a commit of a
+higher number would remove unread. All open leases have higher numbers than the committed leases.
 """
 
 from __future__ import annotations
@@ -166,13 +167,18 @@ class LeaseHolder:
         lease = self.leases.get(number)
         if lease is not None:
             return lease
+        self.check_unused(number)
+        raise not_found(f"lease {number} of {self.label}")
+
+    def check_unused(self, number: int) -> None:
+        """Raise Refused if no new lease may have this number, because it is not above all earlier numbers."""
         if number < self.first_free:
             raise precondition_failed(f"lease {number} of {self.label} was committed")
         if number <= self.last:
             raise precondition_failed(
-                f"lease {number} of {self.label} is not open: it was released or not taken"
+                f"lease {number} of {self.label} is not open: it was released or not taken, "
+                f"and a new lease has a number from {self.last + 1} on"
             )
-        raise not_found(f"lease {number} of {self.label}")
 
 
 class FrozenGroup(NamedTuple):

@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.policy.settings import settings_of
+from qq.machine.policy.value_checks import EXPIRY_MAX_MS
 from qq.machine.protocol.death_history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
 from qq.machine.protocol.effects import Deliver
 from qq.machine.protocol.queue_types import CLASSIC
@@ -38,6 +39,7 @@ from qq.machine.queue.leases import (
 from qq.machine.queue.leaving import DISCARDED, ENDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
 from qq.machine.queue.timers import NOW_MS
 from qq.ranges import NORMAL, Range, RangeMap
+from qq.stored.properties import NO_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
@@ -411,10 +413,19 @@ class Queue:
         self.backlog.add(index, slot, count, size, level, expires_ms)
         self.tally.published += count
 
-    def enqueue_later(self, messages: Range, ready_ms: int) -> None:
-        """Add messages that arrive and become ready at `ready_ms`."""
-        self.backlog.delay(messages, ready_ms, returned=False)
-        self.tally.published += messages.count
+    def publish(self, messages: Range, priority: int, ttl_ms: int, delay_ms: int, now_ms: int) -> None:
+        """Add messages with their publisher's properties, now or after their delay; NO_TTL is no time to live."""
+        # Clients cannot ask for more, but sums of numbers that a node submits must fit in 63 bits.
+        ready_ms = now_ms + min(delay_ms, EXPIRY_MAX_MS)
+        expires_ms = self.expiry_ms(None if ttl_ms == NO_TTL else min(ttl_ms, EXPIRY_MAX_MS), ready_ms)
+        level = self.settings.level(priority)
+        if delay_ms:
+            self.backlog.delay(
+                messages._replace(expires_ms=expires_ms, level=level), ready_ms, returned=False
+            )
+            self.tally.published += messages.count
+        else:
+            self.enqueue(*messages[:3], messages.size, level, expires_ms)
 
     def enqueue_again(
         self, messages: Range, history: History | None, priority: int, ttl_ms: int | None, now_ms: int

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from qq.machine.catalog.catalog import ConnectionState
 from qq.machine.catalog.reply_names import Requester
+from qq.machine.catalog.sinks import FrozenAttempt, FrozenSink, StagedRun
 from qq.machine.catalog.vhost import Exchange
-from qq.machine.handlers.core import SessionState
+from qq.machine.handlers.core import CommittedRuns, SessionState
 from qq.machine.handlers.fragments import Fragment
 from qq.machine.policy.policies import Policy
 from qq.machine.policy.settings import consumer_settings_of, settings_of
@@ -504,6 +505,68 @@ class EndedRow(NamedTuple):
     def read(cls, written: Sequence[Any]) -> EndedRow:
         queue, chunks = written
         return cls(queue, [EndedChunk(is_released, LeaseChunk(*chunk)) for is_released, chunk in chunks])
+
+
+# Sinks
+
+
+class SinkRow(NamedTuple):
+    """A sink, with its attempts that are not committed."""
+
+    vhost: str
+    name: str
+    user: str
+    expires_ms: int
+    used_ms: int
+    first_free: int
+    attempts: Iterable[AttemptRow]
+
+    @classmethod
+    def from_state(cls, frozen: FrozenSink) -> SinkRow:
+        return cls(*frozen[:-1], attempts=Rows(frozen.attempts, AttemptRow.from_state))
+
+    @classmethod
+    def read(cls, written: Sequence[Any]) -> FrozenSink:
+        vhost, name, user, expires_ms, used_ms, first_free, attempts = written
+        read = list(map(AttemptRow.read, attempts))
+        return FrozenSink(vhost, name, user, expires_ms, used_ms, first_free, read)
+
+
+class AttemptRow(NamedTuple):
+    """An attempt of a task at an epoch."""
+
+    name: str
+    epoch: int
+    used_ms: int
+    steps: int
+    refusal: tuple[int, str] | None
+    runs: Iterable[StagedRun]
+
+    @classmethod
+    def from_state(cls, frozen: FrozenAttempt) -> AttemptRow:
+        return cls(*frozen[:-1], runs=Rows(frozen.runs))
+
+    @classmethod
+    def read(cls, written: Sequence[Any]) -> FrozenAttempt:
+        name, epoch, used_ms, steps, refusal, runs = written
+        refused = None if refusal is None else (refusal[0], refusal[1])
+        return FrozenAttempt(name, epoch, used_ms, steps, refused, list(map(StagedRun.read, runs)))
+
+
+class CommittedRow(NamedTuple):
+    """Messages of a virtual host that a sink has committed, and that still have to enter their queues."""
+
+    vhost: str
+    runs: Iterable[StagedRun]
+
+    @classmethod
+    def from_state(cls, frozen: CommittedRuns) -> CommittedRow:
+        return cls(frozen.vhost, Rows(frozen.runs))
+
+    @classmethod
+    def read(cls, written: Sequence[Any]) -> CommittedRuns:
+        vhost, runs = written
+        return CommittedRuns(vhost, list(map(StagedRun.read, runs)))
 
 
 # Messages that consumers hold or have held

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.catalog.deduplication import FrozenPublishers
 from qq.machine.catalog.permissions import Permissions, TopicPermissions, User
+from qq.machine.catalog.sinks import Sink
 from qq.machine.handlers.fragments import Fragments, FragmentsRow
 from qq.machine.protocol import versions
 from qq.machine.protocol.codec import make_packer, unpack_list
@@ -21,7 +22,9 @@ from qq.machine.queue.live_messages import LiveMessages
 from qq.machine.queue.queue import DeadMessages
 from qq.machine.snapshot.rows import (
     CHANGES,
+    AttemptRow,
     BehindRow,
+    CommittedRow,
     ConnectionRow,
     ConsumerRow,
     EndedRow,
@@ -32,6 +35,7 @@ from qq.machine.snapshot.rows import (
     QueueRow,
     Rows,
     SessionRow,
+    SinkRow,
     StuckRow,
     VhostRow,
     downgraded,
@@ -45,7 +49,8 @@ from qq.machine.snapshot.rows import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from qq.machine.handlers.core import Core, FrozenSession
+    from qq.machine.catalog.sinks import FrozenSink
+    from qq.machine.handlers.core import CommittedRuns, Core, FrozenSession
     from qq.machine.handlers.fragments import FrozenFragments, Place, Slots
     from qq.machine.protocol.commands import Table
     from qq.machine.queue.queue import FrozenBehind, FrozenConsumer, FrozenLine, FrozenQueue, Queue
@@ -78,6 +83,8 @@ class FrozenMachine(NamedTuple):
     moves: list[MoveRow]
     fragments: FrozenFragments
     outage_ms: int
+    sinks: list[FrozenSink]
+    committed: list[CommittedRuns]
 
     def pieces(self) -> list[bytes]:
         """Return the state in the agreed version's format, for `read_dump` of each program that can run that version.
@@ -134,6 +141,8 @@ class FrozenMachine(NamedTuple):
             ended=rows_as_of(
                 EndedRow, version, [row for row in self.queues if row.ended], EndedRow.from_state
             ),
+            sinks=rows_as_of(SinkRow, version, self.sinks, SinkRow.from_state),
+            committed=rows_as_of(CommittedRow, version, self.committed, CommittedRow.from_state),
         )
 
     def _stuck(self) -> list[FrozenLine]:
@@ -219,6 +228,13 @@ class FrozenMachine(NamedTuple):
             for chunk in row.leased_chunks():
                 for messages in chunk.unpack():
                     yield messages[:3]
+        for sink in self.sinks:
+            for attempt in sink.attempts:
+                for run in attempt.runs:
+                    yield run[:3]
+        for each in self.committed:
+            for run in each.runs:
+                yield run[:3]
         leaving = [held for row in self.behind for each in row.leaving for held in each.held]
         for unacked in (*(row.unacked for row in self.consumers), *leaving):
             for piece in pieces_of(unacked):
@@ -278,14 +294,37 @@ class Dump(NamedTuple):
     """The groups of all queues."""
     ended: Iterable[EndedRow]
     """The put-off work of ended leases, for queues that have any."""
+    sinks: Iterable[FrozenSink]
+    """The sinks of all virtual hosts."""
+    committed: Iterable[CommittedRuns]
+    """The put-off work of committed epochs."""
 
 
-CHANGES[Dump] = {8: more_fields((), (), ()), 9: more_fields(0), 11: more_fields(()), 12: more_fields((), ())}
+CHANGES[Dump] = {
+    8: more_fields((), (), ()),
+    9: more_fields(0),
+    11: more_fields(()),
+    12: more_fields((), (), (), ()),
+}
 
 
 _RANGES_PER_SEARCH = 1000
 """Ranges of a backlog (about) that can be read in the time that it takes to find those of a single entry."""
-_IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow, StuckRow, GroupRow, EndedRow})
+_IN_PARTS = frozenset(
+    {
+        Rows,
+        VhostRow,
+        FrozenPublishers,
+        BehindRow,
+        LeavingRow,
+        StuckRow,
+        GroupRow,
+        EndedRow,
+        SinkRow,
+        AttemptRow,
+        CommittedRow,
+    }
+)
 """Types that are packed with a call for each of their parts, because a call blocks the node."""
 _LEVELS_TO_A_CHUNK = 6
 """Number of lists around each chunk of runs: chunks, runs, lane, lanes, backlog, queue."""
@@ -336,7 +375,16 @@ class _Packing:
         self._packer.reset()
 
 
-_DEEP = {"vhosts": 3, "unacked": 2, "behind": 6, "stuck": 3, "groups": 3, "ended": 3}
+_DEEP = {
+    "vhosts": 3,
+    "unacked": 2,
+    "behind": 6,
+    "stuck": 3,
+    "groups": 3,
+    "ended": 3,
+    "sinks": 5,
+    "committed": 3,
+}
 """Number of lists around the most numerous objects, for sections in which these are not the rows."""
 _LEVELS = [_DEEP.get(section, 1) for section in Dump._fields]
 
@@ -381,6 +429,8 @@ def read_dump(data: bytes) -> Dump:
         stuck=list(map(StuckRow.read, upgraded(StuckRow, version, read.stuck))),
         groups=list(map(GroupRow.read, upgraded(GroupRow, version, read.groups))),
         ended=list(map(EndedRow.read, upgraded(EndedRow, version, read.ended))),
+        sinks=list(map(SinkRow.read, upgraded(SinkRow, version, read.sinks))),
+        committed=list(map(CommittedRow.read, upgraded(CommittedRow, version, read.committed))),
     )
 
 
@@ -408,6 +458,8 @@ def freeze(core: Core) -> FrozenMachine:
         moves=list(map(MoveRow.from_state, catalog.moves.all.values())),
         fragments=core.fragments.freeze(),
         outage_ms=core.outage_ms,
+        sinks=[sink.freeze() for vhost in catalog.vhosts.values() for sink in vhost.sinks.values()],
+        committed=[each._replace(runs=each.runs.copy()) for each in core.committed],
     )
 
 
@@ -447,6 +499,9 @@ def restore(core: Core, dump: Dump) -> None:
         queues[row.queue].restore_group(row.build(queues[row.queue]))
     for row in dump.ended:
         queues[row.queue].restore_ended(row.chunks)
+    for row in dump.sinks:
+        catalog.vhosts[row.vhost].sinks[row.name] = Sink.restore(row)
+    core.committed.extend(dump.committed)
     catalog.queues_declared = dump.queues_declared
     for row in dump.vhosts:
         for binding in row.bindings:

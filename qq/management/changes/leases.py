@@ -6,25 +6,30 @@ the read begins, so commands meanwhile cannot change it; but the messages of a l
 
 from __future__ import annotations
 
+import asyncio
+from itertools import islice
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.protocol import commands as c
+from qq.machine.protocol.commands import SINCE
 from qq.machine.protocol.refusals import Refused
 from qq.management.changes.request_session import until_applied
-from qq.management.errors import RequestRefused
+from qq.management.errors import NOT_CARRIED_OUT, RequestRefused, Unavailable
 from qq.management.objects.browse import READ_AHEAD_RANGES, steps, stored_messages
 from qq.management.reports.leases import GroupStatus, Lag, LeaseStatus
+from qq.management.time_slices import Slices
 from qq.sessions.headers import delivered, is_redelivered, published_to
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
     from typing import TypeVar
 
     from cluster.group.group import Group
     from qq.machine.protocol.commands import GroupCommand
     from qq.machine.protocol.death_history import FrozenHistories
     from qq.machine.protocol.effects import CountContract
-    from qq.machine.queue.leases import Lease
+    from qq.machine.queue.leases import Lease, LeaseChunk
     from qq.machine.queue.queue import LeaseGroup, Queue
     from qq.management.statistics.entry_times import EntryTimes
     from qq.ranges import Range
@@ -32,6 +37,9 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+VERSION_WAIT_S = 5.0
+"""Seconds that a request waits for the version of the state in which groups exist."""
+VERSION_CHECK_S = 0.05
 STEP_MESSAGES = 250
 """Messages of a lease that are read together: some milliseconds of work."""
 STEP_BYTES = 512 * 1024
@@ -56,8 +64,9 @@ class LeaseRead(NamedTuple):
     """A part of a lease that is to be read."""
 
     queue: str
-    ranges: list[tuple[int, Range]]
-    """The messages, each range with the number of its first message in the lease."""
+    lease: Lease
+    part: int
+    parts: int
     histories: FrozenHistories
     count_contract: CountContract | None
 
@@ -73,22 +82,38 @@ class Leases:
     # Reports
 
     def groups(self, vhost: str, queue: str) -> list[GroupStatus]:
-        """Return the groups of a queue; none if there is no such queue."""
+        """Return the groups of a queue without their leases; none if there is no such queue."""
         known = self._queue(vhost, queue)
-        return [] if known is None else [self._status(known, group) for group in known.groups.values()]
+        return [] if known is None else self._rows(known)
 
     def group(self, vhost: str, queue: str, name: str) -> GroupStatus | None:
         known = self._queue(vhost, queue)
         group = None if known is None else known.groups.get(name)
-        return None if known is None or group is None else self._status(known, group)
+        return None if known is None or group is None else self._status(known, group, group.leases.values())
+
+    async def all(self, is_visible: Callable[[str], bool]) -> list[GroupStatus]:
+        """Return the groups of the queues of the visible virtual hosts, without their leases."""
+        slices, found = Slices(), list[GroupStatus]()
+        for queue in list(self._broker.machine.queues()):
+            if queue.groups and is_visible(queue.vhost):
+                found += self._rows(queue)
+            await slices.give_way()
+        return found
+
+    def _rows(self, queue: Queue) -> list[GroupStatus]:
+        return [self._status(queue, group, ()) for group in queue.groups.values()]
 
     def _queue(self, vhost: str, name: str) -> Queue | None:
         known = self._broker.machine.vhosts.get(vhost)
         return None if known is None else known.queues.get(name)
 
-    def _status(self, queue: Queue, group: LeaseGroup) -> GroupStatus:
-        backlog, oldest = queue.backlog, queue.backlog.oldest_index() if queue.backlog.count else None
-        age_ms = 0 if oldest is None else self._entry_times.age_ms(oldest, self._group.time_ms())
+    def _status(self, queue: Queue, group: LeaseGroup, shown: Iterable[Lease]) -> GroupStatus:
+        """Return a group with these of its leases."""
+        backlog, now_ms = queue.backlog, self._group.time_ms()
+        oldest = backlog.oldest_index() if backlog.count else None
+        age_ms = 0 if oldest is None else self._entry_times.age_ms(oldest, now_ms)
+        for lease in islice(group.leases.values(), 1):  # the first was taken first
+            age_ms = max(age_ms, now_ms - lease.time_ms)
         return GroupStatus(
             name=group.name,
             vhost=queue.vhost,
@@ -102,10 +127,12 @@ class Leases:
             expires_ms=group.settings.expires_ms,
             committed=group.first_free - 1 if group.first_free else None,
             last_lease=group.last if group.last >= 0 else None,
-            leases=[status_of(lease) for lease in group.leases.values()],
+            open_leases=len(group.leases),
+            leases=list(map(status_of, shown)),
             messages_leased=group.leased,
             bytes_leased=group.leased_size,
             lag=Lag(backlog.count + group.leased, backlog.size + group.leased_size, age_ms),
+            idle_ms=max(now_ms - self._broker.machine.outage_ms - group.used_ms, 0),
         )
 
     # Commands
@@ -117,7 +144,7 @@ class Leases:
         def opened() -> GroupStatus:
             queue = machine.groups.check_open(command)
             group = machine.groups.opened(queue, command)
-            return self._status(queue, group)
+            return self._status(queue, group, group.leases.values())
 
         return await self._run(command, opened)
 
@@ -143,10 +170,31 @@ class Leases:
             except Refused as refused:
                 return refused
 
+        await self._wait_for_version(SINCE[type(command)])
         found = await until_applied(self._broker, [command], read)
         if isinstance(found, Refused):
             raise RequestRefused(found.code, found.text)
         return found
+
+    async def _wait_for_version(self, needed: int) -> None:
+        """Wait until the cluster has agreed on a version of the state, if all members can run it.
+
+        A new cluster begins with the previous release's version, and raises it when all members are connected. Raises
+        Unavailable.
+        """
+        machine, until_s = self._broker.machine, monotonic() + VERSION_WAIT_S
+        while machine.version < needed and self._can_run(needed):
+            if monotonic() >= until_s:
+                raise Unavailable(
+                    f"groups need version {needed} of the state, and the cluster has not agreed on it yet: it has "
+                    f"version {machine.version}; {NOT_CARRIED_OUT}"
+                )
+            await asyncio.sleep(VERSION_CHECK_S)
+
+    def _can_run(self, version: int) -> bool:
+        """Return whether no member is known to lack this version of the state."""
+        found = map(self._group.versions_of, self._group.members.names)
+        return all(versions is None or versions.high >= version for versions in found)
 
     # Reading
 
@@ -157,8 +205,7 @@ class Leases:
     async def part(self, vhost: str, queue: str, group: str, number: int, part: int, parts: int) -> LeaseRead:
         """Return part `part` of `parts` of a lease, to be read. Raises RequestRefused, Unavailable."""
         known, lease = await self._found(vhost, queue, group, number)
-        ranges = list(part_of(lease, part, parts))
-        return LeaseRead(known.name, ranges, known.histories.freeze(), known.count_contract)
+        return LeaseRead(known.name, lease, part, parts, known.histories.freeze(), known.count_contract)
 
     async def _found(self, vhost: str, queue: str, group: str, number: int) -> tuple[Queue, Lease]:
         """Return a queue and an open lease of it; a node that lacks it catches up first."""
@@ -175,8 +222,7 @@ class Leases:
     async def read(self, wanted: LeaseRead) -> AsyncIterator[LeasedMessages]:
         """Yield the messages of a part in their order, some milliseconds of work at a time. Raises MessagesGone."""
         entries, contract = self._broker.entries, wanted.count_contract
-        for number, (row, messages) in enumerate(wanted.ranges):
-            ahead = [each for _, each in wanted.ranges[number : number + READ_AHEAD_RANGES]]
+        for row, messages, ahead in _with_following(part_of(wanted.lease, wanted.part, wanted.parts)):
             history = wanted.histories.get(messages.history) if messages.history else None
             redelivered = is_redelivered(messages, history, contract)
             at = 0
@@ -193,21 +239,43 @@ def status_of(lease: Lease) -> LeaseStatus:
     return LeaseStatus(lease.number, lease.messages, lease.size, lease.time_ms)
 
 
-def part_of(lease: Lease, part: int, parts: int) -> Iterator[tuple[int, Range]]:
-    """Yield the ranges of a part, each with the number of its first message in the lease.
+def part_of(lease: Lease, part: int, parts: int) -> Iterator[list[tuple[int, Range]]]:
+    """Yield the ranges of a part in lists, each range with the number of its first message in the lease.
 
-    A message belongs to the part in which its first byte lies, if all bytes are divided evenly.
+    A message belongs to the part in which its first byte lies, if all bytes are divided evenly. A list has the ranges
+    of a chunk: unpacking it takes a millisecond.
     """
     row = before = 0
-    for messages in lease.ranges():
-        low = _count_before(messages, before, lease.size * part, parts)
-        high = messages.count
-        if part < parts - 1:
-            high = _count_before(messages, before, lease.size * (part + 1), parts)
+    begin, end = lease.size * part, lease.size * (part + 1)
+    for chunk in lease.chunks:
+        after = before + chunk.size
+        is_last = part == parts - 1
+        if after * parts >= begin and (is_last or before * parts <= end):
+            yield list(_part_of_chunk(chunk, row, before, (begin, None if is_last else end), parts))
+        row += chunk.messages
+        before = after
+
+
+def _part_of_chunk(
+    chunk: LeaseChunk, row: int, before: int, bounds: tuple[int, int | None], parts: int
+) -> Iterator[tuple[int, Range]]:
+    begin, end = bounds
+    for messages in chunk.unpack():
+        low = _count_before(messages, before, begin, parts)
+        high = messages.count if end is None else _count_before(messages, before, end, parts)
         if low < high:
             yield row + low, messages.part(low, high - low)
         row += messages.count
         before += messages.size
+
+
+def _with_following(
+    lists: Iterable[list[tuple[int, Range]]],
+) -> Iterator[tuple[int, Range, list[Range]]]:
+    """Yield each range with its row, and with some of the following ranges, which are read ahead."""
+    for ranges in lists:
+        for number, (row, messages) in enumerate(ranges):
+            yield row, messages, [each for _, each in ranges[number : number + READ_AHEAD_RANGES]]
 
 
 def _count_before(messages: Range, before: int, end: int, parts: int) -> int:

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from qq.machine.protocol import commands as c
 from qq.management.reports.messages import AllPublications, NewMessage
+from qq.management.reports.sinks import PublishedKeys
 
 if TYPE_CHECKING:
     from qq.machine.protocol.commands import Declaration, GroupCommand
     from qq.sessions.access import Access
 
     CheckedCommand: TypeAlias = (
-        Declaration | c.Get | NewMessage | AllPublications | c.BeginMove | c.BeginTextMove | GroupCommand
+        Declaration
+        | c.Get
+        | NewMessage
+        | AllPublications
+        | PublishedKeys
+        | c.BeginMove
+        | c.BeginTextMove
+        | GroupCommand
     )
 
 
@@ -28,6 +36,9 @@ def check(access: Access, command: CheckedCommand) -> None:
         case AllPublications():
             access.check("write", "exchange", command.exchange)
             access.publish_all_keys(command.exchange)
+        case PublishedKeys():
+            access.check("write", "exchange", command.exchange)
+            access.publish_keys(command.exchange, command.routing_keys)
         case c.DeclareQueue():
             access.declare_queue(command.name, command.arguments, passive=False)
         case c.DeleteQueue():

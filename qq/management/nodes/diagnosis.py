@@ -149,6 +149,7 @@ class Doctor:
             *self._members.findings(),
             *self._queues.queue_watch.findings,
             *self._queues.held_watch.findings,
+            *self._queues.group_watch.findings,
         ]
         connected = self._members.connected()
         for name, answer in answers.items():

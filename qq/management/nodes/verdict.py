@@ -84,6 +84,8 @@ def judge(answer: Mapping[str, Any]) -> Health:
         is_grave = silent or any(each["alarm"] for each in nodes)
         severity = Severity.CRITICAL if is_grave else Severity.WARNING
         return Health(severity, f"not well: {'; '.join(troubles)}; {leader} leads{note}")
+    if not is_majority(len(voters) - 1, len(voters)):
+        note = f"; if a voter stops, nothing is confirmed{note}"
     text = f"all well: {len(nodes)} of {len(nodes)} members, {leader} leads{note}"
     return Health(Severity.WARNING if drained or lost else Severity.INFO, text, is_well=True)
 

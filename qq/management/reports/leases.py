@@ -21,7 +21,7 @@ class Lag(NamedTuple):
     messages: int
     bytes: int
     age_ms: int
-    """Age of the oldest ready message; 0 without any."""
+    """Age of the oldest of these messages, where a leased message counts from its lease on; 0 without any."""
 
 
 class GroupStatus(NamedTuple):
@@ -41,7 +41,11 @@ class GroupStatus(NamedTuple):
     """The highest committed lease."""
     last_lease: int | None
     """The highest lease ever taken."""
+    open_leases: int
     leases: list[LeaseStatus]
+    """The open leases; none in a row of a list."""
     messages_leased: int
     bytes_leased: int
     lag: Lag
+    idle_ms: int
+    """Milliseconds since the last command of the group, without outages. Reading a lease is no command."""

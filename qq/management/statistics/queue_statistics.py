@@ -9,7 +9,16 @@ import asyncio
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from qq.diagnosis.queue_watch import HeldFacts, HeldWatch, QueueFacts, QueueWatch
+from qq.diagnosis.queue_watch import (
+    SILENT_MS,
+    GroupFacts,
+    HeldFacts,
+    HeldWatch,
+    QueueFacts,
+    QueueWatch,
+    held_by_consumer,
+    held_by_group,
+)
 from qq.machine.protocol.commands import LIVE_UNLIMITED
 from qq.management.statistics.dead_letter_sources import DeadLetterSources
 from qq.management.statistics.entry_times import EntryTimes
@@ -65,7 +74,8 @@ class QueueStatistics:
         self._kept_samples = KeptSamples()
         self.entry_times = EntryTimes()
         self.queue_watch = QueueWatch()
-        self.held_watch = HeldWatch()
+        self.held_watch = HeldWatch("consumers", held_by_consumer)
+        self.group_watch = HeldWatch("groups", held_by_group)
         self._dead_letter_sources = DeadLetterSources()
         self.totals: ClusterTotals | None = None
         """Totals of the cluster at the last sample; None before the first sample."""
@@ -93,6 +103,7 @@ class QueueStatistics:
         self.rates.end_pass()
         self._revisions, self._sampled = self._sampled, {}
         self.queue_watch.end_pass()
+        self.group_watch.end_pass()
         self._dead_letter_sources.end_pass()
         for _ in self._dead_letter_sources.trace(self._machine.vhosts):
             await next_slice()
@@ -114,6 +125,7 @@ class QueueStatistics:
 
     def _sample_queue(self, queue: Queue, now_ms: int) -> None:
         number, before = queue.number, self.rates.last(queue.number)
+        is_leased = bool(queue.groups) and self._check_groups(queue, now_ms)
         # While messages wait for consumers, their waiting time changes without a new revision.
         is_counted = queue.revision == self._revisions.get(number) and not queue.waiting_since_ms
         numbers = numbers_of(queue, now_ms) if before is None or not is_counted else before
@@ -126,11 +138,25 @@ class QueueStatistics:
         if is_same and not numbers.messages and not self.queue_watch.knows(number):
             return  # true for most queues when there are very many
         self._vhost_totals.add(queue.vhost, before, numbers)
-        facts = _facts(queue, before, numbers)
+        facts = _facts(queue, before, numbers)._replace(is_leased=is_leased)
         if facts.ready and not facts.consumers:
             is_kept = self._dead_letter_sources.is_kept(queue, is_taken=facts.taken > 0)
             facts = facts._replace(keeps_dead_letters=is_kept)
         self.queue_watch.check(facts, now_ms)
+
+    def _check_groups(self, queue: Queue, now_ms: int) -> bool:
+        """Find groups of a queue that hold leases and are silent; return whether any group is not silent."""
+        outage_ms, is_any_active = self._machine.outage_ms, False
+        for group in queue.groups.values():
+            idle_ms = now_ms - outage_ms - group.used_ms
+            if idle_ms < SILENT_MS:
+                is_any_active = True
+            elif group.leases:
+                names = queue.vhost, queue.name, group.name, group.owner
+                since_ms = group.used_ms + outage_ms
+                facts = GroupFacts(*names, since_ms, idle_ms, len(group.leases), group.leased)
+                self.group_watch.record(facts)
+        return is_any_active
 
     async def _check_consumers(self) -> int:
         """Find consumers that hold messages for long; return the number of this node's own consumers."""

@@ -49,14 +49,17 @@ from cluster.storage.fail_stop import RemovedFromCluster
 from cluster.storage.identity import Identity, Owner
 from cluster.transport.connection import LinkBacklog
 from qq.machine.catalog.deduplication import FrozenPublishers, Publishers
+from qq.machine.catalog.sinks import FrozenSink, Sink, StagedAttempt
 from qq.machine.catalog.vhost import VirtualHost
 from qq.machine.handlers.leasing import GroupHandlers
 from qq.machine.handlers.moving import MoveHandlers
 from qq.machine.handlers.publishing import PublishHandlers, _as_publish
+from qq.machine.handlers.sinking import SinkHandlers
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import Buffer, encode_batch
 from qq.machine.protocol.commands import (
     Command,
+    CommitEpoch,
     DeadLetter,
     DeclareQueue,
     Enqueue,
@@ -154,6 +157,10 @@ QUEUES = SimulationOptions(
 )
 LEASING = {
     "chaos.sim.workload.queue_workload.LEASING_RUNS": 1.0,
+    "chaos.sim.workload.queue_workload.MOVING_RUNS": 0.0,
+}
+SINKING = {
+    "chaos.sim.workload.queue_workload.SINKING_RUNS": 1.0,
     "chaos.sim.workload.queue_workload.MOVING_RUNS": 0.0,
 }
 LARGEST = with_largest_entries(
@@ -705,6 +712,27 @@ def accept_any_fence(_group: LeaseHolder, _fence: int) -> None:
     """In place of `LeaseHolder.check_fence`."""
 
 
+commit_epoch = SinkHandlers.commit
+
+
+def commit_epoch_again(handlers: SinkHandlers, command: CommitEpoch) -> None:
+    """In place of `SinkHandlers.commit`: an epoch may be committed twice, the second time by a zombie."""
+    sink = handlers._core.catalog.vhosts[command.vhost].sinks.get(command.sink)
+    if sink is not None:
+        sink.first_free = min(sink.first_free, command.epoch)
+    commit_epoch(handlers, command)
+
+
+def keep_losers(sink: Sink, name: str) -> StagedAttempt:
+    """In place of `Sink.take`: attempts that were committed or dropped stay."""
+    return sink.attempts[name]
+
+
+def restore_no_attempts(frozen: FrozenSink) -> Sink:
+    """In place of `Sink.restore`: a state that is loaded has no attempts."""
+    return Sink(*frozen[:6])
+
+
 def forget_group(_queue: Queue, _group: LeaseGroup) -> None:
     """In place of `Queue.restore_group`: a state that is loaded has no groups."""
 
@@ -1083,6 +1111,14 @@ HAZARDS = [
         ("qq.machine.queue.queue.Queue.restore_group", forget_group),
         world=LEASING,
         shown_by=0,
+    ),
+    *(
+        Hazard(Parts(), QUEUES, 40, error, (f"qq.machine.{place}", change), world=SINKING)
+        for error, place, change in (
+            ("has the sinks", "handlers.sinking.SinkHandlers.commit", commit_epoch_again),
+            ("has the sinks", "catalog.sinks.Sink.take", keep_losers),
+            ("has another state", "catalog.sinks.Sink.restore", restore_no_attempts),
+        )
     ),
     Hazard(
         Parts(),

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
+from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import pika
 import pytest
 
+from cluster.configuration.configuration import Versions
 from qq.http.documents import arrow
 from qq.http.endpoints import leases
 from qq.machine.protocol.commands import DeclareQueue, OpenGroup
+from qq.management.changes import leases as module
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import Node
 
@@ -29,6 +34,7 @@ GUEST = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
 class Answer(NamedTuple):
     status: int
     body: bytes
+    headers: http.client.HTTPMessage
 
     @property
     def json(self) -> Any:
@@ -44,19 +50,21 @@ class Reader:
     """A reader of a queue, with a group `g`."""
 
     def __init__(self, node: ClusterNode, queue: str, channel: Any) -> None:
-        self._node = node
+        self.port = node.http_port
         self.queue = queue
         self.channel = channel
 
-    def request(self, path: str, method: str = "GET", **body: Any) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self._node.http_port, timeout=10)
+    def get(self, path: str, method: str = "GET", **body: Any) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
-            path = f"/api/queues/%2F/{quote(self.queue, safe='')}{path}"
             connection.request(method, path, json.dumps(body) if body else None, GUEST)
             response = connection.getresponse()
-            return Answer(response.status, response.read())
+            return Answer(response.status, response.read(), response.headers)
         finally:
             connection.close()
+
+    def request(self, path: str, method: str = "GET", **body: Any) -> Answer:
+        return self.get(f"/api/queues/%2F/{quote(self.queue, safe='')}{path}", method, **body)
 
     def publish(self, *bodies: bytes, **properties: Any) -> None:
         for body in bodies:
@@ -82,11 +90,6 @@ def reader(real_node: ClusterNode, request: pytest.FixtureRequest) -> Generator[
     channel.confirm_delivery()
     channel.queue_declare(request.node.name, durable=True, arguments={"x-queue-type": "quorum"})
     reader = Reader(real_node, request.node.name, channel)
-    deadline_s = time.monotonic() + 10
-    while reader.request("/groups/first", "PUT", fence=1).status == 400:  # the state is not at version 12 yet
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    assert reader.request("/groups/first?fence=1", "DELETE").status == 204
     yield reader
     connection.close()
 
@@ -108,7 +111,12 @@ def test_lease_is_taken_read_and_committed(reader: Reader) -> None:
     group = reader.request("/groups/g").json
     assert group.items() >= {"committed": 0, "last_lease": 1, "leases": [], "messages_leased": 0}.items()
     assert group["lag"]["messages"] == 1
-    assert reader.request("/groups").json == [group]
+    [row] = reader.request("/groups").json
+    changing = ("idle_ms", "lag")
+    assert row == {name: group[name] for name in row if name not in changing} | {
+        name: row[name] for name in changing
+    }
+    assert group.keys() - row.keys() == {"leases"}
     assert reader.request("/groups/g?fence=1", "DELETE").status == 204
     assert reader.request("/groups").json == []
 
@@ -290,13 +298,77 @@ def test_node_without_pyarrow_says_how_to_install_it(monkeypatch: pytest.MonkeyP
     assert "pip install 'qq-broker[arrow]'" in answer.json["reason"]
 
 
-def test_groups_need_version_12() -> None:
+@pytest.fixture
+def at_version_11() -> Node[MachineManagement]:
     node = Node(MachineManagement())
     node.management.machine.raise_to(11)
     node.management.make(DeclareQueue(1, 1, "q", False, True, False, False, False, {}))
-    answer = node.api("queues/%2F/q/groups/g", "PUT", json={"fence": 1})
+    return node
+
+
+def test_groups_are_refused_while_a_node_lacks_version_12(at_version_11: Node[MachineManagement]) -> None:
+    at_version_11.management.group.versions_of = lambda name: Versions(7, 11 if name == "n3" else 12)
+    answer = at_version_11.api("queues/%2F/q/groups/g", "PUT", json={"fence": 1})
     assert answer.status == 400
     assert "version 12 of the state" in answer.json["reason"]
+
+
+def test_request_waits_until_a_new_cluster_has_groups(
+    at_version_11: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def agreed(_: float) -> None:
+        at_version_11.management.machine.raise_to(12)
+
+    monkeypatch.setattr(module, "VERSION_WAIT_S", 0.0)
+    answer = at_version_11.api("queues/%2F/q/groups/g", "PUT", json={"fence": 1})
+    assert answer.status == 503
+    assert "has not agreed on it yet: it has version 11; not carried out" in answer.json["reason"]
+    monkeypatch.setattr(module, "VERSION_WAIT_S", 60.0)
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=agreed))
+    assert at_version_11.api("queues/%2F/q/groups/g", "PUT", json={"fence": 1}).status == 201
+
+
+def test_groups_of_all_queues_are_searched_and_sorted(reader: Reader) -> None:
+    reader.publish(b"a", b"bcd")
+    reader.open(fence=7, owner="job")
+    reader.lease(0, fence=7, max_messages=1)
+    reader.request("/groups/h", "PUT", fence=0)
+    rows = reader.get(f"/api/groups?page=1&name={reader.queue}").json["items"]
+    assert [(row["queue"], row["name"], row["fence"]) for row in rows] == [
+        (reader.queue, "g", 7),
+        (reader.queue, "h", 0),
+    ]
+    first = rows[0]
+    shown = {"vhost": "/", "owner": "job", "open_leases": 1, "messages_leased": 1, "last_lease": 0}
+    assert first.items() >= shown.items()
+    assert first["lag"]["messages"] == 2
+    assert 0 <= first["idle_ms"] < 60_000
+    assert 0 <= first["lag"]["age_ms"] < 60_000
+    assert "leases" not in first
+    order = f"page=1&name={reader.queue}&sort=messages_leased&sort_reverse=true"
+    rows = reader.get(f"/api/groups/%2F?columns=name,lag.messages&{order}").json["items"]
+    assert rows[0] == {"name": "g", "lag": {"messages": 2}}
+    assert reader.get("/api/groups/gone").status == 404
+
+
+def test_streams_of_a_user_are_limited(reader: Reader) -> None:
+    reader.publish(*[b"x" * 200_000] * 50)
+    reader.open()
+    reader.lease(0)
+    path = f"/api/queues/%2F/{quote(reader.queue, safe='')}/groups/g/leases/0/messages"
+    with ExitStack() as cleanup:
+        for _ in range(8):
+            sock = cleanup.enter_context(socket.create_connection(("127.0.0.1", reader.port)))
+            sock.sendall(
+                f"GET {path} HTTP/1.1\r\nHost: n\r\nAuthorization: {GUEST['Authorization']}\r\n\r\n".encode()
+            )
+            assert sock.recv(12) == b"HTTP/1.1 200"
+        refused = reader.request("/groups/g/leases/0/messages")
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        assert refused.json["reason"] == "8 streams of leases are under way, 8 of 'guest' (lease_stream_max)"
+    deadline_s = time.monotonic() + 10
+    while reader.request("/groups/g/leases/0/messages").status == 503:
+        assert time.monotonic() < deadline_s
 
 
 def test_body_of_a_message_joins_its_frames() -> None:

@@ -75,6 +75,20 @@ def test_lease_stays_the_same_when_it_is_taken_again(driver: Driver) -> None:
     assert (queue_of(driver).ready, queue_of(driver).leased, queue_of(driver).messages) == (4, 2, 4)
 
 
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_take_repeated_after_the_release_takes_no_messages(driver: Driver, late: int) -> None:
+    driver.apply(publish(6))
+    driver.apply(*(c.LeaseMessages(*PLACE, number, 1, ALL) for number in (0, 1, 3)))
+    driver.apply(*(c.ReleaseLease(*PLACE, number) for number in (0, 1)))
+    take = c.LeaseMessages(*PLACE, late, 1, ALL)
+    driver.apply(take)
+    assert list(group_of(driver).leases) == [3]
+    with pytest.raises(Refused, match=rf"lease {late} of .* is not open: .* has a number from 4 on"):
+        driver.machine.groups.taken(take)
+    driver.apply(c.CommitLeases(*PLACE, 3))
+    assert queue_of(driver).ready == 5
+
+
 @pytest.mark.parametrize(
     ("size", "taken"), [(0, 1), (1, 1), (100, 1), (101, 1), (200, 2), (350, 3), (10**6, 9)]
 )
@@ -164,7 +178,7 @@ def test_outcome_of_an_end_is_in_the_state(driver: Driver, command: c.CommitLeas
         c.LeaseMessages(*PLACE, 1, 1, ALL), c.ReleaseLease(*PLACE, 1), c.LeaseMessages(*PLACE, 0, 1, ALL)
     )
     if isinstance(command, c.CloseGroup):
-        driver.apply(c.LeaseMessages(*PLACE, 1, 1, ALL))
+        driver.apply(c.LeaseMessages(*PLACE, 2, 1, ALL))
     for _ in range(2):
         driver.apply(command)
         expected: Any = pytest.raises(Refused) if code else nullcontext()

@@ -23,6 +23,7 @@ from qq.machine.catalog.reply_names import REPLY_PREFIX
 from qq.machine.handlers import core as core_module
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
+from qq.machine.protocol.codec import messages_of
 from qq.machine.protocol.effects import (
     Committed,
     Connected,
@@ -107,7 +108,7 @@ def test_golden_state_fills_every_section(golden: bytes, version: int) -> None:
     later = [] if version >= 8 else ["global_parameters", "moves", "fragments"]
     later += [] if version >= 9 else ["outage_ms"]
     later += [] if version >= 11 else ["stuck"]
-    later += [] if version >= 12 else ["groups", "ended"]
+    later += [] if version >= 12 else ["groups", "ended", "sinks", "committed"]
     assert [name for name, section in zip(Dump._fields, dump, strict=True) if not section] == later
     machine = QueueMachine()
     machine.adopt(machine.read(golden))
@@ -197,6 +198,8 @@ def test_no_two_fields_of_a_row_are_alike_in_the_golden_state(golden: bytes) -> 
         [chunk for row in dump.groups for lease in row.leases for chunk in lease.chunks],
         [row.settings for row in dump.groups],
         [each for row in dump.ended for each in row.chunks],
+        [each for row in dump.sinks for each in row.attempts],
+        [each for row in dump.sinks for attempt in row.attempts for each in attempt.runs],
         backlogs,
         *([backlog[part] for backlog in backlogs] for part in range(3)),
         lanes,
@@ -254,6 +257,9 @@ def story(monkeypatch: pytest.MonkeyPatch, version: int) -> QueueMachine:
         for commands, size in LEASED_SINCE_12:
             driver.time_ms += 1
             driver.apply(*commands, messages=[b"l" * size] * 3 if size else [])
+        for each in STORED_IN_SINKS:
+            driver.time_ms += 1
+            driver.apply(each, messages=[b"sss"] * messages_of(each))
     # From now on hardly any postponed work is done.
     for module, least in (
         (queue_module, {"RANGES_AT_ONCE": 0}),
@@ -448,7 +454,19 @@ LEASED_SINCE_12: Sequence[tuple[Sequence[Command], int]] = [
     ([c.LeaseMessages("/", "buried", "others", 3, 1, 2, 1_000)], 0),
     ([c.LeaseMessages("/", "buried", "others", 3, 2, 1, 1_000)], 0),
 ]
+STORED_IN_SINKS: Sequence[Command] = [
+    c.OpenSink("/", "sink", "ann", 90_000_000),
+    c.StageMessages("/", "sink", "ann", 4, "over", 0, 3, "", "leased", 1, [], 6, 96_000_000, 0),
+    c.StageMessages("/", "sink", "ann", 4, "over", 1, 2, "", "leased", 1, [], 6, 96_000_000, 0),
+    c.StageMessages(
+        "/", "sink", "ann", 9, "next", 0, 2, "amq.fanout", "", 1, ["leased"], 5, 97_000_000, 98_000_000
+    ),
+    c.StageMessages("/", "sink", "ann", 9, "failed", 0, 2, "", "nowhere", 1, [], 5, 97_000_000, 0),
+    c.StageMessages("/", "sink", "ann", 9, "late", 0, 2, "", "plain", 1, [], 5, 97_000_000, 99_000_000),
+    c.OpenSink("/", "other", "bob", 0),
+]
 LEFT_SINCE_12: Sequence[Command] = [
+    c.CommitEpoch("/", "sink", "ann", 4, ["over"], [2]),
     c.ReleaseLease("/", "leased", "readers", 7, 25),
     c.CommitLeases("/", "buried", "others", 3, 1),
 ]

@@ -12,6 +12,7 @@ import { Channels, Connection, Connections } from "./views/connections.js";
 import { DeadLetters, DeadLettersOf } from "./views/dead-letters.js";
 import { Definitions } from "./views/definitions.js";
 import { Exchange, Exchanges } from "./views/exchanges.js";
+import { Groups } from "./views/groups.js";
 import { Login } from "./views/login.js";
 import { Members } from "./views/members.js";
 import { Overview } from "./views/overview.js";
@@ -29,6 +30,7 @@ const VIEWS = {
   exchanges: [Exchanges, Exchange],
   connections: [Connections, Connection],
   channels: [Channels],
+  groups: [Groups],
   members: [Members],
   users: [Users, User],
   vhosts: [Vhosts],

@@ -18,6 +18,7 @@ const NAVIGATION = [
     ["exchanges", "Exchanges", () => true],
     ["connections", "Connections", () => true],
     ["channels", "Channels", () => true],
+    ["groups", "Groups", () => true],
   ]],
   ["Cluster", [["members", "Members", may.monitor]]],
   ["Administration", [

@@ -12,8 +12,9 @@ import { notify } from "../parts/notice.js";
 import { Search } from "../parts/table.js";
 import { adjust, go, to, usePlace } from "../router.js";
 import { useLive } from "../stream.js";
+import { GroupsOf } from "./groups.js";
 
-const TABS = [["", "Now"], ["consumers", "Consumers"], ["bindings", "Bindings"], ["messages", "Messages"]];
+const TABS = [["", "Now"], ["consumers", "Consumers"], ["groups", "Groups"], ["bindings", "Bindings"], ["messages", "Messages"]];
 
 /** What the one who looks may do. @param {Record<string, string>} thing @returns {Record<string, boolean>} */
 export function useMay(thing) {
@@ -47,6 +48,7 @@ export function Queue({ names: [vhost, name] }) {
       aria-selected=${key === tab} onClick=${() => adjust({ tab: key })}>${label}</button>`)}</div>
     ${tab === "" && html`<${Now} queue=${told} known=${known} range=${range} />`}
     ${tab === "consumers" && html`<${Consumers} queue=${told} />`}
+    ${tab === "groups" && html`<${GroupsOf} groups=${told.groups} may=${may} />`}
     ${tab === "bindings" && html`<${Bindings} vhost=${vhost} name=${name} may=${may} />`}
     ${tab === "messages" && (may.read ? html`<${Card} title="Ready messages"><${Messages} vhost=${vhost} queue=${name} /><//>`
       : html`<p class="empty">To look at messages one needs the permission to read this queue.</p>`)}
@@ -61,6 +63,7 @@ function Figures({ queue }) {
     <${Figure} label="Ready" value=${short(queue.messages_ready)} note=${bytes(queue.message_bytes_ready)} />
     <${Figure} label="Unacknowledged" value=${short(queue.messages_unacknowledged)} note=${bytes(queue.message_bytes_unacknowledged)} />
     <${Figure} label="Delayed" value=${short(queue.messages_delayed)} note=${`${short(queue.messages_dlx)} dying`} />
+    <${Figure} label="Leased" value=${short(queue.messages_leased)} note=${bytes(queue.message_bytes_leased)} />
     <${Figure} label="Published" value=${of("publish")} note=${`${of("dead_letter")} dead-lettered`} />
     <${Figure} label="Delivered" value=${of("deliver_get")} note=${`${of("redeliver")} again`} />
     <${Figure} label="Consumers" value=${whole(queue.consumers)} note=${`capacity ${percent(queue.consumer_capacity)}`} />

@@ -1,0 +1,138 @@
+"""A link of a session, in either direction: attaching and detaching (section 2.6).
+
+Invariant: the server answers each attach and each detach of a client once. A handle is in use until both sides have
+detached. The server uses the client's number as its own handle.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.amqp10.performatives import AttachFrame, DetachFrame, ErrorReply, SourceTerminus, TargetTerminus
+
+if TYPE_CHECKING:
+    from qq.amqp10.conditions import LinkFailure
+    from qq.amqp10.windows import SessionWindows
+
+
+class LinkState(Enum):
+    """The state of a link."""
+
+    ATTACHING = auto()
+    """The shell must answer a `LinkRequested`."""
+    ATTACHED = auto()
+    FAULTY = auto()
+    """The shell must answer a `LinkFault`. The client's frames for the link are dropped."""
+    DETACH_REQUESTED = auto()
+    """The shell must answer a `DetachRequested`."""
+    DETACHING = auto()
+    """The server has detached, and the client's detach is pending. Its other frames for the link are dropped."""
+    DETACHED = auto()
+
+
+class DetachRequested(NamedTuple):
+    """The client detaches a link. Answer with `Link10.detached` when the work of the link has ended."""
+
+    link: Link10
+    is_closed: bool
+    """Whether the client says that the link ends. The server ends it in any case."""
+    error: ErrorReply | None
+
+
+class LinkFault(NamedTuple):
+    """The client has broken a rule of the link. Answer with `Link10.detach`."""
+
+    link: Link10
+    error: LinkFailure
+
+
+class Link10:
+    """The part that links of both directions share."""
+
+    __slots__ = ("_detach", "_links", "_windows", "attach", "handle", "name", "state")
+
+    def __init__(self, attach: AttachFrame, windows: SessionWindows, links: dict[int, Link10]) -> None:
+        self.attach = attach
+        """The client's attach."""
+        self.name = attach.name
+        self.handle = attach.handle
+        self.state = LinkState.ATTACHING
+        self._windows = windows
+        self._links = links
+        """The links of the session, by the handles that are in use."""
+        self._detach: DetachFrame | None = None
+        """The client's detach, before it is answered."""
+        links[attach.handle] = self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the shell may send on the link."""
+        return self.state is LinkState.ATTACHED or self.state is LinkState.FAULTY
+
+    @property
+    def partial_bytes(self) -> int:
+        """Octets of an incomplete delivery of the client."""
+        return 0
+
+    def refuse(self, error: ErrorReply) -> None:
+        """Refuse the attach: the link begins without the server's terminus, and ends with the error."""
+        if self.state is not LinkState.ATTACHING:
+            return
+        is_sender = self.attach.role
+        self._windows.write(
+            AttachFrame(
+                self.name,
+                self.handle,
+                not is_sender,
+                self.attach.snd_settle_mode,
+                source=None if is_sender else self.attach.source or SourceTerminus(),
+                target=(self.attach.target or TargetTerminus()) if is_sender else None,
+                initial_delivery_count=0 if is_sender else None,
+            )
+        )
+        self._send_detach(error)
+
+    def detach(self, error: ErrorReply | None = None) -> None:
+        """End the link. No effect if it has ended."""
+        if self.state is LinkState.ATTACHING and error is not None:
+            self.refuse(error)
+        elif self.state is not LinkState.DETACHING and self.state is not LinkState.DETACHED:
+            self._send_detach(error)
+
+    def detached(self) -> None:
+        """Answer the client's detach. No effect if the server has detached the link."""
+        if self.state is LinkState.DETACH_REQUESTED:
+            self._send_detach(None)
+
+    def client_detaches(self, detach: DetachFrame) -> DetachRequested | None:
+        """Take the client's detach. Return the event for the shell, unless it has to answer a different event first."""
+        if self.state is LinkState.DETACHING:
+            self._leave()
+            return None
+        self._detach = detach
+        return self._detach_requested() if self.is_open else None
+
+    def _detach_requested(self) -> DetachRequested | None:
+        """Return the event of a detach that the client has sent."""
+        detach = self._detach
+        if detach is None or not self.is_open:
+            return None
+        self.state = LinkState.DETACH_REQUESTED
+        return DetachRequested(self, detach.closed, detach.error)
+
+    def _send_detach(self, error: ErrorReply | None) -> None:
+        is_closed = error is not None or self._detach is None or self._detach.closed
+        self._windows.write(DetachFrame(self.handle, is_closed, error))
+        if self._detach is None:
+            self.state = LinkState.DETACHING
+        else:
+            self._leave()
+        self._end()
+
+    def _end(self) -> None:
+        """Drop what the link holds, after the server has ended it."""
+
+    def _leave(self) -> None:
+        self.state = LinkState.DETACHED
+        del self._links[self.handle]

@@ -1,0 +1,207 @@
+"""Sinks: their reports, and the commands of their writers.
+
+Invariant: each request may be repeated, at any node. A request is answered when this node has applied its commands, and
+its outcome is read from the state.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from qq.errors import ReplyCode
+from qq.machine.protocol import commands as c
+from qq.machine.protocol.codec import check_command
+from qq.machine.protocol.refusals import Refused
+from qq.management.changes.request_session import until_applied
+from qq.management.errors import NOT_CARRIED_OUT, RequestRefused, Unavailable
+from qq.management.reports.sinks import AttemptPath, SinkStatus
+from qq.sessions.lanes import Lane
+from qq.stored.properties import PLAIN, UnacceptableProperties, group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import TypeVar
+
+    from qq.machine.catalog.sinks import Sink
+    from qq.management.reports.sinks import RoutedMessages
+    from qq.sessions.broker import Broker
+    from qq.stored.properties import Attributes
+
+    T = TypeVar("T")
+
+STEP_BYTES = 128 * 1024
+"""Bytes of the messages of a step, from which on a step is full: a batch of the log has room for a step beside others.
+A larger message is a step by itself."""
+STEP_MESSAGES = 1_000
+"""Messages of a step."""
+FRAMES_CHANNEL = 1
+"""The channel number in the frames of the messages."""
+_PASSING_MS = 600_000
+"""Milliseconds after which the sink of a single request ends, if the request could not end it."""
+
+Step = tuple[c.StageMessages, "Sequence[bytes]"]
+
+
+class Sinks:
+    """The sinks of a node."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    # Reports
+
+    def all(self, vhost: str) -> list[SinkStatus]:
+        """Return the sinks of a virtual host."""
+        known = self._broker.machine.vhosts.get(vhost)
+        return [] if known is None else list(map(_status, known.sinks.values()))
+
+    def find(self, vhost: str, name: str) -> SinkStatus | None:
+        known = self._broker.machine.vhosts.get(vhost)
+        sink = None if known is None else known.sinks.get(name)
+        return None if sink is None else _status(sink)
+
+    # Commands
+
+    async def open(self, command: c.OpenSink) -> SinkStatus:
+        """Open a sink, or find it. Raises RequestRefused, Unavailable, InvalidCommand."""
+        return await self._run([command], lambda: _status(self._broker.machine.sinks.opened(command)))
+
+    async def close(self, command: c.CloseSink) -> None:
+        """End a sink, if it exists. Raises as `open`."""
+
+        def read() -> None:
+            if self.find(command.vhost, command.sink) is not None:
+                self._broker.machine.sinks.find(command)
+
+        await self._run([command], read)
+
+    async def commit(self, command: c.CommitEpoch) -> None:
+        """Publish an epoch, unless it was published before. Raises as `open`."""
+        await self._run([command], lambda: self._check_committed(command))
+
+    async def stage(self, path: AttemptPath, first: int, tables: Iterable[RoutedMessages]) -> int | None:
+        """Store messages as the steps of an attempt from `first` on, and return how many steps it has then.
+
+        Returns None if the epoch is committed. Raises RequestRefused, Unavailable, InvalidCommand.
+        """
+        steps = list(_steps(path, first, tables))
+        lane = self._submit(steps)
+        return await self._run([], lambda: self._stored(path, first, steps), lane)
+
+    async def publish(self, vhost: str, user: str, tables: Iterable[RoutedMessages]) -> None:
+        """Publish messages, all or none, without a sink of their writer. Raises as `stage`."""
+        name = f"request-{secrets.token_hex(8)}"
+        path = AttemptPath(vhost, name, user, 0, name)
+        opened = c.OpenSink(vhost, name, user, _PASSING_MS)
+        steps = list(_steps(path, 0, tables))
+        if not steps:
+            return
+        committed = c.CommitEpoch(vhost, name, user, 0, [name], [len(steps)])
+        lane = self._submit(steps, opened, committed)
+
+        def read() -> None:
+            if self.find(vhost, name) is not None:
+                self._stored(path, 0, steps)
+            self._check_committed(committed)
+
+        try:
+            await self._run([], read, lane)
+        finally:
+            self._broker.submissions.add(c.CloseSink(vhost, name, user), lane)
+
+    def _submit(
+        self, steps: Sequence[Step], before: c.Command | None = None, behind: c.Command | None = None
+    ) -> Lane:
+        """Submit steps, with a command before and behind them, and return their lane. Raises Unavailable."""
+        broker = self._broker
+        if broker.alarm is not None:
+            raise Unavailable(f"publishers must wait: {broker.alarm}; {NOT_CARRIED_OUT}")
+        if broker.is_full_for_operators:
+            raise Unavailable(f"{broker.why_full}; {NOT_CARRIED_OUT}")
+        for command, _ in steps:
+            check_command(command, broker.machine.version)
+        lane = Lane()
+        if before is not None:
+            broker.submissions.add(before, lane)
+        for command, messages in steps:
+            broker.submissions.stage(command, messages, lane)
+        if behind is not None:
+            broker.submissions.add(behind, lane)
+        return lane
+
+    async def _run(
+        self, commands: Sequence[c.Command], outcome: Callable[[], T], lane: Lane | None = None
+    ) -> T:
+        """Put commands into the log, and return their outcome, which is read from the state of this node."""
+
+        def read() -> T | Refused | Unavailable:
+            try:
+                return outcome()
+            except (Refused, Unavailable) as refused:
+                return refused
+
+        found = await until_applied(self._broker, commands, read, lane, changes=True)
+        if isinstance(found, Refused):
+            raise RequestRefused(found.code, found.text)
+        if isinstance(found, Unavailable):
+            raise found
+        return found
+
+    # Outcomes
+
+    def _stored(self, path: AttemptPath, first: int, steps: Sequence[Step]) -> int | None:
+        """Return the steps of an attempt after `steps` were submitted. Raises Refused, Unavailable."""
+        sinks = self._broker.machine.sinks
+        if not steps:
+            return first
+        stored = sinks.stored_steps(steps[0][0])
+        if stored is not None and stored < first + len(steps):
+            raise Unavailable(f"not all steps of attempt '{path.attempt}' are stored; {NOT_CARRIED_OUT}")
+        return stored
+
+    def _check_committed(self, command: c.CommitEpoch) -> None:
+        """Raise Refused unless an epoch is committed, or Unavailable if it could be committed now."""
+        sinks = self._broker.machine.sinks
+        sink = sinks.find(command)
+        if command.epoch >= sink.first_free:
+            sinks.check_commit(sink, command)
+            raise Unavailable(f"epoch {command.epoch} was not committed; {NOT_CARRIED_OUT}")
+
+
+def _steps(path: AttemptPath, first: int, tables: Iterable[RoutedMessages]) -> Iterator[Step]:
+    """Yield the commands that store messages, with their messages. Raises RequestRefused."""
+    for step, (table, attributes, messages) in enumerate(_pieces(path.user, tables), first):
+        more_keys, priority, ttl_ms, delay_ms, _, _ = attributes
+        where = (len(messages), table.exchange, table.routing_key, FRAMES_CHANNEL, list(more_keys))
+        yield c.StageMessages(*path, step, *where, priority, ttl_ms, delay_ms), messages
+
+
+def _pieces(
+    user: str, tables: Iterable[RoutedMessages]
+) -> Iterator[tuple[RoutedMessages, Attributes, list[bytes]]]:
+    for table in tables:
+        try:
+            for attributes, alike in group(list(table.messages), table.flags, user):
+                at = size = 0
+                for end, message in enumerate(alike, 1):
+                    size += len(message)
+                    if size >= STEP_BYTES or end - at == STEP_MESSAGES or end == len(alike):
+                        yield table, attributes or PLAIN, alike[at:end]
+                        at, size = end, 0
+        except UnacceptableProperties as error:
+            raise RequestRefused(ReplyCode.PRECONDITION_FAILED, str(error)) from None
+
+
+def _status(sink: Sink) -> SinkStatus:
+    attempts = sink.attempts.values()
+    return SinkStatus(
+        sink.name,
+        sink.vhost,
+        sink.user,
+        sink.expires_ms,
+        sink.first_free - 1 if sink.first_free else None,
+        len(attempts),
+        sum(attempt.messages for attempt in attempts),
+        sum(run.size for attempt in attempts for run in attempt.runs),
+    )

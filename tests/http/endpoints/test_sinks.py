@@ -1,0 +1,235 @@
+"""Sinks over HTTP: a real node, which reads Arrow tables."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pika
+import pytest
+
+from qq.http.documents import sink_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from qq.testing import ClusterNode
+
+pa: Any = pytest.importorskip("pyarrow")
+NUMBERS = count()
+GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def reason(self) -> str:
+        return self.json["reason"]
+
+
+def table(bodies: list[Any], **columns: list[Any]) -> bytes:
+    """Return an Arrow stream."""
+    rows = pa.table({"body": bodies, **columns})
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, rows.schema) as writer:
+        writer.write_table(rows)
+    return stream.getvalue().to_pybytes()
+
+
+class Writer:
+    """A writer with a queue and a sink of the test's name."""
+
+    def __init__(self, node: ClusterNode, name: str, channel: Any) -> None:
+        self._node = node
+        self.name = name
+        self.channel = channel
+
+    def request(self, method: str, path: str, body: Any = None) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self._node.http_port, timeout=10)
+        try:
+            octets = body if isinstance(body, bytes) else None if body is None else json.dumps(body)
+            connection.request(method, f"/api/sinks/%2F{path}", octets, {"Authorization": GUEST})
+            response = connection.getresponse()
+            return Answer(response.status, response.read())
+        finally:
+            connection.close()
+
+    def open(self, **settings: Any) -> Answer:
+        return self.request("PUT", f"/{self.name}", settings)
+
+    def stage(
+        self, rows: bytes, epoch: int = 0, attempt: str = "a", step: int = 0, query: str = ""
+    ) -> Answer:
+        path = f"/{self.name}/epochs/{epoch}/attempts/{attempt}?step={step}"
+        return self.request("POST", f"{path}&routing_key={self.name}{query}", rows)
+
+    def commit(self, epoch: int = 0, **attempts: int) -> Answer:
+        return self.request("POST", f"/{self.name}/epochs/{epoch}", {"attempts": attempts})
+
+    def bodies(self) -> list[bytes]:
+        return [body for _, body in self.messages()]
+
+    def messages(self) -> list[tuple[pika.BasicProperties, bytes]]:
+        found = []
+        while (got := self.channel.basic_get(self.name, auto_ack=True))[0] is not None:
+            found.append((got[1], got[2]))
+        return found
+
+
+@pytest.fixture
+def writer(real_node: ClusterNode) -> Generator[Writer]:
+    connection = pika.BlockingConnection(pika.URLParameters(real_node.url))
+    channel: Any = connection.channel()
+    name = f"sink-{next(NUMBERS)}"
+    channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
+    writer = Writer(real_node, name, channel)
+    deadline_s = time.monotonic() + 10
+    while writer.open().status == 400:  # the state is not at version 12 yet
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    yield writer
+    connection.close()
+
+
+def test_epoch_is_visible_after_its_commit_and_once(writer: Writer) -> None:
+    assert writer.stage(table([b"a", b"b"])).json == {"committed": False, "steps": 1}
+    assert writer.stage(table([b"a", b"b"])).json == {"committed": False, "steps": 1}
+    assert writer.stage(table(["c"]), step=1).json == {"committed": False, "steps": 2}
+    assert writer.stage(table([b"loser"]), attempt="b").status == 200
+    shown = writer.request("GET", f"/{writer.name}").json
+    assert shown.items() >= {"committed": None, "attempts": 2, "messages_staged": 4, "user": "guest"}.items()
+    assert writer.bodies() == []
+    assert writer.commit(a=2).status == writer.commit(a=2).status == writer.commit(b=1).status == 204
+    assert writer.stage(table([b"late"]), attempt="c").json == {"committed": True, "steps": None}
+    assert writer.bodies() == [b"a", b"b", b"c"]
+    shown = writer.request("GET", f"/{writer.name}").json
+    assert shown.items() >= {"committed": 0, "attempts": 0, "messages_staged": 0}.items()
+    assert shown in writer.request("GET", "").json
+    assert writer.request("DELETE", f"/{writer.name}").status == 204
+    assert writer.request("DELETE", f"/{writer.name}").status == 404
+
+
+def test_columns_become_properties_and_headers(writer: Writer) -> None:
+    columns = {
+        "content_type": ["text/plain", None],
+        "message_id": ["m", None],
+        "type": ["t", None],
+        "priority": pa.array([7, None], pa.int32()),
+        "expiration": ["60000", None],
+        "timestamp": pa.array([1_700_000_000_000_000, None], pa.timestamp("us", "UTC")),
+        "delivery_mode": pa.array([1, None], pa.int8()),
+        "headers": pa.array([[("n", "1"), ("ü", "x")], None], pa.map_(pa.string(), pa.string())),
+        "delay": [None, 1],
+        "exchange": ["amq.direct", None],
+    }
+    writer.channel.queue_bind(writer.name, "amq.direct", writer.name)
+    assert writer.stage(table([b"", b"x" * 300_000], **columns)).status == 200
+    assert writer.commit(a=2).status == 204
+    found = writer.messages()
+    deadline_s = time.monotonic() + 5
+    while len(found) < 2:
+        assert time.monotonic() < deadline_s
+        found += writer.messages()
+    (first, empty), (second, large) = found
+    assert empty == b""
+    assert (first.content_type, first.message_id, first.type) == ("text/plain", "m", "t")
+    assert (first.priority, first.expiration, first.timestamp) == (7, "60000", 1_700_000_000)
+    assert (first.delivery_mode, first.headers) == (1, {"n": "1", "ü": "x"})
+    assert large == b"x" * 300_000
+    assert (second.delivery_mode, second.headers) == (2, {"x-delay": -1})
+
+
+def test_headers_may_be_json(writer: Writer) -> None:
+    headers = {"n": 1, "list": [True, None], "table": {"a": "b"}}
+    assert writer.stage(table(["x"], headers=[json.dumps(headers)])).status == 200
+    assert writer.commit(a=1).status == 204
+    [(properties, _)] = writer.messages()
+    assert properties.headers == headers
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"body": [1]}, "column 'body' has type int64, which it cannot have"),
+        ({"body": [None, b"x"]}, "column 'body' has no value in row 0"),
+        ({"colour": ["red"]}, "column 'colour' is unknown or there twice; the columns are body, exchange, "),
+        ({"priority": ["high"]}, "column 'priority' has type string, which it cannot have"),
+        (
+            {"priority": [256]},
+            "column 'priority' does not fit in row 0: is 256, which this property cannot have",
+        ),
+        ({"headers": ["{"]}, "column 'headers' does not fit in row 0: "),
+        ({"headers": ["[]"]}, "column 'headers' does not fit in row 0: is no JSON object"),
+        ({"message_id": ["x" * 256]}, "column 'message_id' does not fit in row 0: has more than 255 bytes"),
+        ({"delay": [-1]}, "column 'delay' does not fit in row 0: is negative"),
+        ({"routing_key": ["x" * 256]}, "column 'routing_key' has more than 255 bytes in row 0"),
+        ({"body": [b"x" * 2_100_000]}, "column 'body' has 2100000 bytes in row 0, above the limit (2097152)"),
+    ],
+)
+def test_column_that_does_not_fit_is_named(writer: Writer, columns: dict[str, Any], reason: str) -> None:
+    answer = writer.stage(
+        table(**({"bodies": columns["body"]} if "body" in columns else {"bodies": ["x"], **columns}))
+    )
+    assert answer.status == 400
+    assert answer.reason.startswith(reason)
+    assert writer.request("GET", f"/{writer.name}").json["attempts"] == 0
+
+
+def test_refusals_name_what_is_wrong(writer: Writer) -> None:
+    assert writer.stage(b"no stream").reason.startswith("the body is no Arrow stream")
+    assert writer.stage(table(["x"], expiration=["soon"])).reason.startswith("invalid expiration 'soon'")
+    nowhere = writer.stage(table(["x"], routing_key=["nowhere"]), attempt="n")
+    assert (nowhere.status, nowhere.reason) == (
+        412,
+        "messages with routing key 'nowhere' reach no queue from exchange '' in vhost '/'",
+    )
+    missing = writer.stage(table(["x"], exchange=["missing"]), attempt="m")
+    assert (missing.status, missing.reason) == (404, "no exchange 'missing' in vhost '/'")
+    assert writer.stage(table(["x"]), attempt="late", step=3).status == 412
+    assert (
+        writer.commit(a=1).reason
+        == f"attempt 'a' at epoch 0 of sink '{writer.name}' in vhost '/' is not stored"
+    )
+    assert writer.request("POST", "/none/epochs/0", {"attempts": {}}).status == 404
+    writer.channel.queue_declare("full", durable=True, arguments=FULL)
+    assert writer.stage(table(["x", "y"], routing_key=["full", "full"])).status == 200
+    answer = writer.commit(a=1)
+    assert (answer.status, answer.reason.partition(" for ")[0]) == (
+        412,
+        "queue 'full' in vhost '/' is too full",
+    )
+    assert writer.request("POST", "?routing_key=full", table(["x", "y"])).status == 412
+    assert writer.request("POST", "?routing_key=full", table(["x"])).status == 204
+
+
+FULL = {"x-queue-type": "quorum", "x-max-length": 1, "x-overflow": "reject-publish"}
+
+
+def test_table_is_published_without_a_sink(writer: Writer) -> None:
+    sinks = writer.request("GET", "").json
+    rows = table(["a", "b"], routing_key=[writer.name, None])
+    assert writer.request("POST", f"?routing_key={writer.name}", rows).status == 204
+    assert writer.bodies() == [b"a", b"b"]
+    assert writer.request("POST", "", table([])).status in (204, 400)
+    assert writer.request("GET", "").json == sinks
+
+
+def test_steps_are_divided_by_bytes_and_keys(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_tables, "KNOWN_MAX", 2)
+    number = 3_000
+    rows = [b"%d" % row for row in range(number)]
+    assert writer.stage(table(rows)).json["steps"] == 3
+    assert writer.stage(table([b"x" * 100_000] * 5), step=3).json["steps"] == 6
+    assert writer.commit(a=6).status == 204
+    found = writer.bodies()
+    assert found[:number] == rows
+    assert len(found) == number + 5

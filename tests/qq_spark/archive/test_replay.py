@@ -1,0 +1,128 @@
+"""Replays of an archive: an exchange gets each selected message once, also if replays end in the middle."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pika
+import pytest
+
+from qq_spark.archive import archiver
+from qq_spark.archive import replay as module
+from qq_spark.archive.frames import Selection
+from qq_spark.archive.replay import Publisher, Replay, Target
+from qq_spark.archive.store import Archive, ArchiveError
+from tests.qq_spark.archive.local_archive import CrashError, publish, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from qq.testing import LocalCluster
+    from qq_spark import Access
+
+pytestmark = [
+    # PySpark leaves the sockets of results to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.fixture(scope="module")
+def archive(cluster: LocalCluster, access: Access, tmp_path_factory: pytest.TempPathFactory) -> Archive:
+    """An archive of 26 messages in 6 leases, every second with the header `odd`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archiver, "LEASE_MESSAGES", 5)
+        for number in range(26):
+            headers = {"odd": number % 2, "x-publisher-id": "source", "x-publish-seq": number + 1}
+            publish(cluster, "source", [str(number)], headers=headers, content_type="a/b", priority=3)
+        directory = tmp_path_factory.mktemp("archive")
+        run(directory, access, "source")
+    return Archive(str(directory))
+
+
+def drained(cluster: LocalCluster, queue: str) -> list[tuple[pika.BasicProperties, bytes]]:
+    with pika.BlockingConnection(pika.URLParameters(cluster.nodes[0].url)) as connection:
+        channel = connection.channel()
+        found: list[tuple[pika.BasicProperties, bytes]] = []
+        while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+            found.append(got[1:])
+        return found
+
+
+def replayed(
+    spark: SparkSession, archive: Archive, cluster: LocalCluster, access: Access, **options: Any
+) -> int:
+    given = {"name": "again", "selection": Selection(), "target": Target("", "copy")} | options
+    begun = Replay(archive, **given)
+    with closing(Publisher([cluster.nodes[0].url], access, begun)) as publisher:
+        return begun.run(spark, publisher)
+
+
+@pytest.mark.slow
+def test_messages_are_published_once_when_replays_end_in_the_middle(
+    spark: SparkSession,
+    archive: Archive,
+    cluster: LocalCluster,
+    access: Access,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publish(cluster, "copy", [])
+    monkeypatch.setattr(module, "BATCH_MESSAGES", 2)
+    publishing = Publisher._publish
+    left = 0
+
+    def crashing(publisher: Publisher, batch: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise CrashError
+        publishing(publisher, batch)
+        if left == 0:
+            raise CrashError
+
+    monkeypatch.setattr(Publisher, "_publish", crashing)
+    for steps in (1, 2, 4, 5):
+        left = steps
+        with pytest.raises(CrashError):
+            replayed(spark, archive, cluster, access)
+    monkeypatch.setattr(Publisher, "_publish", publishing)
+    replayed(spark, archive, cluster, access)
+    found = drained(cluster, "copy")
+    assert [body.decode() for _, body in found] == list(map(str, range(26)))
+    properties = found[1][0]
+    assert (properties.content_type, properties.priority, properties.headers["odd"]) == ("a/b", 3, 1)
+    assert properties.headers["x-publisher-id"] == "replay-again"
+    assert replayed(spark, archive, cluster, access) == 0
+    with pytest.raises(ArchiveError, match="replay 'again' has begun with another routing_key"):
+        replayed(spark, archive, cluster, access, target=Target("", "source"))
+
+
+@pytest.mark.slow
+def test_selected_messages_are_published(
+    spark: SparkSession, archive: Archive, cluster: LocalCluster, access: Access
+) -> None:
+    chosen = {"name": "odd", "selection": Selection(headers={"odd": 1}), "target": Target("amq.topic", "a.b")}
+    publish(cluster, "chosen", [])
+    with pytest.raises(ArchiveError, match=r"exchange 'amq\.topic' has no queue for routing key 'a\.b'"):
+        replayed(spark, archive, cluster, access, **chosen)
+    with pika.BlockingConnection(pika.URLParameters(cluster.nodes[0].url)) as connection:
+        connection.channel().queue_bind("chosen", "amq.topic", "a.#")
+    replayed(spark, archive, cluster, access, **chosen)
+    assert [body.decode() for _, body in drained(cluster, "chosen")] == list(map(str, range(1, 26, 2)))
+    with pytest.raises(ArchiveError, match="no exchange 'absent'"):
+        replayed(spark, archive, cluster, access, name="absent", target=Target("absent", None))
+
+
+def test_wrong_names_and_addresses_are_refused(
+    archive: Archive, cluster: LocalCluster, access: Access, tmp_path: Path
+) -> None:
+    with pytest.raises(ArchiveError, match="'a/b' is no name of a replay"):
+        Replay(archive, "a/b", Selection(), Target("", None))
+    begun = Replay(archive, "addresses", Selection(), Target("", None))
+    with pytest.raises(ArchiveError, match="'http://x' is no address"):
+        Publisher(["http://x"], access, begun)
+    with pytest.raises(ArchiveError, match="the cluster refuses user 'guest'"):
+        Publisher([cluster.nodes[0].url], access._replace(password="wrong"), begun).publish([])
