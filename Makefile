@@ -9,7 +9,7 @@
 #   make page-types                      the types of its scripts, with npm
 #   make screenshots                     the pictures of it in the documentation
 #   make deploy-test                     docker-compose.yml with a real engine: it takes minutes, and Docker or Podman
-#   make sim SEEDS=100000                the simulation, for the night
+#   make sim SEEDS=100000                the simulation, for the night; ARGS=--leases: readers lease messages in each run
 #   make fuzz SECONDS=30000 EXAMPLES=5000    damaged clients against a real node, hostile ones and floods against a cluster,
 #                                        and what tests draw at random, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged

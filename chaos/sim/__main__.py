@@ -3,8 +3,9 @@
 ``python -m chaos.sim --seeds 1000 --first 0 --jobs 2`` runs many seeds; ``--seed N -v`` replays a single seed in
 detail.
 
-With ``--births`` the runs are short, and faults begin with the cluster. With ``--seed N --out DIR`` the simulator runs
-the workloads of live runs and writes their history for ``python -m chaos check DIR``.
+With ``--births`` the runs are short, and faults begin with the cluster. With ``--leases`` readers lease messages in
+each run. With ``--seed N --out DIR`` the simulator runs the workloads of live runs and writes their history for
+``python -m chaos check DIR``.
 
 Prints a line for every 500 seeds. For each failed seed it prints the violation and the command that replays it exactly.
 Exit status 1 if any seed failed.
@@ -19,17 +20,40 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 from chaos.sim.recorded import OPTIONS, record
-from chaos.sim.run import Outcome, draw_birth, draw_options, run_seed
+from chaos.sim.run import Outcome, draw_birth, draw_leases, draw_options, run_seed
 
 REPORT_EVERY = 500
 CHUNK_SEEDS = 4
 WORKER_CHUNKS = 500
 """Chunks of seeds after which a worker process is replaced, so that memory does not fragment in a long run."""
+KINDS = {
+    "births": (draw_birth, "short runs, of clusters that have just begun"),
+    "leases": (draw_leases, "runs in which readers lease messages"),
+}
+"""How the options of a run of this kind are drawn, and its description."""
+
+
+class Runs(NamedTuple):
+    """The kind of all runs; `nodes` is 0 if the seed decides."""
+
+    nodes: int
+    kind: str | None
+
+    def run(self, seed: int) -> Outcome:
+        draw = draw_options if self.kind is None else KINDS[self.kind][0]
+        return run_seed(seed, nodes=self.nodes, draw=draw)
+
+    def replay(self, seed: int) -> str:
+        """Return the command that repeats a run."""
+        options = [f"--nodes {self.nodes}"] if self.nodes else []
+        if self.kind is not None:
+            options.append(f"--{self.kind}")
+        return " ".join(("replay: python -m chaos.sim", f"--seed {seed}", *options, "-v"))
 
 
 def main() -> int:
@@ -41,10 +65,11 @@ def main() -> int:
         logging.disable(logging.CRITICAL)
     if arguments.out is not None:
         return _record(arguments.seed or 0, arguments.nodes, arguments.out)
+    runs = Runs(arguments.nodes, arguments.kind)
     if arguments.seed is not None:
-        return _replay(arguments.seed, arguments.nodes, births=arguments.births)
+        return _replay(arguments.seed, runs)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
-    return _run_many(seeds, arguments.jobs, arguments.nodes, births=arguments.births)
+    return _run_many(seeds, arguments.jobs, runs)
 
 
 def _arguments() -> argparse.Namespace:
@@ -55,19 +80,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--nodes", type=int, choices=(3, 5), default=0, help="in place of what the seed says")
-    parser.add_argument("--births", action="store_true", help="short runs, of clusters that have just begun")
+    kinds = parser.add_mutually_exclusive_group()
+    for kind, (_, text) in KINDS.items():
+        kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
     parser.add_argument("--seed", type=int, help="run this one only")
     parser.add_argument("--out", type=Path, help="record the workloads of live runs, into this directory")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the nodes log")
     return parser.parse_args()
 
 
-def _runs(nodes: int, *, births: bool) -> Callable[[int], Outcome]:
-    return partial(run_seed, nodes=nodes, draw=draw_birth if births else draw_options)
-
-
-def _replay(seed: int, nodes: int, *, births: bool) -> int:
-    outcome = _runs(nodes, births=births)(seed)
+def _replay(seed: int, runs: Runs) -> int:
+    outcome = runs.run(seed)
     for field, value in outcome._asdict().items():
         print(f"{field:12} {value}")
     return 1 if outcome.violation else 0
@@ -84,16 +107,17 @@ def _record(seed: int, nodes: int, directory: Path) -> int:
     return 1 if problems else 0
 
 
-def _run_many(seeds: range, jobs: int, nodes: int, *, births: bool) -> int:
+def _run_many(seeds: range, jobs: int, runs: Runs) -> int:
     started_s = time.monotonic()
     failed = 0
     totals: Counter[str] = Counter()
     fates: Counter[str] = Counter()
-    outcomes = _outcomes(seeds, jobs, _runs(nodes, births=births))
-    for number, outcome in enumerate(outcomes, start=1):
+    for number, outcome in enumerate(_outcomes(seeds, jobs, runs.run), start=1):
         if outcome.violation:
             failed += 1
-            _report_failure(outcome, nodes, births=births)
+            print(
+                f"FAILED seed {outcome.seed}: {outcome.violation}\n  {runs.replay(outcome.seed)}", flush=True
+            )
         totals.update(
             virtual_s=int(outcome.virtual_s),
             entries=outcome.entries,
@@ -121,12 +145,6 @@ def _outcomes(seeds: range, jobs: int, work: Callable[[int], Outcome]) -> Iterat
         return
     with get_context("fork").Pool(jobs, maxtasksperchild=WORKER_CHUNKS) as pool:
         yield from pool.imap_unordered(work, seeds, chunksize=CHUNK_SEEDS)
-
-
-def _report_failure(outcome: Outcome, nodes: int, *, births: bool) -> None:
-    replay = f"python -m chaos.sim --seed {outcome.seed}" + (f" --nodes {nodes}" if nodes else "")
-    replay += " --births" if births else ""
-    print(f"FAILED seed {outcome.seed}: {outcome.violation}\n  replay: {replay} -v", flush=True)
 
 
 if __name__ == "__main__":

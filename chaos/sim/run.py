@@ -1,7 +1,7 @@
 """Simulate a single run: draw its options from the seed, carry it out, judge it.
 
-The course: load and faults for a while. Then the faults end, and the cluster must converge within a bounded time. Then
-it must serve requests. Finally the nodes are compared once more.
+The course: load for a while, then load and faults. Then the faults end, and the cluster must converge within a bounded
+time. Then it must serve requests. Finally the nodes are compared once more.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ RARE_FAULTS = (
     RareFault("roll back", 0.25, "rollbacks"),
     RareFault("half cut", 0.2, "half cuts"),
 )
+CALM_S = 6.0
+"""Seconds until a cluster without faults has agreed on the newest version of the state."""
 QUICK_RUNS = 0.4
 """Share of the runs with more frequent heartbeats and a bandwidth limit for learners.
 
@@ -209,6 +211,25 @@ def draw_birth(seed: int) -> SimulationOptions:
     )
 
 
+def draw_leases(seed: int) -> SimulationOptions:
+    """Draw a run in which commands go to queues directly, and readers lease messages.
+
+    Before the first fault the cluster has time to agree on the version of the state that has leases.
+    """
+    return replace(
+        draw_options(seed),
+        calm_s=CALM_S,
+        is_upgrade=False,
+        raises_version=True,
+        queues=True,
+        leases=True,
+        clients=False,
+        requesters=0,
+        declarers=0,
+        large_batches=0.0,
+    )
+
+
 def with_largest_entries(options: SimulationOptions, bytes_per_s: int) -> SimulationOptions:
     """Set entries so large that at a low bandwidth an entry takes as long as an election, and two exceed a frame."""
     return replace(
@@ -332,12 +353,13 @@ class Simulation(Scene):
     def run(self) -> None:
         """Carry out the run and all checks. Raises ViolationError."""
         self.start()
+        self.world.run_until(self.options.calm_s)
         self.nemesis.start()
         if self.options.grows:
             self.growth.begin()
         if self.options.makes_backup:
             self.backups.begin()
-        self.world.run_until(self.options.duration_s)
+        self.world.run_until(self.options.calm_s + self.options.duration_s)
         self.nemesis.stop()
         self.growth.end()
         self.upgrade.end()

@@ -79,7 +79,7 @@ def wait_for_no_timer(machine: QueueMachine) -> None:
 
 def share_no_budget(machine: QueueMachine) -> None:
     budget = machine._core.sessions["n1", 1].budget
-    machine.consumers["n1", 2].budget = Budget(budget.limit, budget.held, budget.waiting)
+    machine.consumers["n1", 2].budget = Budget(budget.limit, budget.held, budget.waiting, budget.ranks)
 
 
 def be_late(machine: QueueMachine) -> None:

@@ -823,11 +823,12 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
         """Arguments of each queue."""
         self.has_features = any(self.arguments.values())
         self.moves_random = world.random("moves")
-        self.moves_messages = self.moves_random.random() < MOVING_RUNS
+        self.moves_messages = self.moves_random.random() < MOVING_RUNS and not options.leases
         if self.moves_messages:
             one_of_each(self.arguments)
         self.leases_random = world.random("leases")
-        self.leases_messages = not self.moves_messages and self.leases_random.random() < LEASING_RUNS
+        leases_messages = self.leases_random.random() < LEASING_RUNS or options.leases
+        self.leases_messages = leases_messages and not self.moves_messages
         self.sinks_random = world.random("sinks")
         self.fills_sinks = not self.moves_messages and self.sinks_random.random() < SINKING_RUNS
         self.tenants_random = world.random("tenants")

@@ -67,8 +67,12 @@ class SimulationOptions:
     """Whether AMQP clients use the queues; otherwise the workload submits commands directly."""
     requesters: int = 0
     """AMQP clients that request and reply by direct reply-to, beside the others."""
+    leases: bool = False
+    """Whether readers certainly lease messages of the queues; otherwise the seed decides."""
     declarers: int = 0
     """AMQP clients that declare queues and look for them, beside the others."""
+    calm_s: float = 0.0
+    """Seconds of load before the first fault."""
     duration_s: float = 20.0
     """Seconds of load and faults."""
     submit_interval_s: float = 0.15

@@ -471,15 +471,19 @@ class Core:
 
         The channel has room again, or a new limit. As many consumers are asked now as there is room for. The rest is
         asked at the end of the entry, if room is left. They are asked in the order of their ids, beginning after the id
-        `last`, because the order must follow from the state, even after a load.
+        `last`, because the order must follow from the state, even after a load. From version 12 on, the waiting
+        consumer with the highest priority in the same queue takes the place of each.
         """
-        session = self.sessions[key]
+        session, by_priority = self.sessions[key], self.version >= 12
         budget, asked, woken = session.budget, 0, 0
         room = min(budget.room, WOKEN_MAX)
         while budget.waiting and woken < room and asked < WOKEN_MAX:
-            last = budget.pop_after(last)
+            last = budget.next_after(last)
             asked += 1
             consumer = session.consumers[last]
+            if by_priority:
+                consumer = session.consumers[budget.first_of_queue(consumer.rank)]
+            budget.stop_waiting(consumer.rank)
             consumer.queue.give_credit(consumer, 0)
             if consumer in consumer.queue.rotation:
                 self.touch(consumer.queue)

@@ -32,7 +32,8 @@ leader's commit index, without an entry. Dead letters keep the number of their f
 
 12: queues may have groups, which lease messages. Sinks publish messages epoch by epoch. The leader may keep an
 acknowledgement that no client waits for, until its next entry. An exchange has the name of the user that declared
-it."""
+it. Of the consumers that wait for the shared limit of their channel, those with the highest priority in their queue
+come first."""
 
 OCTETS_SINCE = 11
 """The first version at which the log may hold routing keys and names of fields that are not UTF-8."""

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from qq.ranges import Range, RangeMap
 
@@ -29,6 +29,15 @@ MARK_MS = 1000
 """Precision of delivery times, in ms: a timeout may come so much later."""
 
 
+class Rank(NamedTuple):
+    """The place of a waiting consumer among the consumers of its channel."""
+
+    queue: int
+    """The number of its queue."""
+    minus_priority: int
+    consumer: int
+
+
 @dataclass(slots=True, eq=False)
 class Budget:
     """The messages that the consumers of a channel together hold and may hold (basic.qos with `global`)."""
@@ -38,30 +47,43 @@ class Budget:
     held: int = 0
     waiting: list[int] = field(default_factory=list)
     """Ids of consumers that wait for room in the channel, ascending; not dumped."""
+    ranks: list[Rank] = field(default_factory=list)
+    """The ranks of these consumers, ascending; not dumped."""
 
     @property
     def room(self) -> int:
         """Number of further messages that all consumers of the channel together may be given."""
         return max(self.limit - self.held, 0) if self.limit else CREDIT_MAX
 
-    def wait(self, consumer: int) -> None:
-        """Add the consumer to those that wait for room in the channel."""
-        waiting = self.waiting
-        at = bisect_left(waiting, consumer)
-        if at == len(waiting) or waiting[at] != consumer:
-            waiting.insert(at, consumer)
+    def wait(self, rank: Rank) -> None:
+        """Add the consumer of this rank to those that wait for room in the channel."""
+        at = bisect_left(self.ranks, rank)
+        if at == len(self.ranks) or self.ranks[at] != rank:
+            self.ranks.insert(at, rank)
+            insort(self.waiting, rank.consumer)
 
-    def stop_waiting(self, consumer: int) -> None:
-        waiting = self.waiting
-        at = bisect_left(waiting, consumer)
-        if at < len(waiting) and waiting[at] == consumer:
-            del waiting[at]
+    def stop_waiting(self, rank: Rank) -> None:
+        at = bisect_left(self.ranks, rank)
+        if at < len(self.ranks) and self.ranks[at] == rank:
+            del self.ranks[at]
+            del self.waiting[bisect_left(self.waiting, rank.consumer)]
 
-    def pop_after(self, last: int) -> int:
-        """Remove and return the next waiting id after `last`; the least id comes after the greatest."""
+    def next_after(self, last: int) -> int:
+        """Return the next waiting id after `last`; the least id comes after the greatest."""
         waiting = self.waiting
         at = bisect_right(waiting, last)
-        return waiting.pop(at if at < len(waiting) else 0)
+        return waiting[at if at < len(waiting) else 0]
+
+    def first_of_queue(self, rank: Rank) -> int:
+        """Return the consumer with the highest priority among those that wait for messages of the queue in `rank`.
+
+        Of several such consumers, return the next one from the consumer in `rank` on.
+        """
+        ranks = self.ranks
+        best = ranks[bisect_left(ranks, (rank.queue,))]
+        at = bisect_left(ranks, best._replace(consumer=rank.consumer))
+        is_best = at < len(ranks) and ranks[at][:2] == best[:2]
+        return ranks[at].consumer if is_best else best.consumer
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -117,29 +139,11 @@ class Holder:
         budget = self.budget
         return budget is not None and bool(budget.limit) and 2 * budget.held > budget.limit
 
-    def wait_for_room(self) -> None:
-        """Let the consumer wait for room in its channel, if it has credit; without credit it does not wait."""
-        if self.credit < 1:
-            self.stop_waiting()
-        elif self.budget is not None:
-            self.budget.wait(self.id)
-
-    def stop_waiting(self) -> None:
-        """Stop waiting for room in the channel, because the consumer is in the rotation or may not be served."""
-        if self.budget is not None:
-            self.budget.stop_waiting(self.id)
-
     def hold(self, count: int) -> None:
         """Record that the consumer is given `count` messages, which reduces its credit."""
         self.credit -= count
         if self.budget is not None:
             self.budget.held += count
-
-    def leave_channel(self) -> None:
-        """Record that the consumer's queue is gone: messages that it holds no longer count for its channel's limit."""
-        if self.budget is not None:
-            self.budget.held -= len(self.unacked)
-            self.budget.stop_waiting(self.id)
 
     def mark(self, available_ms: int) -> None:
         """Record the delivery time of the messages from `next_id` on."""

@@ -21,7 +21,7 @@ from qq.machine.protocol.effects import Deliver
 from qq.machine.protocol.queue_types import CLASSIC
 from qq.machine.protocol.work_meter import RANGES_AT_ONCE
 from qq.machine.queue.backlog import Backlog
-from qq.machine.queue.consumers import CREDIT_MAX, Holder, Rotation
+from qq.machine.queue.consumers import CREDIT_MAX, Holder, Rank, Rotation
 from qq.machine.queue.leases import (
     ARRIVAL,
     CHUNK_COST,
@@ -124,6 +124,28 @@ class Consumer(Holder):
     """A `Holder` that knows its queue."""
 
     queue: Queue
+
+    @property
+    def rank(self) -> Rank:
+        return Rank(self.queue.number, -self.settings.priority, self.id)
+
+    def wait_for_room(self) -> None:
+        """Let the consumer wait for room in its channel, if it has credit; without credit it does not wait."""
+        if self.credit < 1:
+            self.stop_waiting()
+        elif self.budget is not None:
+            self.budget.wait(self.rank)
+
+    def stop_waiting(self) -> None:
+        """Stop waiting for room in the channel, because the consumer is in the rotation or may not be served."""
+        if self.budget is not None and self.budget.ranks:
+            self.budget.stop_waiting(self.rank)
+
+    def leave_channel(self) -> None:
+        """Record that the consumer's queue is gone: messages that it holds no longer count for its channel's limit."""
+        if self.budget is not None:
+            self.budget.held -= len(self.unacked)
+            self.stop_waiting()
 
     def freeze(self) -> FrozenConsumer:
         marks = [(first_id, time_ms) for first_id, time_ms in self.marks]

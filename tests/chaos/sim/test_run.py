@@ -16,7 +16,7 @@ import pytest
 from chaos.sim.checks.checks import ViolationError
 from chaos.sim.faults.nemesis import FAULTS
 from chaos.sim.faults.operators import MORE_MAX
-from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_birth, draw_options, run_seed
+from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_birth, draw_leases, draw_options, run_seed
 from chaos.sim.workload.ledger import Ledger
 from chaos.sim.world.cluster import SimulatedNode, SimulationOptions
 from chaos.sim.world.network import NetworkOptions
@@ -141,6 +141,12 @@ def test_a_cluster_is_born_under_faults(first: int) -> None:
     outcomes = [run_seed(seed, draw=draw_birth) for seed in range(first, first + 8)]
     assert [outcome.violation for outcome in outcomes] == [""] * 8
     assert all(sum(outcome.faults.values()) for outcome in outcomes)
+
+
+def test_readers_lease_messages_in_each_run_of_this_kind() -> None:
+    outcomes = [run_seed(seed, draw=draw_leases) for seed in range(4)]
+    assert [outcome.violation for outcome in outcomes] == [""] * 4
+    assert all(outcome.fates["leases"] for outcome in outcomes)
 
 
 def test_message_from_before_a_stall_is_not_taken_as_current() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from qq.machine.protocol.commands import (
     Settle,
 )
 from qq.machine.protocol.effects import Deliver
+from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue.queue import Queue
 from tests.machine.likeness import differences
 from tests.machine.machine_driver import (
@@ -36,8 +38,6 @@ from tests.machine.machine_driver import (
 )
 
 if TYPE_CHECKING:
-    import pytest
-
     from qq.machine.queue.queue import Consumer
 
 QUEUES = ["q0", "q1", "q2"]
@@ -73,7 +73,8 @@ def commands_of(machine: QueueMachine, step: tuple[object, ...], number: int) ->
         case ("publish", str(queue), int(count)):
             return [publish(count, queue)], count
         case ("consume", str(queue), int(session), int(credit)):
-            return [declared(queue, session), consume(number, queue, credit, session)], 0
+            arguments = {"x-priority": number % 3} if number % 2 else {}
+            return [declared(queue, session), consume(number, queue, credit, session, arguments=arguments)], 0
         case ("settle", int(which), int(count)) if consumers:
             consumer = consumers[which % len(consumers)]
             first = consumer.unacked.first() or 0
@@ -105,9 +106,12 @@ def naive_room(machine: QueueMachine, consumer: Consumer) -> int:
     return min(consumer.credit, limit - held) if limit else consumer.credit
 
 
-@given(st.lists(st.lists(steps, min_size=1, max_size=4), max_size=30))
-def test_every_consumer_with_room_has_a_message(entries: list[list[tuple[object, ...]]]) -> None:
+@given(st.lists(st.lists(steps, min_size=1, max_size=4), max_size=30), st.sampled_from(VERSIONS))
+def test_every_consumer_with_room_has_a_message(
+    entries: list[list[tuple[object, ...]]], version: int
+) -> None:
     machine = QueueMachine()
+    machine.raise_to(version)
     machine.apply_batch("n1", 1, 0, 1000, batch([declared(queue) for queue in QUEUES]))
     machine.end_entry(1000)
     number = 0
@@ -225,3 +229,29 @@ def test_consumer_behind_an_empty_queue_gets_the_room() -> None:
     driver.apply(PurgeQueue(1, 1, "q1"))
     driver.apply(Settle(1, 0, 0))
     assert [len(consumer.unacked) for consumer in driver.machine.consumers.values()] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("version", "takers"), [(11, [1, 2, 3, 4, 5, 1, 2]), (12, [2, 4, 5, 2, 4, 5, 2])], ids=["11", "12"]
+)
+def test_freed_room_goes_to_the_highest_priority_of_a_queue(version: int, takers: list[int]) -> None:
+    """Consumers 2 and 4 have the highest priority at q0, and 5 is alone at q1, each with a message to have."""
+    driver = Driver()
+    driver.machine.raise_to(version)
+    driver.apply(*map(declare, QUEUES), declare("first"), Limit(1, 1))
+    driver.apply(consume(9, "first", 1), publish(1, "first"))
+    for number, priority in ((1, 0), (2, 7), (3, 3), (4, 7)):
+        driver.apply(consume(number, "q0", 1, arguments={"x-priority": priority}))
+    driver.apply(consume(5, "q1", 1))
+    driver.apply(*(publish(9, queue) for queue in QUEUES[:2]), messages=[b"x"] * 18)
+    holder, at, got = 9, dict.fromkeys(range(1, 10), 0), []
+    for _ in takers:
+        other = Driver()
+        other.machine, other.index = reloaded(driver.machine), driver.index
+        settle = Settle(holder, at[holder], at[holder])
+        effects = driver.apply(settle)
+        assert other.apply(settle) == effects
+        at[holder] += 1
+        (holder,) = [effect.consumer for effect in effects if isinstance(effect, Deliver)]
+        got.append(holder)
+    assert got == takers
