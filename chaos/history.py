@@ -28,7 +28,7 @@ value is null is left out. The keys:
     ttl_ms       int   published with this expiration
     delay_ms     int   published with this x-delay
     group        str   of readers that lease messages
-    fence        int   the owner of the group by which a lease was taken or ended
+    fence        int   of a request that changes a group: the number of the owner that sent it
     lease        int   number of the lease in its group; of a commit: the highest number that is committed
     place        int   of a leased message: its number in the lease, from 0 on
     messages     int   of a lease that was taken or read

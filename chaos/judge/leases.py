@@ -1,4 +1,4 @@
-"""Leases of a run: when each was certainly taken, and when it may have ended; and the promises about whole leases.
+"""Leases of a run: when each was certainly taken, and when it may have ended.
 
 Invariant: in a history a group never uses the number of a lease again, and each lease is read before it ends. So the
 messages of a lease are known, and a lease is known by queue, group and number.
@@ -11,28 +11,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from chaos.judge.clients import FOREVER_NS
-from chaos.judge.findings import Cause
+from chaos.judge.clients import FOREVER_NS, NEVER_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from chaos.judge.context import Context
     from chaos.judge.event import Event
-    from chaos.judge.findings import Findings
-
-OTHER_MESSAGES = Cause(
-    "lease_repeatable", "another list", "each read of a lease gives the same messages in the same order"
-)
-OTHER_NUMBER = Cause(
-    "lease_repeatable", "another number of messages", "a read gives as many messages as were taken"
-)
-OPEN_AND_GONE = Cause(
-    "lease_settled", "gone before its end", "a lease can be read until its commit or release"
-)
-BY_A_STALE_FENCE = Cause(
-    "lease_fenced", "changed by a stale fence", "a request with the fence of a former owner is refused"
-)
 
 GroupId = tuple[str, str]
 """Queue and name."""
@@ -51,6 +35,8 @@ class LeaseId(NamedTuple):
 class Span:
     """The time of a lease, as far as it is certain."""
 
+    wanted_ns: int = FOREVER_NS
+    """The first request that may have taken it, or that read it."""
     taken_ns: int = FOREVER_NS
     """When it had been taken."""
     commit_ns: int = FOREVER_NS
@@ -97,9 +83,18 @@ class Request(NamedTuple):
         return self.end is not None and self.end.type == "fail"
 
     @property
+    def failed_ns(self) -> int:
+        """When it was refused; `FOREVER_NS` if it was not."""
+        return self.end.time_ns if self.end is not None and self.end.type == "fail" else FOREVER_NS
+
+    @property
     def ended_ns(self) -> int:
         """When it had certainly been carried out."""
         return self.end.time_ns if self.end is not None and self.end.type == "ok" else FOREVER_NS
+
+    @property
+    def fence(self) -> int:
+        return self.invoke.fence or 0
 
     @property
     def group(self) -> GroupId:
@@ -116,20 +111,29 @@ def lease_of(row: Event) -> LeaseId:
 
 
 class Leases:
-    """The leases of a run, from the rows of `event.OF_LEASES`."""
+    """The leases of a run, from the rows of `event.OF_LEASES`.
+
+    A refusal follows from the state after the request. If the group was taken over in between, the request may have
+    been carried out before.
+    """
 
     def __init__(self, rows: Iterable[Event]) -> None:
         self.requests = list(_requests(sorted(rows, key=lambda row: row.time_ns)))
         """In the order of time."""
+        self.stale = list(_stale(self.requests))
+        """Each request with the fence of a former owner, and the request by which the owner at that time came."""
         self._spans: dict[LeaseId, Span] = defaultdict(Span)
+        void = {stale for stale, _ in self.stale if stale.has_failed}
+        read_ns = _last_reads(self.requests)
         commits: dict[GroupId, list[Request]] = defaultdict(list)
         closes: dict[GroupId, list[Request]] = defaultdict(list)
         for request in self.requests:
-            if request.has_failed:
+            if request in void or request.failed_ns < read_ns.get(request.lease, NEVER_NS):
                 continue
             match request.op:
                 case "take_lease" | "read_lease" if request.end is not None and request.end.messages:
                     span = self._spans[request.lease]
+                    span.wanted_ns = min(span.wanted_ns, request.invoke.time_ns)
                     span.taken_ns = min(span.taken_ns, request.ended_ns)
                 case "release_lease":
                     _release(self._spans[request.lease], request)
@@ -144,8 +148,10 @@ class Leases:
             by_group[lease.queue, lease.group].append(lease)
         for group, leases in by_group.items():
             for lease in leases:
+                span = self._spans[lease]
                 for close in closes[group]:
-                    _release(self._spans[lease], close)
+                    if close.ended_ns > span.wanted_ns:
+                        _release(span, close)
             self._commit(leases, sorted(commits[group], key=lambda request: request.lease, reverse=True))
 
     def _commit(self, leases: Iterable[LeaseId], commits: Iterable[Request]) -> None:
@@ -167,6 +173,48 @@ class Leases:
         return self._spans.get(lease, UNKNOWN)
 
 
+def _last_reads(requests: Iterable[Request]) -> dict[LeaseId, int]:
+    """Return when each lease was read last: until then it was open."""
+    return {
+        request.lease: request.invoke.time_ns
+        for request in requests
+        if request.op == "read_lease" and request.ended_ns < FOREVER_NS
+    }
+
+
+def _stale(requests: Sequence[Request]) -> Iterator[tuple[Request, Request]]:
+    """Yield each request whose fence was stale before it was sent, with the request that opened the group anew."""
+    opens = sorted(
+        (request for request in requests if request.op == "open_group" and request.ended_ns < FOREVER_NS),
+        key=attrgetter("ended_ns"),
+    )
+    closes: dict[GroupId, list[Request]] = defaultdict(list)
+    for request in requests:
+        if request.op == "close_group" and not request.has_failed:
+            closes[request.group].append(request)
+    waiting = iter(opens)
+    following = next(waiting, None)
+    owners: dict[GroupId, Request] = {}
+    for request in requests:
+        while following is not None and following.ended_ns < request.invoke.time_ns:
+            known = owners.get(following.group)
+            is_new = known is None or _may_be_closed(known, following.ended_ns, closes[following.group])
+            if is_new or following.fence > known.fence:
+                owners[following.group] = following
+            following = next(waiting, None)
+        owner = owners.get(request.group)
+        if owner is None or request.invoke.fence is None or request.fence >= owner.fence:
+            continue
+        until_ns = FOREVER_NS if request.end is None else request.end.time_ns
+        if not _may_be_closed(owner, until_ns, closes[request.group]):
+            yield request, owner
+
+
+def _may_be_closed(owner: Request, until_ns: int, closes: Iterable[Request]) -> bool:
+    """Return whether the group may have ended since it was opened: then a new group may have a lower fence."""
+    return any(close.invoke.time_ns < until_ns and close.ended_ns > owner.invoke.time_ns for close in closes)
+
+
 def _release(span: Span, request: Request) -> None:
     span.release_ns = min(span.release_ns, request.invoke.time_ns)
     span.released_ns = min(span.released_ns, request.ended_ns)
@@ -179,69 +227,3 @@ def _requests(rows: Iterable[Event]) -> Iterator[Request]:
         (invokes if row.type == "invoke" else ends).setdefault((row.process, row.call), row)
     for key, invoke in invokes.items():
         yield Request(invoke, ends.get(key))
-
-
-def judge(context: Context, findings: Findings) -> None:
-    """Judge the requests of readers."""
-    _judge_answers(context, findings)
-    _judge_fences(context, findings)
-
-
-def _judge_answers(context: Context, findings: Findings) -> None:
-    """Find reads of a lease with different messages, and refused reads of an open lease."""
-    at = context.at
-    first: dict[LeaseId, Event] = {}
-    taken: dict[LeaseId, int] = {}
-    for request in context.leases.requests:
-        end, lease = request.end, request.lease
-        if end is None or request.op not in ("take_lease", "read_lease"):
-            continue
-        span = context.leases.span(lease)
-        if end.type == "fail":
-            if request.op == "read_lease" and span.taken_ns < request.invoke.time_ns:
-                findings.checked["lease_settled"] += 1
-                if end.time_ns < span.ends_ns:
-                    observed = f"taken by {at(span.taken_ns)}, refused at {at(end.time_ns)}: {end.detail}"
-                    findings.broken(OPEN_AND_GONE, end, f"{lease}, {observed}")
-            continue
-        if end.type != "ok" or not end.messages:
-            continue
-        findings.checked["lease_repeatable"] += 1
-        number = taken.setdefault(lease, end.messages)
-        if end.messages != number:
-            observed = f"{lease} had {number} messages, and {end.messages} at {at(end.time_ns)}"
-            findings.broken(OTHER_NUMBER, end, observed)
-        elif request.op == "read_lease":
-            before = first.setdefault(lease, end)
-            if end.digest != before.digest:
-                observed = f"{lease} had hash {before.digest} at {at(before.time_ns)}, and {end.digest} at "
-                findings.broken(OTHER_MESSAGES, end, observed + at(end.time_ns))
-
-
-def _judge_fences(context: Context, findings: Findings) -> None:
-    """Find requests that were carried out for a former owner: a higher fence was in force before they were sent."""
-    requests = context.leases.requests
-    opens = sorted(
-        (request for request in requests if request.op == "open_group" and request.ended_ns < FOREVER_NS),
-        key=attrgetter("ended_ns"),
-    )
-    waiting = iter(opens)
-    following = next(waiting, None)
-    highest: dict[GroupId, Request] = {}
-    for request in requests:
-        while following is not None and following.ended_ns < request.invoke.time_ns:
-            known = highest.get(following.group)
-            if known is None or (following.invoke.fence or 0) > (known.invoke.fence or 0):
-                highest[following.group] = following
-            following = next(waiting, None)
-        owner = highest.get(request.group)
-        fence = request.invoke.fence
-        if owner is None or fence is None or fence >= (owner.invoke.fence or 0):
-            continue
-        findings.checked["lease_fenced"] += 1
-        if request.ended_ns < FOREVER_NS and request.end is not None:
-            observed = (
-                f"{request.op} with fence {fence} at {context.at(request.invoke.time_ns)}; {owner.invoke.process} "
-                f"has fence {owner.invoke.fence} since {context.at(owner.ended_ns)}"
-            )
-            findings.broken(BY_A_STALE_FENCE, request.end, observed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos.judge import leases, streams, suspects, timeline, transactions
+from chaos.judge import leases, readers, streams, suspects, timeline, transactions
 from chaos.judge.clients import Clients
 from chaos.judge.context import Context
 from chaos.judge.findings import EXAMPLES
@@ -45,7 +45,7 @@ def findings(rows: Sequence[Row], run: Run, limit: int = EXAMPLES) -> Findings:
     streams.judge_lengths(context, collector.tables.ready, found)
     suspects.judge(collector.suspects[0], known, found)
     transactions.judge(collector.parts[0], context, found)
-    leases.judge(context, found)
+    readers.judge(context, found)
     return found
 
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import StorageLevel
 
-from chaos.judge import leases, streams, timeline
+from chaos.judge import leases, readers, streams, timeline
 from chaos.judge.clients import Clients
 from chaos.judge.context import Context
 from chaos.judge.event import FIELDS
@@ -272,7 +272,7 @@ class _Check:
                 shares.setdefault(queue, streams.Shares()).add(share)
         streams.judge_shares(shares, tables.findings)
         streams.judge_lengths(context, tables.ready, tables.findings)
-        leases.judge(context, tables.findings)
+        readers.judge(context, tables.findings)
         return tables
 
     @staticmethod

@@ -73,15 +73,11 @@ class Reader(Client):
                 await self._own()
             except LostError:
                 await self._rest(self._random.uniform(*FENCED_S))
-        while not await self._ended():
-            await asyncio.sleep(self._random.uniform(*RETRY_S))
+        await self._end()
 
     async def _own(self) -> None:
         """Open the group, and work on its leases until the end, or until a request is refused."""
-        state = await self._open()
-        for lease in state.leases:
-            await self._work_on(lease, may_release=False)
-        lease = state.last_lease + 1
+        lease = await self._take_over()
         while not self._stopping.is_set():
             number, attempts = await self._take(lease)
             if number:
@@ -91,17 +87,22 @@ class Reader(Client):
             else:
                 await self._rest(EMPTY_S)
 
-    async def _ended(self) -> bool:
-        """Commit the open leases, and end the group; return False if that must be tried again."""
-        with suppress(LostError):
-            if await self._state() is None:
-                return True
-            for lease in (await self._open()).leases:
-                await self._work_on(lease, may_release=False)
-            requests, place = self._requests, (QUEUE, self._group, self._fence)
-            await self._insist("close_group", lambda _: requests.close(*place))
-            return True
-        return False
+    async def _end(self) -> None:
+        """Commit the open leases and end the group, again and again until it has ended."""
+        while True:
+            with suppress(LostError):
+                if await self._state() is not None:
+                    await self._take_over()
+                    await self._close()
+                return
+            await asyncio.sleep(self._random.uniform(*RETRY_S))
+
+    async def _take_over(self) -> int:
+        """Open the group, commit its open leases, and return the number of the next lease."""
+        state = await self._open()
+        for lease in state.leases:
+            await self._work_on(lease, may_release=False)
+        return state.last_lease + 1
 
     async def _work_on(self, lease: int, *, may_release: bool) -> None:
         """Read a lease, and end it."""
@@ -127,6 +128,10 @@ class Reader(Client):
         place = QUEUE, self._group, self._fence, self.name
         opened, _ = await self._insist("open_group", lambda _: self._requests.open(*place))
         return opened
+
+    async def _close(self) -> None:
+        place = QUEUE, self._group, self._fence
+        await self._insist("close_group", lambda _: self._requests.close(*place))
 
     async def _take(self, lease: int) -> tuple[int, int]:
         """Return the number of messages of a new lease, and the number of attempts."""
@@ -160,7 +165,9 @@ class Reader(Client):
         self, op: Operation, request: Callable[[Call], Awaitable[T]], lease: int | None = None
     ) -> tuple[T, int]:
         """Repeat a request until it is answered; return its result and the number of attempts. Raises RefusedError."""
-        fields: Fields = {"queue": QUEUE, "group": self._group, "fence": self._fence}
+        fields: Fields = {"queue": QUEUE, "group": self._group}
+        if op != "read_lease":
+            fields["fence"] = self._fence  # a lease is read without being its owner
         if lease is not None:
             fields["lease"] = lease
         attempts = 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from itertools import islice
-from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.protocol import commands as c
@@ -182,9 +181,10 @@ class Leases:
         A new cluster begins with the previous release's version, and raises it when all members are connected. Raises
         Unavailable.
         """
-        machine, until_s = self._broker.machine, monotonic() + VERSION_WAIT_S
+        machine, now_s = self._broker.machine, asyncio.get_running_loop().time
+        until_s = now_s() + VERSION_WAIT_S
         while machine.version < needed and self._can_run(needed):
-            if monotonic() >= until_s:
+            if now_s() >= until_s:
                 raise Unavailable(
                     f"groups need version {needed} of the state, and the cluster has not agreed on it yet: it has "
                     f"version {machine.version}; {NOT_CARRIED_OUT}"
