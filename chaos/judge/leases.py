@@ -198,8 +198,11 @@ def _stale(requests: Sequence[Request]) -> Iterator[tuple[Request, Request]]:
     for request in requests:
         while following is not None and following.ended_ns < request.invoke.time_ns:
             known = owners.get(following.group)
-            is_new = known is None or _may_be_closed(known, following.ended_ns, closes[following.group])
-            if is_new or following.fence > known.fence:
+            if (
+                known is None
+                or following.fence > known.fence
+                or _may_be_closed(known, following.ended_ns, closes[following.group])
+            ):
                 owners[following.group] = following
             following = next(waiting, None)
         owner = owners.get(request.group)

@@ -17,7 +17,7 @@ from chaos.workloads.transport import LostError, RefusedError
 from qq_spark import Access, LeaseClient, Parts, QueueSourceError, Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import TypeVar
 
     from qq_spark import Group
@@ -74,18 +74,22 @@ class HttpLeases:
     async def release(self, queue: str, group: str, fence: int, lease: int) -> None:
         await self._run(partial(self._once.release, queue, group, fence, lease))
 
+    async def disconnect(self) -> None:
+        _close((self._once, self._patient))
+        self._threads.shutdown(wait=False)
+
     async def _run(self, request: Callable[[], T]) -> T:
         """Run a request on a thread. When its caller is cancelled, it ends on connections of its own."""
-        clients = self._once, self._patient
-        running = asyncio.get_running_loop().run_in_executor(self._threads, request)
+        running = self._threads.submit(request)
         try:
-            return await asyncio.shield(running)
+            return await asyncio.wrap_future(running)
         except Refusal as refusal:
             raise RefusedError(str(refusal)) from refusal
         except QueueSourceError as error:
             raise LostError(str(error)) from error
         except asyncio.CancelledError:
-            running.add_done_callback(partial(_abandoned, clients))
+            abandoned = self._once, self._patient
+            running.add_done_callback(lambda _: _close(abandoned))
             first, *others = self._access.urls
             self._access = self._access._replace(urls=(*others, first))
             self._once = LeaseClient(self._access._replace(retry_s=ONCE_S))
@@ -93,10 +97,7 @@ class HttpLeases:
             raise
 
 
-def _abandoned(clients: tuple[LeaseClient, LeaseClient], request: asyncio.Future[Any]) -> None:
-    """Close the connections of an abandoned request."""
-    if not request.cancelled():
-        request.exception()
+def _close(clients: Iterable[LeaseClient]) -> None:
     for client in clients:
         client.close()
 

@@ -61,6 +61,9 @@ class LeaseRequests(Protocol):
 
     async def release(self, queue: str, group: str, fence: int, lease: int) -> None: ...
 
+    async def disconnect(self) -> None:
+        """Close the connections after the last request."""
+
 
 LeaseConnector = Callable[[], LeaseRequests]
 """Makes the requests of a further reader possible."""

@@ -68,12 +68,14 @@ class Reader(Client):
         self._stopping.set()
 
     async def run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                await self._own()
-            except LostError:
+        try:
+            while not self._stopping.is_set():
+                with suppress(LostError):
+                    await self._own()
                 await self._rest(self._random.uniform(*FENCED_S))
-        await self._end()
+            await self._end()
+        finally:
+            await self._requests.disconnect()
 
     async def _own(self) -> None:
         """Open the group, and work on its leases until the end, or until a request is refused."""
@@ -195,6 +197,7 @@ def settle(delivery: Arrived) -> Settling:
 class Leases(Workload):
     name = "leases"
     weight = 16
+    reads_leases = True
     owes = ("lease_repeatable", "lease_holders", "lease_committed", "lease_fenced", "lease_settled")
 
     def queues(self) -> list[QueuePlan]:

@@ -84,7 +84,7 @@ class World:
     run: str
     """A name that is unique among the runs against the same cluster."""
     lease_connector: LeaseConnector | None = None
-    """Connects readers of leases; None if the run has no workload that needs it."""
+    """Connects readers of leases; None if the run has no such workload."""
 
     def random(self, client: str) -> Random:
         return Random(f"{self.seed}/{client}")
@@ -123,6 +123,8 @@ class Workload(ABC):
     library: Library = "aio-pika"
     owes: Sequence[str] = ()
     """The promises that its run must give evidence for."""
+    reads_leases: bool = False
+    """Whether it needs `World.lease_connector`."""
 
     @abstractmethod
     def queues(self) -> list[QueuePlan]: ...

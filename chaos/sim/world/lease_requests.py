@@ -92,6 +92,9 @@ class SimulatedLeases:
         command = c.ReleaseLease(c.DEFAULT_VHOST, queue, group, fence, lease)
         await self._request(lambda _, leases: leases.end(command))
 
+    async def disconnect(self) -> None:
+        """Do nothing: there are no connections."""
+
     async def _request(self, request: Callable[[Broker, Leases], Awaitable[T]]) -> T:
         """Carry out a request at a node, and return its answer. Raises RefusedError, LostError."""
         try:
