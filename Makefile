@@ -12,6 +12,7 @@
 #   make sim SEEDS=100000                the simulation, for the night; ARGS=--leases: readers lease messages in each run
 #   make fuzz SECONDS=30000 EXAMPLES=5000    damaged clients against a real node, hostile ones and floods against a cluster,
 #                                        and what tests draw at random, for the night
+#   make spark RUNS=200 ARGS="--master local-cluster[2,1,1024]"      queries of Spark whose driver, executors and nodes are killed
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
 #   make bench ARGS="--only drain" LATENCY="--repeat 1" ONE_AT_A_TIME="--only get" BUDGET="--follower" CALLS="--messages 50" CODEC="--repeat 5" DEAREST="--repeat 1" HURT="--only disk" FLOODS="--short"
 #              CONNECTIONS="--idle 1000" WATCHING="--queues 1000 --each" RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"
@@ -22,6 +23,7 @@ PYTHON ?= python3
 TESTS ?= tests
 SEEDS ?= 1000
 SECONDS ?= 60
+RUNS ?= 200
 EXAMPLES ?= 100
 ARGS ?=
 LATENCY ?=
@@ -53,7 +55,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Where tests draw what they try at random, and need nothing large.
 DRAWING := $(addprefix tests/,amqp amqp10 amqp_server cluster http machine management routing sessions shovels stored test_ranges.py test_tables.py)
 
-.PHONY: setup venv java toxiproxy chromium page page-types screenshots up test tests quick long interop deploy-test lint style types collect docs bench sim fuzz chaos clean
+.PHONY: setup venv java toxiproxy chromium page page-types screenshots up test tests quick long interop deploy-test lint style types collect docs bench sim fuzz spark chaos clean
 
 setup: venv java
 
@@ -201,6 +203,9 @@ fuzz: venv
 	$(BIN)/python -m chaos.fuzz --legal --seconds $(SECONDS) $(ARGS)
 	$(BIN)/python -m chaos.fuzz --floods --seconds $(SECONDS) $(ARGS)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout=0 -m "hypothesis or seeds" --examples $(EXAMPLES) $(DRAWING)
+
+spark: java
+	$(BIN)/python -m tests.qq_spark.many_runs --runs $(RUNS) $(ARGS)
 
 chaos: java toxiproxy
 	$(BIN)/python -m chaos run $(ARGS)

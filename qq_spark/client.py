@@ -72,6 +72,8 @@ class Group(NamedTuple):
     queue: str
     queue_number: int
     """Number of the queue, which a new declaration changes."""
+    generation: int
+    """Number of the group, which changes when the group is ended and opened again."""
     fence: int
     owner: str
     committed: int
@@ -155,7 +157,15 @@ class NodesClient:
 
 
 class LeaseClient(NodesClient):
-    """Opens groups of the queues of a virtual host, and takes, reads and commits leases."""
+    """Opens groups of the queues of a virtual host, and takes, reads and commits leases.
+
+    Changes of a group that this client has opened fail if the group was ended and opened again since.
+    """
+
+    def __init__(self, access: Access) -> None:
+        super().__init__(access)
+        self._generations: dict[tuple[str, str], int] = {}
+        """Queue and group -> generation of the group that this client has opened."""
 
     # Queues and groups
 
@@ -180,7 +190,9 @@ class LeaseClient(NodesClient):
     ) -> Group:
         """Open a group, or take it over with a higher fence."""
         body = {"fence": fence, "owner": owner, **(settings or {})}
-        return _group(self._request("PUT", self._path(queue, group), body))
+        opened = _group(self._request("PUT", self._path(queue, group), body))
+        self._generations[queue, group] = opened.generation
+        return opened
 
     def take_over(
         self, queue: str, group: str, owner: str, settings: Mapping[str, object] | None = None
@@ -203,8 +215,8 @@ class LeaseClient(NodesClient):
 
     def end_group(self, queue: str, group: str, fence: int, *, release: bool = False) -> None:
         """End a group; with `release`, its open leases return to the queue."""
-        extra = "&release=true" if release else ""
-        self._request("DELETE", f"{self._path(queue, group)}?fence={fence}{extra}")
+        query = urlencode(self._place(queue, group, fence) | ({"release": "true"} if release else {}))
+        self._request("DELETE", f"{self._path(queue, group)}?{query}")
 
     # Leases
 
@@ -212,7 +224,7 @@ class LeaseClient(NodesClient):
         self, queue: str, group: str, fence: int, number: int, max_messages: int, max_bytes: int
     ) -> Lease | None:
         """Take the next ready messages as a lease, or find this lease; return `None` if no message is ready."""
-        body = {"fence": fence, "max_messages": max_messages, "max_bytes": max_bytes}
+        body = {**self._place(queue, group, fence), "max_messages": max_messages, "max_bytes": max_bytes}
         found = self._request("PUT", self._path(queue, group, number), body)
         return None if found is None else _lease(found)
 
@@ -222,11 +234,18 @@ class LeaseClient(NodesClient):
 
     def commit(self, queue: str, group: str, fence: int, up_to: int) -> None:
         """Remove the messages of a lease, and of all open leases with lower numbers."""
-        self._request("POST", f"{self._path(queue, group)}/commit", {"fence": fence, "up_to": up_to})
+        self._request(
+            "POST", f"{self._path(queue, group)}/commit", {**self._place(queue, group, fence), "up_to": up_to}
+        )
 
     def release(self, queue: str, group: str, fence: int, number: int) -> None:
         """Return the messages of a lease to their places in the queue."""
-        self._request("DELETE", f"{self._path(queue, group, number)}?fence={fence}")
+        query = urlencode(self._place(queue, group, fence))
+        self._request("DELETE", f"{self._path(queue, group, number)}?{query}")
+
+    def _place(self, queue: str, group: str, fence: int) -> dict[str, int]:
+        """Return fence and generation of a group, which a change of it names."""
+        return {"fence": fence, "generation": self._generations.get((queue, group), 0)}
 
     def read(
         self,
@@ -380,6 +399,7 @@ def _group(document: dict[str, Any]) -> Group:
         document["name"],
         document["queue"],
         document["queue_number"],
+        document["generation"],
         document["fence"],
         document["owner"],
         -1 if committed is None else committed,

@@ -1,11 +1,13 @@
 """The columns of a data frame of messages, and their Arrow types.
 
 Invariant: the batches of a reader have exactly the Arrow schema that Spark derives from the schema of the data frame.
+Each message that the broker accepts has a row, except for a body that is no text in a column of texts.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from qq_spark.errors import QueueSourceError
 
@@ -32,6 +34,8 @@ COLUMNS = {
 }
 """The types that each column may have, the usual type first."""
 SCHEMA = ", ".join(f"{name} {types[0]}" for name, types in COLUMNS.items())
+TIME_MAX_MS = 253_402_300_799_999
+"""The end of the year 9999: Python shows no later time, and Spark's microseconds overflow soon after."""
 
 
 def check_columns(schema: StructType) -> None:
@@ -81,10 +85,22 @@ def converted(batch: RecordBatch, schema: Schema, queue: str) -> RecordBatch:
 
     arrays: list[Array] = []
     for field in schema:
+        column = batch.column(field.name)
+        if field.name == "timestamp":
+            column = _valid_times(column)
         try:
-            arrays.append(batch.column(field.name).cast(field.type))
+            arrays.append(column.cast(field.type))
         except pa.ArrowInvalid as error:
             raise QueueSourceError(
                 f"queue '{queue}' has a message that does not fit column '{field.name}' of type {field.type}: {error}"
             ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _valid_times(times: Any) -> Array:
+    """Replace times after the year 9999 by null; the column `properties` has their numbers."""
+    import pyarrow as pa  # noqa: PLC0415 - only tasks need it
+
+    compute: Any = import_module("pyarrow.compute")
+    is_valid = compute.less_equal(times, pa.scalar(TIME_MAX_MS, times.type))
+    return compute.if_else(is_valid, times, pa.scalar(None, times.type))

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import StorageLevel
+from pyspark.sql import functions
 
 from chaos.judge import leases, readers, streams, timeline
 from chaos.judge.clients import Clients
@@ -216,7 +218,8 @@ class _Check:
             else:
                 table = self._spark.read.parquet(file.url)
                 # In the usual order of columns, because a wrong row is shown.
-                lines = table.select(*sorted(table.columns, key=_place_of_column)).toJSON()
+                row = functions.struct(*sorted(table.columns, key=_place_of_column))
+                lines = table.select(functions.to_json(row)).rdd.map(itemgetter(0))
             parts += [file] * lines.getNumPartitions()
             read.append(lines)
         return self._context.union(read) if len(read) > 1 else read[0], parts

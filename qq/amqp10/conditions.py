@@ -14,6 +14,7 @@ class Condition(Enum):
     DECODE_ERROR = "amqp:decode-error"
     INVALID_FIELD = "amqp:invalid-field"
     ILLEGAL_STATE = "amqp:illegal-state"
+    UNAUTHORIZED_ACCESS = "amqp:unauthorized-access"
     NOT_ALLOWED = "amqp:not-allowed"
     NOT_IMPLEMENTED = "amqp:not-implemented"
     FRAME_SIZE_TOO_SMALL = "amqp:frame-size-too-small"

@@ -38,6 +38,7 @@ from qq.amqp10.values import (
     Value,
     ValueReader,
     decode,
+    encode,
     encode_map,
     skip,
 )
@@ -49,6 +50,8 @@ SECTIONS_MAX = 10_000
 """Sections of a message. Each is found by a step."""
 HEAD_BYTES_MAX = 128 * 1024
 """Octets of the sections before the body. Each delivery reads or writes some of them."""
+BEGIN_BYTES_MAX = 64
+"""Octets that tell the code of a section, at most."""
 
 HEADER = 0x70
 DELIVERY_ANNOTATIONS = 0x71
@@ -99,18 +102,22 @@ _USUAL = {
     if code != VALUE
 }
 """The usual beginnings of sections, each with the section's code and the octets of the size that follows."""
+SHORT_DATA = bytes((DESCRIBED, SMALL_ULONG, DATA, _BINARY8))
+LONG_DATA = bytes((DESCRIBED, SMALL_ULONG, DATA, _BINARY32))
+"""The usual beginnings of data sections, before a length of 1 and of 4 octets."""
+_USUAL_CODES = {bytes((DESCRIBED, SMALL_ULONG, code)): code for code in _CONSTRUCTORS}
 _U32 = Struct(">I")
 
 
 @composite(HEADER, "amqp:header:list")
 class MessageHeader(NamedTuple):
-    """How the message is to be delivered."""
+    """How the message is to be delivered. Queues treat an absent field differently from its default."""
 
-    durable: Boolean = False
-    priority: OneOctet = 4
+    durable: Boolean | None = None
+    priority: OneOctet | None = None
     ttl: FourOctets | None = None
     """Milliseconds."""
-    first_acquirer: Boolean = False
+    first_acquirer: Boolean | None = None
     delivery_count: FourOctets = 0
     """Failed deliveries."""
 
@@ -237,6 +244,24 @@ def find_sections(message: bytes) -> Sections:
     )
 
 
+def first_from(message: bytes, code: int, at: int = 0) -> int:
+    """Return the position of the first section from `at` on with this code or a larger one, or the message's end.
+
+    `code` is that of a section before the body, or DATA for any body; the octets behind the position may be cut off.
+    Raises `UndecodableValue` if the octets before it are no sections.
+    """
+    end = len(message)
+    while at < end and code_at(message, at) < code:
+        _, at = _skip_section(message, at, end)
+    return at
+
+
+def code_at(message: bytes, at: int) -> int:
+    """Return the code of the section at `at`."""
+    usual = _USUAL_CODES.get(message[at : at + 3])
+    return usual if usual is not None else _section_code(message, at, len(message))[0]
+
+
 def _skip_section(message: bytes, at: int, end: int) -> tuple[int, int]:
     """Return the code of the section at `at`, and the position behind it."""
     usual = _USUAL.get(message[at : at + 4])
@@ -281,10 +306,10 @@ def decode_section(octets: bytes) -> Any:
     return described.value if known is described else known
 
 
-def joined_data(octets: bytes) -> bytes:
-    """Return the contents of successive data sections."""
+def joined_data(octets: bytes, at: int = 0, end: int | None = None) -> bytes:
+    """Return the contents of successive data sections, from `at` to `end`."""
     parts: list[bytes] = []
-    at, end = 0, len(octets)
+    end = len(octets) if end is None else end
     while at < end:
         _, at = _section_code(octets, at, end)
         stop = skip(octets, at, end)
@@ -305,6 +330,11 @@ def split_annotations(octets: bytes) -> list[tuple[Value, bytes]]:
         reader.at = skip(octets, value_at, reader.end)
         items.append((key, octets[value_at : reader.at]))
     return items
+
+
+def encode_section(code: int, value: Value) -> bytes:
+    """Return the section with this value."""
+    return bytes((DESCRIBED, SMALL_ULONG, code)) + encode(value)
 
 
 def encode_annotations(code: int, items: Iterable[tuple[bytes, bytes]]) -> bytes:

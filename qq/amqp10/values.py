@@ -155,9 +155,19 @@ _FIXED = {
     0x94: _Fixed(Struct(">16s"), Decimal128),
     0x98: _Fixed(Struct(">16s"), Uuid),
 }
+FREE = frozenset(_FIXED)
+"""Constructors of a fixed size with which any octets are a value."""
 _WITHOUT_OCTETS = frozenset(range(0x40, 0x46))
 _BOOLEAN = 0x56
-_TEXTS = frozenset((0xA0, 0xA1, 0xA3, 0xB0, 0xB1, 0xB3))
+STRINGS = frozenset((0xA1, 0xB1))
+VARIABLE = frozenset((0xA0, 0xA1, 0xA3, 0xB0, 0xB1, 0xB3))
+"""Constructors of strings, and of binaries, strings and symbols."""
+_LISTS_AND_MAPS = frozenset((LIST8, LIST32, MAP8, MAP32))
+_INTEGERS = {
+    **dict.fromkeys((0x50, 0x52, 0x53, 0x60, 0x70, 0x80), False),
+    **dict.fromkeys((0x51, 0x54, 0x55, 0x61, 0x71, 0x81), True),
+}
+"""Constructors of integers with octets, and whether these have a sign."""
 _COMPOUND = frozenset((LIST8, LIST32, MAP8, MAP32, ARRAY8, ARRAY32))
 _SHORT_CODES = frozenset((0xA0, 0xA1, 0xA3, LIST8, MAP8, ARRAY8))
 _LONG_CODES = frozenset(code + 0x10 for code in _SHORT_CODES)
@@ -196,6 +206,38 @@ def skip(data: bytes, at: int, end: int) -> int:
     if at > end:
         raise _truncated()
     return at
+
+
+class Item(NamedTuple):
+    """The place of a value in a list or map, without its constructor and length."""
+
+    code: int
+    """Its constructor."""
+    at: int
+    end: int
+
+    def number_in(self, data: bytes) -> int | None:
+        """Return the integer at this place in `data`, or `None` if its constructor is none of an integer."""
+        if self.code in _INTEGERS:
+            return int.from_bytes(data[self.at : self.end], signed=_INTEGERS[self.code])
+        return None
+
+
+def items(data: bytes, at: int, end: int) -> list[Item]:
+    """Return the places of the values in the list or map at `at`, which is valid: of a map, keys and values in turn.
+
+    The result is empty for another value.
+    """
+    code = data[at]
+    if code not in _LISTS_AND_MAPS:
+        return []
+    found: list[Item] = []
+    at += 3 if code in _SHORT_CODES else 9
+    while at < end:
+        code, stop = data[at], skip(data, at, end)
+        found.append(Item(code, at + 1 + (_length_octets(code) if code in VARIABLE else 0), stop))
+        at = stop
+    return found
 
 
 def _length_octets(code: int) -> int:
@@ -248,7 +290,7 @@ class ValueReader:
             return fixed.type(fixed.layout.unpack_from(self._data, self._take(fixed.layout.size))[0])
         if code in _WITHOUT_OCTETS:
             return _value_without_octets(code)
-        if code in _TEXTS:
+        if code in VARIABLE:
             return self._text(code)
         if code in _COMPOUND:
             return self._compound(code, depth)

@@ -12,8 +12,8 @@ from math import inf
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from qq.amqp_server.connection import ClientConnection
-from qq.client_sockets.shared import Peer
+from qq.amqp_server.connection import AmqpConnection
+from qq.client_sockets.shared import Arrival, Peer
 from qq.scopes import PERMISSIONS, Scopes, TokenUser
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ async def _connect(server: AmqpServer, vhost: str, limit: int) -> Streams:
     everything = [f"{permission}:{quote(vhost, safe='')}/*" for permission in sorted(PERMISSIONS)]
     # Messages that are passed on may be from any user (`user-id`).
     user = TokenUser(USER, Scopes([*everything, "tag:impersonator"]), inf)
-    peer = Peer(*ours.getsockname()[:2])
+    arrival = Arrival(Peer(*ours.getsockname()[:2]), slot)
     await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: ClientConnection(server, peer, slot, in_process_user=user), theirs
+        lambda: AmqpConnection(server, arrival, user), theirs
     )
     return await asyncio.open_connection(sock=ours, limit=limit)
 

@@ -18,9 +18,10 @@ from qq.errors import ChannelError, ConnectionFault, ReplyCode
 from qq.machine.protocol.commands import Settle
 from qq.ranges import Range, RangeMap
 from qq.sessions.entries import Messages, MessagesGone, ReadAhead
-from qq.sessions.headers import delivered, is_redelivered, published_to
+from qq.sessions.headers import delivered, in_frames, is_redelivered, published_to
 from qq.sessions.submissions import Urgency
 from qq.stored.editing import reframe, with_headers
+from qq.stored.kinds import SECTIONS_CHANNEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -557,10 +558,12 @@ class Outgoing:
         self, stored: Messages, part: Range, history: History | None, count_contract: CountContract | None
     ) -> Sequence[bytes]:
         """Return the messages as frames of this channel. Usually these are the stored frames unchanged."""
+        frame_max = self._connection.frame_max
+        if stored.frames_channel == SECTIONS_CHANNEL:
+            stored = in_frames(stored, self._number, frame_max)
         messages: Sequence[bytes] = stored.messages
         if part.deliveries or history is not None:
             messages = delivered(messages, part, history, count_contract=count_contract)
-        frame_max = self._connection.frame_max
         if stored.frames_channel == self._number and max(map(len, messages)) <= frame_max:
             return messages
         return [reframe(message, self._number, frame_max) for message in messages]

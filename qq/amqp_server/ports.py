@@ -12,23 +12,10 @@ from qq.sessions.ports import Connection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from qq.client_sockets.back_pressure import NumberedSession
     from qq.client_sockets.flow_control import Pumped
+    from qq.client_sockets.turn_taking import ReadyRequests
     from qq.errors import AmqpError
-
-
-class NumberedChannel(Protocol):
-    """A channel, identified by its number in the connection."""
-
-    @property
-    def number(self) -> int: ...
-
-
-class ReadyMethods(Protocol):
-    """A channel with held back methods that it can carry out now."""
-
-    def carry_out_some(self) -> None:
-        """Carry out a few of the methods, and ask for a further turn if some are left."""
-        ...
 
 
 class Carrier(Connection, Protocol):
@@ -75,15 +62,15 @@ class Carrier(Connection, Protocol):
         """Mark the client as a publisher, so that it waits while there is an alarm."""
         ...
 
-    def methods_held(self, channel: NumberedChannel, /) -> None:
+    def requests_held(self, session: NumberedSession, /) -> None:
         """Record that the channel holds back methods, or would hold back the next method."""
         ...
 
-    def methods_released(self, channel: NumberedChannel, /) -> None:
+    def requests_released(self, session: NumberedSession, /) -> None:
         """Record that the channel has carried out all methods that it held back."""
         ...
 
-    def continue_later(self, methods: ReadyMethods, /) -> None:
+    def continue_later(self, requests: ReadyRequests, /) -> None:
         """Call `carry_out_some` of a channel in this connection's turn."""
         ...
 
@@ -97,8 +84,8 @@ class Carrier(Connection, Protocol):
         """Close the connection because of an error in the node itself."""
         ...
 
-    def fail_channel(self, channel: NumberedChannel, error: AmqpError, /) -> None: ...
+    def fail_channel(self, channel: NumberedSession, error: AmqpError, /) -> None: ...
 
-    def channel_closed(self, channel: NumberedChannel, /) -> None:
+    def channel_closed(self, channel: NumberedSession, /) -> None:
         """Answer the client's channel.close, after the work of the channel has ended."""
         ...

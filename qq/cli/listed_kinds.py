@@ -146,6 +146,23 @@ KINDS = (
         },
         texts={"lag.age_ms": duration, "idle_ms": duration},
     ),
+    Kind(
+        "sinks",
+        (
+            "vhost",
+            "name",
+            "attempts",
+            "messages_staged",
+            "bytes_staged",
+            "age_ms",
+            "idle_ms",
+            "committed",
+            "user",
+        ),
+        ("sinks", "{}"),
+        titles={"messages_staged": "staged", "bytes_staged": "bytes", "age_ms": "age", "idle_ms": "idle"},
+        texts={"age_ms": duration, "idle_ms": duration},
+    ),
     Kind("users", ("name", "tags", "limits")),
     Kind(
         "vhosts", ("name", "description", "tags", "default_queue_type", "messages", "protected_from_deletion")

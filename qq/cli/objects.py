@@ -68,12 +68,17 @@ def group_object(vhost: str, queue: str, name: str) -> ApiObject:
     return ApiObject(text, path_of("queues", vhost, queue, "groups", name))
 
 
-def fence_of(node: Remote, group: ApiObject) -> int:
-    """Return the fence of a group, which a change by an operator must name, too. Raises CommandError."""
-    fence = node.send("GET", group.path, expected=(HTTPStatus.OK,), missing=group.text).document.get("fence")
-    if not isinstance(fence, int):
+def sink_object(vhost: str, name: str) -> ApiObject:
+    return vhost_object("sink", vhost, name, "sinks")
+
+
+def place_of(node: Remote, group: ApiObject) -> dict[str, str]:
+    """Return fence and generation of a group, which a change by an operator must name, too. Raises CommandError."""
+    document = node.send("GET", group.path, expected=(HTTPStatus.OK,), missing=group.text).document
+    found = {name: document.get(name) for name in ("fence", "generation")}
+    if not all(isinstance(value, int) for value in found.values()):
         raise node.foreign_answer()
-    return fence
+    return {name: str(value) for name, value in found.items()}
 
 
 def exchange_object(vhost: str, name: str) -> ApiObject:

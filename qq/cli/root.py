@@ -36,7 +36,7 @@ SECTIONS = {
         Entry("change-password", "change_user", "give a user a new password"),
         Entry("change-tags", "change_user", "give a user other tags"),
         Entry("rescue-admin", "rescue", "make an administrator without a login, on the node's machine"),
-        Entry("close", "close", "close connections of clients, or a group with leases"),
+        Entry("close", "close", "close connections of clients, a group with leases, or a sink"),
     ),
     "Messages": (
         Entry("publish", "messages", "publish a message and wait for the confirm"),

@@ -13,23 +13,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.net.acceptor import accept_all, begin, listen_on, readable
 from qq.client_sockets.proxy import ProxyError, ProxyHeader, Source
-from qq.client_sockets.shared import Peer, keepalive_of
+from qq.client_sockets.shared import Arrival, Peer, keepalive_of
 from qq.tls.handshakes import TlsHandshakes
 
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from ipaddress import IPv4Network, IPv6Network
 
     from cluster.net.connection_slots import Slot
-    from qq.client_sockets.shared import ClientSockets
+    from qq.client_sockets.shared import CertificateName, ClientSockets
     from qq.tls.handshakes import TlsOptions
 
-    CertificateName = Callable[[Mapping[str, Any]], str | None]
-    """Returns the user name in a client's verified certificate; None if it contains no name."""
-    MakeConnection = Callable[[Peer, Slot, CertificateName | None], asyncio.Protocol]
-    """Makes the connection of a protocol, which releases the slot. Without TLS, the last argument is None."""
+    MakeConnection = Callable[[Arrival], asyncio.Protocol]
+    """Makes the protocol of an accepted connection, which releases the slot."""
 
 log = logging.getLogger(__name__)
 
@@ -100,11 +98,12 @@ class ClientPort:
             sock.close()
             slot.release()
             return
+        arrival = Arrival(peer, slot, self._certificate_name)
         options: TlsOptions = self._handshakes.options() if self._handshakes else {}
         try:
             # From here on the transport owns the socket.
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._make_connection(peer, slot, self._certificate_name), sock, **options
+                lambda: self._make_connection(arrival), sock, **options
             )
         except OSError as error:  # also TimeoutError and ssl.SSLError
             self._log_failure(peer, str(error) or type(error).__name__)

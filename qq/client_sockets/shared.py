@@ -6,16 +6,21 @@ Invariant: the composition root builds it completely, and it never changes.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.net.keepalive import Keepalive
 from cluster.net.log_throttle import ThrottledLog
 
 if TYPE_CHECKING:
-    from cluster.net.connection_slots import ConnectionSlots
+    from collections.abc import Callable, Mapping
+
+    from cluster.net.connection_slots import ConnectionSlots, Slot
     from qq.client_sockets.partial_messages import PartialMessages
     from qq.client_sockets.turns import ProcessorTurns
     from qq.config import NodeLimits
+
+    CertificateName = Callable[[Mapping[str, Any]], str | None]
+    """Returns the user name in a client's verified certificate; None if it contains no name."""
 
 LOG_LINES_PER_S = 10
 """Log lines about unauthenticated connections, per second and kind."""
@@ -54,3 +59,13 @@ class Peer(NamedTuple):
     port: int
     proxy_host: str = ""
     """Address of the proxy that has sent `host` and `port`; empty without a proxy."""
+
+
+class Arrival(NamedTuple):
+    """An accepted socket whose client has not logged in."""
+
+    peer: Peer
+    slot: Slot
+    """The connection's slot, which it must release when it is closed."""
+    certificate_name: CertificateName | None = None
+    """Returns the user name in the client's verified certificate; None without TLS."""

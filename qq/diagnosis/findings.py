@@ -208,6 +208,14 @@ KINDS: Mapping[str, KindOfFinding] = {
         "If its job is gone, start it again, or return its messages: `qq close group --release`.",
         "{} groups hold leases, and are silent",
     ),
+    "sink-silent": _warning(
+        "If its writer is gone, start it again, or drop the messages: `qq close sink`.",
+        "{} sinks hold uncommitted messages, and are silent",
+    ),
+    "sink-grows": _warning(
+        "Check why its writer does not commit. A batch that takes long is no fault.",
+        "{} sinks grow without a commit",
+    ),
     "dead-letters": _warning(
         "Check why consumers reject messages or fail, and check the dead-letter queue.",
         "{} queues reject messages or deliver them too often",

@@ -39,7 +39,8 @@ Its acknowledgement must be committed before the next message leaves.
 SMALL_PREFETCH = 10
 SILENT_MS = 1_800_000
 """Milliseconds without a command after which a group is silent: it is reported if it holds leases, and it no longer
-stands for consumers. It is the default of RabbitMQ's consumer_timeout."""
+stands for consumers. It is the default of RabbitMQ's consumer_timeout. A sink with uncommitted messages is reported
+after the same time, without a command or without a commit."""
 
 
 class QueueFacts(NamedTuple):
@@ -105,11 +106,25 @@ class GroupFacts(NamedTuple):
     messages: int
 
 
-Holder = TypeVar("Holder", HeldFacts, GroupFacts)
+class SinkFacts(NamedTuple):
+    """A sink with messages that its writer stored long ago and has not committed."""
+
+    vhost: str
+    sink: str
+    user: str
+    since_ms: int
+    """When its last command was carried out, or when its oldest message was stored, in milliseconds since 1970."""
+    lasts_ms: int
+    """Milliseconds since then."""
+    attempts: int
+    messages: int
+
+
+Holder = TypeVar("Holder", HeldFacts, GroupFacts, SinkFacts)
 
 
 class HeldWatch(Generic[Holder]):
-    """Finds holders of messages that have kept these for long: consumers, or groups."""
+    """Finds holders of messages that have kept these for long: consumers, groups, or sinks."""
 
     def __init__(self, holders: str, finding: Callable[[Holder], Finding]) -> None:
         """`holders` is the plural noun for the holders, and `finding` makes the finding of a holder."""
@@ -155,6 +170,29 @@ def held_by_group(facts: GroupFacts) -> Finding:
     owner = f"its owner '{facts.owner}'" if facts.owner else "its owner"
     text = f"{owner} has sent no request for {hours(facts.idle_ms / 1000)}, and it has {held}"
     return Finding("group-silent", subject, text, facts.since_ms, ("queue", facts.vhost, facts.queue))
+
+
+def silent_sink(facts: SinkFacts) -> Finding:
+    lasts = hours(facts.lasts_ms / 1000)
+    text = f"its user '{facts.user}' has sent no request for {lasts}, and it has {_staged(facts)}"
+    return Finding("sink-silent", _sink_subject(facts), text, facts.since_ms, _place(facts))
+
+
+def growing_sink(facts: SinkFacts) -> Finding:
+    text = f"it has {_staged(facts)}, the oldest for {hours(facts.lasts_ms / 1000)}, and its writer goes on"
+    return Finding("sink-grows", _sink_subject(facts), text, facts.since_ms, _place(facts))
+
+
+def _staged(facts: SinkFacts) -> str:
+    return f"{number(facts.messages, 'uncommitted message')} in {number(facts.attempts, 'attempt')}"
+
+
+def _sink_subject(facts: SinkFacts) -> str:
+    return f"sink '{facts.sink}' in vhost '{facts.vhost}'"
+
+
+def _place(facts: SinkFacts) -> tuple[str, str, str]:
+    return "sink", facts.vhost, facts.sink
 
 
 class _History:

@@ -258,6 +258,8 @@ class QueueMachine:
                 # Messages taken by `Get` were sent in its answer.
                 if consumer.next_id:
                     effects.extend(_deliveries(consumer))
+                if consumer.live and consumer.client_credit is not None:
+                    effects.append(consumer.queue.state_of(consumer))
             live = [consumer.id for consumer in session.consumers.values() if consumer.live]
             if session.requester is not None:
                 live.append(session.requester.consumer)

@@ -94,7 +94,7 @@ def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: S
     return Management(
         queues=QueueReports(broker, group, statistics, sorted_objects),
         leases=Leases(broker, group, statistics.entry_times),
-        sinks=Sinks(broker),
+        sinks=Sinks(broker, group, statistics.entry_times),
         consumers=ConsumerReports(broker),
         clients=clients,
         catalog=CatalogReports(broker, own.product, sorted_objects),

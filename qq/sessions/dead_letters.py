@@ -22,8 +22,9 @@ from qq.sessions.entries import MessagesGone
 from qq.sessions.lanes import Lane
 from qq.sessions.stuck_dead_letters import StuckDeadLetters
 from qq.stored.content import content_of
-from qq.stored.layout import FLAGS_AT, frame_stop
-from qq.stored.properties import NO_PRIORITY, kept_when_dead
+from qq.stored.kept import kept_when_dead
+from qq.stored.kinds import head_of
+from qq.stored.properties import NO_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -270,7 +271,7 @@ def _group_equal(
                 content = content_of(message, 0)
                 headers, properties = dict(content.headers), dict(content.properties)
                 # Python treats 1 and True as equal, exchanges do not.
-                header = message[FLAGS_AT : frame_stop(message, 0)]
+                header = head_of(message)
             route = messages.exchange, messages.routing_key, cc, bcc
             published = DeadLetter(
                 *place, 0, 0, *route, expiration, priority, needs_content, headers, properties

@@ -9,6 +9,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from qq.stored.editing import with_headers
+from qq.stored.kinds import SECTIONS_CHANNEL
+from qq.stored.layout import FRAME_MAX
+from qq.stored.to_frames import to_frames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,21 +25,28 @@ if TYPE_CHECKING:
 
 def published_to(stored: Messages, history: History | None) -> tuple[str, str]:
     """Return the exchange and routing key of a delivery: from the publish, or from the last dead-lettering."""
-    if history is None:
+    if history is None or not history.deaths:
         return stored.exchange, stored.routing_key
     return history.exchange, history.routing_key
+
+
+def in_frames(stored: Messages, channel: int = 1, frame_max: int = FRAME_MAX) -> Messages:
+    """Return messages of AMQP 1.0 as frames of AMQP 0-9-1 for a channel, and frames as they are."""
+    if stored.frames_channel != SECTIONS_CHANNEL:
+        return stored
+    return stored._replace(frames_channel=channel, messages=to_frames(stored.messages, channel, frame_max))
 
 
 def delivered(
     messages: Sequence[bytes], part: Range, history: History | None, *, count_contract: CountContract | None
 ) -> Sequence[bytes]:
-    """Return stored messages in the form that a consumer gets.
+    """Return messages that consist of frames in the form that a consumer of AMQP 0-9-1 gets.
 
     `part` holds the number of earlier deliveries, and `history` the dead-letter history or None. `count_contract` says
     which headers of the queue count deliveries.
     """
     headers = redelivery_headers(part, history, count_contract=count_contract)
-    if history is None:
+    if history is None or not history.deaths:
         return with_headers(messages, additions=headers) if headers else messages
     return with_headers(messages, additions=death_headers(history) | headers, drop_expiration=True)
 

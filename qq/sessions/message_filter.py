@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.stored.content import content_of
 from qq.stored.editing import content
+from qq.stored.kinds import has_sections, head_stop
+from qq.stored.layout import FRAME_MAX
+from qq.stored.to_frames import to_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -75,7 +78,12 @@ def _is_equal(found: object, wanted: object) -> bool:
 
 def _has_text(message: bytes, text: str) -> bool:
     wanted = text.casefold()
-    properties, body = content(message, SEARCHED_FRAMES_BYTES)
+    if has_sections(message):
+        # Sections hold texts as they are, so the octets are searched from the first on.
+        [header] = to_frames([message[: head_stop(message)]], 1, FRAME_MAX)
+        properties, body = content(header).properties, message
+    else:
+        properties, body = content(message, SEARCHED_FRAMES_BYTES)
     if wanted in body[:SEARCHED_BYTES].decode(errors="replace").casefold():
         return True
     values = (getattr(properties, name) for name in properties.attributes() if name != "headers")

@@ -28,7 +28,7 @@ from qq.sessions.access import Access, AccessRefused
 from qq.sessions.entries import MessagesGone
 from qq.sessions.lanes import Lane
 from qq.sessions.message_filter import SEARCHED_FRAMES_BYTES, filter_of
-from qq.stored.properties import kept_when_moved
+from qq.stored.kept import kept_when_moved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -366,7 +366,7 @@ def _applies_to(move: MoveState, wanted: MessageFilter, pace: _MovePace, history
     """Return whether a step may apply to messages with this history, judged by the history alone."""
     if not wanted.takes_history(history):
         return False
-    if move.destination or history is None:
+    if move.destination or history is None or not history.deaths:
         return bool(move.destination)
     if history.first[1] in pace.full:
         return False

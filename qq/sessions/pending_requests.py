@@ -20,7 +20,7 @@ from qq.machine.handlers.cost_estimate import (
 )
 from qq.machine.protocol.commands import Enqueue, JoinFragments, Publish, StoreFragment
 from qq.sessions.batch import BATCH_BYTES_MAX, STEP_BYTES, PartOutcome
-from qq.stored.layout import frame_stop
+from qq.stored.kinds import head_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -242,10 +242,10 @@ class OpenEnqueue:
     def _store_fragment(self, batch: Batch, lane: Lane) -> PartOutcome:
         """Add a fragment of a large message to the batch.
 
-        After the last fragment, only the content header is left here.
+        After the last fragment, only the octets before the body are left here.
         """
         message = self.messages[0]
-        start = self._stored or frame_stop(message, 0)
+        start = self._stored or head_stop(message)
         end = min(start + batch.fragment_bytes, len(message))
         size = COMMAND_BYTES + end - start
         if not batch.has_room(FRAGMENT_STEPS, size):
@@ -255,7 +255,7 @@ class OpenEnqueue:
         self._bytes -= len(fragment)
         self._stored = end
         if end == len(message):
-            self.messages[0] = message[: frame_stop(message, 0)]
+            self.messages[0] = message[: head_stop(message)]
         return PartOutcome.PARTLY_TAKEN
 
     def _take_one_by_one(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
@@ -395,7 +395,7 @@ class OpenCommit:
 
 
 def _is_large(message: bytes, large_bytes: int) -> bool:
-    return len(message) > large_bytes and len(message) - frame_stop(message, 0) > large_bytes
+    return len(message) > large_bytes and len(message) - head_stop(message) > large_bytes
 
 
 def bytes_of_messages(messages: Sequence[bytes]) -> int:

@@ -11,10 +11,14 @@ from functools import lru_cache
 from struct import Struct
 from struct import error as StructError  # noqa: N812  # an exception, whatever its name
 
+from qq.amqp10.conditions import ConditionError
+from qq.amqp10.sections import BEGIN_BYTES_MAX, DATA, HEAD_BYTES_MAX, first_from
 from qq.octets import text_of
 from qq.routing.content import Content
 from qq.stored import layout
 from qq.stored.fields import VALID_PROPERTIES_BYTES_MAX, FieldError, decode_table
+from qq.stored.kinds import has_sections
+from qq.stored.to_frames import to_frames
 
 KNOWN_MAX = 1000
 """Largest number of distinct property lists that are remembered, because many messages have equal properties."""
@@ -31,12 +35,21 @@ _NOTHING: Read = ({}, {})
 def content_of(message: bytes | bytearray | memoryview, number: int) -> Content:
     """Return a message's content for routers; `number` is unique to the message, and the same on every node."""
     try:
-        header = bytes(message[: layout.frame_stop(bytes(message[:7]), 0)])
+        header = _header_of(message)
         read = _read_known if len(header) <= VALID_PROPERTIES_BYTES_MAX else _read
         headers, properties = read(header)
-    except (FieldError, IndexError, StructError):
+    except (ConditionError, FieldError, IndexError, StructError):
         headers, properties = _NOTHING
     return Content(headers, properties, number)
+
+
+def _header_of(message: bytes | bytearray | memoryview) -> bytes:
+    """Return the content header frame of a message, which for sections is made."""
+    begin = bytes(message[:7])
+    if not has_sections(begin):
+        return bytes(message[: layout.frame_stop(begin, 0)])
+    leading = bytes(message[: HEAD_BYTES_MAX + BEGIN_BYTES_MAX])
+    return to_frames([leading[: first_from(leading, DATA)]], 1, layout.FRAME_MAX)[0]
 
 
 def _read(header: bytes) -> Read:

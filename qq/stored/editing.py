@@ -232,6 +232,23 @@ def content(message: bytes, frames_max: int | None = None) -> DecodedMessage:
     return DecodedMessage(decode_properties(properties), _body(message, header_stop, end))
 
 
+def body_of(message: bytes) -> bytes:
+    """Return the body of a stored message."""
+    at = layout.frame_stop(message, 0)
+    end = len(message)
+    if at == end:
+        return b""
+    stop = layout.frame_stop(message, at)
+    if stop == end:
+        return message[at + 7 : end - 1]
+    parts: list[bytes] = []
+    while at < end:
+        stop = layout.frame_stop(message, at)
+        parts.append(message[at + 7 : stop - 1])
+        at = stop
+    return b"".join(parts)
+
+
 def _body(message: bytes, at: int, end: int) -> bytes:
     """Return the body octets in the frames from `at` to `end`, which may be inside a frame."""
     parts: list[bytes] = []

@@ -19,6 +19,8 @@ FRAME_HEADER, FRAME_BODY = 2, 3
 FRAME_END = 0xCE
 FRAME_OVERHEAD = 8
 """Octets of a frame around its payload: type, channel, size, end octet."""
+FRAME_MAX = 131_072
+"""Largest frame of a message that the broker itself makes, in octets: RabbitMQ's default of frame_max."""
 _BODY_SIZE_AT = 11
 """Offset of the body's size: behind the frame header, class and weight."""
 FLAGS_AT = 19

@@ -149,35 +149,6 @@ def user_id(message: bytes) -> str | None:
     return text_of(layout.short_string(message, layout.place(message, layout.USER_ID)))
 
 
-def kept_when_dead(message: bytes) -> tuple[list[str], str, int]:
-    """Return the attributes that an accepted message keeps as a dead letter: keys, expiration, priority.
-
-    They are the keys from the header CC, the expiration ("" without it), and the priority (NO_PRIORITY without it).
-    """
-    found = _had(message)
-    # The expiration is written as RabbitMQ writes it, in any notation of the client.
-    expiration = "" if found.ttl_ms == NO_TTL else str(found.ttl_ms)
-    return list(found.more_keys), expiration, found.priority
-
-
-def kept_when_moved(message: bytes) -> tuple[int, int]:
-    """Return the attributes that an accepted message keeps when it is moved: priority and time to live.
-
-    The priority is NO_PRIORITY without the property, the time to live in milliseconds is NO_TTL without it.
-    """
-    found = _had(message)
-    return found.priority, found.ttl_ms
-
-
-def _had(message: bytes) -> Attributes:
-    try:
-        return attributes(message) or PLAIN
-    except UnacceptableProperties:
-        # The message is from a log that was written before messages were checked by `group`. Its invalid properties had
-        # no effect then and have no effect now.
-        return PLAIN
-
-
 def group(
     messages: list[bytes],
     flags: int,
@@ -215,13 +186,13 @@ def group(
                 raise _refusal("fast reply consumer does not exist")
             found = attributes(message)
             if found is not None and found.delay_ms > delay_max_ms:
-                found = _undelayed(found)
+                found = undelayed(found)
             _check_user(message, user)
         except UnacceptableProperties:
             if alike:
                 yield first, alike
             raise
-        if alike and not _follows(first, len(alike), found):
+        if alike and not follows(first, len(alike), found):
             yield first, alike
             alike = []
         shown = _as_shown(message, found)
@@ -237,7 +208,7 @@ def group(
         yield first, alike
 
 
-def _follows(first: Attributes | None, count: int, found: Attributes | None) -> bool:
+def follows(first: Attributes | None, count: int, found: Attributes | None) -> bool:
     """Return whether a message may join the `count` messages of a group."""
     if first is None or found is None:
         return first is found
@@ -269,7 +240,8 @@ def _with_reply_to(message: bytes, name: bytes) -> bytes:
     return b"".join((message[:3], _U32.pack(size), message[7:at], bytes([len(name)]), name, rest))
 
 
-def _undelayed(found: Attributes) -> Attributes | None:
+def undelayed(found: Attributes) -> Attributes | None:
+    """Return the attributes without the delay, or `None` if the rest has default values."""
     rest = found._replace(delay_ms=0)
     return None if rest == PLAIN else rest
 

@@ -31,6 +31,8 @@ import qq
 from qq.metrics.counters import SpanCounts
 from qq.octets import readable
 from qq.stored import layout
+from qq.stored.kinds import has_sections
+from qq.stored.to_frames import to_frames
 from qq.stored.trace_context import trace_context
 from qq.tracing.exporting import BATCH_MAX, DELAY_MS, QUEUED_MAX, CountingExporter
 
@@ -217,6 +219,8 @@ def _facts(address: Address, connection: Connection) -> dict[str, AttributeValue
 
 
 def _message_facts(message: bytes) -> dict[str, AttributeValue]:
+    if has_sections(message):
+        [message] = to_frames([message], 1, layout.FRAME_MAX)
     found: dict[str, AttributeValue] = {"messaging.message.body.size": layout.body_size(message)}
     for flag, name in _NAMES:
         if layout.flags(message) & flag:

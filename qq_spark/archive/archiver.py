@@ -7,8 +7,7 @@ a run that ends at any step is continued by the next run, and the archive has ea
 from __future__ import annotations
 
 import uuid
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from qq_spark.archive.store import (
     Archive,
@@ -40,8 +39,6 @@ BATCH_LEASES = 100
 ROW_GROUP = 65_536
 SNAPSHOT_EXPIRES_MS = 600_000
 """Time after which the messages return to the queue if a snapshot ends in the middle."""
-TIME_MAX_MS = 253_402_300_799_999
-"""The end of the year 9999: Spark can show no later timestamp."""
 FILE_COLUMNS = {
     **{name: types[0] for name, types in COLUMNS.items()},
     "series": "string",
@@ -257,7 +254,7 @@ def write_part_with(client: LeaseClient, part: Part) -> DataFile:
     series = part.series
     messages = client.read(series.queue, series.group, part.lease, part.parts, list(COLUMNS))
     schema = pa.schema([(name, arrow_type(FILE_COLUMNS[name])) for name in COLUMNS])
-    batches = [converted(_with_valid_times(batch), schema, series.queue) for batch in messages]
+    batches = [converted(batch, schema, series.queue) for batch in messages]
     table = pa.Table.from_batches(batches, schema)
     for name, value in (("series", series.name), ("lease", part.lease), ("archived", part.taken_ms * 1000)):
         kind = arrow_type(FILE_COLUMNS[name])
@@ -266,15 +263,3 @@ def write_part_with(client: LeaseClient, part: Part) -> DataFile:
     with archive.writing(f"{partition(series.queue, part.taken_ms)}/{part.name}") as file:
         parquet.write_table(table, file, compression="zstd", row_group_size=ROW_GROUP)
     return DataFile(part.name, table.num_rows, file.length, file.sha256())
-
-
-def _with_valid_times(batch: Any) -> Any:
-    """Replace timestamps that Spark could not show by null; `properties` has their numbers."""
-    import pyarrow as pa  # noqa: PLC0415 - only tasks need it
-
-    compute: Any = import_module("pyarrow.compute")
-    times = batch.column("timestamp")
-    numbers = times.cast(pa.int64())
-    is_valid = compute.and_(compute.greater_equal(numbers, 0), compute.less_equal(numbers, TIME_MAX_MS))
-    valid = compute.if_else(is_valid, times, pa.scalar(None, times.type))
-    return batch.set_column(batch.schema.get_field_index("timestamp"), "timestamp", valid)

@@ -263,7 +263,7 @@ def test_messages_of_different_shapes_are_told_apart(drawn: list[tuple[str, byte
 
 def test_section_is_decoded() -> None:
     assert decode_section(HEADER_OCTETS) == MessageHeader(durable=True, priority=1)
-    assert decode_section(section(HEADER, [])) == MessageHeader(False, 4, None, False, 0)
+    assert decode_section(section(HEADER, [])) == MessageHeader(None, None, None, None, 0)
     assert decode_section(section(HEADER, {Symbol("ttl"): UInt(5)})) == MessageHeader(ttl=5)
     assert decode_section(PROPERTIES_OCTETS) == MessageProperties("m1", correlation_id=b"c")
     assert decode_section(DIVERSE[4]) == {"k": "v"}

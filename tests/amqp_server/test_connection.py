@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 from pamqp import commands, header
 
 from qq.amqp.connection import Settings
-from qq.amqp_server import connection as connection_module
 from qq.amqp_server.channel.channel import _HANDLERS
+from qq.client_sockets import closing
 from qq.errors import ReplyCode
 from qq.machine.protocol.effects import ConnectionForced
 from qq.sessions.ports import Connection
@@ -145,7 +146,7 @@ def test_foreign_protocol_is_named_in_the_log(
         assert client.socket.recv(100) == HEADER
         client.expect_end()
     [line] = [record.getMessage() for record in caplog.records if "not AMQP" in record.getMessage()]
-    assert line.endswith(f" from 127.0.0.1: {text}")
+    assert re.fullmatch(rf"connection from 127\.0\.0\.1:\d+: {re.escape(text)}", line)
 
 
 def test_a_client_that_sends_everything_ahead_is_served(broker: LoneBroker) -> None:
@@ -355,7 +356,7 @@ def test_connection_closes_without_waiting_for_its_channels(broker: LoneBroker, 
 def test_behind_close_ok_the_socket_is_the_clients_to_close(
     broker: LoneBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "CLOSE_GRACE_S", 60.0)
+    monkeypatch.setattr(closing, "CLOSE_GRACE_S", 60.0)
     client.send(0, CONNECTION_BYE)
     client.expect(Conn.CloseOk, 0)
     broker.pass_some_time()
@@ -368,7 +369,7 @@ def test_behind_close_ok_the_socket_is_the_clients_to_close(
 def test_client_that_keeps_its_socket_after_close_ok_is_dropped(
     client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "CLOSE_GRACE_S", 0.5)
+    monkeypatch.setattr(closing, "CLOSE_GRACE_S", 0.5)
     client.send(0, CONNECTION_BYE)
     client.expect(Conn.CloseOk, 0)
     with Stopwatch() as watch:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 import pytest
 from pamqp import commands
 
-from qq.amqp_server import connection as connection_module
+from qq.client_sockets import closing
 from qq.machine.protocol.effects import ConnectionForced
 from qq.sessions import broker as broker_module
 from tests.harness.lone_broker import LoneBroker, LoneGroup, wait_until
@@ -128,7 +128,7 @@ def test_claims_are_free_while_a_half_closed_socket_lingers(
     broker: LoneBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deliveries that the client has not read keep its socket open for a while."""
-    monkeypatch.setattr(connection_module, "CLOSE_GRACE_S", 60.0)
+    monkeypatch.setattr(closing, "CLOSE_GRACE_S", 60.0)
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     client.send(1, Basic.Consume(queue="mine", no_ack=True))
     client.expect(Basic.ConsumeOk, 1)

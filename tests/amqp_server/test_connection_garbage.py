@@ -16,7 +16,8 @@ import uvloop
 from pamqp import commands
 
 from qq.amqp_server.channel.channel import Channel
-from qq.amqp_server.connection import ClientConnection
+from qq.amqp_server.connection import AmqpConnection
+from qq.scopes import Scopes, TokenUser
 from tests.harness.lone_broker import LoneBroker
 from tests.harness.raw_client import RawClient, publish
 
@@ -105,7 +106,20 @@ def no_garbage(broker: LoneBroker) -> Iterator[None]:
 
 
 def there() -> int:
-    return sum(isinstance(thing, ClientConnection | Channel) for thing in gc.get_objects())
+    return sum(isinstance(thing, AmqpConnection | Channel) for thing in gc.get_objects())
+
+
+class Vouching:
+    """Takes every password for a valid token of an hour."""
+
+    def is_token(self, password: bytes) -> bool:
+        return bool(password)
+
+    def verify(self, token: bytes) -> TokenUser:
+        return TokenUser(token.decode(), Scopes(["configure:*", "write:*", "read:*"]), time.time() + 3600)
+
+    def renew_keys(self, token: bytes, renewed: Callable[[], None]) -> bool:
+        return bool(token and renewed is None)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +130,15 @@ def test_closed_connection_is_freed(broker: LoneBroker, ending: Callable[[RawCli
         for _ in range(3):
             with RawClient(broker.amqp_port) as client:
                 ending(client)
+
+
+def test_connection_with_a_token_is_freed(broker: LoneBroker) -> None:
+    broker.broker.logins.verifier = Vouching()
+    with no_garbage(broker), RawClient(broker.amqp_port) as client:
+        [connection] = broker.broker.connections.values()
+        assert connection.scopes is not None
+        del connection
+        vanishing(client)
 
 
 def test_unauthenticated_connection_is_freed(broker: LoneBroker) -> None:

@@ -26,8 +26,8 @@ class Ends:
         self.holding: set[int] = set()
         connection: Any = SimpleNamespace(
             lane=None,
-            methods_held=lambda methods: self.holding.add(methods.number),
-            methods_released=lambda methods: self.holding.discard(methods.number),
+            requests_held=lambda methods: self.holding.add(methods.number),
+            requests_released=lambda methods: self.holding.discard(methods.number),
             continue_later=self.turns.append,
         )
         log: Any = SimpleNamespace(read=lambda done, _lane: self.reads.append(done))

@@ -15,7 +15,7 @@ import uvloop
 from pamqp import commands
 
 from qq.amqp.encoding import HEARTBEAT
-from qq.amqp_server.connection import ClientConnection
+from qq.amqp_server.connection import AmqpConnection
 from qq.client_sockets.flow_control import BULK_BYTES, PORTION_BYTES, UNJOINED_BYTES
 from qq.ranges import Range
 from qq.sessions.batch import BATCH_BYTES_MAX, FRAGMENT_BYTES
@@ -111,14 +111,14 @@ def test_further_sockets_are_read_after_each_large_read(monkeypatch: pytest.Monk
     """libuv reads up to 32 times in a row from a socket that has more."""
     passes = 0
     read_in: list[int] = []
-    receive = ClientConnection.data_received
+    receive = AmqpConnection.data_received
 
-    def received(connection: ClientConnection, data: bytes) -> None:
+    def received(connection: AmqpConnection, data: bytes) -> None:
         if len(data) >= BULK_BYTES:
             read_in.append(passes)
         receive(connection, data)
 
-    monkeypatch.setattr(ClientConnection, "data_received", received)
+    monkeypatch.setattr(AmqpConnection, "data_received", received)
     with LoneBroker(new_loop=uvloop.new_event_loop) as lone, RawClient(lone.amqp_port) as client:  # as a node
 
         def count_pass() -> None:

@@ -17,7 +17,7 @@ from pamqp import commands, header
 
 from qq.amqp.encoding import HEARTBEAT
 from qq.amqp_server.channel.publishing import PublishingMethods
-from qq.amqp_server.connection import ClientConnection
+from qq.amqp_server.connection import AmqpConnection
 from qq.config import ClientTls
 from tests.harness.certificates import Authority
 from tests.harness.lone_broker import LoneBroker, wait_until
@@ -159,7 +159,7 @@ def are_read(broker: LoneBroker) -> bool:
 
 def is_idle(broker: LoneBroker) -> bool:
     connections: Any = broker.broker.connections.values()
-    return are_read(broker) and not any(each._holding_channels for each in connections)
+    return are_read(broker) and not any(each._holding for each in connections)
 
 
 def test_ends_of_many_channels_do_not_hold_up_the_loop(broker: LoneBroker) -> None:
@@ -205,13 +205,13 @@ def test_client_is_not_read_while_its_octets_wait(
     broker: LoneBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting: list[bool] = []
-    receive = ClientConnection.data_received
+    receive = AmqpConnection.data_received
 
     def received(connection: Any, data: bytes) -> None:
         waiting.append(connection._has_work)
         receive(connection, data)
 
-    monkeypatch.setattr(ClientConnection, "data_received", received)
+    monkeypatch.setattr(AmqpConnection, "data_received", received)
     with RawClient(broker.amqp_port) as client:
         client.write(many(HEARTBEAT) * 6)
         client.open_channel(1)
@@ -347,7 +347,7 @@ def test_tls_client_is_not_read_while_its_octets_wait(
 ) -> None:
     """8 MiB of a publisher were once read and decrypted in a pass of the loop, 15 ms of the processor."""
     waiting: list[int] = []
-    receive = ClientConnection.data_received
+    receive = AmqpConnection.data_received
 
     def received(connection: Any, data: bytes) -> None:
         waiting.append(connection.unread_bytes)
@@ -358,7 +358,7 @@ def test_tls_client_is_not_read_while_its_octets_wait(
         client.open_channel(1)
         client.write(differing(10))
         client.call(1, Basic.Qos(), Basic.QosOk)
-        monkeypatch.setattr(ClientConnection, "data_received", received)
+        monkeypatch.setattr(AmqpConnection, "data_received", received)
         client.write(many(publish(1, "nowhere", b"x") + publish(1, "elsewhere", b"x")) * 6)
         client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
     assert len(waiting) >= 5
@@ -370,7 +370,7 @@ def test_timers_of_the_last_octets_end_with_the_clean_up(
     broker: LoneBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[bool] = []
-    limit_close_wait = ClientConnection._limit_close_wait
+    limit_close_wait = AmqpConnection._limit_close_wait
 
     def counted(connection: Any) -> None:
         waits.append(connection._is_lost)
@@ -382,11 +382,11 @@ def test_timers_of_the_last_octets_end_with_the_clean_up(
     def lose() -> None:
         broker.group.holding = True
         connection.data_received(many(publish(1, "nowhere", b"x")) * 5 + DECLARE + close)
-        assert connection._amqp.has_more
+        assert connection._engine.has_more
         connection._transport.abort()
 
     with monkeypatch.context() as patched:
-        patched.setattr(ClientConnection, "_limit_close_wait", counted)
+        patched.setattr(AmqpConnection, "_limit_close_wait", counted)
         broker.call(lose)
         wait_until(lambda: not broker.broker.connections, "the end of the connection")
     assert waits == [True]

@@ -499,6 +499,33 @@ def test_groups_and_leases_are_listed_released_and_closed(
     assert shown == {"messages_ready": 3}
 
 
+@pytest.mark.parametrize("sink", ["orders", "a/b", "é ☃", "..", "\x1b[31mred", "x" * 255])
+def test_sinks_are_listed_and_closed(qq: Qq, real_node: ClusterNode, vhost: str, sink: str) -> None:
+    rights = [f"--{kind}=.*" for kind in ("configure", "write", "read")]
+    assert qq("declare", "permission", "--vhost", vhost, "--for-user", "guest", *rights).status == 0
+    path = f"sinks/{quote(vhost, safe='')}/{quote(sink, safe='')}"
+    assert put(real_node, path, {}) == 201
+    (row,) = documents(qq, "list", "sinks", "--vhost", vhost)
+    assert row.items() >= {"name": sink, "attempts": 0, "messages_staged": 0, "committed": None}.items()
+    head, line = qq("list", "sinks", "--vhost", vhost).lines
+    assert head.split() == [
+        "vhost",
+        "name",
+        "attempts",
+        "staged",
+        "bytes",
+        "age",
+        "idle",
+        "committed",
+        "user",
+    ]
+    assert line.isprintable()
+    place = "--vhost", vhost, f"--sink={sink}"
+    assert qq("close", "sink", *place).output.endswith(": closed\n")
+    status, _, errors = qq("close", "sink", *place)
+    assert (status, errors.startswith("qq close sink: there is no sink '")) == (1, True)
+
+
 def test_table_of_groups_fits_80_columns(qq: Qq, real_node: ClusterNode) -> None:
     assert qq("declare", "queue", "--name", "orders").status == 0
     assert put(real_node, "queues/%2F/orders/groups/nightly-report", {"fence": 12}) == 201

@@ -391,7 +391,7 @@ def test_unfinished_messages_are_bounded_by_dropping_clients(monkeypatch: pytest
     with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, most + 3) as clients:
 
         def open_ports() -> set[int]:
-            return {each.peer_port for each in _connections(broker) if each._amqp.phase is Phase.OPEN}
+            return {each.peer_port for each in _connections(broker) if each._engine.phase is Phase.OPEN}
 
         wait_until(lambda: len(open_ports()) == most, "those that were too many")
         left = open_ports()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from qq.diagnosis.queue_watch import (
@@ -11,9 +13,17 @@ from qq.diagnosis.queue_watch import (
     HeldWatch,
     QueueFacts,
     QueueWatch,
+    SinkFacts,
+    growing_sink,
     held_by_consumer,
     held_by_group,
+    silent_sink,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qq.diagnosis.findings import Finding
 
 PASS_MS = 5000
 FACTS = QueueFacts(
@@ -293,3 +303,22 @@ def test_queue_that_a_group_reads_needs_no_consumers() -> None:
     queue = Watched()
     assert queue.be(20, ready=9, consumers=0, is_leased=True) == []
     assert queue.be(20, ready=9, consumers=0) == ["no-consumers"]
+
+
+@pytest.mark.parametrize(
+    ("finding", "code", "text"),
+    [
+        (silent_sink, "sink-silent", "its user 'ann' has sent no request for 45 minutes, and it has "),
+        (growing_sink, "sink-grows", "it has "),
+    ],
+)
+def test_sinks_with_old_messages_are_named(
+    finding: Callable[[SinkFacts], Finding], code: str, text: str
+) -> None:
+    watch = HeldWatch("sinks", finding)
+    watch.record(SinkFacts("v", "s", "ann", 9_000, 2_700_000, 3, 1200))
+    watch.end_pass()
+    (only,) = watch.findings
+    assert (only.code, only.since_ms, only.about) == (code, 9_000, ("sink", "v", "s"))
+    assert only.subject == "sink 's' in vhost 'v'"
+    assert only.text.startswith(f"{text}1,200 uncommitted messages in 3 attempts")

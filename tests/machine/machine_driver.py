@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import (
+    AttachConsumer,
     Checkout,
     DeadLetter,
     DeclareQueue,
@@ -19,6 +20,7 @@ from qq.machine.protocol.commands import (
 from qq.machine.protocol.effects import (
     ConnectionForced,
     ConsumerCancelled,
+    ConsumerState,
     Deliver,
     Failed,
     GetOk,
@@ -71,6 +73,20 @@ def consume(
     ids = (session, 1, 1, number, queue, f"t{number}", credit)
     flags = (no_ack, False, auto_credit, False, can_be_cancelled)
     return Checkout(*ids, *flags, timeout_ms, arguments or {})
+
+
+def attach(
+    number: int,
+    queue: str,
+    session: int = 1,
+    *,
+    no_ack: bool = False,
+    wants_activity: bool = False,
+    timeout_ms: int = 0,
+    arguments: Table | None = None,
+) -> AttachConsumer:
+    ids = (session, 1, 1, number, queue, f"t{number}")
+    return AttachConsumer(*ids, no_ack, wants_activity, timeout_ms, arguments or {})
 
 
 def publish(
@@ -303,6 +319,8 @@ class Shell:
         self._last: dict[int, Reply | Failed] = {}
         self._messages: dict[int, dict[int, Message]] = {}
         """By consumer and message id, everything that it was ever given."""
+        self.states: dict[int, ConsumerState] = {}
+        """The last reported state of each consumer whose client sets the credit."""
 
     def receive(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -315,6 +333,8 @@ class Shell:
                 case Deliver():
                     assert effect.first_id > max(self._messages.get(effect.consumer, ()), default=-1)
                     self._given(effect)
+                case ConsumerState():
+                    self._reported(effect)
                 case _:
                     pass
 
@@ -337,6 +357,14 @@ class Shell:
                     self._given(effect)
                 case Known():
                     self._answers[effect.session] = effect.answers
+                case ConsumerState():
+                    assert (
+                        machine.consumers[self.node, effect.consumer].queue.state_of(
+                            machine.consumers[self.node, effect.consumer]
+                        )
+                        == effect
+                    )
+                    self._reported(effect)
                 case ConnectionForced():
                     assert machine.catalog.connections[effect.node, effect.session].closing in effect.text
                 case _:
@@ -360,6 +388,11 @@ class Shell:
             if known is not None and known.number == effect.number:
                 assert known == effect
             self._last[effect.session] = effect
+
+    def _reported(self, state: ConsumerState) -> None:
+        """Assert that deliveries came before a state that includes them."""
+        assert state.next_id == max(self._messages.get(state.consumer, ()), default=-1) + 1
+        self.states[state.consumer] = state
 
     def _given(self, effect: Deliver) -> None:
         had = self._messages.setdefault(effect.consumer, {})

@@ -110,6 +110,7 @@ class OracleGroup:
     fence: int
     owner: str
     settings: tuple[str, bool, int]
+    generation: int
     used_ms: int
     leases: dict[int, list[Message]] = field(default_factory=dict)
     committed: int = -1
@@ -443,6 +444,8 @@ class Oracle:
                 return
             case _ if group is None or group.fence != command.fence:
                 return
+            case _ if command.generation not in (0, group.generation):
+                return
             case c.LeaseMessages(_, _, _, _, number, count, octets):
                 if number not in group.leases:
                     if number <= max(group.committed, group.last):
@@ -475,7 +478,7 @@ class Oracle:
             if any(settings[1] or other.settings[1] for other in others) or (settings[1] and live):
                 return
         if group is None:
-            queue.groups[name] = OracleGroup(fence, owner, settings, self.now_ms)
+            queue.groups[name] = OracleGroup(fence, owner, settings, self.index, self.now_ms)
         elif fence > group.fence:
             group.fence, group.owner, group.settings = fence, owner, settings
             group.used_ms = self.now_ms
@@ -541,7 +544,7 @@ class Oracle:
     def _can_commit(self, command: c.CommitLeases) -> bool:
         queue = self.queues.get(command.queue)
         group = None if queue is None else queue.groups.get(command.group)
-        if group is None or group.fence != command.fence:
+        if group is None or group.fence != command.fence or command.generation not in (0, group.generation):
             return False
         return command.up_to <= group.committed or command.up_to in group.leases
 
@@ -585,7 +588,8 @@ class Oracle:
         sizes = self.sizes[slot + first : slot + command.count]
         targets = [self.queues[name] for name in names]
         at_once = plain or not command.delay_ms
-        accepted = min(self._rooms(targets, sizes, at_once=at_once), default=len(sizes))
+        rooms = self._rooms(targets, sizes, at_once=at_once)
+        accepted = min(rooms, default=len(sizes))
         if not plain and command.publisher and accepted:
             self.last_seq[command.publisher] = command.publish_seq + first + accepted - 1
         for queue in targets:
@@ -604,7 +608,9 @@ class Oracle:
         refused = len(sizes) - accepted
         if refused and command.first_seq:
             first_refused = command.first_seq + first + accepted
-            assert self.ahead.popleft() == e.Rejected(self.node, command.session, first_refused, refused)
+            full = names[rooms.index(accepted)]
+            rejected = e.Rejected(self.node, command.session, first_refused, refused, full)
+            assert self.ahead.popleft() == rejected
 
     def _rooms(self, queues: Sequence[OracleQueue], sizes: Sequence[int], *, at_once: bool) -> list[int]:
         """How many messages each takes; `at_once`, those that its consumers could have then take no room."""
@@ -999,10 +1005,11 @@ class Oracle:
                 group.owner,
                 group.settings,
             )
-            assert (machines.first_free - 1, machines.last, machines.used_ms) == (
+            assert (machines.first_free - 1, machines.last, machines.used_ms, machines.generation) == (
                 group.committed,
                 group.last,
                 group.used_ms,
+                group.generation,
             )
             leases = {
                 number: peeked(there, list(lease.ranges())) for number, lease in machines.leases.items()

@@ -61,6 +61,10 @@ FLAGS = {
     "if_empty",
     "failover",
     "notified",
+    "drain",
+    "echo",
+    "delivery_failed",
+    "undeliverable",
     "operator",
     "server_named",
 }
@@ -281,6 +285,11 @@ class Scenario:
         lines: list[str] = []
         for number, history in histories.items():
             names = " ".join(self._names([messages for messages in ranges if messages.history == number]))
+            if history.annotations:
+                notes = " ".join(f"{key}={value.decode()}" for key, value in history.annotations)
+                lines.append(f"    {names} with {notes}")
+            if not history.deaths:
+                continue
             lines.append(f"    {names} now from '{history.exchange}' '{history.routing_key}'")
             lines += [f"        {_death(death)}" for death in history.deaths]
             first, last = ("{} in {} from '{}'".format(*cause) for cause in (history.first, history.last))
@@ -302,9 +311,9 @@ class Scenario:
             case e.DirectReply(_, _, consumer, index, slot, count, _, _):
                 names = " ".join(self.bodies[index, slot + step] for step in range(count))
                 return f"direct-reply c{consumer} {names}"
-            case e.Rejected(node, session, first, count):
+            case e.Rejected(node, session, first, count, queue):
                 names = self.sequences[node, session][first : first + count]
-                return f"rejected {' '.join(name.rstrip('.') for name in names)}"
+                return f"rejected by {queue}: {' '.join(name.rstrip('.') for name in names)}"
             case e.DeliveryTimeout(_, _, consumer, tag, vhost, queue, message_id, timeout_ms):
                 where = f"on {queue}{_there(vhost)}"
                 return f"timed-out c{consumer} '{tag}' {where}: message {message_id} after {timeout_ms} ms"
@@ -312,6 +321,13 @@ class Scenario:
                 return f"close {code} {text}"
             case e.ConsumerGone(_, _, consumer):
                 return f"consumer-gone c{consumer}"
+            case e.ConsumerState(_, _, consumer, number, next_id, credit, available, is_draining, is_active):
+                flags = f"{' draining' * is_draining}{' inactive' * (not is_active)}"
+                return (
+                    f"state c{consumer} #{number} next={next_id} credit={credit} available={available}{flags}"
+                )
+            case e.DeliveriesReleased(_, _, consumer, first, last):
+                return f"released c{consumer} {first} to {last}"
             case e.Known(_, _, answers, consumers):
                 return f"known answers={answers} consumers={consumers}"
 
@@ -418,6 +434,21 @@ def _command(
             ids = (session, connection, channel or session, number(1))
             flagged = (no_ack, exclusive, not manual, failover, notified)
             return c.Checkout(*ids, plain[0], tag, credit, *flagged, timeout_ms, options), [], []
+        case "attach":
+            timeout_ms = options.pop("timeout", 0)
+            ids = (session, connection, session, number(1), plain[0], plain[1])
+            return c.AttachConsumer(*ids, *on("no_ack", "notified"), timeout_ms, options), [], []
+        case "set-credit":
+            return c.SetCredit(number(0), number(1), number(2), *on("drain", "echo")), [], []
+        case "modify":
+            ready_ms = options.pop("ready", 0)
+            ready_ms += START_MS if ready_ms else 0
+            values = [str(value).encode() for value in options.values()]
+            return (
+                c.Modify(*span(), *on("delivery_failed", "undeliverable"), list(options), values, ready_ms),
+                [],
+                [],
+            )
         case "reply-to":
             return c.ReplyTo(session, number(0), plain[1]), [], []
         case "get":

@@ -23,6 +23,7 @@ from qq.machine.protocol.codec import MalformedBatch, decode_commands, messages_
 from qq.machine.protocol.commands import (
     OPCODES,
     SINCE,
+    AttachConsumer,
     BeginMove,
     BindExchange,
     BindQueue,
@@ -47,6 +48,7 @@ from qq.machine.protocol.commands import (
     GetMessages,
     JoinFragments,
     Limit,
+    Modify,
     MoveMessages,
     OpenChannel,
     Publish,
@@ -59,6 +61,7 @@ from qq.machine.protocol.commands import (
     ReplyTo,
     Return,
     SessionDown,
+    SetCredit,
     SetPermissions,
     Settle,
     StageMessages,
@@ -90,7 +93,7 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog.vhost import Exchange
     from qq.machine.protocol.codec import Buffer
-    from qq.machine.queue.queue import Queue, Tally
+    from qq.machine.queue.queue import Consumer, Queue, Tally
     from qq.routing.routers import Binding
 
 NEVER_RAISED: Mapping[int, int] = MappingProxyType({})
@@ -192,6 +195,7 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, Any]: tables,
     list[str]: st.lists(names, max_size=2),
     list[int]: st.lists(numbers, max_size=12),
+    list[bytes]: st.lists(st.binary(max_size=4), max_size=2),
 }
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "type": st.sampled_from(KINDS),
@@ -229,7 +233,7 @@ def fields(command: type[Command]) -> st.SearchStrategy[Command]:
             "auto_delete": st.sampled_from([False, False, False, True]),
             "arguments": declared,
         }
-    if command is Checkout:
+    if command in (Checkout, AttachConsumer):
         parts["tag"] = st.text("abcdefgh", min_size=3, max_size=3)
         parts["arguments"] = settings_table("x-", values)
     if command is PutPolicy:
@@ -265,9 +269,21 @@ def large(session: int, fragments: int, publish: Command) -> list[Command]:
 
 single = st.sampled_from([kind for kind in OPCODES if kind not in (Commit, JoinFragments)]).flatmap(fields)
 published = st.sampled_from([Enqueue, Publish]).flatmap(fields)
-busy = st.sampled_from([Enqueue, Publish, Checkout, DeclareQueue, Settle, Return, Reject, Discard]).flatmap(
-    fields
-)
+busy = st.sampled_from(
+    [
+        Enqueue,
+        Publish,
+        Checkout,
+        AttachConsumer,
+        SetCredit,
+        DeclareQueue,
+        Settle,
+        Return,
+        Reject,
+        Modify,
+        Discard,
+    ]
+).flatmap(fields)
 transactional = st.sampled_from([Enqueue, Publish, Settle, Return, Reject, Discard]).flatmap(fields)
 groups = st.one_of(
     *[busy.map(lambda command: [command])] * 3,
@@ -293,6 +309,8 @@ SMALL = {
     "qq.machine.handlers.core.REVIEW_STEPS_MAX": 60,
     "qq.machine.handlers.core.WOKEN_MAX": 2,
     "qq.machine.protocol.death_history._BLOCK_ROWS": 3,
+    "qq.machine.protocol.death_history.ANNOTATIONS_MAX": 6,
+    "qq.machine.protocol.death_history.HISTORIES_BYTES_MAX": 300,
     "qq.machine.queue.moves.ENDED_IN_VHOST_MAX": 2,
     "qq.machine.queue.moves.ENDED_MAX": 3,
     "qq.machine.queue.moves.RUNNING_IN_VHOST_MAX": 3,
@@ -436,6 +454,10 @@ class Pair:
         assert_kept_is_current(self.one)
         for queue in self.one.queues():
             check_counts(queue)
+            if queue not in self.one._core.dirty:
+                check_reports(queue, self.time_ms)
+        for consumer in self.one.consumers.values():
+            assert consumer.client_credit is None or consumer.credit >= 0
         live = live_messages(self.one)
         frozen = self.one.freeze()
         bounds = [0, *range(1, self.index + 2, 2), self.index + 2]
@@ -495,6 +517,17 @@ def check_counts(queue: Queue) -> None:
         befell[piece.value.history] = befell.get(piece.value.history, 0) + piece.count
     befell.pop(0, None)
     assert {number: count for number, _, count in history_rows(queue)} == befell
+
+
+def check_reports(queue: Queue, time_ms: int) -> None:
+    """Assert that the states to be reported of a queue that was served are those of unfinished drains."""
+    for consumer in queue.to_report:
+        assert consumer.live
+        assert consumer.client_credit is not None
+        assert consumer.client_credit.is_draining
+        assert consumer in queue.rotation
+        due_ms = queue.backlog.due_ms()
+        assert queue.returning or (due_ms is not None and due_ms <= time_ms)
 
 
 @pytest.mark.slow
@@ -591,7 +624,7 @@ class Chance(Random):
                 return {name: self.randrange(-1, 4) for name in ("max-connections", "max-channels")}
             case "definition" if self.random() < 0.7:
                 return self.policy()
-            case "arguments" if command is Checkout and not absurd:
+            case "arguments" if command in (Checkout, AttachConsumer) and not absurd:
                 return {"x-priority": self.randrange(2)} if self.random() < 0.5 else {}
             case "consumer":
                 return self.choice(HUGE) if absurd else self.randrange(20)
@@ -615,6 +648,8 @@ class Chance(Random):
             return b"\xfe"
         if kind == list[int]:
             return [self.number() for _ in range(self.randrange(12))]
+        if kind == list[bytes]:
+            return [self.choice([b"", b"\x40", b"\xfe\xff"]) for _ in range(self.randrange(3))]
         if kind == list[str]:
             return [self.name() for _ in range(self.randrange(-3, 3))]
         return self.table("" if name == "definition" else "x-")
@@ -716,7 +751,7 @@ class Chance(Random):
             connection = queue.owner[1] if queue.owner else 1
             mine = [consumer for (node, _), consumer in consumers.items() if node == origin]
             free = self.choice([name for name in range(20) if (origin, name) not in consumers])
-            match self.randrange(10):
+            match self.randrange(14):
                 case 0 | 1 if len(mine) < 12:
                     arguments = {"x-priority": self.randrange(2)} if self.random() < 0.5 else {}
                     ids = number, connection, 1, free, queue.name, str(self.random()), self.randrange(6)
@@ -742,9 +777,32 @@ class Chance(Random):
                     else:
                         kind = self.choice([Settle, Settle, Return, Reject, Discard])
                         found.append(kind(consumer.id, first, first + self.randrange(4)))
+                case 10 if len(mine) < 12 and machine.version >= SINCE[AttachConsumer]:
+                    arguments = {"x-priority": self.randrange(2)} if self.random() < 0.5 else {}
+                    ids = number, connection, 1, free, queue.name, str(self.random())
+                    flags = self.random() < 0.1, self.random() < 0.5
+                    found.append(AttachConsumer(*ids, *flags, self.choice([0, 1_000]), arguments))
+                case 11 | 12 | 13 if mine:
+                    found += self.flow(self.choice(mine))
                 case _:
                     pass
         return found
+
+    def flow(self, consumer: Consumer) -> list[Command]:
+        """Return a change of the credit or an outcome, for a consumer whose client sets the credit."""
+        credit = consumer.client_credit
+        if credit is None:
+            return []
+        if self.random() < 0.6:
+            number = credit.number + self.choice([1, 1, 1, 2, 0])
+            limit = self.choice(HUGE) if self.random() < 0.1 else consumer.next_id + self.randrange(-2, 6)
+            is_drain, wants_state = self.random() < 0.4, self.random() < 0.3
+            return [SetCredit(consumer.id, number, max(limit, 0), is_drain, wants_state)]
+        first = consumer.unacked.first() or 0
+        keys = self.sample(["x-a", "x-b"], self.randrange(3))
+        values = [self.choice([b"\x40", b"\x41", b"\xa1\x01x"]) for _ in keys]
+        fate = self.random() < 0.5, self.random() < 0.2
+        return [Modify(consumer.id, first, first + self.randrange(4), *fate, keys, values, self.number())]
 
     def moves(self, machine: QueueMachine) -> list[Command]:
         """Moves between queues that are there, and steps of those under way: mostly as a leader takes them."""

@@ -344,6 +344,7 @@ class Run:
         place = ("/", queue, name, max(fence, 0))
         numbers = sorted(there.leases) if there else []
         number = numbers[three % len(numbers)] if numbers and two % 6 else three % 9
+        generation = (0, 0, there.generation, max(there.generation - 1, 0))[one % 4] if there else one % 2
         match verb:
             case "open-group" if there is None or two % 3 == 0:
                 settings = (("ready", "arrival")[three % 2], one % 16 == 3, (0, 0, 250)[three % 3])
@@ -351,13 +352,13 @@ class Run:
             case "open-group" | "lease":
                 octets = 2**40 if self.varied or one % 3 else three % 60
                 new = max((there.last if there else -1) + three % 3, 0)
-                return c.LeaseMessages(*place, number if two % 4 == 0 else new, one % 12, octets)
+                return c.LeaseMessages(*place, number if two % 4 == 0 else new, one % 12, octets, generation)
             case "commit-leases":
-                return c.CommitLeases(*place, number)
+                return c.CommitLeases(*place, number, generation)
             case "release":
-                return c.ReleaseLease(*place, number)
+                return c.ReleaseLease(*place, number, generation)
             case _:
-                return c.CloseGroup(*place, three % 4 == 0)
+                return c.CloseGroup(*place, three % 4 == 0, generation)
 
     def _transaction(
         self, session: int, queue: str, consumer: int, first: int, last: int, three: int

@@ -220,6 +220,15 @@ def test_groups_are_shown_and_their_leases_released(page: Page, node: ClusterNod
     page.until(lambda: figures(page)["Ready"] == "6")
 
 
+def test_sinks_are_shown_and_closed(page: Page, node: ClusterNode) -> None:
+    api(node, "sinks/%2F/daily", "PUT", {})
+    page.open("sinks")
+    page.until(lambda: [row[:1] for row in page.rows("Sinks")] == [["daily"]])
+    page.press("close-sink")
+    page.confirm(confirmation="daily")
+    page.until_reads("No writer has opened a sink.")
+
+
 def test_bodies_are_indented_json_text_or_base64(page: Page, channel: Any) -> None:
     shown = {
         b'{"a":[1,{"b":"x y"}]}': '{\n  "a": [\n    1,\n    {\n      "b": "x y"\n    }\n  ]\n}',

@@ -87,6 +87,7 @@ class MachineClient(LeaseClient):
             group.name,
             group.queue.name,
             group.queue.number,
+            group.generation,
             group.fence,
             group.owner,
             group.first_free - 1,

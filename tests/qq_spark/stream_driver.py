@@ -1,8 +1,8 @@
-"""The driver of a streaming query: `python stream_driver.py DIRECTORY OPTIONS`, with options of the format as JSON.
+"""The driver of a streaming query: `python stream_driver.py DIRECTORY SOURCE SINK`, with options of the format as JSON.
 
-Each batch becomes a file of JSON lines in DIRECTORY, `BATCH.RUN`, in the order of its rows. The first attempt of each
-first task fails after its rows were read. With the environment variable HOLD=N, batch N waits for ever when its file is
-written. The query ends when a file `stop` exists.
+Each batch becomes a file of JSON lines in DIRECTORY, `BATCH.RUN`, in the order of its rows, and is published to the
+sink. The first attempt of each first task fails after its rows were read. With the environment variable HOLD=N, batch N
+waits for ever when its file is written. MASTER is Spark's master. The query ends when a file `stop` exists.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def failing_once(rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def main() -> None:
-    directory, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    directory, (options, sink) = Path(sys.argv[1]), map(json.loads, sys.argv[2:4])
     hold = int(os.environ.get("HOLD", "-1"))
     run = len(list(directory.glob("run-*")))
     (directory / f"run-{run}").touch()
@@ -49,8 +49,9 @@ def main() -> None:
         unfinished.rename(directory / f"{batch}.{run}")
         while batch == hold:
             time.sleep(1)
+        frame.select("body").write.format("qq").mode("append").options(**sink, epoch=batch).save()
 
-    with session("local[2,4]", directory / "spark.log", QUICK) as spark:
+    with session(os.environ.get("MASTER", "local[2,4]"), directory / "spark.log", QUICK) as spark:
         qq_spark.register(spark)
         source = spark.readStream.format("qq").options(**options).schema(COLUMNS).load()
         query = (

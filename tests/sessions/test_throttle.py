@@ -13,8 +13,9 @@ from hypothesis import settings
 from pamqp import commands
 
 from qq.amqp.encoding import HEARTBEAT
-from qq.amqp_server import connection as connection_module
-from qq.amqp_server.connection import HEARTBEAT_CHECKS, HELD_BYTES_MAX, SILENT_CHECKS_MAX
+from qq.amqp_server.connection import HEARTBEAT_CHECKS, SILENT_CHECKS_MAX
+from qq.client_sockets import closing
+from qq.client_sockets.back_pressure import HELD_BYTES_MAX
 from qq.config import NodeLimits
 from qq.machine.catalog.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, NONE
 from qq.machine.machine import QueueMachine
@@ -592,7 +593,7 @@ def test_throttled_messages_are_published_before_a_close(broker: LoneBroker, clo
 def test_close_behind_throttled_messages_needs_no_majority(
     broker: LoneBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "CLOSE_GRACE_S", 0.5)
+    monkeypatch.setattr(closing, "CLOSE_GRACE_S", 0.5)
     with flooding(broker) as client:
         client.send(1, Queue.Declare(queue="q"), Queue.Declare(queue="q"))
         client.send(0, commands.Connection.Close(200, "", 0, 0))

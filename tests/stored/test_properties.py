@@ -11,6 +11,7 @@ from qq.octets import octets_of
 from qq.stored import layout, properties
 from qq.stored.editing import content
 from qq.stored.fields import VALID_PROPERTIES_MAX, properties_valid
+from qq.stored.kept import kept_when_dead
 from qq.stored.properties import (
     DURATION_MAX_MS,
     KEYS_MAX,
@@ -20,7 +21,6 @@ from qq.stored.properties import (
     Attributes,
     UnacceptableProperties,
     attributes,
-    kept_when_dead,
     user_id,
 )
 from tests.amqp.amqp_wire import Basic, array, long, long_string, message, stored_message

@@ -40,6 +40,7 @@ class GroupModel:
     fence: int
     settings: tuple[str, str, bool, int]
     """Owner, order, whether it is exclusive, and `expires_ms`."""
+    generation: int
     used_ms: int
     leases: dict[int, list[Message]] = field(default_factory=dict)
     committed: int = -1
@@ -95,8 +96,8 @@ class LeaseOracle:
         self._groups = {key: group for key, group in self._groups.items() if key.queue != model.number}
         return leased
 
-    def carry_out(self, machine: QueueMachine, command: GroupCommand, available_ms: int) -> None:
-        """Follow a command, which the machine has carried out."""
+    def carry_out(self, machine: QueueMachine, index: int, command: GroupCommand, available_ms: int) -> None:
+        """Follow a command of the entry at this index, which the machine has carried out."""
         model = self._queues().get(command.queue)
         if model is None:
             return
@@ -105,7 +106,7 @@ class LeaseOracle:
         if isinstance(command, OpenGroup):
             settings = (command.owner, command.order, command.is_exclusive, command.expires_ms)
             if group is None:
-                group = self._groups[key] = GroupModel(command.fence, settings, available_ms)
+                group = self._groups[key] = GroupModel(command.fence, settings, index, available_ms)
                 self._fates["groups"] += 1
             elif command.fence > group.fence:
                 group.fence, group.settings = command.fence, settings
@@ -115,6 +116,9 @@ class LeaseOracle:
             return
         if group is None or command.fence != group.fence:
             self._fates["stale fences"] += 1
+            return
+        if command.generation not in (0, group.generation):
+            self._fates["ended generations"] += 1
             return
         if self._is_carried_out(machine, model, key, group, command):
             group.used_ms = available_ms
@@ -208,13 +212,14 @@ class LeaseOracle:
             there = {
                 group.name: (
                     group.fence,
+                    group.generation,
                     group.first_free - 1,
                     {number: list(names_of(queue, lease.ranges())) for number, lease in group.leases.items()},
                 )
                 for group in queue.groups.values()
             }
             expected = {
-                key.name: (group.fence, group.committed, _names(group))
+                key.name: (group.fence, group.generation, group.committed, _names(group))
                 for key, group in self._groups.items()
                 if key.queue == model.number
             }

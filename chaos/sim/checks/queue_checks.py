@@ -302,7 +302,7 @@ class QueueOracle:
         self._effects(machine, effects[done:])
         for command in commands:
             if isinstance(command, GroupCommand):
-                self._leases.carry_out(machine, command, self._available_ms)
+                self._leases.carry_out(machine, index, command, self._available_ms)
         self._check_orders()
         for model in limited:
             if model not in self._grown:

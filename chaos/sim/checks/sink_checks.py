@@ -45,6 +45,12 @@ class AttemptModel:
     epoch: int
     steps: list[StagedMessages] = field(default_factory=list)
     is_refused: bool = False
+    """Whether a step could not be stored: then the messages of the steps before it are dropped, too."""
+
+    @property
+    def places(self) -> list[Place]:
+        """The stored messages."""
+        return [] if self.is_refused else [place for step in self.steps for place in step.places]
 
 
 @dataclass(slots=True)
@@ -107,7 +113,7 @@ class SinkOracle:
         sink.attempts[command.attempt] = attempt
         targets = self._route(command.exchange, [command.routing_key, *command.more_keys])
         if not targets:
-            attempt.is_refused, attempt.steps = True, []
+            attempt.is_refused = True
             return
         queues = {model.name: model.number for model in targets}
         attempt.steps.append(StagedMessages(_as_publish(command), places, queues))
@@ -194,7 +200,7 @@ class SinkOracle:
                         attempt.epoch,
                         len(attempt.steps),
                         attempt.is_refused,
-                        [place for step in attempt.steps for place in step.places],
+                        attempt.places,
                     )
                     for each, attempt in model.attempts.items()
                 },

@@ -298,15 +298,16 @@ class QueueClient(ActingClient):
             return
         fence = max(group.fence - (random.random() < 0.1), 0)
         number = random.choice([*group.leases, max(group.last, 0), group.last + 1])
+        generation = random.choice((0, group.generation, group.generation, max(group.generation - 1, 0)))
         if choice < 0.6:
             bounds = random.randint(1, 20), random.choice((1, 200, 2**40))
-            self._command(LeaseMessages(*place, fence, number, *bounds))
+            self._command(LeaseMessages(*place, fence, number, *bounds, generation))
         elif choice < 0.8:
-            self._command(CommitLeases(*place, fence, number))
+            self._command(CommitLeases(*place, fence, number, generation))
         elif choice < 0.95:
-            self._command(ReleaseLease(*place, fence, number))
+            self._command(ReleaseLease(*place, fence, number, generation))
         else:
-            self._command(CloseGroup(*place, fence, random.random() < 0.5))
+            self._command(CloseGroup(*place, fence, random.random() < 0.5, generation))
 
     def _sink_something(self) -> None:
         """Read a staged message, and submit a command of a sink, which other clients use, too."""

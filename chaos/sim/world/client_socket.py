@@ -11,8 +11,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from qq.amqp_server.connection import ClientConnection
-from qq.client_sockets.shared import Peer
+from qq.amqp_server.connection import AmqpConnection
+from qq.client_sockets.shared import Arrival, Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ class ClientSocket:
         self._over = False
         """Whether the connection is over for the client."""
         self._to_node_s = self._to_client_s = world.now_s
-        self._connection = ClientConnection(server, Peer("10.0.0.1", 1024), slot)
+        self._connection = AmqpConnection(server, Arrival(Peer("10.0.0.1", 1024), slot))
         self._enter(partial(self._connection.connection_made, self))
         self._check_node()
 

@@ -82,7 +82,7 @@ class MethodQueue:
         """Carry out an event, or hold it back while an earlier method waits."""
         if self._answers or self._is_blocked or self._held:
             if not self._held:
-                self._connection.methods_held(self)
+                self._connection.requests_held(self)
             self._held.append(event)
             return
         self._carry_out(event)
@@ -108,7 +108,7 @@ class MethodQueue:
     def hold(self, event: Event) -> None:
         """Hold back an event, and all later events, until `release`."""
         if not self._held:
-            self._connection.methods_held(self)
+            self._connection.requests_held(self)
         self._held.appendleft(event)
         self._is_blocked = True
 
@@ -138,7 +138,7 @@ class MethodQueue:
     def _wait_for_log(self) -> None:
         """Hold back all events. The client counts as waiting for the log, even if no event is held back yet."""
         self._is_blocked = True
-        self._connection.methods_held(self)
+        self._connection.requests_held(self)
 
     def _waited(self, then: Callable[[], None]) -> None:
         """Call `then` in a turn of the connection, because an answer of the leader may be for very many channels."""
@@ -175,7 +175,7 @@ class MethodQueue:
         if self._held:
             self._connection.continue_later(self)
         elif not self._is_blocked:
-            self._connection.methods_released(self)
+            self._connection.requests_released(self)
 
     def carry_out_some(self) -> None:
         """Carry out held events. Ask for a further turn if more are left than may be carried out together."""
@@ -192,7 +192,7 @@ class MethodQueue:
         if self._is_blocked:
             return
         if not self._held:
-            self._connection.methods_released(self)
+            self._connection.requests_released(self)
         elif not self._answers:
             self._connection.continue_later(self)
 
@@ -203,7 +203,7 @@ class MethodQueue:
         self._answers.clear()
         self._then = None
         self._carry_out = _ignore
-        self._connection.methods_released(self)
+        self._connection.requests_released(self)
 
 
 def _ignore(_event: Event) -> None:

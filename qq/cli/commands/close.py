@@ -1,4 +1,4 @@
-"""`qq close`: closes connections of clients, and groups that lease messages."""
+"""`qq close`: closes connections of clients, groups that lease messages, and sinks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import click
 from qq.cli.client.api import path_of
 from qq.cli.command_line.tree import CommandGroup
 from qq.cli.command_line.values import LINE, REQUIRED
-from qq.cli.objects import fence_of
-from qq.cli.options import with_group, with_node
+from qq.cli.objects import place_of, sink_object
+from qq.cli.options import with_group, with_node, with_vhost
 from qq.cli.terminal.escaping import quoted
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _reason = click.option("--reason", type=LINE, metavar="TEXT", help="Reason for t
 
 @click.group("close", cls=CommandGroup)
 def close_command() -> None:
-    """Close connections of clients, or a group that leases messages."""
+    """Close connections of clients, a group that leases messages, or a sink."""
 
 
 @close_command.command("connection")
@@ -61,9 +61,23 @@ def close_connections(node: Remote, *, owner: str, reason: str | None) -> int:
 @with_node
 def close_group(node: Remote, *, group: ApiObject, release: bool) -> int:
     """Close a group. Its job cannot go on with its leases."""
-    query = {"fence": str(fence_of(node, group))} | ({"release": "true"} if release else {})
+    query = place_of(node, group) | ({"release": "true"} if release else {})
     node.send("DELETE", group.path, query=query, missing=group.text)
     print(f"{group.text}: closed")
+    return 0
+
+
+@close_command.command("sink")
+@click.option(
+    "--sink", type=REQUIRED, required=True, metavar="NAME", help="Name as `qq list sinks` shows it."
+)
+@with_vhost
+@with_node
+def close_sink(node: Remote, *, sink: str, vhost: str) -> int:
+    """Close a sink, and drop its messages that are not committed. Its writer cannot go on."""
+    found = sink_object(vhost, sink)
+    node.send("DELETE", found.path, missing=found.text)
+    print(f"{found.text}: closed")
     return 0
 
 

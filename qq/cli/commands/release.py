@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qq.cli.command_line.tree import CommandGroup
-from qq.cli.objects import fence_of
+from qq.cli.objects import place_of
 from qq.cli.options import with_group, with_node
 
 if TYPE_CHECKING:
@@ -28,6 +28,6 @@ def release_command() -> None:
 @with_node
 def release_lease(node: Remote, *, group: ApiObject, lease: int) -> int:
     """Return the messages of a lease to their places in the queue. The job of the group cannot read it any more."""
-    node.send("DELETE", f"{group.path}/leases/{lease}", query={"fence": str(fence_of(node, group))})
+    node.send("DELETE", f"{group.path}/leases/{lease}", query=place_of(node, group))
     print(f"lease {lease} of {group.text}: released")
     return 0

@@ -18,6 +18,7 @@ from qq.http.documents.rendering import properties_document
 from qq.machine.policy.value_checks import INTEGERS
 from qq.octets import readable
 from qq.stored import layout
+from qq.stored.editing import body_of
 from qq.stored.fields import SECONDS_MAX, decode_properties
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _values_of(octets: bytes) -> _Values:
         json.dumps(headers) if headers else None,
         _milliseconds(properties.timestamp),
         publisher if isinstance(publisher, str) else None,
-        sequence if isinstance(sequence, int) else None,
+        sequence if type(sequence) is int and sequence in INTEGERS else None,
     )
 
 
@@ -170,20 +171,3 @@ def _milliseconds(timestamp: object) -> int | None:
     if not isinstance(timestamp, int) or timestamp not in INTEGERS:
         return None
     return timestamp * 1000 if timestamp <= SECONDS_MAX else timestamp
-
-
-def body_of(message: bytes) -> bytes:
-    """Return the body of a stored message."""
-    at = layout.frame_stop(message, 0)
-    end = len(message)
-    if at == end:
-        return b""
-    stop = layout.frame_stop(message, at)
-    if stop == end:
-        return message[at + 7 : end - 1]
-    parts: list[bytes] = []
-    while at < end:
-        stop = layout.frame_stop(message, at)
-        parts.append(message[at + 7 : stop - 1])
-        at = stop
-    return b"".join(parts)

@@ -27,8 +27,14 @@ if TYPE_CHECKING:
 
     from qq.management.reports.object_metrics import ObjectRow, ObjectRows, ObjectTable
 
-PER_OBJECT = ("queue_coarse_metrics", "queue_metrics", "queue_delivery_metrics", "queue_exchange_metrics")
-"""The families of RabbitMQ's `/metrics/per-object` that exist here."""
+PER_OBJECT = (
+    "queue_coarse_metrics",
+    "queue_metrics",
+    "queue_delivery_metrics",
+    "queue_exchange_metrics",
+    "sink_metrics",
+)
+"""The families of RabbitMQ's `/metrics/per-object` that exist here, and those of sinks."""
 PAUSE_SHARE = 4
 """Pause between two answers, as a multiple of the last answer's processor time: a flood takes a fifth of a core."""
 SENT_AT_ONCE = 256 * 1024

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from qq.http.base.error_responses import Refusal
 
-FRAME_MAX = 131_072
-"""Largest frame of the messages, in octets: RabbitMQ's default of frame_max."""
 ROWS_AT_ONCE = 250
 """Messages that are built between two looks at the clock."""
 KNOWN_MAX = 4_096
@@ -224,11 +222,11 @@ def _message(properties: bytes, body: bytes) -> bytes:
     """Return a stored message."""
     size = len(body)
     head = _HEAD.pack(layout.FRAME_HEADER, 1, 12 + len(properties), _CLASS_BASIC, 0, size)
-    if size <= FRAME_MAX - layout.FRAME_OVERHEAD:
+    if size <= layout.FRAME_MAX - layout.FRAME_OVERHEAD:
         if not size:
             return b"".join((head, properties, _END))
         return b"".join((head, properties, _END, _FRAME.pack(layout.FRAME_BODY, 1, size), body, _END))
-    return b"".join((head, properties, _END, body_frames(body, 1, FRAME_MAX)))
+    return b"".join((head, properties, _END, body_frames(body, 1, layout.FRAME_MAX)))
 
 
 def _union(flags: list[int]) -> int:

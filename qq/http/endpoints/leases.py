@@ -131,7 +131,7 @@ class LeaseEndpoints:
 
     async def close(self, request: web.Request) -> web.Response:
         place = await self._place(request)
-        command = CloseGroup(*place, _fence(request), is_asked(request, "release"))
+        command = CloseGroup(*place, _fence(request), is_asked(request, "release"), _generation(request))
         await check_permitted(request, self._management, place.vhost, command)
         leases = self._management.leases
         await existing(self._management, lambda: leases.group(*place), _no_group(place))
@@ -140,9 +140,10 @@ class LeaseEndpoints:
 
     async def commit(self, request: web.Request) -> web.Response:
         place, body = await self._place(request), await read_body(request)
-        check_keys(body, ("fence", "up_to"), "a commit")
+        check_keys(body, ("fence", "up_to", "generation"), "a commit")
         fence, up_to = whole_number(body, "fence", 0), whole_number(body, "up_to", 0)
-        return await self._end(request, CommitLeases(*place, fence, up_to))
+        generation = whole_number(body, "generation", 0, default=0)
+        return await self._end(request, CommitLeases(*place, fence, up_to, generation))
 
     # Leases
 
@@ -156,13 +157,14 @@ class LeaseEndpoints:
 
     async def take(self, request: web.Request) -> web.Response:
         place, body = await self._place(request), await read_body(request)
-        check_keys(body, ("fence", "max_messages", "max_bytes"), "a lease")
+        check_keys(body, ("fence", "max_messages", "max_bytes", "generation"), "a lease")
         command = LeaseMessages(
             *place,
             whole_number(body, "fence", 0),
             path_number(request, "lease", "a lease"),
             whole_number(body, "max_messages", 1, LEASE_MESSAGES_MAX, LEASE_MESSAGES),
             whole_number(body, "max_bytes", 1, default=LEASE_BYTES),
+            whole_number(body, "generation", 0, default=0),
         )
         await check_permitted(request, self._management, place.vhost, command)
         lease = await answered(self._management.leases.lease(command), _STATUSES)
@@ -170,9 +172,8 @@ class LeaseEndpoints:
 
     async def release(self, request: web.Request) -> web.Response:
         place = await self._place(request)
-        return await self._end(
-            request, ReleaseLease(*place, _fence(request), path_number(request, "lease", "a lease"))
-        )
+        lease = path_number(request, "lease", "a lease")
+        return await self._end(request, ReleaseLease(*place, _fence(request), lease, _generation(request)))
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer with the messages of a part of a lease."""
@@ -268,6 +269,10 @@ def _fence(request: web.Request) -> int:
     if "fence" not in request.query:
         raise bad_request("key_missing: fence")
     return number(request, "fence", 0, INTEGERS.stop - 1)
+
+
+def _generation(request: web.Request) -> int:
+    return number(request, "generation", 0, INTEGERS.stop - 1) if "generation" in request.query else 0
 
 
 def _columns(request: web.Request) -> list[str]:

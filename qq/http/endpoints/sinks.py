@@ -26,6 +26,8 @@ from qq.http.documents.requests import (
     path_number,
     read_body,
     read_raw,
+    sees,
+    vhost_if_named,
 )
 from qq.http.documents.sink_tables import SinkTable
 from qq.machine.policy.value_checks import INTEGERS
@@ -33,6 +35,8 @@ from qq.machine.protocol.commands import CloseSink, CommitEpoch, OpenSink
 from qq.management.reports.sinks import AttemptPath, PublishedKeys
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from qq.management.management import Management
     from qq.management.reports.sinks import RoutedMessages, SinkStatus
 
@@ -57,6 +61,7 @@ class SinkEndpoints:
 
     def routes(self) -> list[web.RouteDef]:
         return [
+            web.get("/api/sinks", self.sinks),
             web.get(_SINKS, self.sinks),
             web.post(_SINKS, self.publish),
             web.get(_SINK, self.sink),
@@ -67,9 +72,8 @@ class SinkEndpoints:
         ]
 
     async def sinks(self, request: web.Request) -> web.StreamResponse:
-        vhost = await named_vhost(request, self._management)
-        found = map(sink_document, self._management.sinks.all(vhost))
-        return await write_listing(request, Listing(found, order=("name",)))
+        vhost = await vhost_if_named(request, self._management)
+        return await write_listing(request, await sink_listing(request, self._management, vhost))
 
     async def sink(self, request: web.Request) -> web.Response:
         return web.json_response(sink_document(await self._found(request)))
@@ -161,6 +165,15 @@ class SinkEndpoints:
         for exchange, some in keys.items():
             await check_permitted(request, self._management, vhost, PublishedKeys(exchange, some))
         return tables
+
+
+async def sink_listing(
+    request: web.Request, management: Management, vhost: str | None
+) -> Listing[Mapping[str, Any]]:
+    """Return the list of the sinks of a virtual host, or of all that the client may see."""
+    is_seen = sees(request, management) if vhost is None else vhost.__eq__
+    found = map(sink_document, await management.sinks.all(is_seen))
+    return Listing(found, order=("vhost", "name"))
 
 
 def sink_document(sink: SinkStatus) -> dict[str, Any]:

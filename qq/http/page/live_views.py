@@ -23,6 +23,7 @@ from qq.http.endpoints.connections import CLIENT_NAMES, channel_listing, connect
 from qq.http.endpoints.consumers import consumer_documents
 from qq.http.endpoints.leases import group_listing, group_row
 from qq.http.endpoints.nodes import node_document
+from qq.http.endpoints.sinks import sink_listing
 from qq.http.page.health_events import cluster_document
 from qq.machine.protocol.commands import DeleteExchange, DeleteQueue, Get
 from qq.management.errors import RequestRefused
@@ -66,6 +67,7 @@ class LiveViews:
             "connections": self.connections,
             "channels": self.channels,
             "groups": self.groups,
+            "sinks": self.sinks,
             "health": self.health,
         }
 
@@ -147,6 +149,10 @@ class LiveViews:
 
     async def groups(self, request: web.Request) -> bytes:
         listing = await group_listing(request, self._management, await self._vhost(request))
+        return await listed_page(request, listing)
+
+    async def sinks(self, request: web.Request) -> bytes:
+        listing = await sink_listing(request, self._management, await self._vhost(request))
         return await listed_page(request, listing)
 
     async def _consumers_of_client(

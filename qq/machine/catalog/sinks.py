@@ -20,7 +20,7 @@ from qq.machine.protocol.refusals import Refused, access_refused, not_found, pre
 from qq.ranges import Range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 SINKS_MAX = 10_000
 """Sinks of a virtual host."""
@@ -98,18 +98,23 @@ class StagedAttempt:
     runs: list[StagedRun] = field(default_factory=list)
     totals: dict[QueueRef, tuple[int, int]] = field(default_factory=dict)
     """Number and bytes of the messages for each queue."""
+    messages: int = 0
+    size: int = 0
 
     def add(self, runs: Iterable[StagedRun]) -> None:
         """Add the messages of a step."""
         for run in runs:
             self.runs.append(run)
+            self.messages += run.count
+            self.size += run.size
             for queue in run.queues:
                 count, size = self.totals.get(queue, (0, 0))
                 self.totals[queue] = count + run.count, size + run.size
 
-    @property
-    def messages(self) -> int:
-        return sum(run.count for run in self.runs)
+    def clear(self) -> list[StagedRun]:
+        """Remove all messages, and return their runs."""
+        runs, self.runs, self.totals, self.messages, self.size = self.runs, [], {}, 0, 0
+        return runs
 
     def check(self) -> None:
         """Raise Refused if a step was refused."""
@@ -136,7 +141,9 @@ class Sink:
     attempts: dict[str, StagedAttempt] = field(default_factory=dict)
     """The attempts that are not committed, by name."""
     runs: int = 0
-    """Number of runs in these attempts."""
+    """Number of runs in these attempts; `messages` and `size` are totals, too."""
+    messages: int = 0
+    size: int = 0
 
     @property
     def label(self) -> str:
@@ -151,11 +158,34 @@ class Sink:
         if user != self.user:
             raise access_refused(f"{self.label} belongs to user '{self.user}'")
 
-    def take(self, name: str) -> StagedAttempt:
-        """Remove an attempt, and return it."""
+    def store(self, attempt: StagedAttempt, runs: Collection[StagedRun]) -> None:
+        """Add messages to an attempt, which may be new."""
+        self._count(attempt, -1)
+        self.attempts[attempt.name] = attempt
+        attempt.add(runs)
+        self._count(attempt, 1)
+
+    def refuse(self, attempt: StagedAttempt, refused: Refused) -> list[StagedRun]:
+        """Record that a step of an attempt was refused. Remove the messages of the attempt, and return their runs."""
+        self._count(attempt, -1)
+        self.attempts[attempt.name] = attempt
+        attempt.refusal = refused.code, refused.text
+        return attempt.clear()
+
+    def take(self, name: str) -> list[StagedRun]:
+        """Remove an attempt, and return its runs."""
         attempt = self.attempts.pop(name)
-        self.runs -= len(attempt.runs)
-        return attempt
+        self._count(attempt, -1)
+        return attempt.runs
+
+    def _count(self, attempt: StagedAttempt, times: int) -> None:
+        self.runs += times * len(attempt.runs)
+        self.messages += times * attempt.messages
+        self.size += times * attempt.size
+
+    def oldest_index(self) -> int | None:
+        """Return the log index of the oldest message that is not committed, or None without any."""
+        return next((attempt.runs[0].index for attempt in self.attempts.values() if attempt.runs), None)
 
     def stale_attempts(self, available_ms: int) -> list[str]:
         """Return the attempts that had no step for a long time."""
@@ -193,9 +223,7 @@ class Sink:
         """Build a sink from a dump."""
         sink = cls(*frozen[:6])
         for name, epoch, used_ms, steps, refusal, runs in frozen.attempts:
-            attempt = sink.attempts[name] = StagedAttempt(name, epoch, used_ms, steps, refusal)
-            attempt.add(runs)
-            sink.runs += len(attempt.runs)
+            sink.store(StagedAttempt(name, epoch, used_ms, steps, refusal), runs)
         return sink
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from qq.machine.catalog.limits import MAX_CHANNELS, MAX_CONNECTIONS, MAX_QUEUES, limit_of
 from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol.commands import (
+    AttachConsumer,
     BindQueue,
     Checkout,
     Connect,
@@ -77,7 +78,7 @@ class Claims:
             return queue.owner[0] != origin
         # A queue that is consumed exclusively has one live consumer.
         return (
-            isinstance(command, Checkout)
+            isinstance(command, Checkout | AttachConsumer)
             and queue.exclusively_consumed
             and any(holder.live and holder.node != origin for holder in queue.holders)
         )
@@ -87,7 +88,7 @@ class Claims:
         match command:
             case DeclareQueue() | DeleteQueue() | PurgeQueue():
                 name = command.name
-            case BindQueue() | UnbindQueue() | Checkout() | Get() | GetMessages():
+            case BindQueue() | UnbindQueue() | Checkout() | AttachConsumer() | Get() | GetMessages():
                 name = command.queue
             case _:
                 return None
@@ -129,6 +130,8 @@ class Claims:
             case Checkout(exclusive=is_exclusive):
                 # Other types ignore the flag.
                 minds_others = queue.kind == CLASSIC and (is_exclusive or queue.exclusively_consumed)
+            case AttachConsumer():
+                minds_others = queue.kind == CLASSIC and queue.exclusively_consumed
             case DeleteQueue(if_unused=minds_others):
                 pass
             case _:

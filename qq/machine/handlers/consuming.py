@@ -20,9 +20,21 @@ from qq.machine.handlers.registry import answers, handles
 from qq.machine.policy.arguments import check_consumer_arguments
 from qq.machine.policy.settings import consumer_settings_of
 from qq.machine.protocol import commands as c
-from qq.machine.protocol.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Got, Limited, Recovered
+from qq.machine.protocol.death_history import ANNOTATIONS_MAX
+from qq.machine.protocol.effects import (
+    Attached,
+    AttachRefused,
+    ConsumerCancelled,
+    Consuming,
+    GetEmpty,
+    GetOk,
+    Got,
+    Limited,
+    Recovered,
+)
 from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.machine.protocol.refusals import (
+    Refused,
     access_refused,
     internal_error,
     no_access,
@@ -31,9 +43,9 @@ from qq.machine.protocol.refusals import (
     precondition_failed,
     the_queue,
 )
-from qq.machine.protocol.work_meter import GOT_AT_ONCE
-from qq.machine.queue.consumers import CREDIT_MAX
-from qq.machine.queue.leaving import DISCARDED, FAILED, RETURNED, SETTLED
+from qq.machine.protocol.work_meter import GOT_AT_ONCE, RANGES_AT_ONCE
+from qq.machine.queue.consumers import CREDIT_MAX, ClientCredit
+from qq.machine.queue.leaving import DISCARDED, ENDED, FAILED, RETURNED, SETTLED, Modification
 from qq.machine.queue.queue import Consumer
 
 if TYPE_CHECKING:
@@ -61,11 +73,29 @@ _GOT_STEPS = 3
 """Steps for each message that is got, if each message is a range of its own."""
 
 
-def _settlement_steps(costs: Costs, origin: str, command: c.Settlement) -> int:
+_ANNOTATION_OCTETS = 64
+"""Octets of annotations per step, for each range that gets them, and as much for those that it has."""
+
+
+def _settlement_steps(costs: Costs, origin: str, command: c.Settlement | c.Modify) -> int:
+    return COMMAND_STEPS + range_steps(_pieces(costs, origin, command))
+
+
+def _pieces(costs: Costs, origin: str, command: c.Settlement | c.Modify) -> int:
+    """Return how many pieces of a delivery a settlement touches at most; a single one counts as none."""
     consumer = costs.core.consumers.get((origin, command.consumer))
     if consumer is None or command.first == command.last:
-        return COMMAND_STEPS
-    return COMMAND_STEPS + range_steps(min(consumer.unacked.count_pieces, command.last - command.first))
+        return 0
+    return min(consumer.unacked.count_pieces, command.last - command.first)
+
+
+def _modification_steps(costs: Costs, origin: str, command: c.Modify) -> int:
+    steps = _settlement_steps(costs, origin, command)
+    if not command.annotation_keys:
+        return steps
+    ranges = min(max(_pieces(costs, origin, command), 1), RANGES_AT_ONCE)
+    octets = sum(map(len, command.annotation_values)) + ANNOTATIONS_MAX
+    return steps + ranges * (octets // _ANNOTATION_OCTETS)
 
 
 def _recover_steps(costs: Costs, origin: str, command: c.Recover) -> int:
@@ -93,6 +123,20 @@ class ConsumerHandlers:
             return
         _, first, last = command
         if consumer.queue.settle(consumer, first, last, core.time_ms, _FATES[type(command)]):
+            core.released(consumer)
+
+    @handles(c.Modify, cost=_modification_steps)
+    def modify(self, command: c.Modify) -> None:
+        """Return or reject messages that a consumer holds, with annotations."""
+        core = self._core
+        consumer = core.consumers.get((core.origin, command.consumer))
+        if consumer is None:
+            return
+        fate = DISCARDED if command.undeliverable_here else ENDED if command.delivery_failed else RETURNED
+        annotations = zip(command.annotation_keys, command.annotation_values, strict=False)
+        modification = Modification(tuple(annotations), command.ready_ms)
+        first, last = command.first, command.last
+        if consumer.queue.settle(consumer, first, last, core.time_ms, fate, modification):
             core.released(consumer)
 
     @answers(c.Recover, cost=_recover_steps)
@@ -199,8 +243,7 @@ class ConsumerHandlers:
     @answers(c.Checkout, cost=_CHECKOUT_STEPS)
     def checkout(self, command: c.Checkout) -> Consuming:
         core = self._core
-        queue = self._queue_to_consume(command)
-        core.check_fresh(command.consumer)
+        queue = self._queue_to_consume(command, exclusive=command.exclusive)
         session = core.session(core.origin, command.session)
         consumer = Consumer(
             node=core.origin,
@@ -221,12 +264,47 @@ class ConsumerHandlers:
             settings=consumer_settings_of(command.arguments),
             budget=None if command.no_ack else session.budget,
         )
+        self._add(consumer)
+        return Consuming(consumer.id)
+
+    @answers(c.AttachConsumer, cost=_CHECKOUT_STEPS)
+    def attach(self, command: c.AttachConsumer) -> Attached | AttachRefused:
+        core = self._core
+        try:
+            queue = self._queue_to_consume(command, exclusive=False)
+        except Refused as refused:
+            return AttachRefused(command.consumer, refused.code, refused.text)
+        session = core.session(core.origin, command.session)
+        consumer = Consumer(
+            node=core.origin,
+            session=command.session,
+            channel=command.channel,
+            id=command.consumer,
+            queue=queue,
+            tag=command.tag,
+            credit=0,
+            prefetch=0,
+            no_ack=command.no_ack,
+            exclusive=False,
+            auto_credit=False,
+            cancel_on_failover=False,
+            can_be_cancelled=True,
+            default_timeout_ms=command.timeout_ms,
+            arguments=command.arguments,
+            settings=consumer_settings_of(command.arguments),
+            budget=None if command.no_ack else session.budget,
+            client_credit=ClientCredit(command.wants_activity),
+        )
+        self._add(consumer)
+        return Attached(consumer.id, queue.is_active(consumer))
+
+    def _add(self, consumer: Consumer) -> None:
+        core, queue = self._core, consumer.queue
         core.enter_consumer(consumer)
         queue.add_consumer(consumer)
         core.touch(queue)
-        return Consuming(consumer.id)
 
-    def _queue_to_consume(self, command: c.Checkout) -> Queue:
+    def _queue_to_consume(self, command: c.Checkout | c.AttachConsumer, *, exclusive: bool) -> Queue:
         core = self._core
         if command.tag in core.session(core.origin, command.session).tags:
             raise not_allowed(f"attempt to reuse consumer tag '{command.tag}'")
@@ -242,14 +320,15 @@ class ConsumerHandlers:
         check_consumer_arguments(thing, queue.kind, command.arguments, core.version)
         # RabbitMQ's quorum queues accept the flag and ignore it.
         is_single = queue.settings.single_active_consumer and (queue.kind == CLASSIC or core.version < 9)
-        if command.exclusive and is_single:
+        if exclusive and is_single:
             raise access_refused(f"{thing} in exclusive use")
-        if queue.kind == CLASSIC and (queue.exclusively_consumed or (command.exclusive and queue.consumers)):
+        if queue.kind == CLASSIC and (queue.exclusively_consumed or (exclusive and queue.consumers)):
             raise access_refused(f"{thing} in exclusive use")
         self._check_room(command, queue)
+        core.check_fresh(command.consumer)
         return queue
 
-    def _check_room(self, command: c.Checkout, queue: Queue) -> None:
+    def _check_room(self, command: c.Checkout | c.AttachConsumer, queue: Queue) -> None:
         """Raise Refused if a limit allows no further consumer, or if this consumer's arguments are too large."""
         core = self._core
         vhost, doing = core.vhost(command.session), f"consume from queue '{queue.name}'"
@@ -291,8 +370,22 @@ class ConsumerHandlers:
     def credit(self, command: c.Credit) -> None:
         core = self._core
         consumer = core.consumers.get((core.origin, command.consumer))
-        if consumer is not None and consumer.live:
+        if consumer is not None and consumer.live and consumer.client_credit is None:
             consumer.queue.give_credit(consumer, command.count)
+            core.touch(consumer.queue)
+
+    @handles(c.SetCredit, cost=CREDIT_STEPS)
+    def set_credit(self, command: c.SetCredit) -> None:
+        core = self._core
+        consumer = core.consumers.get((core.origin, command.consumer))
+        if consumer is not None and consumer.live:
+            consumer.queue.set_credit(
+                consumer,
+                command.number,
+                command.limit,
+                is_drain=command.is_drain,
+                wants_state=command.wants_state,
+            )
             core.touch(consumer.queue)
 
     @handles(c.SetPrefetch, cost=CREDIT_STEPS)

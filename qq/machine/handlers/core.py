@@ -22,6 +22,7 @@ from qq.machine.protocol.effects import (
     ConnectionForced,
     ConsumerCancelled,
     ConsumerGone,
+    DeliveriesReleased,
     DeliveryTimeout,
     Effect,
     Failed,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from qq.machine.catalog.sinks import Sink, StagedRun
     from qq.machine.catalog.vhost import VhostRef, VirtualHost
     from qq.machine.protocol.commands import Method
-    from qq.machine.protocol.effects import Answer, Result
+    from qq.machine.protocol.effects import Answer, ConsumerState, Result
     from qq.machine.protocol.refusals import Refused
     from qq.machine.queue.deferred_free import DeferredFree
     from qq.machine.queue.queue import Consumer, LeaseGroup, Queue
@@ -603,6 +604,8 @@ class Core:
 
     def _serve_some(self, queue: Queue, most: int) -> int:
         """Serve a queue, for about `most` ranges, and return the cost in ranges."""
+        if queue.to_report:
+            self._report(queue.activity_reports())
         served, moved = queue.serve(self.time_ms, self.time_ms - self.outage_ms, most, self.lost)
         ranges = SERVING_RANGES + moved
         for consumer, delivery in served:
@@ -610,9 +613,16 @@ class Core:
             self.effects.append(delivery)
             if consumer.marks:
                 self.watch(consumer)
+        if queue.to_report:
+            ranges += len(queue.to_report)
+            self._report(queue.credit_reports(self.time_ms))
         if queue.dead:
             self.queues_with_dead[queue] = None
         return ranges
+
+    def _report(self, states: list[ConsumerState]) -> None:
+        """Report states of consumers, except those of disconnected nodes, whose numbers may be used again."""
+        self.effects += [state for state in states if state.node not in self.lost]
 
     def watch(self, consumer: Consumer) -> None:
         """Set a timer for the acknowledgement timeout of the consumer's oldest message."""
@@ -622,6 +632,8 @@ class Core:
             self.consumer_timers.set(consumer, self._deadline_ms(consumer))
 
     def _deadline_ms(self, consumer: Consumer) -> int | None:
+        if consumer.no_ack and consumer.client_credit is not None:
+            return None
         timeout_ms, since_ms = consumer.queue.timeout_ms(consumer), consumer.out_since_ms()
         return since_ms + timeout_ms if timeout_ms and since_ms is not None else None
 
@@ -946,6 +958,9 @@ class Core:
             return  # its channel will be closed soon
         place = queue.vhost, queue.name, message_id
         self.effects.append(DeliveryTimeout(node, number, consumer.id, consumer.tag, *place, timeout_ms))
+        if consumer.client_credit is not None:
+            self._release_overdue(consumer, message_id, timeout_ms)
+            return
         by_cancelling = queue.settings.timeout_action == "cancel-consumer" and consumer.can_be_cancelled
         if by_cancelling and consumer.live:
             self.effects.append(ConsumerGone(node, number, consumer.id))
@@ -956,6 +971,15 @@ class Core:
                 f"{timeout_ms} ms. This timeout value can be configured, see consumers doc guide to learn more"
             )
             self._fail(node, number, refused.code, refused.text, NO_COMMAND)
+
+    def _release_overdue(self, consumer: Consumer, first: int, timeout_ms: int) -> None:
+        """Return the messages that a consumer holds for too long, from the id `first` on; the consumer stays."""
+        last = consumer.last_out_since(self.available_ms - timeout_ms)
+        assert last is not None
+        self.effects.append(DeliveriesReleased(consumer.node, consumer.session, consumer.id, first, last))
+        consumer.queue.settle(consumer, first, last, self.time_ms, RETURNED)
+        self.watch(consumer)
+        self.released(consumer)
 
 
 def _is_deleted_with_consumers(queue: Queue) -> bool:

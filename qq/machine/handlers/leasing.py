@@ -83,7 +83,9 @@ class GroupHandlers:
         except Refused:
             return
         settings = GroupSettings(command.order, command.is_exclusive, command.expires_ms)
-        group = queue.open_group(command.group, command.fence, command.owner, command.user, settings)
+        group = queue.open_group(
+            command.group, command.fence, command.owner, command.user, settings, self._core.index
+        )
         self._used(group)
 
     @handles(c.LeaseMessages, cost=_lease_steps)
@@ -191,10 +193,10 @@ class GroupHandlers:
                 group = check_group(catalog, command)
                 if not group.first_free <= command.lease <= group.last:
                     group.check_lease(command.lease)
-            case c.CloseGroup() if _find(catalog, command) is not None:
-                check_close(check_group(catalog, command), command)
             case c.CloseGroup():
-                pass
+                known = _find(catalog, command)
+                if known is not None and known.is_of(command.generation):
+                    check_close(check_group(catalog, command), command)
 
     def find_lease(self, vhost: str, name: str, group: str, number: int) -> tuple[Queue, Lease]:
         """Return a queue, and an open lease of a group of it. Raise Refused."""
@@ -210,11 +212,12 @@ class GroupHandlers:
 def check_group(
     catalog: Catalog, command: c.LeaseMessages | c.CommitLeases | c.ReleaseLease | c.CloseGroup
 ) -> LeaseGroup:
-    """Return the group of a command with its owner's fence. Raise Refused."""
+    """Return the group of a command with its owner's fence and the group's generation. Raise Refused."""
     queue = _queue(catalog, command)
     group = queue.groups.get(command.group)
     if group is None:
         raise not_found(the_group(command.group, queue.name, queue.vhost))
+    group.check_generation(command.generation)
     group.check_fence(command.fence)
     return group
 

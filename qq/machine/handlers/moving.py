@@ -197,10 +197,10 @@ class MoveHandlers:
     def _carried(self, move: MoveState, source: Queue, moving: _Moving) -> tuple[History | None, int | None]:
         """Return the history that moved messages keep, and their own time to live, which dead letters have lost."""
         history = source.histories.get(moving.messages.history)
-        if history is not None:
+        if history is not None and history.deaths:
             return (moved(history) if move.destination else moved_back(history)), None
         ttl_ms = moving.piece.ttl_ms
-        return None, None if ttl_ms == NO_TTL else min(ttl_ms, EXPIRY_MAX_MS)
+        return history, None if ttl_ms == NO_TTL else min(ttl_ms, EXPIRY_MAX_MS)
 
 
 def _same(vhost: VirtualHost, name: str, number: int) -> Queue:

@@ -576,7 +576,9 @@ class PublishHandlers:
                 queue.refuse(end - accepted)
             if command.first_seq:
                 refused_seq = command.first_seq + accepted
-                core.effects.append(Rejected(core.origin, command.session, refused_seq, end - accepted))
+                full = queues[rooms.index(accepted - first)]
+                refused = (refused_seq, end - accepted, full.name)
+                core.effects.append(Rejected(core.origin, command.session, *refused))
 
     def _send_or_return(
         self,

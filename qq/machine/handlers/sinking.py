@@ -99,19 +99,14 @@ class SinkHandlers:
             or (attempt.epoch, attempt.steps) != (command.epoch, command.step)
         ):
             return
-        sink.attempts[command.attempt] = attempt
         try:
             runs = self._runs(sink, command, slot)
         except Refused as refused:
-            attempt.refusal = refused.code, refused.text
-            sink.runs -= len(attempt.runs)
-            core.deferred_free.add(attempt.runs)
-            attempt.runs, attempt.totals = [], {}
+            core.deferred_free.add(sink.refuse(attempt, refused))
             return
-        attempt.add(runs)
+        sink.store(attempt, runs)
         attempt.steps += 1
         attempt.used_ms = core.available_ms
-        sink.runs += len(runs)
 
     def _runs(self, sink: Sink, command: c.StageMessages, slot: int) -> list[StagedRun]:
         """Route the messages of a step. Raise Refused, also if a message reaches no queue."""
@@ -156,7 +151,7 @@ class SinkHandlers:
             return
         runs: list[StagedRun] = []
         for name in command.attempts:
-            runs += sink.take(name).runs
+            runs += sink.take(name)
         sink.first_free = command.epoch + 1
         self._drop(sink, [name for name, each in sink.attempts.items() if each.epoch <= command.epoch])
         core.routed[core.origin] += sum(run.count * len(run.queues) for run in runs)
@@ -164,7 +159,7 @@ class SinkHandlers:
 
     def _drop(self, sink: Sink, names: Iterable[str]) -> None:
         for name in names:
-            self._core.deferred_free.add(sink.take(name).runs)
+            self._core.deferred_free.add(sink.take(name))
 
     def _queues(self, vhost: str, refs: Iterable[QueueRef]) -> Iterator[Queue]:
         """Yield the queues that still exist."""

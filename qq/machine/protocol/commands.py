@@ -161,6 +161,31 @@ class Checkout(NamedTuple):
     arguments: Table
 
 
+@command(76, since=13)
+class AttachConsumer(NamedTuple):
+    """Start a consumer whose client sets the credit with `SetCredit` (AMQP 1.0). It begins without credit.
+
+    A refusal is an answer, too (`AttachRefused`), and the session goes on.
+    """
+
+    session: int
+    connection: int
+    channel: int
+    """The AMQP channel number, for error and log texts."""
+    consumer: int
+    queue: str
+    tag: str
+    """A name that no other live consumer of the session has."""
+    no_ack: bool
+    """Whether deliveries are settled when they are sent. Then the node settles a message after writing it to the
+    socket."""
+    wants_activity: bool
+    """Whether a `ConsumerState` reports that the consumer becomes, or is no longer, the single active consumer."""
+    timeout_ms: int
+    arguments: Table
+    """The timeout and the arguments of the consumer, as in `Checkout`."""
+
+
 @command(49)
 class ReplyTo(NamedTuple):
     """Start a consumer of direct replies: it gets messages published to `name` through the default exchange."""
@@ -197,6 +222,25 @@ class Credit(NamedTuple):
 
     consumer: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+
+
+@command(77, since=13)
+class SetCredit(NamedTuple):
+    """Set the credit of a consumer that `AttachConsumer` has started, in place of its former credit.
+
+    It replaces an unfinished drain. A repetition has no effect.
+    """
+
+    consumer: int
+    number: int
+    """Number of this command for the consumer, from 1. A number that is not above the last one has no effect."""
+    limit: int
+    """The consumer may be given messages with ids below the limit. Below its next id, the consumer has no credit."""
+    is_drain: bool
+    """Whether the consumer loses the credit that is left after the queue has delivered its messages. Then a
+    `ConsumerState` follows."""
+    wants_state: bool
+    """Whether a `ConsumerState` follows as soon as the queue has been served."""
 
 
 @command(7)
@@ -241,6 +285,24 @@ class Discard(NamedTuple):
     consumer: int
     first: int
     last: int
+
+
+@command(78, since=13)
+class Modify(NamedTuple):
+    """Return delivered messages to the queue, or reject them for good, with annotations (AMQP 1.0, modified)."""
+
+    consumer: int
+    first: int
+    last: int
+    delivery_failed: bool
+    """Whether a returned message counts as a failed delivery, whatever the queue counts."""
+    undeliverable_here: bool
+    """Whether the messages are rejected for good, as by `Discard`."""
+    annotation_keys: list[str]
+    annotation_values: list[bytes]
+    """The annotations that the messages get, a value in its encoded form for each key."""
+    ready_ms: int
+    """Cluster time (ms) at which the messages become ready again in a queue with delayed retries; 0 without."""
 
 
 @command(27)
@@ -715,6 +777,8 @@ class LeaseMessages(NamedTuple):
     lease: int
     max_messages: int
     max_bytes: int
+    generation: int = 0
+    """The `generation` that the group must have; 0 stands for any."""
 
 
 @command(69, since=12)
@@ -729,6 +793,7 @@ class CommitLeases(NamedTuple):
     group: str
     fence: int
     up_to: int
+    generation: int = 0
 
 
 @command(70, since=12)
@@ -740,6 +805,7 @@ class ReleaseLease(NamedTuple):
     group: str
     fence: int
     lease: int
+    generation: int = 0
 
 
 @command(71, since=12)
@@ -751,6 +817,7 @@ class CloseGroup(NamedTuple):
     group: str
     fence: int
     releases: bool
+    generation: int = 0
 
 
 GroupCommand = OpenGroup | LeaseMessages | CommitLeases | ReleaseLease | CloseGroup
@@ -891,13 +958,16 @@ Settlement = Settle | Return | Reject | Discard
 
 Command = (
     Method
+    | AttachConsumer
     | Settlement
+    | Modify
     | StoreFragment
     | JoinFragments
     | DeadLetter
     | MoveMessages
     | SetPrefetch
     | Credit
+    | SetCredit
     | SessionDown
     | ConnectionDown
     | Change

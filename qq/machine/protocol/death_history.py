@@ -1,4 +1,4 @@
-"""Death histories of dead-lettered messages; they become the header x-death.
+"""Histories of messages: their deaths, which become the header x-death, and the annotations that consumers gave them.
 
 Invariant: messages with equal histories share a single packed history. A returned history never changes.
 """
@@ -9,6 +9,7 @@ from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.protocol.codec import pack, unpack
+from qq.octets import octets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,9 +24,17 @@ Cause = tuple[str, str, str]
 """The cause of a death: the reason, the queue of the death, and the exchange by which the message came to that
 queue."""
 
+Annotation = tuple[str, bytes]
+"""The key and the encoded value of an annotation."""
+
 SPREAD_MAX = 10_000
 """Maximum messages that a message may become by dead-lettering before a client rejects it. A chain of queues does not
 multiply messages, and a rejection starts the count again. Dead letters beyond the limit are dropped, as are cycles."""
+
+ANNOTATIONS_MAX = 4096
+"""Maximum octets of a message's annotations: keys and values."""
+HISTORIES_BYTES_MAX = 16 * 1024 * 1024
+"""Octets of a queue's histories above which its messages get no further annotations."""
 
 _BLOCK_ROWS = 512
 """Histories in a block; copying a block takes some microseconds."""
@@ -55,7 +64,10 @@ class Death(NamedTuple):
 
 
 class History(NamedTuple):
-    """The deaths of a dead-lettered message, and its current exchange and key."""
+    """The deaths of a dead-lettered message, its current exchange and key, and the annotations of a message.
+
+    A message without `deaths` has only annotations; its exchange and keys are those of its publish.
+    """
 
     exchange: str
     """The dead-letter exchange, as if the message had been published there."""
@@ -75,19 +87,25 @@ class History(NamedTuple):
     failures: int = 0
     """Failed deliveries in the quorum queues in which the message died: rejections, and channels that ended. The next
     quorum queue shows them at its first delivery. It is 0 before version 11."""
+    annotations: tuple[Annotation, ...] = ()
+    """The annotations that consumers gave the message. It is empty before version 13."""
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> History:
         """Return the history in a packed row."""
         exchange, routing_key, cc_removed, deaths, first, last, spread, *later = row
         known = tuple(map(Death.from_row, deaths))
+        if len(later) > 2:
+            later[2] = tuple((key, value) for key, value in later[2])
         return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last), spread, *later)
 
     def row(self) -> Sequence[Any]:
-        """Return the row to be packed, without the fields of later versions of the state that are 0."""
-        if self.failures:
+        """Return the row to be packed, without the fields of later versions of the state that are 0 or empty."""
+        if self.annotations:
             return self
-        return self[:-1] if self.over else self[:-2]
+        if self.failures:
+            return self[:-1]
+        return self[:-2] if self.over else self[:-3]
 
     def keys(self, published: tuple[str, ...]) -> tuple[str, ...]:
         """Return the current keys of a message whose original publish had the keys `published`."""
@@ -111,7 +129,9 @@ def died(
     `exchange`, `routing_keys` (the routing key, then CC, not BCC) and `original_expiration` are those of the original
     publish, even after earlier deaths. Without `new_routing_key` the message keeps its keys.
     """
-    if history is None:
+    annotations = () if history is None else history.annotations
+    if history is None or not history.deaths:
+        history = None
         deaths: tuple[Death, ...] = ()
         cc_removed = False
     else:
@@ -137,7 +157,24 @@ def died(
         1 if history is None or reason == REJECTED else history.spread,
         over,
         failures if history is None else history.failures + failures,
+        annotations,
     )
+
+
+_NO_CAUSE: Cause = ("", "", "")
+
+
+def annotated(history: History | None, annotations: Iterable[Annotation]) -> History | None:
+    """Return a message's history with more annotations; the newer value of a key counts.
+
+    Returns None if the message would have more than ANNOTATIONS_MAX octets of annotations.
+    """
+    if history is None:
+        history = History("", "", False, (), _NO_CAUSE, _NO_CAUSE, 1)
+    merged = dict(history.annotations) | dict(annotations)
+    if sum(len(octets_of(key)) + len(value) for key, value in merged.items()) > ANNOTATIONS_MAX:
+        return None
+    return history._replace(annotations=tuple(merged.items()))
 
 
 def moved(history: History) -> History:
@@ -180,7 +217,7 @@ class Histories:
     The id 0 stands for no history.
     """
 
-    __slots__ = ("_blocks", "_ids", "_next_id", "_owned")
+    __slots__ = ("_blocks", "_ids", "_next_id", "_owned", "_size")
 
     def __init__(self) -> None:
         self._next_id = 1
@@ -190,10 +227,17 @@ class Histories:
         """The non-empty blocks, by id divided by _BLOCK_ROWS, ascending."""
         self._owned: set[int] = set()
         """The blocks that no frozen state shares; shared blocks are copied before they change."""
+        self._size = 0
+        """Octets of all packed histories."""
 
     def intern(self, history: History, count: int) -> int:
-        """Count `count` more messages that refer to this history, add it if it is new, and return its id."""
+        """Count `count` more messages that refer to this history, add it if it is new, and return its id.
+
+        It loses its annotations if the queue has too many histories.
+        """
         packed = pack(history.row())
+        if history.annotations and not self._has_room(packed):
+            packed = pack(history._replace(annotations=()).row())
         history_id = self._ids.get(packed)
         if history_id is None:
             history_id = self._next_id
@@ -202,6 +246,24 @@ class Histories:
         else:
             self.retain(history_id, count)
         return history_id
+
+    def annotate(self, history_id: int, count: int, annotations: Sequence[Annotation]) -> int:
+        """Give annotations to `count` messages that refer to a history (0 for none), and return its new id.
+
+        Messages whose annotations would be too large, or whose queue has too many histories, keep their history.
+        """
+        history = annotated(self.get(history_id), annotations)
+        if history is None:
+            return history_id
+        if not self._has_room(pack(history.row())):
+            return history_id
+        new_id = self.intern(history, count)
+        self.release(history_id, count)
+        return new_id
+
+    def _has_room(self, packed: bytes) -> bool:
+        """Return whether this history is there, or may be added with its annotations."""
+        return packed in self._ids or self._size + len(packed) <= HISTORIES_BYTES_MAX
 
     def retain(self, history_id: int, count: int) -> None:
         """Count `count` more messages that refer to an existing history."""
@@ -214,6 +276,7 @@ class Histories:
             return
         number, place = divmod(history_id, _BLOCK_ROWS)
         block = self._blocks[number]
+        self._size -= len(block.packed[place])
         del self._ids[block.packed[place]]
         block.packed[place] = b""
         block.live -= 1
@@ -262,6 +325,7 @@ class Histories:
     def _replace(self, rows: Iterable[HistoryRow]) -> None:
         self._ids = {}
         self._blocks = {}
+        self._size = 0
         self._owned.clear()
         for row in rows:
             self._enter(row.id, row.packed, row.count)
@@ -270,6 +334,7 @@ class Histories:
         number, place = divmod(history_id, _BLOCK_ROWS)
         block = self._own(number)
         self._ids[packed] = history_id
+        self._size += len(packed)
         block.packed[place] = packed
         block.counts[place] = count
         block.live += 1

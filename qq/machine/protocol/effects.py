@@ -53,6 +53,22 @@ class Consuming(NamedTuple):
     consumer: int
 
 
+class Attached(NamedTuple):
+    """The result of `AttachConsumer`."""
+
+    consumer: int
+    is_active: bool
+    """Whether the queue delivers to the consumer: false for a consumer that waits to become the single active one."""
+
+
+class AttachRefused(NamedTuple):
+    """The result of an `AttachConsumer` that cannot be carried out."""
+
+    consumer: int
+    code: int
+    text: str
+
+
 class ConsumerCancelled(NamedTuple):
     consumer: int
 
@@ -103,6 +119,8 @@ Result = (
     | QueuePurged
     | Done
     | Consuming
+    | Attached
+    | AttachRefused
     | ConsumerCancelled
     | GetOk
     | GetEmpty
@@ -177,6 +195,8 @@ class Rejected(NamedTuple):
     session: int
     first_seq: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    queue: str
+    """The queue without room (overflow reject-publish); the first of several."""
 
 
 class DeliveryTimeout(NamedTuple):
@@ -203,6 +223,42 @@ class ConsumerGone(NamedTuple):
     consumer: int
 
 
+class ConsumerState(NamedTuple):
+    """Report the state of a consumer whose client sets the credit.
+
+    It comes behind the deliveries when a drain has ended or the client wanted the state, and after a snapshot. If the
+    consumer becomes active or inactive and its client wants to know, it comes before the next deliveries.
+    """
+
+    node: str
+    session: int
+    consumer: int
+    number: int
+    """The number of the last `SetCredit` that was carried out; 0 if there was none."""
+    next_id: int
+    """The message id of the next delivery."""
+    credit: int
+    """Number of further messages that the consumer may be given."""
+    available: int
+    """Number of ready messages in the queue; 0 for an inactive consumer."""
+    is_draining: bool
+    """Whether a drain has not ended yet."""
+    is_active: bool
+
+
+class DeliveriesReleased(NamedTuple):
+    """Tell the client that messages with these ids, as far as it has not settled them, have returned to the queue.
+
+    The client did not settle them in time.
+    """
+
+    node: str
+    session: int
+    consumer: int
+    first: int
+    last: int
+
+
 class ConnectionForced(NamedTuple):
     """Close a connection because an operator requested it, or because its virtual host or user was deleted."""
 
@@ -216,8 +272,9 @@ class ConnectionForced(NamedTuple):
 class Known(NamedTuple):
     """The status of a session, for a node that received the state in place of the entries that led to it.
 
-    Before it come the session's last answer (unless that was `ConsumerCancelled`) and all messages that its consumers
-    hold. The node may have received some of these already.
+    Before it come the session's last answer (unless that was `ConsumerCancelled`), all messages that its consumers
+    hold, and the `ConsumerState` of each live consumer that has such a state. The node may have received some of these
+    already.
     """
 
     node: str
@@ -258,6 +315,8 @@ SessionEffect = (
     | Rejected
     | DeliveryTimeout
     | ConsumerGone
+    | ConsumerState
+    | DeliveriesReleased
     | ConnectionForced
     | Known
 )

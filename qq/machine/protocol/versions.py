@@ -6,7 +6,7 @@ run. So nodes with different programs compute the same state. The meaning of a r
 
 from __future__ import annotations
 
-VERSIONS = (7, 12)
+VERSIONS = (7, 13)
 """The lowest and the highest version that this program can run: the previous release's version, and its own.
 
 7: release 0.1.
@@ -33,7 +33,11 @@ leader's commit index, without an entry. Dead letters keep the number of their f
 12: queues may have groups, which lease messages. Sinks publish messages epoch by epoch. The leader may keep an
 acknowledgement that no client waits for, until its next entry. An exchange has the name of the user that declared
 it. Of the consumers that wait for the shared limit of their channel, those with the highest priority in their queue
-come first."""
+come first.
+
+13: a client may set the credit of its consumer, drain it, and learn when it becomes the single active consumer (AMQP
+1.0). A returned message may be a failed delivery or not, whatever the queue counts, and may get annotations.
+Deliveries to such a consumer time out without ending it."""
 
 OCTETS_SINCE = 11
 """The first version at which the log may hold routing keys and names of fields that are not UTF-8."""

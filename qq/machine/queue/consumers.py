@@ -86,6 +86,30 @@ class Budget:
         return ranks[at].consumer if is_best else best.consumer
 
 
+@dataclass(slots=True, eq=False)
+class ClientCredit:
+    """The part of a consumer's state that it has only if its client sets the credit (`commands.SetCredit`)."""
+
+    wants_activity: bool
+    """Whether the client wants to know when the consumer becomes, or is no longer, the single active consumer."""
+    number: int = 0
+    """The number of the last `SetCredit` that was carried out."""
+    is_draining: bool = False
+    """Whether the credit that is left is to be taken away when the queue has delivered its messages."""
+    wants_state: bool = False
+    """Whether the state is to be reported when the queue has been served."""
+    was_active: bool = True
+    """Whether the consumer was active when that was last reported."""
+
+    def is_report_due(self, *, is_active: bool) -> bool:
+        """Return whether the consumer's state must be reported, now or when a drain ends."""
+        return self.is_draining or self.wants_state or self.has_activity_changed(is_active=is_active)
+
+    def has_activity_changed(self, *, is_active: bool) -> bool:
+        """Return whether the client must be told that the consumer became active or inactive."""
+        return self.wants_activity and self.was_active != is_active
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Holder:
     """A consumer, or a cancelled consumer (`live` is false) that still holds messages.
@@ -113,6 +137,8 @@ class Holder:
     settings: ConsumerSettings
     budget: Budget | None
     """The budget of the consumer's channel; None if its messages need no acknowledgement, and for `Get`."""
+    client_credit: ClientCredit | None = None
+    """None unless the client sets the credit (AMQP 1.0)."""
     live: bool = True
     next_id: int = 0
     unacked: RangeMap[Range] = field(default_factory=RangeMap)
@@ -169,6 +195,19 @@ class Holder:
         latest_ms = marks[mark][1] + MARK_MS
         # The messages before the next mark were also delivered before that mark's time.
         return min(latest_ms, marks[mark + 1][1]) if mark + 1 < len(marks) else latest_ms
+
+    def last_out_since(self, time_ms: int) -> int | None:
+        """Return the id of the last message that was certainly delivered at this time (without outages) or before.
+
+        None if there is no such message that may still be held.
+        """
+        marks, last = self.marks, None
+        for number, (_, marked_ms) in enumerate(marks, 1):
+            next_id, next_ms = marks[number] if number < len(marks) else (self.next_id, marked_ms + MARK_MS)
+            if min(marked_ms + MARK_MS, next_ms) > time_ms:
+                break
+            last = next_id - 1
+        return last
 
     def _mark_of(self, message_id: int) -> int:
         """Return the place of the last mark at or before this message."""

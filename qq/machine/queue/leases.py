@@ -138,6 +138,8 @@ class LeaseHolder:
     user: str
     """The user who opened the group."""
     settings: GroupSettings
+    generation: int
+    """The log index at which the group was opened. A group that is closed and opened again gets a higher generation."""
     used_ms: int = 0
     """Time (without outages, ms) of the last command of the group."""
     first_free: int = 0
@@ -160,6 +162,18 @@ class LeaseHolder:
             problem = "is stale" if fence < self.fence else "was not used to open the group"
             raise no_access(
                 f"fence {fence} {problem}: {self.label} is open with fence {self.fence}, owner '{self.owner}'"
+            )
+
+    def is_of(self, generation: int) -> bool:
+        """Return whether a command for this generation is for this group; 0 stands for any."""
+        return generation in (0, self.generation)
+
+    def check_generation(self, generation: int) -> None:
+        """Raise Refused if a command is for an earlier group of this name."""
+        if not self.is_of(generation):
+            raise no_access(
+                f"generation {generation} of {self.label} was ended: the group was opened again, and has generation "
+                f"{self.generation}"
             )
 
     def check_lease(self, number: int) -> Lease:
@@ -190,6 +204,7 @@ class FrozenGroup(NamedTuple):
     owner: str
     user: str
     settings: GroupSettings
+    generation: int
     used_ms: int
     first_free: int
     last: int

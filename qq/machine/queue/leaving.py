@@ -16,18 +16,36 @@ from qq.ranges import FrozenPieces, Piece, Range, RangeMap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from qq.machine.protocol.death_history import Annotation
+
 SETTLED, DISCARDED, RETURNED, FAILED, ENDED = range(5)
 """The fate of released messages: settled, rejected for good, returned, returned by a rejection, or returned because the
-channel ended. The last two are failed deliveries. Before version 11 of the state, FAILED takes the place of ENDED."""
+channel ended or the client said that the delivery failed. The last two are failed deliveries. Before version 11 of the
+state, FAILED takes the place of ENDED."""
+
+
+class Modification(NamedTuple):
+    """The change of messages that a consumer returns or rejects (`commands.Modify`)."""
+
+    annotations: tuple[Annotation, ...] = ()
+    """The annotations that the messages get."""
+    ready_ms: int = 0
+    """Cluster time (ms) at which returned messages become ready again in a queue with delayed retries; 0 without."""
+
+
+UNMODIFIED = Modification()
 
 
 class Leaving:
     """Messages that consumers of a queue have released, and their common fate."""
 
-    __slots__ = ("_heads", "_held", "count", "fate")
+    __slots__ = ("_heads", "_held", "count", "fate", "modification")
 
-    def __init__(self, fate: int, held: Sequence[RangeMap[Range]]) -> None:
+    def __init__(
+        self, fate: int, held: Sequence[RangeMap[Range]], modification: Modification = UNMODIFIED
+    ) -> None:
         self.fate = fate
+        self.modification = modification
         self.count = sum(map(len, held))
         """The number of messages."""
         self._held = [each for each in held if each]
@@ -51,7 +69,8 @@ class Leaving:
         return ranges
 
     def freeze(self) -> FrozenLeaving:
-        return FrozenLeaving(self.fate, [self._held[number].freeze() for _, number in sorted(self._heads)])
+        held = [self._held[number].freeze() for _, number in sorted(self._heads)]
+        return FrozenLeaving(self.fate, held, self.modification)
 
     def pieces(self) -> list[Piece[Range]]:
         """Return a copy of all pieces."""
@@ -63,6 +82,7 @@ class FrozenLeaving(NamedTuple):
 
     fate: int
     held: list[FrozenPieces[Range]]
+    modification: Modification
 
 
 def ranges_of(pieces: list[Piece[Range]]) -> list[Range]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.policy.settings import settings_of
 from qq.machine.policy.value_checks import EXPIRY_MAX_MS
 from qq.machine.protocol.death_history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
-from qq.machine.protocol.effects import Deliver
+from qq.machine.protocol.effects import ConsumerState, Deliver
 from qq.machine.protocol.queue_types import CLASSIC
 from qq.machine.protocol.work_meter import RANGES_AT_ONCE
 from qq.machine.queue.backlog import Backlog
@@ -36,7 +36,17 @@ from qq.machine.queue.leases import (
     the_group,
     with_histories,
 )
-from qq.machine.queue.leaving import DISCARDED, ENDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
+from qq.machine.queue.leaving import (
+    DISCARDED,
+    ENDED,
+    FAILED,
+    RETURNED,
+    SETTLED,
+    UNMODIFIED,
+    Leaving,
+    Modification,
+    ranges_of,
+)
 from qq.machine.queue.timers import NOW_MS
 from qq.ranges import NORMAL, Range, RangeMap
 from qq.stored.properties import NO_TTL
@@ -50,7 +60,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.death_history import FrozenHistories, History
     from qq.machine.protocol.effects import CountContract
     from qq.machine.queue.backlog import FrozenBacklog
-    from qq.machine.queue.consumers import Budget
+    from qq.machine.queue.consumers import Budget, ClientCredit
     from qq.machine.queue.leases import GroupSettings, LeaseChunk
     from qq.machine.queue.leaving import FrozenLeaving
     from qq.ranges import FrozenPieces
@@ -150,7 +160,8 @@ class Consumer(Holder):
     def freeze(self) -> FrozenConsumer:
         marks = [(first_id, time_ms) for first_id, time_ms in self.marks]
         held = self.unacked.freeze()
-        return FrozenConsumer(self, self.credit, self.prefetch, self.live, self.next_id, marks, held)
+        credit = self.client_credit and replace(self.client_credit)
+        return FrozenConsumer(self, self.credit, self.prefetch, self.live, self.next_id, marks, held, credit)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -167,6 +178,7 @@ class LeaseGroup(LeaseHolder):
             self.owner,
             self.user,
             self.settings,
+            self.generation,
             self.used_ms,
             self.first_free,
             self.last,
@@ -184,6 +196,7 @@ class FrozenConsumer(NamedTuple):
     next_id: int
     marks: list[tuple[int, int]]
     unacked: FrozenPieces[Range]
+    client_credit: ClientCredit | None
 
 
 Served = tuple[Consumer, Deliver]
@@ -222,6 +235,8 @@ class Queue:
     candidates: Rotation[Consumer] = field(default_factory=Rotation)
     """All live consumers of a queue with a single active consumer. The first of the highest priority should be active,
     unless the active consumer has that priority, too."""
+    to_report: dict[Consumer, None] = field(default_factory=dict)
+    """The live consumers whose `ConsumerState` must be reported: when the queue is served, or when a drain ends."""
     backlog: Backlog = field(default_factory=Backlog)
     histories: Histories = field(default_factory=Histories)
     dead: deque[DeadMessages] = field(default_factory=deque)
@@ -513,6 +528,70 @@ class Queue:
         backlog.trimmed_position = backlog.next_position
         return served, moved
 
+    def activity_reports(self) -> list[ConsumerState]:
+        """Return the states of consumers that became active or inactive, for clients that want to know.
+
+        They come before the deliveries that follow.
+        """
+        reports: list[ConsumerState] = []
+        for consumer in sorted(self.to_report, key=_consumer_key):
+            credit, is_active = consumer.client_credit, self.is_active(consumer)
+            if credit is not None and credit.has_activity_changed(is_active=is_active):
+                credit.was_active = is_active
+                reports.append(self.state_of(consumer))
+                self._keep_reporting(consumer)
+        return reports
+
+    def credit_reports(self, now_ms: int) -> list[ConsumerState]:
+        """Return the states of consumers that have drained the queue, or whose clients want the state.
+
+        It is called behind each `serve`, so they come behind the deliveries. A consumer has drained the queue if it may
+        not be given messages, or if there are none; messages that are coming back or due are still to be delivered.
+        """
+        due_ms = self.backlog.due_ms()
+        is_empty = not (self.available or self.returning) and (due_ms is None or due_ms > now_ms)
+        reports: list[ConsumerState] = []
+        for consumer in sorted(self.to_report, key=_consumer_key):
+            credit = consumer.client_credit
+            if credit is None:
+                continue
+            has_drained = credit.is_draining and (is_empty or consumer not in self.rotation)
+            if has_drained:
+                credit.is_draining = False
+                self.give_credit(consumer, -consumer.credit)
+            if has_drained or credit.wants_state:
+                credit.wants_state = False
+                reports.append(self.state_of(consumer))
+                self._keep_reporting(consumer)
+        return reports
+
+    def state_of(self, consumer: Consumer) -> ConsumerState:
+        """Return the state of a consumer whose client sets the credit."""
+        credit = consumer.client_credit
+        assert credit is not None
+        is_active = self.is_active(consumer)
+        return ConsumerState(
+            consumer.node,
+            consumer.session,
+            consumer.id,
+            credit.number,
+            consumer.next_id,
+            consumer.credit,
+            self.ready if is_active else 0,
+            credit.is_draining,
+            is_active,
+        )
+
+    def _keep_reporting(self, consumer: Consumer | None) -> None:
+        """Add a consumer to `to_report` if its state must be reported, or remove it."""
+        if consumer is None or consumer.client_credit is None:
+            return
+        is_active = self.is_active(consumer)
+        if consumer.live and consumer.client_credit.is_report_due(is_active=is_active):
+            self.to_report[consumer] = None
+        else:
+            self.to_report.pop(consumer, None)
+
     def _expire(self, until_ms: int, now_ms: int, most: int) -> int:
         if not self._has_room_to_die:
             return 0
@@ -787,6 +866,9 @@ class Queue:
         if self.settings.single_active_consumer:
             self._review_active()
         self.give_credit(consumer, 0)
+        if consumer.client_credit is not None:
+            consumer.client_credit.was_active = self.is_active(consumer)  # the answer reports it
+            self._keep_reporting(consumer)
 
     def _enter(self, consumer: Consumer) -> None:
         """Add a consumer without serving it."""
@@ -810,6 +892,18 @@ class Queue:
             consumer.stop_waiting()
         else:
             self.make_way(consumer)
+
+    def set_credit(
+        self, consumer: Consumer, number: int, limit: int, *, is_drain: bool, wants_state: bool
+    ) -> None:
+        """Let a consumer whose client sets the credit have messages with ids below `limit`, as in `SetCredit`."""
+        credit = consumer.client_credit
+        if credit is None or number <= credit.number:
+            return
+        credit.number, credit.is_draining = number, is_drain
+        credit.wants_state = credit.wants_state or wants_state
+        self.give_credit(consumer, max(limit - consumer.next_id, 0) - consumer.credit)
+        self._keep_reporting(consumer)
 
     def make_way(self, consumer: Consumer) -> None:
         """Take a consumer out of the rotation; it may wait for room in its channel."""
@@ -862,8 +956,10 @@ class Queue:
             if active.live and active.unacked:
                 return
         self.active = successor
+        self._keep_reporting(active)
         if successor is not None:
             self.give_credit(successor, 0)
+            self._keep_reporting(successor)
 
     def cancel(self, consumer: Consumer, available_ms: int) -> None:
         """Cancel a live consumer; it stays while it holds messages."""
@@ -872,12 +968,21 @@ class Queue:
         self.used_ms = available_ms
         self._withdraw(consumer)
         self.candidates.discard(consumer)
+        self.to_report.pop(consumer, None)
         if not consumer.unacked:
             del self.holders[consumer]
         if self.settings.single_active_consumer:
             self._review_active()
 
-    def settle(self, consumer: Consumer, first: int, last: int, now_ms: int, fate: int = SETTLED) -> int:
+    def settle(
+        self,
+        consumer: Consumer,
+        first: int,
+        last: int,
+        now_ms: int,
+        fate: int = SETTLED,
+        modification: Modification = UNMODIFIED,
+    ) -> int:
         """Carry out the fate of a consumer's messages, and give their credit back. Return their number.
 
         `first` and `last` are message ids. With very many ranges, `go_on` carries the fate out later. In both cases the
@@ -891,9 +996,9 @@ class Queue:
             self.tally.acknowledged += count
         is_put_off = self.returning if fate in _COME_BACK else self.leaving
         if is_put_off or len(pieces) > RANGES_AT_ONCE:
-            self._put_off(Leaving(fate, [RangeMap.from_pieces(pieces, count)]))
+            self._put_off(Leaving(fate, [RangeMap.from_pieces(pieces, count)], modification))
         else:
-            self._let_go(ranges_of(pieces), fate, now_ms)
+            self._let_go(ranges_of(pieces), fate, now_ms, modification)
         return count
 
     def give_back_all(self, consumers: list[Consumer], fate: int, now_ms: int, most: int) -> int:
@@ -934,7 +1039,7 @@ class Queue:
         while self.leaving and done < most:
             leaving = self.leaving[0]
             ranges = leaving.take(most - done)
-            self._let_go(ranges, leaving.fate, now_ms)
+            self._let_go(ranges, leaving.fate, now_ms, leaving.modification)
             done += len(ranges)
             if not leaving.count:
                 del self.leaving[0]
@@ -947,7 +1052,7 @@ class Queue:
         while self.returning and done < most:
             leaving, before = self.returning[0], self.backlog.count
             ranges = leaving.take(most - done)
-            self._let_go(ranges, leaving.fate, now_ms)
+            self._let_go(ranges, leaving.fate, now_ms, leaving.modification)
             done += len(ranges)
             self.coming_back -= _totals(ranges)[0]
             self.came_back += self.backlog.count - before
@@ -957,10 +1062,14 @@ class Queue:
             self.came_back = 0
         return done
 
-    def _let_go(self, ranges: list[Range], fate: int, now_ms: int) -> None:
+    def _let_go(
+        self, ranges: list[Range], fate: int, now_ms: int, modification: Modification = UNMODIFIED
+    ) -> None:
         """Carry out the fate of messages that no consumer holds: settle them, let them die, or return them."""
         if not ranges:
             return
+        if modification.annotations and fate != SETTLED:
+            ranges = self._annotated(ranges, modification)
         count, size = _totals(ranges)
         self.unacked -= count
         self.unacked_size -= size
@@ -970,10 +1079,21 @@ class Queue:
         elif fate == DISCARDED:
             self.die(ranges, REJECTED, now_ms)
         else:
-            self._return(ranges, now_ms, fate)
+            self._return(ranges, now_ms, fate, modification.ready_ms)
 
-    def _return(self, ranges: list[Range], now_ms: int, fate: int) -> None:
-        """Return messages after an unsuccessful delivery, now or after a delay; above the delivery limit they die."""
+    def _annotated(self, ranges: list[Range], modification: Modification) -> list[Range]:
+        """Return messages with the annotations of their modification."""
+        annotate, annotations = self.histories.annotate, modification.annotations
+        return [
+            messages._replace(history=annotate(messages.history, messages.count, annotations))
+            for messages in ranges
+        ]
+
+    def _return(self, ranges: list[Range], now_ms: int, fate: int, ready_ms: int) -> None:
+        """Return messages after an unsuccessful delivery, now or after a delay; above the delivery limit they die.
+
+        `ready_ms` is the end of the delay, or 0 if the queue's settings determine it.
+        """
         settings, backlog = self.settings, self.backlog
         failed = fate != RETURNED
         # RabbitMQ 4.0 counts the failures of ended channels, too, but shows them only after the death of a message.
@@ -988,8 +1108,10 @@ class Queue:
             if 0 <= limit < failures_now:
                 dead.append(again)
             elif is_delayed:
-                delay_ms = settings.retry_min_ms * max(1, failures_now)
-                backlog.delay(again, now_ms + min(delay_ms, settings.retry_max_ms), returned=True)
+                delay_ms = min(settings.retry_min_ms * max(1, failures_now), settings.retry_max_ms)
+                if ready_ms:
+                    delay_ms = min(max(ready_ms - now_ms, 0), EXPIRY_MAX_MS)
+                backlog.delay(again, now_ms + delay_ms, returned=True)
             elif is_ordered:
                 backlog.put_back(again)
             else:
@@ -1059,8 +1181,10 @@ class Queue:
                 return group
         return None
 
-    def open_group(self, name: str, fence: int, owner: str, user: str, settings: GroupSettings) -> LeaseGroup:
-        """Open a group, or pass it on to an owner with this fence. Its open leases stay."""
+    def open_group(
+        self, name: str, fence: int, owner: str, user: str, settings: GroupSettings, index: int
+    ) -> LeaseGroup:
+        """Open a group at this log index, or pass it on to an owner with this fence. Its open leases stay."""
         group = self.groups.get(name)
         if group is None:
             group = self.groups[name] = LeaseGroup(
@@ -1071,6 +1195,7 @@ class Queue:
                 owner=owner,
                 user=user,
                 settings=settings,
+                generation=index,
             )
         elif fence > group.fence:
             group.fence, group.owner, group.user, group.settings = fence, owner, user, settings
@@ -1169,6 +1294,7 @@ class Queue:
         leaving = [each.pieces() for each in (*self.leaving, *self.returning)]
         self.leaving, self.returning = [], []
         self.holders.clear()
+        self.to_report.clear()
         self.rotation = self.candidates = Rotation()
         self.active = None
         stuck = [line.take_all() for line in self.stuck.values()]
@@ -1295,6 +1421,8 @@ class Queue:
         for consumer in rotation:
             self.rotation.add(consumer)
         self.active = active
+        for consumer in self.holders:
+            self._keep_reporting(consumer)
 
     def restore_waiting(self, consumer: Consumer) -> None:
         """Let a consumer wait for room in its channel if it has credit and is not in the rotation."""
@@ -1372,6 +1500,10 @@ def _totals(ranges: Iterable[Range]) -> tuple[int, int]:
 
 def _position(messages: Range) -> int:
     return messages.position
+
+
+def _consumer_key(consumer: Consumer) -> tuple[str, int]:
+    return consumer.node, consumer.id
 
 
 def held(consumer: Consumer) -> list[tuple[int, Any]]:

@@ -28,6 +28,8 @@ from qq.machine.policy.policies import Policy
 from qq.machine.policy.settings import consumer_settings_of, settings_of
 from qq.machine.protocol.death_history import History
 from qq.machine.protocol.effects import (
+    Attached,
+    AttachRefused,
     Committed,
     Connected,
     ConsumerCancelled,
@@ -44,9 +46,9 @@ from qq.machine.protocol.effects import (
     Recovered,
     Reply,
 )
-from qq.machine.queue.consumers import Budget
+from qq.machine.queue.consumers import Budget, ClientCredit
 from qq.machine.queue.leases import EndedChunk, GroupSettings, Lease, LeaseChunk, the_group
-from qq.machine.queue.leaving import Leaving
+from qq.machine.queue.leaving import UNMODIFIED, Leaving, Modification
 from qq.machine.queue.moves import MoveState
 from qq.machine.queue.queue import Consumer, DeadMessages, LeaseGroup, Queue
 from qq.ranges import Range, RangeMap
@@ -452,6 +454,7 @@ class GroupRow(NamedTuple):
     owner: str
     user: str
     settings: GroupSettings
+    generation: int
     used_ms: int
     first_free: int
     last: int
@@ -476,6 +479,7 @@ class GroupRow(NamedTuple):
             owner=self.owner,
             user=self.user,
             settings=self.settings,
+            generation=self.generation,
             used_ms=self.used_ms,
             first_free=self.first_free,
             last=self.last,
@@ -613,18 +617,20 @@ class LeavingRow(NamedTuple):
     fate: int
     held: Iterable[Iterable[HeldRow]]
     """The messages of each of the consumers."""
+    modification: Modification
 
     @classmethod
     def from_state(cls, frozen: FrozenLeaving) -> LeavingRow:
-        return cls(frozen.fate, Rows(frozen.held, held_rows))
+        return cls(frozen.fate, Rows(frozen.held, held_rows), frozen.modification)
 
     @classmethod
     def read(cls, written: Sequence[Any]) -> LeavingRow:
-        fate, held = written
-        return cls(fate, [list(map(HeldRow.read, rows)) for rows in held])
+        fate, held, (annotations, ready_ms) = written
+        modification = Modification(tuple((key, value) for key, value in annotations), ready_ms)
+        return cls(fate, [list(map(HeldRow.read, rows)) for rows in held], modification)
 
     def build(self) -> Leaving:
-        return Leaving(self.fate, list(map(build_held, self.held)))
+        return Leaving(self.fate, list(map(build_held, self.held)), self.modification)
 
 
 class BehindRow(NamedTuple):
@@ -643,6 +649,18 @@ class BehindRow(NamedTuple):
     def read(cls, written: Sequence[Any]) -> BehindRow:
         row = cls(*written)
         return row._replace(leaving=list(map(LeavingRow.read, row.leaving)))
+
+
+def _with_modifications(written: Sequence[Any]) -> Sequence[Any]:
+    queue, came_back, leaving = written
+    return [queue, came_back, [[*each, UNMODIFIED] for each in leaving]]
+
+
+def _without_modifications(row: BehindRow) -> Sequence[Any]:
+    return row._replace(leaving=Rows([_make(LeavingRow, each[:-1]) for each in row.leaving]))
+
+
+CHANGES[BehindRow] = {13: Change(_with_modifications, _without_modifications)}
 
 
 class MoveRow(NamedTuple):
@@ -788,6 +806,8 @@ _RESULTS: tuple[type[Result], ...] = (
     Limited,
     Connected,
     Got,
+    Attached,
+    AttachRefused,
 )
 """All kinds of results. In a dump they are numbered from 1; 0 is `Failed`. New kinds must go to the end."""
 _GOT_KINDS = [_RESULTS.index(kind) + 1 for kind in (GetOk, Got)]
@@ -827,6 +847,20 @@ def build_answer(node: str, session: int, row: Sequence[Any] | None) -> Answer |
     return Reply(node, session, result, number)
 
 
+class ClientCreditRow(NamedTuple):
+    """The part of a consumer whose client sets the credit: the fields of `ClientCredit`."""
+
+    wants_activity: bool
+    number: int
+    is_draining: bool
+    wants_state: bool
+    was_active: bool
+
+    @classmethod
+    def from_state(cls, credit: ClientCredit) -> ClientCreditRow:
+        return cls(*(getattr(credit, field) for field in cls._fields))
+
+
 class ConsumerRow(NamedTuple):
     """A consumer, without the messages it holds."""
 
@@ -850,6 +884,7 @@ class ConsumerRow(NamedTuple):
     live: bool
     next_id: int
     marks: list[tuple[int, int]]
+    client_credit: ClientCreditRow | None
 
     @classmethod
     def from_state(cls, frozen: FrozenConsumer) -> ConsumerRow:
@@ -874,6 +909,7 @@ class ConsumerRow(NamedTuple):
             frozen.live,
             frozen.next_id,
             frozen.marks,
+            frozen.client_credit and ClientCreditRow.from_state(frozen.client_credit),
         )
 
     def build(self, queue: Queue, budget: Budget, held: Iterable[HeldRow]) -> Consumer:
@@ -900,4 +936,8 @@ class ConsumerRow(NamedTuple):
             next_id=self.next_id,
             unacked=build_held(held),
             marks=[list(mark) for mark in self.marks],
+            client_credit=ClientCredit(*self.client_credit) if self.client_credit else None,
         )
+
+
+CHANGES[ConsumerRow] = {13: more_fields(None)}

@@ -6,7 +6,6 @@ the read begins, so commands meanwhile cannot change it; but the messages of a l
 
 from __future__ import annotations
 
-import asyncio
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,11 +13,12 @@ from qq.machine.protocol import commands as c
 from qq.machine.protocol.commands import SINCE
 from qq.machine.protocol.refusals import Refused
 from qq.management.changes.request_session import until_applied
-from qq.management.errors import NOT_CARRIED_OUT, RequestRefused, Unavailable
+from qq.management.changes.version_wait import wait_for_version
+from qq.management.errors import RequestRefused
 from qq.management.objects.browse import READ_AHEAD_RANGES, steps, stored_messages
 from qq.management.reports.leases import GroupStatus, Lag, LeaseStatus
 from qq.management.time_slices import Slices
-from qq.sessions.headers import delivered, is_redelivered, published_to
+from qq.sessions.headers import delivered, in_frames, is_redelivered, published_to
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-VERSION_WAIT_S = 5.0
-"""Seconds that a request waits for the version of the state in which groups exist."""
-VERSION_CHECK_S = 0.05
 STEP_MESSAGES = 250
 """Messages of a lease that are read together: some milliseconds of work."""
 STEP_BYTES = 512 * 1024
@@ -118,6 +115,7 @@ class Leases:
             vhost=queue.vhost,
             queue=queue.name,
             queue_number=queue.number,
+            generation=group.generation,
             fence=group.fence,
             owner=group.owner,
             user=group.user,
@@ -169,12 +167,13 @@ class Leases:
             except Refused as refused:
                 return refused
 
-        await self._wait_for_version(SINCE[type(command)])
+        await wait_for_version(self._group, self._broker.machine, SINCE[type(command)], "groups")
         found = await until_applied(self._broker, [command], read)
         if isinstance(found, Refused):
             raise RequestRefused(found.code, found.text)
         return found
 
+<<<<<<< HEAD
     async def _wait_for_version(self, needed: int) -> None:
         """Wait until the cluster has agreed on a version of the state, if all members can run it.
 
@@ -196,6 +195,8 @@ class Leases:
         found = map(self._group.versions_of, self._group.members.names)
         return all(versions is None or versions.high >= version for versions in found)
 
+=======
+>>>>>>> main
     # Reading
 
     async def lease_status(self, vhost: str, queue: str, group: str, number: int) -> LeaseStatus:
@@ -228,7 +229,8 @@ class Leases:
             at = 0
             for step in steps(entries, messages, STEP_MESSAGES, STEP_BYTES):
                 for stored in await stored_messages(entries, step, ahead):
-                    framed = delivered(stored.messages, messages, history, count_contract=contract)
+                    frames = in_frames(stored).messages
+                    framed = delivered(frames, messages, history, count_contract=contract)
                     exchange, key = published_to(stored, history)
                     place = row + at, messages.position + at
                     yield LeasedMessages(*place, exchange, key, redelivered, messages.deliveries, framed)

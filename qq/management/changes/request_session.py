@@ -16,12 +16,12 @@ from qq.management.errors import NOT_CARRIED_OUT, UNKNOWN, PublicationRejected, 
 from qq.management.objects.browse import stored_messages
 from qq.management.reports.messages import AckMode, Message
 from qq.sessions.entries import MessagesGone
-from qq.sessions.headers import delivered, is_redelivered, published_to
+from qq.sessions.headers import delivered, in_frames, is_redelivered, published_to
 from qq.sessions.lanes import Lane
 from qq.sessions.pending_requests import OpenEnqueue
 from qq.sessions.session_info import ConnectionFacts
 from qq.stored.editing import content, make
-from qq.stored.layout import flags
+from qq.stored.layout import FRAME_MAX, flags
 from qq.stored.properties import group
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ CHANGE_TIMEOUT_S = 10.0
 """Seconds without any applied batch after which a waiting request fails, because there is no majority."""
 GET_BYTES_MAX = 1024 * 1024
 """Octets of message bodies after which a get stops."""
-
-FRAME_MAX = 131_072
-"""Largest frame of messages that are published here, in octets: RabbitMQ's default of frame_max."""
 
 _SETTLEMENTS: dict[AckMode, type[c.Settlement]] = {
     AckMode.ACK_REQUEUE_TRUE: c.Return,
@@ -316,6 +313,7 @@ class RequestSession:
     async def _read(self, got: GetOk, offset: int) -> Message:
         stored = await _stored(self._broker, got.range)
         exchange, routing_key = published_to(stored, got.history)
+        stored = in_frames(stored)
         [message] = delivered(stored.messages, got.range, got.history, count_contract=got.count_contract)
         return Message(
             offset,

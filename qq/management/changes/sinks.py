@@ -14,8 +14,10 @@ from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.refusals import Refused
 from qq.management.changes.request_session import until_applied
+from qq.management.changes.version_wait import wait_for_version
 from qq.management.errors import NOT_CARRIED_OUT, RequestRefused, Unavailable
 from qq.management.reports.sinks import AttemptPath, SinkStatus
+from qq.management.time_slices import Slices
 from qq.sessions.lanes import Lane
 from qq.stored.properties import PLAIN, UnacceptableProperties, group
 
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import TypeVar
 
+    from cluster.group.group import Group
     from qq.machine.catalog.sinks import Sink
     from qq.management.reports.sinks import RoutedMessages
+    from qq.management.statistics.entry_times import EntryTimes
     from qq.sessions.broker import Broker
     from qq.stored.properties import Attributes
 
@@ -46,26 +50,48 @@ Step = tuple[c.StageMessages, "Sequence[bytes]"]
 class Sinks:
     """The sinks of a node."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, group: Group, entry_times: EntryTimes) -> None:
         self._broker = broker
+        self._group = group
+        self._entry_times = entry_times
 
     # Reports
 
-    def all(self, vhost: str) -> list[SinkStatus]:
-        """Return the sinks of a virtual host."""
-        known = self._broker.machine.vhosts.get(vhost)
-        return [] if known is None else list(map(_status, known.sinks.values()))
+    async def all(self, is_visible: Callable[[str], bool]) -> list[SinkStatus]:
+        """Return the sinks of the visible virtual hosts."""
+        slices, found = Slices(), list[SinkStatus]()
+        for vhost in list(self._broker.machine.vhosts.values()):
+            if is_visible(vhost.name):
+                for sink in list(vhost.sinks.values()):
+                    found.append(self._status(sink))
+                    await slices.give_way()
+        return found
 
     def find(self, vhost: str, name: str) -> SinkStatus | None:
         known = self._broker.machine.vhosts.get(vhost)
         sink = None if known is None else known.sinks.get(name)
-        return None if sink is None else _status(sink)
+        return None if sink is None else self._status(sink)
+
+    def _status(self, sink: Sink) -> SinkStatus:
+        oldest, now_ms = sink.oldest_index(), self._group.time_ms()
+        return SinkStatus(
+            name=sink.name,
+            vhost=sink.vhost,
+            user=sink.user,
+            expires_ms=sink.expires_ms,
+            committed=sink.first_free - 1 if sink.first_free else None,
+            attempts=len(sink.attempts),
+            messages_staged=sink.messages,
+            bytes_staged=sink.size,
+            age_ms=0 if oldest is None else self._entry_times.age_ms(oldest, now_ms),
+            idle_ms=max(now_ms - self._broker.machine.outage_ms - sink.used_ms, 0),
+        )
 
     # Commands
 
     async def open(self, command: c.OpenSink) -> SinkStatus:
         """Open a sink, or find it. Raises RequestRefused, Unavailable, InvalidCommand."""
-        return await self._run([command], lambda: _status(self._broker.machine.sinks.opened(command)))
+        return await self._run([command], lambda: self._status(self._broker.machine.sinks.opened(command)))
 
     async def close(self, command: c.CloseSink) -> None:
         """End a sink, if it exists. Raises as `open`."""
@@ -86,7 +112,7 @@ class Sinks:
         Returns None if the epoch is committed. Raises RequestRefused, Unavailable, InvalidCommand.
         """
         steps = list(_steps(path, first, tables))
-        lane = self._submit(steps)
+        lane = await self._submit(steps)
         return await self._run([], lambda: self._stored(path, first, steps), lane)
 
     async def publish(self, vhost: str, user: str, tables: Iterable[RoutedMessages]) -> None:
@@ -98,7 +124,7 @@ class Sinks:
         if not steps:
             return
         committed = c.CommitEpoch(vhost, name, user, 0, [name], [len(steps)])
-        lane = self._submit(steps, opened, committed)
+        lane = await self._submit(steps, opened, committed)
 
         def read() -> None:
             if self.find(vhost, name) is not None:
@@ -110,11 +136,12 @@ class Sinks:
         finally:
             self._broker.submissions.add(c.CloseSink(vhost, name, user), lane)
 
-    def _submit(
+    async def _submit(
         self, steps: Sequence[Step], before: c.Command | None = None, behind: c.Command | None = None
     ) -> Lane:
         """Submit steps, with a command before and behind them, and return their lane. Raises Unavailable."""
         broker = self._broker
+        await self._wait_for_version()
         if broker.alarm is not None:
             raise Unavailable(f"publishers must wait: {broker.alarm}; {NOT_CARRIED_OUT}")
         if broker.is_full_for_operators:
@@ -141,12 +168,16 @@ class Sinks:
             except (Refused, Unavailable) as refused:
                 return refused
 
+        await self._wait_for_version()
         found = await until_applied(self._broker, commands, read, lane, changes=True)
         if isinstance(found, Refused):
             raise RequestRefused(found.code, found.text)
         if isinstance(found, Unavailable):
             raise found
         return found
+
+    async def _wait_for_version(self) -> None:
+        await wait_for_version(self._group, self._broker.machine, c.SINCE[c.OpenSink], "sinks")
 
     # Outcomes
 
@@ -191,17 +222,3 @@ def _pieces(
                         at, size = end, 0
         except UnacceptableProperties as error:
             raise RequestRefused(ReplyCode.PRECONDITION_FAILED, str(error)) from None
-
-
-def _status(sink: Sink) -> SinkStatus:
-    attempts = sink.attempts.values()
-    return SinkStatus(
-        sink.name,
-        sink.vhost,
-        sink.user,
-        sink.expires_ms,
-        sink.first_free - 1 if sink.first_free else None,
-        len(attempts),
-        sum(attempt.messages for attempt in attempts),
-        sum(run.size for attempt in attempts for run in attempt.runs),
-    )

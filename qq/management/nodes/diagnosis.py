@@ -150,6 +150,8 @@ class Doctor:
             *self._queues.queue_watch.findings,
             *self._queues.held_watch.findings,
             *self._queues.group_watch.findings,
+            *self._queues.silent_sinks.findings,
+            *self._queues.growing_sinks.findings,
         ]
         connected = self._members.connected()
         for name, answer in answers.items():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.management.reports.messages import Message
 from qq.sessions.entries import MessagesGone
-from qq.sessions.headers import delivered, is_redelivered, published_to
+from qq.sessions.headers import delivered, in_frames, is_redelivered, published_to
 from qq.stored.editing import content
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class BrowsedGroup(NamedTuple):
     def browsed(self, count_contract: CountContract | None) -> Iterator[Message]:
         """Yield the messages as consumers would get them."""
         exchange, routing_key = published_to(self.stored, self.history)
-        framed = delivered(self.stored.messages, self.part, self.history, count_contract=count_contract)
+        frames = in_frames(self.stored).messages
+        framed = delivered(frames, self.part, self.history, count_contract=count_contract)
         redelivered = is_redelivered(self.part, self.history, count_contract)
         for number, message in enumerate(framed, self.offset):
             yield Message(number, exchange, routing_key, redelivered, *content(message))

@@ -28,6 +28,7 @@ ROWS_AT_ONCE = 64
 """Rows made at a time for objects other than queues: some tenths of a millisecond."""
 _QUEUE = ("vhost", "queue")
 _EXCHANGE = ("vhost", "exchange", "type")
+_SINK = ("vhost", "sink")
 
 
 class _QueueFamily(NamedTuple):
@@ -119,6 +120,12 @@ _QUEUE_FAMILIES = {
     ),
 }
 _AGE = _gauge("queue_oldest_message_age_seconds", "How long the oldest ready message has waited, at least")
+_SINK_METRICS = [
+    _gauge("sink_attempts", "Attempts of a sink that are not committed"),
+    _gauge("sink_messages_staged", "Messages of a sink that are not committed"),
+    _gauge("sink_bytes_staged", "Size in bytes of messages of a sink that are not committed"),
+    _gauge("sink_oldest_message_age_seconds", "How long the oldest of these messages is stored, at least"),
+]
 _DIED = _counter("queue_messages_dead_lettered", "Messages that died in a queue, by reason")
 
 
@@ -158,6 +165,9 @@ class ObjectMetrics:
             up = _gauge("vhost_status", "Whether a virtual host is running")
             rows = (((vhost.name,), (1,)) for vhost in _vhosts(machine, vhosts))
             yield ObjectTable(True, ("vhost",), [up], _parts(rows))
+        if "sink_metrics" in wanted:
+            rows = _sinks(machine, vhosts, self._entry_times, self._group.time_ms())
+            yield ObjectTable(False, _SINK, _SINK_METRICS, _parts(rows))
         if "exchange_names" in wanted:
             there = _gauge("exchange_name", "Enumerates exchanges without any additional info")
             yield ObjectTable(True, _EXCHANGE, [there], _parts(_exchanges(machine, vhosts)))
@@ -204,6 +214,16 @@ def _died(blocks: Iterable[list[Queue]]) -> Iterator[ObjectRows]:
             for reason, count in queue.tally.died.items()
         ]
         yield ObjectRows(rows.copy)
+
+
+def _sinks(
+    machine: QueueMachine, vhosts: Collection[str] | None, times: EntryTimes, now_ms: int
+) -> Iterator[ObjectRow]:
+    for vhost in _vhosts(machine, vhosts):
+        for sink in list(vhost.sinks.values()):
+            oldest = sink.oldest_index()
+            age_s = 0 if oldest is None else times.age_ms(oldest, now_ms) / 1000
+            yield (vhost.name, sink.name), (len(sink.attempts), sink.messages, sink.size, age_s)
 
 
 def _exchanges(machine: QueueMachine, vhosts: Collection[str] | None) -> Iterator[ObjectRow]:

@@ -94,7 +94,7 @@ class Search:
                 if messages.history not in known:
                     known[messages.history] = histories.get(messages.history)
                 history = known[messages.history]
-                if history is not None:
+                if history is not None and history.deaths:
                     self._died[history.last[1], history.last[0]] += messages.count
                 if wanted.takes_history(history):
                     size += messages.size

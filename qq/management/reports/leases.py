@@ -31,6 +31,8 @@ class GroupStatus(NamedTuple):
     vhost: str
     queue: str
     queue_number: int
+    generation: int
+    """Changes when the group is ended and opened again."""
     fence: int
     owner: str
     user: str

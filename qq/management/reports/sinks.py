@@ -21,6 +21,10 @@ class SinkStatus(NamedTuple):
     """Attempts that are not committed."""
     messages_staged: int
     bytes_staged: int
+    age_ms: int
+    """Age of the oldest message that is not committed; 0 without any."""
+    idle_ms: int
+    """Milliseconds since the last command of the sink's user, without outages."""
 
 
 class RoutedMessages(NamedTuple):

@@ -16,8 +16,11 @@ from qq.diagnosis.queue_watch import (
     HeldWatch,
     QueueFacts,
     QueueWatch,
+    SinkFacts,
+    growing_sink,
     held_by_consumer,
     held_by_group,
+    silent_sink,
 )
 from qq.machine.protocol.commands import LIVE_UNLIMITED
 from qq.management.statistics.dead_letter_sources import DeadLetterSources
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
     from cluster.group.group import Group
     from qq.machine.catalog.catalog import Catalog
+    from qq.machine.catalog.sinks import Sink
     from qq.machine.machine import QueueMachine
     from qq.machine.queue.queue import Consumer, Queue
     from qq.management.reports.rows import Samples
@@ -76,6 +80,8 @@ class QueueStatistics:
         self.queue_watch = QueueWatch()
         self.held_watch = HeldWatch("consumers", held_by_consumer)
         self.group_watch = HeldWatch("groups", held_by_group)
+        self.silent_sinks = HeldWatch("sinks", silent_sink)
+        self.growing_sinks = HeldWatch("sinks", growing_sink)
         self._dead_letter_sources = DeadLetterSources()
         self.totals: ClusterTotals | None = None
         """Totals of the cluster at the last sample; None before the first sample."""
@@ -104,6 +110,7 @@ class QueueStatistics:
         self._revisions, self._sampled = self._sampled, {}
         self.queue_watch.end_pass()
         self.group_watch.end_pass()
+        await self._check_sinks()
         self._dead_letter_sources.end_pass()
         for _ in self._dead_letter_sources.trace(self._machine.vhosts):
             await next_slice()
@@ -157,6 +164,28 @@ class QueueStatistics:
                 facts = GroupFacts(*names, since_ms, idle_ms, len(group.leases), group.leased)
                 self.group_watch.record(facts)
         return is_any_active
+
+    async def _check_sinks(self) -> None:
+        """Find sinks with messages that were stored long ago and are not committed."""
+        slices = Slices()
+        for vhost in list(self._machine.vhosts.values()):
+            for sink in list(vhost.sinks.values()):
+                if (oldest := sink.oldest_index()) is not None:
+                    self._check_sink(sink, oldest)
+                await slices.give_way()
+        self.silent_sinks.end_pass()
+        self.growing_sinks.end_pass()
+
+    def _check_sink(self, sink: Sink, oldest: int) -> None:
+        now_ms, outage_ms = self._group.time_ms(), self._machine.outage_ms
+        idle_ms, age_ms = now_ms - outage_ms - sink.used_ms, self.entry_times.age_ms(oldest, now_ms)
+        is_silent = idle_ms >= SILENT_MS
+        lasts_ms = idle_ms if is_silent else age_ms
+        if lasts_ms >= SILENT_MS:
+            names, counts = (sink.vhost, sink.name, sink.user), (len(sink.attempts), sink.messages)
+            since_ms = sink.used_ms + outage_ms if is_silent else now_ms - age_ms
+            watch = self.silent_sinks if is_silent else self.growing_sinks
+            watch.record(SinkFacts(*names, since_ms, lasts_ms, *counts))
 
     async def _check_consumers(self) -> int:
         """Find consumers that hold messages for long; return the number of this node's own consumers."""

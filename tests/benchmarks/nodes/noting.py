@@ -30,7 +30,7 @@ from cluster.log.segment_writer import SegmentWriter  # noqa: E402
 from cluster.runtime.asyncio_runtime import RealFile  # noqa: E402
 from cluster.transport.connection import PeerConnection  # noqa: E402
 from cluster.transport.outbox import LogSync, PeerOutbox  # noqa: E402
-from qq.amqp_server.connection import ClientConnection  # noqa: E402
+from qq.amqp_server.connection import AmqpConnection  # noqa: E402
 from qq.amqp_server.outgoing import Outgoing  # noqa: E402
 
 records: list[tuple[int, str]] = []
@@ -62,7 +62,7 @@ def watch(
 
 
 def watch_all() -> None:
-    watch(ClientConnection, "data_received", "reads from the client", "has parsed it")
+    watch(AmqpConnection, "data_received", "reads from the client", "has parsed it")
     watch(Group, "propose", "proposes a batch")
     watch(Group, "_take_turn", "turn begins", "turn ends")
     watch(Engine, "propose", ends="has proposed")
@@ -75,7 +75,7 @@ def watch_all() -> None:
     watch(LogSync, "_synced", "hears of the sync")
     watch(Group, "_apply", "applies", "has applied")
     watch(Outgoing, "confirm", "confirms")
-    watch(ClientConnection, "_flush", ends="has written to the client")
+    watch(AmqpConnection, "_flush", ends="has written to the client")
 
 
 def write(*_: object) -> None:

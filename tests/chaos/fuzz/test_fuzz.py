@@ -192,7 +192,7 @@ def test_forbidden_answer_is_noticed() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "ERROR qq.amqp_server.connection: connection 5 of guest: unexpected:",
+        "ERROR qq.client_sockets.closing: connection 5 of guest: unexpected:",
         "Traceback (most recent call last):",
         "Task exception was never retrieved",
     ],

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -71,9 +72,13 @@ def test_a_spark_that_cannot_start_is_a_line(run: Path) -> None:
 def test_executors_get_the_code_and_files_by_uri(run: Path, tmp_path: Path) -> None:
     """The executors are processes of their own, without this harness."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    home = tmp_path / "spark"  # where the workers of a local cluster leave the directory `work`
+    home.mkdir()
+    for part in Path(pyspark.__file__).parent.iterdir():
+        (home / part.name).symlink_to(part)
     ended = subprocess.run(
         [sys.executable, "-m", "chaos", "check", run.as_uri(), "--master", "local-cluster[1,1,1024]"],
-        env=environment | {"SPARK_WORKER_DIR": str(tmp_path / "workers"), "SPARK_LOCAL_IP": "127.0.0.1"},
+        env=environment | {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
         text=True,
         timeout=500,

@@ -49,7 +49,7 @@ from cluster.storage.fail_stop import RemovedFromCluster
 from cluster.storage.identity import Identity, Owner
 from cluster.transport.connection import LinkBacklog
 from qq.machine.catalog.deduplication import FrozenPublishers, Publishers
-from qq.machine.catalog.sinks import FrozenSink, Sink, StagedAttempt
+from qq.machine.catalog.sinks import FrozenSink, Sink, StagedRun
 from qq.machine.catalog.vhost import VirtualHost
 from qq.machine.handlers.leasing import GroupHandlers
 from qq.machine.handlers.moving import MoveHandlers
@@ -723,9 +723,9 @@ def commit_epoch_again(handlers: SinkHandlers, command: CommitEpoch) -> None:
     commit_epoch(handlers, command)
 
 
-def keep_losers(sink: Sink, name: str) -> StagedAttempt:
+def keep_losers(sink: Sink, name: str) -> list[StagedRun]:
     """In place of `Sink.take`: attempts that were committed or dropped stay."""
-    return sink.attempts[name]
+    return sink.attempts[name].runs
 
 
 def restore_no_attempts(frozen: FrozenSink) -> Sink:

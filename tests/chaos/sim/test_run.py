@@ -149,6 +149,11 @@ def test_readers_lease_messages_in_each_run_of_this_kind() -> None:
     assert all(outcome.fates["leases"] for outcome in outcomes)
 
 
+def test_attempt_keeps_its_steps_when_its_next_step_is_refused() -> None:
+    """The oracle of sinks forgot how many steps the attempt had."""
+    assert not run_seed(242, draw=draw_leases).violation
+
+
 def test_message_from_before_a_stall_is_not_taken_as_current() -> None:
     """A node reported that no majority has its log any more, because of a peer's report from before its start."""
     assert not run_seed(65611, draw=draw_birth).violation

@@ -13,10 +13,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from qq.http.documents import prometheus
 from qq.machine.protocol.codec import encode_batch
-from qq.machine.protocol.commands import DeclareQueue, DeleteQueue, Enqueue, PutVhost
+from qq.machine.protocol.commands import (
+    DeclareQueue,
+    DeleteQueue,
+    Enqueue,
+    OpenSink,
+    PutVhost,
+    StageMessages,
+)
 from qq.machine.queue.queue import Queue
 from qq.management.objects import object_metrics, sorted_objects
 from qq.management.objects.object_metrics import _QUEUE_FAMILIES
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import Client, Node, answer
 
@@ -45,6 +53,20 @@ def scraped(node: Node[MachineManagement], path: str) -> Samples:
         for family in families
         for sample in family.samples
     }
+
+
+def test_each_sink_is_a_sample_of_each_metric(node: Node[MachineManagement]) -> None:
+    stage = StageMessages("/", "s", "guest", 0, "a", 0, 2, "", "orders", 1, [], NO_PRIORITY, NO_TTL, 0)
+    node.management.make(OpenSink("/", "s", "guest", 0), OpenSink("other", "t", "guest", 0))
+    node.management.keep(encode_batch([stage], [b"abc", b"de"]))
+    shown = scraped(node, "/metrics/per-object")
+    assert shown["rabbitmq_sink_messages_staged", ("/", "s")] == 2
+    assert shown["rabbitmq_sink_bytes_staged", ("/", "s")] == 5
+    assert shown["rabbitmq_sink_attempts", ("/", "s")] == 1
+    assert shown["rabbitmq_sink_attempts", ("other", "t")] == 0
+    some = scraped(node, "/metrics/detailed?family=sink_metrics&vhost=other")
+    assert some["rabbitmq_detailed_sink_oldest_message_age_seconds", ("other", "t")] == 0
+    assert ("rabbitmq_detailed_sink_attempts", ("/", "s")) not in some
 
 
 def test_each_queue_is_a_sample_of_each_metric(node: Node[MachineManagement]) -> None:

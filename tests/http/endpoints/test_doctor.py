@@ -15,13 +15,16 @@ import trustme
 from cluster.runtime.ports import pack
 from qq.diagnosis.findings import Finding
 from qq.diagnosis.limits import TenantUse, Vitals
+from qq.diagnosis.queue_watch import SILENT_MS
 from qq.machine.catalog.limits import MAX_PUBLISHES
-from qq.machine.protocol.commands import DeclareQueue
+from qq.machine.protocol.codec import encode_batch
+from qq.machine.protocol.commands import CloseSink, DeclareQueue, OpenSink, StageMessages
 from qq.management.nodes.diagnosis import _decode
 from qq.management.reports.nodes import CertificateFiles
 from qq.sessions.session_info import ConnectionFacts, Traffic
 from qq.sessions.throttle import DelayingLimit
 from qq.shovels.report import STARTING, Report
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import Node
 
@@ -407,3 +410,30 @@ def test_findings_about_very_many_queues_are_bounded(node: Any) -> None:
     shown = [each for each in node.api("doctor").json["findings"] if each["code"] == "no-consumers"]
     assert len(shown) == 11
     assert shown[-1]["text"] == "the same holds for 2,990 more"
+
+
+def test_sinks_with_old_uncommitted_messages_are_reported(node: Any) -> None:
+    assert node.api("queues/%2F/q", "PUT").status == 201
+    sample(node)
+    for sink in ("growing", "silent"):
+        node.management.make(OpenSink("/", sink, "guest", 0))
+        stage = StageMessages("/", sink, "guest", 0, "a", 0, 2, "", "q", 1, [], NO_PRIORITY, NO_TTL, 0)
+        node.management.keep(encode_batch([stage], [b"x", b"y"]))
+    sinks = node.management.machine.vhosts["/"].sinks
+    for sink in sinks.values():
+        sink.used_ms = node.clock_ms  # the fake applies entries at time 0
+    node.management.group.engine.applied_index = max(node.management.entries)
+    sample(node)
+    assert not {"sink-silent", "sink-grows"} & codes(node).keys()
+    node.clock_ms += SILENT_MS + PASS_MS
+    sinks["growing"].used_ms = node.clock_ms
+    sample(node)
+    found = codes(node)
+    assert found["sink-silent"] == "sink 'silent' in vhost '/'"
+    assert found["sink-grows"] == "sink 'growing' in vhost '/'"
+    [finding] = [each for each in node.api("doctor").json["findings"] if each["code"] == "sink-grows"]
+    assert finding["text"].startswith("it has 2 uncommitted messages in 1 attempt, the oldest for 30 minutes")
+    assert finding["object"] == {"kind": "sink", "vhost": "/", "name": "growing"}
+    node.management.make(*(CloseSink("/", sink, "guest") for sink in list(sinks)))
+    sample(node)
+    assert not {"sink-silent", "sink-grows"} & codes(node).keys()

@@ -15,10 +15,9 @@ import pika
 import pytest
 
 from cluster.configuration.configuration import Versions
-from qq.http.documents import arrow
 from qq.http.endpoints import leases
 from qq.machine.protocol.commands import DeclareQueue, OpenGroup
-from qq.management.changes import leases as module
+from qq.management.changes import version_wait
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import Node
 
@@ -196,6 +195,29 @@ def test_lease_of_little_bytes_has_a_large_message(reader: Reader) -> None:
     assert reader.bodies(0) == [b"x" * 5_000_000]
 
 
+def test_requests_for_an_ended_generation_are_refused(reader: Reader) -> None:
+    reader.publish(b"a", b"b")
+    former = reader.open().json["generation"]
+    assert reader.lease(0, max_messages=1, generation=former).status == 200
+    assert reader.request(f"/groups/g?fence=1&release=true&generation={former}", "DELETE").status == 204
+    present = reader.open().json["generation"]
+    assert present > former
+    assert reader.lease(0, max_messages=1, generation=present).status == 200
+    refused = [
+        reader.lease(1, generation=former),
+        reader.request("/groups/g/commit", "POST", fence=1, up_to=0, generation=former),
+        reader.request(f"/groups/g/leases/0?fence=1&generation={former}", "DELETE"),
+    ]
+    for answer in refused:
+        assert (answer.status, answer.json["error"]) == (409, "conflict"), answer.body
+        assert f"generation {former} of group 'g' of queue" in answer.json["reason"]
+    assert reader.request(f"/groups/g?fence=1&release=true&generation={former}", "DELETE").status == 204
+    assert [lease["lease"] for lease in reader.request("/groups/g").json["leases"]] == [0]
+    assert reader.request("/groups/g/leases/0?fence=1&generation=x", "DELETE").status == 400
+    end = f"/groups/g?fence=1&release=true&generation={present}"
+    assert reader.request(end, "DELETE").status == 204
+
+
 def test_takeover_ends_the_rights_of_the_former_owner(reader: Reader) -> None:
     reader.publish(b"a", b"b")
     reader.open(owner="old")
@@ -313,19 +335,22 @@ def test_groups_are_refused_while_a_node_lacks_version_12(at_version_11: Node[Ma
     assert "version 12 of the state" in answer.json["reason"]
 
 
-def test_request_waits_until_a_new_cluster_has_groups(
-    at_version_11: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("path", "body"), [("queues/%2F/q/groups/g", {"fence": 1}), ("sinks/%2F/s", {"expires_ms": 0})]
+)
+def test_request_waits_until_a_new_cluster_has_groups_and_sinks(
+    at_version_11: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, int]
 ) -> None:
     async def agreed(_: float) -> None:
         at_version_11.management.machine.raise_to(12)
 
-    monkeypatch.setattr(module, "VERSION_WAIT_S", 0.0)
-    answer = at_version_11.api("queues/%2F/q/groups/g", "PUT", json={"fence": 1})
+    monkeypatch.setattr(version_wait, "WAIT_S", 0.0)
+    answer = at_version_11.api(path, "PUT", json=body)
     assert answer.status == 503
     assert "has not agreed on it yet: it has version 11; not carried out" in answer.json["reason"]
-    monkeypatch.setattr(module, "VERSION_WAIT_S", 60.0)
-    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=agreed))
-    assert at_version_11.api("queues/%2F/q/groups/g", "PUT", json={"fence": 1}).status == 201
+    monkeypatch.setattr(version_wait, "WAIT_S", 60.0)
+    monkeypatch.setattr(version_wait, "asyncio", SimpleNamespace(sleep=agreed))
+    assert at_version_11.api(path, "PUT", json=body).status == 201
 
 
 def test_groups_of_all_queues_are_searched_and_sorted(reader: Reader) -> None:
@@ -369,13 +394,3 @@ def test_streams_of_a_user_are_limited(reader: Reader) -> None:
     deadline_s = time.monotonic() + 10
     while reader.request("/groups/g/leases/0/messages").status == 503:
         assert time.monotonic() < deadline_s
-
-
-def test_body_of_a_message_joins_its_frames() -> None:
-    def frame(kind: int, payload: bytes) -> bytes:
-        return bytes([kind, 0, 1]) + len(payload).to_bytes(4, "big") + payload + b"\xce"
-
-    header = frame(2, b"\0<\0\0" + (5).to_bytes(8, "big") + b"\0\0")
-    assert arrow.body_of(header) == b""
-    assert arrow.body_of(header + frame(3, b"abcde")) == b"abcde"
-    assert arrow.body_of(header + frame(3, b"ab") + frame(3, b"cde")) == b"abcde"

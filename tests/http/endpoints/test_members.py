@@ -58,7 +58,7 @@ def test_members_show_the_log_and_their_own_reports(node: Node[FakeManagement]) 
         "role": "voter",
         "state": "follower",
         "lag": 7,
-        "versions": "7 to 12",
+        "versions": "7 to 13",
         "drained": False,
         "lost_ms": None,
     }

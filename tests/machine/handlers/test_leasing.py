@@ -298,3 +298,38 @@ def test_deleted_vhost_ends_its_groups(driver: Driver) -> None:
     driver.time_ms += 2000
     driver.apply()
     assert differences(driver.machine, reloaded(driver.machine)) == []
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        c.LeaseMessages(*PLACE, 0, 2, ALL),
+        c.LeaseMessages(*PLACE, 1, 2, ALL),
+        c.CommitLeases(*PLACE, 0),
+        c.ReleaseLease(*PLACE, 0),
+        c.CloseGroup(*PLACE, True),
+    ],
+    ids=["taken", "new", "commit", "release", "close"],
+)
+@pytest.mark.parametrize("fence", [5, 6])
+def test_late_request_has_no_effect_in_a_reopened_group(driver: Driver, late: Any, fence: int) -> None:
+    """A group that is ended and opened again begins with lease 0, perhaps with the fence of before."""
+    driver.apply(publish(6))
+    former = group_of(driver).generation
+    driver.apply(c.LeaseMessages(*PLACE, 0, 1, ALL, former), c.CloseGroup(*PLACE, True, former))
+    driver.apply(opened(fence=fence))
+    driver.apply(c.LeaseMessages(*PLACE[:3], fence, 0, 3, ALL, group_of(driver).generation))
+    group, dump = group_of(driver), driver.machine.dump()
+    assert group.generation > former
+    late = late._replace(generation=former, fence=fence)
+    driver.apply(late)
+    assert (group_of(driver), list(group.leases), group.first_free) == (group, [0], 0)
+    assert reloaded(driver.machine).vhosts["/"].queues["q"].groups["g"].generation == group.generation
+    assert driver.machine.dump() == dump
+    if isinstance(late, c.CloseGroup):
+        driver.machine.groups.check_ended(late)  # because that group has ended
+        return
+    with pytest.raises(
+        Refused, match=f"generation {former} of group 'g' .* was ended: .* {group.generation}$"
+    ):
+        check_group(driver.machine.catalog, late)

@@ -25,6 +25,8 @@ from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import messages_of
 from qq.machine.protocol.effects import (
+    Attached,
+    AttachRefused,
     Committed,
     Connected,
     Consuming,
@@ -47,7 +49,7 @@ from qq.machine.queue.runs import _WORDS
 from qq.machine.snapshot.state import Dump, MalformedDump, read_dump
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 from tests.machine.likeness import differences
-from tests.machine.machine_driver import Driver, consume, declare, publish
+from tests.machine.machine_driver import Driver, attach, consume, declare, publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -138,6 +140,7 @@ def test_golden_state_fills_every_section(golden: bytes, version: int) -> None:
         QueuePurged,
         Recovered,
         *([Got] if version >= 8 else []),
+        *([Attached, AttachRefused] if version >= 13 else []),
     }
     assert any(isinstance(session.answer, Failed) for session in sessions)
     assert any(session.answer is None for session in sessions)
@@ -162,6 +165,9 @@ def test_golden_state_fills_every_section(golden: bytes, version: int) -> None:
     assert any(leaving.count for queue in queues for leaving in queue.leaving)
     assert any(queue.returning and queue.came_back for queue in queues)
     assert any(queue.groups for queue in queues) == (version >= 12)
+    set_by_clients = [each.client_credit for each in consumers if each.client_credit is not None]
+    assert {credit.is_draining for credit in set_by_clients} == ({False, True} if version >= 13 else set())
+    assert any(queue.to_report for queue in queues) == (version >= 13)
     users = {exchange.user for vhost in machine.vhosts.values() for exchange in vhost.exchanges.values()}
     assert users == ({"", "ann"} if version >= 12 else {""})
     assert {each.is_released for queue in queues for each in queue.ended} == (
@@ -198,6 +204,8 @@ def test_no_two_fields_of_a_row_are_alike_in_the_golden_state(golden: bytes) -> 
         [chunk for row in dump.groups for lease in row.leases for chunk in lease.chunks],
         [row.settings for row in dump.groups],
         [each for row in dump.ended for each in row.chunks],
+        [row.client_credit for row in dump.consumers if row.client_credit],
+        [each.modification for row in dump.behind for each in row.leaving],
         [each for row in dump.sinks for each in row.attempts],
         [each for row in dump.sinks for attempt in row.attempts for each in attempt.runs],
         backlogs,
@@ -260,6 +268,9 @@ def story(monkeypatch: pytest.MonkeyPatch, version: int) -> QueueMachine:
         for each in STORED_IN_SINKS:
             driver.time_ms += 1
             driver.apply(each, messages=[b"sss"] * messages_of(each))
+    if version >= 13:
+        driver.apply(*ATTACHED_SINCE_13)
+        driver.apply(*MODIFIED_SINCE_13)
     # From now on hardly any postponed work is done.
     for module, least in (
         (queue_module, {"RANGES_AT_ONCE": 0}),
@@ -269,7 +280,8 @@ def story(monkeypatch: pytest.MonkeyPatch, version: int) -> QueueMachine:
     ):
         for name, most in least.items():
             monkeypatch.setattr(module, name, most)
-    driver.apply(*LEFT, *(LEFT_SINCE_12 if version >= 12 else ()))
+    later = [] if version < 12 else [*LEFT_SINCE_12] if version < 13 else [*LEFT_SINCE_12, *LEFT_SINCE_13]
+    driver.apply(*LEFT, *later)
     driver.machine.origin_down("n2", driver.time_ms, evicted=False)
     return driver.machine
 
@@ -469,6 +481,24 @@ LEFT_SINCE_12: Sequence[Command] = [
     c.CommitEpoch("/", "sink", "ann", 4, ["over"], [2]),
     c.ReleaseLease("/", "leased", "readers", 7, 25),
     c.CommitLeases("/", "buried", "others", 3, 1),
+]
+ATTACHED_SINCE_13: Sequence[Command] = [
+    queue_of("linked", x_queue_type="quorum"),
+    publish(4, "linked"),
+    attach(70, "linked", session=40),
+    attach(71, "single", session=40, wants_activity=True),
+    attach(72, "linked", session=41, wants_activity=True),
+    attach(73, "linked", session=41),
+    attach(74, "nowhere", session=41),
+    c.SetCredit(70, 2, 3, False, False),
+]
+MODIFIED_SINCE_13: Sequence[Command] = [c.Modify(70, 0, 0, True, False, ["x-a", "x-b"], [b"v", b""], 0)]
+LEFT_SINCE_13: Sequence[Command] = [
+    c.SetCredit(70, 3, 9, True, True),
+    c.SetCredit(71, 5, 4, False, True),
+    c.SetCredit(72, 4, 2, True, False),
+    c.Modify(70, 1, 1, True, False, ["x-c"], [b"w"], 88_000_000),
+    c.Modify(70, 2, 2, False, True, ["x-a"], [b"x"], 0),
 ]
 LEFT: Sequence[Command] = [
     c.PutPolicy("/", "keep", False, "^pl", "queues", 5, {"max-length": 99, "delivery-limit": 3}),

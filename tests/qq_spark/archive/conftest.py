@@ -9,7 +9,6 @@ import pytest
 from chaos.pipeline.spark import QUICK, session
 from qq.testing import LocalCluster
 from qq_spark import Access
-from tests.qq_spark.agreement import wait_for_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def cluster(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> LocalCluster:
-    found = until_left("cluster", LocalCluster(1))
-    wait_for_groups(found)
-    return found
+    return until_left("cluster", LocalCluster(1))
 
 
 @pytest.fixture(scope="module")

@@ -184,9 +184,10 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_commands_archive_and_list(cluster: LocalCluster, access: Access, tmp_path: Path) -> None:
+    """Beside the test of the commands that are killed, this compares their output."""
     publish(cluster, "commands", map(str, range(100)))
     spark = ("--master", "local[2]", *(part for name in QUICK.items() for part in ("--conf", "=".join(name))))
     done = command(
@@ -196,5 +197,13 @@ def test_commands_archive_and_list(cluster: LocalCluster, access: Access, tmp_pa
     assert done.stdout.startswith("archived 100 messages of 'commands' in 1 files, ")
     listed = command("qq_spark.archive", "list", f"{tmp_path}/a")
     assert "  commands  100 messages  1 files  " in listed.stdout
+
+
+@pytest.mark.slow
+def test_commands_list_and_check(cluster: LocalCluster, access: Access, tmp_path: Path) -> None:
+    publish(cluster, "listed", map(str, range(100)))
+    run(tmp_path / "a", access, "listed")
+    listed = command("qq_spark.archive", "list", f"{tmp_path}/a")
+    assert "  listed  100 messages  1 files  " in listed.stdout
     checked = command("qq", "archive", "check", f"{tmp_path}/a")
     assert checked.stdout == "100 messages in 1 files: unchanged\n"

@@ -5,7 +5,7 @@ import { Store } from "./store.js";
 
 /** @type {Record<string, string>} */
 export const PLACES = {
-  o: "overview", q: "queues", d: "dead-letters", e: "exchanges", c: "connections", h: "channels", l: "groups", m: "members", u: "users",
+  o: "overview", q: "queues", d: "dead-letters", e: "exchanges", c: "connections", h: "channels", l: "groups", s: "sinks", m: "members", u: "users",
   v: "vhosts", p: "policies", f: "definitions",
 };
 

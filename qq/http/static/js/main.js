@@ -13,6 +13,7 @@ import { DeadLetters, DeadLettersOf } from "./views/dead-letters.js";
 import { Definitions } from "./views/definitions.js";
 import { Exchange, Exchanges } from "./views/exchanges.js";
 import { Groups } from "./views/groups.js";
+import { Sinks } from "./views/sinks.js";
 import { Login } from "./views/login.js";
 import { Members } from "./views/members.js";
 import { Overview } from "./views/overview.js";
@@ -31,6 +32,7 @@ const VIEWS = {
   connections: [Connections, Connection],
   channels: [Channels],
   groups: [Groups],
+  sinks: [Sinks],
   members: [Members],
   users: [Users, User],
   vhosts: [Vhosts],

@@ -16,7 +16,7 @@ from chaos.sim.workload import client_workload
 from chaos.sim.workload.client_workload import ClientWorkload
 from chaos.sim.workload.working_client import NOWHERE, QUEUES, WorkingClient
 from qq.amqp_server.channel.publishing import PublishingMethods
-from qq.amqp_server.connection import ClientConnection
+from qq.amqp_server.connection import AmqpConnection
 from qq.machine.protocol.effects import Deliver, Known, Reply
 from qq.sessions import dispatch, no_quorum
 from qq.sessions.broker import Broker
@@ -78,9 +78,9 @@ def test_clients_of_a_half_cut_node_are_disconnected(monkeypatch: pytest.MonkeyP
     [half_cut, *_] = names = simulation.cluster.names
     waited_s: dict[int, float] = {}
     told: list[str] = []
-    shut_down = ClientConnection.shut_down
+    shut_down = AmqpConnection.shut_down
 
-    def record(connection: ClientConnection, text: str) -> None:
+    def record(connection: AmqpConnection, text: str) -> None:
         told.append(text)
         shut_down(connection, text)
 
@@ -103,7 +103,7 @@ def test_clients_of_a_half_cut_node_are_disconnected(monkeypatch: pytest.MonkeyP
             assert waited_s[each.id] <= timeout_s + 2 * no_quorum.CHECK_S + STEP_S
         simulation.world.after(STEP_S, watch)
 
-    monkeypatch.setattr(ClientConnection, "shut_down", record)
+    monkeypatch.setattr(AmqpConnection, "shut_down", record)
     for at_s, step in ((held_s[0], hold), (held_s[0], watch), (held_s[1], heal)):
         simulation.world.after(at_s, step)
     simulation.run()
@@ -165,7 +165,7 @@ def keeps_messages_of_ended_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_half_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientConnection, "eof_received", lambda _: True)
+    monkeypatch.setattr(AmqpConnection, "eof_received", lambda _: True)
 
 
 def keeps_connections_when_evicted(monkeypatch: pytest.MonkeyPatch) -> None:

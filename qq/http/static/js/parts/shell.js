@@ -19,6 +19,7 @@ const NAVIGATION = [
     ["connections", "Connections", () => true],
     ["channels", "Channels", () => true],
     ["groups", "Groups", () => true],
+    ["sinks", "Sinks", () => true],
   ]],
   ["Cluster", [["members", "Members", may.monitor]]],
   ["Administration", [

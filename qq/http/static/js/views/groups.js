@@ -64,7 +64,7 @@ const pathOf = (group) => path`queues/${group.vhost}/${group.queue}/groups/${gro
 
 /** @param {any} group */
 async function showLeases(group) {
-  const { leases, fence } = await get(pathOf(group)).catch((error) => { notify(error.message, "problem"); return {}; });
+  const { leases, fence, generation } = await get(pathOf(group)).catch((error) => { notify(error.message, "problem"); return {}; });
   if (!leases) return;
   ask({
     title: `Open leases of "${group.name}"`, action: "Done", act: async () => undefined,
@@ -72,18 +72,18 @@ async function showLeases(group) {
       <th scope="col" class="number">Size</th><th scope="col">Taken</th><th scope="col"><span class="unseen">Actions</span></th></tr></thead>
       <tbody>${leases.map((/** @type {any} */ lease) => html`<tr key=${lease.lease}><td class="number">${whole(lease.lease)}</td><td class="number">${short(lease.messages)}</td>
         <td class="number">${bytes(lease.bytes)}</td><td>${moment(lease.taken_at)}</td>
-        <td class="number"><button type="button" name="release" onClick=${() => askToRelease(group, fence, lease.lease)}>Release</button></td></tr>`)}</tbody></table>`
+        <td class="number"><button type="button" name="release" onClick=${() => askToRelease(group, { fence, generation }, lease.lease)}>Release</button></td></tr>`)}</tbody></table>`
       : "It has no open leases.",
   });
 }
 
-/** @param {any} group @param {number} fence @param {number} lease */
-function askToRelease(group, fence, lease) {
+/** @param {any} group @param {{ fence: number, generation: number }} place @param {number} lease */
+function askToRelease(group, place, lease) {
   ask({
     title: `Release lease ${lease} of "${group.name}"?`, action: "Release", isDangerous: true,
     text: "Its messages return to their places in the queue. The job of the group cannot read this lease any more.",
     act: async () => {
-      await askNode("DELETE", `${pathOf(group)}/leases/${lease}${query({ fence })}`);
+      await askNode("DELETE", `${pathOf(group)}/leases/${lease}${query(place)}`);
       notify(`Lease ${lease} of "${group.name}" was released.`);
     },
   });
@@ -96,8 +96,8 @@ function askToClose(group) {
     text: "Its job cannot go on with its leases. With open leases, their messages must return to the queue.",
     fields: [{ name: "release", label: "Return the messages of its open leases", kind: "check" }],
     act: async (values) => {
-      const { fence } = await get(pathOf(group));
-      await askNode("DELETE", pathOf(group) + query({ fence, release: values.release || "" }));
+      const { fence, generation } = await get(pathOf(group));
+      await askNode("DELETE", pathOf(group) + query({ fence, generation, release: values.release || "" }));
       notify(`The group "${group.name}" was closed.`);
     },
   });

@@ -80,6 +80,7 @@ function placeOf({ kind, vhost, name }) {
     case "queue": return to(["queues", vhost ?? "/", name]);
     case "connection": return to(["connections", name]);
     case "user": return to(["users", name]);
+    case "sink": return to(["sinks"], { vhost, name });
     case "shovel": return to(["dead-letters"], { vhost });
     default: return to(["members"]);
   }

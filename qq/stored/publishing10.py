@@ -1,0 +1,237 @@
+"""Messages of AMQP 1.0 before they are published: their sections checked, their attributes read.
+
+Invariant: every reader of stored messages can decode the sections before the body of an accepted message, and its
+annotations have no reserved key. Most messages of a link have equal octets before the body, or differ in the values of
+some properties only. Such a message is compared with the link's last decoded message instead of being decoded.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.amqp10.conditions import Condition, ConditionError, UndecodableValue
+from qq.amqp10.sections import (
+    APPLICATION_PROPERTIES,
+    LONG_DATA,
+    PROPERTIES,
+    SHORT_DATA,
+    MessageProperties,
+    Sections,
+    decode_section,
+    find_sections,
+    first_from,
+)
+from qq.amqp10.values import DESCRIBED, FREE, SMALL_ULONG, STRINGS, VARIABLE, Item, Symbol, items
+from qq.octets import octets_of, text_of
+from qq.stored.attributes10 import PUBLISH_SEQ, SEQUENCE_MAX, attributes_of
+from qq.stored.known import remembers
+from qq.stored.properties import DURATION_MAX_MS, follows, undelayed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from qq.stored.properties import Attributes
+
+VALUES_MAX = 32
+"""Values of a message that may differ in messages of the same shape; with more values, only equal messages have it."""
+_USER_ID = MessageProperties._fields.index("user_id")
+_USUAL = bytes((DESCRIBED, SMALL_ULONG))
+_SEQUENCE_NAME = PUBLISH_SEQ.encode()
+_U32 = Struct(">I")
+_NO_PROPERTIES = MessageProperties()
+
+
+class ForeignUser(ConditionError):
+    """The property `user-id` of a message names a user that is not its publisher."""
+
+    condition = Condition.UNAUTHORIZED_ACCESS
+
+
+class _LinkShape(NamedTuple):
+    """The common octets of the messages of a link that need no decoding."""
+
+    head: bytes
+    """The octets up to the size of its data section, which is its body."""
+    layout: Struct
+    """Divides a message into the octets that must be equal, without the values that may differ."""
+    fixed: tuple[bytes, ...]
+    texts: tuple[slice, ...]
+    """Values that must be ASCII. Other texts might not be UTF-8."""
+    is_short: bool
+    """Whether the size of the data section is an octet."""
+    cut: tuple[int, int]
+    """The delivery annotations, which are not stored."""
+    attributes: Attributes | None
+    sequence: Item | None
+    """The value of the annotation `x-publish-seq`."""
+
+
+class PublishedSections:
+    """Reads the messages of a link on which a user publishes."""
+
+    __slots__ = ("_shape", "_user")
+
+    def __init__(self, user: str | None) -> None:
+        """`user` is the only valid `user-id` of the messages; `None` allows any."""
+        self._user = user
+        self._shape: _LinkShape | None = None
+        """The shape of the last message that was decoded."""
+
+    def group(
+        self, messages: Sequence[bytes], delay_max_ms: int = DURATION_MAX_MS
+    ) -> Iterator[tuple[Attributes | None, list[bytes]]]:
+        """Group consecutive messages with equal attributes; yield the attributes and the messages as they are stored.
+
+        Messages of the same publisher with consecutive sequence numbers have equal attributes: those of the first
+        message. Delivery annotations are not stored. A delay above `delay_max_ms` counts as no delay.
+
+        Raises a `ConditionError` after it has yielded the messages before the invalid message; these are published.
+        """
+        first: Attributes | None = None
+        alike: list[bytes] = []
+        for message in messages:
+            try:
+                found, stored = self._read(message)
+            except ConditionError:
+                if alike:
+                    yield first, alike
+                raise
+            if found is not None and found.delay_ms > delay_max_ms:
+                found = undelayed(found)
+            if not alike:
+                first = found
+            elif not follows(first, len(alike), found):
+                yield first, alike
+                first, alike = found, []
+            alike.append(stored)
+        if alike:
+            yield first, alike
+
+    def _read(self, message: bytes) -> tuple[Attributes | None, bytes]:
+        """Return the attributes of a message, and its stored form."""
+        shape = self._shape
+        if shape is not None and _has_shape(message, shape):
+            found, sequence = shape.attributes, shape.sequence
+            begin, end = shape.cut
+            if sequence is not None and found is not None:
+                number = sequence.number_in(message)
+                if number is None or not 1 <= number <= SEQUENCE_MAX:
+                    return self._read_new(message)
+                found = found._replace(publish_seq=number)
+            return found, message[:begin] + message[end:] if begin < end else message
+        return self._read_new(message)
+
+    def _read_new(self, message: bytes) -> tuple[Attributes | None, bytes]:
+        sections = find_sections(message)
+        self._check(message, sections)
+        cut = sections.delivery_annotations, sections.message_annotations
+        leading = message[: cut[0]] + message[cut[1] : sections.properties]
+        found = attributes_of(leading)
+        shape = _shape_of(message, sections, found)
+        if shape is not None:
+            self._shape = shape
+        return found, message[: cut[0]] + message[cut[1] :]
+
+    def _check(self, message: bytes, sections: Sections) -> None:
+        """Raise a `ConditionError` unless the sections before the body are those of a message of the user."""
+        _, annotations, properties, application_properties, body, _, _ = sections
+        for begin, end in ((sections.delivery_annotations, annotations), (annotations, properties)):
+            if begin < end:
+                _check_annotations(message[begin:end])
+        if properties < application_properties:
+            claimed = decode_properties(message[properties:application_properties]).user_id
+            if claimed is not None and self._user is not None and claimed != octets_of(self._user):
+                raise ForeignUser(
+                    f"user_id property set to '{text_of(claimed)}' but authenticated user was '{self._user}'"
+                )
+        if application_properties < body:
+            decode_section(message[application_properties:body])
+
+
+def _check_annotations(section: bytes) -> None:
+    for key in decode_section(section):
+        if not isinstance(key, Symbol) or not key.startswith("x-"):
+            raise UndecodableValue(f"reserved key {key!r:.100} of annotations")
+
+
+def properties_of(message: bytes) -> MessageProperties:
+    """Return the properties of a message, checked or not. Raises a `ConditionError`."""
+    begin = first_from(message, PROPERTIES)
+    end = first_from(message, APPLICATION_PROPERTIES)
+    return decode_properties(message[begin:end])
+
+
+@remembers
+def decode_properties(section: bytes) -> MessageProperties:
+    """Decode a section of properties, which may be absent. Raises a `ConditionError`."""
+    return decode_section(section) if section else _NO_PROPERTIES
+
+
+def _shape_of(message: bytes, sections: Sections, found: Attributes | None) -> _LinkShape | None:
+    """Return the shape of a message, or `None` if its body is not a single data section in the usual encoding."""
+    body = sections.body + 4
+    begin = message[sections.body : body]
+    if begin not in (SHORT_DATA, LONG_DATA) or sections.footer:
+        return None
+    is_short = begin == SHORT_DATA
+    if body + (1 + message[body] if is_short else 4 + _U32.unpack_from(message, body)[0]) != len(message):
+        return None
+    sequence = _sequence_of(message, sections) if found is not None and found.publisher else None
+    values = [] if sequence is None else [sequence]
+    values += _values_of(message, sections)
+    if len(values) > VALUES_MAX:
+        values = []
+    layout, at = ">", 0
+    for value in values:
+        layout += f"{value.at - at}s{value.end - value.at}x"
+        at = value.end
+    struct = Struct(f"{layout}{body - at}s")
+    return _LinkShape(
+        message[:body],
+        struct,
+        struct.unpack_from(message),
+        tuple(slice(value.at, value.end) for value in values if value.code in STRINGS),
+        is_short,
+        (sections.delivery_annotations, sections.message_annotations),
+        found,
+        sequence,
+    )
+
+
+def _sequence_of(message: bytes, sections: Sections) -> Item | None:
+    """Return the place of the annotation `x-publish-seq`, if its value has octets."""
+    found = _items_of(message, sections.message_annotations, sections.properties)
+    for key, value in zip(found[::2], found[1::2], strict=True):
+        if message[key.at : key.end] == _SEQUENCE_NAME and value.code in FREE:
+            return value
+    return None
+
+
+def _values_of(message: bytes, sections: Sections) -> list[Item]:
+    """Return the values of properties and application properties that may differ in a message of the same shape."""
+    properties = _items_of(message, sections.properties, sections.application_properties)
+    named = _items_of(message, sections.application_properties, sections.body)
+    values = [*properties[:_USER_ID], *properties[_USER_ID + 1 :], *named[1::2]]
+    return [value for value in values if value.code in FREE or value.code in VARIABLE]
+
+
+def _items_of(message: bytes, begin: int, end: int) -> list[Item]:
+    if message[begin : begin + 2] != _USUAL or begin == end:
+        return []
+    return items(message, begin + 3, end)
+
+
+def _has_shape(message: bytes, shape: _LinkShape) -> bool:
+    """Return whether all sections before the body are valid, because they are like those of the shape."""
+    body = len(shape.head)
+    if not message.startswith(shape.head):
+        layout = shape.layout
+        if len(message) <= layout.size or layout.unpack_from(message) != shape.fixed:
+            return False
+        for text in shape.texts:
+            if not message[text].isascii():
+                return False
+    if shape.is_short:
+        return len(message) > body and body + 1 + message[body] == len(message)
+    return len(message) >= body + 4 and body + 4 + _U32.unpack_from(message, body)[0] == len(message)

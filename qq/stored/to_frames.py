@@ -1,0 +1,355 @@
+"""Messages of AMQP 1.0 for readers of AMQP 0-9-1: sections become a content header frame and body frames.
+
+The rules are RabbitMQ's (mc_amqpl.erl, convert_from). Parts without a counterpart are lost: subject, to, expiry time,
+group sequence, characters, decimals, described values.
+
+Invariant: each message that was accepted (publishing10.py) can be converted, and the result is valid. Headers beyond
+`TABLE_BYTES_MAX` octets are left out.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from qq.amqp10.addresses import source_queue
+from qq.amqp10.conditions import InvalidFieldValue
+from qq.amqp10.sections import (
+    APPLICATION_PROPERTIES,
+    DATA,
+    FOOTER,
+    LONG_DATA,
+    PROPERTIES,
+    SHORT_DATA,
+    MessageHeader,
+    code_at,
+    decode_section,
+    first_from,
+    joined_data,
+)
+from qq.amqp10.values import (
+    Array,
+    Byte,
+    Float,
+    Int,
+    Long,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+    Uuid,
+    Value,
+    decode,
+)
+from qq.octets import octets_of
+from qq.stored.attributes10 import delay_ms
+from qq.stored.editing import body_frames, short_string, sized
+from qq.stored.fields import join_properties, property_of
+from qq.stored.known import remembers
+from qq.stored.layout import FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD
+from qq.stored.leading import read_leading
+from qq.stored.publishing10 import decode_properties
+from qq.tables import NAME_BYTES_MAX, TABLE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+ENCODED_TYPE = "amqp-1.0"
+"""The property `type` of a message with encoded sections instead of data as its body."""
+BASIC_TYPE = "x-basic-type"
+"""The annotation for the property `type`."""
+RECEIVED_TIME = "x-opt-rabbitmq-received-time"
+DEATHS = "x-opt-deaths"
+_LOST = frozenset(("x-exchange", "x-routing-key", "x-death"))
+_DEATH = frozenset(("count", "reason", "queue", "first-time", "exchange", "routing-keys"))
+"""Keys of a death in an annotation."""
+_SHORT_BYTES_MAX = 255
+_DURABLE, _TRANSIENT = 2, 1
+_SECOND_MS = 1000
+_MASK = 2**64 - 1
+
+_USUAL_DATA = SHORT_DATA[:3]
+_CONTENT_CLASS = 60
+_END = bytes([FRAME_END])
+_HEADER = Struct(">BHIHHQ")
+_HEADER_OCTETS = 12
+"""Octets of a content header's payload before its properties."""
+_BODY = Struct(">BHI")
+_LENGTH = Struct(">I")
+
+
+def to_frames(messages: Sequence[bytes], channel: int, frame_max: int) -> list[bytes]:
+    """Return messages that consist of sections as frames of a channel, of at most `frame_max` octets.
+
+    If the body of a message is cut off before it begins, the result has no body.
+    """
+    converted: list[bytes] = []
+    begin: bytes | None = None
+    """The last message up to the constructor of its data section; None if its body is different."""
+    stop, properties = 0, b""
+    for message in messages:
+        if begin is None or not message.startswith(begin):
+            stop = first_from(message, DATA)
+            has_data = stop == len(message) or code_at(message, stop) == DATA
+            properties = (_properties_of_data if has_data else _properties_of_encoded)(message[:stop])
+            begin = message[: stop + 3] if message[stop : stop + 3] == _USUAL_DATA else None
+            body = _joined(message, stop) if has_data else message[stop:]
+        else:
+            body = _joined(message, stop)
+        size = len(body)
+        header = _HEADER.pack(
+            FRAME_HEADER, channel, _HEADER_OCTETS + len(properties), _CONTENT_CLASS, 0, size
+        )
+        if 0 < size <= frame_max - FRAME_OVERHEAD:
+            frames = _BODY.pack(FRAME_BODY, channel, size), body, _END
+        else:
+            frames = (body_frames(body, channel, frame_max),)
+        converted.append(b"".join((header, properties, _END, *frames)))
+    return converted
+
+
+def _joined(message: bytes, at: int) -> bytes:
+    """Return the contents of the data sections at `at`."""
+    begin = message[at : at + 8]
+    if begin.startswith(SHORT_DATA) and len(begin) > 4 and at + 5 + begin[4] == len(message):
+        return message[at + 5 :]
+    if (
+        begin.startswith(LONG_DATA)
+        and len(begin) == 8
+        and at + 8 + _LENGTH.unpack_from(begin, 4)[0] == len(message)
+    ):
+        return message[at + 8 :]
+    return joined_data(message, at, first_from(message, FOOTER, at))
+
+
+@remembers
+def _properties_of_data(head: bytes) -> bytes:
+    return _properties(head, None)
+
+
+@remembers
+def _properties_of_encoded(head: bytes) -> bytes:
+    return _properties(head, ENCODED_TYPE)
+
+
+def _properties(head: bytes, message_type: str | None) -> bytes:
+    """Return the flags and values of the properties for the sections before a body."""
+    at = first_from(head, PROPERTIES)
+    stop = first_from(head, APPLICATION_PROPERTIES, at)
+    header, encoded = read_leading(head[:at])
+    annotations = {str(key): decode(value) for key, value in encoded if isinstance(key, Symbol)}
+    properties = decode_properties(head[at:stop])
+    named: dict[Value, Value] = decode_section(head[stop:]) if stop < len(head) else {}
+    headers = _headers_of(annotations)
+    values: dict[str, str | int | None] = _header_properties(header) | {
+        "content_type": properties.content_type,
+        "content_encoding": properties.content_encoding,
+        "correlation_id": _id_text(properties.correlation_id, "x-correlation-id", headers),
+        "reply_to": _reply_to(properties.reply_to),
+        "message_id": _id_text(properties.message_id, "x-message-id", headers),
+        "timestamp": _seconds(properties.creation_time),
+        "message_type": message_type or _text(annotations.get(BASIC_TYPE)),
+        "user_id": _user(properties.user_id),
+        "app_id": properties.group_id,
+    }
+    for name, value in named.items():
+        if type(name) is str:
+            _add(headers, name, field_of(value))
+    written = {
+        name: property_of(name, value) if isinstance(value, int) else short_string(value)
+        for name, value in values.items()
+        if value is not None and (isinstance(value, int) or len(octets_of(value)) <= _SHORT_BYTES_MAX)
+    }
+    table = _table(headers)
+    if table:
+        written["headers"] = _LENGTH.pack(len(table)) + table
+    return join_properties(written)
+
+
+def _header_properties(header: MessageHeader) -> dict[str, str | int | None]:
+    return {
+        # RabbitMQ 4.0 takes a message that does not say for durable.
+        "delivery_mode": _TRANSIENT if header.durable is False else _DURABLE,
+        "priority": header.priority,
+        "expiration": None if header.ttl is None else str(header.ttl),
+    }
+
+
+def _headers_of(annotations: dict[str, Value]) -> dict[str, bytes]:
+    """Return the headers for annotations, encoded, by their names."""
+    headers: dict[str, bytes] = {}
+    for name, value in annotations.items():
+        match name:
+            case "x-cc":
+                _add(headers, "CC", field_of(value))
+            case "x-delay" if delay := delay_ms(value):
+                _add(headers, name, field_of(Long(-delay)))
+            case _ if name == RECEIVED_TIME and type(value) is Timestamp:
+                _add(headers, "timestamp_in_ms", field_of(Long(value)))
+            case _ if name == DEATHS:
+                _add(headers, "x-death", _deaths(value))
+            case _ if name.startswith("x-") and not name.startswith("x-basic-") and name not in _LOST:
+                _add(headers, name, field_of(value))
+            case _:
+                pass
+    return headers
+
+
+def _add(headers: dict[str, bytes], name: str, field: bytes | None) -> None:
+    """Add a header, unless its name is too long or there, or the value has no counterpart."""
+    if field is not None and len(octets_of(name)) <= NAME_BYTES_MAX:
+        headers.setdefault(name, field)
+
+
+def _table(headers: dict[str, bytes]) -> bytes:
+    """Return the table of headers, as many as it has room for."""
+    pairs: list[bytes] = []
+    left = TABLE_BYTES_MAX
+    for name, field in headers.items():
+        pair = short_string(name) + field
+        if len(pair) <= left:
+            pairs.append(pair)
+            left -= len(pair)
+    return b"".join(pairs)
+
+
+def _id_text(value: ULong | Uuid | bytes | str | None, name: str, headers: dict[str, bytes]) -> str | None:
+    """Return an id as a text. A binary or too long id becomes the header `name` instead."""
+    match value:
+        case None:
+            return None
+        case ULong():
+            return str(int(value))
+        case Uuid():
+            text = value.hex()
+            return f"urn:uuid:{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+        case str() if len(value.encode()) <= _SHORT_BYTES_MAX:
+            return value
+        case str():
+            _add(headers, name, field_of(value))
+        case bytes():
+            _add(headers, name, sized(b"x", value))
+    return None
+
+
+def _reply_to(address: str | None) -> str | None:
+    """Return the queue of an address, or any other address as it is."""
+    if address is None:
+        return None
+    try:
+        return source_queue(address)
+    except InvalidFieldValue:
+        return address
+
+
+def _user(octets: bytes | None) -> str | None:
+    if octets is None or 0 in octets:
+        return None
+    try:
+        return octets.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _text(value: Value) -> str | None:
+    return str(value) if isinstance(value, str) else None
+
+
+def _seconds(milliseconds: int | None) -> int | None:
+    """Return a time in seconds, rounded towards zero. AMQP 0-9-1 has no negative times, so these wrap."""
+    return None if milliseconds is None else int(_truncated(milliseconds)) & _MASK
+
+
+def _truncated(milliseconds: int) -> int:
+    return milliseconds // _SECOND_MS if milliseconds >= 0 else -(-milliseconds // _SECOND_MS)
+
+
+# --- values of headers
+
+
+def field_of(value: Value) -> bytes | None:
+    """Encode a value for a table, or return `None` if it has no counterpart there."""
+    encode = _FIELDS.get(type(value))
+    return None if encode is None else encode(value)
+
+
+def _fixed(layout: str, kind: str) -> Callable[[Any], bytes]:
+    pack, octet = Struct(f">c{layout}").pack, kind.encode()
+    return lambda value: pack(octet, value)
+
+
+def _string(value: str) -> bytes:
+    return sized(b"S", octets_of(value))
+
+
+def _binary(value: bytes) -> bytes:
+    return sized(b"S", value)
+
+
+def _timestamp(value: Timestamp) -> bytes:
+    return _fixed_timestamp(_truncated(value) & _MASK)
+
+
+def _array(values: Iterable[Value]) -> bytes:
+    return sized(b"A", b"".join(field for value in values if (field := field_of(value)) is not None))
+
+
+def _elements(array: Array) -> bytes | None:
+    return None if array.descriptor is not None else _array(array.elements)
+
+
+def _map(pairs: dict[Value, Value]) -> bytes:
+    fields: dict[str, bytes] = {}
+    for name, value in pairs.items():
+        if isinstance(name, str):
+            _add(fields, str(name), field_of(value))
+    return sized(b"F", b"".join(short_string(name) + field for name, field in fields.items()))
+
+
+_fixed_timestamp = _fixed("Q", "T")
+_FIELDS: dict[type, Callable[[Any], bytes | None]] = {
+    type(None): lambda _: b"V",
+    bool: _fixed("?", "t"),
+    UByte: _fixed("B", "B"),
+    Byte: _fixed("b", "b"),
+    UShort: _fixed("H", "u"),
+    Short: _fixed("h", "s"),
+    UInt: _fixed("I", "i"),
+    Int: _fixed("i", "I"),
+    ULong: _fixed("Q", "l"),
+    Long: _fixed("q", "l"),
+    Float: _fixed("f", "f"),
+    float: _fixed("d", "d"),
+    Timestamp: _timestamp,
+    str: _string,
+    Symbol: _string,
+    bytes: _binary,
+    list: _array,
+    Array: _elements,
+    dict: _map,
+}
+
+
+def _deaths(value: Value) -> bytes | None:
+    """Return the header `x-death` for the annotation `x-opt-deaths`, or `None` for a malformed annotation."""
+    if not isinstance(value, Array):
+        return None
+    tables = [_death(death) for death in value.elements if isinstance(death, dict) and death.keys() >= _DEATH]
+    return _array(tables) if len(tables) == len(value.elements) else None
+
+
+def _death(death: dict[Value, Value]) -> dict[Value, Value]:
+    ttl, keys = death.get("ttl"), death["routing-keys"]
+    table: dict[Value, Value] = {} if ttl is None else {"original-expiration": str(ttl)}
+    rest: dict[Value, Value] = {
+        "count": death["count"],
+        "reason": death["reason"],
+        "queue": death["queue"],
+        "time": death["first-time"],
+        "exchange": death["exchange"],
+        "routing-keys": keys.elements if isinstance(keys, Array) else keys,
+    }
+    return table | rest

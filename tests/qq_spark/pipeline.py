@@ -1,0 +1,265 @@
+"""A streaming query whose driver, executors and nodes die, and whose output is judged.
+
+The query reads queues, writes each batch to a file, and copies it to a queue (stream_driver.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pika
+
+from qq_spark import Access, Group, LeaseClient
+from tests.docs.documents import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from qq.testing import LocalCluster
+
+DRIVER = Path(__file__).with_name("stream_driver.py")
+PATIENCE_S = 300
+EXECUTORS = (b"CoarseGrainedExecutorBackend", b"pyspark.daemon")
+"""Words of the command lines of executors: with a local master, these are the workers of Python."""
+
+
+class Drivers:
+    """The driver of a query in its directory: one at a time."""
+
+    def __init__(self, directory: Path, *arguments: object, **environment: str) -> None:
+        """`arguments` are a program and its arguments."""
+        self.directory = directory
+        self._arguments = arguments
+        self._environment = os.environ | {"PYTHONPATH": str(ROOT), **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.is_restarted = False
+        """Whether a driver that ends is started again."""
+
+    def start(self, **environment: str) -> None:
+        with (self.directory / "driver.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *map(str, self._arguments)],
+                env=self._environment | environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """Kill the driver, Java, and the workers."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def kill_executors(self) -> int:
+        """Kill the executors, and return their number."""
+        assert self._process is not None
+        killed = 0
+        for directory in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it ended
+                session = int((directory / "stat").read_text().rpartition(")")[2].split()[3])
+                command = (directory / "cmdline").read_bytes()
+                if session == self._process.pid and any(each in command for each in EXECUTORS):
+                    os.kill(int(directory.name), signal.SIGKILL)
+                    killed += 1
+        return killed
+
+    def end(self) -> None:
+        """Let the driver end."""
+        assert self._process is not None
+        (self.directory / "stop").touch()
+        assert self._process.wait(PATIENCE_S) == 0, self.log()
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self._process is not None
+            if self._process.poll() is not None:
+                assert self.is_restarted, self.log()
+                self.kill()
+                self.start()
+            assert time.monotonic() < end, self.log()
+            time.sleep(0.1)
+
+    def log(self) -> str:
+        return (self.directory / "driver.log").read_text()[-4000:]
+
+
+class Pipeline(Drivers):
+    """A query that reads the queues of a pattern, and its output."""
+
+    def __init__(self, cluster: LocalCluster, directory: Path, pattern: str, **options: object) -> None:
+        self.access = Access(tuple(f"http://127.0.0.1:{node.http_port}" for node in cluster.nodes))
+        self.copies = f"copies of {pattern}"
+        url = {"url": ",".join(self.access.urls)}
+        source = url | {"queuePattern": pattern, "group": "pipeline", "partitions": 3, **options}
+        sink = url | {"queue": self.copies, "sink": self.copies}
+        super().__init__(directory, DRIVER, directory, json.dumps(source), json.dumps(sink))
+
+    def finish(self, queues: Sequence[str]) -> None:
+        """End the query when it has read and committed all messages of some queues."""
+        with LeaseClient(self.access) as client:
+            self.wait(lambda: all(is_drained(client.group(queue, "pipeline")) for queue in queues))
+        self.end()
+
+    def batches(self) -> dict[int, list[str]]:
+        """Return the attempts of each batch, whose rows are lines."""
+        found: defaultdict[int, list[str]] = defaultdict(list)
+        for file in self.directory.glob("[0-9]*.[0-9]*"):
+            found[int(file.stem)].append(file.read_text())
+        return found
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return the output: each batch once. Its attempts must be equal."""
+        batches = self.batches()
+        hashes = {
+            number: {sha256(attempt.encode()).hexdigest() for attempt in attempts}
+            for number, attempts in batches.items()
+        }
+        assert {number for number, found in hashes.items() if len(found) > 1} == set()
+        assert sorted(batches) == list(range(len(batches)))
+        return [json.loads(line) for number in batches for line in batches[number][0].splitlines()]
+
+
+def is_drained(group: Group | None) -> bool:
+    return group is not None and group.committed >= 0 and group.ready == 0 and not group.leases
+
+
+def declare(cluster: LocalCluster, *queues: str) -> None:
+    with pika.BlockingConnection(pika.URLParameters(cluster.urls[0])) as connection:
+        for queue in queues:
+            connection.channel().queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})
+
+
+def drained(cluster: LocalCluster, queue: str) -> list[str]:
+    """Take the bodies out of a queue."""
+    with pika.BlockingConnection(pika.URLParameters(cluster.urls[0])) as connection:
+        channel = connection.channel()
+        found: list[str] = []
+        for method, _, body in channel.consume(queue, auto_ack=True, inactivity_timeout=2):
+            if method is None:
+                return found
+            found.append(body.decode())
+    raise AssertionError("the consumer was cancelled")
+
+
+class Publisher(threading.Thread):
+    """Publishes to queues at random, in transactions. A transaction without an answer is not repeated."""
+
+    def __init__(
+        self, cluster: LocalCluster, queues: Sequence[str], bodies: Sequence[str], chance: random.Random
+    ) -> None:
+        super().__init__(daemon=True)
+        self._cluster = cluster
+        self._queues = queues
+        self._bodies = bodies
+        self._chance = random.Random(chance.random())
+        self.committed: set[str] = set()
+        self.in_doubt: set[str] = set()
+
+    def run(self) -> None:
+        bodies = list(self._bodies)
+        while bodies:
+            with suppress(pika.exceptions.AMQPError, OSError):
+                url = self._chance.choice(self._cluster.urls)
+                with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+                    channel = connection.channel()
+                    channel.tx_select()
+                    while bodies:
+                        self._publish(channel, bodies)
+
+    def _publish(self, channel: Any, bodies: list[str]) -> None:
+        queue = self._chance.choice(self._queues)
+        some = {bodies.pop() for _ in range(min(len(bodies), self._chance.randint(1, 40)))}
+        self.in_doubt |= some
+        for body in sorted(some):
+            channel.basic_publish("", queue, body.encode())
+        channel.tx_commit()
+        self.in_doubt -= some
+        self.committed |= some
+        time.sleep(self._chance.random() * 0.2)
+
+
+class Run(NamedTuple):
+    """What happened in a run that kept its promises."""
+
+    rows: int
+    in_doubt: int
+    """Rows of transactions without an answer."""
+    batches: int
+    repeated: int
+    """Batches with several attempts."""
+    kills: Mapping[str, int]
+
+    def __str__(self) -> str:
+        kills = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kills.items()))
+        return (
+            f"{self.rows} rows ({self.in_doubt} in doubt), {self.batches} batches, {self.repeated} repeated; "
+            f"killed: {kills}"
+        )
+
+
+def run_killed_at_random(
+    cluster: LocalCluster, directory: Path, seed: int, messages: int = 1_000, **environment: str
+) -> Run:
+    """Run a query while its parts die, and judge its output."""
+    chance = random.Random(seed)
+    name = f"orders-{seed}"
+    queues = [f"{name}-{number}" for number in range(2)]
+    pipeline = Pipeline(cluster, directory, rf"{name}-\d", maxMessagesPerTrigger=messages // 8)
+    pipeline.is_restarted = True
+    declare(cluster, *queues, pipeline.copies)
+    publishers: list[Publisher] = []
+    kills: Counter[str] = Counter()
+    rounds = chance.randint(2, 3)
+    try:
+        pipeline.start(**environment)
+        for number in range(rounds):
+            begun = len(pipeline.batches())
+            bodies = [f"order {number}.{each}" for each in range(messages // rounds)]
+            publishers.append(Publisher(cluster, queues, bodies, chance))
+            publishers[-1].start()
+            pipeline.wait(lambda begun=begun: len(pipeline.batches()) > begun)
+            for kind in chance.sample(("driver", "executor", "node"), chance.randint(1, 3)):
+                time.sleep(chance.random() / 4)
+                if kind == "driver":
+                    pipeline.kill()
+                    pipeline.start(**environment)
+                elif kind == "executor":
+                    pipeline.wait(pipeline.kill_executors)
+                else:
+                    chance.choice(cluster.nodes).kill()
+                kills[kind] += 1
+            time.sleep(chance.random() * 2)
+            cluster.restore()
+            publishers[-1].join(PATIENCE_S)
+        pipeline.finish(queues)
+    finally:
+        pipeline.kill()
+    committed = {body for each in publishers for body in each.committed}
+    in_doubt = {body for each in publishers for body in each.in_doubt}
+    found = [str(row["body"]) for row in pipeline.rows()]
+    copies = drained(cluster, pipeline.copies)
+    assert sorted(found) == sorted(copies) == sorted(set(found))
+    assert committed <= set(found) <= committed | in_doubt
+    attempts = [len(each) for each in pipeline.batches().values()]
+    return Run(
+        len(found),
+        len(in_doubt & set(found)),
+        len(attempts),
+        sum(count > 1 for count in attempts),
+        kills,
+    )
