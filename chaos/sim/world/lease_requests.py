@@ -47,6 +47,8 @@ class SimulatedLeases:
         self._world = world
         self._brokers = brokers
         self._node: SimulatedNode | None = None
+        self._generations: dict[str, int] = {}
+        """Group -> generation of the group that this reader has opened."""
 
     async def group(self, queue: str, group: str) -> GroupState | None:
         async def find(broker: Broker, leases: Leases) -> GroupState | None:
@@ -61,14 +63,19 @@ class SimulatedLeases:
 
     async def open(self, queue: str, group: str, fence: int, owner: str) -> GroupState:
         command = c.OpenGroup(c.DEFAULT_VHOST, queue, group, fence, owner, USER, "ready", False, 0)
-        return _state(await self._request(lambda _, leases: leases.open(command)))
+        opened = await self._request(lambda _, leases: leases.open(command))
+        self._generations[group] = opened.generation
+        return _state(opened)
 
     async def close(self, queue: str, group: str, fence: int) -> None:
-        command = c.CloseGroup(c.DEFAULT_VHOST, queue, group, fence, True)
+        command = c.CloseGroup(c.DEFAULT_VHOST, queue, group, fence, True, self._generations[group])
         await self._request(lambda _, leases: leases.end(command))
 
     async def take(self, queue: str, group: str, fence: int, lease: int, messages: int) -> int:
-        command = c.LeaseMessages(c.DEFAULT_VHOST, queue, group, fence, lease, messages, BYTES_MAX)
+        bounds = messages, BYTES_MAX
+        command = c.LeaseMessages(
+            c.DEFAULT_VHOST, queue, group, fence, lease, *bounds, self._generations[group]
+        )
         found = await self._request(lambda _, leases: leases.lease(command))
         return 0 if found is None else found.messages
 
@@ -85,11 +92,11 @@ class SimulatedLeases:
         return await self._request(read)
 
     async def commit(self, queue: str, group: str, fence: int, up_to: int) -> None:
-        command = c.CommitLeases(c.DEFAULT_VHOST, queue, group, fence, up_to)
+        command = c.CommitLeases(c.DEFAULT_VHOST, queue, group, fence, up_to, self._generations[group])
         await self._request(lambda _, leases: leases.end(command))
 
     async def release(self, queue: str, group: str, fence: int, lease: int) -> None:
-        command = c.ReleaseLease(c.DEFAULT_VHOST, queue, group, fence, lease)
+        command = c.ReleaseLease(c.DEFAULT_VHOST, queue, group, fence, lease, self._generations[group])
         await self._request(lambda _, leases: leases.end(command))
 
     async def disconnect(self) -> None:

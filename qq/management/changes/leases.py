@@ -173,30 +173,6 @@ class Leases:
             raise RequestRefused(found.code, found.text)
         return found
 
-<<<<<<< HEAD
-    async def _wait_for_version(self, needed: int) -> None:
-        """Wait until the cluster has agreed on a version of the state, if all members can run it.
-
-        A new cluster begins with the previous release's version, and raises it when all members are connected. Raises
-        Unavailable.
-        """
-        machine, now_s = self._broker.machine, asyncio.get_running_loop().time
-        until_s = now_s() + VERSION_WAIT_S
-        while machine.version < needed and self._can_run(needed):
-            if now_s() >= until_s:
-                raise Unavailable(
-                    f"groups need version {needed} of the state, and the cluster has not agreed on it yet: it has "
-                    f"version {machine.version}; {NOT_CARRIED_OUT}"
-                )
-            await asyncio.sleep(VERSION_CHECK_S)
-
-    def _can_run(self, version: int) -> bool:
-        """Return whether no member is known to lack this version of the state."""
-        found = map(self._group.versions_of, self._group.members.names)
-        return all(versions is None or versions.high >= version for versions in found)
-
-=======
->>>>>>> main
     # Reading
 
     async def lease_status(self, vhost: str, queue: str, group: str, number: int) -> LeaseStatus:

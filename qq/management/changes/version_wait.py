@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from qq.management.errors import NOT_CARRIED_OUT, Unavailable
@@ -23,9 +22,10 @@ async def wait_for_version(group: Group, machine: QueueMachine, needed: int, sub
     A new cluster begins with the previous release's version, and raises it when all members are connected. `subject`
     is what needs the version, in the plural. Raises Unavailable.
     """
-    until_s = monotonic() + WAIT_S
+    now_s = asyncio.get_running_loop().time
+    until_s = now_s() + WAIT_S
     while machine.version < needed and _can_run(group, needed):
-        if monotonic() >= until_s:
+        if now_s() >= until_s:
             raise Unavailable(
                 f"{subject} need version {needed} of the state, and the cluster has not agreed on it yet: it has "
                 f"version {machine.version}; {NOT_CARRIED_OUT}"
