@@ -872,8 +872,13 @@ def released_and_gone(copy: Copy) -> None:
 
 @breaks("lease_settled")
 def gone_before_its_commit(copy: Copy) -> None:
-    reads = [found[-1] for rows in _leases(copy) if len(found := _reads(copy, _lease(rows[0]))) > 1]
-    row = copy.random.choice(reads)
+    later = [
+        row
+        for rows in _leases(copy)
+        for row in _reads(copy, _lease(rows[0]))[1:]
+        if row["time_ns"] < _end_ns(copy, rows)
+    ]
+    row = copy.random.choice(later)
     row["type"] = "fail"
     del row["messages"], row["digest"]
 
@@ -892,7 +897,7 @@ def renamed(rows: Iterable[Row], prefix: str) -> list[Row]:
     return changed
 
 
-SEED, SECONDS = 1, 4.0
+SEED, SECONDS = 4, 4.0
 """A simulated run that gives most operators a message to damage."""
 OF_MANY_MESSAGES = {"normal_before_an_older_high", "normal_first", "longer_than_its_length"}
 """Operators that need a longer history."""
