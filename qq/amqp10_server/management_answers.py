@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from qq.routing.routers import Binding
     from qq.tables import Table
 
+ANSWER_BYTES_MAX = 1024 * 1024
+"""Octets of the largest answer. Each session of a connection may hold an answer that its client does not take."""
+TOO_LARGE = f"the answer has more than ANSWER_BYTES_MAX={ANSWER_BYTES_MAX} octets"
 _STRING32 = 0xB1
 _LONG_MAX = 2**63 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from qq.amqp10.conditions import Condition
 from qq.amqp10_server.errors import ConditionFault, error_reply
-from qq.amqp10_server.management_answers import Answer, Replicas, bindings_body, count_body, queue_body
+from qq.amqp10_server.management_answers import (
+    ANSWER_BYTES_MAX,
+    TOO_LARGE,
+    Answer,
+    Replicas,
+    bindings_body,
+    count_body,
+    queue_body,
+)
 from qq.amqp10_server.management_requests import (
     DeleteBinding,
     DeleteExchange,
@@ -103,7 +111,7 @@ class Execution(NamedTuple):
             case PostBinding(ends, arguments):
                 self._change_binding(ends, _bind(ends, arguments))
             case GetBindings(ends):
-                self.answer(Answer(200, bindings_body(self._bindings(ends))))
+                self._list_bindings(ends)
             case DeleteBinding(ends, arguments_hash_):
                 self._delete_binding(ends, arguments_hash_)
             case PutToken(token):
@@ -213,6 +221,12 @@ class Execution(NamedTuple):
         source, (kind, name), key = ends
         self._check_named(name)
         self.access.bind(_KINDS[kind], name, source, key)
+
+    def _list_bindings(self, ends: BindingEnds) -> None:
+        bindings = self._bindings(ends)
+        if sum(len(each.arguments) for each in bindings) > ANSWER_BYTES_MAX:
+            raise RequestRefused(400, TOO_LARGE)
+        self.answer(Answer(200, bindings_body(bindings)))
 
     def _bindings(self, ends: BindingEnds) -> list[Binding]:
         source, destination, key = ends

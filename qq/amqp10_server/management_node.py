@@ -16,7 +16,7 @@ from qq.amqp10.performatives import AcceptedState
 from qq.amqp10.receiving_link import ReceivingLink
 from qq.amqp10.values import Symbol
 from qq.amqp10_server.errors import error_reply, reply_to, unauthorized
-from qq.amqp10_server.management_answers import Answer, encode_answer
+from qq.amqp10_server.management_answers import ANSWER_BYTES_MAX, TOO_LARGE, Answer, encode_answer
 from qq.amqp10_server.management_execution import Execution, ManagedCarrier
 from qq.amqp10_server.management_requests import RequestRefused, open_envelope, read_request
 from qq.sessions.access import Access, AccessRefused
@@ -39,8 +39,6 @@ REQUEST_BYTES_MAX = 256 * 1024
 """Octets of a request. A field table has half of that at most, as AMQP 0-9-1 encodes it."""
 WAITING_BYTES_MAX = 1024 * 1024
 """Octets of a connection's requests without an answer. A session whose client sends more ends."""
-ANSWER_BYTES_MAX = 1024 * 1024
-"""Octets of the largest answer. Each session of a connection may hold an answer that its client does not take."""
 REQUEST_OVERHEAD = 500
 """Octets of memory for a waiting request, beside its message."""
 PAIRED = Symbol("paired")
@@ -318,8 +316,7 @@ class ManagementNode:
             return
         message = encode_answer(message_id, answer)
         if len(message) > ANSWER_BYTES_MAX:
-            text = f"the answer has more than ANSWER_BYTES_MAX={ANSWER_BYTES_MAX} octets"
-            message = encode_answer(message_id, Answer(400, text))
+            message = encode_answer(message_id, Answer(400, TOO_LARGE))
         limit = request.answers.attach.max_message_size
         if limit and len(message) > limit:
             text = f"message size ({len(message)} bytes) > maximum message size ({limit} bytes)"

@@ -74,14 +74,22 @@ class ManagementClient(SocketClient):
         self.give_credit(credit)
 
     def attach_requests(self, name: str = "pair", **fields: Any) -> None:
-        given = {"properties": PAIRED, "target": TargetTerminus("/management"), "source": SourceTerminus()}
-        mode = SenderSettleMode.SETTLED
-        attach = AttachFrame(name, REQUESTS, False, mode, initial_delivery_count=0, **{**given, **fields})
-        self.send(attach)
+        given: dict[str, Any] = {
+            "properties": PAIRED,
+            "target": TargetTerminus("/management"),
+            "source": SourceTerminus(),
+        }
+        given["snd_settle_mode"] = SenderSettleMode.SETTLED
+        self.send(AttachFrame(name, REQUESTS, False, initial_delivery_count=0, **{**given, **fields}))
 
     def attach_answers(self, name: str = "pair", **fields: Any) -> None:
-        given = {"properties": PAIRED, "source": SourceTerminus("/management"), "target": TargetTerminus()}
-        self.send(AttachFrame(name, ANSWERS, True, SenderSettleMode.SETTLED, **{**given, **fields}))
+        given: dict[str, Any] = {
+            "properties": PAIRED,
+            "source": SourceTerminus("/management"),
+            "target": TargetTerminus(),
+        }
+        given["snd_settle_mode"] = SenderSettleMode.SETTLED
+        self.send(AttachFrame(name, ANSWERS, True, **{**given, **fields}))
 
     def give_credit(self, credit: int, window: int = 1000, **fields: Any) -> None:
         self.send(FlowFrame(0, window, 0, 1000, ANSWERS, 0, credit, **fields))
@@ -91,13 +99,21 @@ class ManagementClient(SocketClient):
         self.send_request(method, path, body, message_id)
         return self.answer()
 
-    def send_request(self, method: str, path: str, body: Value = None, message_id: Any = "id") -> None:
+    def send_request(
+        self,
+        method: str,
+        path: str,
+        body: Value = None,
+        message_id: Any = "id",
+        *,
+        is_settled: bool = True,
+    ) -> None:
         properties = MessageProperties(message_id, subject=method, to=path, reply_to="$me")
         octets = encode_composite(properties) + encode(Described(ULong(0x77), body))
-        self.send_octets(octets)
+        self.send_octets(octets, is_settled=is_settled)
 
-    def send_octets(self, message: bytes) -> None:
-        transfer = TransferFrame(REQUESTS, self._delivery_id, b"tag", 0, True)
+    def send_octets(self, message: bytes, *, is_settled: bool = True) -> None:
+        transfer = TransferFrame(REQUESTS, self._delivery_id, b"tag", 0, is_settled)
         self._delivery_id += 1
         self.send(transfer, payload=message)
 

@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 
 from qq.amqp10.performatives import (
+    AcceptedState,
     AttachFrame,
     DetachFrame,
+    DispositionFrame,
     EndFrame,
     FlowFrame,
+    SenderSettleMode,
     SourceTerminus,
+    TransferFrame,
 )
 from qq.amqp10.values import Array, Long, Symbol, UInt, ULong, Uuid
+from qq.amqp10_server.management_answers import ANSWER_BYTES_MAX
 from qq.amqp10_server.management_node import WAITING_BYTES_MAX
 from qq.machine.protocol.commands import DEFAULT_VHOST, SetPermissions, SetUserLimits, SetVhostLimits
 from tests.amqp10_server.lone_broker10 import (
@@ -326,6 +331,31 @@ def test_answer_above_the_client_limit_ends_the_session(broker: LoneBroker10) ->
         error = client.until(EndFrame).error
         assert error is not None
         assert error.condition == "amqp:link:message-size-exceeded"
+
+
+def test_answers_have_a_limit(client: ManagementClient) -> None:
+    client.request("PUT", "/queues/q", {})
+    path = "/bindings?src=amq.direct&dstq=q&key=k"
+    binding: dict[Any, Any] = {"source": "amq.direct", "destination_queue": "q", "binding_key": "k"}
+    for number in range(ANSWER_BYTES_MAX // 15_000 + 1):
+        arguments: dict[Any, Any] = {"n": Long(number), "x": "x" * 15_000}
+        assert client.request("POST", "/bindings", {**binding, "arguments": arguments}).status == "204"
+    refused = client.request("GET", path)
+    assert refused.status == "400"
+    assert "ANSWER_BYTES_MAX" in refused.body
+    assert client.request("DELETE", "/queues/q").status == "200"
+
+
+def test_unsettled_requests_are_accepted(broker: LoneBroker10) -> None:
+    with ManagementClient(broker.amqp_port) as client:
+        client.begin()
+        client.attach_requests(snd_settle_mode=SenderSettleMode.UNSETTLED)
+        client.attach_answers(snd_settle_mode=SenderSettleMode.MIXED)
+        client.give_credit(1)
+        client.send_request("GET", "/queues/none", is_settled=False)
+        assert client.until(TransferFrame).settled
+        disposition = client.until(DispositionFrame)
+        assert (disposition.first, disposition.state) == (0, AcceptedState())
 
 
 def test_large_answer_comes_in_frames_of_the_client(broker: LoneBroker10) -> None:
