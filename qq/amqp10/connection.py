@@ -231,7 +231,7 @@ class ServerConnection10:
 
     def drop_input(self) -> None:
         """Drop the received octets that `receive` has left."""
-        self._reader.drop_input()
+        self._reader.drop_unread()
         self._ahead = b""
 
     # --- answers from the shell

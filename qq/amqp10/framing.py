@@ -235,6 +235,10 @@ class FrameReader10:
                 self._unread, self._at = data, at
         return events
 
+    def drop_unread(self) -> None:
+        """Drop the octets that the last step has left."""
+        self._unread, self._at = b"", 0
+
     def _left(self) -> memoryview:
         return memoryview(self._unread)[self._at :]
 
