@@ -10,6 +10,7 @@ import pytest
 from qq.amqp10.performatives import (
     AcceptedState,
     AttachFrame,
+    CloseFrame,
     DetachFrame,
     DispositionFrame,
     EndFrame,
@@ -19,6 +20,7 @@ from qq.amqp10.performatives import (
     TransferFrame,
 )
 from qq.amqp10.values import Array, Long, Symbol, UInt, ULong, Uuid
+from qq.amqp10_server.connection import Amqp10Connection
 from qq.amqp10_server.management_answers import ANSWER_BYTES_MAX
 from qq.amqp10_server.management_node import WAITING_BYTES_MAX
 from qq.machine.protocol.commands import DEFAULT_VHOST, SetPermissions, SetUserLimits, SetVhostLimits
@@ -331,6 +333,31 @@ def test_answer_above_the_client_limit_ends_the_session(broker: LoneBroker10) ->
         error = client.until(EndFrame).error
         assert error is not None
         assert error.condition == "amqp:link:message-size-exceeded"
+
+
+def test_token_of_a_user_with_a_password_is_ignored(client: ManagementClient) -> None:
+    assert client.request("PUT", "/auth/tokens", b"token").status == "204"
+    assert client.request("PUT", "/auth/tokens", "token").status == "400"
+
+
+@pytest.mark.parametrize("why", [None, "it is another user's"])
+def test_newer_token_is_accepted_or_closes(
+    client: ManagementClient, monkeypatch: pytest.MonkeyPatch, why: str | None
+) -> None:
+    def renew(_connection: Any, token: bytes, answer: Any) -> bool:
+        assert token == b"token"
+        answer(why)
+        return True
+
+    monkeypatch.setattr(Amqp10Connection, "renew_token", renew)
+    client.send_request("PUT", "/auth/tokens", b"token")
+    if why is None:
+        assert client.answer().status == "204"
+        return
+    error = client.until(CloseFrame).error
+    assert error is not None
+    assert error.condition == "amqp:unauthorized-access"
+    assert error.description == "credential update was refused: it is another user's"
 
 
 def test_answers_have_a_limit(client: ManagementClient) -> None:
