@@ -358,13 +358,17 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             found.finish(partial(self._detached, link))
 
     def _detached(self, link: Link10) -> None:
+        def answer() -> None:
+            link.detached()
+            self._schedule_flush()
+
         self._drop(link)
-        link.detached()
-        self._schedule_flush()
+        self._temporary_queues.delete(link, answer)
 
     def detach(self, link: Link10, error: ErrorReply | None) -> None:
         """End a link, and its session in the log."""
         self._drop(link)
+        self._temporary_queues.delete(link)
         link.detach(error)
         self._partial_dropped()
         self._schedule_flush()
@@ -379,6 +383,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
     def _end_links(self, session: Session10) -> None:
         for link in session.links:
             self._drop(link)
+            self._temporary_queues.delete(link)
 
     def _drop(self, link: Link10) -> None:
         found = self._links.pop(link, None)
@@ -386,7 +391,6 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             self._pumping.pop(found, None)
         if found is not None:
             found.end()
-            self._temporary_queues.delete(link)
 
     def guarded(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return a function that does the work, and closes the connection if that raises an exception."""

@@ -68,7 +68,7 @@ class TemporaryQueues:
         carrier, broker = self._carrier, self._carrier.broker
         name = broker.server_name(f"{PREFIX}{_shortened(container)}-{_shortened(link.name)}-")
         access = Access(broker.machine, carrier.user, carrier.vhost, carrier.scopes)
-        command = commands.DeclareQueue(0, 0, name, False, False, True, True, True, {})
+        command = commands.DeclareQueue(0, 0, name, False, False, True, False, True, {})
 
         def declared(result: Result | Failed) -> None:
             if isinstance(result, Failed):
@@ -81,6 +81,8 @@ class TemporaryQueues:
                 return
             link.attach = _with_queue(link.attach, name)
             attach()
+            if link.state is LinkState.DETACHING:  # refused for another reason
+                self.delete(link)
             carrier.schedule_flush()
 
         def declare() -> None:
@@ -94,19 +96,17 @@ class TemporaryQueues:
 
         broker.submissions.read(carrier.guarded(declare), carrier.lane)
 
-    def delete(self, link: Link10) -> None:
-        """Delete the queue of a link that ends, if it has one."""
+    def delete(self, link: Link10, deleted: Callable[[], None] = lambda: None) -> None:
+        """Delete the queue of a link that ends. Call `deleted` afterwards, and at once for a link without a queue."""
         name = self._names.pop(link, None)
-        if name is not None:
-            self._commands.run(commands.DeleteQueue(0, 0, name, False, False), _ignore)
+        if name is None:
+            deleted()
+        else:
+            self._commands.run(commands.DeleteQueue(0, 0, name, False, False), lambda _: deleted())
 
 
 def _shortened(name: str) -> str:
     return stripped(name).encode()[:NAME_BYTES].decode(errors="ignore")
-
-
-def _ignore(_result: Result | Failed) -> None:
-    """Ignore the answer: an automatic deletion may have come before."""
 
 
 def _terminus(attach: AttachFrame) -> SourceTerminus | TargetTerminus | None:

@@ -11,6 +11,7 @@ from qq.amqp10.performatives import (
     AttachFrame,
     DetachFrame,
     EndFrame,
+    FlowFrame,
     SourceTerminus,
     TargetTerminus,
     TerminusDurability,
@@ -18,6 +19,7 @@ from qq.amqp10.performatives import (
 from qq.amqp10.values import SYMBOL8, Array, Described, Symbol, ULong
 from qq.machine.protocol.commands import DEFAULT_VHOST, SetPermissions
 from tests.amqp10_server.lone_broker10 import LoneBroker10, ManagementClient
+from tests.amqp10_server.socket_client import SocketClient
 
 CAPABILITIES = ("temporary-queue",)
 PROPERTIES = {
@@ -57,10 +59,20 @@ def test_dynamic_terminus_is_a_queue_until_detach(broker: LoneBroker10, receives
         assert name.startswith("amq.dyn-box-näme-")
         queue = queues(broker)[name]
         assert queue.owner is not None
-        assert queue.auto_delete
+        assert not queue.auto_delete
         client.send(DetachFrame(0, True))
         assert client.until(DetachFrame).error is None
         assert not queues(broker)
+
+
+def test_temporary_queue_outlives_its_consumers(client: SocketClient) -> None:
+    attach(client, receives=False)
+    target: Any = client.until(AttachFrame).target
+    client.expect(FlowFrame)
+    queue = source_queue(target.address)
+    for _ in range(2):
+        client.attach_receiver(queue, 7)
+        assert client.detach(7).error is None
 
 
 def test_temporary_queue_ends_with_its_session(broker: LoneBroker10) -> None:
@@ -114,6 +126,14 @@ def test_other_dynamic_termini_are_not_implemented(broker: LoneBroker10, receive
         error = client.until(DetachFrame).error
         assert error is not None
         assert error.condition == "amqp:not-implemented"
+
+
+def test_temporary_queue_ends_when_its_link_is_refused(broker: LoneBroker10) -> None:
+    with ManagementClient(broker.amqp_port) as client:
+        client.begin()
+        attach(client, receives=True, outcomes=("odd:outcome",))
+        client.until(DetachFrame)
+        assert not queues(broker)
 
 
 def test_temporary_queue_needs_the_right_to_configure(broker: LoneBroker10) -> None:
