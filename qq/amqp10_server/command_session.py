@@ -56,7 +56,7 @@ class CommandSession(NoPublisher):
         """Return None, because the session holds no messages."""
 
 
-class Commands:
+class ConnectionCommands:
     """The commands of a connection, which wait for each other."""
 
     __slots__ = ("_carrier", "_is_over", "_session", "_waiting")

@@ -29,7 +29,7 @@ from qq.amqp10.receiving_link import Deliveries, ReceivingLink
 from qq.amqp10.sending_link import CreditSet, SendingLink, Settled
 from qq.amqp10.session import EndRequested, LinkRequested, SessionFault, WindowOpened
 from qq.amqp10_server.attaching import accepted_source, check_new, consumer_arguments, queue_of_source
-from qq.amqp10_server.command_session import Commands
+from qq.amqp10_server.command_session import ConnectionCommands
 from qq.amqp10_server.consuming_link import ConsumingLink
 from qq.amqp10_server.errors import ConditionFault, error_of, error_reply, reply_to
 from qq.amqp10_server.management_node import ManagementLink, ManagementNode, is_management
@@ -106,7 +106,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         self._server = server
         self._links: dict[Link10, AnyLink] = {}
         """The links with a session in the log, and those of the management node."""
-        self._commands = Commands(self)
+        self._commands = ConnectionCommands(self)
         """Commands that belong to none of the links."""
         self._temporary_queues = TemporaryQueues(self, self._commands)
         self._management: ManagementNode | None = None

@@ -31,21 +31,21 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _VERSION: dict[Value, Value] = {"http:response": "1.1"}
 
 
-class Answer(NamedTuple):
+class ManagementAnswer(NamedTuple):
     """An answer: the status, and the value in its body."""
 
     status: int
     body: Value = None
 
 
-class Replicas(NamedTuple):
+class QueueReplicas(NamedTuple):
     """The nodes that have a queue, by their names."""
 
     leader: str | None
     members: Sequence[str]
 
 
-def encode_answer(message_id: Value, answer: Answer) -> bytes:
+def encode_answer(message_id: Value, answer: ManagementAnswer) -> bytes:
     """Encode the message that answers the request with this message id."""
     body = readable(answer.body) if isinstance(answer.body, str) else answer.body
     properties = MessageProperties(subject=str(answer.status), correlation_id=cast("Any", message_id))
@@ -58,7 +58,7 @@ def encode_answer(message_id: Value, answer: Answer) -> bytes:
     )
 
 
-def queue_body(queue: Queue, replicas: Replicas) -> Value:
+def queue_body(queue: Queue, replicas: QueueReplicas) -> Value:
     """Return the description of a queue."""
     body: dict[Value, Value] = {
         "message_count": ULong(queue.ready),

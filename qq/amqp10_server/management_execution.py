@@ -13,24 +13,24 @@ from qq.amqp10_server.errors import ConditionFault, error_reply
 from qq.amqp10_server.management_answers import (
     ANSWER_BYTES_MAX,
     TOO_LARGE,
-    Answer,
-    Replicas,
+    ManagementAnswer,
+    QueueReplicas,
     bindings_body,
     count_body,
     queue_body,
 )
 from qq.amqp10_server.management_requests import (
-    DeleteBinding,
-    DeleteExchange,
-    DeleteQueue,
-    GetBindings,
-    GetQueue,
-    PostBinding,
-    PurgeQueue,
-    PutExchange,
-    PutQueue,
-    PutToken,
-    RequestRefused,
+    BindingCreation,
+    BindingDeletion,
+    BindingsQuery,
+    ExchangeDeclaration,
+    ExchangeDeletion,
+    ManagementRefused,
+    QueueDeclaration,
+    QueueDeletion,
+    QueuePurge,
+    QueueQuery,
+    TokenRenewal,
 )
 from qq.amqp10_server.ports import LinkCarrier
 from qq.errors import ReplyCode
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from qq.amqp10.values import Value
-    from qq.amqp10_server.command_session import Commands
-    from qq.amqp10_server.management_requests import BindingEnds, Request
+    from qq.amqp10_server.command_session import ConnectionCommands
+    from qq.amqp10_server.management_requests import BindingEnds, ManagementRequest
     from qq.errors import AmqpError
     from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.protocol.commands import Declaration
@@ -85,41 +85,41 @@ class ManagedCarrier(LinkCarrier, Protocol):
         ...
 
 
-class Execution(NamedTuple):
+class RequestExecution(NamedTuple):
     """The execution of a request, which calls `answer` once, at once or later."""
 
     carrier: ManagedCarrier
-    commands: Commands
+    commands: ConnectionCommands
     access: Access
-    answer: Callable[[Answer], None]
+    answer: Callable[[ManagementAnswer], None]
 
-    def carry_out(self, request: Request) -> None:
-        """Carry out a request. Raises RequestRefused, or AccessRefused if the user lacks a right."""
+    def carry_out(self, request: ManagementRequest) -> None:
+        """Carry out a request. Raises ManagementRefused, or AccessRefused if the user lacks a right."""
         match request:
-            case GetQueue(name):
-                self.answer(Answer(200, self._described(self._queue(name))))
-            case PutQueue():
+            case QueueQuery(name):
+                self.answer(ManagementAnswer(200, self._described(self._queue(name))))
+            case QueueDeclaration():
                 self._put_queue(request)
-            case DeleteQueue(name):
+            case QueueDeletion(name):
                 self._delete_queue(name)
-            case PurgeQueue(name):
+            case QueuePurge(name):
                 self._purge_queue(name)
-            case PutExchange():
+            case ExchangeDeclaration():
                 self._put_exchange(request)
-            case DeleteExchange(name):
+            case ExchangeDeletion(name):
                 self._delete_exchange(name)
-            case PostBinding(ends, arguments):
+            case BindingCreation(ends, arguments):
                 self._change_binding(ends, _bind(ends, arguments))
-            case GetBindings(ends):
+            case BindingsQuery(ends):
                 self._list_bindings(ends)
-            case DeleteBinding(ends, arguments_hash_):
+            case BindingDeletion(ends, arguments_hash_):
                 self._delete_binding(ends, arguments_hash_)
-            case PutToken(token):
+            case TokenRenewal(token):
                 self.carrier.renew_token(token, self._token_checked)
 
     # Queues
 
-    def _put_queue(self, request: PutQueue) -> None:
+    def _put_queue(self, request: QueueDeclaration) -> None:
         name, durable, exclusive, auto_delete, given = request
         thing = the_queue(name, self.carrier.vhost)
         _check_not_reserved(name, thing)
@@ -132,15 +132,15 @@ class Execution(NamedTuple):
             if not is_there and arguments.get("x-queue-type") == QUORUM:
                 check_quorum_properties(thing, command)
         except Refused as refusal:
-            raise RequestRefused(400, refusal.text) from None
+            raise ManagementRefused(400, refusal.text) from None
 
         def refused(failure: Failed) -> int:
             if failure.code != ReplyCode.PRECONDITION_FAILED:
                 return 400
             return 409 if is_there or self._has_room_for_queue() else 403
 
-        def declared(_result: Result) -> Answer:
-            return Answer(200 if is_there else 201, self._described(self._queue(name)))
+        def declared(_result: Result) -> ManagementAnswer:
+            return ManagementAnswer(200 if is_there else 201, self._described(self._queue(name)))
 
         self._run(command, declared, refused)
 
@@ -152,11 +152,13 @@ class Execution(NamedTuple):
     def _delete_queue(self, name: str) -> None:
         self.access.check("configure", "queue", name)
         if not name:
-            self.answer(Answer(200, count_body(0)))
+            self.answer(ManagementAnswer(200, count_body(0)))
             return
 
-        def deleted(result: Result) -> Answer:
-            return Answer(200, count_body(result.messages if isinstance(result, QueueDeleted) else 0))
+        def deleted(result: Result) -> ManagementAnswer:
+            return ManagementAnswer(
+                200, count_body(result.messages if isinstance(result, QueueDeleted) else 0)
+            )
 
         self._run(commands.DeleteQueue(0, 0, name, False, False), deleted)
 
@@ -164,15 +166,17 @@ class Execution(NamedTuple):
         self.access.check("read", "queue", name)
         self._check_named(name)
 
-        def purged(result: Result) -> Answer:
-            return Answer(200, count_body(result.messages if isinstance(result, QueuePurged) else 0))
+        def purged(result: Result) -> ManagementAnswer:
+            return ManagementAnswer(
+                200, count_body(result.messages if isinstance(result, QueuePurged) else 0)
+            )
 
         self._run(commands.PurgeQueue(0, 0, name), purged)
 
     def _check_named(self, queue: str) -> None:
-        """Raise RequestRefused for an empty name: in commands of the log it means the queue declared last."""
+        """Raise ManagementRefused for an empty name: in commands of the log it means the queue declared last."""
         if not queue:
-            raise RequestRefused(400, f"no {the_queue(queue, self.carrier.vhost)}")
+            raise ManagementRefused(400, f"no {the_queue(queue, self.carrier.vhost)}")
 
     def _find_queue(self, name: str) -> Queue | None:
         queue = self._vhost.queues.get(name)
@@ -181,20 +185,20 @@ class Execution(NamedTuple):
     def _queue(self, name: str) -> Queue:
         queue = self._find_queue(name)
         if queue is None:
-            raise RequestRefused(404, f"{the_queue(name, self.carrier.vhost)} not found")
+            raise ManagementRefused(404, f"{the_queue(name, self.carrier.vhost)} not found")
         return queue
 
     def _described(self, queue: Queue) -> Value:
-        return queue_body(queue, Replicas(self.carrier.broker.leader, self.carrier.members))
+        return queue_body(queue, QueueReplicas(self.carrier.broker.leader, self.carrier.members))
 
     # Exchanges
 
-    def _put_exchange(self, request: PutExchange) -> None:
+    def _put_exchange(self, request: ExchangeDeclaration) -> None:
         name, kind, durable, auto_delete, internal, arguments = request
         try:
             check_exchange(kind, arguments)
         except InvalidExchange as invalid:
-            raise RequestRefused(400, str(invalid)) from None
+            raise ManagementRefused(400, str(invalid)) from None
         self.access.declare_exchange(name, arguments, passive=False)
         is_there = name in self._vhost.exchanges
         if not is_there:
@@ -225,8 +229,8 @@ class Execution(NamedTuple):
     def _list_bindings(self, ends: BindingEnds) -> None:
         bindings = self._bindings(ends)
         if sum(len(each.arguments) for each in bindings) > ANSWER_BYTES_MAX:
-            raise RequestRefused(400, TOO_LARGE)
-        self.answer(Answer(200, bindings_body(bindings)))
+            raise ManagementRefused(400, TOO_LARGE)
+        self.answer(ManagementAnswer(200, bindings_body(bindings)))
 
     def _bindings(self, ends: BindingEnds) -> list[Binding]:
         source, destination, key = ends
@@ -244,13 +248,13 @@ class Execution(NamedTuple):
             if arguments_hash(binding) == wanted_hash:
                 self._run(_unbind(binding), _no_content)
                 return
-        self.answer(Answer(204))
+        self.answer(ManagementAnswer(204))
 
     # Tokens
 
     def _token_checked(self, why: str | None) -> None:
         if why is None:
-            self.answer(Answer(204))
+            self.answer(ManagementAnswer(204))
         else:
             error = error_reply(Condition.UNAUTHORIZED_ACCESS, f"credential update was refused: {why}")
             self.carrier.fail(ConditionFault(error))
@@ -260,22 +264,24 @@ class Execution(NamedTuple):
     def _run(
         self,
         command: Declaration,
-        succeeded: Callable[[Result], Answer],
+        succeeded: Callable[[Result], ManagementAnswer],
         refused: Callable[[Failed], int] = lambda _: 400,
     ) -> None:
         """Carry out a command. Answer as `succeeded` says, or with the status that `refused` returns."""
         try:
             check_command(command, self.carrier.broker.machine.version)
         except InvalidCommand as invalid:
-            raise RequestRefused(400, str(invalid)) from None
+            raise ManagementRefused(400, str(invalid)) from None
 
         def answered(result: Result | Failed) -> None:
             try:
                 answer = (
-                    Answer(refused(result), result.text) if isinstance(result, Failed) else succeeded(result)
+                    ManagementAnswer(refused(result), result.text)
+                    if isinstance(result, Failed)
+                    else succeeded(result)
                 )
-            except RequestRefused as gone:
-                answer = Answer(gone.status, gone.text)
+            except ManagementRefused as gone:
+                answer = ManagementAnswer(gone.status, gone.text)
             self.answer(answer)
 
         self.commands.run(command, answered)
@@ -284,17 +290,17 @@ class Execution(NamedTuple):
     def _vhost(self) -> VirtualHost:
         vhost = self.carrier.broker.machine.vhosts.get(self.carrier.vhost)
         if vhost is None:
-            raise RequestRefused(404, f"vhost '{self.carrier.vhost}' not found")
+            raise ManagementRefused(404, f"vhost '{self.carrier.vhost}' not found")
         return vhost
 
 
-def _no_content(_result: Result) -> Answer:
-    return Answer(204)
+def _no_content(_result: Result) -> ManagementAnswer:
+    return ManagementAnswer(204)
 
 
 def _check_not_reserved(name: str, thing: str) -> None:
     if name.startswith(RESERVED):
-        raise RequestRefused(403, f"{thing} starts with reserved prefix '{RESERVED}'")
+        raise ManagementRefused(403, f"{thing} starts with reserved prefix '{RESERVED}'")
 
 
 def _bind(ends: BindingEnds, arguments: Table) -> Declaration:

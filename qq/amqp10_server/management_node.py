@@ -16,9 +16,9 @@ from qq.amqp10.performatives import AcceptedState
 from qq.amqp10.receiving_link import ReceivingLink
 from qq.amqp10.values import Symbol
 from qq.amqp10_server.errors import error_reply, reply_to, unauthorized
-from qq.amqp10_server.management_answers import ANSWER_BYTES_MAX, TOO_LARGE, Answer, encode_answer
-from qq.amqp10_server.management_execution import Execution, ManagedCarrier
-from qq.amqp10_server.management_requests import RequestRefused, open_envelope, read_request
+from qq.amqp10_server.management_answers import ANSWER_BYTES_MAX, TOO_LARGE, ManagementAnswer, encode_answer
+from qq.amqp10_server.management_execution import ManagedCarrier, RequestExecution
+from qq.amqp10_server.management_requests import ManagementRefused, open_envelope, read_request
 from qq.sessions.access import Access, AccessRefused
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from qq.amqp10.sending_link import CreditSet, SendingLink
     from qq.amqp10.session import Session10
     from qq.amqp10.values import Value
-    from qq.amqp10_server.command_session import Commands
-    from qq.amqp10_server.management_requests import Request
+    from qq.amqp10_server.command_session import ConnectionCommands
+    from qq.amqp10_server.management_requests import ManagementRequest
 
 ADDRESS = "/management"
 LINK_CREDIT = 8
@@ -50,7 +50,7 @@ def is_management(attach: AttachFrame) -> bool:
     return terminus is not None and getattr(terminus, "address", None) == ADDRESS
 
 
-class _Request(NamedTuple):
+class _Waiting(NamedTuple):
     """A request that waits, or is under way."""
 
     octets: bytes
@@ -74,7 +74,7 @@ class _Pair:
         self.name = name
         self.requests: ReceivingLink | None = None
         self.answers: SendingLink | None = None
-        self.waiting: deque[_Request] = deque()
+        self.waiting: deque[_Waiting] = deque()
         """Requests that are not under way."""
         self.owed = 0
         """Answers that the client still gets on `answers`."""
@@ -143,14 +143,14 @@ class ManagementNode:
         "access",
     )
 
-    def __init__(self, carrier: ManagedCarrier, connection_commands: Commands) -> None:
+    def __init__(self, carrier: ManagedCarrier, connection_commands: ConnectionCommands) -> None:
         self._carrier = carrier
         self._commands = connection_commands
         self.access = Access(carrier.broker.machine, carrier.user, carrier.vhost, carrier.scopes)
         self._pairs: dict[tuple[Session10, str], _Pair] = {}
         self._queue: deque[_Pair] = deque()
         """Pairs with waiting requests."""
-        self._current: _Request | None = None
+        self._current: _Waiting | None = None
         """The request under way."""
         self._is_running = False
         """Whether `_run` begins a request, which may end at once."""
@@ -217,7 +217,7 @@ class ManagementNode:
                 self._end_session(pair.engine, error_reply(Condition.PRECONDITION_FAILED, text))
                 break
             pair.owed += 1
-            request = _Request(octets, pair, event.link, answers)
+            request = _Waiting(octets, pair, event.link, answers)
             pair.waiting.append(request)
             self._waiting_bytes += request.size
         self.resume(pair)
@@ -278,7 +278,7 @@ class ManagementNode:
                 return pair
         return None
 
-    def _begin(self, request: _Request) -> None:
+    def _begin(self, request: _Waiting) -> None:
         try:
             envelope = open_envelope(request.octets)
         except ConditionError as error:
@@ -287,36 +287,36 @@ class ManagementNode:
             return
         try:
             wanted = read_request(envelope)
-        except RequestRefused as refused:
-            self._answer(request, envelope.message_id, Answer(refused.status, refused.text))
+        except ManagementRefused as refused:
+            self._answer(request, envelope.message_id, ManagementAnswer(refused.status, refused.text))
             return
         # A request of any node that was answered before this request came is applied here first.
         carrier = self._carrier
         carry_out = partial(self._carry_out, request, envelope.message_id, wanted)
         carrier.broker.submissions.read(carrier.guarded(carry_out), carrier.lane)
 
-    def _carry_out(self, request: _Request, message_id: Value, wanted: Request) -> None:
+    def _carry_out(self, request: _Waiting, message_id: Value, wanted: ManagementRequest) -> None:
         if self._is_over:
             return
         answer = partial(self._answer, request, message_id)
         self.access.certain = True
         try:
-            Execution(self._carrier, self._commands, self.access, answer).carry_out(wanted)
-        except RequestRefused as refused:
-            answer(Answer(refused.status, refused.text))
+            RequestExecution(self._carrier, self._commands, self.access, answer).carry_out(wanted)
+        except ManagementRefused as refused:
+            answer(ManagementAnswer(refused.status, refused.text))
         except AccessRefused as refused:
             self._end_session(request.pair.engine, unauthorized(str(refused)).error)
             self._finish(request)
         finally:
             self.access.certain = False
 
-    def _answer(self, request: _Request, message_id: Value, answer: Answer) -> None:
+    def _answer(self, request: _Waiting, message_id: Value, answer: ManagementAnswer) -> None:
         """Send the answer to the request under way."""
         if self._is_over:
             return
         message = encode_answer(message_id, answer)
         if len(message) > ANSWER_BYTES_MAX:
-            message = encode_answer(message_id, Answer(400, TOO_LARGE))
+            message = encode_answer(message_id, ManagementAnswer(400, TOO_LARGE))
         limit = request.answers.attach.max_message_size
         if limit and len(message) > limit:
             text = f"message size ({len(message)} bytes) > maximum message size ({limit} bytes)"
@@ -326,7 +326,7 @@ class ManagementNode:
             request.requests.settle(1, AcceptedState())
         self._finish(request)
 
-    def _finish(self, request: _Request) -> None:
+    def _finish(self, request: _Waiting) -> None:
         """End the request under way, and begin the next."""
         self._current = None
         self._waiting_bytes -= request.size

@@ -2,7 +2,7 @@
 
 A request is a message: property `subject` is the method, `to` the path, and its body an amqp-value.
 
-Invariant: a message is a request, or it raises `RequestRefused` with the status and the text of the answer. No other
+Invariant: a message is a request, or it raises `ManagementRefused` with the status and the text of the answer. No other
 exception leaves this module, except the `ConditionError` of a message that cannot be decoded.
 """
 
@@ -55,7 +55,7 @@ _INTEGERS = frozenset((UByte, UShort, UInt, ULong, Byte, Short, Int, Long))
 _FLOATS = frozenset((float, Float))
 
 
-class RequestRefused(Exception):
+class ManagementRefused(Exception):
     """The request cannot be carried out: the status and the text of the answer."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -64,13 +64,13 @@ class RequestRefused(Exception):
         self.text = text
 
 
-class GetQueue(NamedTuple):
+class QueueQuery(NamedTuple):
     """Describe a queue."""
 
     name: str
 
 
-class PutQueue(NamedTuple):
+class QueueDeclaration(NamedTuple):
     """Declare a queue."""
 
     name: str
@@ -80,19 +80,19 @@ class PutQueue(NamedTuple):
     arguments: Table
 
 
-class DeleteQueue(NamedTuple):
+class QueueDeletion(NamedTuple):
     """Delete a queue."""
 
     name: str
 
 
-class PurgeQueue(NamedTuple):
+class QueuePurge(NamedTuple):
     """Delete the ready messages of a queue."""
 
     name: str
 
 
-class PutExchange(NamedTuple):
+class ExchangeDeclaration(NamedTuple):
     """Declare an exchange."""
 
     name: str
@@ -103,7 +103,7 @@ class PutExchange(NamedTuple):
     arguments: Table
 
 
-class DeleteExchange(NamedTuple):
+class ExchangeDeletion(NamedTuple):
     """Delete an exchange."""
 
     name: str
@@ -117,47 +117,47 @@ class BindingEnds(NamedTuple):
     key: str
 
 
-class PostBinding(NamedTuple):
+class BindingCreation(NamedTuple):
     """Bind a queue or an exchange."""
 
     ends: BindingEnds
     arguments: Table
 
 
-class GetBindings(NamedTuple):
+class BindingsQuery(NamedTuple):
     """List the bindings with these ends and this key."""
 
     ends: BindingEnds
 
 
-class DeleteBinding(NamedTuple):
+class BindingDeletion(NamedTuple):
     """Remove a binding."""
 
     ends: BindingEnds
     arguments_hash: str
 
 
-class PutToken(NamedTuple):
+class TokenRenewal(NamedTuple):
     """Present a newer token."""
 
     token: bytes
 
 
-Request: TypeAlias = (
-    GetQueue
-    | PutQueue
-    | DeleteQueue
-    | PurgeQueue
-    | PutExchange
-    | DeleteExchange
-    | PostBinding
-    | GetBindings
-    | DeleteBinding
-    | PutToken
+ManagementRequest: TypeAlias = (
+    QueueQuery
+    | QueueDeclaration
+    | QueueDeletion
+    | QueuePurge
+    | ExchangeDeclaration
+    | ExchangeDeletion
+    | BindingCreation
+    | BindingsQuery
+    | BindingDeletion
+    | TokenRenewal
 )
 
 
-class Envelope(NamedTuple):
+class RequestEnvelope(NamedTuple):
     """A request's message, before its path and body are read."""
 
     message_id: Value
@@ -166,7 +166,7 @@ class Envelope(NamedTuple):
     body: Value
 
 
-def open_envelope(message: bytes) -> Envelope:
+def open_envelope(message: bytes) -> RequestEnvelope:
     """Decode the message of a request. Absent properties are empty texts. Raises a `ConditionError`.
 
     The sections may have any order, because Proton writes a body of null before the properties.
@@ -181,22 +181,22 @@ def open_envelope(message: bytes) -> Envelope:
             body = section.value
         elif isinstance(known := from_described(section), MessageProperties):
             properties = known
-    return Envelope(properties.message_id, properties.subject or "", properties.to or "", body)
+    return RequestEnvelope(properties.message_id, properties.subject or "", properties.to or "", body)
 
 
-def read_request(envelope: Envelope) -> Request:
-    """Return the request. Raises RequestRefused."""
+def read_request(envelope: RequestEnvelope) -> ManagementRequest:
+    """Return the request. Raises ManagementRefused."""
     path, query = _split(envelope.target)
     method, body = envelope.method, envelope.body
     match method, path:
         case "GET", ["queues", name]:
-            return GetQueue(_unquoted(name))
+            return QueueQuery(_unquoted(name))
         case "PUT", ["queues", name]:
             return _put_queue(_unquoted(name), body)
         case "DELETE", ["queues", name]:
-            return DeleteQueue(_checked_name(_unquoted(name)))
+            return QueueDeletion(_checked_name(_unquoted(name)))
         case "DELETE", ["queues", name, "messages"]:
-            return PurgeQueue(_unquoted(name))
+            return QueuePurge(_unquoted(name))
         case "PUT", ["exchanges", name]:
             return _put_exchange(_unquoted(name), body)
         case "DELETE", ["exchanges", name]:
@@ -204,15 +204,15 @@ def read_request(envelope: Envelope) -> Request:
         case "POST", ["bindings"]:
             return _post_binding(body)
         case "GET", ["bindings"]:
-            return GetBindings(_queried_ends(query))
+            return BindingsQuery(_queried_ends(query))
         case "DELETE", ["bindings", segment]:
             return _delete_binding(segment)
         case "PUT", ["auth", "tokens"]:
             if not isinstance(body, bytes):
-                raise RequestRefused(400, "the body of a request for a new token must be binary")
-            return PutToken(body)
+                raise ManagementRefused(400, "the body of a request for a new token must be binary")
+            return TokenRenewal(body)
         case _:
-            raise RequestRefused(404, f"no resource for {_shown(method)} {_shown(envelope.target)}")
+            raise ManagementRefused(404, f"no resource for {_shown(method)} {_shown(envelope.target)}")
 
 
 # Paths
@@ -222,7 +222,7 @@ def _split(target: str) -> tuple[list[str], str]:
     """Return the segments of a path, which are still quoted, and the query."""
     path, _, query = target.partition("?")
     if _INVALID_PERCENT.search(target) or not target.startswith("/"):
-        raise RequestRefused(400, f"failed to normalize URI '{_shown(target)}': invalid_uri")
+        raise ManagementRefused(400, f"failed to normalize URI '{_shown(target)}': invalid_uri")
     return path[1:].split("/"), query
 
 
@@ -235,13 +235,13 @@ def _utf8(octets: bytes, segment: str) -> str:
         return octets.decode()
     except UnicodeDecodeError:
         text = f"failed to normalize URI '{_shown(segment)}': invalid_utf8"
-        raise RequestRefused(400, text) from None
+        raise ManagementRefused(400, text) from None
 
 
 def _checked_name(name: str) -> str:
-    """Return the name of a queue or an exchange. Raises RequestRefused for line ends in it."""
+    """Return the name of a queue or an exchange. Raises ManagementRefused for line ends in it."""
     if "\n" in name or "\r" in name:
-        raise RequestRefused(
+        raise ManagementRefused(
             400, f"Bad name '{_shown(name)}': line feed and carriage return characters not allowed"
         )
     return name
@@ -251,29 +251,29 @@ def _queried_ends(query: str) -> BindingEnds:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=QUERY_FIELDS_MAX)
     except ValueError:
-        raise RequestRefused(400, f"failed to dissect query '{_shown(query)}'") from None
+        raise ManagementRefused(400, f"failed to dissect query '{_shown(query)}'") from None
     fields = dict(pairs)
     if "src" not in fields or "key" not in fields:
-        raise RequestRefused(400, f"missing 'src' or 'key' in query: {_shown(query)}")
+        raise ManagementRefused(400, f"missing 'src' or 'key' in query: {_shown(query)}")
     if "dste" in fields:
         destination = Destination(DestinationKind.EXCHANGE, fields["dste"])
     elif "dstq" in fields:
         destination = Destination(DestinationKind.QUEUE, fields["dstq"])
     else:
-        raise RequestRefused(400, f"missing 'dste' or 'dstq' in query: {_shown(query)}")
+        raise ManagementRefused(400, f"missing 'dste' or 'dstq' in query: {_shown(query)}")
     return BindingEnds(fields["src"], destination, fields["key"])
 
 
-def _delete_binding(segment: str) -> DeleteBinding:
+def _delete_binding(segment: str) -> BindingDeletion:
     found = _BINDING.fullmatch(segment)
     if found is None:
-        raise RequestRefused(400, f"bad binding path segment '{_shown(segment)}'")
+        raise ManagementRefused(400, f"bad binding path segment '{_shown(segment)}'")
     source, kind, destination, key, arguments_hash = found.groups()
     destination_kind = DestinationKind.EXCHANGE if kind == "e" else DestinationKind.QUEUE
     ends = BindingEnds(
         _unquoted(source), Destination(destination_kind, _unquoted(destination)), _unquoted(key)
     )
-    return DeleteBinding(_checked_ends(ends), arguments_hash)
+    return BindingDeletion(_checked_ends(ends), arguments_hash)
 
 
 # Bodies
@@ -287,12 +287,12 @@ class _Fields:
     def __init__(self, body: Value, kind: str) -> None:
         """`kind` is the name for a field in errors: "queue property"."""
         if not isinstance(body, dict):
-            raise RequestRefused(400, f"the body of the request must be a map, not {_shown(body)}")
+            raise ManagementRefused(400, f"the body of the request must be a map, not {_shown(body)}")
         self._fields = dict(body)
         self._kind = kind
 
     def take(self, name: str, default: T) -> T:
-        """Return a field of the type that its default has. Raises RequestRefused."""
+        """Return a field of the type that its default has. Raises ManagementRefused."""
         if name not in self._fields:
             return default
         value = self._fields.pop(name)
@@ -301,7 +301,7 @@ class _Fields:
         return cast("T", value)
 
     def take_arguments(self) -> Table:
-        """Return the field `arguments` as a table of AMQP 0-9-1. Raises RequestRefused."""
+        """Return the field `arguments` as a table of AMQP 0-9-1. Raises ManagementRefused."""
         if "arguments" not in self._fields:
             return {}
         value = self._fields.pop("arguments")
@@ -310,17 +310,17 @@ class _Fields:
         return _table(value)
 
     def finish(self) -> None:
-        """Raise RequestRefused if a field is left, because its name is unknown."""
+        """Raise ManagementRefused if a field is left, because its name is unknown."""
         for name, value in self._fields.items():
             raise self._bad(name, value)
 
-    def _bad(self, name: Value, value: Value) -> RequestRefused:
-        return RequestRefused(400, f"bad {self._kind} {_shown(name)}: {_shown(value)}")
+    def _bad(self, name: Value, value: Value) -> ManagementRefused:
+        return ManagementRefused(400, f"bad {self._kind} {_shown(name)}: {_shown(value)}")
 
 
-def _put_queue(name: str, body: Value) -> PutQueue:
+def _put_queue(name: str, body: Value) -> QueueDeclaration:
     fields = _Fields(body, "queue property")
-    request = PutQueue(
+    request = QueueDeclaration(
         name,
         durable=fields.take("durable", True),
         exclusive=fields.take("exclusive", False),
@@ -329,14 +329,14 @@ def _put_queue(name: str, body: Value) -> PutQueue:
     )
     fields.finish()
     if not name:
-        raise RequestRefused(400, "declare queue with empty name not allowed")
+        raise ManagementRefused(400, "declare queue with empty name not allowed")
     _checked_name(name)
     return request
 
 
-def _put_exchange(name: str, body: Value) -> PutExchange:
+def _put_exchange(name: str, body: Value) -> ExchangeDeclaration:
     fields = _Fields(body, "exchange property")
-    request = PutExchange(
+    request = ExchangeDeclaration(
         name,
         type=fields.take("type", "direct"),
         durable=fields.take("durable", True),
@@ -350,13 +350,13 @@ def _put_exchange(name: str, body: Value) -> PutExchange:
     return request
 
 
-def _delete_exchange(name: str) -> DeleteExchange:
+def _delete_exchange(name: str) -> ExchangeDeletion:
     _checked_name(name)
     _check_not_default(name)
-    return DeleteExchange(name)
+    return ExchangeDeletion(name)
 
 
-def _post_binding(body: Value) -> PostBinding:
+def _post_binding(body: Value) -> BindingCreation:
     fields = _Fields(body, "binding field")
     given = frozenset(body) if isinstance(body, dict) else frozenset()
     source = fields.take("source", "")
@@ -366,14 +366,14 @@ def _post_binding(body: Value) -> PostBinding:
     fields.finish()
     for name in ("source", "binding_key"):
         if name not in given:
-            raise RequestRefused(400, f"missing binding field '{name}'")
+            raise ManagementRefused(400, f"missing binding field '{name}'")
     if "destination_queue" in given:
         destination = Destination(DestinationKind.QUEUE, queue)
     elif "destination_exchange" in given:
         destination = Destination(DestinationKind.EXCHANGE, exchange)
     else:
-        raise RequestRefused(400, "missing binding field 'destination_queue' or 'destination_exchange'")
-    return PostBinding(_checked_ends(BindingEnds(source, destination, key)), arguments)
+        raise ManagementRefused(400, "missing binding field 'destination_queue' or 'destination_exchange'")
+    return BindingCreation(_checked_ends(BindingEnds(source, destination, key)), arguments)
 
 
 def _checked_ends(ends: BindingEnds) -> BindingEnds:
@@ -388,11 +388,11 @@ def _checked_ends(ends: BindingEnds) -> BindingEnds:
 
 def _check_not_default(exchange: str) -> None:
     if exchange == DEFAULT_EXCHANGE:
-        raise RequestRefused(403, "operation not permitted on the default exchange")
+        raise ManagementRefused(403, "operation not permitted on the default exchange")
 
 
 def _table(pairs: dict[Value, Value]) -> Table:
-    """Return a map as a table of AMQP 0-9-1. Raises RequestRefused."""
+    """Return a map as a table of AMQP 0-9-1. Raises ManagementRefused."""
     table: Table = {}
     for name, value in pairs.items():
         if not isinstance(name, str):
@@ -432,8 +432,8 @@ def _time(milliseconds: int) -> datetime:
         raise _unsupported(Timestamp(milliseconds)) from None
 
 
-def _unsupported(value: Value) -> RequestRefused:
-    return RequestRefused(400, f"unsupported argument {_shown(value)}")
+def _unsupported(value: Value) -> ManagementRefused:
+    return ManagementRefused(400, f"unsupported argument {_shown(value)}")
 
 
 def _shown(value: Value) -> str:

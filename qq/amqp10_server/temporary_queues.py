@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qq.amqp10.link import Link10
     from qq.amqp10.performatives import AttachFrame, SourceTerminus, TargetTerminus
     from qq.amqp10.session import Session10
-    from qq.amqp10_server.command_session import Commands
+    from qq.amqp10_server.command_session import ConnectionCommands
     from qq.amqp10_server.ports import LinkCarrier
     from qq.machine.protocol.effects import Result
 
@@ -51,7 +51,7 @@ class TemporaryQueues:
 
     __slots__ = ("_carrier", "_commands", "_names")
 
-    def __init__(self, carrier: LinkCarrier, connection_commands: Commands) -> None:
+    def __init__(self, carrier: LinkCarrier, connection_commands: ConnectionCommands) -> None:
         self._carrier = carrier
         self._commands = connection_commands
         self._names: dict[Link10, str] = {}
@@ -76,12 +76,12 @@ class TemporaryQueues:
                 carrier.schedule_flush()
                 return
             self._names[link] = name
-            if link.state is not LinkState.ATTACHING:
+            if _is_over(link):
                 self.delete(link)
                 return
             link.attach = _with_queue(link.attach, name)
             attach()
-            if link.state is LinkState.DETACHING:  # refused for another reason
+            if _is_over(link):  # refused for another reason
                 self.delete(link)
             carrier.schedule_flush()
 
@@ -103,6 +103,10 @@ class TemporaryQueues:
             deleted()
         else:
             self._commands.run(commands.DeleteQueue(0, 0, name, False, False), lambda _: deleted())
+
+
+def _is_over(link: Link10) -> bool:
+    return link.state in (LinkState.DETACHING, LinkState.DETACHED)
 
 
 def _shortened(name: str) -> str:

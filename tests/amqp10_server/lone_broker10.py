@@ -41,7 +41,7 @@ class LoneBroker10(LoneBroker):
         return await super()._listen(speaks_tls)
 
 
-class ManagementAnswer(NamedTuple):
+class ReadAnswer(NamedTuple):
     """An answer of the management node."""
 
     status: str | None
@@ -94,7 +94,7 @@ class ManagementClient(SocketClient):
     def give_credit(self, credit: int, window: int = 1000, **fields: Any) -> None:
         self.send(FlowFrame(0, window, 0, 1000, ANSWERS, 0, credit, **fields))
 
-    def request(self, method: str, path: str, body: Value = None, message_id: Any = "id") -> ManagementAnswer:
+    def request(self, method: str, path: str, body: Value = None, message_id: Any = "id") -> ReadAnswer:
         """Send a request, and return its answer."""
         self.send_request(method, path, body, message_id)
         return self.answer()
@@ -117,7 +117,7 @@ class ManagementClient(SocketClient):
         self._delivery_id += 1
         self.send(transfer, payload=message)
 
-    def answer(self) -> ManagementAnswer:
+    def answer(self) -> ReadAnswer:
         """Return the next answer, which must come before the end of the session."""
         octets, more = b"", True
         while more:
@@ -128,4 +128,4 @@ class ManagementClient(SocketClient):
         reader = ValueReader(octets, 0, len(octets))
         properties, named, body = [from_described(reader.read()) for _ in range(3)]
         assert reader.at == reader.end
-        return ManagementAnswer(properties.subject, body.value, properties.correlation_id, named.value)
+        return ReadAnswer(properties.subject, body.value, properties.correlation_id, named.value)

@@ -14,17 +14,17 @@ from qq.amqp10.composites import encode_composite
 from qq.amqp10.conditions import ConditionError
 from qq.amqp10.sections import MessageProperties
 from qq.amqp10.values import Described, Float, Long, Symbol, Timestamp, ULong, Value, encode
-from qq.amqp10_server.management_answers import Answer, bindings_body, encode_answer
+from qq.amqp10_server.management_answers import ManagementAnswer, bindings_body, encode_answer
 from qq.amqp10_server.management_requests import (
+    BindingDeletion,
     BindingEnds,
-    DeleteBinding,
-    DeleteQueue,
-    Envelope,
-    GetBindings,
-    PurgeQueue,
-    PutQueue,
-    PutToken,
-    RequestRefused,
+    BindingsQuery,
+    ManagementRefused,
+    QueueDeclaration,
+    QueueDeletion,
+    QueuePurge,
+    RequestEnvelope,
+    TokenRenewal,
     open_envelope,
     read_request,
 )
@@ -49,23 +49,23 @@ PATHS = st.sampled_from(
 )
 
 
-def refusal_of(method: str, target: str, body: Value) -> RequestRefused | None:
+def refusal_of(method: str, target: str, body: Value) -> ManagementRefused | None:
     try:
         read(method, target, body)
-    except RequestRefused as refused:
+    except ManagementRefused as refused:
         return refused
     return None
 
 
 def read(method: str, target: str, body: Value = None) -> Any:
-    return read_request(Envelope(None, method, target, body))
+    return read_request(RequestEnvelope(None, method, target, body))
 
 
 @given(NAMES)
 def test_name_of_a_queue_survives_its_path(name: str) -> None:
     path = f"/queues/{quote(name, safe='')}"
-    assert read("DELETE", path) == DeleteQueue(name)
-    assert read("DELETE", f"{path}/messages") == PurgeQueue(name)
+    assert read("DELETE", path) == QueueDeletion(name)
+    assert read("DELETE", f"{path}/messages") == QueuePurge(name)
 
 
 @given(NAMES, st.sampled_from(DestinationKind), NAMES, NAMES, st.dictionaries(st.text("ab"), st.text("cd")))
@@ -75,13 +75,13 @@ def test_location_of_a_binding_is_its_path(
     ends = BindingEnds(source, Destination(kind, name), key)
     binding = Binding(*ends, pack(arguments) if arguments else b"")
     body: Any = bindings_body([binding])
-    assert read("DELETE", body[0]["location"]) == DeleteBinding(ends, arguments_hash(binding))
+    assert read("DELETE", body[0]["location"]) == BindingDeletion(ends, arguments_hash(binding))
     destination = "dste" if kind is DestinationKind.EXCHANGE else "dstq"
     query = "&".join(
         f"{field}={quote(value, safe='')}"
         for field, value in (("src", source), (destination, name), ("key", key))
     )
-    assert read("GET", f"/bindings?{query}") == GetBindings(ends)
+    assert read("GET", f"/bindings?{query}") == BindingsQuery(ends)
 
 
 @given(METHODS, PATHS | st.text(), values)
@@ -89,7 +89,7 @@ def test_any_request_is_read_or_refused(method: str, target: str, body: Value) -
     refused = refusal_of(method, target, body)
     if refused is not None:
         assert refused.status in {400, 403, 404}
-        assert encode_answer(None, Answer(refused.status, refused.text))
+        assert encode_answer(None, ManagementAnswer(refused.status, refused.text))
 
 
 @given(st.dictionaries(st.text(max_size=20), values, max_size=3))
@@ -112,7 +112,7 @@ def test_any_message_is_opened_or_a_condition(octets: bytes) -> None:
         envelope = open_envelope(octets)
     except ConditionError:
         return
-    assert isinstance(envelope, Envelope)
+    assert isinstance(envelope, RequestEnvelope)
 
 
 def test_sections_may_have_any_order() -> None:
@@ -134,7 +134,7 @@ def test_values_have_the_types_of_field_tables() -> None:
         "list": [None, True],
         "map": {Symbol("k"): ULong(1)},
     }
-    assert read("PUT", "/queues/q", {"arguments": arguments}) == PutQueue(
+    assert read("PUT", "/queues/q", {"arguments": arguments}) == QueueDeclaration(
         "q",
         True,
         False,
@@ -153,6 +153,6 @@ def test_values_have_the_types_of_field_tables() -> None:
 
 
 def test_token_must_be_binary() -> None:
-    assert read("PUT", "/auth/tokens", b"token") == PutToken(b"token")
-    with pytest.raises(RequestRefused):
+    assert read("PUT", "/auth/tokens", b"token") == TokenRenewal(b"token")
+    with pytest.raises(ManagementRefused):
         read("PUT", "/auth/tokens", "token")
