@@ -50,7 +50,7 @@ def is_management(attach: AttachFrame) -> bool:
     return terminus is not None and getattr(terminus, "address", None) == ADDRESS
 
 
-class _Waiting(NamedTuple):
+class _PairRequest(NamedTuple):
     """A request that waits, or is under way."""
 
     octets: bytes
@@ -74,7 +74,7 @@ class _Pair:
         self.name = name
         self.requests: ReceivingLink | None = None
         self.answers: SendingLink | None = None
-        self.waiting: deque[_Waiting] = deque()
+        self.waiting: deque[_PairRequest] = deque()
         """Requests that are not under way."""
         self.owed = 0
         """Answers that the client still gets on `answers`."""
@@ -150,7 +150,7 @@ class ManagementNode:
         self._pairs: dict[tuple[Session10, str], _Pair] = {}
         self._queue: deque[_Pair] = deque()
         """Pairs with waiting requests."""
-        self._current: _Waiting | None = None
+        self._current: _PairRequest | None = None
         """The request under way."""
         self._is_running = False
         """Whether `_run` begins a request, which may end at once."""
@@ -217,7 +217,7 @@ class ManagementNode:
                 self._end_session(pair.engine, error_reply(Condition.PRECONDITION_FAILED, text))
                 break
             pair.owed += 1
-            request = _Waiting(octets, pair, event.link, answers)
+            request = _PairRequest(octets, pair, event.link, answers)
             pair.waiting.append(request)
             self._waiting_bytes += request.size
         self.resume(pair)
@@ -278,7 +278,7 @@ class ManagementNode:
                 return pair
         return None
 
-    def _begin(self, request: _Waiting) -> None:
+    def _begin(self, request: _PairRequest) -> None:
         try:
             envelope = open_envelope(request.octets)
         except ConditionError as error:
@@ -295,7 +295,7 @@ class ManagementNode:
         carry_out = partial(self._carry_out, request, envelope.message_id, wanted)
         carrier.broker.submissions.read(carrier.guarded(carry_out), carrier.lane)
 
-    def _carry_out(self, request: _Waiting, message_id: Value, wanted: ManagementRequest) -> None:
+    def _carry_out(self, request: _PairRequest, message_id: Value, wanted: ManagementRequest) -> None:
         if self._is_over:
             return
         answer = partial(self._answer, request, message_id)
@@ -310,7 +310,7 @@ class ManagementNode:
         finally:
             self.access.certain = False
 
-    def _answer(self, request: _Waiting, message_id: Value, answer: ManagementAnswer) -> None:
+    def _answer(self, request: _PairRequest, message_id: Value, answer: ManagementAnswer) -> None:
         """Send the answer to the request under way."""
         if self._is_over:
             return
@@ -326,7 +326,7 @@ class ManagementNode:
             request.requests.settle(1, AcceptedState())
         self._finish(request)
 
-    def _finish(self, request: _Waiting) -> None:
+    def _finish(self, request: _PairRequest) -> None:
         """End the request under way, and begin the next."""
         self._current = None
         self._waiting_bytes -= request.size
