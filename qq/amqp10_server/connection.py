@@ -69,7 +69,7 @@ BLOCKED_BYTES_MAX = 256 * 1024
 """Octets of messages that a client may publish during an alarm, because its windows were open before."""
 
 
-class _Held(NamedTuple):
+class _HoldingLink(NamedTuple):
     """A link that holds back messages, for `BackPressuredProtocol.requests_held`."""
 
     number: int
@@ -416,7 +416,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     def hold_input(self, session: int, *, holds: bool) -> None:
         """Record whether the link with this session of the log holds messages back."""
-        held = _Held(session)
+        held = _HoldingLink(session)
         if holds:
             self.requests_held(held)
         else:

@@ -20,7 +20,7 @@ from qq.amqp10.performatives import (
     RejectedState,
 )
 from qq.amqp10.values import encode
-from qq.amqp10_server.errors import Refusal, error_of, error_reply, unauthorized
+from qq.amqp10_server.errors import LinkRefusal, error_of, error_reply, unauthorized
 from qq.amqp10_server.link_session import LinkSession
 from qq.amqp10_server.no_publisher import NoPublisher
 from qq.errors import ReplyCode
@@ -59,7 +59,7 @@ _ACTIVE = "rabbitmq:active"
 
 
 @dataclass(slots=True, eq=False)
-class _Delivery:
+class _CheckedOut:
     """Messages that the log has given to the link. `next_id` is the message id of the first."""
 
     next_id: int
@@ -68,7 +68,7 @@ class _Delivery:
     count_contract: CountContract | None
 
 
-class _State(NamedTuple):
+class _StateReport(NamedTuple):
     """A state of the link that the client is to be told behind the deliveries before it."""
 
     number: int
@@ -127,7 +127,7 @@ class ConsumingLink(NoPublisher, LinkSession):
         """The number of the `SetCredit` whose state the client has asked for; 0 if none."""
         self._active: bool | None = None
         """Whether the client was told that it is the active consumer; None if it was told nothing."""
-        self._waiting: deque[_Delivery | _State] = deque()
+        self._waiting: deque[_CheckedOut | _StateReport] = deque()
         self._reading = False
         self._read_ahead = ReadAhead()
 
@@ -144,7 +144,7 @@ class ConsumingLink(NoPublisher, LinkSession):
     def attach(self, arguments: Table, accept: Callable[[], None]) -> None:
         """Begin to consume, and call `accept`, or refuse the link."""
 
-        def decided(refusal: Refusal | None) -> None:
+        def decided(refusal: LinkRefusal | None) -> None:
             if refusal is not None:
                 self.refuse_link(refusal)
                 return
@@ -153,12 +153,12 @@ class ConsumingLink(NoPublisher, LinkSession):
 
         self.decide(self._check, decided)
 
-    def _check(self) -> Refusal | None:
+    def _check(self) -> LinkRefusal | None:
         self.access.check("read", "queue", self._queue)
         vhost = self.vhost
         if vhost is None or self._queue not in vhost.queues:
             text = f"no {the_queue(self._queue, self.connection.vhost)}"
-            return Refusal(error_of(ReplyCode.NOT_FOUND, text))
+            return LinkRefusal(error_of(ReplyCode.NOT_FOUND, text))
         return None
 
     def _consume(self, arguments: Table) -> None:
@@ -195,7 +195,9 @@ class ConsumingLink(NoPublisher, LinkSession):
                     attached()
             case effects.AttachRefused(_, code, text):
                 error = error_of(code, text)
-                self.refuse_link(unauthorized(text) if code == ReplyCode.ACCESS_REFUSED else Refusal(error))
+                self.refuse_link(
+                    unauthorized(text) if code == ReplyCode.ACCESS_REFUSED else LinkRefusal(error)
+                )
             case _:
                 pass
 
@@ -277,7 +279,7 @@ class ConsumingLink(NoPublisher, LinkSession):
     def deliver(self, effect: Deliver) -> None:
         self.next_id = effect.first_id + sum(part.count for part in effect.ranges)
         self._put(
-            _Delivery(effect.first_id, deque(effect.ranges), dict(effect.histories), effect.count_contract)
+            _CheckedOut(effect.first_id, deque(effect.ranges), dict(effect.histories), effect.count_contract)
         )
 
     def state(self, effect: effects.ConsumerState) -> None:
@@ -292,7 +294,7 @@ class ConsumingLink(NoPublisher, LinkSession):
         if is_echo:
             self._echo = 0
         if is_drained or is_echo or is_changed:
-            self._put(_State(self._number, effect.available, is_drained, is_echo))
+            self._put(_StateReport(self._number, effect.available, is_drained, is_echo))
 
     def cancelled(self, consumer_id: int) -> None:  # noqa: ARG002
         """End the link, because its queue was deleted."""
@@ -316,7 +318,7 @@ class ConsumingLink(NoPublisher, LinkSession):
 
     # Writing
 
-    def _put(self, item: _Delivery | _State) -> None:
+    def _put(self, item: _CheckedOut | _StateReport) -> None:
         self._waiting.append(item)
         if len(self._waiting) == 1:
             self.pump()
@@ -332,13 +334,13 @@ class ConsumingLink(NoPublisher, LinkSession):
         waiting = self._waiting
         while waiting and not (self._reading or self.is_over):
             item = waiting[0]
-            if isinstance(item, _State):
+            if isinstance(item, _StateReport):
                 self._write_state(item)
             elif not self._write(item):
                 return
             waiting.popleft()
 
-    def _write_state(self, state: _State) -> None:
+    def _write_state(self, state: _StateReport) -> None:
         is_drained = (
             state.is_drained and state.number == self._number
         )  # else the client has set the credit anew
@@ -348,7 +350,7 @@ class ConsumingLink(NoPublisher, LinkSession):
             self._link.send_state(state.available, None if self._active is None else {_ACTIVE: self._active})
         self.connection.schedule_flush()
 
-    def _write(self, delivery: _Delivery) -> bool:
+    def _write(self, delivery: _CheckedOut) -> bool:
         """Write deliveries. Return False if they must wait."""
         ranges = delivery.ranges
         while ranges:
@@ -372,7 +374,7 @@ class ConsumingLink(NoPublisher, LinkSession):
             ranges.popleft()
         return True
 
-    def _write_part(self, delivery: _Delivery, part: Range, stored: list[Messages]) -> None:
+    def _write_part(self, delivery: _CheckedOut, part: Range, stored: list[Messages]) -> None:
         history = delivery.histories.get(part.history)
         first, size = delivery.next_id, 0
         for messages in stored:

@@ -31,7 +31,7 @@ class ConditionFault(ConnectionFault):
         self.reply = reply
 
 
-class Refusal(NamedTuple):
+class LinkRefusal(NamedTuple):
     """The reason for refusing a request of a client."""
 
     error: ErrorReply
@@ -53,6 +53,6 @@ def reply_to(error: ConditionError) -> ErrorReply:
     return error_reply(error.condition, error.description)
 
 
-def unauthorized(text: str) -> Refusal:
+def unauthorized(text: str) -> LinkRefusal:
     """Return the refusal for a missing permission."""
-    return Refusal(error_reply(Condition.UNAUTHORIZED_ACCESS, text), ends_session=True)
+    return LinkRefusal(error_reply(Condition.UNAUTHORIZED_ACCESS, text), ends_session=True)

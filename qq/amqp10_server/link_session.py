@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from qq.amqp10.link import Link10
     from qq.amqp10.session import Session10
-    from qq.amqp10_server.errors import Refusal
+    from qq.amqp10_server.errors import LinkRefusal
     from qq.amqp10_server.ports import LinkCarrier
     from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.protocol.effects import Failed, Result
@@ -73,7 +73,9 @@ class LinkSession(ABC):
 
         self.broker.open_when_free(self, self.connection.guarded(opened))
 
-    def decide(self, check: Callable[[], Refusal | None], decided: Callable[[Refusal | None], None]) -> None:
+    def decide(
+        self, check: Callable[[], LinkRefusal | None], decided: Callable[[LinkRefusal | None], None]
+    ) -> None:
         """Call `decided` with the result of a check, which may raise AccessRefused.
 
         A refusal is checked again when this node has applied all that was committed before.
@@ -92,13 +94,13 @@ class LinkSession(ABC):
         self.broker.submissions.read(self.connection.guarded(check_again), self.connection.lane)
 
     @staticmethod
-    def _checked(check: Callable[[], Refusal | None]) -> Refusal | None:
+    def _checked(check: Callable[[], LinkRefusal | None]) -> LinkRefusal | None:
         try:
             return check()
         except AccessRefused as refused:
             return unauthorized(str(refused))
 
-    def refuse_link(self, refusal: Refusal) -> None:
+    def refuse_link(self, refusal: LinkRefusal) -> None:
         """End the link or its session with an error."""
         if refusal.ends_session:
             self.connection.end_session(self._engine, refusal.error)

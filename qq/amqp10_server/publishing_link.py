@@ -18,7 +18,7 @@ from qq.amqp10.addresses import TargetAddress, target_address
 from qq.amqp10.conditions import Condition, ConditionError
 from qq.amqp10.performatives import AcceptedState, ErrorReply, RejectedState, ReleasedState
 from qq.amqp10.values import Symbol
-from qq.amqp10_server.errors import Refusal, error_of, error_reply, reply_to, unauthorized
+from qq.amqp10_server.errors import LinkRefusal, error_of, error_reply, reply_to, unauthorized
 from qq.amqp10_server.link_session import LinkSession
 from qq.errors import ReplyCode
 from qq.machine.catalog.reply_names import is_reply_name
@@ -99,7 +99,7 @@ class PublishingLink(LinkSession):
         self._is_checking = False
         """Whether the first of these waits for a check."""
         self._refused: deque[_Refused] = deque()
-        self._failure: Refusal | None = None
+        self._failure: LinkRefusal | None = None
         """The error with which the link ends when all that was published has its outcome."""
         self._finish: Callable[[], None] | None = None
         """Called when the deliveries that are held have been published."""
@@ -120,7 +120,7 @@ class PublishingLink(LinkSession):
     def attach(self, accept: Callable[[], None]) -> None:
         """Open the link, and call `accept`, or refuse it."""
 
-        def decided(refusal: Refusal | None) -> None:
+        def decided(refusal: LinkRefusal | None) -> None:
             if refusal is not None:
                 self.refuse_link(refusal)
                 return
@@ -129,21 +129,21 @@ class PublishingLink(LinkSession):
 
         self.decide(self._check_target, decided)
 
-    def _check_target(self) -> Refusal | None:
+    def _check_target(self) -> LinkRefusal | None:
         target = self._target
         return None if target is None else self._check(target)
 
-    def _check(self, target: TargetAddress) -> Refusal | None:
+    def _check(self, target: TargetAddress) -> LinkRefusal | None:
         """Return why the client may not publish to the target. Raises AccessRefused."""
         if target.queue is not None and not is_reply_name(target.queue):
             vhost = self.vhost
             if vhost is None or target.queue not in vhost.queues:
                 text = f"no {the_queue(target.queue, self.connection.vhost)}"
-                return Refusal(error_of(ReplyCode.NOT_FOUND, text))
+                return LinkRefusal(error_of(ReplyCode.NOT_FOUND, text))
         self.access.publish(target.exchange.encode(), target.exchange)
         return self._check_exchange(target.exchange)
 
-    def _check_exchange(self, name: str) -> Refusal | None:
+    def _check_exchange(self, name: str) -> LinkRefusal | None:
         """Return why no message may be published to the exchange."""
         if not name:
             return None
@@ -151,7 +151,7 @@ class PublishingLink(LinkSession):
         exchange = None if vhost is None else vhost.exchanges.get(name)
         where = the_exchange(name, self.connection.vhost)
         if exchange is None:
-            return Refusal(error_of(ReplyCode.NOT_FOUND, f"no {where}"))
+            return LinkRefusal(error_of(ReplyCode.NOT_FOUND, f"no {where}"))
         if exchange.internal:
             return unauthorized(f"forbidden to publish to internal {where}")
         return None
@@ -251,10 +251,10 @@ class PublishingLink(LinkSession):
             rest = batch._replace(messages=batch.messages[done:])
             return done + self._refuse_messages(unauthorized(str(refused)), rest)
         except ConditionError as error:
-            self._fail(Refusal(reply_to(error)))
+            self._fail(LinkRefusal(reply_to(error)))
         return done
 
-    def _refuse_messages(self, refusal: Refusal, batch: _Batch) -> int:
+    def _refuse_messages(self, refusal: LinkRefusal, batch: _Batch) -> int:
         """Refuse messages for certain, or hold them until it is certain. Return how many were refused."""
         if not self.access.certain:
             self._is_checking = True
@@ -274,7 +274,7 @@ class PublishingLink(LinkSession):
     def _reject(self, error: ErrorReply, batch: _Batch) -> int:
         """Reject messages, and return how many. A client that has settled them learns it by the end of the link."""
         if batch.is_settled:
-            self._fail(Refusal(error))
+            self._fail(LinkRefusal(error))
             return 0
         self._refused += [_Refused(self.published, RejectedState(error))] * len(batch.messages)
         self._settle_refused()
@@ -330,7 +330,7 @@ class PublishingLink(LinkSession):
         target = self._target
         if target is not None and target.queue is not None and self._check_queue_gone(target.queue):
             text = f"{the_queue(target.queue, self.connection.vhost)} was deleted"
-            self._fail(Refusal(error_reply(Condition.RESOURCE_DELETED, text)))
+            self._fail(LinkRefusal(error_reply(Condition.RESOURCE_DELETED, text)))
 
     def _check_queue_gone(self, queue: str) -> bool:
         vhost = self.vhost
@@ -345,7 +345,7 @@ class PublishingLink(LinkSession):
     def failed(self, failure: Failed) -> None:
         """Release all unsettled deliveries, and end the link, because the log has refused a message."""
         self.has_failed = True
-        refusal = Refusal(
+        refusal = LinkRefusal(
             error_of(failure.code, failure.text), ends_session=failure.code == ReplyCode.ACCESS_REFUSED
         )
         self._failure = self._failure or refusal
@@ -384,7 +384,7 @@ class PublishingLink(LinkSession):
             self._link.settle(self._link.unsettled_count, _RELEASED)
             self.refuse_link(self._failure)
 
-    def _fail(self, refusal: Refusal) -> None:
+    def _fail(self, refusal: LinkRefusal) -> None:
         """End the link when all that was published has its outcome."""
         if self._failure is None:
             self._failure = refusal

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _UINT_MAX = 2**32 - 1
 _STRING, _LONG_STRING, _MAP = 0xA1, 0xB1, 0xD1
 _SHORT_BYTES_MAX = 255
+_ACQUIRED_COUNT = "x-acquired-count"
 
 
 def delivered10(
@@ -38,7 +39,7 @@ def delivered10(
     """Return stored messages of either kind as heads and rests, which are sent one behind the other.
 
     A head is header and message annotations, a rest is bare message and footer. `part` holds the number of earlier
-    deliveries, and `history` the dead-letter history or None. `count_contract` says which annotations of the queue
+    deliveries, and `history` its deaths and annotations or None. `count_contract` says which annotations of the queue
     count deliveries.
     """
     heads: list[bytes] = []
@@ -75,18 +76,20 @@ def _head(
 ) -> bytes:
     """Return the head of any other message."""
     counts = redelivery_headers(part, history, count_contract=count_contract)
+    if part.deliveries and count_contract is not None:
+        counts[_ACQUIRED_COUNT] = part.deliveries  # RabbitMQ 4.0 counts these, too
     additions: dict[str, Value] = {
         name: Long(count) for name, count in counts.items() if isinstance(count, int)
     }
-    failures, is_first = part.failures, not part.deliveries
+    failures, is_dead = part.failures, False
     if history is not None:
-        failures = failures or history.failures
-        modified = dict(leading.annotations) | {Symbol(key): value for key, value in history.annotations}
-        leading = leading._replace(annotations=tuple(modified.items()))
-        if history.deaths:
-            is_first = False
-            leading = leading._replace(header=leading.header._replace(ttl=None))
-            additions |= _death_annotations(history)
+        failures, is_dead = failures or history.failures, bool(history.deaths)
+        annotations = dict(leading.annotations) | {Symbol(key): value for key, value in history.annotations}
+        leading = leading._replace(annotations=tuple(annotations.items()))
+    if history is not None and is_dead:
+        leading = leading._replace(header=leading.header._replace(ttl=None))
+        additions |= _death_annotations(history)
+    is_first = not part.deliveries and not is_dead
     return _encoded(leading, place, additions, is_first=is_first, delivery_count=failures)
 
 

@@ -236,10 +236,10 @@ def _properties(head: bytes, message_type: str | None) -> bytes:
     at = first_from(head, PROPERTIES)
     stop = first_from(head, APPLICATION_PROPERTIES, at)
     header, encoded = read_leading(head[:at])
-    annotations = {str(key): decode(value) for key, value in encoded if isinstance(key, Symbol)}
+    headers = headers_of((str(key), value) for key, value in encoded if isinstance(key, Symbol))
+    message_type = message_type or _type_of(encoded)
     properties = decode_properties(head[at:stop])
     named: dict[Value, Value] = decode_section(head[stop:]) if stop < len(head) else {}
-    headers = _headers_of(annotations)
     values: dict[str, str | int | None] = _header_properties(header) | {
         "content_type": properties.content_type,
         "content_encoding": properties.content_encoding,
@@ -247,7 +247,7 @@ def _properties(head: bytes, message_type: str | None) -> bytes:
         "reply_to": _reply_to(properties.reply_to),
         "message_id": _id_text(properties.message_id, "x-message-id", headers),
         "timestamp": None if properties.creation_time is None else _seconds(properties.creation_time),
-        "message_type": message_type or _text(annotations.get(BASIC_TYPE)),
+        "message_type": message_type,
         "user_id": _user(properties.user_id),
         "app_id": properties.group_id,
     }
@@ -274,10 +274,11 @@ def _header_properties(header: MessageHeader) -> dict[str, str | int | None]:
     }
 
 
-def _headers_of(annotations: dict[str, Value]) -> dict[str, bytes]:
-    """Return the headers for annotations, encoded, by their names."""
+def headers_of(annotations: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+    """Return the headers for annotations by their names. Values are encoded, here and there."""
     headers: dict[str, bytes] = {}
-    for name, value in annotations.items():
+    for name, encoded in annotations:
+        value = decode(encoded)
         match name:
             case "x-cc":
                 _add(headers, "CC", field_of(value))
@@ -349,8 +350,12 @@ def _user(octets: bytes | None) -> str | None:
         return None
 
 
-def _text(value: Value) -> str | None:
-    return str(value) if isinstance(value, str) else None
+def _type_of(annotations: Iterable[tuple[Value, bytes]]) -> str | None:
+    for key, encoded in annotations:
+        if key == BASIC_TYPE:
+            value = decode(encoded)
+            return str(value) if isinstance(value, str) else None
+    return None
 
 
 def _seconds(milliseconds: int) -> int:
