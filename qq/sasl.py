@@ -1,47 +1,58 @@
-"""Responses of clients to mechanisms of SASL: the user and the password in them. Pure."""
+"""The credentials in responses of SASL mechanisms, for every client protocol.
+
+Invariant: an error text holds no part of a response, which may be a password.
+"""
 
 from __future__ import annotations
 
-from struct import error as StructError  # noqa: N812  # an exception, whatever its name
+from qq.stored.fields import FieldError, StructError, decode_table
 
-from qq.stored.fields import FieldError, decode_table
+EXTERNAL = "EXTERNAL"
+"""The mechanism by which a client has the name in its certificate (RFC 4422, appendix A)."""
+_PLAIN_PARTS = 3
 
 
-class BadResponse(ValueError):
-    """A response that does not hold a user and a password; the text is for the client."""
+class InvalidResponse(Exception):
+    """A response that does not have the form of its mechanism."""
 
 
 def plain(response: bytes) -> tuple[str, bytes]:
-    """Parse the response of PLAIN (RFC 4616), without an authorization identity. Raises BadResponse."""
+    """Return user name and password of a response of PLAIN (RFC 4616), without an authorization identity.
+
+    Raises InvalidResponse.
+    """
     parts = response.split(b"\x00")
-    if len(parts) != 3 or parts[0]:
-        raise BadResponse("response invalid")
+    if len(parts) != _PLAIN_PARTS or parts[0]:
+        raise InvalidResponse("response invalid")
     return _user(parts[1]), parts[2]
 
 
 def amqplain(response: bytes) -> tuple[str, bytes]:
-    """Parse the response of AMQPLAIN: a field table without its length. Raises BadResponse."""
+    """Return user name and password of a response of AMQPLAIN: a field table without its length.
+
+    Raises InvalidResponse.
+    """
     try:
         table, _ = decode_table(len(response).to_bytes(4, "big") + response, 0, len(response) + 4)
     except (FieldError, IndexError, StructError):
-        raise BadResponse("response invalid") from None
+        raise InvalidResponse("response invalid") from None
     user, password = table.get("LOGIN"), table.get("PASSWORD")
     if not isinstance(user, str | bytes) or not isinstance(password, str | bytes):
-        raise BadResponse("AMQPLAIN auth info is missing LOGIN or PASSWORD field")
-    return _user(octets(user)), octets(password)
+        raise InvalidResponse("AMQPLAIN auth info is missing LOGIN or PASSWORD field")
+    return _user(_octets(user)), _octets(password)
 
 
-def octets(text: str | bytes | None) -> bytes:
-    """Return the octets of a long string, which decoding turns into text where it can."""
-    return (text or "").encode() if not isinstance(text, bytes) else text
+PASSWORD_MECHANISMS = {"PLAIN": plain, "AMQPLAIN": amqplain}
+"""The mechanisms whose responses hold a password, with the function that parses a response."""
 
 
-def _user(name: bytes) -> str:
+def _user(octets: bytes) -> str:
     try:
-        return name.decode()
+        return octets.decode()
     except UnicodeDecodeError:
-        raise BadResponse("the user name is not UTF-8") from None
+        raise InvalidResponse("the user name is not UTF-8") from None
 
 
-PARSERS = {"PLAIN": plain, "AMQPLAIN": amqplain}
-"""By the names of the mechanisms that tell a user and a password."""
+def _octets(text: str | bytes) -> bytes:
+    """Return the octets of a long string, which decoding turns into text where it can."""
+    return text if isinstance(text, bytes) else text.encode()

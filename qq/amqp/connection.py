@@ -31,7 +31,7 @@ from qq.amqp.framing import (
 )
 from qq.amqp.framing import Event as FrameEvent
 from qq.errors import AmqpError, ConnectionFault, ReplyCode
-from qq.sasl import PARSERS, BadResponse, octets
+from qq.sasl import EXTERNAL, PASSWORD_MECHANISMS, InvalidResponse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,8 +44,6 @@ PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 PROTOCOL_HEADERS = (PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
 """The protocol headers of 0-9-1 and of 0-9, which RabbitMQ treats as 0-9-1."""
 MECHANISMS = "AMQPLAIN PLAIN"
-EXTERNAL = "EXTERNAL"
-"""The mechanism by which a client has the name in its certificate (RFC 4422, appendix A)."""
 LOCALES = "en_US"
 CHANNEL_MAX_MIN = 1
 AHEAD_BYTES_MAX = 64 * 1024
@@ -414,12 +412,12 @@ class ServerConnection:
         events.append(LoginAttempt(user, password, start_ok.mechanism))
 
     def _who(self, start_ok: commands.Connection.StartOk) -> tuple[str, bytes | None]:
-        parse = PARSERS.get(start_ok.mechanism)
+        parse = PASSWORD_MECHANISMS.get(start_ok.mechanism)
         if parse is not None:
             try:
-                return parse(octets(start_ok.response))
-            except BadResponse as bad:
-                raise ConnectionFault(ReplyCode.SYNTAX_ERROR, str(bad), _CLASS_CONNECTION, 11) from None
+                return parse(_octets(start_ok.response))
+            except InvalidResponse as error:
+                raise ConnectionFault(ReplyCode.SYNTAX_ERROR, str(error), _CLASS_CONNECTION, 11) from None
         if start_ok.mechanism != EXTERNAL:
             text = f"unknown authentication mechanism '{start_ok.mechanism}'"
         elif self._certificate_user is None:
@@ -489,7 +487,7 @@ class ServerConnection:
             case commands.Connection.Close():
                 self._close_requested(method, events)
             case commands.Connection.UpdateSecret():
-                events.append(SecretRenewed(octets(method.new_secret)))
+                events.append(SecretRenewed(_octets(method.new_secret)))
             case _:
                 raise self._unexpected_method(method)
 
@@ -629,6 +627,11 @@ def _capabilities(client_properties: Mapping[str, object]) -> Capabilities:
         consumer_cancel_notify=capabilities.get("consumer_cancel_notify") is True,
         live_prefetch=capabilities.get("live_prefetch") is True,
     )
+
+
+def _octets(text: str | bytes | None) -> bytes:
+    """Return the octets of a long string, which decoding turns into text where it can."""
+    return (text or "").encode() if not isinstance(text, bytes) else text
 
 
 def _check_tuning(name: str, minimum: int, maximum: int, value: int) -> None:

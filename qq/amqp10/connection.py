@@ -200,6 +200,10 @@ class ServerConnection10:
             return self._keep(data)
         return self._handshake(data)
 
+    def drop_input(self) -> None:
+        """Drop the received octets that `receive` has left."""
+        self._reader.drop_unread()
+
     @property
     def has_more(self) -> bool:
         """Whether there are received octets that `receive(b"")` can process now."""
@@ -228,11 +232,6 @@ class ServerConnection10:
     def client_open(self) -> OpenFrame | None:
         """The client's open; None before it."""
         return self._open
-
-    def drop_input(self) -> None:
-        """Drop the received octets that `receive` has left."""
-        self._reader.drop_unread()
-        self._ahead = b""
 
     # --- answers from the shell
 

@@ -35,14 +35,14 @@ from qq.amqp10_server.errors import ConditionFault, error_of, error_reply, reply
 from qq.amqp10_server.management_node import ManagementLink, ManagementNode, is_management
 from qq.amqp10_server.publishing_link import PublishingLink, publishing_target
 from qq.amqp10_server.reply_link import ReplyLink, wants_replies
-from qq.amqp10_server.server import ANONYMOUS, EXTERNAL
+from qq.amqp10_server.server import ANONYMOUS
 from qq.amqp10_server.temporary_queues import TemporaryQueues, wants_queue
 from qq.client_sockets.back_pressure import ALARM, HeartbeatTimes
 from qq.client_sockets.client_connection import TRY_AGAIN, ClientConnection, ConnectionTerms
 from qq.client_sockets.protocol_choice import ServedProtocol
 from qq.errors import ReplyCode
 from qq.machine.protocol.commands import SINCE, AttachConsumer
-from qq.sasl import PARSERS, BadResponse
+from qq.sasl import EXTERNAL, PASSWORD_MECHANISMS, InvalidResponse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -130,8 +130,8 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             elif mechanism == EXTERNAL:
                 user, password = self._vouched_for or "", None
             else:
-                user, password = PARSERS[mechanism](event.response)
-        except BadResponse:
+                user, password = PASSWORD_MECHANISMS[mechanism](event.response)
+        except InvalidResponse:
             self._refuse_login()
             return
         self._log_in(user, password, mechanism)

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.amqp10.values import Symbol
-from qq.sasl import PARSERS
+from qq.sasl import EXTERNAL, PASSWORD_MECHANISMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qq.client_sockets.shared import ClientSockets
     from qq.sessions.broker import Broker
 
-ANONYMOUS, EXTERNAL = "ANONYMOUS", "EXTERNAL"
+ANONYMOUS = "ANONYMOUS"
 _CLUSTER_NAME = Symbol("cluster_name")
 
 
@@ -52,7 +52,7 @@ class Amqp10Server(NamedTuple):
         """Return the mechanisms of SASL that a client may use, in the order of preference."""
         external = () if vouched_for is None else (EXTERNAL,)
         anonymous = (ANONYMOUS,) if self.anonymous_user and _is_loopback(client_host) else ()
-        return *PARSERS, *external, *anonymous
+        return *PASSWORD_MECHANISMS, *external, *anonymous
 
 
 def _is_loopback(host: str) -> bool:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from qq.sessions.entries import Messages
     from qq.stored.leading import Leading
 
+_ACQUIRED_COUNT = "x-acquired-count"
 _UINT_MAX = 2**32 - 1
 _STRING, _LONG_STRING, _MAP = 0xA1, 0xB1, 0xD1
 _SHORT_BYTES_MAX = 255
-_ACQUIRED_COUNT = "x-acquired-count"
 
 
 def delivered10(
@@ -81,15 +81,15 @@ def _head(
     additions: dict[str, Value] = {
         name: Long(count) for name, count in counts.items() if isinstance(count, int)
     }
-    failures, is_dead = part.failures, False
+    failures, is_first = part.failures, not part.deliveries
     if history is not None:
-        failures, is_dead = failures or history.failures, bool(history.deaths)
-        annotations = dict(leading.annotations) | {Symbol(key): value for key, value in history.annotations}
-        leading = leading._replace(annotations=tuple(annotations.items()))
-    if history is not None and is_dead:
-        leading = leading._replace(header=leading.header._replace(ttl=None))
-        additions |= _death_annotations(history)
-    is_first = not part.deliveries and not is_dead
+        failures = failures or history.failures
+        modified = dict(leading.annotations) | {Symbol(key): value for key, value in history.annotations}
+        leading = leading._replace(annotations=tuple(modified.items()))
+        if history.deaths:
+            is_first = False
+            leading = leading._replace(header=leading.header._replace(ttl=None))
+            additions |= _death_annotations(history)
     return _encoded(leading, place, additions, is_first=is_first, delivery_count=failures)
 
 

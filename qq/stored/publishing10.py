@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from qq.stored.properties import Attributes
 
+SHAPE_BYTES_MAX = 2048
+"""Octets before the body of the longest message that a link remembers, which bounds the memory of very many links."""
 _USER_ID = MessageProperties._fields.index("user_id")
 _SEQUENCE_NAME = PUBLISH_SEQ.encode()
 _U32 = Struct(">I")
@@ -190,10 +192,10 @@ def decode_properties(section: bytes) -> MessageProperties:
 
 
 def _shape_of(message: bytes, sections: Sections, found: Attributes | None) -> _LinkShape | None:
-    """Return the shape of a message, or `None` if its body is not a single data section in the usual encoding."""
+    """Return the shape of a message, or `None` if it is not remembered: its body must be a usual data section."""
     body = sections.body + 4
     begin = message[sections.body : body]
-    if begin not in (SHORT_DATA, LONG_DATA) or sections.footer:
+    if begin not in (SHORT_DATA, LONG_DATA) or sections.footer or body > SHAPE_BYTES_MAX:
         return None
     is_short = begin == SHORT_DATA
     if body + (1 + message[body] if is_short else 4 + _U32.unpack_from(message, body)[0]) != len(message):

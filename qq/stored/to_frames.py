@@ -4,7 +4,7 @@ The rules are RabbitMQ's (mc_amqpl.erl, convert_from). Parts without a counterpa
 group sequence, characters, decimals, described values.
 
 Invariant: each message that was accepted (publishing10.py) can be converted, and the result is valid. Headers beyond
-`TABLE_BYTES_MAX` octets are left out.
+`HEADERS_BYTES_MAX` octets are left out.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ from qq.stored.layout import FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD
 from qq.stored.leading import read_leading
 from qq.stored.publishing10 import decode_properties
 from qq.stored.similar import RecentReplacements, Replaced, Replacement, replacement
-from qq.tables import NAME_BYTES_MAX, TABLE_BYTES_MAX
+from qq.tables import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+HEADERS_BYTES_MAX = 120 * 1024
+"""Octets of the headers of a message. With all other properties they fit into a frame of the usual size."""
 ENCODED_TYPE = "amqp-1.0"
 """The property `type` of a message with encoded sections instead of data as its body."""
 BASIC_TYPE = "x-basic-type"
@@ -304,7 +306,7 @@ def _add(headers: dict[str, bytes], name: str, field: bytes | None) -> None:
 def _table(headers: dict[str, bytes]) -> bytes:
     """Return the table of headers, as many as it has room for."""
     pairs: list[bytes] = []
-    left = TABLE_BYTES_MAX
+    left = HEADERS_BYTES_MAX
     for name, field in headers.items():
         pair = short_string(name) + field
         if len(pair) <= left:
