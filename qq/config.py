@@ -272,7 +272,8 @@ class NodeLimits:
     lease_stream_max: int = 16
     """Streams of leased messages that a node writes at a time; further requests are answered with 503.
 
-    Each takes up to 10 MiB of memory, and a user has half of them at most. Further readers go to other nodes, or wait.
+    While its client is slow, each holds a batch or a large message: 2.4 MiB with messages of 1 MB, and 14.5 MiB with
+    messages of 16 MB. A user has half of the streams at most. Further readers go to other nodes, or wait.
     """
     http_header_timeout_s: float = 10.0
     """Seconds that a request's header may take, from its first byte or from the accepted socket."""
