@@ -13,6 +13,7 @@ import ssl
 import time
 from base64 import b64encode
 from contextlib import closing, contextmanager
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import quote, urlencode, urlsplit
@@ -151,9 +152,12 @@ class NodesClient:
     def _failed(self, attempts: _Attempts, reason: str, error: Exception) -> None:
         """Go on with the next node. Raise QueueSourceError when the time for repetitions has passed."""
         node = self._node()
-        node.close()
-        self._next += 1
-        attempts.failed(f"{node.name}: {reason}", error.pause_s if isinstance(error, _Later) else 0.0)
+        is_limited = isinstance(error, _Later) and error.is_limited
+        if not is_limited:
+            node.close()
+            self._next += 1
+        pause_s = error.pause_s if isinstance(error, _Later) else 0.0
+        attempts.failed(f"{node.name}: {reason}", pause_s, is_alone=is_limited)
 
 
 class LeaseClient(NodesClient):
@@ -301,14 +305,17 @@ class _Attempts:
         self.count = 0
         """Attempts that failed."""
 
-    def failed(self, reason: str, pause_s: float) -> None:
-        """Count a failed attempt, and wait after a round of all nodes. `pause_s` is the pause for a busy node."""
+    def failed(self, reason: str, pause_s: float, *, is_alone: bool) -> None:
+        """Count a failed attempt, and wait after a round of all nodes, or if no other node can help (`is_alone`).
+
+        `pause_s` is the pause for a busy node.
+        """
         self.count += 1
         if time.monotonic() > self._end and not pause_s:
             raise QueueSourceError(
                 f"no node of {', '.join(self._access.urls)} answered in {self._access.retry_s:g} s: {reason}"
             )
-        if self.count % len(self._access.urls) == 0:
+        if is_alone or self.count % len(self._access.urls) == 0:
             pause_s *= random.uniform(0.5, 1.0)  # noqa: S311 - tasks that were refused together ask apart
             self._end += pause_s
             time.sleep(max(pause_s, _PAUSE_S))
@@ -317,9 +324,13 @@ class _Attempts:
 class _Later(OSError):
     """A node cannot serve a request now."""
 
-    def __init__(self, reason: str, pause_s: float) -> None:
-        """`pause_s` is the pause that a busy node wants; 0 for a node that is not busy."""
+    def __init__(self, reason: str, pause_s: float, *, is_limited: bool) -> None:
+        """`pause_s` is the pause that a busy node wants; 0 for a node that is not busy.
+
+        `is_limited` is whether a limit of the whole cluster is used up. The node counts how far the request has come.
+        """
         self.pause_s = pause_s
+        self.is_limited = is_limited
         super().__init__(reason)
 
 
@@ -361,7 +372,8 @@ class _Node:
         with closing(answer):
             reason = _refusal_reason(answer.read(65536), answer)
         if answer.status in _RETRIED:
-            raise _Later(f"{answer.status} {reason}", _pause_s(answer))
+            pause_s, is_limited = _pause_s(answer), answer.status == HTTPStatus.TOO_MANY_REQUESTS
+            raise _Later(f"{answer.status} {reason}", pause_s, is_limited=is_limited)
         if answer.status == 401:
             reason = f"the cluster refuses user '{self._user}': {reason}"
         elif answer.status == _NO_OBJECT and reason == "Not Found":

@@ -256,11 +256,6 @@ class ServerConnection:
         return self._reader.partial_bytes
 
     @property
-    def foreign_header(self) -> bytes:
-        """The client's first octets, if they belong to a different protocol; else empty."""
-        return self._header if self.phase is Phase.CLOSED else b""
-
-    @property
     def channels(self) -> list[int]:
         """The channel numbers in use."""
         return list(self._channels)
@@ -379,7 +374,6 @@ class ServerConnection:
         if not any(known.startswith(begun) for known in PROTOCOL_HEADERS):
             # AMQP 0-9-1 4.2.2: answer a different protocol with the AMQP 0-9-1 header, and close.
             self.phase = Phase.CLOSED
-            self._header = begun
             self.out.append(PROTOCOL_HEADER)
             return b""
         if len(header) < len(PROTOCOL_HEADER):

@@ -33,6 +33,7 @@ from qq.amqp10.values import (
     MAP32,
     SMALL_ULONG,
     Described,
+    Item,
     Symbol,
     ULong,
     Value,
@@ -40,6 +41,7 @@ from qq.amqp10.values import (
     decode,
     encode,
     encode_map,
+    items,
     skip,
 )
 
@@ -106,6 +108,7 @@ SHORT_DATA = bytes((DESCRIBED, SMALL_ULONG, DATA, _BINARY8))
 LONG_DATA = bytes((DESCRIBED, SMALL_ULONG, DATA, _BINARY32))
 """The usual beginnings of data sections, before a length of 1 and of 4 octets."""
 _USUAL_CODES = {bytes((DESCRIBED, SMALL_ULONG, code)): code for code in _CONSTRUCTORS}
+_USUAL_DESCRIPTOR = bytes((DESCRIBED, SMALL_ULONG))
 _U32 = Struct(">I")
 
 
@@ -330,6 +333,16 @@ def split_annotations(octets: bytes) -> list[tuple[Value, bytes]]:
         reader.at = skip(octets, value_at, reader.end)
         items.append((key, octets[value_at : reader.at]))
     return items
+
+
+def section_items(message: bytes, begin: int, end: int) -> list[Item]:
+    """Return the places of the values in a valid section: of a map, keys and values in turn.
+
+    The result is empty for an absent section, or for an unusual encoding of its descriptor.
+    """
+    if begin == end or message[begin : begin + 2] != _USUAL_DESCRIPTOR:
+        return []
+    return items(message, begin + 3, end)
 
 
 def encode_section(code: int, value: Value) -> bytes:

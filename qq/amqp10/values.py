@@ -29,6 +29,8 @@ NULL = 0x40
 EMPTY_LIST = 0x45
 SMALL_ULONG = 0x53
 SYMBOL8, SYMBOL32 = 0xA3, 0xB3
+UUID = 0x98
+ULONG = 0x80
 LIST8, LIST32 = 0xC0, 0xD0
 MAP8, MAP32 = 0xC1, 0xD1
 ARRAY8, ARRAY32 = 0xE0, 0xF0
@@ -147,13 +149,13 @@ _FIXED = {
     0x72: _Fixed(Struct(">f"), Float),
     0x73: _Fixed(Struct(">I"), Char),
     0x74: _Fixed(Struct(">4s"), Decimal32),
-    0x80: _Fixed(Struct(">Q"), ULong),
+    ULONG: _Fixed(Struct(">Q"), ULong),
     0x81: _Fixed(Struct(">q"), Long),
     0x82: _Fixed(Struct(">d"), float),
     0x83: _Fixed(Struct(">q"), Timestamp),
     0x84: _Fixed(Struct(">8s"), Decimal64),
     0x94: _Fixed(Struct(">16s"), Decimal128),
-    0x98: _Fixed(Struct(">16s"), Uuid),
+    UUID: _Fixed(Struct(">16s"), Uuid),
 }
 FREE = frozenset(_FIXED)
 """Constructors of a fixed size with which any octets are a value."""
@@ -562,7 +564,7 @@ _ENCODERS: dict[type, Callable[..., bytes]] = {
     Decimal32: _fixed(0x74),
     Decimal64: _fixed(0x84),
     Decimal128: _fixed(0x94),
-    Uuid: _fixed(0x98),
+    Uuid: _fixed(UUID),
     bytes: _encode_binary,
     str: _encode_string,
     Symbol: _encode_symbol,

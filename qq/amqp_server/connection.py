@@ -7,11 +7,12 @@ Invariant: after an event that fails the connection, no later event of the same 
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from cluster.net.connection_slots import Stage
 from qq.amqp.connection import (
+    PROTOCOL_HEADERS,
     ChannelCloseRequested,
     ChannelOpened,
     CloseRequested,
@@ -28,6 +29,7 @@ from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.methods import error_of
 from qq.client_sockets.back_pressure import HeartbeatTimes
 from qq.client_sockets.client_connection import TRY_AGAIN, ClientConnection, ConnectionTerms
+from qq.client_sockets.protocol_choice import ServedProtocol
 from qq.errors import ConnectionFault, ReplyCode
 
 if TYPE_CHECKING:
@@ -54,12 +56,8 @@ SILENT_CHECKS_MAX = 2 * HEARTBEAT_CHECKS
 """Checks without a sign of life after which a client counts as dead: two heartbeat intervals (AMQP 0-9-1 4.2.7)."""
 PUBLISH_CACHE_MAX = 1024
 """Distinct basic.publish methods (exchange, routing key, flags) cached in decoded form for each connection."""
-GUESSES = {
-    b"\x16\x03": ", but TLS",  # the client uses the wrong port
-    b"PROXY ": ", but the PROXY protocol",  # the configuration does not name this proxy
-    b"\r\n\r\n\0\r\n": ", but the PROXY protocol",
-}
-"""First bytes of other protocols, and the addition to the log line about them."""
+OTHER_VERSIONS = re.compile(rb"AMQP\0\0[\x09-\xff]", re.DOTALL)
+"""First octets of later versions, whose clients RabbitMQ answers with the header of 0-9-1."""
 
 
 class AmqpConnection(ClientConnection[ServerConnection]):
@@ -161,18 +159,6 @@ class AmqpConnection(ClientConnection[ServerConnection]):
                     elif isinstance(event, ChannelCloseRequested):
                         # Both sides have closed the channel, so no work is left before the answer.
                         self._engine.channel_closed(event.channel)
-
-    def _follow_phase(self) -> None:
-        if self._engine.phase is Phase.START:
-            self._slot.step(Stage.HEADER)
-        super()._follow_phase()
-
-    def _hang_up(self) -> None:
-        if (header := self._engine.foreign_header) and not self._transport.is_closing():
-            guess = next((guess for begin, guess in GUESSES.items() if header.startswith(begin)), "")
-            text = f"{self._described} from {self.peer_host}: not AMQP 0-9-1{guess}: {header!r}"
-            self._sockets.throttled_log.warning("header", text)
-        super()._hang_up()
 
     # Channels
 
@@ -299,3 +285,8 @@ def heartbeat_times(heartbeat_s: int) -> HeartbeatTimes | None:
     return HeartbeatTimes(
         heartbeat_s / HEARTBEAT_CHECKS, FRESH_INTERVAL_FRACTION * heartbeat_s, SILENT_CHECKS_MAX
     )
+
+
+def served(server: AmqpServer) -> ServedProtocol:
+    """Return how a port recognizes AMQP 0-9-1, and makes its connections."""
+    return ServedProtocol("AMQP 0-9-1", PROTOCOL_HEADERS, OTHER_VERSIONS, partial(AmqpConnection, server))

@@ -32,6 +32,7 @@ from qq.sessions.login import InvalidToken, Login, LoginsBusy
 from qq.sessions.session_info import ConnectionFacts
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from qq.client_sockets.back_pressure import HeartbeatTimes
@@ -92,6 +93,10 @@ class ClientConnection(ClosingProtocol[EngineT], Generic[EngineT]):
     # Socket
 
     def connection_made(self, transport: Any) -> None:
+        self.begin(transport, self._broker.limits.handshake_timeout_s)
+
+    def begin(self, transport: asyncio.Transport, handshake_s: float) -> None:
+        """Begin the handshake, for which the client has `handshake_s` seconds."""
         super().connection_made(transport)
         certificate = transport.get_extra_info("peercert") if self._certificate_name is not None else None
         vouched_for = self._certificate_name(certificate) if self._certificate_name and certificate else None
@@ -104,11 +109,7 @@ class ClientConnection(ClosingProtocol[EngineT], Generic[EngineT]):
             transport.abort()
             return
         self._slot.evict = transport.abort
-        if self._certificate_name is not None:
-            self._slot.step(Stage.TLS)
-        self._deadline = self._broker.runtime.call_later(
-            self._broker.limits.handshake_timeout_s, self._handshake_timed_out
-        )
+        self._deadline = self._broker.runtime.call_later(handshake_s, self._handshake_timed_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._slot.release()

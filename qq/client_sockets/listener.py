@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from qq.tls.handshakes import TlsOptions
 
     MakeConnection = Callable[[Arrival], asyncio.Protocol]
-    """Makes the connection of a protocol, which releases the slot."""
+    """Makes the protocol of an accepted connection, which releases the slot."""
 
 log = logging.getLogger(__name__)
 

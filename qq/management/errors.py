@@ -11,6 +11,15 @@ class Unavailable(Exception):
     """A change was not applied in time, and may still be applied; or a login could not be decided."""
 
 
+class PublishersWait(Unavailable):
+    """An alarm, or a limit of publishing (`is_limited`), holds up a request, so the client should try again later."""
+
+    def __init__(self, text: str, retry_after_s: float, *, is_limited: bool) -> None:
+        self.retry_after_s = retry_after_s
+        self.is_limited = is_limited
+        super().__init__(text)
+
+
 class LoginThrottled(Exception):
     """Too many logins fail at the moment, so the client should try again later."""
 

@@ -27,11 +27,12 @@ from cluster.storage.identity import ForeignDirectory
 from cluster.transport.peer_links import LinkConfig, PeerLinks
 from qq.amqp_server import in_process_clients
 from qq.amqp_server.channel.channel import Channel
-from qq.amqp_server.connection import AmqpConnection
+from qq.amqp_server.connection import served
 from qq.amqp_server.server import AmqpServer
 from qq.amqp_server.traced import TracedChannel
 from qq.client_sockets.listener import ClientPort, Tls
 from qq.client_sockets.partial_messages import SHARE, PartialMessages
+from qq.client_sockets.protocol_choice import ProtocolChooser
 from qq.client_sockets.shared import ClientSockets, connection_log
 from qq.client_sockets.turns import ProcessorTurns
 from qq.errors import StartError
@@ -63,9 +64,10 @@ from qq.stored.content import content_of
 from qq.tls import contexts as tls
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator, Sequence
     from pathlib import Path
 
+    from qq.client_sockets.protocol_choice import ServedProtocol
     from qq.config import NodeConfig
 
     OpenDisk = Callable[[Path], RealDisk]
@@ -107,7 +109,9 @@ class Node:
     maintenance: ClientDrain
     readiness: Readiness
     memory: MemoryWatch
-    amqp_server: AmqpServer
+    sockets: ClientSockets
+    served: Sequence[ServedProtocol]
+    """The client protocols of each port."""
     shovels: ShovelCarrier
     management: Management
 
@@ -181,9 +185,8 @@ class Node:
     async def _listen_on(self, host: str, port: int, speaks_tls: Tls | None = None) -> ClientPort:
         what = "AMQP" if speaks_tls is None else "AMQP over TLS"
         proxies = [ip_network(network) for network in self.config.proxy_protocol_from]
-        listener = ClientPort(
-            self.amqp_server.sockets, partial(AmqpConnection, self.amqp_server), speaks_tls, proxies
-        )
+        choose = partial(ProtocolChooser, self.runtime, self.sockets, self.served)
+        listener = ClientPort(self.sockets, choose, speaks_tls, proxies)
         try:
             await listener.listen(host, port)
         except OSError as error:
@@ -295,7 +298,8 @@ async def start(
         maintenance,
         readiness,
         memory,
-        amqp_server,
+        sockets,
+        [served(amqp_server)],
         shovels,
         management,
     )

@@ -272,8 +272,27 @@ class Publisher(Unconfirmed, Protocol):
         ...
 
 
-class PatientPublisher(Publisher, Protocol):
+class LimitedConnection(Protocol):
+    """A connection to which limits of publishing apply."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def vhost(self) -> str: ...
+
+    @property
+    def user(self) -> str: ...
+
+
+class PatientPublisher(Protocol):
     """A publisher that can be delayed by limits of publishing."""
+
+    @property
+    def session(self) -> int: ...
+
+    @property
+    def connection(self) -> LimitedConnection: ...
 
     def resume(self) -> None:
         """Publish the delayed messages as far as they may pass now, and wait again with the rest."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qq.config import NodeLimits
     from qq.machine.catalog.publish_rates import Published
     from qq.machine.machine import QueueMachine
-    from qq.sessions.ports import Connection, PatientPublisher
+    from qq.sessions.ports import LimitedConnection, PatientPublisher
 
 BURST_S = 1.0
 """Seconds for which an unused limit is saved up: after a quiet time, that much may be published at once."""
@@ -270,7 +270,7 @@ class Throttle:
         The rest must `wait`.
         """
         count = len(messages)
-        if not self._may_be_limited(publisher.connection):
+        if not self.may_limit(publisher.connection):
             return count
         now_s = self._runtime.monotonic()
         is_its_turn = publisher.session == self._turn
@@ -296,7 +296,7 @@ class Throttle:
     def charge(self, publisher: PatientPublisher, messages: Sequence[bytes], count: int) -> None:
         """Charge the first `count` of these messages, which were published."""
         connection = publisher.connection
-        if count and self._may_be_limited(connection):
+        if count and self.may_limit(connection):
             now_s = self._runtime.monotonic()
             prepaid = self._prepaid.pop(publisher.session, ())
             for limit in self._limits_of(connection):
@@ -325,7 +325,7 @@ class Throttle:
             bucket.is_watched = True
             self._watch(bucket, key)
 
-    def connection_left(self, connection: Connection) -> None:
+    def connection_left(self, connection: LimitedConnection) -> None:
         """Remove a connection's use of each limit. None of its publishers waits any more."""
         for limit in self._limits_of(connection):
             bucket = self._buckets.get(limit.key)
@@ -349,14 +349,14 @@ class Throttle:
 
     # The limits
 
-    def _may_be_limited(self, connection: Connection) -> bool:
+    def may_limit(self, connection: LimitedConnection) -> bool:
         """Return whether a limit may apply to this connection. Called for every publish, so it must be quick."""
         vhost = self._machine.vhosts.get(connection.vhost)
         return bool(
             self._of_connection or (vhost is not None and vhost.limits) or self._machine.catalog.access.limits
         )
 
-    def _limits_of(self, connection: Connection) -> Iterator[_Limit]:
+    def _limits_of(self, connection: LimitedConnection) -> Iterator[_Limit]:
         access = self._machine.catalog.access
         for name, limit in self._of_connection:
             yield _Limit(_Key("connection", connection.id, name), limit, None)

@@ -15,7 +15,7 @@ protocol by which it arrived is written as it is, and is converted when it leave
     publishing10.py   sections, checked before they are published
 
     to_frames.py      sections as frames                 to_sections.py   frames as sections
-    kept.py           attributes of dead or moved messages
+    similar.py        messages that differ in values     kept.py          attributes of dead or moved messages
 
     trace_context.py  the publisher's trace
 

@@ -21,22 +21,21 @@ from qq.amqp10.sections import (
     decode_section,
     find_sections,
     first_from,
+    section_items,
 )
-from qq.amqp10.values import DESCRIBED, FREE, SMALL_ULONG, STRINGS, VARIABLE, Item, Symbol, items
+from qq.amqp10.values import FREE, STRINGS, VARIABLE, Item, Symbol
 from qq.octets import octets_of, text_of
 from qq.stored.attributes10 import PUBLISH_SEQ, SEQUENCE_MAX, attributes_of
 from qq.stored.known import remembers
 from qq.stored.properties import DURATION_MAX_MS, follows, undelayed
+from qq.stored.similar import VALUES_MAX, Skeleton, skeleton_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from qq.stored.properties import Attributes
 
-VALUES_MAX = 32
-"""Values of a message that may differ in messages of the same shape; with more values, only equal messages have it."""
 _USER_ID = MessageProperties._fields.index("user_id")
-_USUAL = bytes((DESCRIBED, SMALL_ULONG))
 _SEQUENCE_NAME = PUBLISH_SEQ.encode()
 _U32 = Struct(">I")
 _NO_PROPERTIES = MessageProperties()
@@ -53,9 +52,7 @@ class _LinkShape(NamedTuple):
 
     head: bytes
     """The octets up to the size of its data section, which is its body."""
-    layout: Struct
-    """Divides a message into the octets that must be equal, without the values that may differ."""
-    fixed: tuple[bytes, ...]
+    skeleton: Skeleton
     texts: tuple[slice, ...]
     """Values that must be ASCII. Other texts might not be UTF-8."""
     is_short: bool
@@ -182,15 +179,9 @@ def _shape_of(message: bytes, sections: Sections, found: Attributes | None) -> _
     values += _values_of(message, sections)
     if len(values) > VALUES_MAX:
         values = []
-    layout, at = ">", 0
-    for value in values:
-        layout += f"{value.at - at}s{value.end - value.at}x"
-        at = value.end
-    struct = Struct(f"{layout}{body - at}s")
     return _LinkShape(
         message[:body],
-        struct,
-        struct.unpack_from(message),
+        skeleton_of(message, body, [(value.at, value.end) for value in values]),
         tuple(slice(value.at, value.end) for value in values if value.code in STRINGS),
         is_short,
         (sections.delivery_annotations, sections.message_annotations),
@@ -201,7 +192,7 @@ def _shape_of(message: bytes, sections: Sections, found: Attributes | None) -> _
 
 def _sequence_of(message: bytes, sections: Sections) -> Item | None:
     """Return the place of the annotation `x-publish-seq`, if its value has octets."""
-    found = _items_of(message, sections.message_annotations, sections.properties)
+    found = section_items(message, sections.message_annotations, sections.properties)
     for key, value in zip(found[::2], found[1::2], strict=True):
         if message[key.at : key.end] == _SEQUENCE_NAME and value.code in FREE:
             return value
@@ -210,24 +201,17 @@ def _sequence_of(message: bytes, sections: Sections) -> Item | None:
 
 def _values_of(message: bytes, sections: Sections) -> list[Item]:
     """Return the values of properties and application properties that may differ in a message of the same shape."""
-    properties = _items_of(message, sections.properties, sections.application_properties)
-    named = _items_of(message, sections.application_properties, sections.body)
+    properties = section_items(message, sections.properties, sections.application_properties)
+    named = section_items(message, sections.application_properties, sections.body)
     values = [*properties[:_USER_ID], *properties[_USER_ID + 1 :], *named[1::2]]
     return [value for value in values if value.code in FREE or value.code in VARIABLE]
-
-
-def _items_of(message: bytes, begin: int, end: int) -> list[Item]:
-    if message[begin : begin + 2] != _USUAL or begin == end:
-        return []
-    return items(message, begin + 3, end)
 
 
 def _has_shape(message: bytes, shape: _LinkShape) -> bool:
     """Return whether all sections before the body are valid, because they are like those of the shape."""
     body = len(shape.head)
     if not message.startswith(shape.head):
-        layout = shape.layout
-        if len(message) <= layout.size or layout.unpack_from(message) != shape.fixed:
+        if not shape.skeleton.fits(message):
             return False
         for text in shape.texts:
             if not message[text].isascii():

@@ -22,16 +22,23 @@ from qq.amqp10.sections import (
     PROPERTIES,
     SHORT_DATA,
     MessageHeader,
+    MessageProperties,
     code_at,
     decode_section,
     first_from,
     joined_data,
+    section_items,
 )
 from qq.amqp10.values import (
+    STRINGS,
+    ULONG,
+    UUID,
+    VARIABLE,
     Array,
     Byte,
     Float,
     Int,
+    Item,
     Long,
     Short,
     Symbol,
@@ -45,6 +52,7 @@ from qq.amqp10.values import (
     decode,
 )
 from qq.octets import octets_of
+from qq.stored import layout
 from qq.stored.attributes10 import delay_ms
 from qq.stored.editing import body_frames, short_string, sized
 from qq.stored.fields import join_properties, property_of
@@ -52,10 +60,11 @@ from qq.stored.known import remembers
 from qq.stored.layout import FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD
 from qq.stored.leading import read_leading
 from qq.stored.publishing10 import decode_properties
+from qq.stored.similar import RecentReplacements, Replaced, Replacement, replacement
 from qq.tables import NAME_BYTES_MAX, TABLE_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 ENCODED_TYPE = "amqp-1.0"
 """The property `type` of a message with encoded sections instead of data as its body."""
@@ -72,6 +81,18 @@ _SECOND_MS = 1000
 _MASK = 2**64 - 1
 
 _USUAL_DATA = SHORT_DATA[:3]
+_URN_OCTETS = 45
+_FROM_ANNOTATIONS = frozenset((b"CC", b"timestamp_in_ms"))
+"""Headers that stand for annotations, besides those with the prefix `x-`."""
+_VARIED = layout.MESSAGE_ID | layout.CORRELATION_ID | layout.TIMESTAMP | layout.HEADERS
+PLACES = {
+    MessageProperties._fields.index("message_id"): layout.MESSAGE_ID,
+    MessageProperties._fields.index("correlation_id"): layout.CORRELATION_ID,
+    MessageProperties._fields.index("creation_time"): layout.TIMESTAMP,
+}
+"""Places of properties in their section, and the flags of their counterparts."""
+_SAME_OCTETS = frozenset((0x50, 0x51, 0x60, 0x61, 0x70, 0x71, 0x80, 0x81, 0x72, 0x82))
+"""Constructors of numbers that are encoded alike in both protocols."""
 _CONTENT_CLASS = 60
 _END = bytes([FRAME_END])
 _HEADER = Struct(">BHIHHQ")
@@ -79,6 +100,7 @@ _HEADER_OCTETS = 12
 """Octets of a content header's payload before its properties."""
 _BODY = Struct(">BHI")
 _LENGTH = Struct(">I")
+_U64 = Struct(">Q")
 
 
 def to_frames(messages: Sequence[bytes], channel: int, frame_max: int) -> list[bytes]:
@@ -89,16 +111,22 @@ def to_frames(messages: Sequence[bytes], channel: int, frame_max: int) -> list[b
     converted: list[bytes] = []
     begin: bytes | None = None
     """The last message up to the constructor of its data section; None if its body is different."""
-    stop, properties = 0, b""
+    stop, properties, has_data = 0, b"", True
     for message in messages:
         if begin is None or not message.startswith(begin):
-            stop = first_from(message, DATA)
-            has_data = stop == len(message) or code_at(message, stop) == DATA
-            properties = (_properties_of_data if has_data else _properties_of_encoded)(message[:stop])
-            begin = message[: stop + 3] if message[stop : stop + 3] == _USUAL_DATA else None
-            body = _joined(message, stop) if has_data else message[stop:]
-        else:
-            body = _joined(message, stop)
+            known = _similar.convert(message)
+            if known is not None:
+                properties, stop = known
+                has_data, begin = True, message[: stop + len(_USUAL_DATA)]
+            else:
+                stop = first_from(message, DATA)
+                has_data = stop == len(message) or code_at(message, stop) == DATA
+                properties = (_properties_of_data if has_data else _properties_of_encoded)(message[:stop])
+                begin = None
+                if message.startswith(_USUAL_DATA, stop):
+                    begin = message[: stop + len(_USUAL_DATA)]
+                    _similar.add(_replacement(message, stop, properties), stop)
+        body = _joined(message, stop) if has_data else message[stop:]
         size = len(body)
         header = _HEADER.pack(
             FRAME_HEADER, channel, _HEADER_OCTETS + len(properties), _CONTENT_CLASS, 0, size
@@ -109,6 +137,70 @@ def to_frames(messages: Sequence[bytes], channel: int, frame_max: int) -> list[b
             frames = (body_frames(body, channel, frame_max),)
         converted.append(b"".join((header, properties, _END, *frames)))
     return converted
+
+
+def _replacement(message: bytes, stop: int, properties: bytes) -> Replacement | None:
+    """Return the replacement of ids, time and headers in messages like this; `None` without such values."""
+    header = _HEADER.pack(FRAME_HEADER, 0, 0, _CONTENT_CLASS, 0, 0) + properties
+    present = layout.flags(header)
+    if not present & _VARIED:
+        return None
+    begin = first_from(message, PROPERTIES)
+    end = first_from(message, APPLICATION_PROPERTIES, begin)
+    values: list[Replaced] = []
+    found = section_items(message, begin, end)
+    for place, flag in PLACES.items():
+        if place < len(found) and present & flag:
+            at = layout.place(header, flag)
+            values += _replaced(found[place], at - layout.FLAGS_AT, header[at], flag)
+    if present & layout.HEADERS:
+        places = {name: at for name, _, at, _ in layout.pairs(header, layout.place(header, layout.HEADERS))}
+        named = section_items(message, end, stop)
+        for key, item in zip(named[::2], named[1::2], strict=True):
+            name = message[key.at : key.end]
+            if name in places and not name.startswith(b"x-") and name not in _FROM_ANNOTATIONS:
+                values += _replaced_field(item, places[name] - layout.FLAGS_AT)
+    return replacement(message, stop + len(_USUAL_DATA), properties, values)
+
+
+def _replaced(item: Item, at: int, octet: int, flag: int) -> Iterator[Replaced]:
+    """Yield the place of a property at `at` of the result, where `octet` is, if its value can be replaced."""
+    size = item.end - item.at
+    if flag == layout.TIMESTAMP:
+        yield Replaced(item.at, item.end, at, at + size, _seconds_octets)
+    elif item.code in STRINGS and size <= _SHORT_BYTES_MAX:
+        yield Replaced(item.at, item.end, at + 1, at + 1 + size)
+    elif item.code == UUID:
+        yield Replaced(item.at, item.end, at + 1, at + 1 + _URN_OCTETS, _urn_octets)
+    elif item.code == ULONG:
+        yield Replaced(item.at, item.end, at, at + 1 + octet, _digits)
+
+
+def _replaced_field(item: Item, at: int) -> Iterator[Replaced]:
+    """Yield the place of a header whose type is at `at` of the result, if its value can be replaced."""
+    size = item.end - item.at
+    if item.code in VARIABLE:
+        yield Replaced(item.at, item.end, at + 5, at + 5 + size)
+    elif item.code in _SAME_OCTETS:
+        yield Replaced(item.at, item.end, at + 1, at + 1 + size)
+
+
+def _seconds_octets(milliseconds: bytes) -> bytes:
+    seconds = _seconds(int.from_bytes(milliseconds, signed=True))
+    return _U64.pack(seconds)
+
+
+def _digits(number: bytes) -> bytes:
+    return short_string(str(int.from_bytes(number)))
+
+
+def _urn_octets(uuid: bytes) -> bytes:
+    return _urn(uuid).encode()
+
+
+def _urn(uuid: bytes) -> str:
+    text = uuid.hex()
+    return f"urn:uuid:{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def _joined(message: bytes, at: int) -> bytes:
@@ -123,6 +215,10 @@ def _joined(message: bytes, at: int) -> bytes:
     ):
         return message[at + 8 :]
     return joined_data(message, at, first_from(message, FOOTER, at))
+
+
+_similar: RecentReplacements[int] = RecentReplacements()
+"""Replacements, each with the position of the body."""
 
 
 @remembers
@@ -150,7 +246,7 @@ def _properties(head: bytes, message_type: str | None) -> bytes:
         "correlation_id": _id_text(properties.correlation_id, "x-correlation-id", headers),
         "reply_to": _reply_to(properties.reply_to),
         "message_id": _id_text(properties.message_id, "x-message-id", headers),
-        "timestamp": _seconds(properties.creation_time),
+        "timestamp": None if properties.creation_time is None else _seconds(properties.creation_time),
         "message_type": message_type or _text(annotations.get(BASIC_TYPE)),
         "user_id": _user(properties.user_id),
         "app_id": properties.group_id,
@@ -224,8 +320,7 @@ def _id_text(value: ULong | Uuid | bytes | str | None, name: str, headers: dict[
         case ULong():
             return str(int(value))
         case Uuid():
-            text = value.hex()
-            return f"urn:uuid:{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+            return _urn(value)
         case str() if len(value.encode()) <= _SHORT_BYTES_MAX:
             return value
         case str():
@@ -258,13 +353,10 @@ def _text(value: Value) -> str | None:
     return str(value) if isinstance(value, str) else None
 
 
-def _seconds(milliseconds: int | None) -> int | None:
+def _seconds(milliseconds: int) -> int:
     """Return a time in seconds, rounded towards zero. AMQP 0-9-1 has no negative times, so these wrap."""
-    return None if milliseconds is None else int(_truncated(milliseconds)) & _MASK
-
-
-def _truncated(milliseconds: int) -> int:
-    return milliseconds // _SECOND_MS if milliseconds >= 0 else -(-milliseconds // _SECOND_MS)
+    seconds = milliseconds // _SECOND_MS if milliseconds >= 0 else -(-milliseconds // _SECOND_MS)
+    return seconds & _MASK
 
 
 # --- values of headers
@@ -290,7 +382,7 @@ def _binary(value: bytes) -> bytes:
 
 
 def _timestamp(value: Timestamp) -> bytes:
-    return _fixed_timestamp(_truncated(value) & _MASK)
+    return _fixed_timestamp(_seconds(value))
 
 
 def _array(values: Iterable[Value]) -> bytes:

@@ -1,7 +1,7 @@
 """Messages of AMQP 0-9-1 for readers of AMQP 1.0: frames become sections.
 
-The rules are RabbitMQ's (mc_amqpl.erl, convert_to). A header whose name begins with `x-` becomes an annotation, and any
-other header with a simple value an application property. Decimals and the cluster id are lost.
+The rules are RabbitMQ's (mc_amqpl.erl, convert_to). A header with the prefix `x-` becomes an annotation, and any other
+header with a simple value an application property. Decimals and the cluster id are lost.
 
 Invariant: each message that a client could publish can be converted, and the result is a valid message.
 """
@@ -25,11 +25,16 @@ from qq.amqp10.sections import (
     encode_annotations,
     encode_section,
     find_sections,
+    first_from,
+    section_items,
 )
 from qq.amqp10.values import (
+    STRINGS,
+    UUID,
     Byte,
     Float,
     Int,
+    Item,
     Long,
     Short,
     Symbol,
@@ -47,7 +52,8 @@ from qq.stored.editing import body_of
 from qq.stored.fields import FIXED, split_properties
 from qq.stored.known import remembers
 from qq.stored.leading import Leading
-from qq.stored.to_frames import BASIC_TYPE, ENCODED_TYPE
+from qq.stored.similar import RecentReplacements, Replaced, Replacement, replacement
+from qq.stored.to_frames import BASIC_TYPE, ENCODED_TYPE, PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,6 +82,7 @@ _TYPES: dict[int, Callable[..., Value]] = {
 }
 """Types of values of a fixed size, by the octet of their type in a table."""
 _COMPOUND = frozenset(b"AF")
+_VARIED = layout.MESSAGE_ID | layout.CORRELATION_ID | layout.TIMESTAMP | layout.HEADERS
 
 
 class _Head(NamedTuple):
@@ -86,6 +93,9 @@ class _Head(NamedTuple):
     """Properties and application properties, encoded."""
     may_hold_sections: bool
     """Whether the body holds the sections of a body instead of data."""
+
+
+_similar: RecentReplacements[_Head] = RecentReplacements()
 
 
 def to_sections(message: bytes) -> bytes:
@@ -107,7 +117,7 @@ def split_frames(messages: Sequence[bytes]) -> Iterator[tuple[Leading, list[byte
     for message in messages:
         if begin is None or not message.startswith(begin, layout.FLAGS_AT):
             begin = message[layout.FLAGS_AT : layout.frame_stop(message, 0) - 1]
-            head = _head_of(begin)
+            head = _similar_head(begin)
             if rests and head.leading != leading:
                 yield leading, rests
                 rests = []
@@ -115,6 +125,83 @@ def split_frames(messages: Sequence[bytes]) -> Iterator[tuple[Leading, list[byte
         rests.append(head.bare + _body_sections(body_of(message), head))
     if rests:
         yield leading, rests
+
+
+def _similar_head(octets: bytes) -> _Head:
+    """Convert the flags and values of the properties of a message that may be similar to the last messages."""
+    known = _similar.convert(octets)
+    if known is not None:
+        bare, head = known
+        return _Head(head.leading, bare, head.may_hold_sections)
+    head = _head_of(octets)
+    if (octets[0] << 8 | octets[1]) & _VARIED:
+        _similar.add(_replacement(octets, head.bare), head)
+    return head
+
+
+def _replacement(octets: bytes, bare: bytes) -> Replacement | None:
+    """Return the replacement of ids, time and headers in properties like these; `None` without such values."""
+    frame = bytes(layout.FLAGS_AT) + octets
+    present = layout.flags(frame)
+    end = first_from(bare, APPLICATION_PROPERTIES)
+    found = section_items(bare, 0, end)
+    values: list[Replaced] = []
+    for place, flag in PLACES.items():
+        if place < len(found) and present & flag:
+            values += _replaced(frame, layout.place(frame, flag), found[place], flag)
+    if present & layout.HEADERS:
+        named = section_items(bare, end, len(bare))
+        places = {bare[key.at : key.end]: item for key, item in zip(named[::2], named[1::2], strict=True)}
+        for name, _, at, stop in layout.pairs(frame, layout.place(frame, layout.HEADERS)):
+            item = None if name.startswith(b"x-") else places.pop(name, None)
+            if item is not None:
+                values += _replaced_field(frame, at, stop, item)
+    return replacement(octets, len(octets), bare, values)
+
+
+def _replaced(frame: bytes, at: int, item: Item, flag: int) -> Iterator[Replaced]:
+    """Yield the property at `at` and its place in the sections, if its value can be replaced."""
+    at -= layout.FLAGS_AT
+    if flag == layout.TIMESTAMP:
+        yield Replaced(at, at + 8, item.at, item.end, _milliseconds_octets)
+        return
+    stop = at + 1 + frame[at + layout.FLAGS_AT]
+    if item.code in STRINGS:
+        yield Replaced(at + 1, stop, item.at, item.end, _plain_id)
+    elif item.code == UUID:
+        yield Replaced(at + 1, stop, item.at, item.end, _uuid_octets)
+
+
+def _replaced_field(frame: bytes, at: int, stop: int, item: Item) -> Iterator[Replaced]:
+    """Yield the header at `at` (the octet of its type) and its place in the sections, if it can be replaced."""
+    begin, end = at + 5 - layout.FLAGS_AT, stop - layout.FLAGS_AT
+    if frame[at] == ord("S") and item.code in STRINGS:
+        yield Replaced(begin, end, item.at, item.end, _plain_text)
+    elif frame[at] == ord("x"):
+        yield Replaced(begin, end, item.at, item.end)
+
+
+def _milliseconds_octets(seconds: bytes) -> bytes | None:
+    milliseconds = _milliseconds(int.from_bytes(seconds))
+    return None if milliseconds is None else _U64.pack(milliseconds)
+
+
+def _plain_id(octets: bytes) -> bytes | None:
+    """Return the octets of an id that is surely a string."""
+    return octets if octets.isascii() and not octets.startswith(b"urn:") else None
+
+
+def _uuid_octets(octets: bytes) -> bytes | None:
+    return _uuid_of(octets) if _UUID.fullmatch(octets) else None
+
+
+def _plain_text(octets: bytes) -> bytes | None:
+    """Return the octets of a long string that is surely a string."""
+    return octets if octets.isascii() and 0 not in octets else None
+
+
+def _uuid_of(octets: bytes) -> bytes:
+    return bytes.fromhex(octets[9:].replace(b"-", b"").decode())
 
 
 def _body_sections(body: bytes, head: _Head) -> bytes:
@@ -185,7 +272,7 @@ def _id(octets: bytes | None) -> Uuid | str | bytes | None:
     if octets is None:
         return None
     if _UUID.fullmatch(octets):
-        return Uuid(bytes.fromhex(octets[9:].replace(b"-", b"").decode()))
+        return Uuid(_uuid_of(octets))
     try:
         return octets.decode()
     except UnicodeDecodeError:

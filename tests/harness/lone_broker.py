@@ -26,10 +26,11 @@ from cluster.net.connection_slots import ConnectionSlots, SlotLimits
 from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
 from qq.amqp_server.channel.channel import Channel
-from qq.amqp_server.connection import AmqpConnection
+from qq.amqp_server.connection import served
 from qq.amqp_server.server import AmqpServer
 from qq.client_sockets.listener import ClientPort, Tls
 from qq.client_sockets.partial_messages import PartialMessages
+from qq.client_sockets.protocol_choice import ProtocolChooser
 from qq.client_sockets.shared import ClientSockets, connection_log
 from qq.client_sockets.turns import ProcessorTurns
 from qq.config import ClientTls, NodeLimits
@@ -235,6 +236,8 @@ class LoneBroker:
         turns = ProcessorTurns(lambda callback, _: runtime.call_soon(callback), time.thread_time)
         sockets = ClientSockets(self.slots, the_log, partial_messages, turns, self._limits)
         self.server = AmqpServer(self.broker, self._settings, sockets, self._make_channel)
+        self.served = [served(self.server)]
+        """The protocols of the ports. A test may add one."""
         self.group.start(self.broker)
         self._begin()
         self._serving: list[asyncio.Task[None]] = []
@@ -250,9 +253,8 @@ class LoneBroker:
 
     async def _listen(self, speaks_tls: Tls | None) -> int:
         """As a node does it."""
-        port = ClientPort(
-            self.server.sockets, partial(AmqpConnection, self.server), speaks_tls, self._proxies
-        )
+        choose = partial(ProtocolChooser, self.broker.runtime, self.server.sockets, self.served)
+        port = ClientPort(self.server.sockets, choose, speaks_tls, self._proxies)
         await port.listen("127.0.0.1", 0)
         self._serving.append(self._loop.create_task(port.serve()))
         return port.port

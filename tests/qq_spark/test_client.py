@@ -226,6 +226,15 @@ def test_busy_node_is_asked_again_after_its_pause(monkeypatch: pytest.MonkeyPatc
         LeaseClient(Access((node.url,), retry_s=0)).queues()
 
 
+def test_request_above_a_limit_stays_at_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because the node knows how far the request has come, and the limit is that of the cluster."""
+    monkeypatch.setattr(module, "_BUSY_PAUSE_MAX_S", 0.01)
+    limited = (429, {"Retry-After": "1"})
+    with Stub(limited, limited, (503, {}), (200, {})) as node, Stub(limited, (200, {})) as other:
+        assert LeaseClient(Access((node.url, other.url), retry_s=9)).queues() == ["orders"]
+        assert [len(node.requests), len(other.requests)] == [3, 2]
+
+
 def test_repeated_end_of_a_group_finds_it_ended() -> None:
     with Stub((503, {"Retry-After": "0"}), (404, {})) as node:
         LeaseClient(Access((node.url,))).end_group("orders", "g", 1)

@@ -23,7 +23,7 @@ from qq.machine.protocol import commands, effects
 from qq.ranges import Range
 from qq.sessions.access import Access, AccessRefused
 from qq.sessions.entries import MessagesGone
-from qq.sessions.headers import delivered
+from qq.sessions.headers import delivered, in_frames
 from qq.sessions.lanes import Lane
 from qq.sessions.login import Login
 from qq.sessions.pending_requests import OpenEnqueue
@@ -293,7 +293,7 @@ class LineConnection(asyncio.Protocol):
                 return
             waiting.popleft()
             history = effect.histories.get(part.history)
-            for messages in found:
+            for messages in map(in_frames, found):
                 for message in delivered(
                     messages.messages, part, history, count_contract=effect.count_contract
                 ):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any, cast
 
+import pika
 import pytest
 
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
@@ -15,6 +16,8 @@ from cluster.storage.identity import load_copies
 from qq.cli.local.local_requests import get_document
 from qq.machine.machine import QueueMachine
 from qq.testing import LocalCluster
+from qq_spark import Access, LeaseClient, Refusal
+from qq_spark.sink_client import SinkClient
 from tests.harness.releases import ROOT, running, unpack_release
 from tests.stories.commands import run_command
 from tests.stories.disk import NodeFiles, lines_since
@@ -181,6 +184,64 @@ def test_release_0_1_is_upgraded_node_by_node_without_loss(tmp_path: Path, relea
         start(third, ROOT)
         cluster.wait_caught_up()
         load.until_all_work()
+
+
+@pytest.mark.long
+def test_leases_and_sinks_begin_when_the_last_node_is_upgraded(tmp_path: Path, release: Path) -> None:
+    """Until then, nodes of both releases name the reason; afterwards the first messages are there, each once."""
+    pyarrow = pytest.importorskip("pyarrow")
+    with running(release), LocalCluster(3, tmp_path, settings=SMALL_FILES) as cluster:
+        old = cluster.nodes[2]
+        with pika.BlockingConnection(pika.URLParameters(old.url)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})
+            for number in range(20):
+                channel.basic_publish("", "orders", b"%d" % number)
+        for node in cluster.nodes[:2]:
+            node.stop()
+            start(node, ROOT)
+            cluster.wait_caught_up()
+        addresses = [f"http://127.0.0.1:{node.http_port}" for node in cluster.nodes]
+        accesses = [Access((address,)) for address in addresses]
+        reason = f"need version 12 of the state, .* node '{old.name}' runs an older release; start this release there"
+        for access, text in (
+            (accesses[0], reason),
+            (accesses[1], reason),
+            (accesses[2], "runs an older release"),
+        ):
+            with LeaseClient(access) as leases, pytest.raises(Refusal, match=text):
+                leases.take_over("orders", "report", "job")
+            with SinkClient(access) as sinks, pytest.raises(Refusal, match=text):
+                sinks.open("writer", 0)
+        old.stop()
+        start(old, ROOT)
+        cluster.wait_caught_up()
+        until_raised(cluster)
+        rows = pyarrow.record_batch({"body": [b"%d" % number for number in range(20, 30)]})
+        defaults = {"exchange": "", "routing_key": "orders"}
+        with LeaseClient(accesses[0]) as leases, SinkClient(accesses[2]) as sinks:
+            fence = leases.take_over("orders", "report", "job").fence
+            assert leases.take("orders", "report", fence, 0, 15, 2**20)
+            sinks.open("writer", 0)
+            assert sinks.stage("writer", 0, "a", 0, rows, defaults) == 1
+            for node in cluster.nodes:
+                node.stop()
+                start(node, ROOT)
+                cluster.wait_caught_up()
+            sinks.commit("writer", 0, {"a": 1})
+            sinks.commit("writer", 0, {"a": 1})
+            assert leases.take("orders", "report", fence, 1, 100, 2**20)
+            found = [
+                [
+                    int(row["body"])
+                    for batch in leases.read("orders", "report", lease)
+                    for row in batch.to_pylist()
+                ]
+                for lease in (0, 1)
+            ]
+            assert found == [list(range(15)), list(range(15, 30))]
+            leases.commit("orders", "report", fence, 1)
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from aiohttp import hdrs, web
 from qq.errors import ReplyCode
 from qq.http.base.explanations import explanation
 from qq.machine.protocol.codec import InvalidCommand
-from qq.management.errors import LoginThrottled, RequestRefused, Unavailable
+from qq.management.errors import LoginThrottled, PublishersWait, RequestRefused, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -82,7 +82,11 @@ def not_authorised(reason: str) -> Refusal:
 
 
 def throttled(reason: str, retry_after_s: float) -> Refusal:
-    return Refusal(HTTPStatus.TOO_MANY_REQUESTS, reason, {hdrs.RETRY_AFTER: str(max(1, ceil(retry_after_s)))})
+    return Refusal(HTTPStatus.TOO_MANY_REQUESTS, reason, _retry_after(retry_after_s))
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {hdrs.RETRY_AFTER: str(max(1, ceil(seconds)))}
 
 
 def overloaded(reason: str) -> Refusal:
@@ -101,6 +105,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except LoginThrottled as held_back:
         refusal = throttled(str(held_back), held_back.retry_after_s)
         return _error(refusal.status, refusal.reason, refusal.headers)
+    except PublishersWait as wait:
+        status = HTTPStatus.TOO_MANY_REQUESTS if wait.is_limited else HTTPStatus.SERVICE_UNAVAILABLE
+        return _error(status, str(wait), _retry_after(wait.retry_after_s))
     except Unavailable as unavailable:
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(unavailable), {})
     except InvalidCommand as invalid:

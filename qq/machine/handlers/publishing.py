@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog.deduplication import Names
     from qq.machine.catalog.vhost import VirtualHost
-    from qq.machine.handlers.core import Core, SessionState
+    from qq.machine.handlers.core import Core
     from qq.machine.handlers.cost_estimate import Costs
     from qq.machine.protocol.death_history import History
     from qq.machine.queue.consumers import Budget
@@ -112,7 +112,7 @@ class PublishHandlers:
         else:
             vhost = known.vhost
             if vhost.limits or core.catalog.access.published:
-                self._count_published(known, slot, count)
+                self.count_published(vhost, known.user or "", slot, count)
         try:
             queues = vhost.route(exchange, routing_key)
             if vhost.expensive_routes:
@@ -343,15 +343,15 @@ class PublishHandlers:
         if vhost is not None and (vhost.limits or core.catalog.access.published):
             known = core.sessions.get((core.origin, session))
             if known is not None:
-                self._count_published(known, slot, count)
+                self.count_published(known.vhost, known.user or "", slot, count)
         return vhost
 
-    def _count_published(self, session: SessionState, slot: int, count: int) -> None:
+    def count_published(self, vhost: VirtualHost, user: str, slot: int, count: int) -> None:
         """Count messages of the batch towards limits of publishing."""
         core, first = self._core, slot & MESSAGE_MASK
         size = sum(core.sizes[first : first + count])
-        session.vhost.published.count(core.origin, count, size)
-        of_user = core.catalog.access.published.get(session.user or "")
+        vhost.published.count(core.origin, count, size)
+        of_user = core.catalog.access.published.get(user)
         if of_user is not None:
             of_user.count(core.origin, count, size)
 

@@ -87,6 +87,9 @@ class SinkHandlers:
         except Refused:
             return
         core.use_sink(sink)
+        vhost = core.catalog.vhosts[command.vhost]
+        if vhost.limits or core.catalog.access.published:
+            self._publishing.count_published(vhost, command.user, slot, command.count)
         if len(sink.attempts) >= ATTEMPTS_MAX or sink.runs >= RUNS_MAX:
             self._drop(sink, sink.stale_attempts(core.available_ms))
         attempt = sink.attempts.get(command.attempt)

@@ -7,6 +7,7 @@ its outcome is read from the state.
 from __future__ import annotations
 
 import secrets
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from qq.errors import ReplyCode
@@ -14,8 +15,9 @@ from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.refusals import Refused
 from qq.management.changes.request_session import until_applied
+from qq.management.changes.sink_pace import RETRY_S, SinkPace
 from qq.management.changes.version_wait import wait_for_version
-from qq.management.errors import NOT_CARRIED_OUT, RequestRefused, Unavailable
+from qq.management.errors import NOT_CARRIED_OUT, PublishersWait, RequestRefused, Unavailable
 from qq.management.reports.sinks import AttemptPath, SinkStatus
 from qq.management.time_slices import Slices
 from qq.sessions.lanes import Lane
@@ -54,6 +56,7 @@ class Sinks:
         self._broker = broker
         self._group = group
         self._entry_times = entry_times
+        self._pace = SinkPace(broker)
 
     # Reports
 
@@ -111,9 +114,32 @@ class Sinks:
 
         Returns None if the epoch is committed. Raises RequestRefused, Unavailable, InvalidCommand.
         """
-        steps = list(_steps(path, first, tables))
-        lane = await self._submit(steps)
+        await self._wait_for_version()
+        steps, lane = list(_steps(path, first, tables)), Lane()
+        if self._pace.is_limited(path.vhost, path.user):
+            await self._submit_slowly(path, steps, lane)
+        else:
+            self._submit(steps, lane)
         return await self._run([], lambda: self._stored(path, first, steps), lane)
+
+    async def _submit_slowly(self, path: AttemptPath, steps: Sequence[Step], lane: Lane) -> None:
+        """Submit the steps that are not stored yet, each when the limits of publishing allow it.
+
+        Raises Unavailable, and then some steps may be stored.
+        """
+        key = path.vhost, path.sink, path.attempt
+        for step in steps:
+            if not self._is_stored(step[0]):
+                self._check_room()
+                await self._pace.let_pass(key, path.vhost, path.user, step[1])
+                self._submit([step], lane)
+
+    def _is_stored(self, command: c.StageMessages) -> bool:
+        try:
+            stored = self._broker.machine.sinks.stored_steps(command)
+        except Refused:
+            return False  # the answer will have the reason
+        return stored is None or stored > command.step
 
     async def publish(self, vhost: str, user: str, tables: Iterable[RoutedMessages]) -> None:
         """Publish messages, all or none, without a sink of their writer. Raises as `stage`."""
@@ -123,8 +149,15 @@ class Sinks:
         steps = list(_steps(path, 0, tables))
         if not steps:
             return
+        await self._wait_for_version()
         committed = c.CommitEpoch(vhost, name, user, 0, [name], [len(steps)])
-        lane = await self._submit(steps, opened, committed)
+        if self._pace.is_limited(vhost, user):
+            self._check_room()
+            messages = [message for _, some in steps for message in some]
+            digest = blake2b(b"".join(messages), digest_size=16).digest()
+            await self._pace.let_pass((vhost, user, digest), vhost, user, messages)
+        lane = Lane()
+        self._submit(steps, lane, opened, committed)
 
         def read() -> None:
             if self.find(vhost, name) is not None:
@@ -136,26 +169,33 @@ class Sinks:
         finally:
             self._broker.submissions.add(c.CloseSink(vhost, name, user), lane)
 
-    async def _submit(
-        self, steps: Sequence[Step], before: c.Command | None = None, behind: c.Command | None = None
-    ) -> Lane:
-        """Submit steps, with a command before and behind them, and return their lane. Raises Unavailable."""
+    def _check_room(self) -> None:
+        """Raise Unavailable if no messages may be submitted now."""
         broker = self._broker
-        await self._wait_for_version()
         if broker.alarm is not None:
-            raise Unavailable(f"publishers must wait: {broker.alarm}; {NOT_CARRIED_OUT}")
+            text = f"publishers must wait: {broker.alarm}; {NOT_CARRIED_OUT}"
+            raise PublishersWait(text, RETRY_S, is_limited=False)
         if broker.is_full_for_operators:
             raise Unavailable(f"{broker.why_full}; {NOT_CARRIED_OUT}")
+
+    def _submit(
+        self,
+        steps: Sequence[Step],
+        lane: Lane,
+        before: c.Command | None = None,
+        behind: c.Command | None = None,
+    ) -> None:
+        """Submit steps, with a command before and behind them. Raises Unavailable."""
+        self._check_room()
+        broker = self._broker
         for command, _ in steps:
             check_command(command, broker.machine.version)
-        lane = Lane()
         if before is not None:
             broker.submissions.add(before, lane)
         for command, messages in steps:
             broker.submissions.stage(command, messages, lane)
         if behind is not None:
             broker.submissions.add(behind, lane)
-        return lane
 
     async def _run(
         self, commands: Sequence[c.Command], outcome: Callable[[], T], lane: Lane | None = None

@@ -6,6 +6,7 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from qq.machine.protocol.codec import InvalidCommand
 from qq.management.errors import NOT_CARRIED_OUT, Unavailable
 
 if TYPE_CHECKING:
@@ -21,19 +22,20 @@ async def wait_for_version(group: Group, machine: QueueMachine, needed: int, sub
     """Wait until the cluster has agreed on a version of the state, if all members can run it.
 
     A new cluster begins with the previous release's version, and raises it when all members are connected. `subject`
-    is what needs the version, in the plural. Raises Unavailable.
+    is what needs the version, in the plural. Raises InvalidCommand if a member cannot run it, Unavailable.
     """
     until_s = monotonic() + WAIT_S
-    while machine.version < needed and _can_run(group, needed):
+    while machine.version < needed:
+        reason = f"{subject} need version {needed} of the state, and the cluster"
+        for name in group.members.names:
+            versions = group.versions_of(name)
+            if versions is not None and versions.high < needed:
+                raise InvalidCommand(
+                    f"{reason} has version {machine.version}: node '{name}' runs an older release; start this release "
+                    f"there; {NOT_CARRIED_OUT}"
+                )
         if monotonic() >= until_s:
             raise Unavailable(
-                f"{subject} need version {needed} of the state, and the cluster has not agreed on it yet: it has "
-                f"version {machine.version}; {NOT_CARRIED_OUT}"
+                f"{reason} has not agreed on it yet: it has version {machine.version}; {NOT_CARRIED_OUT}"
             )
         await asyncio.sleep(CHECK_S)
-
-
-def _can_run(group: Group, version: int) -> bool:
-    """Return whether no member is known to lack this version of the state."""
-    found = map(group.versions_of, group.members.names)
-    return all(versions is None or versions.high >= version for versions in found)

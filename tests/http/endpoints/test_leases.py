@@ -330,9 +330,13 @@ def at_version_11() -> Node[MachineManagement]:
 
 def test_groups_are_refused_while_a_node_lacks_version_12(at_version_11: Node[MachineManagement]) -> None:
     at_version_11.management.group.versions_of = lambda name: Versions(7, 11 if name == "n3" else 12)
-    answer = at_version_11.api("queues/%2F/q/groups/g", "PUT", json={"fence": 1})
-    assert answer.status == 400
-    assert "version 12 of the state" in answer.json["reason"]
+    for path, things in (("queues/%2F/q/groups/g", "groups"), ("sinks/%2F/s", "sinks")):
+        answer = at_version_11.api(path, "PUT", json={"fence": 1} if things == "groups" else {})
+        assert answer.status == 400
+        assert answer.json["reason"] == (
+            f"{things} need version 12 of the state, and the cluster has version 11: node 'n3' runs an older release; "
+            "start this release there; not carried out"
+        )
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ import pika
 import pytest
 
 from qq.http.documents import sink_tables
+from tests.http.fakes import MachineManagement
+from tests.http.http_node import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from qq.testing import ClusterNode
 
@@ -26,6 +28,7 @@ GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="
 class Answer(NamedTuple):
     status: int
     body: bytes
+    retry_after: str | None
 
     @property
     def json(self) -> Any:
@@ -59,7 +62,7 @@ class Writer:
             octets = body if isinstance(body, bytes) else None if body is None else json.dumps(body)
             connection.request(method, path + name, octets, {"Authorization": GUEST})
             response = connection.getresponse()
-            return Answer(response.status, response.read())
+            return Answer(response.status, response.read(), response.headers["Retry-After"])
         finally:
             connection.close()
 
@@ -227,6 +230,72 @@ def test_table_is_published_without_a_sink(writer: Writer) -> None:
     assert writer.bodies() == [b"a", b"b"]
     assert writer.request("POST", "", table([])).status in (204, 400)
     assert [sink["name"] for sink in writer.request("GET", "").json] == sinks
+
+
+@pytest.fixture
+def limit(writer: Writer) -> Generator[Callable[[str, int], None]]:
+    """Sets a limit of publishing of the virtual host."""
+    names, path = set(), "/api/vhost-limits/%2F/"
+
+    def put(name: str, value: int) -> None:
+        names.add(name)
+        assert writer.request("PUT", name, {"value": value}, path).status == 204
+
+    yield put
+    for name in names:
+        assert writer.request("DELETE", name, path=path).status == 204
+
+
+def test_limit_of_publishing_slows_a_sink(writer: Writer, limit: Callable[[str, int], None]) -> None:
+    limit("max-publishes-per-second", 100)
+    time.sleep(1.0)
+    rows = [b"%d" % row for row in range(400)]
+    began_s = time.monotonic()
+    assert writer.stage(table(rows)).json["steps"] == 1  # 100 were saved up
+    assert 2.5 < time.monotonic() - began_s < 10
+    assert writer.commit(a=1).status == 204
+    assert writer.bodies() == rows
+
+
+@pytest.mark.parametrize("name", ["max-publishes-per-second", "max-publish-bytes-per-second"])
+def test_request_above_a_limit_ends_after_repetitions(
+    writer: Writer, limit: Callable[[str, int], None], name: str
+) -> None:
+    rows = [b"%01000d" % row for row in range(150)]  # two steps
+    limit(name, 15 if name == "max-publishes-per-second" else 15_000)
+    answers = []
+    began_s = time.monotonic()
+    while not answers or answers[-1].status == 429:
+        answers.append(writer.stage(table(rows)))
+        if answers[-1].status == 429:
+            assert "a limit of publishing of vhost '/' or of user 'guest' is used up" in answers[-1].reason
+            assert answers[-1].retry_after == "1"
+            time.sleep(1)
+    assert answers[-1].json["steps"] == 2
+    assert len(answers) > 1
+    assert 8 < time.monotonic() - began_s < 30
+    assert writer.request("GET", f"/{writer.name}").json["messages_staged"] == 150
+
+
+def test_table_above_a_limit_is_published_once(writer: Writer, limit: Callable[[str, int], None]) -> None:
+    limit("max-publishes-per-second", 10)
+    query, rows = f"?routing_key={writer.name}", table([b"%d" % row for row in range(80)])
+    statuses = []
+    while not statuses or statuses[-1] == 429:
+        assert writer.bodies() == []
+        statuses.append(writer.request("POST", query, rows).status)
+    assert statuses[-1] == 204
+    assert set(statuses) == {429, 204}
+    assert len(writer.bodies()) == 80
+
+
+def test_alarm_stops_writers_of_sinks() -> None:
+    node = Node(MachineManagement())
+    node.management.broker.alarm = "low on memory"
+    for path in ("s/epochs/0/attempts/a", ""):
+        answer = node.api(f"sinks/%2F/{path}".rstrip("/"), "POST", data=table(["x"], routing_key=["q"]))
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert answer.json["reason"] == "publishers must wait: low on memory; not carried out"
 
 
 def test_steps_are_divided_by_bytes_and_keys(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from qq.machine.catalog.limits import MAX_PUBLISHES
 from qq.machine.catalog.sinks import STALE_MS
 from qq.machine.handlers import core as core_module
 from qq.machine.handlers import sinking
@@ -261,3 +262,14 @@ def test_full_sink_drops_attempts_that_wait_for_long(driver: Driver, monkeypatch
     assert {name: each.steps for name, each in sink_of(driver).attempts.items()} == {"b": 1, "c": 0, "d": 1}
     assert sink_of(driver).runs == 2
     assert differences(driver.machine, reloaded(driver.machine)) == []
+
+
+def test_staged_messages_count_for_limits_of_publishing(driver: Driver) -> None:
+    driver.apply(staged(0, 2), messages=[b"x"] * 2)
+    vhost, published = driver.machine.vhosts["/"], driver.machine.catalog.access.published
+    assert (list(vhost.published.elsewhere("")), published) == ([], {})
+    limit = {MAX_PUBLISHES: 9}
+    driver.apply(c.PutUser("ann", b"", b"", []), c.SetUserLimits("ann", limit), c.SetVhostLimits("/", limit))
+    driver.apply(staged(1, 3), committed(("a", 2)), messages=[b"xx"] * 3)
+    for counts in (vhost.published, published["ann"]):
+        assert [row[1:] for row in counts.elsewhere("")] == [(3, 6)]
