@@ -226,6 +226,13 @@ class ReceivingLink(Link10):
 
     def receive_part(self, transfer: TransferFrame, payload: bytes, events: list[Any]) -> None:
         """Take a transfer that is perhaps a part of a delivery. Raises `LinkFailure` or `SessionFailure`."""
+        before = self.partial_bytes
+        try:
+            self._take_part(transfer, payload, events)
+        finally:
+            self._windows.partial_bytes += self.partial_bytes - before
+
+    def _take_part(self, transfer: TransferFrame, payload: bytes, events: list[Any]) -> None:
         incomplete = self._incomplete
         if incomplete is None:
             incomplete = self._begun(transfer)
@@ -271,6 +278,10 @@ class ReceivingLink(Link10):
         self._credit -= count
         if self._credit <= self._limits.link_credit // 2:
             self._give_credit()
+
+    def _end(self) -> None:
+        self._windows.partial_bytes -= self.partial_bytes
+        self._incomplete = None
 
     def _check_modes(self, transfer: TransferFrame, is_settled: bool) -> None:
         mode = self._settle_mode
