@@ -338,7 +338,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
     def _drop(self, link: Link10) -> None:
         found = self._links.pop(link, None)
         if isinstance(found, ConsumingLink):
-            self._pumping.pop(found, None)
+            self._pumping.pop(found.output, None)
         if found is not None:
             found.end()
 
