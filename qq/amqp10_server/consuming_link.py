@@ -21,6 +21,7 @@ from qq.amqp10.values import encode
 from qq.amqp10_server.errors import LinkRefusal, error_of, error_reply, unauthorized
 from qq.amqp10_server.link_output import LinkOutput, StateReport
 from qq.amqp10_server.link_session import LinkSession
+from qq.amqp10_server.no_publisher import NoPublisher
 from qq.errors import ReplyCode
 from qq.machine.protocol import commands, effects
 from qq.machine.protocol.refusals import the_queue
@@ -47,7 +48,7 @@ ALL_IDS = 2**62
 """A message id beyond all that a consumer gets."""
 
 
-class ConsumingLink(LinkSession):
+class ConsumingLink(NoPublisher, LinkSession):
     """A link to a client. It is the `SessionConsumers` of its session, and its only consumer."""
 
     __slots__ = (
@@ -309,23 +310,6 @@ class ConsumingLink(LinkSession):
 
     is_busy = False
     """Always false: the client waits for no answer of the link."""
-
-    # The session publishes nothing
-
-    published = 0
-    number = 0
-
-    def confirm(self, published: int) -> None:
-        """Ignored: the link publishes nothing."""
-
-    def refuse(self, first: int, last: int, queue: str) -> None:
-        """Ignored: the link publishes nothing."""
-
-    def refuse_unconfirmed(self, published: int) -> None:
-        """Ignored: the link publishes nothing."""
-
-    def unroutable(self, effect: effects.Returned) -> None:
-        """Ignored: the link publishes nothing."""
 
     # Ends
 
