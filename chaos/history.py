@@ -7,8 +7,8 @@ value is null is left out. The keys:
     process      str   name of the client or nemesis: "confirm-pub-n1", "nemesis"
     call         int   number of the operation within its process; an invoke and its end have the same
     type         str   invoke | ok (it happened) | fail (it certainly did not) | unknown (it may have happened) | info
-    op           str   one of OPERATIONS; `deliver` and `cancelled` come without an invoke. A connection that is lost is
-                       `info` of `connect`
+    op           str   one of OPERATIONS; `deliver`, `leased` and `cancelled` come without an invoke. A connection
+                       that is lost is `info` of `connect`
     workload     str   name of the workload
     node         str   name of the node; of a fault: its targets, comma-separated
     connection   str   unique per AMQP connection
@@ -27,11 +27,18 @@ value is null is left out. The keys:
     dedup        bool  published with x-publisher-id and x-publish-seq
     ttl_ms       int   published with this expiration
     delay_ms     int   published with this x-delay
+    group        str   of readers that lease messages
+    fence        int   of a request that changes a group: the number of the owner that sent it
+    lease        int   number of the lease in its group; of a commit: the highest number that is committed
+    place        int   of a leased message: its number in the lease, from 0 on
+    messages     int   of a lease that was taken or read
+    digest       str   of a lease that was read: a hash of its messages in their order
     fault        str   name of the fault
     detail       str   the text of an error, the parameters of a fault
 
 An invoke without an end has an unknown outcome: the harness was ended, or the answer never came. The end of a call
-repeats the fields of its invoke. A publish that was refused with basic.nack is unknown, because a broker may send that
+repeats the fields of its invoke. `leased` is a message of a lease that was read, recorded when a reader reads the lease
+for the first time. A publish that was refused with basic.nack is unknown, because a broker may send that
 for a message that it keeps.
 
 Invariant: rows are only ever appended, in the order of their times.
@@ -86,6 +93,13 @@ Operation = Literal[
     "tx_commit",
     "tx_rollback",
     "cancelled",
+    "open_group",
+    "close_group",
+    "take_lease",
+    "read_lease",
+    "commit_leases",
+    "release_lease",
+    "leased",
     "fault",
     "heal",
     "drain",
@@ -160,6 +174,12 @@ class Fields(TypedDict, total=False):
     dedup: bool
     ttl_ms: int
     delay_ms: int
+    group: str
+    fence: int
+    lease: int
+    place: int
+    messages: int
+    digest: str
     fault: str
     detail: str | None
 

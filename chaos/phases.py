@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chaos.history import Call, Fields, Recorder
+    from chaos.workloads.lease_requests import LeaseConnector
     from chaos.workloads.transport import Channel, Connection, Endpoint, Transport
     from chaos.workloads.world import Client, Library, Workload
 
@@ -67,6 +68,7 @@ class Course:
         endpoints: Sequence[Endpoint],
         transports: Mapping[Library, Transport],
         recorder: Recorder,
+        lease_connector: LeaseConnector | None = None,
     ) -> None:
         self.plan = plan
         self.plans = {queue.name: (work.name, queue) for work in plan.workloads for queue in work.queues()}
@@ -74,6 +76,7 @@ class Course:
         self._endpoints = endpoints
         self._transports = transports
         self._recorder = recorder
+        self._lease_connector = lease_connector
         self._harness = recorder.process("harness")
         self._nemesis = recorder.process("nemesis")
         self._tasks: dict[Client, asyncio.Task[None]] = {}
@@ -218,6 +221,7 @@ class Course:
             seed=self.plan.seed,
             rate=rate,
             run=f"chaos-{self.plan.seed}-{self._started_ns}",
+            lease_connector=self._lease_connector,
         )
 
     def _start(self, clients: Iterable[Client]) -> None:

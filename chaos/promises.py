@@ -27,6 +27,11 @@ PROMISES = {
     "tx_atomic": "all operations of a committed transaction happen, and no operation of any other transaction",
     "dead_letter": "a dead letter arrives exactly once",
     "x_death": "the headers of a dead letter tell its way, and why it died",
+    "lease_repeatable": "a lease has the same messages in the same order whenever it is read",
+    "lease_holders": "a message is in one lease at a time, and at no consumer meanwhile",
+    "lease_committed": "the messages of a committed lease do not come back",
+    "lease_fenced": "a reader whose group was taken over changes no lease of it",
+    "lease_settled": "a lease lasts until its commit or release, and released messages arrive",
     "liveness": "after the faults, a message waits no longer than a minute for a consumer that is there",
 }
 """Each promise in a sentence."""
@@ -86,11 +91,6 @@ def has_disappeared(message: Facts, *, must_be_settled: bool, is_limited: bool) 
 def is_unsettled(message: Facts) -> bool:
     """Return whether the message was delivered and no consumer has settled it for good."""
     return message.deliveries > 0 and message.acks == 0 and message.rejects == 0
-
-
-def is_phantom(message: Facts) -> bool:
-    """Return whether the message was delivered without any publish there, or each publish certainly failed."""
-    return message.deliveries > 0 and message.invokes == message.fails
 
 
 def is_new_too_often(message: Facts) -> bool:

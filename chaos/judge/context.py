@@ -8,6 +8,7 @@ from chaos import promises
 from chaos.judge.clients import FOREVER_NS, Clients
 
 if TYPE_CHECKING:
+    from chaos.judge.leases import Leases
     from chaos.judge.life import Fate, Life
     from chaos.judge.run import Run
 
@@ -32,9 +33,10 @@ class Ending(NamedTuple):
 
 
 class Context:
-    def __init__(self, run: Run, clients: Clients, gaps: Gaps) -> None:
+    def __init__(self, run: Run, clients: Clients, leases: Leases, gaps: Gaps) -> None:
         self.run = run
         self.clients = clients
+        self.leases = leases
         self.gaps = gaps
         """Periods without a confirm, by node."""
         self._endings: dict[str, Ending | None] = {}

@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     from chaos.history import Row
 
 ANSWERS = ("ack", "nack", "reject")
-OF_MESSAGES = frozenset(("publish", "deliver", *ANSWERS))
+OF_MESSAGES = frozenset(("publish", "deliver", "leased", *ANSWERS))
 """Operations with a row for each message."""
 OF_CLIENTS = frozenset(("connect", "consume", "cancel", "cancelled", "purge", "delete", "fault", "heal"))
 """Operations with few rows, each about many messages."""
+OF_LEASES = frozenset(
+    ("open_group", "close_group", "take_lease", "read_lease", "commit_leases", "release_lease")
+)
+"""Operations of groups and their leases; each lease has some rows."""
 
 Death = tuple[str, str, int]
 """Queue, reason and count of an entry of x-death."""
@@ -46,6 +50,12 @@ class Event(NamedTuple):
     dedup: bool | None = None
     ttl_ms: int | None = None
     delay_ms: int | None = None
+    group: str | None = None
+    fence: int | None = None
+    lease: int | None = None
+    place: int | None = None
+    messages: int | None = None
+    digest: str | None = None
     fault: str | None = None
     detail: str | None = None
 
@@ -64,7 +74,7 @@ if tuple(FIELD_TYPES) != FIELDS:
 DEATHS = FIELDS.index("deaths")
 _REPEATED = tuple(
     FIELDS.index(name)
-    for name in ("process", "workload", "node", "connection", "queue", "consumer", "publisher")
+    for name in ("process", "workload", "node", "connection", "queue", "consumer", "publisher", "group")
 )
 """Places of texts that many rows share."""
 

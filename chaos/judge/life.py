@@ -86,6 +86,7 @@ class Fate:
         "invoked_ns",
         "invokes",
         "last_invoked_ns",
+        "leased",
         "oks",
         "possible_ns",
         "priority",
@@ -105,6 +106,7 @@ class Fate:
         self.settings = settings
         self.attempts: dict[tuple[str, int], Attempt] = {}
         self.seen: list[Seen] = []
+        self.leased: list[Event] = []
         self.settlements: dict[tuple[str, int], Settlement] = {}
         self.deliveries = self.unmarked = self.dead_arrivals = 0
 
@@ -136,6 +138,11 @@ class Fate:
             self.in_tx = row.tx is not None
         settled = [each.row.op for each in self.settlements.values() if each.counts]
         self.acks, self.rejects = settled.count("ack"), settled.count("reject")
+
+    def first_arrival(self) -> Event | None:
+        """Return the row of the first delivery or lease, or None if the message never arrived."""
+        rows = [*self.leased[:1], *(seen.row for seen in self.seen[:1])]
+        return min(rows, key=lambda row: row.time_ns, default=None)
 
     def first(self) -> Seen:
         """Return the only first delivery."""
@@ -194,6 +201,8 @@ def _record(fate: Fate, row: Event, clients: Clients) -> None:
         fate.seen.append(
             Seen(row, is_first, NEVER_NS if requested_ns is None else requested_ns, connected_ns)
         )
+    elif row.op == "leased":
+        fate.leased.append(row)
     elif row.op in ANSWERS:
         settlement = fate.settlements.setdefault((row.process, row.call), Settlement(row))
         if row.type != "invoke":

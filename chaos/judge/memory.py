@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos.judge import streams, suspects, timeline, transactions
+from chaos.judge import leases, readers, streams, suspects, timeline, transactions
 from chaos.judge.clients import Clients
 from chaos.judge.context import Context
 from chaos.judge.findings import EXAMPLES
@@ -33,7 +33,8 @@ def findings(rows: Sequence[Row], run: Run, limit: int = EXAMPLES) -> Findings:
     scan = Scan(run.started_ns, buckets=1)
     for row in rows:
         scan.add(row)
-    context = Context(run, Clients(scan.digest), timeline.gaps(scan.digest, run))
+    held = leases.Leases(scan.digest.leases)
+    context = Context(run, Clients(scan.digest), held, timeline.gaps(scan.digest, run))
     collector = Collector(context, (), 1, limit)
     found = collector.tables.findings
     collector.judge(scan.messages[0])
@@ -44,6 +45,7 @@ def findings(rows: Sequence[Row], run: Run, limit: int = EXAMPLES) -> Findings:
     streams.judge_lengths(context, collector.tables.ready, found)
     suspects.judge(collector.suspects[0], known, found)
     transactions.judge(collector.parts[0], context, found)
+    readers.judge(context, found)
     return found
 
 

@@ -19,7 +19,7 @@ from chaos.judge.clients import FOREVER_NS, NEVER_NS
 from chaos.judge.event import FIELDS, Consumer, Event
 from chaos.judge.findings import Findings
 from chaos.judge.life import Fate, Life
-from chaos.judge.rules import arrival, deaths, duplicates, times
+from chaos.judge.rules import arrival, deaths, duplicates, leases, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,6 +37,7 @@ RULES = (
     deaths.delivery_limit,
     deaths.dead_letter,
     deaths.x_death,
+    leases.leases,
     times.resurrected,
     times.cancelled,
     times.ttl,
@@ -124,7 +125,8 @@ class Collector:
         for fate in life.fates.values():
             tables.timeline.count(fate, context)
             self._collect_life_signs(life, fate)
-            if promises.is_comparable(fate):
+            # A released message returns to its place, which may be before messages that were delivered meanwhile.
+            if promises.is_comparable(fate) and not fate.leased:
                 self._collect_place(fate)
             if fate.settings.single_active and fate.invokes:
                 self._collect_points(fate)
@@ -255,6 +257,8 @@ class Collector:
             if fate.deliveries and not fate.dead_arrivals and fate.invokes and promises.copies(fate) == 1:
                 self.tables.findings.checked["two_holders"] += 1
                 self._collect_holders(fate)
+            if fate.leased and leases.is_judged(fate):
+                self._collect_conflicts(fate)
             if fate.dead_arrivals and sum(map(promises.copies, life.sources(fate.queue, run))) == 1:
                 self._collect_arrivals(fate)
 
@@ -272,6 +276,17 @@ class Collector:
                     self.suspects[self._slice(later.time_ns)].append(
                         ("held", tuple(later.row), earlier.time_ns, 0, [earlier.connection, later.connection])
                     )
+
+    def _collect_conflicts(self, fate: Fate) -> None:
+        """Collect deliveries that contradict a lease if their connection was alive."""
+        for conflict in leases.conflicts(fate, self._context):
+            if conflict.connection:
+                row = conflict.row
+                kind = "committed" if conflict.cause == leases.DELIVERED_AGAIN else "leased"
+                names = [conflict.connection, conflict.observed]
+                self.suspects[self._slice(row.time_ns)].append(
+                    (kind, tuple(row), conflict.alive_ns, 0, names)
+                )
 
     def _collect_arrivals(self, fate: Fate) -> None:
         """Collect dead letters that came to two consumers with the same count."""

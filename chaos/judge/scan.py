@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from chaos import history
-from chaos.judge.event import ANSWERS, OF_CLIENTS, OF_MESSAGES, Event, packed
+from chaos.judge.event import ANSWERS, OF_CLIENTS, OF_LEASES, OF_MESSAGES, Event, packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +33,8 @@ class Digest:
     tally: Tally = field(default_factory=Counter)
     clients: list[Event] = field(default_factory=list)
     """Rows of `OF_CLIENTS`."""
+    leases: list[Event] = field(default_factory=list)
+    """Rows of `OF_LEASES`."""
     confirms: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """The first and last confirm at a node, by node and interval of `UNAVAILABLE_NS`."""
     publishing: set[tuple[str, str]] = field(default_factory=set)
@@ -47,6 +49,7 @@ class Digest:
     def add(self, other: Digest) -> None:
         self.tally.update(other.tally)
         self.clients += other.clients
+        self.leases += other.leases
         self.publishing |= other.publishing
         self.takes |= other.takes
         self.answers |= other.answers
@@ -130,6 +133,8 @@ class Scan:
                 digest.answers.add((row.get("queue", ""), row["process"]))
         elif op in OF_CLIENTS:
             digest.clients.append(Event._make(packed(row)))
+        elif op in OF_LEASES:
+            digest.leases.append(Event._make(packed(row)))
 
     def _count_publish(self, row: Row, type_: str) -> None:
         node = row.get("node")

@@ -1,4 +1,4 @@
-"""Judges deliveries that depend on which connections were alive: two_holders, and redelivery without a reason.
+"""Judges deliveries that depend on which connections were alive: two_holders, leases, and redelivery without a reason.
 
 A session of the broker is registered once and never comes back. So a connection that got a message published at some
 time, or an answer to a request of that time, was alive all the time before.
@@ -12,6 +12,7 @@ from chaos.judge.clients import FOREVER_NS, NEVER_NS
 from chaos.judge.event import Event
 from chaos.judge.findings import Cause, Findings
 from chaos.judge.rules.deaths import TWICE
+from chaos.judge.rules.leases import AT_A_CONSUMER, DELIVERED_AGAIN
 from chaos.judge.rules.times import PATIENCE_NS
 
 if TYPE_CHECKING:
@@ -27,18 +28,22 @@ NO_REASON = Cause(
     "redelivery", "more than its deliveries", "a message comes again only if a delivery was returned"
 )
 
+_LEASED = {"leased": AT_A_CONSUMER, "committed": DELIVERED_AGAIN}
+
 
 class Suspect(NamedTuple):
     kind: str
     """count: a delivery with a higher count than the deliveries before it; held: a second holder; twice: a dead letter
-    at two consumers with the same count."""
+    at two consumers with the same count; leased, committed: a delivery of a message that was in a lease."""
     delivery: Packed
     since_ns: int
-    """Of a count: when the message was published; of a holder: when the first holder got it."""
+    """Of a count: when the message was published; of a holder: when the first holder got it; of a lease: when it was
+    taken."""
     unexplained: int
     """Deliveries that no consumer has shown."""
     names: Sequence[str]
-    """Of a count: the queues on the message's way; of a holder: both connections."""
+    """Of a count: the queues on the message's way; of a holder: both connections; of a lease: the connection, and what
+    was observed."""
 
 
 def judge(suspects: Iterable[Packed], known: Knowledge, findings: Findings) -> None:
@@ -46,6 +51,12 @@ def judge(suspects: Iterable[Packed], known: Knowledge, findings: Findings) -> N
     for packed in suspects:
         suspect = Suspect._make(packed)
         row = Event._make(suspect.delivery)
+        if suspect.kind in _LEASED:
+            alive_ns = known.alive_ns.get(suspect.names[0], NEVER_NS)
+            if alive_ns > suspect.since_ns:
+                observed = f"{suspect.names[1]}; {suspect.names[0]} was alive at {at(alive_ns)}"
+                findings.broken(_LEASED[suspect.kind], row, observed)
+            continue
         if suspect.kind != "count":
             cause = TWO_HOLDERS if suspect.kind == "held" else TWICE
             alive_ns = min(known.alive_ns.get(name, NEVER_NS) for name in suspect.names)

@@ -67,12 +67,12 @@ class Observed:
         """
         self.published += fate.invokes > 0
         self.confirmed += fate.oks > 0
-        self.delivered += fate.deliveries > 0
+        self.delivered += bool(fate.deliveries or fate.leased)
         if not fate.invokes:
             return
         if fate.oks and not fate.in_tx:
             self._measure("confirm", fate.last_invoked_ns, fate.confirmed_ns, context)
-        if fate.deliveries and fate.settings.workload != HELD_BACK:
+        if fate.deliveries and not fate.leased and fate.settings.workload != HELD_BACK:
             self._measure("deliver", fate.invoked_ns, fate.seen[0].time_ns, context)
         for attempt in fate.attempts.values():
             row, end = attempt.invoke, attempt.end

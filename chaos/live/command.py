@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--endpoints", help="host:port,... of a cluster that is there: it is loaded, not hurt"
     )
+    parser.add_argument(
+        "--http", help="with --endpoints: http://host:port,... of the same cluster, for readers of leases"
+    )
     # Named like the options of `qq` (qq/cli/options.py), and turned into a login by the same function. They are
     # declared here again because they belong to --endpoints, and chaos has no context that could hold them.
     parser.add_argument("--user", help="with --endpoints; default: QQ_USER of the environment, or guest")
@@ -116,6 +119,8 @@ def _options(arguments: argparse.Namespace, command: str) -> Options:
     if seed is None:
         seed = SystemRandom().getrandbits(32)
         command = f"{command} --seed {seed}"
+    if arguments.http is not None and arguments.endpoints is None:
+        raise OptionError(f"--http {arguments.http}: it belongs to --endpoints")
     login = client_login(arguments.user, arguments.password, arguments.password_file, os.environ)
     return Options(
         nodes=arguments.nodes,
@@ -126,6 +131,7 @@ def _options(arguments: argparse.Namespace, command: str) -> Options:
         rate=arguments.rate,
         out=arguments.out,
         endpoints=() if arguments.endpoints is None else parse_endpoints(arguments.endpoints),
+        http=() if arguments.http is None else parse_urls(arguments.http),
         user=login.user,
         password=login.password,
         command=command,
@@ -161,3 +167,12 @@ def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
             raise OptionError(f"{part.strip()!r} is no endpoint: write host:port,host:port")
         endpoints.append(Endpoint(f"n{number}", host.strip("[]"), int(port)))
     return tuple(endpoints)
+
+
+def parse_urls(text: str) -> tuple[str, ...]:
+    """Return the addresses of "http://host:port,https://host:port". Raises OptionError."""
+    urls = tuple(part.strip().rstrip("/") for part in text.split(","))
+    for url in urls:
+        if not re.fullmatch(r"https?://[^/?#\s]+", url):
+            raise OptionError(f"{url!r} is no address: write http://host:port,http://host:port")
+    return urls

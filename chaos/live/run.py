@@ -19,12 +19,14 @@ from chaos.history import Recorder
 from chaos.live import nemesis, releases, versions
 from chaos.live.aio_transport import AioTransport
 from chaos.live.cluster import LiveCluster, LiveClusterError
+from chaos.live.http_leases import HttpLeases
 from chaos.phases import Course, HealError, Plan
 from chaos.workloads import catalog
 from chaos.workloads.pika_transport import PikaTransport
 from chaos.workloads.transport import Endpoint, LostError, Transport
 from chaos.workloads.world import Library
 from qq.errors import OperatingError
+from qq_spark import Access
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -73,6 +75,8 @@ class Options:
     out: Path | None = None
     endpoints: tuple[Endpoint, ...] = ()
     """Nodes of an existing cluster: not started and not hurt; the queues are deleted if all went well."""
+    http: tuple[str, ...] = ()
+    """Addresses of the HTTP ports of an existing cluster; without any no leases are read."""
     user: str = "guest"
     password: str = "guest"  # noqa: S105 -- every broker's first
     peace_s: float = PEACE_S
@@ -120,7 +124,9 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
                     LiveCluster(directory, options.nodes, limits=LIMITS, release=release)
                 )
             endpoints = options.endpoints or _endpoints_of(cluster, faults)
-            course = Course(plan, endpoints, _transports(options), recorder)
+            urls = options.http if cluster is None else tuple(cluster.http[node] for node, *_ in endpoints)
+            readers = partial(HttpLeases, Access(urls, options.user, options.password))
+            course = Course(plan, endpoints, _transports(options), recorder, readers)
             about = {
                 "seconds": options.seconds,
                 "nodes": len(options.endpoints) or options.nodes,  # clients also know the nodes that may join
@@ -145,16 +151,31 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
 
 
 def plan_of(options: Options) -> Plan:
-    """Return the plan of a run. Raises OperatingError for an unknown workload."""
+    """Return the plan of a run. Raises OperatingError for a workload that is unknown or impossible."""
     usual_s = QUIET_ELSEWHERE_S if options.endpoints else QUIET_S
+    workloads = catalog.chosen(options.workloads)
+    if why := _why_no_leases(options):
+        for workload in workloads:
+            if workload.reads_leases and workload.name in options.workloads:
+                raise RunError(f"workload {workload.name}: {why}")
+        workloads = [workload for workload in workloads if not workload.reads_leases]
     return Plan(
-        catalog.chosen(options.workloads),
+        workloads,
         options.seed,
         options.rate,
         options.peace_s,
         usual_s if options.quiet_s is None else options.quiet_s,
         leaves_queues=not options.endpoints,
     )
+
+
+def _why_no_leases(options: Options) -> str | None:
+    """Return why clients cannot read leases in a run, or None if they can."""
+    if options.endpoints and not options.http:
+        return "leases are read over HTTP: say --http URL,..."
+    if nemesis.UPGRADE in nemesis.chosen(options.nemesis):
+        return f"release {FIRST_RELEASE}, from which nodes are upgraded, has no leases"
+    return None
 
 
 def _transports(options: Options) -> dict[Library, Transport]:

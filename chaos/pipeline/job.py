@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from pyspark import StorageLevel
 from pyspark.sql import functions
 
-from chaos.judge import streams, timeline
+from chaos.judge import leases, readers, streams, timeline
 from chaos.judge.clients import Clients
 from chaos.judge.context import Context
 from chaos.judge.event import FIELDS
@@ -182,7 +182,7 @@ class _Check:
             )
         if run.rows not in {None, total}:
             raise CheckError(f"{self._place}: {total} rows, but {run.rows} were recorded")
-        context = Context(run, Clients(digest), timeline.gaps(digest, run))
+        context = Context(run, Clients(digest), leases.Leases(digest.leases), timeline.gaps(digest, run))
         tables = self._findings(context, blocks, digest)
         found = promises(tables.findings, run)
         shown_tables = _tables(tables, digest, run, self._place)
@@ -275,6 +275,7 @@ class _Check:
                 shares.setdefault(queue, streams.Shares()).add(share)
         streams.judge_shares(shares, tables.findings)
         streams.judge_lengths(context, tables.ready, tables.findings)
+        readers.judge(context, tables.findings)
         return tables
 
     @staticmethod

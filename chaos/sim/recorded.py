@@ -20,6 +20,7 @@ from chaos.sim.run import CONVERGENCE_S, SERVICE_S, SLICE_S, Scene
 from chaos.sim.workload.workload import Submitters
 from chaos.sim.world.brokers import PASSWORD, USER, Brokers
 from chaos.sim.world.cluster import Parts, SimulationOptions
+from chaos.sim.world.lease_requests import SimulatedLeases
 from chaos.sim.world.loop import SimulatedLoop
 from chaos.sim.world.transport import SimulatedConnection
 from chaos.sim.world.world import WorldClock
@@ -89,7 +90,13 @@ def record(
     plan = Plan(clients_only, seed, RATE, PEACE_S, QUIET_S)
     endpoints = [Endpoint(name, name, PORT) for name in scene.cluster.names]
     with Recorder(directory / "history" / "simulation.jsonl", WorldClock(scene.world)) as recorder:
-        course = Course(plan, endpoints, {"aio-pika": transport, "pika": transport}, recorder)
+        course = Course(
+            plan,
+            endpoints,
+            {"aio-pika": transport, "pika": transport},
+            recorder,
+            partial(SimulatedLeases, scene.world, brokers),
+        )
         try:
             _run(scene, brokers, course)
         except ViolationError as violation:

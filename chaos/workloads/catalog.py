@@ -10,6 +10,7 @@ from chaos.workloads.churn import Churn
 from chaos.workloads.confirm import Confirm
 from chaos.workloads.dead_letter import DeadLetter
 from chaos.workloads.dedup import Dedup
+from chaos.workloads.leases import Leases
 from chaos.workloads.moved import Moved
 from chaos.workloads.priority import Priority
 from chaos.workloads.routed import Routed
@@ -39,6 +40,7 @@ WORKLOADS: dict[str, Workload] = {
         Timed(),
         Bounded(),
         Routed(),
+        Leases(),
     )
 }
 

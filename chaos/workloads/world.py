@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from chaos.history import Process, Recorder
+    from chaos.workloads.lease_requests import LeaseConnector
     from chaos.workloads.transport import Endpoint, Transport
 
 PREFETCH = 20
@@ -82,6 +83,8 @@ class World:
     """Messages per second that the workload publishes."""
     run: str
     """A name that is unique among the runs against the same cluster."""
+    lease_connector: LeaseConnector | None = None
+    """Connects readers of leases; None if the run has no such workload."""
 
     def random(self, client: str) -> Random:
         return Random(f"{self.seed}/{client}")
@@ -120,6 +123,8 @@ class Workload(ABC):
     library: Library = "aio-pika"
     owes: Sequence[str] = ()
     """The promises that its run must give evidence for."""
+    reads_leases: bool = False
+    """Whether it needs `World.lease_connector`."""
 
     @abstractmethod
     def queues(self) -> list[QueuePlan]: ...

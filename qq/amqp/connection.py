@@ -31,7 +31,7 @@ from qq.amqp.framing import (
 )
 from qq.amqp.framing import Event as FrameEvent
 from qq.errors import AmqpError, ConnectionFault, ReplyCode
-from qq.stored.fields import FieldError, StructError, decode_table
+from qq.sasl import EXTERNAL, PASSWORD_MECHANISMS, InvalidResponse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,8 +44,6 @@ PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 PROTOCOL_HEADERS = (PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
 """The protocol headers of 0-9-1 and of 0-9, which RabbitMQ treats as 0-9-1."""
 MECHANISMS = "AMQPLAIN PLAIN"
-EXTERNAL = "EXTERNAL"
-"""The mechanism by which a client has the name in its certificate (RFC 4422, appendix A)."""
 LOCALES = "en_US"
 CHANNEL_MAX_MIN = 1
 AHEAD_BYTES_MAX = 64 * 1024
@@ -414,9 +412,12 @@ class ServerConnection:
         events.append(LoginAttempt(user, password, start_ok.mechanism))
 
     def _who(self, start_ok: commands.Connection.StartOk) -> tuple[str, bytes | None]:
-        decode = _LOGINS.get(start_ok.mechanism)
-        if decode is not None:
-            return decode(_octets(start_ok.response))
+        parse = PASSWORD_MECHANISMS.get(start_ok.mechanism)
+        if parse is not None:
+            try:
+                return parse(_octets(start_ok.response))
+            except InvalidResponse as error:
+                raise ConnectionFault(ReplyCode.SYNTAX_ERROR, str(error), _CLASS_CONNECTION, 11) from None
         if start_ok.mechanism != EXTERNAL:
             text = f"unknown authentication mechanism '{start_ok.mechanism}'"
         elif self._certificate_user is None:
@@ -626,40 +627,6 @@ def _capabilities(client_properties: Mapping[str, object]) -> Capabilities:
         consumer_cancel_notify=capabilities.get("consumer_cancel_notify") is True,
         live_prefetch=capabilities.get("live_prefetch") is True,
     )
-
-
-def _plain(response: bytes) -> tuple[str, bytes]:
-    """Parse the response of PLAIN (RFC 4616), without an authorization identity."""
-    parts = response.split(b"\x00")
-    if len(parts) != 3 or parts[0]:
-        raise _bad_login("response invalid")
-    return _user(parts[1]), parts[2]
-
-
-def _amqplain(response: bytes) -> tuple[str, bytes]:
-    """Parse the response of AMQPLAIN: a field table without its length."""
-    try:
-        table, _ = decode_table(len(response).to_bytes(4, "big") + response, 0, len(response) + 4)
-    except (FieldError, IndexError, StructError):
-        raise _bad_login("response invalid") from None
-    user, password = table.get("LOGIN"), table.get("PASSWORD")
-    if not isinstance(user, str | bytes) or not isinstance(password, str | bytes):
-        raise _bad_login("AMQPLAIN auth info is missing LOGIN or PASSWORD field")
-    return _user(_octets(user)), _octets(password)
-
-
-def _user(octets: bytes) -> str:
-    try:
-        return octets.decode()
-    except UnicodeDecodeError:
-        raise _bad_login("the user name is not UTF-8") from None
-
-
-def _bad_login(text: str) -> ConnectionFault:
-    return ConnectionFault(ReplyCode.SYNTAX_ERROR, text, _CLASS_CONNECTION, 11)
-
-
-_LOGINS = {"PLAIN": _plain, "AMQPLAIN": _amqplain}
 
 
 def _octets(text: str | bytes | None) -> bytes:

@@ -16,6 +16,7 @@ from pamqp import commands
 
 from qq.amqp.fields import decode_method, decode_publish
 from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode
+from qq.octet_stream import SteppedReader
 from qq.stored.editing import WORTHWHILE_BYTES, body_frames
 from qq.stored.fields import (
     FieldError,
@@ -212,32 +213,30 @@ class _Content:
             self._joined.clear()
 
 
-class FrameReader:
+class FrameReader(SteppedReader[Event]):
     """Parses the byte stream of a connection into events.
 
-    `frame_max` may be changed between calls. `feed` takes a step of limited work, and keeps the rest of the octets for
-    the next call. With `stepwise`, a step ends after a single event. The handshake needs that, because an event can
-    change how the next bytes are read.
+    `frame_max` may be changed between calls. With `stepwise`, a step ends after a single event. The handshake needs
+    that, because an event can change how the next bytes are read.
     """
 
     __slots__ = (
-        "_at",
         "_contents",
         "_message_bytes_max",
         "_mode",
-        "_need",
         "_payload_max",
         "_publishes",
-        "_rest",
         "_unfinished_max",
-        "_unread",
         "collected_bytes",
         "stepwise",
     )
 
+    HEADER_OCTETS = 7
+
     def __init__(
         self, frame_max: int = FRAME_MAX_UNTUNED, message_bytes_max: int = MESSAGE_BYTES_MAX
     ) -> None:
+        super().__init__()
         self.frame_max = frame_max
         self.stepwise = False
         self.collected_bytes = 0
@@ -245,14 +244,6 @@ class FrameReader:
         self._message_bytes_max = message_bytes_max
         self._unfinished_max = max(message_bytes_max * UNFINISHED_MESSAGES_MAX, UNFINISHED_BYTES_MIN)
         self._mode = _Mode.RUNNING
-        self._unread = b""
-        """The octets of the last step if it has left frames to read; else empty."""
-        self._at = 0
-        """Position in `_unread` at which the next step begins."""
-        self._rest = bytearray()
-        """The beginning of an incomplete frame or message."""
-        self._need = 0
-        """Octets needed, including those in `_rest`, before the next frame can be processed; 0 if unknown."""
         self._contents: dict[int, _Content | None] = {}
         """Channels that the fast path must skip: with an incomplete message, or stopped (None)."""
         self._publishes: dict[bytes, None] = {}
@@ -274,12 +265,7 @@ class FrameReader:
     @property
     def held_bytes(self) -> int:
         """Octets of memory that this reader holds for its peer."""
-        return len(self._rest) + len(self._unread) - self._at + self.collected_bytes
-
-    @property
-    def has_more(self) -> bool:
-        """Whether the last step has left octets that `feed(b"")` can read."""
-        return bool(self._unread)
+        return super().held_bytes + self.collected_bytes
 
     @property
     def partial_bytes(self) -> int:
@@ -288,41 +274,12 @@ class FrameReader:
         is_large = rest > LARGE_FRAME_BYTES and self._mode is _Mode.RUNNING
         return self.collected_bytes + (rest if is_large else 0)
 
-    def feed(self, data: bytes) -> list[Event]:
-        """Parse the next bytes of the stream, and return the completed events. Never raises on bad input.
-
-        If the work of a step is done before the octets are, `has_more` is true.
-        """
-        rest, at = self._rest, 0
-        if self._unread:
-            data, at = (b"".join((self._left(), data)), 0) if data else (self._unread, self._at)
-            self._unread, self._at = b"", 0
-        elif rest:
-            if len(rest) + len(data) < self._need:
-                rest += data
-                return []
-            data = b"".join((rest, data))
-            rest.clear()
-        self._need = 0
-        events: list[Event] = []
-        read = self._read if self._mode is _Mode.RUNNING else self._read_stopped
-        at = read(data, at, events)
-        if at < len(data) and self._mode is not _Mode.BROKEN:
-            if self._need or len(data) - at < 7:
-                rest += memoryview(data)[at:]
-            else:
-                self._unread, self._at = data, at
-        return events
-
     def hold(self, data: bytes) -> None:
         """Keep bytes for a later `feed`."""
         if data:
             self._unread = b"".join((self._rest, self._left(), data))
             self._rest.clear()
             self._at = self._need = 0
-
-    def _left(self) -> memoryview:
-        return memoryview(self._unread)[self._at :]
 
     def drop(self, channel: int) -> None:
         """Stop reading a channel. Of its frames, only channel.open, close and close-ok become events."""
@@ -334,10 +291,6 @@ class FrameReader:
         if self._contents.get(channel) is None:
             self._contents.pop(channel, None)
 
-    def drop_unread(self) -> None:
-        """Drop the octets that the last step has left."""
-        self._unread, self._at = b"", 0
-
     def stop(self) -> None:
         """Drop all input except connection.close and connection.close-ok from now on."""
         if self._mode is _Mode.RUNNING:
@@ -348,7 +301,8 @@ class FrameReader:
     # --- frames
 
     def _read(self, data: bytes, at: int, events: list[Event]) -> int:
-        """Parse `data` from `at` into events. Return the position of the first incomplete or unread frame."""
+        if self._mode is not _Mode.RUNNING:
+            return self._read_stopped(data, at, events)
         end = len(data)
         contents = self._contents
         work_end = at + STEP_WORK
@@ -395,6 +349,7 @@ class FrameReader:
         return at
 
     def _read_stopped(self, data: bytes, at: int, events: list[Event]) -> int:
+        """Read the closes among the frames of a stopped connection. A broken stream is dropped."""
         end, work_end = len(data), at + STEP_WORK
         while end - at >= 7 and at < work_end and self._mode is _Mode.STOPPED:
             work_end -= FRAME_WORK
@@ -413,7 +368,7 @@ class FrameReader:
                 except ConnectionFault:
                     self._mode = _Mode.BROKEN
             at = stop
-        return at
+        return end if self._mode is _Mode.BROKEN else at
 
     # --- the fast path of basic.publish
 

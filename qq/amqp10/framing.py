@@ -27,6 +27,7 @@ from qq.amqp10.performatives import (
     TransferFrame,
 )
 from qq.amqp10.values import LIST8, LIST32, Described, ValueReader, skip
+from qq.octet_stream import SteppedReader
 
 FRAME_MAX_MIN = 512
 """The least max-frame-size of a peer, in octets (section 2.1)."""
@@ -156,91 +157,43 @@ class _FlowTemplate(NamedTuple):
     performative: FlowFrame
 
 
-class FrameReader10:
+class FrameReader10(SteppedReader[FrameEvent]):
     """Parses the byte stream of a connection into events.
 
-    `stage` and `frame_max` may be changed between calls. `feed` takes a step of limited work, and keeps the rest of the
-    octets for the next call. With `stepwise`, a step ends after a single event. The handshake needs that, because an
-    event can change how the next octets are read. A step also ends after a protocol header.
+    `stage` and `frame_max` may be changed between calls. With `stepwise`, a step ends after a single event. The
+    handshake needs that, because an event can change how the next octets are read. A step also ends after a protocol
+    header.
     """
 
     __slots__ = (
-        "_at",
         "_disposition",
         "_flows",
         "_is_broken",
-        "_need",
-        "_rest",
         "_transfers",
-        "_unread",
         "frame_max",
         "stage",
         "stepwise",
     )
 
+    HEADER_OCTETS = HEADER_OCTETS
+
     def __init__(self) -> None:
+        super().__init__()
         self.frame_max = FRAME_MAX_UNTUNED
         """The largest frame, in octets."""
         self.stage = StreamStage.PROTOCOL_HEADER
         self.stepwise = True
         self._is_broken = False
-        self._unread = b""
-        """The octets of the last step if it has left frames to read; else empty."""
-        self._at = 0
-        """Position in `_unread` at which the next step begins."""
-        self._rest = bytearray()
-        """The beginning of an incomplete frame."""
-        self._need = 0
-        """Octets needed, including those in `_rest`, before the next frame can be read; 0 if unknown."""
         self._transfers: dict[bytes, _TransferTemplate] = {}
         """By the beginnings of their frames, behind the size."""
         self._flows: dict[bytes, _FlowTemplate] = {}
         """By the sizes of their frames."""
         self._disposition: _DispositionTemplate | None = None
 
-    @property
-    def held_bytes(self) -> int:
-        """Octets of memory that this reader holds for its peer."""
-        return len(self._rest) + len(self._unread) - self._at
-
-    @property
-    def has_more(self) -> bool:
-        """Whether the last step has left octets that `feed(b"")` can read."""
-        return bool(self._unread)
-
-    def feed(self, data: bytes) -> list[FrameEvent]:
-        """Parse the next bytes of the stream, and return the completed events. Never raises on bad input.
-
-        If the work of a step is done before the octets are, `has_more` is true.
-        """
-        rest, at = self._rest, 0
-        if self._unread:
-            data, at = (b"".join((self._left(), data)), 0) if data else (self._unread, self._at)
-            self._unread, self._at = b"", 0
-        elif rest:
-            if len(rest) + len(data) < self._need:
-                rest += data
-                return []
-            data = b"".join((rest, data))
-            rest.clear()
-        self._need = 0
-        events: list[FrameEvent] = []
-        if self._is_broken:
-            return events
-        at = self._read(data, at, events)
-        if at < len(data) and not self._is_broken:
-            if self._need or len(data) - at < HEADER_OCTETS:
-                rest += memoryview(data)[at:]
-            else:
-                self._unread, self._at = data, at
-        return events
-
-    def _left(self) -> memoryview:
-        return memoryview(self._unread)[self._at :]
-
     def _read(self, data: bytes, at: int, events: list[FrameEvent]) -> int:
-        """Parse `data` from `at` into events. Return the position of the first incomplete or unread frame."""
         end = len(data)
+        if self._is_broken:
+            return end
         work_end = at + STEP_WORK
         """Position at which the work of this step is done. Each frame of the slow path brings it nearer."""
         while end - at >= HEADER_OCTETS and at < work_end and not (events and self.stepwise):

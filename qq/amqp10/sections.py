@@ -162,49 +162,6 @@ class Sections(NamedTuple):
     """0 if the message has no footer."""
 
 
-class SectionSplitter:
-    """Finds the sections of the messages of a link, most of which have the same shape as the message before."""
-
-    __slots__ = ("_layout", "_sections", "_shape")
-
-    def __init__(self) -> None:
-        self._layout = Struct("")
-        """Divides a message like the last into the octets that say where its sections end."""
-        self._shape: tuple[bytes, ...] = ()
-        """Those octets of the last message, without the length of its data section, which is the message's rest."""
-        self._sections: Sections | None = None
-
-    def split(self, message: bytes) -> Sections:
-        """Find the sections. Raises `UndecodableValue` if they are not those of a message."""
-        sections = self._sections
-        rest = len(message) - self._layout.size
-        if sections is not None and rest >= 0:
-            parts = self._layout.unpack_from(message)
-            if parts[-1] == rest and parts[:-1] == self._shape:
-                return sections
-        sections = find_sections(message)
-        self._remember(message, sections)
-        return sections
-
-    def _remember(self, message: bytes, sections: Sections) -> None:
-        """Make the message the example of those that follow, if its body is a single data section."""
-        begins = sorted({0, *sections[: Sections._fields.index("body")]} - {sections.body})
-        if any(message[begin : begin + 4] not in _USUAL for begin in (*begins, sections.body)):
-            return
-        begin = sections.body
-        _, size_octets = _USUAL[message[begin : begin + 4]]
-        if sections.body_kind != DATA or _skip_section(message, begin, len(message))[1] < len(message):
-            return
-        layout, at = ">", 0
-        for begin in begins:
-            octets = 4 + _USUAL[message[begin : begin + 4]][1]
-            layout += f"{begin - at}x{octets}s"
-            at = begin + octets
-        self._layout = Struct(f"{layout}{sections.body - at}x4s{'B' if size_octets == 1 else 'I'}")
-        self._shape = self._layout.unpack_from(message)[:-1]
-        self._sections = sections
-
-
 def find_sections(message: bytes) -> Sections:
     """Find the sections. Raises `UndecodableValue` if they are not those of a message."""
     begins: dict[int, int] = {}

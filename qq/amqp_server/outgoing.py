@@ -1,8 +1,7 @@
 """The output of a channel: answers, confirms, returned messages and deliveries, with their delivery tags.
 
-Invariant: all items leave in the order in which they were added. A waiting item is small: it refers to messages, and
-holds none. Answers that the client requested and does not read are counted; too many stop the reading of its requests.
-Deliveries and confirms are not counted, because a client that publishes first and reads later must be able to publish.
+Invariant: deliveries and confirms do not count as answers, because a client that publishes first and reads later must
+be able to publish.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from pamqp.commands import Basic
 
 from qq.amqp.encoding import ack_frame, deliveries, encode, get_ok, refusal_frame, returned
+from qq.client_sockets.message_output import MessageOutput
 from qq.errors import ChannelError, ConnectionFault, ReplyCode
 from qq.machine.protocol.commands import Settle
 from qq.ranges import Range, RangeMap
-from qq.sessions.entries import Messages, MessagesGone, ReadAhead
+from qq.sessions.entries import Messages, MessagesGone
 from qq.sessions.headers import delivered, in_frames, is_redelivered, published_to
 from qq.sessions.submissions import Urgency
 from qq.stored.editing import reframe, with_headers
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from qq.sessions.ports import Replies
     from qq.sessions.session_info import SessionCounts
 
-ANSWERS_WAITING_MAX = 1000
-"""Answers and returned messages that may wait behind deliveries. Above it, the node stops reading from the
-connection."""
 REPLIES_WAITING_MAX = 50_000
 """Runs of direct replies that may wait for a client that does not read. Further replies are lost, and so are replies
 that wait until the log no longer holds them. RabbitMQ promises delivery at most once, and the log need not be kept for
@@ -44,8 +41,6 @@ such a client. So many runs take some 15 MB, and are more than clients request b
 WRITTEN_AT_EASE = 200
 """Messages written to a channel up to which their settlement or credit is submitted without urgency. A consumer without
 a prefetch limit has some 2000 messages on their way, so it does not wait for that."""
-READ_AHEAD_RANGES = 64
-"""Waiting ranges that are searched for entries to read ahead."""
 
 
 @dataclass(slots=True, eq=False)
@@ -126,24 +121,19 @@ _Answer = bytes | _Got | _Return
 _Item = _Answer | _Delivery | _Confirm | _DirectReply | _Replies
 
 
-class Outgoing:
+class Outgoing(MessageOutput[_Item, "Carrier"]):
     """The frames on their way out of a channel, in order."""
 
+    ANSWERS = frozenset((bytes, _Got, _Return))
+
     def __init__(self, broker: Broker, connection: Carrier, number: int, counts: SessionCounts) -> None:
+        super().__init__(broker.entries, connection)
         self._broker = broker
         self._counts = counts
-        self._connection = connection
         self._number = number
-        self._waiting: deque[_Item] = deque()
-        """The items to write. If the first waits for room or a read, that eventually calls `pump`."""
-        self._answers_waiting = 0
         self._replies_waiting = 0
         self._reply_bytes = 0
         """Octets of the waiting replies that came without the log."""
-        self._reading = False
-        self._read_ahead = ReadAhead()
-        self._recovering = False
-        self._closed = False
         self._written = 0
         """Messages written since the connection's lane last had no requests."""
         self._next_tag = 1
@@ -257,11 +247,11 @@ class Outgoing:
 
     def begin_recovery(self) -> None:
         """Stop writing until `end_recovery`, because all unacknowledged messages are about to return to a queue."""
-        self._recovering = True
+        self._is_held = True
 
     def end_recovery(self) -> None:
         """Discard all deliveries and delivery tags, because their messages have returned. Then continue writing."""
-        self._recovering = False
+        self._is_held = False
         self._unacked.take_all()
         kept: deque[_Item] = deque()
         for item in self._waiting:
@@ -295,42 +285,7 @@ class Outgoing:
 
     # Writing
 
-    def pump(self) -> None:
-        """Write the waiting items, as far as the socket takes them and their messages are in memory."""
-        waiting, connection = self._waiting, self._connection
-        while waiting and not (self._reading or self._recovering or self._closed):
-            if not connection.has_room:
-                connection.pump_later(self)
-                return
-            item = waiting[0]
-            if not self._write(item):
-                return
-            waiting.popleft()
-            if type(item) is _DirectReply:
-                self._replies_waiting -= 1
-            elif type(item) is _Replies:
-                self._count_reply_bytes(-item.size)
-            elif type(item) is not _Delivery and type(item) is not _Confirm:
-                self._answer_written()
-
-    def _put(self, item: _Item) -> None:
-        self._waiting.append(item)
-        if len(self._waiting) == 1:
-            self.pump()
-
-    def _put_answer(self, item: _Answer) -> None:
-        self._answers_waiting += 1
-        if self._answers_waiting > ANSWERS_WAITING_MAX:
-            self._connection.pause_for(self)
-        self._put(item)
-
-    def _answer_written(self) -> None:
-        self._answers_waiting -= 1
-        if self._answers_waiting == ANSWERS_WAITING_MAX // 2:
-            self._connection.resume_for(self)
-
     def _write(self, item: _Item) -> bool:
-        """Write an item. Return False if its messages must be read first, or the socket is full half-way."""
         match item:
             case bytes():
                 self._connection.write((item,))
@@ -357,6 +312,7 @@ class Outgoing:
             case _Replies():
                 name, messages = item.replies.name, item.replies.messages
                 self._write_replies(item.tag, Messages("", name, item.replies.frames_channel, messages))
+                self._count_reply_bytes(-item.size)
                 return True
 
     def _write_delivery(self, delivery: _Delivery) -> bool:
@@ -506,11 +462,13 @@ class Outgoing:
             stored = self._stored(part, (part,))
         except MessagesGone:
             counters.replies_dropped += part.count
+            self._replies_waiting -= 1
             return True
         if stored is None:
             return False
         for messages in stored:
             self._write_replies(item.tag, messages)
+        self._replies_waiting -= 1
         return True
 
     def _write_replies(self, tag: str, messages: Messages) -> None:
@@ -523,36 +481,6 @@ class Outgoing:
         self._next_tag += count
         self._connection.write(out)
         self._broker.counters.replies_delivered += count
-
-    def _next_portion(self, ranges: deque[Range]) -> Range:
-        """Return the first range, after splitting off the messages that are too large to be taken with it."""
-        part = ranges[0]
-        count = self._broker.entries.portion(part)
-        if count < part.count:
-            ranges[0] = part.part(count, part.count - count)
-            ranges.appendleft(part.part(0, count))
-        return ranges[0]
-
-    def _stored(self, part: Range, ahead: Sequence[Range]) -> list[Messages] | None:
-        """Return the messages of `part`; None while they are being read, together with those of `ahead`.
-
-        Raises MessagesGone.
-        """
-        entries = self._broker.entries
-        stored = entries.messages(part)
-        if stored is None:
-            self._reading = True
-            near = zip(ahead, range(READ_AHEAD_RANGES), strict=False)
-            entries.load(
-                list(dict.fromkeys(following.index for following, _ in near)), self._read, self._read_ahead
-            )
-        elif self._read_ahead.is_due(part.index):
-            entries.load_more(self._read_ahead)
-        return stored
-
-    def _read(self) -> None:
-        self._reading = False
-        self.pump()
 
     def _framed(
         self, stored: Messages, part: Range, history: History | None, count_contract: CountContract | None

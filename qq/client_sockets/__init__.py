@@ -1,4 +1,5 @@
-"""The sockets of clients, for every client protocol: ports, proxies' headers, TLS, and back-pressure.
+"""The sockets of clients, for every client protocol: ports, connections, and messages on their way to clients.
 
-A protocol, such as `qq.amqp_server`, makes a connection for each accepted socket. The package knows no protocol.
+A port (`listener`) accepts sockets, and the first octets choose a protocol (`protocol_choice`). A connection of the
+protocol, such as `qq.amqp_server`, inherits from `client_connection`. The package knows no protocol.
 """

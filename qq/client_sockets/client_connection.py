@@ -96,7 +96,7 @@ class ClientConnection(ClosingProtocol[EngineT], Generic[EngineT]):
         self.begin(transport, self._broker.limits.handshake_timeout_s)
 
     def begin(self, transport: asyncio.Transport, handshake_s: float) -> None:
-        """Begin the handshake, for which the client has `handshake_s` seconds."""
+        """Begin the handshake. It must end within `handshake_s` seconds."""
         super().connection_made(transport)
         certificate = transport.get_extra_info("peercert") if self._certificate_name is not None else None
         vouched_for = self._certificate_name(certificate) if self._certificate_name and certificate else None
@@ -300,11 +300,11 @@ class ClientConnection(ClosingProtocol[EngineT], Generic[EngineT]):
 
     @abstractmethod
     def _refuse_login(self) -> None:
-        """Close a connection whose login was refused. Logins have already delayed that."""
+        """Close the connection after a refused login. `Logins` has already delayed the refusal."""
 
     @abstractmethod
     def _end_login(self, why: str) -> None:
-        """Close a connection whose login is undecided, with the reason if the client understands it."""
+        """Close the connection with its login undecided, and with the reason if the client understands it."""
 
     @abstractmethod
     def _accept_open(self) -> list[Any]:

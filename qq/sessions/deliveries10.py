@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from qq.sessions.entries import Messages
     from qq.stored.leading import Leading
 
+_ACQUIRED_COUNT = "x-acquired-count"
 _UINT_MAX = 2**32 - 1
 _STRING, _LONG_STRING, _MAP = 0xA1, 0xB1, 0xD1
 _SHORT_BYTES_MAX = 255
-_DELIVERY_COUNT = "x-delivery-count"
 
 
 def delivered10(
@@ -39,7 +39,7 @@ def delivered10(
     """Return stored messages of either kind as heads and rests, which are sent one behind the other.
 
     A head is header and message annotations, a rest is bare message and footer. `part` holds the number of earlier
-    deliveries, and `history` the dead-letter history or None. `count_contract` says which annotations of the queue
+    deliveries, and `history` its deaths and annotations or None. `count_contract` says which annotations of the queue
     count deliveries.
     """
     heads: list[bytes] = []
@@ -76,20 +76,21 @@ def _head(
 ) -> bytes:
     """Return the head of any other message."""
     counts = redelivery_headers(part, history, count_contract=count_contract)
+    if part.deliveries and count_contract is not None:
+        counts[_ACQUIRED_COUNT] = part.deliveries  # RabbitMQ 4.0 counts these, too
     additions: dict[str, Value] = {
         name: Long(count) for name, count in counts.items() if isinstance(count, int)
     }
-    delivery_count = additions.get(_DELIVERY_COUNT)
-    if history is not None and history.deaths:
-        leading = leading._replace(header=leading.header._replace(ttl=None))
-        additions |= _death_annotations(history)
-    return _encoded(
-        leading,
-        place,
-        additions,
-        is_first=not part.deliveries and (history is None or not history.deaths),
-        delivery_count=delivery_count if isinstance(delivery_count, int) else 0,
-    )
+    failures, is_first = part.failures, not part.deliveries
+    if history is not None:
+        failures = failures or history.failures
+        modified = dict(leading.annotations) | {Symbol(key): value for key, value in history.annotations}
+        leading = leading._replace(annotations=tuple(modified.items()))
+        if history.deaths:
+            is_first = False
+            leading = leading._replace(header=leading.header._replace(ttl=None))
+            additions |= _death_annotations(history)
+    return _encoded(leading, place, additions, is_first=is_first, delivery_count=failures)
 
 
 def _encoded(

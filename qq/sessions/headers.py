@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from qq.stored.editing import with_headers
 from qq.stored.kinds import SECTIONS_CHANNEL
 from qq.stored.layout import FRAME_MAX
-from qq.stored.to_frames import to_frames
+from qq.stored.to_frames import headers_of, to_frames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,13 +42,15 @@ def delivered(
 ) -> Sequence[bytes]:
     """Return messages that consist of frames in the form that a consumer of AMQP 0-9-1 gets.
 
-    `part` holds the number of earlier deliveries, and `history` the dead-letter history or None. `count_contract` says
-    which headers of the queue count deliveries.
+    `part` holds the number of earlier deliveries, and `history` the deaths and annotations of the messages or None.
+    `count_contract` says which headers of the queue count deliveries.
     """
     headers = redelivery_headers(part, history, count_contract=count_contract)
+    fields = {} if history is None else headers_of(history.annotations)
     if history is None or not history.deaths:
-        return with_headers(messages, additions=headers) if headers else messages
-    return with_headers(messages, additions=death_headers(history) | headers, drop_expiration=True)
+        return with_headers(messages, additions=headers, fields=fields) if headers or fields else messages
+    headers = death_headers(history) | headers
+    return with_headers(messages, additions=headers, fields=fields, drop_expiration=True)
 
 
 def is_redelivered(part: Range, history: History | None, count_contract: CountContract | None) -> bool:

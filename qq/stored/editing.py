@@ -111,10 +111,10 @@ def _renumbered(message: bytes, number: bytes, frames: Sequence[int]) -> bytes:
     return b"".join(parts)
 
 
-def body_frames(body: bytes | bytearray, channel: int, frame_max: int) -> bytes:
+def body_frames(body: bytes | bytearray | memoryview, channel: int, frame_max: int) -> bytes:
     """Return the body in frames of at most `frame_max` octets."""
     payload_max = frame_max - FRAME_OVERHEAD
-    frames: list[bytes | bytearray] = []
+    frames: list[bytes | bytearray | memoryview] = []
     for at in range(0, len(body), payload_max):
         part = body[at : at + payload_max]
         frames += (_FRAME.pack(FRAME_BODY, channel, len(part)), part, _END)
@@ -125,15 +125,18 @@ def with_headers(
     messages: Sequence[bytes],
     *,
     additions: Mapping[str, HeaderValue] | None = None,
+    fields: Mapping[str, bytes] | None = None,
     removals: Collection[str] = (),
     drop_expiration: bool = False,
 ) -> list[bytes]:
     """Change headers of stored messages; all other headers and properties stay octet for octet as they were.
 
-    `additions` replace headers with the same names, `drop_expiration` removes that property. Raises ValueError for an
-    integer that does not fit into 64 bits.
+    `additions`, and `fields` with encoded values, replace headers with the same names; `drop_expiration` removes that
+    property. Raises ValueError for an integer that does not fit into 64 bits.
     """
-    pairs = {octets_of(name): _pair(name, value) for name, value in additions.items()} if additions else {}
+    pairs = {octets_of(name): short_string(name) + field for name, field in fields.items()} if fields else {}
+    if additions:
+        pairs |= {octets_of(name): _pair(name, value) for name, value in additions.items()}
     added = b"".join(pairs.values())
     removed = {octets_of(name) for name in removals}.union(pairs)
     return [_with_headers(message, removed, added, drop_expiration) for message in messages]

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from qq.stored.properties import Attributes
 
+SHAPE_BYTES_MAX = 2048
+"""Octets before the body of the longest message that a link remembers, which bounds the memory of very many links."""
 _USER_ID = MessageProperties._fields.index("user_id")
 _SEQUENCE_NAME = PUBLISH_SEQ.encode()
 _U32 = Struct(">I")
@@ -62,6 +64,22 @@ class _LinkShape(NamedTuple):
     attributes: Attributes | None
     sequence: Item | None
     """The value of the annotation `x-publish-seq`."""
+    is_plain: bool
+    """Whether the stored form of such messages is that of the link, and all have the same attributes."""
+
+    def fits(self, message: bytes) -> bool:
+        """Return whether all sections before the body are valid, because they are like those of the shape."""
+        body = len(self.head)
+        if not message.startswith(self.head):
+            if not self.skeleton.fits(message):
+                return False
+            for text in self.texts:
+                if not message[text].isascii():
+                    return False
+        rest = len(message) - body
+        if self.is_short:
+            return rest > 0 and 1 + message[body] == rest
+        return rest >= 4 and 4 + _U32.unpack_from(message, body)[0] == rest
 
 
 class PublishedSections:
@@ -87,13 +105,21 @@ class PublishedSections:
         """
         first: Attributes | None = None
         alike: list[bytes] = []
+        shape = self._shape
         for message in messages:
-            try:
-                found, stored = self._read(message)
-            except ConditionError:
-                if alike:
-                    yield first, alike
-                raise
+            if shape is not None and shape.is_plain and shape.fits(message):
+                found, stored = shape.attributes, message
+                if alike and found is first:
+                    alike.append(message)
+                    continue
+            else:
+                try:
+                    found, stored = self._read(message)
+                except ConditionError:
+                    if alike:
+                        yield first, alike
+                    raise
+                shape = self._shape
             if found is not None and found.delay_ms > delay_max_ms:
                 found = undelayed(found)
             if not alike:
@@ -108,7 +134,7 @@ class PublishedSections:
     def _read(self, message: bytes) -> tuple[Attributes | None, bytes]:
         """Return the attributes of a message, and its stored form."""
         shape = self._shape
-        if shape is not None and _has_shape(message, shape):
+        if shape is not None and shape.fits(message):
             found, sequence = shape.attributes, shape.sequence
             begin, end = shape.cut
             if sequence is not None and found is not None:
@@ -166,10 +192,10 @@ def decode_properties(section: bytes) -> MessageProperties:
 
 
 def _shape_of(message: bytes, sections: Sections, found: Attributes | None) -> _LinkShape | None:
-    """Return the shape of a message, or `None` if its body is not a single data section in the usual encoding."""
+    """Return the shape of a message, or `None` if it is not remembered: its body must be a usual data section."""
     body = sections.body + 4
     begin = message[sections.body : body]
-    if begin not in (SHORT_DATA, LONG_DATA) or sections.footer:
+    if begin not in (SHORT_DATA, LONG_DATA) or sections.footer or body > SHAPE_BYTES_MAX:
         return None
     is_short = begin == SHORT_DATA
     if body + (1 + message[body] if is_short else 4 + _U32.unpack_from(message, body)[0]) != len(message):
@@ -187,6 +213,8 @@ def _shape_of(message: bytes, sections: Sections, found: Attributes | None) -> _
         (sections.delivery_annotations, sections.message_annotations),
         found,
         sequence,
+        sections.delivery_annotations == sections.message_annotations
+        and (found is None or not (found.publisher or found.delay_ms)),
     )
 
 
@@ -205,17 +233,3 @@ def _values_of(message: bytes, sections: Sections) -> list[Item]:
     named = section_items(message, sections.application_properties, sections.body)
     values = [*properties[:_USER_ID], *properties[_USER_ID + 1 :], *named[1::2]]
     return [value for value in values if value.code in FREE or value.code in VARIABLE]
-
-
-def _has_shape(message: bytes, shape: _LinkShape) -> bool:
-    """Return whether all sections before the body are valid, because they are like those of the shape."""
-    body = len(shape.head)
-    if not message.startswith(shape.head):
-        if not shape.skeleton.fits(message):
-            return False
-        for text in shape.texts:
-            if not message[text].isascii():
-                return False
-    if shape.is_short:
-        return len(message) > body and body + 1 + message[body] == len(message)
-    return len(message) >= body + 4 and body + 4 + _U32.unpack_from(message, body)[0] == len(message)

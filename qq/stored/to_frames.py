@@ -4,7 +4,7 @@ The rules are RabbitMQ's (mc_amqpl.erl, convert_from). Parts without a counterpa
 group sequence, characters, decimals, described values.
 
 Invariant: each message that was accepted (publishing10.py) can be converted, and the result is valid. Headers beyond
-`TABLE_BYTES_MAX` octets are left out.
+`HEADERS_BYTES_MAX` octets are left out.
 """
 
 from __future__ import annotations
@@ -54,18 +54,20 @@ from qq.amqp10.values import (
 from qq.octets import octets_of
 from qq.stored import layout
 from qq.stored.attributes10 import delay_ms
-from qq.stored.editing import body_frames, short_string, sized
+from qq.stored.editing import WORTHWHILE_BYTES, body_frames, short_string, sized
 from qq.stored.fields import join_properties, property_of
 from qq.stored.known import remembers
 from qq.stored.layout import FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD
 from qq.stored.leading import read_leading
 from qq.stored.publishing10 import decode_properties
 from qq.stored.similar import RecentReplacements, Replaced, Replacement, replacement
-from qq.tables import NAME_BYTES_MAX, TABLE_BYTES_MAX
+from qq.tables import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+HEADERS_BYTES_MAX = 120 * 1024
+"""Octets of the headers of a message. With all other properties they fit into a frame of the usual size."""
 ENCODED_TYPE = "amqp-1.0"
 """The property `type` of a message with encoded sections instead of data as its body."""
 BASIC_TYPE = "x-basic-type"
@@ -203,8 +205,8 @@ def _urn(uuid: bytes) -> str:
     return f"urn:uuid:{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def _joined(message: bytes, at: int) -> bytes:
-    """Return the contents of the data sections at `at`."""
+def _joined(message: bytes, at: int) -> bytes | memoryview:
+    """Return the contents of the data sections at `at`. Those of a single large section are not copied."""
     begin = message[at : at + 8]
     if begin.startswith(SHORT_DATA) and len(begin) > 4 and at + 5 + begin[4] == len(message):
         return message[at + 5 :]
@@ -213,7 +215,7 @@ def _joined(message: bytes, at: int) -> bytes:
         and len(begin) == 8
         and at + 8 + _LENGTH.unpack_from(begin, 4)[0] == len(message)
     ):
-        return message[at + 8 :]
+        return memoryview(message)[at + 8 :] if len(message) - at > WORTHWHILE_BYTES else message[at + 8 :]
     return joined_data(message, at, first_from(message, FOOTER, at))
 
 
@@ -236,10 +238,10 @@ def _properties(head: bytes, message_type: str | None) -> bytes:
     at = first_from(head, PROPERTIES)
     stop = first_from(head, APPLICATION_PROPERTIES, at)
     header, encoded = read_leading(head[:at])
-    annotations = {str(key): decode(value) for key, value in encoded if isinstance(key, Symbol)}
+    headers = headers_of((str(key), value) for key, value in encoded if isinstance(key, Symbol))
+    message_type = message_type or _type_of(encoded)
     properties = decode_properties(head[at:stop])
     named: dict[Value, Value] = decode_section(head[stop:]) if stop < len(head) else {}
-    headers = _headers_of(annotations)
     values: dict[str, str | int | None] = _header_properties(header) | {
         "content_type": properties.content_type,
         "content_encoding": properties.content_encoding,
@@ -247,7 +249,7 @@ def _properties(head: bytes, message_type: str | None) -> bytes:
         "reply_to": _reply_to(properties.reply_to),
         "message_id": _id_text(properties.message_id, "x-message-id", headers),
         "timestamp": None if properties.creation_time is None else _seconds(properties.creation_time),
-        "message_type": message_type or _text(annotations.get(BASIC_TYPE)),
+        "message_type": message_type,
         "user_id": _user(properties.user_id),
         "app_id": properties.group_id,
     }
@@ -274,10 +276,11 @@ def _header_properties(header: MessageHeader) -> dict[str, str | int | None]:
     }
 
 
-def _headers_of(annotations: dict[str, Value]) -> dict[str, bytes]:
-    """Return the headers for annotations, encoded, by their names."""
+def headers_of(annotations: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+    """Return the headers for annotations by their names. Values are encoded, here and there."""
     headers: dict[str, bytes] = {}
-    for name, value in annotations.items():
+    for name, encoded in annotations:
+        value = decode(encoded)
         match name:
             case "x-cc":
                 _add(headers, "CC", field_of(value))
@@ -303,7 +306,7 @@ def _add(headers: dict[str, bytes], name: str, field: bytes | None) -> None:
 def _table(headers: dict[str, bytes]) -> bytes:
     """Return the table of headers, as many as it has room for."""
     pairs: list[bytes] = []
-    left = TABLE_BYTES_MAX
+    left = HEADERS_BYTES_MAX
     for name, field in headers.items():
         pair = short_string(name) + field
         if len(pair) <= left:
@@ -349,8 +352,12 @@ def _user(octets: bytes | None) -> str | None:
         return None
 
 
-def _text(value: Value) -> str | None:
-    return str(value) if isinstance(value, str) else None
+def _type_of(annotations: Iterable[tuple[Value, bytes]]) -> str | None:
+    for key, encoded in annotations:
+        if key == BASIC_TYPE:
+            value = decode(encoded)
+            return str(value) if isinstance(value, str) else None
+    return None
 
 
 def _seconds(milliseconds: int) -> int:

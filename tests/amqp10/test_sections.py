@@ -26,7 +26,6 @@ from qq.amqp10.sections import (
     MessageHeader,
     MessageProperties,
     Sections,
-    SectionSplitter,
     decode_section,
     encode_annotations,
     find_sections,
@@ -115,11 +114,8 @@ def test_body_has_a_single_kind(body: list[bytes], kind: int) -> None:
 )
 def test_invalid_message_is_refused_with_a_reason(parts: list[bytes], text: str) -> None:
     message = b"".join(parts)
-    splitter = SectionSplitter()
-    splitter.split(DATA_OCTETS)
-    for split in (find_sections, splitter.split):
-        with pytest.raises(UndecodableValue, match=text):
-            split(message)
+    with pytest.raises(UndecodableValue, match=text):
+        find_sections(message)
 
 
 def test_message_is_accepted_when_it_is_at_its_limits() -> None:
@@ -139,29 +135,6 @@ def test_cut_message_is_refused() -> None:
         for end in range(len(message)):
             with pytest.raises(UndecodableValue):
                 find_sections(message[:end])
-
-
-def test_message_is_split_after_any_other_message() -> None:
-    bodies = [
-        [DATA_OCTETS],
-        [section(DATA, b"")],
-        [section(DATA, bytes(300))],
-        [DATA_OCTETS, DATA_OCTETS],
-        [DATA_OCTETS, DIVERSE[6]],
-        [section(SEQUENCE, [])],
-        [section(SEQUENCE, [True])],
-        [section(VALUE, None)],
-        [section(VALUE, b"hello")],
-    ]
-    messages = [
-        head + b"".join(body) for body in bodies for head in (b"", HEADER_OCTETS, b"".join(DIVERSE[:5]))
-    ]
-    for before in messages:
-        for message in messages:
-            splitter = SectionSplitter()
-            splitter.split(before)
-            assert splitter.split(message) == find_sections(message)
-            assert splitter.split(message) == find_sections(message)
 
 
 maps = st.dictionaries(st.text(max_size=5).map(Symbol), primitives, max_size=3)
@@ -213,12 +186,10 @@ def dumb_sections(message: bytes) -> list[tuple[int, int]]:
 
 @given(st.lists(messages(), min_size=1, max_size=3))
 def test_sections_are_those_of_a_reader_that_decodes(drawn: list[list[tuple[int, bytes]]]) -> None:
-    splitter = SectionSplitter()
-    for parts in drawn * 2:
+    for parts in drawn:
         message = b"".join(octets for _, octets in parts)
         found = dumb_sections(message)
-        sections = splitter.split(message)
-        assert sections == find_sections(message)
+        sections = find_sections(message)
         begins = dict(reversed(found))
         body = next(begins[code] for code in (DATA, SEQUENCE, VALUE) if code in begins)
         expected = [body]
@@ -227,38 +198,6 @@ def test_sections_are_those_of_a_reader_that_decodes(drawn: list[list[tuple[int,
         assert list(sections[:5]) == expected
         assert message[body:].startswith(b"\x00")
         assert sections.footer == begins.get(FOOTER, 0)
-
-
-@given(messages(), st.integers(0), st.integers(0, 255), st.integers(0, 40))
-def test_damaged_message_is_split_alike_or_refused(
-    parts: list[tuple[int, bytes]], place: int, octet: int, cut: int
-) -> None:
-    message = b"".join(octets for _, octets in parts)
-    damaged = bytearray(message)
-    damaged[place % len(damaged)] = octet
-    splitter = SectionSplitter()
-    splitter.split(message)
-    for changed in (bytes(damaged), message[:-cut], message + bytes(cut), bytes(damaged)[cut:]):
-        assert _outcome(splitter.split, changed) == _outcome(find_sections, changed)
-
-
-def _outcome(split: Any, message: bytes) -> Any:
-    try:
-        return split(message)
-    except UndecodableValue as error:
-        return str(error)
-
-
-@given(st.lists(st.tuples(st.sampled_from(("", "a", "b" * 9, "c" * 300)), st.binary(max_size=3)), max_size=9))
-def test_messages_of_different_shapes_are_told_apart(drawn: list[tuple[str, bytes]]) -> None:
-    splitter = SectionSplitter()
-    for message_id, data in drawn:
-        message = (
-            HEADER_OCTETS
-            + encode_composite(MessageProperties(message_id, subject="s"))
-            + section(DATA, data * 100)
-        )
-        assert splitter.split(message) == find_sections(message)
 
 
 def test_section_is_decoded() -> None:

@@ -10,7 +10,7 @@ from pamqp import commands as amqp
 
 from qq.amqp.framing import Method
 from qq.amqp_server.channel.channel import Channel
-from qq.amqp_server.outgoing import ANSWERS_WAITING_MAX
+from qq.client_sockets.message_output import ANSWERS_WAITING_MAX
 from qq.config import NodeLimits
 from qq.machine.catalog.permissions import Permissions
 from qq.machine.machine import QueueMachine

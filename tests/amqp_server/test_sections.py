@@ -6,6 +6,7 @@ import asyncio
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pika
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from qq.amqp10.sections import DATA, VALUE, MessageHeader, MessageProperties
 from qq.amqp10.values import Long, UInt
 from qq.machine.protocol import commands as c
+from qq.management.changes.leases import Leases
 from qq.management.changes.request_session import RequestSession
 from qq.management.objects.browse import browse
 from qq.management.objects.search import Search, SearchLimits
@@ -20,6 +22,7 @@ from qq.management.reports.messages import AckMode
 from qq.ranges import Range
 from qq.sessions.deliveries10 import delivered10
 from qq.sessions.message_filter import MessageFilter
+from qq.stored.editing import content
 from tests.harness.lone_broker import LoneBroker, wait_until
 from tests.harness.sections_publisher import publish_sections
 from tests.stored.messages10 import message10
@@ -203,6 +206,38 @@ def test_messages_are_browsed_searched_and_moved(broker: LoneBroker, channel: An
     assert found(headers={"n": 2}) == [1]
     broker.operate(c.BeginMove("/", "m", "guest", "q", "to", 0, 0, "", "", {"n": 2}, "", False))
     assert got(channel, "to")[1].headers == {"n": 2}
+
+
+def test_reply_reaches_a_requester_of_frames(broker: LoneBroker, channel: Any) -> None:
+    declare(channel, "requests")
+    replies: list[bytes] = []
+    channel.basic_consume(
+        "amq.rabbitmq.reply-to", lambda *delivered: replies.append(delivered[3]), auto_ack=True
+    )
+    channel.basic_publish("", "requests", b"", pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"))
+    publish(broker, got(channel, "requests")[1].reply_to, message10(body=[(DATA, b"reply")]))
+    channel.connection.process_data_events(time_limit=10)
+    assert replies == [b"reply"]
+
+
+def test_lease_has_converted_messages(broker: LoneBroker, channel: Any) -> None:
+    declare(channel, "q")
+    publish(broker, "q", message10(HEAD, properties=MessageProperties("m")), message10(body=[(VALUE, None)]))
+    broker.operate(
+        c.OpenGroup("/", "q", "g", 1, "me", "guest", "", False, 60_000),
+        c.LeaseMessages("/", "q", "g", 1, 0, 10, MIB),
+    )
+    leases: Any = Leases(broker.broker, Mock(), Mock())
+
+    async def read() -> list[Any]:
+        wanted = await leases.part("/", "q", "g", 0, 0, 1)
+        return [each async for each in leases.read(wanted)]
+
+    messages = [content(message) for each in broker.await_on_loop(read()) for message in each.messages]
+    assert [(each.properties.message_id, each.body) for each in messages] == [
+        ("m", b"body"),
+        (None, message10(body=[(VALUE, None)])),
+    ]
 
 
 def test_http_get_has_converted_messages(broker: LoneBroker, channel: Any) -> None:

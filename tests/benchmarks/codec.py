@@ -25,8 +25,9 @@ from qq.amqp10.composites import encode_composite
 from qq.amqp10.encoding import ACCEPTED, Outgoing10, deliveries, outcome_frame
 from qq.amqp10.framing import FrameReader10, StreamStage, Transfers
 from qq.amqp10.performatives import AcceptedState, DispositionFrame, TransferFrame
-from qq.amqp10.sections import MessageHeader, MessageProperties, SectionSplitter
+from qq.amqp10.sections import MessageHeader, MessageProperties
 from qq.amqp10.values import Described, ULong, encode
+from qq.stored.publishing10 import PublishedSections
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,15 +86,14 @@ def read_091(data: bytes) -> None:
 
 
 def read_10(data: bytes) -> None:
-    reader, splitter = FrameReader10(), SectionSplitter()
+    reader, published = FrameReader10(), PublishedSections("guest")
     reader.stage, reader.stepwise = StreamStage.AMQP, False
     events = reader.feed(data)
     while reader.has_more:
         events += reader.feed(b"")
     for event in events:
         if type(event) is Transfers:
-            for _, _, message in event.deliveries:
-                splitter.split(message)
+            list(published.group([message for _, _, message in event.deliveries]))
 
 
 def figures(count: int) -> list[Figure]:

@@ -16,7 +16,7 @@ def ids(rows: Iterable[Row], op: str, type_: str) -> set[str]:
 
 
 def lost(rows: Sequence[Row]) -> set[str]:
-    return ids(rows, "publish", "ok") - ids(rows, "deliver", "ok")
+    return ids(rows, "publish", "ok") - ids(rows, "deliver", "ok") - ids(rows, "leased", "ok")
 
 
 def phantoms(rows: Sequence[Row]) -> set[str]:

@@ -45,6 +45,12 @@ def test_recorded_operation_is_read_back_with_all_fields(tmp_path: Path) -> None
         "dedup": True,
         "ttl_ms": 1000,
         "delay_ms": 500,
+        "group": "g",
+        "fence": 1,
+        "lease": 2,
+        "place": 0,
+        "messages": 3,
+        "digest": "c0e1fbe7",
         "fault": "kill",
         "detail": 'a "text"\nof two lines',
     }

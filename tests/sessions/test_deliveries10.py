@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qq.amqp10.sections import DATA, MessageHeader, MessageProperties, decode_section, find_sections
-from qq.amqp10.values import Array, Int, Long, Symbol, Timestamp, UInt, ULong
-from qq.machine.protocol.death_history import EXPIRED, REJECTED, History, died
+from qq.amqp10.values import Array, Int, Long, Symbol, Timestamp, UInt, ULong, encode
+from qq.machine.protocol.death_history import EXPIRED, REJECTED, History, annotated, died
 from qq.machine.protocol.effects import CountContract
 from qq.ranges import Range
 from qq.sessions.deliveries10 import delivered10
 from qq.sessions.entries import Messages
-from qq.sessions.headers import in_frames
+from qq.sessions.headers import delivered, in_frames
 from qq.stored.editing import content
 from qq.stored.publishing10 import PublishedSections
 from tests.amqp10.amqp10_values import typed
@@ -78,9 +78,9 @@ def test_header_is_the_publishers_and_durable_if_absent() -> None:
 @pytest.mark.parametrize(
     ("contract", "counts", "delivery_count"),
     [
-        ("4.0", {"x-delivery-count": 3}, 3),
+        ("4.0", {"x-delivery-count": 3, "x-acquired-count": 3}, 2),
         ("4.3", {"x-acquired-count": 3, "x-delivery-count": 2}, 2),
-        (None, {}, 0),
+        (None, {}, 2),
     ],
 )
 def test_redelivery_is_counted(
@@ -117,6 +117,27 @@ def test_dead_letter_tells_its_deaths() -> None:
     }
     assert typed(deaths.elements[1]) == typed(oldest)
     assert deaths.elements[0]["queue"] == "wait"
+
+
+def test_annotations_of_consumers_are_shown_to_both_protocols() -> None:
+    history = annotated(
+        None, [("x-a", encode(UInt(5))), ("x-b", encode([Symbol("c")])), ("x-exchange", encode("no"))]
+    )
+    assert history is not None
+    message = message10(HEAD, {"x-a": "published", "x-c": True})
+    header, annotations, _ = head_of(message, part(1), history)
+    assert (header.first_acquirer, header.delivery_count) == (False, 0)
+    given = {Symbol("x-a"): UInt(5), Symbol("x-c"): True, Symbol("x-b"): [Symbol("c")]}
+    counts = {Symbol("x-delivery-count"): Long(1), Symbol("x-acquired-count"): Long(1)}
+    assert {key: typed(value) for key, value in annotations.items()} == {
+        key: typed(value) for key, value in (given | PLACE | counts).items()
+    }
+    frames = in_frames(of_kind(0, message)).messages
+    [framed] = delivered(frames, part(1), history, count_contract="4.0")
+    expected = {"x-a": 5, "x-b": ["c"], "x-c": True, "x-delivery-count": 1}
+    assert content(framed).properties.headers == expected
+    [again] = delivered(frames, part(), history, count_contract="4.0")
+    assert content(again).properties.headers == {"x-a": 5, "x-b": ["c"], "x-c": True}
 
 
 def test_deaths_become_x_death_for_the_other_protocol() -> None:

@@ -15,6 +15,7 @@ from qq.amqp10.sections import (
     APPLICATION_PROPERTIES,
     DATA,
     FOOTER,
+    HEAD_BYTES_MAX,
     SEQUENCE,
     VALUE,
     MessageHeader,
@@ -44,12 +45,11 @@ from qq.amqp10.values import (
 )
 from qq.stored.editing import content
 from qq.stored.fields import check_properties
-from qq.stored.layout import FLAGS_AT, frame_stop
+from qq.stored.layout import FLAGS_AT, FRAME_MAX, frame_stop
 from qq.stored.leading import Leading, split_leading
 from qq.stored.publishing10 import PublishedSections
-from qq.stored.to_frames import to_frames
+from qq.stored.to_frames import HEADERS_BYTES_MAX, to_frames
 from qq.stored.to_sections import split_frames, to_sections
-from qq.tables import TABLE_BYTES_MAX
 from tests.amqp10.amqp10_values import typed
 from tests.stored.messages091 import frames, messages091, short, sized, table
 from tests.stored.messages10 import message10, messages10, section
@@ -263,11 +263,24 @@ def test_head_without_a_body_is_converted() -> None:
     assert properties_of(b"") == {"delivery_mode": 2}
 
 
-def test_headers_beyond_the_largest_table_are_left_out() -> None:
+def test_headers_beyond_a_frame_are_left_out() -> None:
     named = {f"{number:05}": "v" * 18 for number in range(4700)}
-    headers = properties_of(message10(named=named))["headers"]
+    long = "x" * 255
+    every = MessageProperties(
+        long,
+        b"u" * 255,
+        reply_to=long,
+        correlation_id=long,
+        content_type=long,
+        content_encoding=long,
+        group_id=long,
+    )
+    message = message10(MessageHeader(ttl=2**32 - 1), {"x-basic-type": long}, every, named)
+    assert len(message) <= HEAD_BYTES_MAX
+    assert len(converted(message)) < FRAME_MAX
+    headers = properties_of(message)["headers"]
     size = sum(6 + 5 + 18 for _ in headers)
-    assert TABLE_BYTES_MAX - 29 < size <= TABLE_BYTES_MAX
+    assert HEADERS_BYTES_MAX - 29 < size <= HEADERS_BYTES_MAX
     assert headers.items() <= named.items()
 
 

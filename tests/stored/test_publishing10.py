@@ -23,7 +23,7 @@ from qq.amqp10.sections import (
 from qq.amqp10.values import Float, Int, Long, Symbol, UInt, ULong, Uuid
 from qq.stored.kinds import has_sections, head_stop
 from qq.stored.properties import NO_PRIORITY, NO_TTL, Attributes
-from qq.stored.publishing10 import PublishedSections, properties_of
+from qq.stored.publishing10 import SHAPE_BYTES_MAX, PublishedSections, properties_of
 from tests.stored.messages10 import message10, messages10, section
 
 HEAD = MessageHeader(durable=True, priority=1)
@@ -222,3 +222,12 @@ def test_all_messages_are_grouped_in_their_order(messages: list[bytes]) -> None:
         each for message in messages for _, alike in grouped(message) for each in alike
     ]
     assert all(a != b or (a and a.publisher) for (a, _), (b, _) in pairwise(whole))
+
+
+def test_long_head_is_not_remembered() -> None:
+    reader = PublishedSections(None)
+    for size, remembered in ((100, True), (SHAPE_BYTES_MAX, False)):
+        reader._shape = None
+        message = message10(named={"n": "v" * size})
+        assert list(reader.group([message, message])) == [(None, [message, message])]
+        assert (reader._shape is not None) == remembered

@@ -1,7 +1,12 @@
+from typing import Any
+
 import pytest
 
+from qq.amqp10.sections import DATA
+from qq.amqp10.values import Symbol
 from qq.stored.trace_context import TraceContext, trace_context
 from tests.amqp.amqp_wire import array, long, long_string, stored_message
+from tests.stored.messages10 import message10
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SAMPLED, UNSAMPLED = TraceContext(True, PARENT), TraceContext(False)
@@ -50,3 +55,26 @@ def test_trace_state_longer_than_the_headers_is_cut_at_their_end() -> None:
     inner = b"\x0atracestateS\0\1\0\0rest"
     message = stored_message([("traceparent", long_string(PARENT)), ("a", long_string(inner))])
     assert trace_context(message + b"body") == TraceContext(True, PARENT, "rest\xce")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "named", "found"),
+    [
+        (None, None, None),
+        (None, {"traceparent": PARENT, "tracestate": "v=1"}, TraceContext(True, PARENT, "v=1")),
+        (None, {"traceparent": PARENT, "tracestate": "v" * 300}, TraceContext(True, PARENT, "v" * 300)),
+        ({"x-a": "b", "traceparent": Symbol(PARENT)}, None, SAMPLED),
+        (None, {"traceparent": f"{PARENT}-of a later version" + "!" * 300}, None),
+        (None, {"traceparent": f"{PARENT[:-1]}0"}, UNSAMPLED),
+        (None, {"traceparent": PARENT.encode()}, None),
+    ],
+)
+def test_trace_context_of_sections(
+    annotations: dict[str, Any] | None, named: dict[str, Any] | None, found: TraceContext | None
+) -> None:
+    assert trace_context(message10(annotations=annotations, named=named)) == found
+
+
+def test_trace_context_in_the_body_of_sections_is_ignored() -> None:
+    traced = message10(named={"traceparent": PARENT})
+    assert trace_context(message10(body=[(DATA, traced)])) is None

@@ -12,12 +12,15 @@ import pamqp.commands
 import pytest
 
 import qq.tracing.tracer
+from qq.amqp10.sections import DATA, MessageProperties
+from qq.amqp10.values import ULong
 from qq.config import NodeConfig, Tracing
 from qq.errors import StartError
 from qq.node import part_settings
 from qq.sessions.tracing import Address
 from qq.stored.editing import make
 from qq.tracing.tracer import OpenTelemetryTracer
+from tests.stored.messages10 import message10
 
 CONNECTION: Any = SimpleNamespace(peer_host="10.0.0.1", peer_port=1, vhost="/")
 NOWHERE = "http://127.0.0.1:9"
@@ -55,6 +58,16 @@ def test_sampled_flag_decides_whether_a_message_is_traced(
     sent = message(traceparent=f"{PARENT}-{flags}")
     assert (publish(tracer, sent) is not None) == is_traced
     assert (deliver(tracer, sent) is not None) == is_traced
+
+
+def test_facts_of_sections_are_those_of_their_frames(tracer: OpenTelemetryTracer) -> None:
+    properties = MessageProperties(ULong(5), correlation_id="c")
+    sent = message10(properties=properties, named={"traceparent": f"{PARENT}-01"}, body=[(DATA, b"four")])
+    facts = publish(tracer, sent)._span.attributes
+    assert facts["messaging.message.id"] == "5"
+    assert facts["messaging.message.conversation_id"] == "c"
+    assert facts["messaging.message.body.size"] == 4
+    assert deliver(tracer, sent) is not None
 
 
 def test_without_a_context_publishes_are_traced_by_the_ratio(tracer: OpenTelemetryTracer) -> None:

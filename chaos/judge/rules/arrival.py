@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from chaos import promises
 from chaos.judge.findings import Cause
+from chaos.judge.rules.leases import RELEASED_AND_GONE, may_be_gone
 
 if TYPE_CHECKING:
     from chaos.judge.context import Context
@@ -33,6 +34,10 @@ def lost(life: Life, context: Context, findings: Findings) -> None:
         ending = context.owed(life, fate)
         if ending is None:
             continue
+        if fate.leased:
+            findings.checked["lease_settled"] += 1
+            if may_be_gone(fate, context):
+                continue
         findings.checked["lost"] += 1
         is_gone = promises.has_disappeared(
             fate, must_be_settled=ending.must_be_settled, is_limited=ending.is_limited
@@ -55,7 +60,8 @@ def lost(life: Life, context: Context, findings: Findings) -> None:
             findings.broken(LEFT_OUT, confirm, observed)
         else:
             observed = f"confirmed at {context.at(confirm.time_ns)}, and delivered from no queue"
-            findings.broken(NEVER_SEEN, confirm, observed)
+            cause = RELEASED_AND_GONE if fate.leased else NEVER_SEEN
+            findings.broken(cause, fate.leased[-1] if fate.leased else confirm, observed)
 
 
 def _confirm(fate: Fate) -> Event:
@@ -66,7 +72,8 @@ def _confirm(fate: Fate) -> Event:
 def unpublished(life: Life, context: Context, findings: Findings) -> None:
     """Find deliveries of messages that were published neither there nor in a source of the queue's dead letters."""
     for fate in life.fates.values():
-        if not fate.deliveries:
+        first = fate.first_arrival()
+        if first is None:
             continue
         findings.checked["phantom"] += 1
         is_published_elsewhere = any(
@@ -74,9 +81,8 @@ def unpublished(life: Life, context: Context, findings: Findings) -> None:
         )
         if fate.invokes or is_published_elsewhere:
             findings.checked["routing"] += 1
-        if not promises.is_phantom(fate):
+        if promises.may_be_there(fate):
             continue
-        first = fate.seen[0].row
         if fate.invokes:
             observed = f"all {fate.invokes} publishes failed; delivered at {context.at(first.time_ns)}"
             findings.broken(REFUSED, first, observed)
@@ -103,13 +109,13 @@ def causality(life: Life, context: Context, findings: Findings) -> None:
                     end,
                     f"confirmed at {context.at(end.time_ns)}, published at {context.at(invoke.time_ns)}",
                 )
-        if not fate.deliveries:
+        first = fate.first_arrival()
+        if first is None:
             continue
         published_ns = min((each.possible_ns for each in life.sources(fate.queue, context.run)), default=None)
         if published_ns is None:
             continue
         findings.checked["causality"] += 1
-        first = fate.seen[0].row
         if first.time_ns < published_ns:
             findings.broken(
                 DELIVERED_EARLY,

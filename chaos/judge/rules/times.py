@@ -182,7 +182,7 @@ def liveness(life: Life, context: Context, findings: Findings) -> None:
     if heal_ns is None:
         return
     for fate in life.fates.values():
-        if not (fate.oks and fate.deliveries and fate.settings.drained):
+        if not (fate.oks and fate.deliveries and fate.settings.drained) or fate.leased:
             continue
         consumers = context.clients.consuming.get(fate.queue)
         if not consumers:

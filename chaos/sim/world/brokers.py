@@ -157,6 +157,10 @@ class Brokers(NodeEvents):
     def retired(self, node: SimulatedNode) -> None:
         self.nodes.pop(node.name, None)
 
+    def broker(self, node: SimulatedNode) -> Broker:
+        """Return the broker of a node's latest process start."""
+        return self._shells[node.name].broker
+
     def _shell(self, node: SimulatedNode) -> NodeShell | None:
         """Return the shell of a node, or None until a new process start has reported for the first time."""
         shell = self._shells.get(node.name)

@@ -1,4 +1,4 @@
-"""An asyncio event loop that runs on the world's virtual time, so that asyncio code is simulated unchanged.
+"""Asyncio event loops that run on the world's virtual time, so that asyncio code is simulated unchanged.
 
 Invariant: as in world.py, callbacks run in the order of their scheduling; a run is a function of the seed.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
     from contextvars import Context
 
-    from chaos.sim.world.world import SimulatedWorld
+    from chaos.sim.world.world import SimulatedRuntime, SimulatedWorld
 
 T = TypeVar("T")
 ENDINGS_MAX = 10
@@ -121,3 +121,36 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Raise an exception that no task awaited: it is a mistake of the harness, unless the run is ending."""
         if self._last is None:
             raise context.get("exception") or RuntimeError(context["message"])
+
+
+class ProcessLoop(SimulatedLoop):
+    """The event loop of a node's process: it waits while the process is paused, and ends with it."""
+
+    def __init__(self, world: SimulatedWorld, runtime: SimulatedRuntime) -> None:
+        super().__init__(world)
+        self._runtime = runtime
+
+    def time(self) -> float:
+        return self._runtime.monotonic()
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_later(0.0, callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = _Handle(self.time() + delay, callback, args, self, context)
+        self._runtime.call_later(delay, partial(self._call, handle))
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_later(max(when - self.time(), 0.0), callback, *args, context=context)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Raise an exception of a callback. A pending task without a process is no mistake."""
+        if "exception" in context:
+            raise context["exception"]

@@ -37,7 +37,8 @@ come first.
 
 13: a client may set the credit of its consumer, drain it, and learn when it becomes the single active consumer (AMQP
 1.0). A returned message may be a failed delivery or not, whatever the queue counts, and may get annotations.
-Deliveries to such a consumer time out without ending it."""
+Deliveries to such a consumer time out without ending it. Messages may be sections of AMQP 1.0; the command that
+publishes them has channel 0."""
 
 OCTETS_SINCE = 11
 """The first version at which the log may hold routing keys and names of fields that are not UTF-8."""

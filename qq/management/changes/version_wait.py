@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from qq.machine.protocol.codec import InvalidCommand
@@ -24,7 +23,8 @@ async def wait_for_version(group: Group, machine: QueueMachine, needed: int, sub
     A new cluster begins with the previous release's version, and raises it when all members are connected. `subject`
     is what needs the version, in the plural. Raises InvalidCommand if a member cannot run it, Unavailable.
     """
-    until_s = monotonic() + WAIT_S
+    now_s = asyncio.get_running_loop().time
+    until_s = now_s() + WAIT_S
     while machine.version < needed:
         reason = f"{subject} need version {needed} of the state, and the cluster"
         for name in group.members.names:
@@ -34,7 +34,7 @@ async def wait_for_version(group: Group, machine: QueueMachine, needed: int, sub
                     f"{reason} has version {machine.version}: node '{name}' runs an older release; start this release "
                     f"there; {NOT_CARRIED_OUT}"
                 )
-        if monotonic() >= until_s:
+        if now_s() >= until_s:
             raise Unavailable(
                 f"{reason} has not agreed on it yet: it has version {machine.version}; {NOT_CARRIED_OUT}"
             )

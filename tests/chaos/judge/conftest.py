@@ -6,7 +6,7 @@ from chaos.judge.memory import findings
 from chaos.judge.run import Run
 from chaos.judge.verdict import promises
 from tests.chaos.judge.histories import History, Judged
-from tests.chaos.judge.stories import add_stories
+from tests.chaos.judge.stories.collection import add_stories
 
 
 @pytest.fixture(scope="session")

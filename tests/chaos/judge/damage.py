@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 from typing import Any, NamedTuple
 
@@ -89,6 +89,8 @@ class Copy:
                 continue
             key = row["queue"], row["id"]
             message = self.messages.setdefault(key, Message(*key, [], [], [], []))
+            if row["op"] == "leased":
+                continue
             if row["op"] == "deliver":
                 message.deliveries.append(row)
             elif row["op"] in ANSWERS:
@@ -699,9 +701,191 @@ def history_of_a_death_that_never_was(copy: Copy) -> None:
     copy.clean().deliveries[0]["deaths"] = [{"queue": "confirm-1", "reason": "expired", "count": 1}]
 
 
+# Leases
+
+
+def _leases(copy: Copy) -> list[list[Row]]:
+    """Return the messages of each lease that was certainly committed by itself, as its first reader read them."""
+    committed = {_lease(row) for row in copy.of("commit_leases")}
+    refused = {_lease(row) for row in copy.of("release_lease", "invoke")}
+    leases: dict[Any, list[Row]] = defaultdict(list)
+    for row in copy.of("leased"):
+        if row["place"] == 0:
+            leases.setdefault((_lease(row), row["process"]), [])
+        leases[_lease(row), row["process"]].append(row)
+    firsts: dict[Any, list[Row]] = {}
+    for (lease, _), rows in leases.items():
+        firsts.setdefault(lease, rows)
+    return [rows for lease, rows in firsts.items() if lease in committed - refused]
+
+
+def _lease(row: Row) -> tuple[str, int]:
+    return row["group"], row["lease"]
+
+
+def _some_lease(copy: Copy) -> list[Row]:
+    return copy.random.choice(_leases(copy))
+
+
+def _reads(copy: Copy, lease: tuple[str, int]) -> list[Row]:
+    return [row for row in copy.of("read_lease") if _lease(row) == lease and row["messages"]]
+
+
+@breaks("lease_repeatable")
+def lease_has_other_messages(copy: Copy) -> None:
+    reads = [found for rows in _leases(copy) if len(found := _reads(copy, _lease(rows[0]))) > 1]
+    copy.random.choice(copy.random.choice(reads))["digest"] = "0" * 16
+
+
+@breaks("lease_repeatable")
+def lease_grew(copy: Copy) -> None:
+    copy.random.choice(_reads(copy, _lease(_some_lease(copy)[0])))["messages"] += 1
+
+
+@breaks("lease_holders")
+def leased_by_both_groups(copy: Copy) -> None:
+    """A committed message of a group is in a lease that the other group takes meanwhile."""
+    leases = _leases(copy)
+    pairs = [
+        (one, other)
+        for one, other in product(leases, leases)
+        if one[0]["group"] != other[0]["group"]
+        and _open_ns(copy, one) < _open_ns(copy, other) < _end_ns(copy, one)
+    ]
+    one, other = copy.random.choice(pairs)
+    _put_into(copy, copy.random.choice(one), other)
+
+
+def _open_ns(copy: Copy, rows: list[Row]) -> int:
+    """Return when a lease had been taken."""
+    return min(
+        row["time_ns"]
+        for row in copy.rows
+        if (row["op"], row["type"]) in (("take_lease", "ok"), ("read_lease", "ok"))
+        and row["messages"]
+        and _lease(row) == _lease(rows[0])
+    )
+
+
+def _end_ns(copy: Copy, rows: list[Row]) -> int:
+    """Return when its commit was requested first."""
+    return min(row["time_ns"] for row in copy.of("commit_leases", "invoke") if _lease(row) == _lease(rows[0]))
+
+
+def _put_into(copy: Copy, message: Row, lease: list[Row]) -> None:
+    """Let a message be in a further lease, too, at the place behind its last message."""
+    copy.add(
+        lease[-1],
+        1,
+        **{name: message[name] for name in ("id", "publisher", "sequence")},
+        place=lease[-1]["place"] + 1,
+    )
+
+
+@breaks("lease_holders")
+def twice_in_a_lease(copy: Copy) -> None:
+    lease = _some_lease(copy)
+    _put_into(copy, copy.random.choice(lease), lease)
+
+
+@breaks("lease_holders")
+def delivered_while_leased(copy: Copy) -> None:
+    """A new consumer gets a message of a lease before the commit is requested."""
+    lease = copy.random.choice(
+        [rows for rows in _leases(copy) if _end_ns(copy, rows) - rows[-1]["time_ns"] > 10 * MS]
+    )
+    _deliver(copy, copy.random.choice(lease), lease[-1]["time_ns"])
+
+
+def _deliver(copy: Copy, message: Row, after_ns: int) -> None:
+    """Let a consumer that connects then get a leased message."""
+    place = {"process": "late", "connection": "late#1", "channel": 1, "node": "n1"}
+    copy.rows.append({**place, "time_ns": after_ns + 1, "call": 1, "type": "invoke", "op": "connect"})
+    about = {name: message[name] for name in ("queue", "workload", "id", "publisher", "sequence")}
+    counts = {"redelivered": False, "delivery_count": 0}
+    copy.rows.append(
+        {**place, **about, **counts, "time_ns": after_ns + 2, "call": 2, "type": "ok", "op": "deliver"}
+    )
+
+
+@breaks("lease_holders")
+def leased_after_its_acknowledgement(copy: Copy) -> None:
+    """The consumer's next request was answered, so the acknowledgement has arrived."""
+    lease = max(_leases(copy), key=lambda rows: rows[0]["time_ns"])
+    asked = {(row["process"], row["call"]): row["time_ns"] for row in copy.of("cancel", "invoke")}
+    answered = {row["connection"]: asked[row["process"], row["call"]] for row in copy.of("cancel")}
+    message = copy.choose(
+        lambda message: (
+            message.is_clean
+            and message.settlements[0]["time_ns"] < answered.get(message.deliveries[0]["connection"], 0)
+            and message.settlements[-1]["time_ns"] < _open_ns(copy, lease)
+        ),
+        lease[0]["queue"],
+    )
+    _put_into(copy, message.deliveries[0], lease)
+
+
+@breaks("lease_committed")
+def delivered_after_its_commit(copy: Copy) -> None:
+    lease = _some_lease(copy)
+    _deliver(copy, copy.random.choice(lease), copy.rows[-1]["time_ns"] + SECOND)
+
+
+@breaks("lease_committed")
+def leased_after_its_commit(copy: Copy) -> None:
+    first, *_, last = sorted(_leases(copy), key=lambda rows: rows[0]["time_ns"])
+    _put_into(copy, copy.random.choice(first), last)
+
+
+@breaks("lease_fenced")
+def carried_out_for_a_former_owner(copy: Copy) -> None:
+    """A refused request is answered as if it was carried out."""
+    opens = copy.of("open_group")
+    asked = {(row["process"], row["call"]): row["time_ns"] for row in copy.rows if row["type"] == "invoke"}
+    refused = [
+        row
+        for op in ("commit_leases", "release_lease")
+        for row in copy.of(op, "fail")
+        for opened in opens
+        if opened["group"] == row["group"]
+        and opened["fence"] > row["fence"]
+        and opened["time_ns"] < asked[row["process"], row["call"]]
+    ]
+    copy.random.choice(refused)["type"] = "ok"
+
+
+@breaks("lease_settled")
+def released_and_gone(copy: Copy) -> None:
+    """A released message is seen nowhere again."""
+    released = {_lease(row) for row in copy.of("release_lease")}
+    ids = {row["id"] for row in copy.of("leased") if _lease(row) in released}
+    name = copy.random.choice(sorted(ids))
+    again = [
+        row
+        for row in copy.rows
+        if row.get("id") == name
+        and row["op"] != "publish"
+        and not (row["op"] == "leased" and _lease(row) in released)
+    ]
+    copy.drop(*again)
+
+
+@breaks("lease_settled")
+def gone_before_its_commit(copy: Copy) -> None:
+    later = [
+        row
+        for rows in _leases(copy)
+        for row in _reads(copy, _lease(rows[0]))[1:]
+        if row["time_ns"] < _end_ns(copy, rows)
+    ]
+    row = copy.random.choice(later)
+    row["type"] = "fail"
+    del row["messages"], row["digest"]
+
+
 def renamed(rows: Iterable[Row], prefix: str) -> list[Row]:
     """Return the rows under other names, so that several histories can be judged as one."""
-    names = ("process", "connection", "consumer", "id", "publisher", "tx")
+    names = ("process", "connection", "consumer", "id", "publisher", "tx", "group")
     changed: list[Row] = []
     for row in rows:
         copy = {**row, **{name: f"{prefix}{row[name]}" for name in names if name in row}}
@@ -713,8 +897,8 @@ def renamed(rows: Iterable[Row], prefix: str) -> list[Row]:
     return changed
 
 
-SEED, SECONDS = 3, 4.0
+SEED, SECONDS = 4, 4.0
 """A simulated run that gives most operators a message to damage."""
-OF_MANY_MESSAGES = {"normal_first", "longer_than_its_length"}
+OF_MANY_MESSAGES = {"normal_before_an_older_high", "normal_first", "longer_than_its_length"}
 """Operators that need a longer history."""
 QUICK = [operator for operator in OPERATORS if operator.name not in OF_MANY_MESSAGES]

@@ -99,12 +99,12 @@ class Story:
         self._history.rows.append(row)
         return row
 
-    def end(self, invoke: Row, outcome: str | None) -> Row:
+    def end(self, invoke: Row, outcome: str | None, **answer: Any) -> Row:
         """Add the end of a call with its outcome; None adds no row, for an unknown outcome."""
         if outcome is None:
             return invoke
         self.now_ms += 1
-        row = {**invoke, "time_ns": self._offset_ns + round(self.now_ms * 1e6), "type": outcome}
+        row = {**invoke, "time_ns": self._offset_ns + round(self.now_ms * 1e6), "type": outcome, **answer}
         self._history.rows.append(row)
         return row
 
@@ -156,6 +156,47 @@ class Story:
         row = self.deliver(number, to, **fields)
         self.settle(number, "ack", to, by=fields.get("by", "pub"), queue=fields.get("queue"))
         return row
+
+    def reader(
+        self, op: str, reader: str, outcome: str | None = "ok", group: str = "g", **fields: Any
+    ) -> Row:
+        """A request of a reader; returns its last row."""
+        answer = {key: fields.pop(key) for key in ("messages", "digest") if key in fields}
+        return self.end(
+            self.row("invoke", op, reader, queue=self.name, group=group, **fields), outcome, **answer
+        )
+
+    def lease(
+        self, lease: int, *numbers: int, by: str = "reader", fence: int = 0, group: str = "g"
+    ) -> list[Row]:
+        """Take a lease with these messages, and read it for the first time; returns the rows of the messages."""
+        self.reader("take_lease", by, group=group, fence=fence, lease=lease, messages=len(numbers))
+        self.read(lease, *numbers, by=by, group=group)
+        place = {"queue": self.name, "group": group, "lease": lease}
+        return [
+            self.row(
+                "ok",
+                "leased",
+                by,
+                place=at,
+                redelivered=False,
+                delivery_count=0,
+                **place,
+                **self.message(number, "pub"),
+            )
+            for at, number in enumerate(numbers)
+        ]
+
+    def read(self, lease: int, *numbers: int, by: str = "reader", group: str = "g") -> Row:
+        """Read a lease with these messages; returns the last row."""
+        answer = {"messages": len(numbers), "digest": str(numbers)}
+        return self.reader("read_lease", by, group=group, lease=lease, **answer)
+
+    def commit(self, lease: int, outcome: str | None = "ok", by: str = "reader", **fields: Any) -> Row:
+        return self.reader("commit_leases", by, outcome, **{"fence": 0, "lease": lease, **fields})
+
+    def release(self, lease: int, outcome: str | None = "ok", by: str = "reader", **fields: Any) -> Row:
+        return self.reader("release_lease", by, outcome, **{"fence": 0, "lease": lease, **fields})
 
     def place(self, client: str) -> Row:
         return {"connection": f"{self.name}/{client}", "channel": self._channel}

@@ -8,7 +8,7 @@ import pytest
 
 from chaos.promises import PROMISES
 from tests.chaos.judge.histories import Judged, Row
-from tests.chaos.judge.stories import HEALTHY, PLANTED
+from tests.chaos.judge.stories.collection import HEALTHY, PLANTED
 
 
 def found(judged: Judged, story: str) -> dict[str, list[Row]]:

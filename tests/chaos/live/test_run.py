@@ -132,6 +132,13 @@ def test_invalid_endpoint_is_refused(text: str) -> None:
         (["--rate", "0"], "no messages"),
         (["--rate", "nan"], "no messages"),
         (["--endpoints", "nowhere"], "'nowhere' is no endpoint"),
+        (["--endpoints", "127.0.0.1:1", "--http", "127.0.0.1:2"], "'127.0.0.1:2' is no address"),
+        (["--http", "http://127.0.0.1:2"], "it belongs to --endpoints"),
+        (["--endpoints", "127.0.0.1:1", "--workloads", "leases"], "leases are read over HTTP: say --http"),
+        (
+            ["--nemesis", "upgrade", "--workloads", "tx,leases"],
+            "workload leases: release 0.1, from which nodes",
+        ),
     ],
 )
 def test_invalid_option_is_reported_in_a_single_line(
@@ -256,6 +263,18 @@ def test_drain_of_a_foreign_cluster_waits_for_silent_nodes() -> None:
     quiet_s = plan_of(Options(endpoints=(HERE,))).quiet_s
     assert run_module.QUIET_S < evicted_after_s + 5 < quiet_s < phases.DRAIN_PATIENCE_S
     assert plan_of(Options(endpoints=(HERE,), quiet_s=0.5)).quiet_s == 0.5
+
+
+def test_leases_are_left_out_where_clients_cannot_read_them() -> None:
+    def names(options: Options) -> set[str]:
+        return {workload.name for workload in plan_of(options).workloads}
+
+    without = WORKLOADS.keys() - {"leases"}
+    assert names(Options()) == WORKLOADS.keys()
+    assert names(Options(nemesis=("all",))) == WORKLOADS.keys()
+    assert names(Options(nemesis=(UPGRADE, "pause"))) == without
+    assert names(Options(endpoints=(HERE,), nemesis=())) == without
+    assert names(Options(endpoints=(HERE,), nemesis=(), http=("http://a:1",))) == WORKLOADS.keys()
 
 
 def test_course_connects_to_the_next_node_without_members(

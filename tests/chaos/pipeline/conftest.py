@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from chaos.judge.verdict import Verdict
 from chaos.pipeline.job import check
 from tests.chaos.judge.histories import History, Story
-from tests.chaos.judge.stories import add_stories
+from tests.chaos.judge.stories.collection import add_stories
 from tests.chaos.pipeline.timeline import add_timeline
 
 

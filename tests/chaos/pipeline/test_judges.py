@@ -24,7 +24,7 @@ from chaos.workloads.world import QUORUM, QueuePlan
 from qq.amqp_server.channel.publishing import PublishingMethods
 from tests.chaos.judge.damage import QUICK, SECONDS, SEED, in_order, renamed
 from tests.chaos.judge.histories import History, Story
-from tests.chaos.judge.stories import add_stories
+from tests.chaos.judge.stories.collection import add_stories
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -64,7 +64,8 @@ def cluster() -> Generator[LocalCluster]:
 
 def _options(cluster: LocalCluster, out: Path) -> Options:
     endpoints = tuple(Endpoint(node.name, "127.0.0.1", node.amqp_port) for node in cluster.nodes)
-    return Options(rate=100, endpoints=endpoints, out=out, seed=1, peace_s=0.0, quiet_s=0.5)
+    http = tuple(f"http://127.0.0.1:{node.http_port}" for node in cluster.nodes)
+    return Options(rate=100, endpoints=endpoints, http=http, out=out, seed=1, peace_s=0.0, quiet_s=0.5)
 
 
 def _recorded(directory: Path) -> Recorded:
@@ -128,6 +129,8 @@ def _wait_for_all(file: Path) -> None:
     enough = dict.fromkeys(product(("publish", "deliver"), WORKLOADS), ENOUGH)
     enough["deliver", "backlog"] = enough["deliver", "moved"] = 0
     enough["delete", "churn"] = DELETIONS
+    enough["commit_leases", "leases"] = enough["release_lease", "leases"] = 1
+    enough["deliver", "leases"] = ENOUGH // 4
     enough["tx_commit", "tx"] = ENOUGH // 2
     for lines in _flushed(file):
         for call, op, workload, message in row.findall(lines):
@@ -155,7 +158,7 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
 def test_workload_publishes_and_receives_its_messages(recorded: Recorded, workload: str) -> None:
     rows = recorded.of(workload)
     assert len(ids(rows, "publish", "ok")) >= ENOUGH
-    assert len(ids(rows, "deliver", "ok")) >= ENOUGH
+    assert len(ids(rows, "deliver", "ok") | ids(rows, "leased", "ok")) >= ENOUGH
     assert phantoms(rows) == set()
     assert unmarked_duplicates(rows) == set()
     assert gaps(rows) == set()
@@ -233,6 +236,15 @@ def test_backlog_is_consumed_in_the_drain_phase_only(peaceful: Recorded) -> None
 
 def test_messages_without_a_move_are_consumed_in_the_drain(peaceful: Recorded) -> None:
     assert {row["process"] for row in peaceful.deliveries("moved-from")} == {"drain-moved-from"}
+
+
+def test_readers_take_each_others_groups_over_and_commit_leases(peaceful: Recorded) -> None:
+    rows = [row for row in peaceful.of("leases") if row.get("group") == "shared"]
+    owners = {row["process"] for row in rows if row["op"] == "commit_leases" and row["type"] == "ok"}
+    assert owners == {"leases-reader-1", "leases-reader-2"}
+    fences = [row["fence"] for row in rows if row["op"] == "open_group" and row["type"] == "ok"]
+    assert len(set(fences)) > 2
+    assert ids(rows, "leased", "ok")
 
 
 def test_queues_are_recreated_under_the_same_names(peaceful: Recorded) -> None:

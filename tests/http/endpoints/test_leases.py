@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -353,7 +354,8 @@ def test_request_waits_until_a_new_cluster_has_groups_and_sinks(
     assert answer.status == 503
     assert "has not agreed on it yet: it has version 11; not carried out" in answer.json["reason"]
     monkeypatch.setattr(version_wait, "WAIT_S", 60.0)
-    monkeypatch.setattr(version_wait, "asyncio", SimpleNamespace(sleep=agreed))
+    steps = SimpleNamespace(sleep=agreed, get_running_loop=asyncio.get_running_loop)
+    monkeypatch.setattr(version_wait, "asyncio", steps)
     assert at_version_11.api(path, "PUT", json=body).status == 201
 
 

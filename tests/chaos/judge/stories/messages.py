@@ -2,36 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
-from tests.chaos.judge.histories import History, Row, Story, died
-
-Healthy = Callable[[Story], None]
-Planting = Callable[[Story], Mapping[str, Sequence[Row]]]
-"""Gives the rows to be found, by the name of the promise."""
-
-HEALTHY: list[Healthy] = []
-PLANTED: list[Planting] = []
-
-
-def healthy(story: Healthy) -> Healthy:
-    HEALTHY.append(story)
-    return story
-
-
-def planted(story: Planting) -> Planting:
-    PLANTED.append(story)
-    return story
-
-
-def add_stories(history: History) -> dict[str, Mapping[str, Sequence[Row]]]:
-    """Add all stories to the history; return the rows to be found, by the name of the story."""
-    for story in HEALTHY:
-        story(Story(history, story.__name__))
-    return {story.__name__: story(Story(history, story.__name__)) for story in PLANTED}
-
+from tests.chaos.judge.histories import Row, Story, died
+from tests.chaos.judge.stories.registry import healthy, planted
 
 # Healthy
 

@@ -1,0 +1,23 @@
+"""The workloads as a whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.promises import PROMISES
+from chaos.workloads.catalog import WORKLOADS, UnknownWorkload, chosen
+
+
+def test_every_promise_is_owed_by_a_workload() -> None:
+    """Else a run in which nothing was judged of the promise would be valid."""
+    assert {promise for workload in WORKLOADS.values() for promise in workload.owes} == PROMISES.keys()
+
+
+def test_workloads_have_different_queues() -> None:
+    queues = [plan.name for workload in WORKLOADS.values() for plan in workload.queues()]
+    assert len(queues) == len(set(queues))
+
+
+def test_unknown_workload_is_refused() -> None:
+    with pytest.raises(UnknownWorkload, match="unknown workload 'juggle'"):
+        chosen(["tx", "juggle"])
