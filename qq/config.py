@@ -221,6 +221,14 @@ class NodeLimits:
     """RabbitMQ's connection_max: clients of a node. 0: as many as it may have files open, less its own share."""
     channel_max: int = 2047
     """Channels of a connection; 0: no limit. RabbitMQ's default, which clients have compiled in."""
+    session_max_per_connection: int = 64
+    """Sessions of an AMQP 1.0 connection, as in RabbitMQ."""
+    link_max_per_session: int = 256
+    """Links of an AMQP 1.0 session, as in RabbitMQ."""
+    link_credit: int = 1024
+    """Deliveries that an AMQP 1.0 client may publish on a link before the node gives it credit anew."""
+    session_incoming_window: int = 2048
+    """Transfers that an AMQP 1.0 client may send in a session before the node opens its window anew."""
     frame_max: int = 131_072
     """Bytes of the largest frame, 4096 at least.
 
@@ -264,7 +272,8 @@ class NodeLimits:
     lease_stream_max: int = 16
     """Streams of leased messages that a node writes at a time; further requests are answered with 503.
 
-    Each takes up to 10 MiB of memory, and a user has half of them at most. Further readers go to other nodes, or wait.
+    While its client is slow, each holds a batch or a large message: 2.4 MiB with messages of 1 MB, and 14.5 MiB with
+    messages of 16 MB. A user has half of the streams at most. Further readers go to other nodes, or wait.
     """
     http_header_timeout_s: float = 10.0
     """Seconds that a request's header may take, from its first byte or from the accepted socket."""
@@ -392,6 +401,11 @@ _LEAST = {
 _MOST = {
     "channel_max": 65_535,  # the range of the fields of connection.tune
     "client_heartbeat_s": 65_535,
+    # The ranges of the numbers of channels and links in AMQP 1.0, and of what a client can keep in mind.
+    "session_max_per_connection": 65_536,
+    "link_max_per_session": 65_536,
+    "link_credit": 1_000_000,
+    "session_incoming_window": 1_000_000,
     # The range of Linux.
     "client_keepalive_idle_s": 32_767,
     "client_keepalive_interval_s": 32_767,
@@ -455,6 +469,8 @@ class NodeConfig:
     default_password: str = field(default=_KNOWN_TO_ALL, repr=False)
     loopback_users: tuple[str, ...] = ("guest",)
     """Users who may log in from this machine only: the default password is public knowledge."""
+    anonymous_login_user: str = _KNOWN_TO_ALL
+    """The user of AMQP 1.0 clients on this machine that log in without a name; "": they may not."""
     proxy_protocol_from: tuple[str, ...] = ()
     """Networks whose connections to the AMQP ports begin with a header of the PROXY protocol."""
 
@@ -617,6 +633,7 @@ def _read(reader: _SettingsReader) -> NodeConfig:
         peer_host=reader.host("peer_host", default.peer_host),
         metrics_need_login=reader.flag("listen", "metrics_need_login", default.metrics_need_login),
         **reader.default_user(default),
+        anonymous_login_user=reader.text("users", "anonymous_login_user", default.anonymous_login_user),
         proxy_protocol_from=reader.networks("listen", "proxy_protocol_from"),
         limits=reader.limits(),
         tls=reader.client_tls("tls", has_cert_logins=True),

@@ -150,7 +150,6 @@ class ServerConnection10:
 
     __slots__ = (
         "_ahead",
-        "_mechanism",
         "_mechanisms",
         "_open",
         "_reader",
@@ -158,6 +157,7 @@ class ServerConnection10:
         "_settings",
         "_windows_closed",
         "frame_max",
+        "mechanism",
         "out",
         "phase",
     )
@@ -171,7 +171,7 @@ class ServerConnection10:
         """Output in order, which the shell writes and clears."""
         self._settings = settings
         self._mechanisms = tuple(mechanisms)
-        self._mechanism = ""
+        self.mechanism = ""
         self._open: OpenFrame | None = None
         """The client's open."""
         self._reader = FrameReader10()
@@ -227,6 +227,11 @@ class ServerConnection10:
     def client_idle_ms(self) -> int:
         """Milliseconds of the server's silence after which the client gives up; 0 for no limit."""
         return (self._open.idle_time_out or 0) if self._open is not None else 0
+
+    @property
+    def client_open(self) -> OpenFrame | None:
+        """The client's open; None before it."""
+        return self._open
 
     # --- answers from the shell
 
@@ -325,7 +330,7 @@ class ServerConnection10:
                 self._sasl_init(init, events)
             case Phase10.SASL_RESPONSE, FrameReceived(_, SaslResponse(response), _):
                 self.phase = Phase10.LOGIN
-                events.append(LoginRequested(self._mechanism, response))
+                events.append(LoginRequested(self.mechanism, response))
             case Phase10.AMQP_HEADER, ProtocolHeader(octets) if octets == AMQP_HEADER:
                 self.phase = Phase10.OPEN_FRAME
                 self._reader.stage = StreamStage.AMQP
@@ -336,7 +341,7 @@ class ServerConnection10:
                 self._end(b"")
 
     def _sasl_init(self, init: SaslInit, events: list[Event10]) -> None:
-        self._mechanism = init.mechanism
+        self.mechanism = init.mechanism
         if init.mechanism not in self._mechanisms:
             self._end(encode_sasl(SaslOutcome(SaslCode.AUTH)))
         elif init.initial_response is None and init.mechanism in WITH_RESPONSE:

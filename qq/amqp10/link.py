@@ -70,11 +70,6 @@ class Link10:
         """Whether the shell may send on the link."""
         return self.state is LinkState.ATTACHED or self.state is LinkState.FAULTY
 
-    @property
-    def partial_bytes(self) -> int:
-        """Octets of an incomplete delivery of the client."""
-        return 0
-
     def refuse(self, error: ErrorReply) -> None:
         """Refuse the attach: the link begins without the server's terminus, and ends with the error."""
         if self.state is not LinkState.ATTACHING:

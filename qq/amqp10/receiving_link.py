@@ -144,6 +144,14 @@ class ReceivingLink(Link10):
         event = self._detach_requested()
         return [] if event is None else [event]
 
+    def limit(self, link_credit: int, message_bytes_max: int) -> None:
+        """Lower the limits of the link, before it is accepted."""
+        limits = self._limits
+        self._limits = limits._replace(
+            link_credit=min(limits.link_credit, link_credit),
+            message_bytes_max=min(limits.message_bytes_max, message_bytes_max),
+        )
+
     def settle(self, count: int, outcome: DeliveryState) -> None:
         """Settle the oldest `count` deliveries with an outcome, and give credit. No effect if the link has ended."""
         if not self.is_open and self.state is not LinkState.DETACH_REQUESTED:
@@ -226,6 +234,13 @@ class ReceivingLink(Link10):
 
     def receive_part(self, transfer: TransferFrame, payload: bytes, events: list[Any]) -> None:
         """Take a transfer that is perhaps a part of a delivery. Raises `LinkFailure` or `SessionFailure`."""
+        before = self.partial_bytes
+        try:
+            self._take_part(transfer, payload, events)
+        finally:
+            self._windows.partial_bytes += self.partial_bytes - before
+
+    def _take_part(self, transfer: TransferFrame, payload: bytes, events: list[Any]) -> None:
         incomplete = self._incomplete
         if incomplete is None:
             incomplete = self._begun(transfer)
@@ -271,6 +286,10 @@ class ReceivingLink(Link10):
         self._credit -= count
         if self._credit <= self._limits.link_credit // 2:
             self._give_credit()
+
+    def _end(self) -> None:
+        self._windows.partial_bytes -= self.partial_bytes
+        self._incomplete = None
 
     def _check_modes(self, transfer: TransferFrame, is_settled: bool) -> None:
         mode = self._settle_mode

@@ -66,6 +66,7 @@ class LinkRequested(NamedTuple):
     """The client attaches a link (`Link10.attach`). Answer with the link's `accept` or `refuse`."""
 
     link: ReceivingLink | SendingLink
+    session: Session10
 
 
 class WindowOpened(NamedTuple):
@@ -131,7 +132,7 @@ class Session10:
     @property
     def partial_bytes(self) -> int:
         """Octets of incomplete deliveries."""
-        return sum(link.partial_bytes for link in self._links.values())
+        return self.windows.partial_bytes
 
     # --- from the shell
 
@@ -156,6 +157,7 @@ class Session10:
         for link in self._links.values():
             link.state = LinkState.DETACHED
         self._links.clear()
+        self.windows.partial_bytes = 0
         self.deliveries = SessionDeliveries(self.windows)
 
     # --- from the client
@@ -212,7 +214,7 @@ class Session10:
                 case FlowFrame():
                     self._flow(performative, events)
                 case AttachFrame():
-                    events.append(LinkRequested(self._attach(performative)))
+                    events.append(LinkRequested(self._attach(performative), self))
                 case DetachFrame():
                     event = self._link(performative.handle).client_detaches(performative)
                     if event is not None:

@@ -35,6 +35,7 @@ class SessionWindows:
         "client_room",
         "frame_max",
         "is_closed",
+        "partial_bytes",
         "size",
     )
 
@@ -46,6 +47,8 @@ class SessionWindows:
         """The largest frame for the client, in octets."""
         self.is_closed = False
         """Whether the client is told that it may send no transfers."""
+        self.partial_bytes = 0
+        """Octets of incomplete deliveries of the client. The links count them."""
         self._out = out
         self._room = size
         """Transfers that the client may still send. While the window is closed, these may be under way."""

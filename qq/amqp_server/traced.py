@@ -170,8 +170,8 @@ class TracedPublishing(PublishingMethods):
         while waiting and (first := next(iter(waiting))) <= published:
             del waiting[first]
 
-    def refuse(self, first: int, last: int) -> None:
-        super().refuse(first, last)
+    def refuse(self, first: int, last: int, queue: str = "") -> None:
+        super().refuse(first, last, queue)
         self._end_spans(first, last, REFUSED)
 
     def refuse_unconfirmed(self, published: int) -> None:

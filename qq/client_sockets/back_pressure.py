@@ -205,15 +205,16 @@ class BackPressuredProtocol(ClientProtocol[EngineT], Generic[EngineT]):
             self._partial_bytes = partial_bytes
             self._sockets.partial_messages.record(self, partial_bytes)
 
-    def memory_slot_changed(self) -> None:
-        """Pause during an alarm, unless this connection has the slot to free memory by finishing a message.
+    @property
+    def _may_finish_message(self) -> bool:
+        """Whether the client goes on during an alarm, because it has the slot to free memory by finishing a message."""
+        return self._broker.alarm == MEMORY_SHORT and self._sockets.partial_messages.has_slot(self)
 
-        The slot counts only if memory alone is short.
-        """
+    def memory_slot_changed(self) -> None:
+        """Pause during an alarm, unless this connection goes on to free memory. It cannot if the disk is full, too."""
         if self._engine.phase is not self.OPEN:
             return
-        goes_on = self._broker.alarm == MEMORY_SHORT and self._sockets.partial_messages.has_slot(self)
-        if self._blocked and not goes_on:
+        if self._blocked and not self._may_finish_message:
             self.pause_for(ALARM)
         else:
             self.resume_for(ALARM)

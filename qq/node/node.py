@@ -25,6 +25,8 @@ from cluster.snapshots.restore import UNFINISHED
 from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
 from cluster.storage.identity import ForeignDirectory
 from cluster.transport.peer_links import LinkConfig, PeerLinks
+from qq.amqp10_server.connection import served10
+from qq.amqp10_server.server import Amqp10Server
 from qq.amqp_server import in_process_clients
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.connection import served
@@ -265,6 +267,14 @@ async def start(
     turns = ProcessorTurns(TurnPacing(broker, runtime, time.thread_time).call_after_rest, time.thread_time)
     sockets = ClientSockets(slots, throttled_log, partial_messages, turns, config.limits)
     amqp_server = AmqpServer(broker, part_settings.amqp_settings(config), sockets, make_channel)
+    amqp10_server = Amqp10Server(
+        broker,
+        part_settings.amqp10_settings(config),
+        sockets,
+        config.limits.client_heartbeat_s,
+        config.anonymous_login_user,
+        lambda: [status.name for status in group.statuses.all()],
+    )
     shovels = _make_carrier(config, broker, group, amqp_server)
     own = OwnNode(
         product=Product(config.product, config.version, config.cluster_name),
@@ -299,7 +309,7 @@ async def start(
         readiness,
         memory,
         sockets,
-        [served(amqp_server)],
+        [served(amqp_server), served10(amqp10_server)],
         shovels,
         management,
     )

@@ -11,6 +11,10 @@ from cluster.config import GroupConfig
 from cluster.configuration.configuration import PeerAddress, host_problem
 from cluster.raft.timing import Timing
 from qq.amqp.connection import Settings
+from qq.amqp10.connection import Settings10
+from qq.amqp10.receiving_link import ReceivingLimits
+from qq.amqp10.session import SessionLimits
+from qq.amqp10.values import Symbol
 from qq.client_sockets.shared import keepalive_of
 from qq.config import ConfigError
 from qq.errors import StartError
@@ -67,8 +71,40 @@ def amqp_settings(config: NodeConfig) -> Settings:
         frame_max=config.limits.frame_max,
         heartbeat_s=config.limits.client_heartbeat_s,
         message_bytes_max=config.limits.message_bytes,
-        platform=f"Python {sys.version_info.major}.{sys.version_info.minor} on {socket.gethostname()}",
+        platform=_platform(),
     )
+
+
+def amqp10_settings(config: NodeConfig) -> Settings10:
+    """Return the settings of AMQP 1.0 connections."""
+    limits = config.limits
+    told = Settings()
+    properties = {
+        "product": config.product,
+        "version": config.version,
+        "platform": _platform(),
+        "copyright": told.copyright,
+        "information": "AMQP 1.0",
+        "cluster_name": config.cluster_name,
+        "node": config.name,
+    }
+    return Settings10(
+        container_id=config.cluster_name,
+        properties={Symbol(key): value for key, value in properties.items()},
+        offered_capabilities=("LINK_PAIR_V1_0", "ANONYMOUS-RELAY"),
+        idle_time_out_ms=limits.client_heartbeat_s * 1000 // 2,
+        sessions_max=limits.session_max_per_connection,
+        frame_max=limits.frame_max,
+        session=SessionLimits(
+            limits.link_max_per_session - 1,
+            limits.session_incoming_window,
+            ReceivingLimits(limits.link_credit, limits.message_bytes, limits.frame_max),
+        ),
+    )
+
+
+def _platform() -> str:
+    return f"Python {sys.version_info.major}.{sys.version_info.minor} on {socket.gethostname()}"
 
 
 HTTP_REQUESTS_MAX = 128

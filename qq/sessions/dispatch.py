@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from qq.machine.protocol.effects import (
     ConnectionForced,
     ConsumerGone,
+    ConsumerState,
     DeadLettered,
     Deliver,
+    DeliveriesReleased,
     DeliveryTimeout,
     DirectReply,
     Effect,
@@ -24,6 +26,7 @@ from qq.machine.protocol.effects import (
     Returned,
     SessionEffect,
 )
+from qq.sessions.ports import CreditedConsumers
 from qq.sessions.resume import resume
 
 if TYPE_CHECKING:
@@ -67,13 +70,18 @@ class Dispatcher:
             case Returned():
                 session.publisher.unroutable(effect)
             case Rejected():
-                session.publisher.refuse(effect.first_seq, effect.first_seq + effect.count - 1)
+                last = effect.first_seq + effect.count - 1
+                session.publisher.refuse(effect.first_seq, last, effect.queue)
             case DirectReply() if consumers is not None:
                 consumers.direct_reply(effect)
             case DeliveryTimeout() if consumers is not None:
                 consumers.timed_out(effect)
             case ConsumerGone() if consumers is not None:
                 consumers.cancelled(effect.consumer)
+            case ConsumerState() if isinstance(consumers, CreditedConsumers):
+                consumers.state(effect)
+            case DeliveriesReleased() if isinstance(consumers, CreditedConsumers):
+                consumers.released(effect)
             # `Known` reaches a session only through `resume`; `ConnectionForced` always goes to a connection.
             case _:
                 pass

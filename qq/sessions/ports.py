@@ -21,7 +21,7 @@ sessions, which the log knows by numbers that are never reused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from qq.sessions.batch import Payer, Unconfirmed
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Buffer
     from qq.machine.protocol.effects import (
         ConnectionForced,
+        ConsumerState,
         Deliver,
+        DeliveriesReleased,
         DeliveryTimeout,
         DirectReply,
         Failed,
@@ -263,8 +265,8 @@ class Publisher(Unconfirmed, Protocol):
         """The publish sequence number of its last message. Only messages that need a confirm are counted."""
         ...
 
-    def refuse(self, first: int, last: int, /) -> None:
-        """Refuse these publish sequence numbers, which reached no queue, and confirm all earlier numbers."""
+    def refuse(self, first: int, last: int, queue: str, /) -> None:
+        """Refuse these publish sequence numbers, for which `queue` has no room, and confirm all earlier numbers."""
         ...
 
     def unroutable(self, effect: Returned, /) -> None:
@@ -324,6 +326,19 @@ class SessionConsumers(Protocol):
         ...
 
     def leader_changed(self) -> None: ...
+
+
+@runtime_checkable
+class CreditedConsumers(SessionConsumers, Protocol):
+    """The consumers of a session whose client sets their credit."""
+
+    def state(self, effect: ConsumerState, /) -> None:
+        """React to the state of a consumer: a drain has ended, the client wanted it, or it has become active."""
+        ...
+
+    def released(self, effect: DeliveriesReleased, /) -> None:
+        """Tell the client that it no longer holds messages, because it has not settled them in time."""
+        ...
 
 
 class Session(Protocol):

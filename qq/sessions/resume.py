@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.protocol.effects import ConsumerCancelled, Deliver, Failed, Known, Reply
+from qq.machine.protocol.effects import ConsumerCancelled, ConsumerState, Deliver, Failed, Known, Reply
 from qq.ranges import Range
+from qq.sessions.ports import CreditedConsumers
 
 if TYPE_CHECKING:
     from qq.machine.protocol.effects import Effect
@@ -27,6 +28,8 @@ def resume(session: Session, effect: Effect) -> None:
                 session.replied(effect.result)
         case Deliver() if consumers is not None:
             _deliver(consumers, effect)
+        case ConsumerState() if isinstance(consumers, CreditedConsumers):
+            consumers.state(effect)
         case Known():
             _end_cancelled(session, effect)
             if consumers is not None:

@@ -202,6 +202,9 @@ def live_messages(machine: QueueMachine) -> list[Place]:
     for queue in machine.queues():
         ranges += ready_ranges(queue) + delayed_ranges(queue) + dead_ranges(queue)
         ranges += leaving_ranges(queue) + leased_ranges(queue)
+    for vhost in machine.vhosts.values():
+        attempts = [attempt for sink in vhost.sinks.values() for attempt in sink.attempts.values()]
+        ranges += [run.messages for attempt in attempts for run in attempt.runs]
     for consumer in machine.consumers.values():
         ranges += [messages for _, messages in held_ranges(consumer)]
     for session in machine._core.sessions.values():

@@ -117,6 +117,34 @@ class OracleGroup:
     last: int = -1
 
 
+class Staged(NamedTuple):
+    """A message of an attempt."""
+
+    index: int
+    slot: int
+    size: int
+    command: c.StageMessages
+    queues: tuple[tuple[str, int], ...]
+    """The name and the number of each queue that it will enter."""
+
+
+@dataclass(eq=False)
+class OracleAttempt:
+    epoch: int
+    steps: int = 0
+    is_refused: bool = False
+    messages: list[Staged] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class OracleSink:
+    user: str
+    expires_ms: int = 0
+    used_ms: int = 0
+    first_free: int = 0
+    attempts: dict[str, OracleAttempt] = field(default_factory=dict)
+
+
 class OracleQueue:
     def __init__(self, name: str, number: int, arguments: Mapping[str, Any]) -> None:
         self.name = name
@@ -266,6 +294,7 @@ class Oracle:
         self.queues: dict[str, OracleQueue] = {}
         self.bound: dict[str, None] = {}
         self.consumers: dict[Key, Consumer] = {}
+        self.sinks: dict[str, OracleSink] = {}
         self.limits: dict[Key, int] = {}
         self.failed: set[Key] = set()
         """Sessions that are over."""
@@ -336,6 +365,8 @@ class Oracle:
             case c.OpenGroup() | c.LeaseMessages() | c.CommitLeases() | c.ReleaseLease() | c.CloseGroup():
                 if command.queue in self.queues:
                     self._group(self.queues[command.queue], command)
+            case c.OpenSink() | c.StageMessages() | c.CommitEpoch() | c.CloseSink():
+                self._sink(command)
             case _:
                 if (node, command.session) not in self.failed:
                     self._answered(command)
@@ -564,12 +595,82 @@ class Oracle:
                 return consumer.budget
         return []
 
+    # Sinks
+
+    def _sink(self, command: Any) -> None:
+        if isinstance(command, c.StageMessages):
+            slot, self.slot = self.slot, self.slot + command.count
+        if isinstance(command, c.OpenSink):
+            self.sinks.setdefault(command.sink, OracleSink(command.user))
+        sink = self.sinks.get(command.sink)
+        if sink is None or sink.user != command.user:
+            return
+        sink.used_ms = self.now_ms
+        match command:
+            case c.OpenSink():
+                sink.expires_ms = command.expires_ms
+            case c.StageMessages():
+                self._stage(sink, command, slot)
+            case c.CommitEpoch(epoch=epoch) if epoch >= sink.first_free:
+                self._commit_epoch(sink, command)
+            case c.CloseSink():
+                del self.sinks[command.sink]
+
+    def _stage(self, sink: OracleSink, command: c.StageMessages, slot: int) -> None:
+        attempt = sink.attempts.get(command.attempt) or OracleAttempt(command.epoch)
+        is_next = (attempt.epoch, attempt.steps) == (command.epoch, command.step)
+        if command.epoch < sink.first_free or attempt.is_refused or not is_next:
+            return
+        sink.attempts[command.attempt] = attempt
+        names = sorted(self._routes(command))
+        if not names:
+            attempt.is_refused, attempt.messages = True, []
+            return
+        queues = tuple((name, self.queues[name].number) for name in names)
+        attempt.steps += 1
+        for at in range(slot, slot + command.count):
+            attempt.messages.append(Staged(self.index, at, self.sizes[at], command, queues))
+
+    def _commit_epoch(self, sink: OracleSink, command: c.CommitEpoch) -> None:
+        attempts = [sink.attempts.get(name) for name in command.attempts]
+        if len(set(command.attempts)) < len(attempts):
+            return
+        messages: list[Staged] = []
+        for attempt, steps in zip(attempts, command.steps, strict=True):
+            if (
+                attempt is None
+                or attempt.is_refused
+                or (attempt.epoch, attempt.steps) != (command.epoch, steps)
+            ):
+                return
+            messages += attempt.messages
+        sizes: dict[tuple[str, int], list[int]] = {}
+        for message in messages:
+            for queue in message.queues:
+                sizes.setdefault(queue, []).append(message.size)
+        there = {ref: self.queues[ref[0]] for ref in sizes if self._number(ref[0]) == ref[1]}
+        for queue in there.values():
+            if queue.refuses:
+                self._serve(queue)
+        if len(there) < len(sizes) or any(
+            queue.room(sizes[ref]) < len(sizes[ref]) for ref, queue in there.items()
+        ):
+            return
+        for message in messages:
+            for ref in message.queues:
+                self._enter(there[ref], Message(*message[:3]), message.command)
+        sink.first_free = command.epoch + 1
+        sink.attempts = {name: each for name, each in sink.attempts.items() if each.epoch > command.epoch}
+
+    def _number(self, name: str) -> int | None:
+        return self.queues[name].number if name in self.queues else None
+
     # Publishing
 
-    def _routes(self, command: c.Enqueue | c.Publish) -> list[str]:
+    def _routes(self, command: c.Enqueue | c.Publish | c.StageMessages) -> list[str]:
         if command.exchange == "amq.fanout":
             return list(self.bound)
-        keys = [command.routing_key, *(command.more_keys if isinstance(command, c.Publish) else ())]
+        keys = [command.routing_key, *(() if isinstance(command, c.Enqueue) else command.more_keys)]
         return [name for name in self.queues if name in keys]
 
     def _repeats(self, command: c.Enqueue | c.Publish) -> int:
@@ -594,15 +695,7 @@ class Oracle:
             self.last_seq[command.publisher] = command.publish_seq + first + accepted - 1
         for queue in targets:
             for step in range(accepted):
-                message = Message(self.index, slot + first + step, sizes[step])
-                delay_ms = 0 if plain else command.delay_ms
-                ready_ms = self.now_ms + delay_ms
-                message.expires_ms = queue.expiry_ms(NO_TTL if plain else command.ttl_ms, ready_ms)
-                message.level = queue.level(NO_PRIORITY if plain else command.priority)
-                if delay_ms:
-                    self._delay(queue, message, ready_ms, returned=False)
-                else:
-                    queue.arrive(message)
+                self._enter(queue, Message(self.index, slot + first + step, sizes[step]), command)
         if accepted:
             self._serve_if_full(targets)
         refused = len(sizes) - accepted
@@ -611,6 +704,19 @@ class Oracle:
             full = names[rooms.index(accepted)]
             rejected = e.Rejected(self.node, command.session, first_refused, refused, full)
             assert self.ahead.popleft() == rejected
+
+    def _enter(
+        self, queue: OracleQueue, message: Message, command: c.Enqueue | c.Publish | c.StageMessages
+    ) -> None:
+        plain = isinstance(command, c.Enqueue)
+        delay_ms = 0 if plain else command.delay_ms
+        ready_ms = self.now_ms + delay_ms
+        message.expires_ms = queue.expiry_ms(NO_TTL if plain else command.ttl_ms, ready_ms)
+        message.level = queue.level(NO_PRIORITY if plain else command.priority)
+        if delay_ms:
+            self._delay(queue, message, ready_ms, returned=False)
+        else:
+            queue.arrive(message)
 
     def _rooms(self, queues: Sequence[OracleQueue], sizes: Sequence[int], *, at_once: bool) -> list[int]:
         """How many messages each takes; `at_once`, those that its consumers could have then take no room."""
@@ -856,6 +962,9 @@ class Oracle:
         self.now_ms = now_ms
         self.ahead = deque(effects)
         self._end_idle_groups()
+        for name, sink in list(self.sinks.items()):
+            if sink.expires_ms and sink.used_ms + sink.expires_ms <= now_ms:
+                del self.sinks[name]
         served: list[str] = []
         while self.ahead:
             effect = self.ahead[0]
@@ -995,6 +1104,43 @@ class Oracle:
             assert held == {number: message.seen() for number, message in consumer.held.items()}
             assert there.live == consumer.live
             assert there.credit == consumer.credit or not consumer.live
+
+        self._compare_sinks(machine)
+
+    def _compare_sinks(self, machine: QueueMachine) -> None:
+        there = machine.vhosts["/"].sinks
+        assert list(there) == list(self.sinks)
+        for name, sink in self.sinks.items():
+            machines = there[name]
+            assert (machines.user, machines.expires_ms, machines.used_ms, machines.first_free) == (
+                sink.user,
+                sink.expires_ms,
+                sink.used_ms,
+                sink.first_free,
+            )
+            assert {
+                each.name: (
+                    each.epoch,
+                    each.steps,
+                    each.refusal is not None,
+                    [(run.index, run.slot + at, run.queues) for run in each.runs for at in range(run.count)],
+                )
+                for each in machines.attempts.values()
+            } == {
+                attempt: (
+                    each.epoch,
+                    each.steps,
+                    each.is_refused,
+                    [(m.index, m.slot, m.queues) for m in each.messages],
+                )
+                for attempt, each in sink.attempts.items()
+            }
+            messages = [message for each in sink.attempts.values() for message in each.messages]
+            assert (machines.messages, machines.size) == (
+                len(messages),
+                sum(message.size for message in messages),
+            )
+        assert not machine._core.committed
 
     def _compare_groups(self, queue: OracleQueue, there: Queue) -> None:
         assert list(there.groups) == list(queue.groups)

@@ -80,6 +80,7 @@ verbs = (
     *["return", "reject", "discard"] * 2,
     *["publish-to-both", "credit", "set-prefetch", "cancel", "get", "recover", "session-down"],
     *["limit", "commit", "commit", "purge", "delete"],
+    *["open-sink", "stage", "stage", "stage", "commit-epoch", "commit-epoch", "close-sink"],
     *["open-group", "open-group", "lease", "lease", "commit-leases", "release", "close-group"],
 )
 requests = st.tuples(st.sampled_from(verbs), number, number, number)
@@ -314,6 +315,8 @@ class Run:
                 return c.SessionDown(failed[0] if failed else session)
             case "open-group" | "lease" | "commit-leases" | "release" | "close-group":
                 return self._group_command(verb, queue, one, two, three)
+            case "open-sink" | "stage" | "commit-epoch" | "close-sink":
+                return self._sink_command(verb, queue, one, two, three)
             case "purge":
                 return c.PurgeQueue(session, 9, queue) if three % 4 == 0 else None
             case _:
@@ -335,6 +338,42 @@ class Run:
             publisher=publisher,
             publish_seq=sequence,
         )
+
+    def _sink_command(self, verb: str, queue: str, one: int, two: int, three: int) -> c.Command:
+        """Return a command of a sink, mostly of its user, with an attempt that is there and its next step."""
+        name = ("s", "t")[one % 2]
+        there = self.oracle.sinks.get(name)
+        place = "/", name, "eve" if two % 16 == 5 else "ann"
+        epoch = max((there.first_free if there else 0) + (0, 0, 0, 1, -1)[three % 5], 0)
+        attempt = ("a", "b")[two % 2]
+        known = there.attempts.get(attempt) if there else None
+        if known is not None and three % 8:
+            epoch = known.epoch
+        match verb:
+            case "close-sink" if three % 3 == 0:
+                return c.CloseSink(*place)
+            case "open-sink" | "stage" | "commit-epoch" if there is None or (
+                verb == "open-sink" and three % 3 == 0
+            ):
+                return c.OpenSink(*place, (0, 0, 250)[three % 3])
+            case "commit-epoch" if there and there.attempts:
+                epoch = next(iter(there.attempts.values())).epoch if three % 8 else epoch
+                mine = {each: row.steps for each, row in there.attempts.items() if row.epoch == epoch}
+                chosen = list(mine) if one % 3 else list(mine)[:1]
+                chosen += chosen[:1] if three % 16 == 3 else []
+                steps = [mine[each] + (three % 16 == 7) for each in chosen]
+                return c.CommitEpoch(*place, epoch, chosen, steps)
+            case _:
+                step = max((known.steps if known else 0) + (0, 0, 0, 0, 1, -1)[one % 6], 0)
+                exchange, key = ("amq.fanout", "") if one % 7 == 3 else ("", queue if one % 13 else "nowhere")
+                more_keys = QUEUES[: one % 3] if key == queue and one % 5 == 0 else ()
+                where = exchange, key, 1, list(more_keys)
+                priority = (NO_PRIORITY, 0, 5, 9, 255)[one % 5]
+                ttl_ms, delay_ms = (NO_TTL, NO_TTL, 0, 100, 250)[two % 5], (0, 0, 0, 100, 150)[three % 5]
+                count = 1 + three % 5
+                return c.StageMessages(
+                    *place, epoch, attempt, step, count, *where, priority, ttl_ms, delay_ms
+                )
 
     def _group_command(self, verb: str, queue: str, one: int, two: int, three: int) -> c.Command:
         """Return a command of a group, mostly with the fence and the number of a lease that are there."""

@@ -234,7 +234,7 @@ class LineConnection(asyncio.Protocol):
             self._confirmed = published
             self._print("CONFIRMED", published)
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, queue: str) -> None:
         self.confirm(first - 1)
         self._confirmed = last
         self._print("REFUSED", last)

@@ -261,7 +261,7 @@ class PublishingMethods:
             self._confirmed = published
             core.outgoing.confirm(published)
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, queue: str = "") -> None:  # noqa: ARG002  # basic.nack names no queue
         """Refuse these publish sequence numbers, and confirm all earlier numbers.
 
         Their messages reached no queue, or their outcome is unknown.

@@ -98,6 +98,7 @@ class ArrowMessages:
         yield memoryview(self._schema.serialize())
         async for each in messages:
             self._add(each)
+            del each  # a large message must not stay in memory while the client reads
             await slices.give_way()
             if self._bytes >= BATCH_BYTES or self._rows >= BATCH_ROWS:
                 yield self._batch()
@@ -108,14 +109,16 @@ class ArrowMessages:
 
     def _batch(self) -> memoryview:
         """Return the messages added since the last batch."""
+        # The system's memory, because pyarrow's own pool keeps the largest batches of all streams.
+        pyarrow, pool = self._pyarrow, self._pyarrow.system_memory_pool()
         columns = [
-            self._pyarrow.array(values, field.type)
+            pyarrow.array(values, field.type, memory_pool=pool)
             for values, field in zip(self._values.values(), self._schema, strict=True)
         ]
         for values in self._values.values():
             values.clear()
         self._rows = self._bytes = 0
-        return memoryview(self._pyarrow.record_batch(columns, schema=self._schema).serialize())
+        return memoryview(pyarrow.record_batch(columns, schema=self._schema).serialize(memory_pool=pool))
 
     def _add(self, some: LeasedMessages) -> None:
         messages, count = some.messages, len(some.messages)

@@ -130,7 +130,8 @@ class SinkTable:
                 raise bad_request(f"column 'body' has no value in row {row}")
             if len(body) > LARGE_BYTES:
                 raise bad_request(
-                    f"column 'body' has {len(body)} bytes in row {row}, above the limit ({LARGE_BYTES})"
+                    f"column 'body' has {len(body)} bytes in row {row}; the limit of a sink's messages is "
+                    f"{LARGE_BYTES} bytes, so publish larger messages over AMQP"
                 )
             yield (exchange, key), encoded, body
 

@@ -6,6 +6,7 @@ or it breaks off without an end mark.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import aclosing
 from functools import partial
@@ -41,7 +42,7 @@ from qq.management.time_slices import Slices
 from qq.sessions.entries import MessagesGone
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from qq.management.changes.leases import LeaseRead
     from qq.management.management import Management
@@ -83,6 +84,7 @@ class LeaseEndpoints:
         """`streams_max` is the number of streams of messages that may be written at a time."""
         self._management = management
         self._streams = UserShares(streams_max, "streams of leases", "lease_stream_max")
+        self._one_at_a_time = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -206,9 +208,10 @@ class LeaseEndpoints:
             stream = arrow.parts(self._management.leases.read(wanted), Slices(partial(has_left, request)))
             try:
                 async with aclosing(stream):
-                    async for octets in stream:
+                    while octets := await self._next_of(stream):
                         for at in range(0, len(octets), WRITE_BYTES):
                             await response.write(octets[at : at + WRITE_BYTES])
+                        octets = b""  # so that it is not in memory beside the next octets
             except MessagesGone as gone:
                 log.info("a stream of messages of queue '%s' breaks off: %s", wanted.queue, gone)
                 if request.transport is not None:
@@ -216,6 +219,14 @@ class LeaseEndpoints:
                 return response
         await response.write_eof()
         return response
+
+    async def _next_of(self, stream: AsyncGenerator[memoryview]) -> memoryview | bytes:
+        """Return the next octets of a stream, b"" at its end.
+
+        Streams take turns, so that other tasks of the node wait for the work of a single stream.
+        """
+        async with self._one_at_a_time:
+            return await anext(stream, b"")
 
     # Helpers
 

@@ -559,9 +559,8 @@ class PublishHandlers:
             is_returned = False
             if command.more_keys or not queues:
                 keys = command.routing_key, *command.more_keys
-                is_returned = self._send_or_return(
-                    command, keys, vhost, slot + first, accepted - first, queues
-                )
+                part = _part(command, first, accepted - first)
+                is_returned = self._send_or_return(part, keys, vhost, slot + first, part.count, queues)
             if publisher:
                 # A returned message is not stored, and its publisher may want to publish it again.
                 remember = (
@@ -620,7 +619,7 @@ class PublishHandlers:
         core = self._core
         place = (core.index, slot, count, command.exchange, command.routing_key, command.frames_channel)
         delay_ms = command.delay_ms if isinstance(command, c.Publish) else 0
-        core.effects.append(Returned(core.origin, command.session, *place, delay_ms))
+        core.effects.append(Returned(core.origin, command.session, *place, delay_ms, command.first_seq))
 
     def _add(self, queue: Queue, command: c.Publish, slot: int, sizes: Sequence[int]) -> None:
         """Add messages to a queue, now or after their delay."""

@@ -172,6 +172,8 @@ class Returned(NamedTuple):
     delay_ms: int = 0
     """Delay that the publisher asked for, in milliseconds. The header of the returned message carries it as if the
     message had been delayed."""
+    first_seq: int = 0
+    """Publish sequence number of the first message; 0 if the publisher wants no confirms."""
 
 
 class DirectReply(NamedTuple):

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
     from cluster.group.group import Group
     from qq.machine.protocol.commands import GroupCommand
-    from qq.machine.protocol.death_history import FrozenHistories
+    from qq.machine.protocol.death_history import FrozenHistories, History
     from qq.machine.protocol.effects import CountContract
     from qq.machine.queue.leases import Lease, LeaseChunk
     from qq.machine.queue.queue import LeaseGroup, Queue
     from qq.management.statistics.entry_times import EntryTimes
     from qq.ranges import Range
     from qq.sessions.broker import Broker
+    from qq.sessions.entries import Messages
 
     T = TypeVar("T")
 
@@ -201,16 +202,24 @@ class Leases:
         entries, contract = self._broker.entries, wanted.count_contract
         for row, messages, ahead in _with_following(part_of(wanted.lease, wanted.part, wanted.parts)):
             history = wanted.histories.get(messages.history) if messages.history else None
-            redelivered = is_redelivered(messages, history, contract)
             at = 0
             for step in steps(entries, messages, STEP_MESSAGES, STEP_BYTES):
-                for stored in await stored_messages(entries, step, ahead):
-                    frames = in_frames(stored).messages
-                    framed = delivered(frames, messages, history, count_contract=contract)
-                    exchange, key = published_to(stored, history)
-                    place = row + at, messages.position + at
-                    yield LeasedMessages(*place, exchange, key, redelivered, messages.deliveries, framed)
-                    at += len(framed)
+                found = await stored_messages(entries, step, ahead)
+                while found:
+                    count = len(found[0].messages)
+                    # Only the caller refers to the messages, because a slow client would keep large ones in memory.
+                    yield _leased(found.pop(0), row + at, at, messages, history, contract)
+                    at += count
+
+
+def _leased(
+    stored: Messages, row: int, at: int, part: Range, history: History | None, contract: CountContract | None
+) -> LeasedMessages:
+    """Return messages of a part, from number `at` on, in the form that a consumer gets."""
+    framed = delivered(in_frames(stored).messages, part, history, count_contract=contract)
+    redelivered = is_redelivered(part, history, contract)
+    published = published_to(stored, history)
+    return LeasedMessages(row, part.position + at, *published, redelivered, part.deliveries, framed)
 
 
 def status_of(lease: Lease) -> LeaseStatus:

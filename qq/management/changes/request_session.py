@@ -189,7 +189,7 @@ class _OperatorSession:
         """Record that the message is safe, unless it was rejected before."""
         self.is_safe = self.is_safe is None or self.is_safe
 
-    def refuse(self, first: int, last: int) -> None:  # noqa: ARG002
+    def refuse(self, first: int, last: int, queue: str) -> None:  # noqa: ARG002
         self.is_safe = False
 
     def refuse_unconfirmed(self, published: int) -> None:

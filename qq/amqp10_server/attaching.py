@@ -1,0 +1,66 @@
+"""The source of a link on which a client consumes: its queue, its answer, and the arguments of the consumer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qq.amqp10.addresses import source_queue
+from qq.amqp10.conditions import Condition
+from qq.amqp10.performatives import ReleasedState, SourceTerminus
+from qq.amqp10.values import Int, Symbol, UInt
+from qq.amqp10_server.errors import ConditionFault, error_reply
+
+if TYPE_CHECKING:
+    from qq.amqp10.performatives import AttachFrame
+    from qq.machine.protocol.commands import Table
+
+OUTCOMES = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list")
+"""The outcomes of deliveries."""
+PRIORITY, CONSUMER_TIMEOUT = Symbol("rabbitmq:priority"), Symbol("rabbitmq:consumer-timeout")
+"""Properties of a link: the priority of its consumer, and milliseconds that it may hold a delivery."""
+
+
+def check_new(attach: AttachFrame) -> None:
+    """Raise ConditionFault if a client wants to resume a link with its unsettled deliveries."""
+    if attach.unsettled:
+        raise ConditionFault(
+            error_reply(Condition.NOT_IMPLEMENTED, "links cannot be resumed (unsettled of attach)")
+        )
+
+
+def queue_of_source(attach: AttachFrame) -> str:
+    """Return the queue that a client wants to consume from. Raises ConditionError, ConditionFault."""
+    source = attach.source
+    if source is None or source.address is None:
+        raise ConditionFault(
+            error_reply(Condition.INVALID_FIELD, "a receiver's attach needs a source with an address")
+        )
+    return source_queue(source.address)
+
+
+def accepted_source(attach: AttachFrame) -> SourceTerminus:
+    """Return the source in the answer. Raises ConditionFault for outcomes that queues do not have."""
+    source = attach.source or SourceTerminus()
+    unknown = [outcome for outcome in source.outcomes if outcome not in OUTCOMES]
+    if unknown:
+        raise ConditionFault(
+            error_reply(Condition.NOT_IMPLEMENTED, f"outcomes not supported: {', '.join(unknown)}")
+        )
+    return source._replace(
+        distribution_mode="move",
+        filter=None,
+        default_outcome=ReleasedState(),
+        outcomes=source.outcomes or OUTCOMES,
+    )
+
+
+def consumer_arguments(attach: AttachFrame) -> Table:
+    """Return the arguments of the consumer, as AMQP 0-9-1 has them."""
+    properties = attach.properties or {}
+    arguments: Table = {}
+    priority, timeout_ms = properties.get(PRIORITY), properties.get(CONSUMER_TIMEOUT)
+    if isinstance(priority, Int):
+        arguments["x-priority"] = int(priority)
+    if isinstance(timeout_ms, UInt):
+        arguments["x-consumer-timeout"] = int(timeout_ms)
+    return arguments

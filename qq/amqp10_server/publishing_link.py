@@ -1,0 +1,451 @@
+"""A link on which a client publishes: routes, limits, and outcomes.
+
+Deliveries have outcomes in their order: accepted if all queues of the message have it, released if the message reached
+no queue, rejected if a queue or the node refused it.
+
+Invariant: each delivery that the link has taken gets a publish sequence number, or waits in `_refused` for its turn
+behind one. Deliveries behind an error of the link are released, so the client knows that they were not published.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import lru_cache
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.amqp10.addresses import TargetAddress, target_address
+from qq.amqp10.conditions import Condition, ConditionError
+from qq.amqp10.performatives import AcceptedState, ErrorReply, RejectedState, ReleasedState
+from qq.amqp10.values import Symbol
+from qq.amqp10_server.errors import LinkRefusal, error_of, error_reply, reply_to, unauthorized
+from qq.amqp10_server.link_session import LinkSession
+from qq.errors import ReplyCode
+from qq.machine.catalog.reply_names import is_reply_name
+from qq.machine.protocol.refusals import the_exchange, the_queue
+from qq.sessions.access import AccessRefused
+from qq.sessions.pending_requests import OpenEnqueue
+from qq.sessions.session_info import SessionFacts
+from qq.stored.publishing10 import PublishedSections, properties_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qq.amqp10.performatives import DeliveryState
+    from qq.amqp10.receiving_link import Deliveries, ReceivingLink
+    from qq.amqp10.session import Session10
+    from qq.amqp10.values import Value
+    from qq.amqp10_server.ports import LinkCarrier
+    from qq.machine.protocol import effects
+    from qq.machine.protocol.effects import Failed, Result
+    from qq.stored.properties import Attributes
+
+ADDRESSES_MAX = 1000
+"""Parsed addresses that the node remembers."""
+NAME_BYTES_MAX = 255
+"""Octets of the name of an exchange or a queue, and of a routing key, at most, as in AMQP 0-9-1."""
+_QUEUE, _REASON, _MAXLEN = Symbol("queue"), Symbol("reason"), Symbol("maxlen")
+_ACCEPTED, _RELEASED = AcceptedState(), ReleasedState()
+
+
+class _Batch(NamedTuple):
+    """Deliveries of the client that are not published yet."""
+
+    messages: list[bytes]
+    is_settled: bool
+    """Whether the client has settled them."""
+
+
+class _Refused(NamedTuple):
+    """A delivery that is not published, and its outcome."""
+
+    behind: int
+    """The publish sequence number behind which it stands."""
+    outcome: DeliveryState
+
+
+class PublishingLink(LinkSession):
+    """A link from a client. It is the `Publisher` of its session."""
+
+    __slots__ = (
+        "_confirmed",
+        "_failure",
+        "_finish",
+        "_held",
+        "_is_checking",
+        "_link",
+        "_refused",
+        "_run",
+        "_sections",
+        "_target",
+        "published",
+    )
+
+    number = 0
+    """The channel number in the stored messages: sections have no frames."""
+
+    def __init__(
+        self, carrier: LinkCarrier, engine: Session10, link: ReceivingLink, target: TargetAddress | None
+    ) -> None:
+        """Create the link for a target; None if each message has an address of its own."""
+        super().__init__(carrier, engine, link)
+        self._link: ReceivingLink = link
+        self._target = target
+        self.published = 0
+        """The publish sequence number of the last message."""
+        self._confirmed = 0
+        self._held: deque[_Batch] = deque()
+        """Deliveries that wait for a limit of publishing, or for a check of a right."""
+        self._is_checking = False
+        """Whether the first of these waits for a check."""
+        self._refused: deque[_Refused] = deque()
+        self._failure: LinkRefusal | None = None
+        """The error with which the link ends when all that was published has its outcome."""
+        self._finish: Callable[[], None] | None = None
+        """Called when the deliveries that are held have been published."""
+        self._run: OpenEnqueue | None = None
+        may_impersonate = self.broker.may_impersonate(carrier)
+        self._sections = PublishedSections(None if may_impersonate else carrier.user)
+
+    @property
+    def publisher(self) -> PublishingLink:
+        return self
+
+    @property
+    def consumers(self) -> None:
+        return None
+
+    # Attaching
+
+    def attach(self, accept: Callable[[], None]) -> None:
+        """Open the link, and call `accept`, or refuse it."""
+
+        def decided(refusal: LinkRefusal | None) -> None:
+            if refusal is not None:
+                self.refuse_link(refusal)
+                return
+            self.broker.counters.publishers += 1
+            self.open(accept)
+
+        self.decide(self._check_target, decided)
+
+    def _check_target(self) -> LinkRefusal | None:
+        target = self._target
+        return None if target is None else self._check(target)
+
+    def _check(self, target: TargetAddress) -> LinkRefusal | None:
+        """Return why the client may not publish to the target. Raises AccessRefused."""
+        if target.queue is not None and not is_reply_name(target.queue):
+            vhost = self.vhost
+            if vhost is None or target.queue not in vhost.queues:
+                text = f"no {the_queue(target.queue, self.connection.vhost)}"
+                return LinkRefusal(error_of(ReplyCode.NOT_FOUND, text))
+        self.access.publish(target.exchange.encode(), target.exchange)
+        return self._check_exchange(target.exchange)
+
+    def _check_exchange(self, name: str) -> LinkRefusal | None:
+        """Return why no message may be published to the exchange."""
+        if not name:
+            return None
+        vhost = self.vhost
+        exchange = None if vhost is None else vhost.exchanges.get(name)
+        where = the_exchange(name, self.connection.vhost)
+        if exchange is None:
+            return LinkRefusal(error_of(ReplyCode.NOT_FOUND, f"no {where}"))
+        if exchange.internal:
+            return unauthorized(f"forbidden to publish to internal {where}")
+        return None
+
+    # From the client
+
+    def publish(self, event: Deliveries) -> None:
+        """Publish deliveries, as far as limits of publishing let them pass. The rest waits."""
+        batch = _Batch([octets for _, _, octets in event.deliveries], event.is_settled)
+        if self._held:
+            self._held.append(batch)
+        elif self._is_ending:
+            self._settle_refused()
+        else:
+            self._pass(batch)
+
+    def resume(self) -> None:
+        """Publish the deliveries that have waited, as far as they may pass now."""
+        self._is_checking = False
+        held, self._held = self._held, deque()
+        while held and not self._held and not self._is_ending:
+            self._pass(held.popleft())
+        self._held.extend(held if not self._is_ending else ())
+        self._count_held()
+        if self._finish is not None and not self._held:
+            finish, self._finish = self._finish, None
+            finish()
+
+    @property
+    def _is_ending(self) -> bool:
+        return self.is_over or self.has_failed or self._failure is not None
+
+    def _pass(self, batch: _Batch) -> None:
+        """Publish the first messages, as far as they may pass, and hold the rest."""
+        throttle, messages = self.broker.throttle, batch.messages
+        passing = throttle.count_passing(self, messages)
+        first = batch if passing == len(messages) else batch._replace(messages=messages[:passing])
+        done = self._publish_all(first) if passing else 0
+        throttle.charge(self, messages, done)
+        if self._is_ending:
+            self._settle_refused()
+        elif done < len(messages):
+            self._held.append(batch._replace(messages=messages[done:]))
+            self._count_held()
+            if not self._is_checking:
+                throttle.wait(self)
+
+    def _count_held(self) -> None:
+        self.connection.hold_input(self.session, holds=bool(self._held))
+
+    def _publish_all(self, batch: _Batch) -> int:
+        """Publish messages. Return how many, fewer if a check of a right or an error of the link comes before them."""
+        if self._target is not None:
+            return self._publish_to(self._target, batch)
+        done = 0
+        for address, alike in groupby(batch.messages, key=_address):
+            same = batch._replace(messages=list(alike))
+            published = self._publish_to_address(address, same)
+            done += published
+            if published < len(same.messages):
+                break
+        return done
+
+    def _publish_to_address(self, address: str | ConditionError | None, batch: _Batch) -> int:
+        """Publish messages that have this address of their own."""
+        if isinstance(address, ConditionError):
+            return self._reject(reply_to(address), batch)
+        if address is None:
+            text = "anonymous terminus requires 'to' address to be set"
+            return self._reject(error_reply(Condition.PRECONDITION_FAILED, text), batch)
+        try:
+            target = publishing_target(address)
+        except ConditionError as error:
+            return self._reject(reply_to(error), batch)
+        return self._publish_to(target, batch)
+
+    def _publish_to(self, target: TargetAddress, batch: _Batch) -> int:
+        """Publish messages to a target."""
+        try:
+            restricts_keys = self.access.known_publish(target.exchange.encode())
+            if restricts_keys is None:
+                restricts_keys = self.access.publish(target.exchange.encode(), target.exchange)
+            refusal = self._check_exchange(target.exchange)
+        except AccessRefused as refused:
+            restricts_keys, refusal = False, unauthorized(str(refused))
+        if refusal is not None:
+            return self._refuse_messages(refusal, batch)
+        done = 0
+        try:
+            for attributes, stored in self._sections.group(batch.messages):
+                if restricts_keys:
+                    keys = (target.routing_key, *(attributes.more_keys if attributes else ()))
+                    self.access.publish_keys(target.exchange, keys)
+                self._enqueue(target, attributes, stored)
+                done += len(stored)
+        except AccessRefused as refused:
+            rest = batch._replace(messages=batch.messages[done:])
+            return done + self._refuse_messages(unauthorized(str(refused)), rest)
+        except ConditionError as error:
+            self._fail(LinkRefusal(reply_to(error)))
+        return done
+
+    def _refuse_messages(self, refusal: LinkRefusal, batch: _Batch) -> int:
+        """Refuse messages for certain, or hold them until it is certain. Return how many were refused."""
+        if not self.access.certain:
+            self._is_checking = True
+            self.broker.submissions.read(self.connection.guarded(self._check_again), self.connection.lane)
+            return 0
+        if self._target is None and not refusal.ends_session:
+            return self._reject(refusal.error, batch)
+        self._fail(refusal)
+        return 0
+
+    def _check_again(self) -> None:
+        if not self.is_over:
+            self.access.certain = True
+            self.resume()
+            self.access.certain = False
+
+    def _reject(self, error: ErrorReply, batch: _Batch) -> int:
+        """Reject messages, and return how many. A client that has settled them learns it by the end of the link."""
+        if batch.is_settled:
+            self._fail(LinkRefusal(error))
+            return 0
+        self._refused += [_Refused(self.published, RejectedState(error))] * len(batch.messages)
+        self._settle_refused()
+        return len(batch.messages)
+
+    def _enqueue(self, target: TargetAddress, attributes: Attributes | None, stored: list[bytes]) -> None:
+        run, broker = self._run, self.broker
+        exchange, routing_key = target.exchange, target.routing_key
+        is_new = (
+            run is None
+            or (run.exchange, run.routing_key) != (exchange, routing_key)
+            or not run.messages  # a batch has taken all of them
+            or run.is_long
+            or (attributes is not run.attributes and not run.accepts(attributes))
+        )
+        if run is None or is_new:
+            run = self._run = OpenEnqueue(self, self.published + 1, exchange, routing_key, True, attributes)
+        count, counters = len(stored), broker.counters
+        self.published += count
+        counters.messages_received += count
+        counters.messages_received_confirm += count
+        counters.message_sizes.add_all(list(map(len, stored)))
+        self.counts.published += count
+        broker.submissions.publish(run, stored, is_new=is_new)
+
+    # Events from the log
+
+    def replied(self, result: Result) -> None:
+        """Ignored: a link that publishes makes no command with an answer."""
+
+    def confirm(self, published: int) -> None:
+        """Accept all deliveries up to this publish sequence number."""
+        if published <= self._confirmed or self.is_over:
+            return
+        counters, newly = self.broker.counters, published - self._confirmed
+        counters.messages_confirmed += newly
+        counters.confirmed_in[self.connection.vhost] += newly
+        self.counts.confirmed += newly
+        self._settle(published, _ACCEPTED)
+
+    def refuse(self, first: int, last: int, queue: str) -> None:
+        """Reject these publish sequence numbers, for which a queue has no room, and accept all earlier numbers."""
+        text = f"queue '{queue}' exceeded maximum length"
+        info: dict[Value, Value] = {_QUEUE: queue, _REASON: _MAXLEN}
+        error = ErrorReply(Condition.RESOURCE_LIMIT_EXCEEDED.value, text, info)
+        self._end_otherwise(first, last, RejectedState(error))
+
+    def unroutable(self, effect: effects.Returned) -> None:
+        """Release messages that reached no queue."""
+        self.broker.counters.messages_unroutable_returned += effect.count
+        self.counts.returned += effect.count
+        self._end_otherwise(effect.first_seq, effect.first_seq + effect.count - 1, _RELEASED)
+        target = self._target
+        if target is not None and target.queue is not None and self._check_queue_gone(target.queue):
+            text = f"{the_queue(target.queue, self.connection.vhost)} was deleted"
+            self._fail(LinkRefusal(error_reply(Condition.RESOURCE_DELETED, text)))
+
+    def _check_queue_gone(self, queue: str) -> bool:
+        vhost = self.vhost
+        return vhost is None or queue not in vhost.queues
+
+    def refuse_unconfirmed(self, published: int) -> None:
+        """Reject all deliveries up to this publish sequence number, because their outcome is unknown."""
+        error = error_reply(Condition.INTERNAL_ERROR, "the outcome is unknown: publish the message again")
+        if not self.is_over and published > self._confirmed:
+            self._settle(published, RejectedState(error))
+
+    def failed(self, failure: Failed) -> None:
+        """Release all unsettled deliveries, and end the link, because the log has refused a message."""
+        self.has_failed = True
+        refusal = LinkRefusal(
+            error_of(failure.code, failure.text), ends_session=failure.code == ReplyCode.ACCESS_REFUSED
+        )
+        self._failure = self._failure or refusal
+        self._confirmed = self.published
+        self._settle_refused()
+
+    def _end_otherwise(self, first: int, last: int, outcome: DeliveryState) -> None:
+        if self.is_over or last <= self._confirmed:
+            return
+        if first > self._confirmed + 1:
+            self.confirm(first - 1)
+        self._settle(last, outcome)
+
+    def _settle(self, published: int, outcome: DeliveryState) -> None:
+        """Settle the deliveries up to this publish sequence number, and those that were refused between them."""
+        refused = self._refused
+        while refused and refused[0].behind < published:
+            self._settle_next(refused[0].behind, outcome)
+            self._link.settle(1, refused.popleft().outcome)
+        self._settle_next(published, outcome)
+        self._settle_refused()
+
+    def _settle_next(self, published: int, outcome: DeliveryState) -> None:
+        if published > self._confirmed:
+            self._link.settle(published - self._confirmed, outcome)
+            self._confirmed = published
+        self.connection.schedule_flush()
+
+    def _settle_refused(self) -> None:
+        """Settle the refused deliveries that stand behind settled ones, and end the link if an error is next."""
+        refused = self._refused
+        while refused and refused[0].behind <= self._confirmed:
+            self._link.settle(1, refused.popleft().outcome)
+        self.connection.schedule_flush()
+        if self._failure is not None and self._confirmed == self.published and not self.is_over:
+            self._link.settle(self._link.unsettled_count, _RELEASED)
+            self.refuse_link(self._failure)
+
+    def _fail(self, refusal: LinkRefusal) -> None:
+        """End the link when all that was published has its outcome."""
+        if self._failure is None:
+            self._failure = refusal
+            self._held.clear()
+        self._settle_refused()
+
+    # For operators
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether deliveries of the client have no outcome yet."""
+        return bool(self._held) or self._confirmed < self.published
+
+    @property
+    def unconfirmed(self) -> int:
+        return self.published - self._confirmed
+
+    def facts(self) -> SessionFacts:
+        return SessionFacts(
+            self._link.handle, confirming=True, unconfirmed=self.unconfirmed, counts=self.counts
+        )
+
+    # Ends
+
+    def finish(self, then: Callable[[], None]) -> None:
+        """Call `then` when all deliveries of the client have their outcome, because the client detaches the link."""
+        if self._held:
+            self._finish = lambda: self.finish(then)
+        elif self._confirmed < self.published:
+            self.broker.submissions.read_barrier(self.connection.guarded(then), self.connection.lane)
+        else:
+            then()
+
+    def end(self) -> None:
+        if not self.is_over:
+            self.broker.throttle.remove(self)
+            self._held.clear()
+            self._count_held()
+            self._run = None
+        super().end()
+
+
+def _address(message: bytes) -> str | ConditionError | None:
+    """Return the address in the properties of a message, or the error in them."""
+    try:
+        return properties_of(message).to
+    except ConditionError as error:
+        return error
+
+
+@lru_cache(ADDRESSES_MAX)
+def publishing_target(address: str) -> TargetAddress:
+    """Parse the address of a target or a message. Raises ConditionError."""
+    target = target_address(address)
+    for name in (target.exchange, target.routing_key):
+        if len(name.encode()) > NAME_BYTES_MAX:
+            raise LongName(f"name longer than {NAME_BYTES_MAX} octets: '{name[:32]}...'")
+    return target
+
+
+class LongName(ConditionError):
+    """A name that is longer than the log can hold."""
+
+    condition = Condition.INVALID_FIELD
