@@ -144,6 +144,14 @@ class ReceivingLink(Link10):
         event = self._detach_requested()
         return [] if event is None else [event]
 
+    def limit(self, link_credit: int, message_bytes_max: int) -> None:
+        """Lower the limits of the link, before it is accepted."""
+        limits = self._limits
+        self._limits = limits._replace(
+            link_credit=min(limits.link_credit, link_credit),
+            message_bytes_max=min(limits.message_bytes_max, message_bytes_max),
+        )
+
     def settle(self, count: int, outcome: DeliveryState) -> None:
         """Settle the oldest `count` deliveries with an outcome, and give credit. No effect if the link has ended."""
         if not self.is_open and self.state is not LinkState.DETACH_REQUESTED:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from qq.amqp10.conditions import Condition, ConditionError
 from qq.amqp10.connection import (
@@ -29,10 +29,14 @@ from qq.amqp10.receiving_link import Deliveries, ReceivingLink
 from qq.amqp10.sending_link import CreditSet, SendingLink, Settled
 from qq.amqp10.session import EndRequested, LinkRequested, SessionFault, WindowOpened
 from qq.amqp10_server.attaching import accepted_source, check_new, consumer_arguments, queue_of_source
+from qq.amqp10_server.command_session import ConnectionCommands
 from qq.amqp10_server.consuming_link import ConsumingLink
 from qq.amqp10_server.errors import ConditionFault, error_of, error_reply, reply_to
+from qq.amqp10_server.management_node import ManagementLink, ManagementNode, is_management
 from qq.amqp10_server.publishing_link import PublishingLink, publishing_target
+from qq.amqp10_server.reply_link import ReplyLink, wants_replies
 from qq.amqp10_server.server import ANONYMOUS
+from qq.amqp10_server.temporary_queues import TemporaryQueues, wants_queue
 from qq.client_sockets.back_pressure import ALARM, HeartbeatTimes
 from qq.client_sockets.client_connection import TRY_AGAIN, ClientConnection, ConnectionTerms
 from qq.client_sockets.protocol_choice import ServedProtocol
@@ -41,7 +45,7 @@ from qq.machine.protocol.commands import SINCE, AttachConsumer
 from qq.sasl import EXTERNAL, PASSWORD_MECHANISMS, InvalidResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from qq.amqp10.connection import Event10
     from qq.amqp10.link import Link10
@@ -71,10 +75,22 @@ class _HoldingLink(NamedTuple):
     number: int
 
 
+AnyLink: TypeAlias = PublishingLink | ConsumingLink | ReplyLink | ManagementLink
+"""The part of the connection that serves a link."""
+
+
 class Amqp10Connection(ClientConnection[ServerConnection10]):
     """A client's connection. It is the `LinkCarrier` of its links."""
 
-    __slots__ = ("_blocked_bytes", "_links", "_server", "_vouched_for")
+    __slots__ = (
+        "_blocked_bytes",
+        "_commands",
+        "_links",
+        "_management",
+        "_server",
+        "_temporary_queues",
+        "_vouched_for",
+    )
 
     PROTOCOL = "AMQP 1-0"
     LOGIN_PROTOCOL = "amqp10"
@@ -88,8 +104,13 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
     def __init__(self, server: Amqp10Server, arrival: Arrival) -> None:
         super().__init__(server.broker, server.sockets, arrival)
         self._server = server
-        self._links: dict[Link10, PublishingLink | ConsumingLink] = {}
-        """The links with a session in the log."""
+        self._links: dict[Link10, AnyLink] = {}
+        """The links with a session in the log, and those of the management node."""
+        self._commands = ConnectionCommands(self)
+        """Commands that belong to none of the links."""
+        self._temporary_queues = TemporaryQueues(self, self._commands)
+        self._management: ManagementNode | None = None
+        """The management node, after the first link to it."""
         self._blocked_bytes = 0
         """Octets of messages published since the alarm began."""
 
@@ -205,6 +226,9 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         links, self._links = self._links, {}
         for each in links.values():
             each.end()
+        if self._management is not None:
+            self._management.end()
+        self._commands.end()
 
     def _end_a_session(self) -> None:
         self._links.popitem()[1].end()
@@ -225,11 +249,11 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
                 if isinstance(found := self._links.get(link), ConsumingLink):
                     found.settle(event)
             case CreditSet(link):
-                if isinstance(found := self._links.get(link), ConsumingLink):
+                if (found := self._links.get(link)) and not isinstance(found, PublishingLink):
                     found.credit_set(event)
             case WindowOpened(session):
                 for link in session.links:
-                    if isinstance(found := self._links.get(link), ConsumingLink):
+                    if (found := self._links.get(link)) and not isinstance(found, PublishingLink):
                         found.pump()
             case LinkRequested(link, session):
                 self._attach(link, session)
@@ -253,8 +277,8 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             case ConnectionFault10(error):
                 self._fail_with(reply_to(error))
 
-    def _publish(self, link: PublishingLink | ConsumingLink | None, event: Deliveries) -> None:
-        if isinstance(link, PublishingLink):
+    def _publish(self, link: AnyLink | None, event: Deliveries) -> None:
+        if isinstance(link, PublishingLink | ManagementLink):
             link.publish(event)
         if self._blocked:
             self._blocked_bytes += sum(len(octets) for _, _, octets in event.deliveries)
@@ -266,7 +290,14 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
     def _attach(self, link: ReceivingLink | SendingLink, session: Session10) -> None:
         try:
             check_new(link.attach)
-            if isinstance(link, ReceivingLink):
+            if is_management(link.attach):
+                self._attach_management(link, session)
+            elif isinstance(link, SendingLink) and wants_replies(link.attach):
+                self._attach_replies(link, session)
+            elif wants_queue(link.attach):
+                attach = partial(self._attach, link, session)
+                self._temporary_queues.make(link, session, self._container_id, attach)
+            elif isinstance(link, ReceivingLink):
                 self._attach_publisher(link, session)
             else:
                 self._attach_consumer(link, session)
@@ -300,6 +331,20 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         source = accepted_source(attach)
         consumer.attach(consumer_arguments(attach), partial(self._accept, partial(link.accept, source)))
 
+    def _attach_replies(self, link: SendingLink, session: Session10) -> None:
+        replies = ReplyLink(self, session, link)
+        self._links[link] = replies
+        source = replies.source(accepted_source(link.attach))
+        replies.attach(partial(self._accept, partial(link.accept, source)))
+
+    def _attach_management(self, link: ReceivingLink | SendingLink, session: Session10) -> None:
+        if self._management is None:
+            self._management = ManagementNode(self, self._commands)
+        attached = self._management.attach(link, session)
+        if attached is not None:
+            self._links[link], accept = attached
+            self._accept(accept)
+
     def _accept(self, accept: Callable[[], list[Any]]) -> None:
         """Answer an attach, and carry out the frames that the client has sent behind it."""
         self._handle_all(accept())
@@ -313,13 +358,17 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             found.finish(partial(self._detached, link))
 
     def _detached(self, link: Link10) -> None:
+        def answer() -> None:
+            link.detached()
+            self._schedule_flush()
+
         self._drop(link)
-        link.detached()
-        self._schedule_flush()
+        self._temporary_queues.delete(link, answer)
 
     def detach(self, link: Link10, error: ErrorReply | None) -> None:
         """End a link, and its session in the log."""
         self._drop(link)
+        self._temporary_queues.delete(link)
         link.detach(error)
         self._partial_dropped()
         self._schedule_flush()
@@ -334,10 +383,13 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
     def _end_links(self, session: Session10) -> None:
         for link in session.links:
             self._drop(link)
+            self._temporary_queues.delete(link)
 
     def _drop(self, link: Link10) -> None:
         found = self._links.pop(link, None)
         if isinstance(found, ConsumingLink):
+            self._pumping.pop(found.output, None)
+        elif isinstance(found, ReplyLink):
             self._pumping.pop(found, None)
         if found is not None:
             found.end()
@@ -401,6 +453,16 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         """Write the output of the protocol in this pass of the event loop, with messages of `size` octets."""
         self._out_bytes += size
         self._schedule_flush()
+
+    @property
+    def members(self) -> Sequence[str]:
+        """The names of the cluster's members."""
+        return self._server.members()
+
+    @property
+    def _container_id(self) -> str:
+        opened = self._engine.client_open
+        return "" if opened is None else opened.container_id
 
     @property
     def channel_count(self) -> int:

@@ -13,6 +13,8 @@ from qq.amqp10.values import Symbol
 from qq.sasl import EXTERNAL, PASSWORD_MECHANISMS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from qq.amqp10.connection import Settings10
     from qq.client_sockets.shared import ClientSockets
     from qq.sessions.broker import Broker
@@ -31,6 +33,8 @@ class Amqp10Server(NamedTuple):
     """Seconds of silence after which a client counts as dead; 0: never."""
     anonymous_user: str
     """The user of clients on this machine that log in without a name; "": they may not."""
+    members: Callable[[], Sequence[str]]
+    """Returns the names of the cluster's members."""
 
     @property
     def current_settings(self) -> Settings10:

@@ -91,7 +91,7 @@ def amqp10_settings(config: NodeConfig) -> Settings10:
     return Settings10(
         container_id=config.cluster_name,
         properties={Symbol(key): value for key, value in properties.items()},
-        offered_capabilities=("ANONYMOUS-RELAY",),
+        offered_capabilities=("LINK_PAIR_V1_0", "ANONYMOUS-RELAY"),
         idle_time_out_ms=limits.client_heartbeat_s * 1000 // 2,
         sessions_max=limits.session_max_per_connection,
         frame_max=limits.frame_max,

@@ -13,6 +13,7 @@ import pytest
 
 from chaos.fuzz.run import TROUBLE
 from qq.testing import ClusterNode, LocalCluster
+from tests.amqp10_server.lone_broker10 import LoneBroker10
 from tests.amqp10_server.socket_client import SocketClient
 
 
@@ -57,3 +58,10 @@ def queue(request: pytest.FixtureRequest, channel: Any) -> str:
     name = re.sub(r"\W+", "-", request.node.name)[-80:] + f"-{os.getpid()}"
     channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
     return name
+
+
+@pytest.fixture
+def broker() -> Generator[LoneBroker10]:
+    """A lone broker, for tests that look into its machine or change it behind the clients."""
+    with LoneBroker10() as broker:
+        yield broker

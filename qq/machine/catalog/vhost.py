@@ -5,6 +5,8 @@ Invariant: every check comes before the first change. Cached routes are dropped 
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qq.machine.catalog import limits as lim
@@ -65,6 +67,8 @@ _HOLDER_STEPS = 10
 the timer of a consumer."""
 
 RESERVED = "amq."
+ARGUMENTS_HASH_BYTES = 16
+"""Bytes of the hash of a binding's arguments."""
 
 
 VhostRef = tuple[str, bool]
@@ -837,3 +841,11 @@ def _binding(source: str, destination: Destination, routing_key: str, arguments:
 def binding_arguments(binding: Binding) -> Table:
     """Return the table that `_binding` has packed."""
     return unpack(binding.arguments) if binding.arguments else {}
+
+
+def arguments_hash(binding: Binding) -> str:
+    """Return a hash of the binding's arguments for paths and keys of clients; it is empty without arguments."""
+    if not binding.arguments:
+        return ""
+    digest = blake2b(binding.arguments, digest_size=ARGUMENTS_HASH_BYTES).digest()
+    return urlsafe_b64encode(digest).decode().rstrip("=")

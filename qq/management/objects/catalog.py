@@ -6,16 +6,14 @@ Invariant: only reads the machine.
 from __future__ import annotations
 
 import json
-from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from functools import partial
-from hashlib import blake2b
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote_plus
 
-from qq.machine.catalog.vhost import PREDECLARED, binding_arguments
+from qq.machine.catalog.vhost import PREDECLARED, arguments_hash, binding_arguments
 from qq.machine.protocol.commands import DeclareExchange, DeclareQueue
 from qq.machine.queue.moves import LEDGER
 from qq.management.objects.sorted_objects import Chained
@@ -53,8 +51,6 @@ _KINDS = {"queue": DestinationKind.QUEUE, "exchange": DestinationKind.EXCHANGE}
 
 _INTERNAL = "rmq-internal"
 """RabbitMQ's name for the broker itself, as the user of an action."""
-HASH_BYTES = 16
-"""Bytes of the hash of a binding's arguments in the binding's `properties_key`."""
 
 
 class CatalogReports:
@@ -294,7 +290,7 @@ _BINDING_FIELDS: dict[str, Callable[[_BindingIn], Any]] = {
     "destination_type": lambda row: "queue" if row[1].destination.kind is _KINDS["queue"] else "exchange",
     "routing_key": lambda row: row[1].routing_key,
     "arguments": lambda row: binding_arguments(row[1]),
-    "properties_key": lambda row: _properties_key(row[1].routing_key, row[1].arguments),
+    "properties_key": lambda row: _properties_key(row[1]),
 }
 """Field of `BindingStatus` -> function that computes it from a binding."""
 
@@ -311,10 +307,9 @@ def _binding_status(row: _BindingIn) -> BindingStatus:
     return BindingStatus(**{name: field(row) for name, field in _BINDING_FIELDS.items()})
 
 
-def _properties_key(routing_key: str, arguments: bytes) -> str:
+def _properties_key(binding: Binding) -> str:
     """Return a key in RabbitMQ's form (rabbit_mgmt_format:pack_binding_props), with a hash of our own."""
-    quoted = quote_plus(routing_key).replace("~", "%7E")
-    if not arguments:
+    quoted = quote_plus(binding.routing_key).replace("~", "%7E")
+    if not binding.arguments:
         return quoted or "~"
-    digest = blake2b(arguments, digest_size=HASH_BYTES).digest()
-    return f"{quoted}~{urlsafe_b64encode(digest).decode().rstrip('=')}"
+    return f"{quoted}~{arguments_hash(binding)}"

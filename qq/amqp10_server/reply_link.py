@@ -1,0 +1,276 @@
+"""A link on which a client gets direct replies (https://www.rabbitmq.com/docs/direct-reply-to).
+
+Invariant: a reply is delivered at most once, settled, and in the order of its responder. A reply without credit, and a
+reply beyond the memory for clients that do not read, is lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.amqp10.addresses import queue_address
+from qq.amqp10.conditions import Condition
+from qq.amqp10.performatives import SenderSettleMode
+from qq.amqp10_server.errors import ConditionFault, error_reply
+from qq.amqp10_server.link_session import LinkSession
+from qq.amqp10_server.no_publisher import NoPublisher
+from qq.machine.catalog.reply_names import REPLY_PREFIX
+from qq.machine.protocol.commands import ReplyTo
+from qq.machine.protocol.effects import Consuming
+from qq.ranges import Range
+from qq.sessions.deliveries10 import delivered10
+from qq.sessions.direct_replies import LoggedReplies
+from qq.sessions.entries import Messages, MessagesGone
+from qq.sessions.session_info import SessionFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from qq.amqp10.performatives import AttachFrame, SourceTerminus
+    from qq.amqp10.sending_link import CreditSet, SendingLink
+    from qq.amqp10.session import Session10
+    from qq.amqp10_server.ports import LinkCarrier
+    from qq.machine.protocol.effects import (
+        ConsumerState,
+        Deliver,
+        DeliveriesReleased,
+        DeliveryTimeout,
+        DirectReply,
+        Result,
+    )
+    from qq.sessions.ports import Replies
+
+VOLATILE_QUEUE = "rabbitmq:volatile-queue"
+"""The capability of a dynamic source that is no queue, but gets direct replies."""
+LOGGED_MAX = 50_000
+"""Runs of replies in the log that may wait for a client that does not read."""
+
+
+class _Unlogged(NamedTuple):
+    """Replies that came without the log, and their octets of memory."""
+
+    replies: Replies
+    size: int
+
+
+def wants_replies(attach: AttachFrame) -> bool:
+    """Return whether the client attaches a link for direct replies. Raises ConditionFault."""
+    source = attach.source
+    if not attach.role or source is None or not source.dynamic or VOLATILE_QUEUE not in source.capabilities:
+        return False
+    if attach.snd_settle_mode is not SenderSettleMode.SETTLED or source.expiry_policy != "link-detach":
+        text = f"a source with '{VOLATILE_QUEUE}' needs snd-settle-mode settled and expiry-policy link-detach"
+        raise ConditionFault(error_reply(Condition.NOT_IMPLEMENTED, text))
+    return True
+
+
+class ReplyLink(NoPublisher, LinkSession):
+    """A link for direct replies. It is the `SessionConsumers` of its session, and its only consumer."""
+
+    __slots__ = (
+        "_accept",
+        "_link",
+        "_logged_count",
+        "_logged_replies",
+        "_name",
+        "_reading",
+        "_unlogged_bytes",
+        "_waiting",
+        "id",
+        "started",
+    )
+
+    next_id = 0
+    """Always 0: replies have no message ids."""
+    is_busy = False
+    """Always false: the client waits for no answer of the link."""
+
+    def __init__(self, carrier: LinkCarrier, engine: Session10, link: SendingLink) -> None:
+        super().__init__(carrier, engine, link)
+        self._link: SendingLink = link
+        self._name = self.broker.server_name(REPLY_PREFIX)
+        self.id = self.broker.new_id()
+        """The number of the consumer in the log."""
+        self.started = False
+        self._accept: Callable[[], None] | None = None
+        self._waiting: deque[Range | _Unlogged] = deque()
+        """Replies in the log, and other replies."""
+        self._logged_count = 0
+        """Replies in the log that wait."""
+        self._unlogged_bytes = 0
+        self._logged_replies = LoggedReplies()
+        self._reading = False
+
+    @property
+    def publisher(self) -> ReplyLink:
+        return self
+
+    @property
+    def consumers(self) -> ReplyLink:
+        return self
+
+    # Attaching
+
+    def attach(self, accept: Callable[[], None]) -> None:
+        """Begin to consume replies, which needs no permission, and call `accept`."""
+        self._accept = accept
+        self.open(self._consume)
+
+    def _consume(self) -> None:
+        command = ReplyTo(self.session, self.id, self._name)
+        self.broker.submit_when_free(command, self.connection, lambda: self.is_over)
+
+    def source(self, asked: SourceTerminus) -> SourceTerminus:
+        """Return the source with the address for replies."""
+        return asked._replace(
+            address=queue_address(self._name),
+            capabilities=(VOLATILE_QUEUE,),
+            distribution_mode="move",
+            filter=None,
+        )
+
+    def replied(self, result: Result) -> None:
+        self.answered += 1
+        if isinstance(result, Consuming) and self._accept is not None and not self.is_over:
+            self.started = True
+            accept, self._accept = self._accept, None
+            accept()
+
+    # From the client
+
+    def credit_set(self, event: CreditSet) -> None:
+        """Take the credit of the client, and end it at once if the client drains it."""
+        if event.is_drain:
+            self._link.drained(0)
+        elif event.wants_state:
+            self._link.send_state(0)
+        self.connection.schedule_flush()
+
+    # Events from the log
+
+    @property
+    def all(self) -> Sequence[ReplyLink]:
+        return (self,)
+
+    def find(self, consumer_id: int) -> ReplyLink | None:
+        return self if consumer_id == self.id else None
+
+    def direct_reply(self, effect: DirectReply) -> None:
+        self._logged_replies.record(effect.publisher_node, effect.publisher, effect.index)
+        if self._logged_count >= LOGGED_MAX:
+            self.broker.counters.replies_dropped += effect.count
+            return
+        self._logged_count += 1
+        self._put(Range(effect.index, effect.first_slot, effect.count))
+
+    def replies(self, node: str, replies: Replies) -> None:
+        direct = self.broker.direct_replies
+        size = direct.size(replies)
+        is_late = replies.name != self._name or self._logged_replies.have_overtaken(node, replies)
+        if is_late or (self._waiting and not direct.has_room(self._unlogged_bytes, size)):
+            self.broker.counters.replies_dropped += len(replies.messages)
+            return
+        self._count_bytes(size)
+        self._put(_Unlogged(replies, size))
+
+    def _count_bytes(self, size: int) -> None:
+        self._unlogged_bytes += size
+        self.broker.direct_replies.waiting_bytes += size
+
+    def deliver(self, effect: Deliver) -> None:
+        """Ignored: the link consumes from no queue."""
+
+    def state(self, effect: ConsumerState) -> None:
+        """Ignored: the client's credit is not in the log."""
+
+    def cancelled(self, consumer_id: int) -> None:
+        """Ignored: the link consumes from no queue."""
+
+    def timed_out(self, effect: DeliveryTimeout) -> None:
+        """Ignored: the client holds no deliveries."""
+
+    def released(self, effect: DeliveriesReleased) -> None:
+        """Ignored: the client holds no deliveries."""
+
+    def leader_changed(self) -> None:
+        """Ignored: the link goes on."""
+
+    # Writing
+
+    def _put(self, item: Range | _Unlogged) -> None:
+        self._waiting.append(item)
+        if len(self._waiting) == 1:
+            self.pump()
+
+    def pump(self) -> None:
+        """Write the replies that wait, as far as the socket and the client's window take them."""
+        try:
+            self._pump()
+        except Exception as error:  # noqa: BLE001  # it is logged; other clients must get their messages
+            self.connection.unexpected(error)
+
+    def _pump(self) -> None:
+        waiting = self._waiting
+        while waiting and not (self._reading or self.is_over or self._engine.deliveries.is_waiting):
+            if not self.connection.has_room:
+                self.connection.pump_later(self)
+                return
+            item = waiting[0]
+            if isinstance(item, _Unlogged):
+                _, _, name, _, _, _, frames_channel, messages = item.replies
+                self._write(Messages("", name, frames_channel, messages))
+                self._count_bytes(-item.size)
+            elif self._write_logged(item):
+                self._logged_count -= 1
+            else:
+                return
+            waiting.popleft()
+
+    def _write_logged(self, part: Range) -> bool:
+        """Write replies in the log. Return False while they are being read."""
+        entries = self.broker.entries
+        try:
+            stored = entries.messages(part)
+        except MessagesGone:
+            self.broker.counters.replies_dropped += part.count
+            return True
+        if stored is None:
+            self._reading = True
+            entries.load([part.index], self._read)
+            return False
+        for messages in stored:
+            self._write(messages)
+        return True
+
+    def _read(self) -> None:
+        self._reading = False
+        self.pump()
+
+    def _write(self, stored: Messages) -> None:
+        """Write replies as far as the client has credit. The rest is lost."""
+        counters, count = self.broker.counters, min(len(stored.messages), self._link.credit)
+        counters.replies_dropped += len(stored.messages) - count
+        counters.replies_delivered += count
+        if count:
+            taken = stored._replace(messages=stored.messages[:count])
+            heads, bodies = delivered10(taken, Range(0, 0, count), None, count_contract=None)
+            self._link.deliver(0, heads, bodies)
+            self.connection.schedule_flush(sum(map(len, heads)) + sum(map(len, bodies)))
+
+    # For operators
+
+    def facts(self) -> SessionFacts:
+        return SessionFacts(self._link.handle, consumers=1, prefetch=self._link.credit, counts=self.counts)
+
+    # Ends
+
+    def finish(self, then: Callable[[], None]) -> None:
+        """End the session, and call `then`, because the client detaches the link."""
+        self.end()
+        self.broker.submissions.read_barrier(self.connection.guarded(then), self.connection.lane)
+
+    def end(self) -> None:
+        self._waiting.clear()
+        self._count_bytes(-self._unlogged_bytes)
+        super().end()
