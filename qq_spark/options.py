@@ -35,7 +35,7 @@ _NAMES = (
 )
 _WRITER_NAMES = (*_ACCESS, "queue", "exchange", "routingKey", "guarantee", "sink", "epoch")
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
-_SPARKS_OWN = ("checkpointLocation", "path")
+_SPARKS_OWN = ("checkpointLocation", "path", "queryName")
 """Options that Spark itself adds for a writer."""
 _STREAM_ONLY = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "queues", "queuePattern")
 _BATCH_ONLY = ("leases", "maxMessages", "holdSeconds")

@@ -9,9 +9,7 @@ has credit for, and no more than UNSETTLED_MAX beyond the deliveries that the cl
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from qq.amqp10.conditions import Condition
 from qq.amqp10.performatives import (
@@ -21,14 +19,12 @@ from qq.amqp10.performatives import (
 )
 from qq.amqp10.values import encode
 from qq.amqp10_server.errors import LinkRefusal, error_of, error_reply, unauthorized
+from qq.amqp10_server.link_output import LinkOutput, StateReport
 from qq.amqp10_server.link_session import LinkSession
 from qq.amqp10_server.no_publisher import NoPublisher
 from qq.errors import ReplyCode
 from qq.machine.protocol import commands, effects
 from qq.machine.protocol.refusals import the_queue
-from qq.sessions.deliveries10 import delivered10
-from qq.sessions.entries import MessagesGone, ReadAhead
-from qq.sessions.headers import is_redelivered
 from qq.sessions.session_info import SessionFacts
 from qq.sessions.submissions import Urgency
 
@@ -39,10 +35,7 @@ if TYPE_CHECKING:
     from qq.amqp10.session import Session10
     from qq.amqp10_server.ports import LinkCarrier
     from qq.machine.protocol.commands import Table
-    from qq.machine.protocol.death_history import History
-    from qq.machine.protocol.effects import CountContract, Deliver, DirectReply, Result
-    from qq.ranges import Range
-    from qq.sessions.entries import Messages
+    from qq.machine.protocol.effects import Deliver, DirectReply, Result
     from qq.sessions.ports import Replies
 
 UNSETTLED_MAX = 16_384
@@ -51,31 +44,8 @@ UNSETTLED_MAX = 16_384
 More credit has no effect before the client settles some of them."""
 UNWRITTEN_MAX = 2_048
 """Deliveries of a link of settled deliveries that may be on their way to the socket."""
-READ_AHEAD_RANGES = 64
-"""Waiting ranges that are searched for entries to read ahead."""
 ALL_IDS = 2**62
 """A message id beyond all that a consumer gets."""
-_ACTIVE = "rabbitmq:active"
-
-
-@dataclass(slots=True, eq=False)
-class _CheckedOut:
-    """Messages that the log has given to the link. `next_id` is the message id of the first."""
-
-    next_id: int
-    ranges: deque[Range]
-    histories: dict[int, History]
-    count_contract: CountContract | None
-
-
-class _StateReport(NamedTuple):
-    """A state of the link that the client is to be told behind the deliveries before it."""
-
-    number: int
-    """The number of the last `SetCredit` at that time."""
-    available: int
-    is_drained: bool
-    is_echo: bool
 
 
 class ConsumingLink(NoPublisher, LinkSession):
@@ -88,16 +58,12 @@ class ConsumingLink(NoPublisher, LinkSession):
         "_echo",
         "_limit",
         "_link",
-        "_number",
         "_queue",
-        "_read_ahead",
-        "_reading",
         "_sent_limit",
         "_settled",
-        "_waiting",
-        "_written",
         "id",
         "next_id",
+        "output",
         "started",
     )
 
@@ -111,25 +77,19 @@ class ConsumingLink(NoPublisher, LinkSession):
         self.next_id = 0
         """The message id of the first message that the log has not given to the link yet."""
         self._attached: Callable[[], None] | None = None
-        self._written = 0
-        """The message id of the first message that was not written yet."""
         self._settled = 0
         """Messages that the client has settled."""
         self._limit = 0
         """The message id below which the client has credit."""
         self._sent_limit = 0
         """The message id below which the log may give messages to the link, as the log was last told."""
-        self._number = 0
-        """The number of the last `SetCredit`."""
         self._drain = 0
         """The number of the `SetCredit` that drains the credit; 0 if none does."""
         self._echo = 0
         """The number of the `SetCredit` whose state the client has asked for; 0 if none."""
         self._active: bool | None = None
         """Whether the client was told that it is the active consumer; None if it was told nothing."""
-        self._waiting: deque[_CheckedOut | _StateReport] = deque()
-        self._reading = False
-        self._read_ahead = ReadAhead()
+        self.output = LinkOutput(carrier, engine, link, self._count_written)
 
     @property
     def publisher(self) -> ConsumingLink:
@@ -205,26 +165,26 @@ class ConsumingLink(NoPublisher, LinkSession):
 
     def credit_set(self, event: CreditSet) -> None:
         """Take the credit that the client has set."""
-        self._limit = self._written + event.credit
+        self._limit = self.output.written_id + event.credit
         if event.is_drain or event.wants_state:
-            self._number += 1
-            self._drain = self._number if event.is_drain else 0
-            self._echo = self._number if event.wants_state else self._echo
+            self.output.credit_number += 1
+            self._drain = self.output.credit_number if event.is_drain else 0
+            self._echo = self.output.credit_number if event.wants_state else self._echo
             self._send_credit()
         elif self._drain or self._next_limit() != self._sent_limit:
-            self._number += 1
+            self.output.credit_number += 1
             self._drain = 0
             self._send_credit()
 
     def _next_limit(self) -> int:
         """Return the message id below which the log may give messages to the link."""
         if self._is_settled:
-            return min(self._limit, self._written + UNWRITTEN_MAX)
+            return min(self._limit, self.output.written_id + UNWRITTEN_MAX)
         return min(self._limit, self._settled + UNSETTLED_MAX)
 
     def _send_credit(self) -> None:
         self._sent_limit = self._next_limit()
-        number, broker = self._number, self.broker
+        number, broker = self.output.credit_number, self.broker
         command = commands.SetCredit(
             self.id, number, self._sent_limit, self._drain == number, self._echo == number
         )
@@ -236,7 +196,7 @@ class ConsumingLink(NoPublisher, LinkSession):
             window = UNWRITTEN_MAX if self._is_settled else UNSETTLED_MAX
             limit = self._next_limit()
             if limit - self._sent_limit >= min(window // 2, self._limit - self._sent_limit):
-                self._number += 1
+                self.output.credit_number += 1
                 self._send_credit()
 
     # Outcomes
@@ -278,9 +238,7 @@ class ConsumingLink(NoPublisher, LinkSession):
 
     def deliver(self, effect: Deliver) -> None:
         self.next_id = effect.first_id + sum(part.count for part in effect.ranges)
-        self._put(
-            _CheckedOut(effect.first_id, deque(effect.ranges), dict(effect.histories), effect.count_contract)
-        )
+        self.output.deliver(effect)
 
     def state(self, effect: effects.ConsumerState) -> None:
         """Tell the client the end of a drain, the state that it has asked for, and whether it is active."""
@@ -294,7 +252,8 @@ class ConsumingLink(NoPublisher, LinkSession):
         if is_echo:
             self._echo = 0
         if is_drained or is_echo or is_changed:
-            self._put(_StateReport(self._number, effect.available, is_drained, is_echo))
+            number = self.output.credit_number
+            self.output.report(StateReport(number, effect.available, is_drained, is_echo, self._active))
 
     def cancelled(self, consumer_id: int) -> None:  # noqa: ARG002
         """End the link, because its queue was deleted."""
@@ -318,119 +277,25 @@ class ConsumingLink(NoPublisher, LinkSession):
 
     # Writing
 
-    def _put(self, item: _CheckedOut | _StateReport) -> None:
-        self._waiting.append(item)
-        if len(self._waiting) == 1:
-            self.pump()
-
     def pump(self) -> None:
-        """Write what waits, as far as the socket and the client's window take it and its messages are in memory."""
-        try:
-            self._pump()
-        except Exception as error:  # noqa: BLE001  # it is logged; other clients must get their messages
-            self.connection.unexpected(error)
+        """Write what waits, because the window of the client's session has opened."""
+        self.output.pump()
 
-    def _pump(self) -> None:
-        waiting = self._waiting
-        while waiting and not (self._reading or self.is_over):
-            item = waiting[0]
-            if isinstance(item, _StateReport):
-                self._write_state(item)
-            elif not self._write(item):
-                return
-            waiting.popleft()
-
-    def _write_state(self, state: _StateReport) -> None:
-        is_drained = (
-            state.is_drained and state.number == self._number
-        )  # else the client has set the credit anew
-        if is_drained:
-            self._link.drained(state.available)
-        if state.is_echo or not is_drained:
-            self._link.send_state(state.available, None if self._active is None else {_ACTIVE: self._active})
-        self.connection.schedule_flush()
-
-    def _write(self, delivery: _CheckedOut) -> bool:
-        """Write deliveries. Return False if they must wait."""
-        ranges = delivery.ranges
-        while ranges:
-            if not self.connection.has_room:
-                self.connection.pump_later(self)
-                return False
-            if self._engine.deliveries.is_waiting:
-                return False
-            part = self._next_portion(ranges)
-            try:
-                stored = self._stored(part, ranges)
-            except MessagesGone:
-                # The queue was deleted while these messages waited; the link is told separately.
-                delivery.next_id += part.count
-                ranges.popleft()
-                continue
-            if stored is None:
-                return False
-            self._write_part(delivery, part, stored)
-            delivery.next_id += part.count
-            ranges.popleft()
-        return True
-
-    def _write_part(self, delivery: _CheckedOut, part: Range, stored: list[Messages]) -> None:
-        history = delivery.histories.get(part.history)
-        first, size = delivery.next_id, 0
-        for messages in stored:
-            heads, bodies = delivered10(messages, part, history, count_contract=delivery.count_contract)
-            self._link.deliver(first, heads, bodies)
-            first += len(heads)
-            size += sum(map(len, heads)) + sum(map(len, bodies))
-        self._written = delivery.next_id + part.count
-        self.connection.schedule_flush(size)
-        count, counters = part.count, self.broker.counters
-        if is_redelivered(part, history, delivery.count_contract):
+    def _count_written(self, first_id: int, count: int, is_redelivered: bool) -> None:
+        counters = self.broker.counters
+        if is_redelivered:
             counters.messages_redelivered += count
             self.counts.redelivered += count
         if self._is_settled:
             counters.messages_delivered_auto_ack += count
             self.counts.delivered_no_ack += count
-            last = delivery.next_id + count - 1
-            self.broker.submissions.settle(
-                commands.Settle,
-                self.id,
-                delivery.next_id,
-                last,
-                self.connection.lane,
-                Urgency.WITH_NEXT_REQUEST,
-            )
+            submissions, lane = self.broker.submissions, self.connection.lane
+            last_id = first_id + count - 1
+            submissions.settle(commands.Settle, self.id, first_id, last_id, lane, Urgency.WITH_NEXT_REQUEST)
             self._extend_limit()
         else:
             counters.messages_delivered_manual_ack += count
             self.counts.delivered += count
-
-    def _next_portion(self, ranges: deque[Range]) -> Range:
-        """Return the first range, after splitting off the messages that are too large to be taken with it."""
-        part = ranges[0]
-        count = self.broker.entries.portion(part)
-        if count < part.count:
-            ranges[0] = part.part(count, part.count - count)
-            ranges.appendleft(part.part(0, count))
-        return ranges[0]
-
-    def _stored(self, part: Range, ahead: Sequence[Range]) -> list[Messages] | None:
-        """Return the messages of `part`; None while they are being read. Raises MessagesGone."""
-        entries = self.broker.entries
-        stored = entries.messages(part)
-        if stored is None:
-            self._reading = True
-            near = zip(ahead, range(READ_AHEAD_RANGES), strict=False)
-            entries.load(
-                list(dict.fromkeys(following.index for following, _ in near)), self._read, self._read_ahead
-            )
-        elif self._read_ahead.is_due(part.index):
-            entries.load_more(self._read_ahead)
-        return stored
-
-    def _read(self) -> None:
-        self._reading = False
-        self.pump()
 
     # For operators
 
@@ -458,5 +323,5 @@ class ConsumingLink(NoPublisher, LinkSession):
             if self.started:
                 command = commands.Return(self.id, 0, ALL_IDS)
                 self.broker.submissions.add(command, self.connection.lane)
-            self._waiting.clear()
+            self.output.close()
         super().end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from qq.client_sockets.message_output import OutputSocket
 from qq.sessions.ports import Connection
 
 if TYPE_CHECKING:
@@ -15,28 +16,11 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 
-class Pump(Protocol):
-    """A source of output that has waited for room."""
-
-    def pump(self) -> None:
-        """Write as much as there is room for."""
-        ...
-
-
-class LinkCarrier(Connection, Protocol):
+class LinkCarrier(Connection, OutputSocket, Protocol):
     """The connection of a link. It writes the output of the protocol at the end of the present work."""
 
     @property
     def broker(self) -> Broker: ...
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the socket takes more output now."""
-        ...
-
-    def pump_later(self, source: Pump, /) -> None:
-        """Call `source.pump` when the socket takes output again."""
-        ...
 
     def schedule_flush(self, size: int = 0) -> None:
         """Write the output of the protocol in this pass of the event loop, with messages of `size` octets."""

@@ -18,7 +18,7 @@ from qq.machine.handlers.cost_estimate import (
     TRANSACTION_STEPS_MAX,
     Price,
 )
-from qq.machine.protocol.commands import Enqueue, JoinFragments, Publish, StoreFragment
+from qq.machine.protocol.commands import Enqueue, JoinFragments, Publish, SessionDown, StoreFragment
 from qq.sessions.batch import BATCH_BYTES_MAX, STEP_BYTES, PartOutcome
 from qq.stored.kinds import head_stop
 
@@ -69,24 +69,76 @@ class PendingCommand:
         batch.add(lane, self._command, self._steps, self.size)
 
 
+class _LargeMessage:
+    """A message that is stored in fragments of a session, before its head is published."""
+
+    __slots__ = ("_stored", "session")
+
+    def __init__(self, session: int) -> None:
+        self.session = session
+        self._stored = 0
+        """End of the stored octets of the message; 0 without any."""
+
+    def store(self, message: bytes, batch: Batch, lane: Lane) -> int:
+        """Add the next fragment to the batch, and return its size, or 0 if the batch has no room for it."""
+        start = self._stored or head_stop(message)
+        end = min(start + batch.fragment_bytes, len(message))
+        if not batch.has_room(FRAGMENT_STEPS, COMMAND_BYTES + end - start):
+            return 0
+        fragment = memoryview(message)[start:end]
+        batch.publish(lane, StoreFragment(self.session), [fragment], FRAGMENT_STEPS, len(fragment))
+        self._stored = end
+        return end - start
+
+    def is_stored(self, message: bytes) -> bool:
+        """Return whether the batches have all octets of the message behind its head."""
+        return self._stored == len(message)
+
+    def join(self, batch: Batch, lane: Lane) -> bool:
+        """Let the next message of the batch have the stored fragments, and return whether there are any."""
+        if not self._stored:
+            return False
+        batch.add(lane, JoinFragments(self.session), 0, 0)
+        self._stored = 0
+        return True
+
+
 class PendingStep:
     """Messages for a sink that wait in a lane, with their command."""
 
-    __slots__ = ("_command", "_messages", "size")
+    __slots__ = ("_command", "_large", "_messages", "size")
 
-    def __init__(self, command: StageMessages, messages: Sequence[bytes]) -> None:
+    def __init__(self, command: StageMessages, messages: Sequence[bytes], session: int) -> None:
+        """`session` is a number that only this step has. A large message is stored in fragments of this session."""
         self._command = command
         self._messages = messages
+        self._large = _LargeMessage(session)
         self.size = bytes_of_command(command) + sum(map(len, messages)) + MESSAGE_BYTES * len(messages)
 
     def take(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
+        message = self._messages[0]
+        if _is_large(message, batch.large_bytes):
+            return self._store_fragment(message, batch, lane)
         steps = costs.staging_steps(self._command)
         if steps is None:
             return PartOutcome.PUT_OFF
         if not batch.has_room(steps, self.size):
             return PartOutcome.NO_ROOM
+        is_joined = self._large.join(batch, lane)
         batch.publish(lane, self._command, self._messages, steps, self.size)
+        if is_joined:
+            batch.add(lane, SessionDown(self._large.session), FRAGMENT_STEPS, 0)
         return PartOutcome.TAKEN
+
+    def _store_fragment(self, message: bytes, batch: Batch, lane: Lane) -> PartOutcome:
+        """Add a fragment of a large message, which is a step by itself, to the batch."""
+        size = self._large.store(message, batch, lane)
+        if not size:
+            return PartOutcome.NO_ROOM
+        self.size -= size
+        if self._large.is_stored(message):
+            self._messages = [message[: head_stop(message)]]
+        return PartOutcome.PARTLY_TAKEN
 
 
 class Callback(NamedTuple):
@@ -134,10 +186,10 @@ class OpenEnqueue:
     __slots__ = (
         "_added_bytes",
         "_bytes",
+        "_large",
         "_overhead_bytes",
         "_price",
         "_priced",
-        "_stored",
         "attributes",
         "exchange",
         "first_sequence",
@@ -179,8 +231,8 @@ class OpenEnqueue:
         """If routing parses each message: the prices in steps of the first messages, as far as they are known."""
         self._price: Price | None = None
         """If routing does not parse the messages: the price of all of them; None if it is not known."""
-        self._stored = 0
-        """Octets of the first message that are stored in fragments, counted from its start; 0 if none are."""
+        self._large: _LargeMessage | None = None
+        """The first message, if it is stored in fragments."""
 
     @property
     def keys(self) -> int:
@@ -245,16 +297,12 @@ class OpenEnqueue:
         After the last fragment, only the octets before the body are left here.
         """
         message = self.messages[0]
-        start = self._stored or head_stop(message)
-        end = min(start + batch.fragment_bytes, len(message))
-        size = COMMAND_BYTES + end - start
-        if not batch.has_room(FRAGMENT_STEPS, size):
+        large = self._large = self._large or _LargeMessage(self.publisher.session)
+        size = large.store(message, batch, lane)
+        if not size:
             return PartOutcome.NO_ROOM
-        fragment = memoryview(message)[start:end]
-        batch.publish(lane, StoreFragment(self.publisher.session), [fragment], FRAGMENT_STEPS, len(fragment))
-        self._bytes -= len(fragment)
-        self._stored = end
-        if end == len(message):
+        self._bytes -= size
+        if large.is_stored(message):
             self.messages[0] = message[: head_stop(message)]
         return PartOutcome.PARTLY_TAKEN
 
@@ -278,9 +326,9 @@ class OpenEnqueue:
     def _move(self, batch: Batch, lane: Lane, count: int, steps: int, size: int) -> None:
         """Add the first `count` messages to the batch. The rest stays here and follows later."""
         going = self.messages[:count]
-        if self._stored:
-            batch.add(lane, JoinFragments(self.publisher.session), 0, 0)
-            self._stored = 0
+        if self._large is not None:
+            self._large.join(batch, lane)
+            self._large = None
         batch.publish(lane, _sealed(self, count), going, steps, size)
         batch.requested_s.append(self.requested_s)
         del self.messages[:count]  # a long run may be taken in very many pieces

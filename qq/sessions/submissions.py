@@ -267,9 +267,12 @@ class Submissions:
         transaction = OpenCommit(commit, parts, partial(self._refuse_commit, lane, refuse))
         self._enqueue(lane, transaction, transaction.size)
 
-    def stage(self, command: StageMessages, messages: Sequence[bytes], lane: Lane) -> None:
-        """Submit a step of a sink with its messages; `check_command` must have accepted the command."""
-        pending = PendingStep(command, messages)
+    def stage(self, command: StageMessages, messages: Sequence[bytes], lane: Lane, session: int) -> None:
+        """Submit a step of a sink with its messages; `check_command` must have accepted the command.
+
+        `session` is a new number, for the fragments of a large message.
+        """
+        pending = PendingStep(command, messages, session)
         self._enqueue(lane, pending, pending.size)
 
     def _pending_command(self, command: Command) -> PendingCommand:

@@ -111,10 +111,10 @@ def _renumbered(message: bytes, number: bytes, frames: Sequence[int]) -> bytes:
     return b"".join(parts)
 
 
-def body_frames(body: bytes | bytearray, channel: int, frame_max: int) -> bytes:
+def body_frames(body: bytes | bytearray | memoryview, channel: int, frame_max: int) -> bytes:
     """Return the body in frames of at most `frame_max` octets."""
     payload_max = frame_max - FRAME_OVERHEAD
-    frames: list[bytes | bytearray] = []
+    frames: list[bytes | bytearray | memoryview] = []
     for at in range(0, len(body), payload_max):
         part = body[at : at + payload_max]
         frames += (_FRAME.pack(FRAME_BODY, channel, len(part)), part, _END)

@@ -54,7 +54,7 @@ from qq.amqp10.values import (
 from qq.octets import octets_of
 from qq.stored import layout
 from qq.stored.attributes10 import delay_ms
-from qq.stored.editing import body_frames, short_string, sized
+from qq.stored.editing import WORTHWHILE_BYTES, body_frames, short_string, sized
 from qq.stored.fields import join_properties, property_of
 from qq.stored.known import remembers
 from qq.stored.layout import FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD
@@ -205,8 +205,8 @@ def _urn(uuid: bytes) -> str:
     return f"urn:uuid:{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def _joined(message: bytes, at: int) -> bytes:
-    """Return the contents of the data sections at `at`."""
+def _joined(message: bytes, at: int) -> bytes | memoryview:
+    """Return the contents of the data sections at `at`. Those of a single large section are not copied."""
     begin = message[at : at + 8]
     if begin.startswith(SHORT_DATA) and len(begin) > 4 and at + 5 + begin[4] == len(message):
         return message[at + 5 :]
@@ -215,7 +215,7 @@ def _joined(message: bytes, at: int) -> bytes:
         and len(begin) == 8
         and at + 8 + _LENGTH.unpack_from(begin, 4)[0] == len(message)
     ):
-        return message[at + 8 :]
+        return memoryview(message)[at + 8 :] if len(message) - at > WORTHWHILE_BYTES else message[at + 8 :]
     return joined_data(message, at, first_from(message, FOOTER, at))
 
 

@@ -122,7 +122,7 @@ def split_frames(messages: Sequence[bytes]) -> Iterator[tuple[Leading, list[byte
                 yield leading, rests
                 rests = []
             leading = head.leading
-        rests.append(head.bare + _body_sections(body_of(message), head))
+        rests.append(b"".join((head.bare, *_body_sections(body_of(message), head))))
     if rests:
         yield leading, rests
 
@@ -204,17 +204,18 @@ def _uuid_of(octets: bytes) -> bytes:
     return bytes.fromhex(octets[9:].replace(b"-", b"").decode())
 
 
-def _body_sections(body: bytes, head: _Head) -> bytes:
+def _body_sections(body: bytes, head: _Head) -> tuple[bytes, ...]:
+    """Return the sections of a body in parts, because joining copies it."""
     if head.may_hold_sections:
         try:
             if find_sections(body).body == 0:
-                return body
+                return (body,)
         except ConditionError:
             pass  # the client uses this type for a body of its own format
     size = len(body)
     if size <= _SHORT_BYTES_MAX:
-        return b"%b%c%b" % (SHORT_DATA, size, body)
-    return b"%b%b%b" % (LONG_DATA, _U32.pack(size), body)
+        return SHORT_DATA, bytes((size,)), body
+    return LONG_DATA, _U32.pack(size), body
 
 
 @remembers

@@ -1,4 +1,4 @@
-"""A streaming query whose driver, executors and nodes die, and whose output is judged.
+"""Streaming queries whose drivers, executors and nodes die, and a judge of their output.
 
 The query reads queues, writes each batch to a file, and copies it to a queue (stream_driver.py).
 """
@@ -36,7 +36,7 @@ EXECUTORS = (b"CoarseGrainedExecutorBackend", b"pyspark.daemon")
 
 
 class Drivers:
-    """The driver of a query in its directory: one at a time."""
+    """The driver of a query: a process, and its successors."""
 
     def __init__(self, directory: Path, *arguments: object, **environment: str) -> None:
         """`arguments` are a program and its arguments."""
@@ -44,8 +44,8 @@ class Drivers:
         self._arguments = arguments
         self._environment = os.environ | {"PYTHONPATH": str(ROOT), **environment}
         self._process: subprocess.Popen[bytes] | None = None
-        self.is_restarted = False
-        """Whether a driver that ends is started again."""
+        self.restarts = 0
+        """How often a driver that ends is started again."""
 
     def start(self, **environment: str) -> None:
         with (self.directory / "driver.log").open("ab") as log:
@@ -88,7 +88,8 @@ class Drivers:
         while not condition():
             assert self._process is not None
             if self._process.poll() is not None:
-                assert self.is_restarted, self.log()
+                assert self.restarts > 0, self.log()
+                self.restarts -= 1
                 self.kill()
                 self.start()
             assert time.monotonic() < end, self.log()
@@ -116,7 +117,7 @@ class Pipeline(Drivers):
         self.end()
 
     def batches(self) -> dict[int, list[str]]:
-        """Return the attempts of each batch, whose rows are lines."""
+        """Return the attempts of each batch, with a line for each row."""
         found: defaultdict[int, list[str]] = defaultdict(list)
         for file in self.directory.glob("[0-9]*.[0-9]*"):
             found[int(file.stem)].append(file.read_text())
@@ -194,7 +195,7 @@ class Publisher(threading.Thread):
 
 
 class Run(NamedTuple):
-    """What happened in a run that kept its promises."""
+    """The counts of a run without a fault."""
 
     rows: int
     in_doubt: int
@@ -220,7 +221,7 @@ def run_killed_at_random(
     name = f"orders-{seed}"
     queues = [f"{name}-{number}" for number in range(2)]
     pipeline = Pipeline(cluster, directory, rf"{name}-\d", maxMessagesPerTrigger=messages // 8)
-    pipeline.is_restarted = True
+    pipeline.restarts = 10
     declare(cluster, *queues, pipeline.copies)
     publishers: list[Publisher] = []
     kills: Counter[str] = Counter()

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from chaos.pipeline import java
 from qq.testing import LocalCluster
 from qq_spark import Access, LeaseClient
 from tests.docs.documents import ROOT, blocks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DECLARED = """
 with pika.BlockingConnection(pika.URLParameters("amqp://guest:guest@127.0.0.1:5672/")) as connection:
@@ -45,7 +42,7 @@ def run(cluster: LocalCluster, directory: Path, *programs: str) -> str:
     )
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
-        "PYSPARK_PYTHON": sys.executable,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # as in an activated environment
         "JAVA_HOME": str(java.find()),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }

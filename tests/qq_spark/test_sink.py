@@ -83,6 +83,11 @@ def test_column_that_does_not_fit_is_named(columns: list[tuple[str, Any]], error
     assert str(refused.value).startswith(error)
 
 
+def test_options_that_spark_adds_are_accepted() -> None:
+    added = {"queryName": "copies", "checkpointLocation": "/c", "path": "/p"}
+    assert writer_options(URL | added, is_stream=True) == writer_options(URL, is_stream=True)
+
+
 def test_rows_are_divided_by_their_bytes() -> None:
     bodies = [b"x" * 10] * 5_000 + [b"y" * 1_500_000, b"z" * 3_000_000] + [b"x" * 300] * 9_000
     batch = pa.record_batch({"body": bodies})

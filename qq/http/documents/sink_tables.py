@@ -16,7 +16,6 @@ from qq.http.base.error_responses import bad_request
 from qq.management.reports.sinks import RoutedMessages
 from qq.management.time_slices import Slices
 from qq.octets import octets_of
-from qq.sessions.batch import LARGE_BYTES
 from qq.stored import layout
 from qq.stored.editing import body_frames, field_value
 from qq.stored.fields import FieldError, check_properties, join_properties, property_of
@@ -62,8 +61,12 @@ class _Wrong(ValueError):
 class SinkTable:
     """Turns an Arrow stream into stored messages."""
 
-    def __init__(self, pyarrow: Any, octets: bytes, defaults: Mapping[str, str]) -> None:
-        """`defaults` are `exchange` and `routing_key` of rows without them. Raises Refusal."""
+    def __init__(self, pyarrow: Any, octets: bytes, defaults: Mapping[str, str], message_bytes: int) -> None:
+        """`defaults` are `exchange` and `routing_key` of rows without them. Raises Refusal.
+
+        `message_bytes` is the limit of a body.
+        """
+        self._message_bytes = message_bytes
         self._pyarrow = pyarrow
         try:
             with pyarrow.ipc.open_stream(octets) as stream:
@@ -73,6 +76,11 @@ class SinkTable:
         self._defaults = defaults
         self._known: dict[Any, bytes] = {}
         self._check_columns()
+
+    @property
+    def rows(self) -> int:
+        count: int = self._table.num_rows
+        return count
 
     def _check_columns(self) -> None:
         names = self._table.column_names
@@ -128,10 +136,9 @@ class SinkTable:
         for row, (exchange, key, encoded, body) in enumerate(zip(*places, properties, bodies, strict=True)):
             if body is None:
                 raise bad_request(f"column 'body' has no value in row {row}")
-            if len(body) > LARGE_BYTES:
+            if len(body) > self._message_bytes:
                 raise bad_request(
-                    f"column 'body' has {len(body)} bytes in row {row}; the limit of a sink's messages is "
-                    f"{LARGE_BYTES} bytes, so publish larger messages over AMQP"
+                    f"column 'body' has {len(body)} bytes in row {row}, above message_bytes ({self._message_bytes})"
                 )
             yield (exchange, key), encoded, body
 

@@ -13,6 +13,7 @@ from aiohttp import web
 from qq.errors import ReplyCode
 from qq.http.base.error_responses import Refusal
 from qq.http.base.login import ADMINISTRATORS, login_of
+from qq.http.base.user_quota import UserShares
 from qq.http.documents.arrow import load_pyarrow
 from qq.http.documents.lists import Listing, write_listing
 from qq.http.documents.parsing import check_keys, field, name_of, whole_number
@@ -41,7 +42,10 @@ if TYPE_CHECKING:
     from qq.management.reports.sinks import RoutedMessages, SinkStatus
 
 TABLE_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of the body of a request with messages: reading it takes some tens of milliseconds."""
+"""Bytes of the body of a request with messages: reading it takes some tens of milliseconds. A single message may be
+larger."""
+LARGE_TABLES_MAX = 8
+"""Requests with larger bodies that a node reads at a time, because each is in memory several times."""
 
 _SINKS = "/api/sinks/{vhost}"
 _SINK = f"{_SINKS}/{{sink}}"
@@ -58,6 +62,7 @@ class SinkEndpoints:
 
     def __init__(self, management: Management) -> None:
         self._management = management
+        self._large_tables = UserShares(LARGE_TABLES_MAX, "requests with large messages", "8 at a time")
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -150,7 +155,16 @@ class SinkEndpoints:
         defaults = {name: request.query.get(name, "") for name in ("exchange", "routing_key")}
         for name, value in defaults.items():
             name_of(value, name)
-        octets = await read_raw(request, TABLE_BYTES_MAX)
+        if (request.content_length or 0) <= TABLE_BYTES_MAX:
+            return await self._table(request, vhost, defaults, TABLE_BYTES_MAX)
+        with self._large_tables.place(login_of(request).user):
+            bytes_max = self._management.sinks.message_bytes + TABLE_BYTES_MAX
+            return await self._table(request, vhost, defaults, bytes_max)
+
+    async def _table(
+        self, request: web.Request, vhost: str, defaults: dict[str, str], bytes_max: int
+    ) -> list[RoutedMessages]:
+        octets = await read_raw(request, bytes_max)
         try:
             pyarrow = await load_pyarrow()
         except ImportError:
@@ -158,7 +172,14 @@ class SinkEndpoints:
                 HTTPStatus.NOT_IMPLEMENTED,
                 "this node has no pyarrow, which reads Arrow streams: install it with pip install 'qq-broker[arrow]'",
             ) from None
-        tables = await SinkTable(pyarrow, octets, defaults).routed()
+        table = SinkTable(pyarrow, octets, defaults, self._management.sinks.message_bytes)
+        if len(octets) > TABLE_BYTES_MAX and table.rows > 1:
+            raise Refusal(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the body has {len(octets)} bytes and {table.rows} rows; "
+                f"above {TABLE_BYTES_MAX} bytes it must have one",
+            )
+        tables = await table.routed()
         keys: dict[str, list[str]] = {}
         for table in tables:
             keys.setdefault(table.exchange, []).append(table.routing_key)

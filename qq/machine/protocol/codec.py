@@ -161,7 +161,8 @@ def decode_commands(payload: Buffer, version: int = versions.VERSIONS[1]) -> lis
             published += 1
         elif type(command) is JoinFragments:
             if not isinstance(
-                commands[position + 1] if position + 1 < len(commands) else None, Enqueue | Publish
+                commands[position + 1] if position + 1 < len(commands) else None,
+                Enqueue | Publish | StageMessages,
             ):
                 raise MalformedBatch("fragments are joined to nothing")
         elif type(command) is Commit:
@@ -492,11 +493,8 @@ def _publications(rows: list[Any]) -> Iterator[tuple[Publication, int]]:
                 yield publication, count
         elif opcode == _STAGE:
             staged = StageMessages._make(row[1:])
-            more_keys = tuple(staged.more_keys)
-            yield (
-                Publication(staged.exchange, staged.routing_key, staged.frames_channel, more_keys),
-                staged.count,
-            )
+            place = staged.exchange, staged.routing_key, staged.frames_channel
+            yield Publication(*place, tuple(staged.more_keys), goes_on), staged.count
         elif opcode == _STORE_FRAGMENT:
             yield _FRAGMENT, 1
         goes_on = opcode == _JOIN_FRAGMENTS

@@ -20,6 +20,7 @@ from qq.management.changes.version_wait import wait_for_version
 from qq.management.errors import NOT_CARRIED_OUT, PublishersWait, RequestRefused, Unavailable
 from qq.management.reports.sinks import AttemptPath, SinkStatus
 from qq.management.time_slices import Slices
+from qq.sessions.batch import LARGE_BYTES
 from qq.sessions.lanes import Lane
 from qq.stored.properties import PLAIN, UnacceptableProperties, group
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 STEP_BYTES = 128 * 1024
 """Bytes of the messages of a step, from which on a step is full: a batch of the log has room for a step beside others.
-A larger message is a step by itself."""
+A message of more than `LARGE_BYTES` is a step by itself."""
 STEP_MESSAGES = 1_000
 """Messages of a step."""
 FRAMES_CHANNEL = 1
@@ -57,6 +58,11 @@ class Sinks:
         self._group = group
         self._entry_times = entry_times
         self._pace = SinkPace(broker)
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes that the body of a message may have."""
+        return self._broker.limits.message_bytes
 
     # Reports
 
@@ -127,7 +133,7 @@ class Sinks:
 
         Raises Unavailable, and then some steps may be stored.
         """
-        key = path.vhost, path.sink, path.attempt
+        key = path.vhost, path.user, path.sink, path.attempt
         for step in steps:
             if not self._is_stored(step[0]):
                 self._check_room()
@@ -193,7 +199,7 @@ class Sinks:
         if before is not None:
             broker.submissions.add(before, lane)
         for command, messages in steps:
-            broker.submissions.stage(command, messages, lane)
+            broker.submissions.stage(command, messages, lane, broker.new_id())
         if behind is not None:
             broker.submissions.add(behind, lane)
 
@@ -256,6 +262,9 @@ def _pieces(
             for attributes, alike in group(list(table.messages), table.flags, user):
                 at = size = 0
                 for end, message in enumerate(alike, 1):
+                    if len(message) > LARGE_BYTES and end - 1 > at:
+                        yield table, attributes or PLAIN, alike[at : end - 1]
+                        at, size = end - 1, 0
                     size += len(message)
                     if size >= STEP_BYTES or end - at == STEP_MESSAGES or end == len(alike):
                         yield table, attributes or PLAIN, alike[at:end]

@@ -181,10 +181,6 @@ def test_headers_may_be_json(writer: Writer) -> None:
         ({"message_id": ["x" * 256]}, "column 'message_id' does not fit in row 0: has more than 255 bytes"),
         ({"delay": [-1]}, "column 'delay' does not fit in row 0: is negative"),
         ({"routing_key": ["x" * 256]}, "column 'routing_key' has more than 255 bytes in row 0"),
-        (
-            {"body": [b"x" * 2_100_000]},
-            "column 'body' has 2100000 bytes in row 0; the limit of a sink's messages is 2097152 bytes",
-        ),
     ],
 )
 def test_column_that_does_not_fit_is_named(writer: Writer, columns: dict[str, Any], reason: str) -> None:
@@ -224,6 +220,30 @@ def test_refusals_name_what_is_wrong(writer: Writer) -> None:
 
 
 FULL = {"x-queue-type": "quorum", "x-max-length": 1, "x-overflow": "reject-publish"}
+
+
+def test_message_above_2_mib_is_stored_in_fragments(writer: Writer) -> None:
+    large = bytes(range(256)) * 40_000  # 10 MB
+    rows = [b"first", b"x" * 2_500_000, b"third"]
+    assert writer.stage(table(rows)).json["steps"] == 3  # the large message is a step by itself
+    for _ in range(2):
+        assert writer.stage(table([large], message_id=["m"]), step=3).json["steps"] == 4
+    assert writer.stage(table([b"lost" * 1_000_000]), attempt="b").status == 200
+    assert writer.request("GET", f"/{writer.name}").json["bytes_staged"] > 16_000_000
+    assert writer.commit(a=4).status == 204
+    assert writer.request("POST", f"?routing_key={writer.name}", table([large[::-1]])).status == 204
+    found = writer.messages()
+    assert [body for _, body in found] == [*rows, large, large[::-1]]
+    assert found[3][0].message_id == "m"
+
+
+def test_large_request_has_a_single_message_up_to_a_limit(writer: Writer) -> None:
+    answer = writer.stage(table([b"x" * 3_000_000] * 2))
+    assert (answer.status, answer.reason.partition(";")[2]) == (413, " above 4194304 bytes it must have one")
+    answer = writer.stage(table([b"x" * (16 * 1024 * 1024 + 1)]))
+    assert answer.status == 400
+    assert answer.reason == "column 'body' has 16777217 bytes in row 0, above message_bytes (16777216)"
+    assert writer.request("GET", f"/{writer.name}").json["attempts"] == 0
 
 
 def test_table_is_published_without_a_sink(writer: Writer) -> None:

@@ -16,7 +16,7 @@ from qq.machine.protocol.refusals import Refused
 from qq.machine.queue.queue import Queue
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 from tests.machine.likeness import differences
-from tests.machine.machine_driver import Driver, declare, publish, ready_messages, reloaded
+from tests.machine.machine_driver import Driver, declare, live_messages, publish, ready_messages, reloaded
 
 if TYPE_CHECKING:
     from qq.machine.catalog.sinks import Sink
@@ -273,3 +273,20 @@ def test_staged_messages_count_for_limits_of_publishing(driver: Driver) -> None:
     driver.apply(staged(1, 3), committed(("a", 2)), messages=[b"xx"] * 3)
     for counts in (vhost.published, published["ann"]):
         assert [row[1:] for row in counts.elsewhere("")] == [(3, 6)]
+
+
+def test_staged_message_in_fragments_is_whole_until_it_is_dropped(driver: Driver) -> None:
+    for fragment in (b"f" * 100, b"s" * 50):
+        driver.apply(c.StoreFragment(7), messages=[fragment])
+    driver.apply(c.JoinFragments(7), staged(0), c.SessionDown(7), messages=[b"h"])
+    index = driver.index
+    assert (sink_of(driver).messages, sink_of(driver).size) == (1, 151)
+    driver.machine = reloaded(driver.machine)
+    assert [each.size for each in driver.machine.fragments_of(index)[0]] == [100, 50]
+    assert len(live_messages(driver.machine)) == 3
+    driver.apply(committed(("a", 1)))
+    assert (queue_of(driver).ready, queue_of(driver).backlog.size) == (1, 151)
+    assert len(live_messages(reloaded(driver.machine))) == 3
+    driver.apply(c.PurgeQueue(1, 1, "q"))
+    assert live_messages(reloaded(driver.machine)) == []
+    assert not driver.machine._core.sessions.get(("n1", 7))

@@ -1,0 +1,150 @@
+"""The output of a link on which a client consumes: deliveries and states of the link, in the order of the log.
+
+Invariant: deliveries leave while the socket and the window of the client's session take them. Until then the link holds
+ranges, and their messages stay in the log.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from qq.amqp10.values import Symbol
+from qq.client_sockets.message_output import MessageOutput
+from qq.sessions.deliveries10 import delivered10
+from qq.sessions.entries import MessagesGone
+from qq.sessions.headers import is_redelivered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qq.amqp10.sending_link import SendingLink
+    from qq.amqp10.session import Session10
+    from qq.amqp10.values import Value
+    from qq.amqp10_server.ports import LinkCarrier
+    from qq.machine.protocol.death_history import History
+    from qq.machine.protocol.effects import CountContract, Deliver
+    from qq.ranges import Range
+    from qq.sessions.entries import Messages
+
+ACTIVE = Symbol("rabbitmq:active")
+"""Property of a flow: whether the consumer of the link is the active one of its queue."""
+
+
+@dataclass(slots=True, eq=False)
+class _CheckedOut:
+    """Messages that the log has given to the link. `next_id` is the message id of the first."""
+
+    next_id: int
+    ranges: deque[Range]
+    histories: dict[int, History]
+    count_contract: CountContract | None
+
+
+class StateReport(NamedTuple):
+    """A state of the link that the client is told behind the deliveries before it."""
+
+    number: int
+    """The number of the last `SetCredit` at that time."""
+    available: int
+    is_drained: bool
+    is_echo: bool
+    is_active: bool | None
+    """None at a queue that may have several active consumers."""
+
+
+class LinkOutput(MessageOutput["_CheckedOut | StateReport", "LinkCarrier"]):
+    """The deliveries and states on their way out of a link."""
+
+    ANSWERS: ClassVar[frozenset[type]] = frozenset()
+
+    def __init__(
+        self,
+        carrier: LinkCarrier,
+        engine: Session10,
+        link: SendingLink,
+        written: Callable[[int, int, bool], None],
+    ) -> None:
+        """Create the output. `written` is called with the first message id, the count, and whether they come again."""
+        super().__init__(carrier.broker.entries, carrier)
+        self._engine = engine
+        self._link = link
+        self._on_written = written
+        self.written_id = 0
+        """The message id of the first message that was not written yet."""
+        self.credit_number = 0
+        """The number of the last `SetCredit` that was sent."""
+
+    def deliver(self, effect: Deliver) -> None:
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, _CheckedOut):
+            last.ranges.extend(effect.ranges)
+            last.histories.update(effect.histories)
+            last.count_contract = effect.count_contract
+        else:
+            ranges, histories = deque(effect.ranges), dict(effect.histories)
+            self._put(_CheckedOut(effect.first_id, ranges, histories, effect.count_contract))
+
+    def report(self, state: StateReport) -> None:
+        self._put(state)
+
+    def close(self) -> None:
+        """Drop what waits. The link writes no more."""
+        self._closed = True
+        self._waiting.clear()
+
+    def pump(self) -> None:
+        try:
+            super().pump()
+        except Exception as error:  # noqa: BLE001  # it is logged; other clients must get their messages
+            self._connection.unexpected(error)
+
+    def _write(self, item: _CheckedOut | StateReport) -> bool:
+        if isinstance(item, StateReport):
+            self._write_state(item)
+            return True
+        ranges = item.ranges
+        while ranges:
+            if not self._connection.has_room:
+                self._connection.pump_later(self)
+                return False
+            if self._engine.deliveries.is_waiting:
+                return False  # the window is closed; its opening calls `pump`
+            part = self._next_portion(ranges)
+            try:
+                stored = self._stored(part, ranges)
+            except MessagesGone:
+                # The queue was deleted while these messages waited; the link is told separately.
+                stored = []
+            if stored is None:
+                return False
+            if stored:
+                self._write_part(item, part, stored)
+            item.next_id += part.count
+            ranges.popleft()
+        return True
+
+    def _write_state(self, state: StateReport) -> None:
+        # A client that has set the credit anew meanwhile keeps it.
+        is_drained = state.is_drained and state.number == self.credit_number
+        if is_drained:
+            self._link.drained(state.available)
+        if state.is_echo or not is_drained:
+            properties: dict[Value, Value] | None = None
+            if state.is_active is not None:
+                properties = {ACTIVE: state.is_active}
+            self._link.send_state(state.available, properties)
+        self._connection.schedule_flush()
+
+    def _write_part(self, item: _CheckedOut, part: Range, stored: list[Messages]) -> None:
+        history = item.histories.get(part.history)
+        first, size = item.next_id, 0
+        for messages in stored:
+            heads, bodies = delivered10(messages, part, history, count_contract=item.count_contract)
+            self._link.deliver(first, heads, bodies)
+            first += len(heads)
+            size += sum(map(len, heads)) + sum(map(len, bodies))
+        self.written_id = first
+        self._connection.schedule_flush(size)
+        self._on_written(item.next_id, part.count, is_redelivered(part, history, item.count_contract))
