@@ -103,14 +103,17 @@ def check(directory: Path | str, master: str = LOCAL, settings: Mapping[str, str
     local = LocalPlace(Path(directory))
     try:
         _, files = _described(local)  # a run that cannot be judged needs no Spark
-        is_small = sum(file.size for file in files) < QUICK_BYTES and master.startswith(LOCAL_MASTER)
-        with session(
-            master, local.directory / "logs" / "spark.log", {**(QUICK if is_small else {}), **given}
-        ) as spark:
+        suitable = settings_for(sum(file.size for file in files), master)
+        with session(master, local.directory / "logs" / "spark.log", {**suitable, **given}) as spark:
             verdict = _judged(local, spark, started_s)
     except OperatingError as error:
         verdict = _failed(error, started_s)
     return _written(local, verdict) if local.directory.is_dir() else verdict
+
+
+def settings_for(size_bytes: int, master: str) -> Mapping[str, str]:
+    """Return the settings of Spark for a history of this size."""
+    return QUICK if size_bytes < QUICK_BYTES and master.startswith(LOCAL_MASTER) else {}
 
 
 def _judged(place: Place, spark: SparkSession, started_s: float) -> Verdict:

@@ -4,8 +4,8 @@
 detail.
 
 With ``--births`` the runs are short, and faults begin with the cluster. With ``--leases`` readers lease messages in
-each run. With ``--seed N --out DIR`` the simulator runs the workloads of live runs and writes their history for
-``python -m chaos check DIR``.
+each run, and with ``--links`` clients set the credit of consumers. With ``--seed N --out DIR`` the simulator runs the
+workloads of live runs and writes their history for ``python -m chaos check DIR``.
 
 Prints a line for every 500 seeds. For each failed seed it prints the violation and the command that replays it exactly.
 Exit status 1 if any seed failed.
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chaos.sim.recorded import OPTIONS, record
-from chaos.sim.run import Outcome, draw_birth, draw_leases, draw_options, run_seed
+from chaos.sim.run import Outcome, draw_birth, draw_leases, draw_links, draw_options, run_seed
 
 REPORT_EVERY = 500
 CHUNK_SEEDS = 4
@@ -34,6 +34,7 @@ WORKER_CHUNKS = 500
 KINDS = {
     "births": (draw_birth, "short runs, of clusters that have just begun"),
     "leases": (draw_leases, "runs in which readers lease messages"),
+    "links": (draw_links, "runs in which clients set the credit of consumers"),
 }
 """How the options of a run of this kind are drawn, and its description."""
 

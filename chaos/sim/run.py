@@ -216,13 +216,21 @@ def draw_leases(seed: int) -> SimulationOptions:
 
     Before the first fault the cluster has time to agree on the version of the state that has leases.
     """
+    return replace(_draw_direct(seed), leases=True)
+
+
+def draw_links(seed: int) -> SimulationOptions:
+    """Draw a run in which clients set the credit of consumers; otherwise as `draw_leases`."""
+    return replace(_draw_direct(seed), links=True)
+
+
+def _draw_direct(seed: int) -> SimulationOptions:
     return replace(
         draw_options(seed),
         calm_s=CALM_S,
         is_upgrade=False,
         raises_version=True,
         queues=True,
-        leases=True,
         clients=False,
         requesters=0,
         declarers=0,

@@ -403,6 +403,7 @@ class FrameReader(SteppedReader[Event]):
                 kind != FRAME_HEADER
                 or header_channel != channel
                 or class_weight != _BASIC_WITHOUT_WEIGHT
+                or size < _HEADER_PAYLOAD_MIN
                 or size > payload_max
                 or left > self._message_bytes_max
             ):

@@ -48,7 +48,18 @@ def source_queue(address: str) -> str:
 
 def queue_address(queue: str) -> str:
     """Return the address of a queue."""
-    return _QUEUES + quote(queue, safe="", errors="surrogateescape")
+    return _QUEUES + _quoted(queue)
+
+
+def address_of(target: TargetAddress) -> str:
+    """Return the address that `target_address` parses."""
+    if target.queue is not None:
+        return queue_address(target.queue)
+    return f"{_EXCHANGES}{_quoted(target.exchange)}/{_quoted(target.routing_key)}"
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="", errors="surrogateescape")
 
 
 def _unquoted(segment: str, address: str) -> str:

@@ -111,6 +111,11 @@ class ReceivingLink(Link10):
         """Octets of the incomplete delivery."""
         return len(self._incomplete.parts) if self._incomplete is not None else 0
 
+    @property
+    def credit(self) -> int:
+        """Deliveries that the client may still begin."""
+        return self._credit
+
     # --- from the shell
 
     def accept(

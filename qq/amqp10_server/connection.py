@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.effects import Failed
     from qq.scopes import Scopes
     from qq.sessions.broker import Broker
+    from qq.sessions.session_info import ConnectionFacts
 
 DEFAULT_VHOST = "/"
 OTHER_VERSIONS = re.compile(rb"AMQP[\x00-\x03]\x01")
@@ -463,6 +464,9 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
     def _container_id(self) -> str:
         opened = self._engine.client_open
         return "" if opened is None else opened.container_id
+
+    def facts(self) -> ConnectionFacts:
+        return super().facts()._replace(container_id=self._container_id)
 
     @property
     def channel_count(self) -> int:

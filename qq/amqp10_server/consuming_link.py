@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qq.amqp10.addresses import queue_address
 from qq.amqp10.conditions import Condition
 from qq.amqp10.performatives import (
     AcceptedState,
@@ -126,7 +127,7 @@ class ConsumingLink(NoPublisher, LinkSession):
         command = commands.AttachConsumer(
             self.session,
             connection.id,
-            self._engine.channel,
+            self.link_number,
             self.id,
             self._queue,
             self._link.name,
@@ -301,11 +302,12 @@ class ConsumingLink(NoPublisher, LinkSession):
 
     def facts(self) -> SessionFacts:
         return SessionFacts(
-            self._link.handle,
+            self.link_number,
             consumers=1,
             unacknowledged=self._link.unsettled_count,
             prefetch=self._link.credit,
             counts=self.counts,
+            link=self._link_facts(queue_address(self._queue), self._link.credit),
         )
 
     is_busy = False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from qq.amqp10_server.errors import error_of, unauthorized
 from qq.errors import ReplyCode
 from qq.sessions.access import Access, AccessRefused
-from qq.sessions.session_info import SessionCounts
+from qq.sessions.session_info import LinkFacts, SessionCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +60,15 @@ class LinkSession(ABC):
     @property
     def vhost(self) -> VirtualHost | None:
         return self.broker.machine.vhosts.get(self.connection.vhost)
+
+    @property
+    def link_number(self) -> int:
+        """The number of the link in its connection, for operators."""
+        return self._engine.channel * self.broker.limits.link_max_per_session + self._link.handle
+
+    def _link_facts(self, address: str, credit: int) -> LinkFacts:
+        role = "receiver" if self._link.attach.role else "sender"
+        return LinkFacts(self._link.name, role, address, credit, self._engine.channel)
 
     # Attaching
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.amqp10.addresses import TargetAddress, target_address
+from qq.amqp10.addresses import TargetAddress, address_of, target_address
 from qq.amqp10.conditions import Condition, ConditionError
 from qq.amqp10.performatives import AcceptedState, ErrorReply, RejectedState, ReleasedState
 from qq.amqp10.values import Symbol
@@ -403,8 +403,13 @@ class PublishingLink(LinkSession):
         return self.published - self._confirmed
 
     def facts(self) -> SessionFacts:
+        address = "" if self._target is None else address_of(self._target)
         return SessionFacts(
-            self._link.handle, confirming=True, unconfirmed=self.unconfirmed, counts=self.counts
+            self.link_number,
+            confirming=True,
+            unconfirmed=self.unconfirmed,
+            counts=self.counts,
+            link=self._link_facts(address, self._link.credit),
         )
 
     # Ends

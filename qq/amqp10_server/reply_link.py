@@ -261,7 +261,14 @@ class ReplyLink(NoPublisher, LinkSession):
     # For operators
 
     def facts(self) -> SessionFacts:
-        return SessionFacts(self._link.handle, consumers=1, prefetch=self._link.credit, counts=self.counts)
+        credit = self._link.credit
+        return SessionFacts(
+            self.link_number,
+            consumers=1,
+            prefetch=credit,
+            counts=self.counts,
+            link=self._link_facts(queue_address(self._name), credit),
+        )
 
     # Ends
 

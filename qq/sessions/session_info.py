@@ -50,6 +50,8 @@ class ConnectionFacts(NamedTuple):
     """Whether the client must wait because of an alarm, a limit of publishing, or other clients' messages."""
     traffic: Traffic = Traffic()
     tls: TlsFacts | None = None
+    container_id: str = ""
+    """The name that an AMQP 1.0 client gives itself."""
 
 
 @dataclass(slots=True)
@@ -69,11 +71,25 @@ class SessionCounts:
     acknowledged: int = 0
 
 
+class LinkFacts(NamedTuple):
+    """A link of AMQP 1.0."""
+
+    link_name: str
+    link_role: str
+    """"sender" if the client publishes, "receiver" if it consumes."""
+    link_address: str
+    """The address of a queue or an exchange; empty if each message has its own."""
+    link_credit: int
+    """Messages that may be sent on the link until there is more credit."""
+    link_session: int
+    """The channel number of the link's session."""
+
+
 class SessionFacts(NamedTuple):
     """A session, as its node sees it."""
 
     number: int
-    """The session's number in its connection: the channel number."""
+    """The session's number in its connection: the channel number, or a number of a link of AMQP 1.0."""
     confirming: bool = False
     transactional: bool = False
     consumers: int = 0
@@ -86,3 +102,5 @@ class SessionFacts(NamedTuple):
     prefetch_of_all: int = 0
     """The prefetch limit of all consumers of the session together, in messages; 0 for none."""
     counts: SessionCounts = SessionCounts()  # a default that is never counted in
+    link: LinkFacts | None = None
+    """The link of AMQP 1.0 that the session is for."""

@@ -459,3 +459,11 @@ def test_step_has_few_frames_with_large_tables() -> None:
     properties = [Basic.Properties(headers=table | {"number": number}) for number in range(20)]
     assert first_step(b"".join(publish + message(1, b"", each) for each in properties)) <= 2
     assert first_step(method(1, Queue.Declare(queue="q")) * 100) > 10
+
+
+@pytest.mark.parametrize("size", [12, 13])
+def test_short_content_header_before_more_octets_is_a_fault(size: int) -> None:
+    header = b"\0\x3c" + bytes(size - 2)
+    begin = method(1, Basic.Publish(routing_key="q")) + raw(2, 1, header)
+    code, text, *_ = fault_of(begin + HEARTBEAT * 3)
+    assert (code, text.endswith("unknown_frame")) == (ReplyCode.FRAME_ERROR, True)

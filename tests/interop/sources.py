@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 CLIENTS = HERE.parent.parent / "requirements" / "clients.txt"
 UNPACKED = HERE / "build"
 FETCH_TIMEOUT_S = 100.0
+BUILD_TIMEOUT_S = 400.0
 GO_ENVIRONMENT = {
     "GOMODCACHE": str(UNPACKED / "go"),
     # So that it can be deleted as the rest of `build/`; and the compiler that is there is used.
@@ -37,6 +38,7 @@ CARGO_ENVIRONMENT = {"CARGO_TARGET_DIR": str(UNPACKED / "rust")}
 _PIN = re.compile(r"(?P<name>[\w.-]+)==(?P<version>\S+) --hash=sha256:(?P<digest>[0-9a-f]{64})")
 _NODE_PIN = re.compile(r"(?P<name>[\w.-]+)@(?P<version>\S+) sha512-(?P<digest>\S+)")
 _NODE_CLIENT_PIN = re.compile(r"(?P<what>(?P<name>@?[\w./-]+)@\S+) (?P<digest>sha512-\S+)")
+_JAR_PIN = re.compile(r"(?P<name>\S+\.jar) sha256:(?P<digest>[0-9a-f]{64})")
 _GO_PIN = re.compile(r"(?P<module>\S+?/(?P<name>[\w.-]+)(?:/v\d+)?) v(?P<version>\S+) (?P<digest>h1:\S+)")
 
 
@@ -54,10 +56,10 @@ def python_clients() -> Path:
     with fetching(directory) as unfinished:
         if unfinished is not None:
             command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
-            # puka has no wheel: its source package is built with the build tools that we have pinned.
+            # puka and Proton have no wheel: they are built with the build tools that we have pinned, Proton from C.
             command += ["--no-deps", "--no-build-isolation", "--require-hashes"]
             command += ["--target", str(unfinished / "unpacked"), "--requirement", str(CLIENTS)]
-            run(command, unfinished, CLIENTS.name)
+            run(command, unfinished, CLIENTS.name, timeout_s=BUILD_TIMEOUT_S)
     return directory
 
 
@@ -166,6 +168,29 @@ def java_client() -> Path:
                 digest = hashlib.sha256((jars / f"{name}-{version}.jar").read_bytes()).hexdigest()
                 if f"sha256:{digest}" != pinned:
                     raise WrongHashError(f"{artifact} has another hash than the pinned one: sha256:{digest}")
+    return directory
+
+
+def java_clients() -> Path:
+    """Directory of the jars in `sources_java.txt`, which `java/pom.xml` asks for. Raises SourceMissingError."""
+    pinned = HERE / "sources_java.txt"
+    pins = [pin for line in pinned.read_text().splitlines() if (pin := _JAR_PIN.fullmatch(line))]
+    directory = UNPACKED / f"java-clients-{_digest(pinned)}"
+    with fetching(directory) as unfinished:
+        if unfinished is not None:
+            jars = unfinished / "unpacked"
+            command = [
+                "mvn",
+                "-q",
+                "-B",
+                "-f",
+                str(HERE / "java" / "pom.xml"),
+                "dependency:copy-dependencies",
+            ]
+            run([*command, f"-DoutputDirectory={jars}"], unfinished, pinned.name)
+            found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in jars.iterdir()}
+            if found != {pin["name"]: pin["digest"] for pin in pins}:
+                raise WrongHashError(f"Maven has fetched something else than {pinned.name} says: {found}")
     return directory
 
 

@@ -10,16 +10,18 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pika
 import pytest
 
 from qq.cli.local_files import AMQPS_PORT_OFFSET
 from tests.interop.debian import debian_source
 from tests.interop.needed import fetched, installed, needs
-from tests.interop.sources import go_source, node_clients, python_clients
+from tests.interop.sources import go_source, java_clients, node_clients, python_clients
 from tests.interop.upstream import (
     check,
     known_failures,
     moved,
+    run_conversations,
     run_go,
     run_mocha,
     run_phpunit,
@@ -75,8 +77,8 @@ def node(cluster: LocalCluster) -> ClusterNode:
 
 @pytest.mark.parametrize(
     ("program", "passed_min"),
-    [("cloudamqp_client.js", 19), ("connection_manager.js", 6), ("rascal.js", 7)],
-    ids=["cloudamqp-client", "amqp-connection-manager", "rascal"],
+    [("cloudamqp_client.js", 19), ("connection_manager.js", 6), ("rascal.js", 7), ("rhea.js", 9)],
+    ids=["cloudamqp-client", "amqp-connection-manager", "rascal", "rhea"],
 )
 @pytest.mark.skipif(shutil.which("npm") is None, reason="no Node.js here: apt-get install nodejs npm")
 def test_node_client_passes_our_tests(
@@ -92,7 +94,9 @@ def test_node_client_passes_our_tests(
     check(outcome, [], passed_min)
 
 
-@pytest.mark.parametrize(("program", "passed_min"), [("puka_tests.py", 10), ("faststream_tests.py", 8)])
+@pytest.mark.parametrize(
+    ("program", "passed_min"), [("puka_tests.py", 10), ("faststream_tests.py", 8), ("proton_tests.py", 14)]
+)
 def test_python_client_passes_our_tests(
     node: ClusterNode, tmp_path: Path, program: str, passed_min: int
 ) -> None:
@@ -107,6 +111,17 @@ def test_python_client_passes_our_tests(
         packages=fetched(python_clients),
     )
     check(outcome, [], passed_min)
+
+
+@pytest.mark.parametrize(("program", "passed_min"), [("QpidJms", 10), ("ProtonJ2", 8)])
+def test_java_client_passes_our_tests(node: ClusterNode, program: str, passed_min: int) -> None:
+    needs("java", "mvn")
+    with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+        arguments = {"x-queue-type": "quorum"}
+        connection.channel().queue_declare(program, durable=True, arguments=arguments)
+    command = ["java", "-cp", f"{fetched(java_clients)}/*", f"{program}.java", str(node.amqp_port), program]
+    outcome = run_conversations(command, HERE / "java", SUITE_S)
+    check(outcome, known_failures(program), passed_min)
 
 
 def test_watermill_passes_its_own_tests(node: ClusterNode, tmp_path: Path) -> None:

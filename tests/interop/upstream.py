@@ -304,6 +304,21 @@ def run_maven(
     return outcome
 
 
+def run_conversations(command: Sequence[str], directory: Path, timeout_s: float) -> Outcome:
+    """Run a program that prints a line for each test: `pass NAME`, or `fail NAME: ERROR`."""
+    output = run_command(command, directory, {}, timeout_s)
+    outcome = Outcome()
+    for line in output.splitlines():
+        result, _, name = line.partition(" ")
+        if result == "pass":
+            outcome.passed.add(name)
+        elif result == "fail":
+            name, _, message = name.partition(": ")
+            outcome.failed[name] = _shown(message)
+    assert outcome.passed, f"no test has passed:\n{_tail(output)}"
+    return outcome
+
+
 def _redirected(directory: Path, scratch: Path, amqp_port: int, http_port: int) -> dict[str, str]:
     """Write copies of the files that know only the standard ports; return the replacement to compile for each file."""
     replaced = {}

@@ -322,8 +322,8 @@ class Shell:
         self._last: dict[int, Reply | Failed] = {}
         self._messages: dict[int, dict[int, Message]] = {}
         """By consumer and message id, everything that it was ever given."""
-        self.states: dict[int, ConsumerState] = {}
-        """The last reported state of each consumer whose client sets the credit."""
+        self._next_ids: dict[int, int] = {}
+        """The message id of each consumer's next delivery."""
 
     def receive(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -337,7 +337,8 @@ class Shell:
                     assert effect.first_id > max(self._messages.get(effect.consumer, ()), default=-1)
                     self._given(effect)
                 case ConsumerState():
-                    self._reported(effect)
+                    # It comes behind all deliveries that it includes.
+                    assert effect.next_id == self._next_ids.get(effect.consumer, 0)
                 case _:
                     pass
 
@@ -361,13 +362,10 @@ class Shell:
                 case Known():
                     self._answers[effect.session] = effect.answers
                 case ConsumerState():
-                    assert (
-                        machine.consumers[self.node, effect.consumer].queue.state_of(
-                            machine.consumers[self.node, effect.consumer]
-                        )
-                        == effect
-                    )
-                    self._reported(effect)
+                    consumer = machine.consumers[self.node, effect.consumer]
+                    assert effect == consumer.queue.state_of(consumer)
+                    assert effect.next_id >= self._next_ids.get(effect.consumer, 0)
+                    self._next_ids[effect.consumer] = effect.next_id
                 case ConnectionForced():
                     assert machine.catalog.connections[effect.node, effect.session].closing in effect.text
                 case _:
@@ -392,15 +390,11 @@ class Shell:
                 assert known == effect
             self._last[effect.session] = effect
 
-    def _reported(self, state: ConsumerState) -> None:
-        """Assert that deliveries came before a state that includes them."""
-        assert state.next_id == max(self._messages.get(state.consumer, ()), default=-1) + 1
-        self.states[state.consumer] = state
-
     def _given(self, effect: Deliver) -> None:
         had = self._messages.setdefault(effect.consumer, {})
         for message_id, message in enumerate(messages_of(effect.ranges), effect.first_id):
             assert had.setdefault(message_id, message) == message
+            self._next_ids[effect.consumer] = message_id + 1
 
 
 class Driver:

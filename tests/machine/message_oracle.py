@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.protocol import commands as c
+from qq.machine.protocol import death_history
 from qq.machine.protocol import effects as e
 from qq.machine.protocol.queue_types import QUORUM
+from qq.machine.queue.consumers import CREDIT_MAX, MARK_MS
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 from tests.machine.machine_driver import delayed_ranges, held_ranges, ready_ranges, stuck_dead
 
@@ -40,6 +42,7 @@ class Seen(NamedTuple):
     level: int
     deaths: Deaths
     failed_before: int
+    annotations: tuple[tuple[str, bytes], ...]
 
 
 @dataclass(eq=False)
@@ -59,6 +62,12 @@ class Message:
     """The routing key that replaced those of its publish."""
     failed_before: int = 0
     """Failed deliveries in the quorum queues in which it died."""
+    annotations: tuple[tuple[str, bytes], ...] = ()
+
+    def annotate(self, annotations: Mapping[str, bytes]) -> None:
+        merged = dict(self.annotations) | annotations
+        if sum(len(key) + len(value) for key, value in merged.items()) <= death_history.ANNOTATIONS_MAX:
+            self.annotations = tuple(merged.items())
 
     def seen(self) -> Seen:
         return Seen(
@@ -70,7 +79,21 @@ class Message:
             self.level,
             self.deaths,
             self.failed_before,
+            self.annotations,
         )
+
+
+@dataclass(eq=False)
+class Flow:
+    """The state of a consumer whose client sets the credit."""
+
+    no_ack: bool
+    wants_activity: bool
+    timeout_ms: int
+    was_active: bool = True
+    number: int = 0
+    is_draining: bool = False
+    wants_state: bool = False
 
 
 @dataclass(eq=False)
@@ -87,6 +110,9 @@ class Consumer:
     live: bool = True
     delivered: int = 0
     held: dict[int, Message] = field(default_factory=dict)
+    delivered_ms: dict[int, int] = field(default_factory=dict)
+    """The time of each delivery, by its message id."""
+    flow: Flow | None = None
 
 
 @dataclass(eq=False)
@@ -353,8 +379,17 @@ class Oracle:
                 self.limits.pop((node, session), None)
             case c.Credit(consumer, count):
                 known = self.consumers.get((node, consumer))
-                if known is not None and known.live:
+                if known is not None and known.live and known.flow is None:
                     known.credit += count
+            case c.Modify(consumer, first, last):
+                self._modify(command)
+            case c.SetCredit(consumer, number, limit, is_drain, wants_state):
+                known = self.consumers.get((node, consumer))
+                flow = None if known is None or not known.live else known.flow
+                if known is not None and flow is not None and number > flow.number:
+                    flow.number, flow.is_draining = number, is_drain
+                    flow.wants_state = flow.wants_state or wants_state
+                    known.credit = min(max(limit - known.delivered, 0), CREDIT_MAX)
             case c.SetPrefetch(consumer, credit):
                 known = self.consumers.get((node, consumer))
                 if known is not None and known.live and known.auto_credit:
@@ -413,6 +448,8 @@ class Oracle:
                 if budget is not None:
                     budget.append(new)
                 assert self._reply() == e.Consuming(consumer)
+            case c.AttachConsumer():
+                self._attach(command)
             case c.Cancel(_, consumer):
                 if (node, consumer) in self.consumers:
                     self.consumers[node, consumer].live = False
@@ -430,6 +467,37 @@ class Oracle:
                 assert self._reply() == e.Limited()
             case _:
                 raise AssertionError(f"{command} is not known here")
+
+    def _attach(self, command: c.AttachConsumer) -> None:
+        queue, number = self.queues[command.queue], command.consumer
+        if queue.is_held_by_group:
+            reply = self._reply()
+            assert isinstance(reply, e.AttachRefused)
+            assert (reply.consumer, reply.code) == (number, 403)
+            return
+        budget = None if command.no_ack else self._on_channel(command.session)
+        priority = command.arguments.get("x-priority", 0)
+        flow = Flow(command.no_ack, command.wants_activity, command.timeout_ms)
+        new = Consumer(
+            self.node, command.session, queue.name, 0, 0, False, budget, priority=priority, flow=flow
+        )
+        self.consumers[self.node, number] = new
+        if budget is not None:
+            budget.append(new)
+        self._settle_down()
+        flow.was_active = self._is_active(queue, new)
+        assert self._reply() == e.Attached(number, flow.was_active)
+
+    def _modify(self, command: c.Modify) -> None:
+        queue, taken = self._taken(self.node, command.consumer, command.first, command.last)
+        annotations = dict(zip(command.annotation_keys, command.annotation_values, strict=False))
+        for message in taken:
+            message.annotate(annotations)
+        if command.undeliverable_here:
+            self._die(queue, taken, "rejected")
+        else:
+            failed, ready_ms = command.delivery_failed, command.ready_ms
+            self._put_back(queue, taken, failed=failed, ended=failed, ready_ms=ready_ms)
 
     def _get(self, session: int, consumer: int, name: str, *, no_ack: bool) -> None:
         queue = self.queues[name]
@@ -854,6 +922,7 @@ class Oracle:
                 moved.expires_ms = target.expiry_ms(NO_TTL, self.now_ms)
                 moved.level = target.level(command.priority)
                 moved.failed_before = message.failed_before
+                moved.annotations = message.annotations
                 if queue.quorum:
                     moved.failed_before += message.failures + (dead.reason == "rejected")
                 target.arrive(moved)
@@ -874,7 +943,13 @@ class Oracle:
         return self.queues[known.queue], taken
 
     def _put_back(
-        self, queue: OracleQueue | None, messages: list[Message], *, failed: bool, ended: bool = False
+        self,
+        queue: OracleQueue | None,
+        messages: list[Message],
+        *,
+        failed: bool,
+        ended: bool = False,
+        ready_ms: int = 0,
     ) -> None:
         """Return messages that a client rejected (`failed`), or whose channel ended (both), or neither."""
         if queue is None:
@@ -892,6 +967,8 @@ class Oracle:
             elif retry in ("all", "failed" if failed else "returned"):
                 wait_ms = queue.get("x-delayed-retry-min") * max(1, counted)
                 wait_ms = min(wait_ms, queue.get("x-delayed-retry-max"))
+                if ready_ms:
+                    wait_ms = max(ready_ms - self.now_ms, 0)
                 self._delay(queue, message, self.now_ms + wait_ms, returned=True)
             elif not queue.quorum or queue.get("x-return-position") == "original":
                 queue.put_into_place([message])
@@ -965,10 +1042,11 @@ class Oracle:
         for name, sink in list(self.sinks.items()):
             if sink.expires_ms and sink.used_ms + sink.expires_ms <= now_ms:
                 del self.sinks[name]
+        self._time_out()
         served: list[str] = []
         while self.ahead:
             effect = self.ahead[0]
-            assert isinstance(effect, e.Deliver)
+            assert isinstance(effect, e.Deliver | e.ConsumerState)
             name = self.consumers[effect.node, effect.consumer].queue
             assert name not in served
             served.append(name)
@@ -980,7 +1058,32 @@ class Oracle:
         for queue in self.queues.values():
             self._check_no_consumer_waits(queue)
 
+    def _time_out(self) -> None:
+        """Follow the machine in returning deliveries, whose times it knows to a second."""
+        while self.ahead and isinstance(self.ahead[0], e.DeliveryTimeout):
+            timeout, released = self.ahead.popleft(), self.ahead.popleft()
+            assert isinstance(released, e.DeliveriesReleased)
+            node, session, number, first, last = released
+            assert timeout[:3] == released[:3]
+            consumer = self.consumers[node, number]
+            assert consumer.session == session
+            assert consumer.flow is not None
+            assert not consumer.flow.no_ack
+            queue, taken = self._taken(node, number, first, last)
+            assert taken
+            latest_ms = max(time_ms for key, time_ms in consumer.delivered_ms.items() if first <= key <= last)
+            assert latest_ms + consumer.flow.timeout_ms <= self.now_ms
+            self._put_back(queue, taken, failed=False)
+        for consumer in self.consumers.values():
+            flow = consumer.flow
+            has_failed = (consumer.node, consumer.session) in self.failed
+            if flow is not None and flow.timeout_ms and not flow.no_ack and not has_failed:
+                times = [consumer.delivered_ms[key] for key in consumer.held]
+                assert all(time_ms + flow.timeout_ms + MARK_MS > self.now_ms for time_ms in times)
+        self._settle_down()
+
     def _serve(self, queue: OracleQueue) -> None:
+        self._follow_reports(queue, before=True)
         for entry in sorted(queue.delayed, key=lambda entry: entry[:2]):
             if entry[0] <= self.now_ms:
                 queue.delayed.remove(entry)
@@ -998,6 +1101,32 @@ class Oracle:
         while not queue.refuses and queue.ready() and queue.is_too_long():
             dropped.append(queue.take())
         self._die(queue, dropped, "maxlen")
+        self._follow_reports(queue, before=False)
+
+    def _follow_reports(self, queue: OracleQueue, *, before: bool) -> None:
+        """Each client is told at once what it wants to know: of activity before the deliveries, of the rest behind."""
+        for (node, number), consumer in sorted(self.consumers.items(), key=lambda each: each[0]):
+            flow = consumer.flow
+            if flow is None or consumer.queue != queue.name or not consumer.live:
+                continue
+            is_active = self._is_active(queue, consumer)
+            if before:
+                is_due = flow.wants_activity and flow.was_active != is_active
+                flow.was_active = is_active if is_due else flow.was_active
+            else:
+                is_due = flow.is_draining or flow.wants_state
+                if flow.is_draining:
+                    consumer.credit = 0
+                flow.is_draining = flow.wants_state = False
+            if is_due:
+                may_get = not queue.get("x-single-active-consumer") or consumer is self._best(queue)
+                available = len(queue.ready()) if is_active and may_get else 0
+                place = (node, consumer.session, number, flow.number, consumer.delivered)
+                state = (consumer.credit, available, flow.is_draining, is_active)
+                assert self.ahead.popleft() == e.ConsumerState(*place, *state)
+
+    def _is_active(self, queue: OracleQueue, consumer: Consumer) -> bool:
+        return not queue.get("x-single-active-consumer") or consumer is queue.active
 
     def _expire(self, queue: OracleQueue, until_ms: int) -> None:
         dead = [message for message in self._waiting(queue) if 0 < message.expires_ms <= until_ms]
@@ -1026,6 +1155,7 @@ class Oracle:
             assert places == sorted(places)
             for place in places:
                 consumer.held[consumer.delivered] = order[place]
+                consumer.delivered_ms[consumer.delivered] = self.now_ms
                 consumer.delivered += 1
                 consumer.credit -= 1
             got += places
@@ -1093,6 +1223,7 @@ class Oracle:
             self._compare_groups(queue, there)
             active = None if there.active is None else (there.active.node, there.active.id)
             assert queue.active is (None if active is None else self.consumers.get(active))
+            assert not there.to_report
         assert set(machine.consumers) == set(self.consumers)
         for key, consumer in self.consumers.items():
             there = machine.consumers[key]
@@ -1104,7 +1235,8 @@ class Oracle:
             assert held == {number: message.seen() for number, message in consumer.held.items()}
             assert there.live == consumer.live
             assert there.credit == consumer.credit or not consumer.live
-
+            flow, credit = consumer.flow, there.client_credit
+            assert (flow and flow.number) == (credit and credit.number)
         self._compare_sinks(machine)
 
     def _compare_sinks(self, machine: QueueMachine) -> None:
@@ -1216,10 +1348,9 @@ def seen_of(ranges: Sequence[Range], histories: Mapping[int, History | None]) ->
         history = histories.get(r.history)
         deaths = () if history is None else tuple((d.queue, d.reason, d.count) for d in history.deaths)
         before = 0 if history is None else history.failures
-        found += [
-            Seen(r.index, r.slot + at, r.deliveries, r.failures, r.expires_ms, r.level, deaths, before)
-            for at in range(r.count)
-        ]
+        annotations = () if history is None else history.annotations
+        same = (r.deliveries, r.failures, r.expires_ms, r.level, deaths, before, annotations)
+        found += [Seen(r.index, r.slot + at, *same) for at in range(r.count)]
     return found
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
+from qq.machine.protocol import death_history
 from qq.machine.protocol import effects as e
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue import runs
@@ -20,6 +21,7 @@ from tests.machine.machine_driver import (
     TICKS_MAX,
     Log,
     Shell,
+    attach,
     batch,
     consume,
     live_messages,
@@ -82,6 +84,7 @@ verbs = (
     *["limit", "commit", "commit", "purge", "delete"],
     *["open-sink", "stage", "stage", "stage", "commit-epoch", "commit-epoch", "close-sink"],
     *["open-group", "open-group", "lease", "lease", "commit-leases", "release", "close-group"],
+    *["attach", "attach", "set-credit", "set-credit", "set-credit", "modify", "modify"],
 )
 requests = st.tuples(st.sampled_from(verbs), number, number, number)
 PAUSES = (0, 0, 0, 1, 99, 100, 300, 5_000)
@@ -111,7 +114,7 @@ def queue_arguments(choice: Sequence[int]) -> dict[str, Any]:
 @pytest.fixture(scope="module", autouse=True)
 def small_chunks() -> Iterator[None]:
     """Backlogs of a few messages are packed, too."""
-    with mock.patch.object(runs, "_CHUNK_WORDS", 12):
+    with mock.patch.object(runs, "_CHUNK_WORDS", 12), mock.patch.object(death_history, "ANNOTATIONS_MAX", 20):
         yield
 
 
@@ -303,6 +306,16 @@ class Run:
                 arguments = {"x-priority": one % 7 - 3} if one % 2 else {}
                 new = next(self.ids)
                 return consume(new, queue, three % 9, session, arguments=arguments, **flags)
+            case "attach":
+                flags = {
+                    "no_ack": one % 7 == 0,
+                    "wants_activity": two % 3 != 0,
+                    "timeout_ms": three % 2 * 400,
+                }
+                arguments = {"x-priority": one % 7 - 3} if one % 2 else {}
+                return attach(next(self.ids), queue, session, arguments=arguments, **flags)
+            case "set-credit" | "modify":
+                return self._flow_command(verb, node, one, two, three)
             case "cancel":
                 return c.Cancel(known.session if known else session, consumer)
             case "get":
@@ -338,6 +351,24 @@ class Run:
             publisher=publisher,
             publish_seq=sequence,
         )
+
+    def _flow_command(self, verb: str, node: str, one: int, two: int, three: int) -> c.Command | None:
+        """Return a command for a consumer whose client sets the credit, mostly with the next number."""
+        mine = [(key[1], each) for key, each in self.oracle.consumers.items() if key[0] == node and each.flow]
+        if not mine:
+            return None
+        number, consumer = mine[one % len(mine)]
+        assert consumer.flow is not None
+        if verb == "set-credit":
+            command_number = consumer.flow.number + (two % 9 != 0)
+            limit = 2**63 + three if two % 11 == 0 else max(consumer.delivered + three % 9 - 2, 0)
+            return c.SetCredit(number, command_number, limit, one % 3 == 0, two % 4 == 0)
+        first = min(consumer.held, default=0) + two % 3
+        annotations = {f"x-{letter}": bytes(three % 6) for letter in "abc"[: one % 4]}
+        lists = list(annotations), list(annotations.values())
+        ready_ms = self.now_ms + two % 200 if two % 3 == 0 else 0
+        flags = one % 2 == 0, two % 7 == 0
+        return c.Modify(number, first, first + three % 4, *flags, *lists, ready_ms)
 
     def _sink_command(self, verb: str, queue: str, one: int, two: int, three: int) -> c.Command:
         """Return a command of a sink, mostly of its user, with an attempt that is there and its next step."""

@@ -151,6 +151,7 @@ class MoveOracle:
             message.key if move.destination else None,
             first=message.first,
             over=len(message.deaths),
+            annotations=message.annotations,
         )
 
     def _check_all_moved(self, machine: QueueMachine, move: MoveState, model: MoveModel, now_ms: int) -> None:

@@ -16,11 +16,13 @@ from heapq import heappop, heappush
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from chaos.sim.checks.credit_checks import CreditOracle
 from chaos.sim.checks.lease_checks import LeaseOracle
 from chaos.sim.checks.move_checks import MoveOracle
 from chaos.sim.checks.queue_model import (
     Consumer,
     Deaths,
+    Flow,
     Holder,
     Key,
     Message,
@@ -44,6 +46,7 @@ from qq.machine.policy.queue_options import UNLIMITED
 from qq.machine.protocol.codec import decode_batch, decode_commands, decode_kept, is_kept
 from qq.machine.protocol.commands import (
     DEFAULT_VHOST,
+    AttachConsumer,
     Cancel,
     Checkout,
     Command,
@@ -57,6 +60,7 @@ from qq.machine.protocol.commands import (
     GetMessages,
     GroupCommand,
     Limit,
+    Modify,
     MoveMessages,
     Publish,
     PurgeQueue,
@@ -64,6 +68,7 @@ from qq.machine.protocol.commands import (
     Reject,
     Return,
     SessionDown,
+    SetCredit,
     SetPrefetch,
     Settle,
     SinkCommand,
@@ -71,11 +76,15 @@ from qq.machine.protocol.commands import (
 )
 from qq.machine.protocol.death_history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, History
 from qq.machine.protocol.effects import (
+    Attached,
+    AttachRefused,
     Committed,
     ConnectionForced,
     ConsumerGone,
+    ConsumerState,
     Consuming,
     Deliver,
+    DeliveriesReleased,
     DeliveryTimeout,
     Failed,
     GetOk,
@@ -182,6 +191,7 @@ class QueueOracle:
         self._moves = MoveOracle(fail, self.fates, lambda: self._queues, self._published)
         self._leases = LeaseOracle(fail, self.fates, lambda: self._queues, self._lease, self._release)
         self._sinks = SinkOracle(fail, self.fates, lambda: self._queues, self._route, self._arrive_from_sink)
+        self._credit = CreditOracle(fail, self.fates, lambda: self._holders)
         self._firsts: dict[tuple[QueueModel, int], list[int]] = {}
         """Arrival numbers of first deliveries in the current effects, by queue and level."""
 
@@ -232,6 +242,15 @@ class QueueOracle:
     def is_gone(self, node: str, consumer: int) -> bool:
         """Return whether the consumer was cancelled for being too slow."""
         return (node, consumer) in self._gone
+
+    @property
+    def now_ms(self) -> int:
+        """The cluster's time in the last entry, in ms."""
+        return self._now_ms
+
+    def unreported(self, origin: str) -> list[int]:
+        """Return the consumers of a node whose client waits for a report of their state."""
+        return [number for node, number in self._credit.unreported() if node == origin]
 
     def place(self, origin: str, consumer: int, message_id: int) -> tuple[int, int] | None:
         """Return the place of the message that a consumer got under this id, or None."""
@@ -324,7 +343,8 @@ class QueueOracle:
         self._advance(time_ms)
         self._leases.end_idle(machine, self._available_ms)
         self._sinks.end_idle(machine, self._available_ms)
-        self._effects(machine, effects)
+        self._effects(machine, effects, ended=True)
+        self._credit.end_entry()
         self._check_orders(ended=True)
         self._check_queues(machine)
         self._entries += 1
@@ -667,7 +687,7 @@ class QueueOracle:
                 for (node, _), holder in self._holders.items()
                 if holder.model is model
                 and holder.live
-                and len(holder.held) < holder.prefetch
+                and holder.room > 0
                 and not self._limits.get((node, holder.session))
             ]
             if model.count or not takers or model.settings.single_active_consumer:
@@ -845,6 +865,7 @@ class QueueOracle:
             number = next(self._numbers)
             place, now_ms = message.place, self._now_ms
             copy = Message(place, deaths, level, expires_ms, now_ms, new_key, number, first=first, over=over)
+            copy.annotations = message.annotations
             self.fates["dead-lettered safely" if is_safe else "dead-lettered"] += 1
             self._arrive(target, copy)
             if target.settings.overflow == "reject-publish" and not is_safe:
@@ -885,6 +906,12 @@ class QueueOracle:
             case Checkout():
                 if isinstance(outcomes.results.get(command.session), Consuming):
                     self._begin(origin, command, command.credit)
+            case AttachConsumer():
+                self._attach(origin, command, outcomes.results.get(command.session))
+            case SetCredit():
+                self._credit.set(self._holders.get((origin, command.consumer)), command)
+            case Modify():
+                self._modify(origin, command)
             case Get():
                 if isinstance(outcomes.results.get(command.session), GetOk):
                     self._begin(origin, command, 0)
@@ -898,7 +925,7 @@ class QueueOracle:
                     holder.live = False
             case SetPrefetch():
                 holder = self._holders.get((origin, command.consumer))
-                if holder is not None and holder.live:
+                if holder is not None and holder.live and holder.flow is None:
                     holder.prefetch = command.credit
             case Limit():
                 if command.session in outcomes.results:
@@ -920,6 +947,33 @@ class QueueOracle:
         model = self._queues[command.queue]
         self._holders[origin, command.consumer] = Holder(command.session, model, prefetch, command.timeout_ms)
         self._delivered_to[origin, command.consumer] = {}
+
+    def _attach(self, origin: str, command: AttachConsumer, result: object) -> None:
+        if isinstance(result, Attached) and result.consumer == command.consumer:
+            model = self._queues[command.queue]
+            flow = Flow(command.wants_activity, result.is_active)
+            holder = Holder(command.session, model, 0, command.timeout_ms, flow)
+            self._holders[origin, command.consumer] = holder
+            self._delivered_to[origin, command.consumer] = {}
+        elif isinstance(result, AttachRefused) and not (result.code == 404 and command.queue in result.text):
+            self._fail(f"refused: {result}")
+
+    def _modify(self, origin: str, command: Modify) -> None:
+        holder = self._holders.get((origin, command.consumer))
+        if holder is None:
+            return
+        messages, model = self._let_go(holder, command.first, command.last), holder.model
+        annotations = dict(zip(command.annotation_keys, command.annotation_values, strict=True))
+        for message in messages:
+            message.annotations = tuple((dict(message.annotations) | annotations).items())
+        self.fates["modified"] += len(messages)
+        if command.undeliverable_here:
+            self._grown[model] = None
+            for message in messages:
+                self._die(model, message, REJECTED)
+        else:
+            failed, ended = command.delivery_failed, command.delivery_failed and model.is_quorum
+            self._put_back(model, messages, failed=failed, ended=ended, ready_ms=command.ready_ms)
 
     def _purge(self, machine: QueueMachine, model: QueueModel, messages: int) -> None:
         gone = sum(0 < message.expires_ms <= self._now_ms for message in ready_messages(model))
@@ -980,9 +1034,15 @@ class QueueOracle:
         self._put_back(holder.model, messages, failed=failed, ended=ended)
 
     def _put_back(
-        self, model: QueueModel, messages: Sequence[Message], *, failed: bool, ended: bool = False
+        self,
+        model: QueueModel,
+        messages: Sequence[Message],
+        *,
+        failed: bool,
+        ended: bool = False,
+        ready_ms: int = 0,
     ) -> None:
-        """Return messages to the queue after a failed delivery, now or after a delay.
+        """Return messages to the queue after a failed delivery, now or after a delay, which may end at `ready_ms`.
 
         Messages over the delivery limit die.
         """
@@ -998,18 +1058,23 @@ class QueueOracle:
                 continue
             if settings.retry_type in ("all", "failed" if failed else "returned"):
                 delay_ms = min(settings.retry_min_ms * max(1, times), settings.retry_max_ms)
-                message.ready_ms = self._now_ms + delay_ms
+                message.ready_ms = max(ready_ms, self._now_ms) if ready_ms else self._now_ms + delay_ms
                 self.fates["retried later"] += 1
             self._put(model, message)
             self._let_expire(model, message)
 
     # Effects
 
-    def _effects(self, machine: QueueMachine, effects: Sequence[Any]) -> None:
+    def _effects(self, machine: QueueMachine, effects: Sequence[Any], *, ended: bool = False) -> None:
+        """Follow effects; `ended` means those of the entry's end."""
         for effect in effects:
             match effect:
                 case Deliver():
-                    self._delivered(machine, effect)
+                    self._delivered(machine, effect, ended=ended)
+                case ConsumerState():
+                    self._credit.reported(effect, self._now_ms, ended=ended)
+                case DeliveriesReleased():
+                    self._released(effect)
                 case Reply(node, _, GetOk(consumer, range_, _, history)):
                     self._give(self._holders[node, consumer], (node, consumer), range_, history)
                 case Reply(node, _, Got(consumer, ranges, _, histories)):
@@ -1038,7 +1103,7 @@ class QueueOracle:
             self._check_order(model, level, arrivals, ended=ended)
         self._firsts.clear()
 
-    def _delivered(self, machine: QueueMachine, effect: Deliver) -> None:
+    def _delivered(self, machine: QueueMachine, effect: Deliver, *, ended: bool) -> None:
         key = effect.node, effect.consumer
         holder = self._holders.get(key)
         if holder is None:
@@ -1048,13 +1113,14 @@ class QueueOracle:
             self._fail(f"message id {effect.first_id} where {holder.next_id} was due: {effect}")
         for range_ in effect.ranges:
             self._give(holder, key, range_, effect.histories.get(range_.history))
-        if len(holder.held) > holder.prefetch:
+        self._credit.check_delivered(key, holder, ended=ended)
+        if holder.flow is None and len(holder.held) > holder.prefetch:
             self._fail(f"{key} holds {len(holder.held)} messages and may hold {holder.prefetch}")
         limit = self._limits.get((effect.node, holder.session), 0)
         others = self._holders_of(effect.node, holder.session)
         # Messages of a queue that has just expired do not count, and make room in the limit at once.
         together = sum(
-            len(other.held) for other in others if other.prefetch and _is_there(machine, other.model)
+            len(other.held) for other in others if other.is_consumer and _is_there(machine, other.model)
         )
         if 0 < limit < together:
             self._fail(f"session {holder.session} holds {together} messages and may hold {limit}")
@@ -1076,6 +1142,9 @@ class QueueOracle:
                 self._fail(f"{name} of {model.name} is delivered and was not ready")
                 return
             message = self._took(model, messages[0], range_)
+            annotations = () if history is None else history.annotations
+            if message.annotations != annotations:
+                self._fail(f"{message} of {model.name} is delivered with annotations {annotations}")
             model.held += 1
             holder.held[holder.next_id] = message
             holder.since_ms[holder.next_id] = self._available_ms
@@ -1155,7 +1224,21 @@ class QueueOracle:
         if out_ms < effect.timeout_ms or timeout_ms != effect.timeout_ms:
             self._fail(f"is out for {out_ms} ms: {effect}")
         self.fates["timeouts"] += 1
+        if holder.flow is not None:
+            return  # its messages are released
         self._late[effect.node, effect.session] = effect.consumer
+
+    def _released(self, effect: DeliveriesReleased) -> None:
+        holder = self._holders[effect.node, effect.consumer]
+        queue_ms = holder.model.settings.consumer_timeout_ms
+        timeout_ms = holder.timeout_ms if queue_ms is None else queue_ms
+        for number in range(effect.first, effect.last + 1):
+            if number in holder.held and self._available_ms - holder.since_ms[number] < timeout_ms:
+                self._fail(f"message {number} is not out for {timeout_ms} ms: {effect}")
+        messages = self._let_go(holder, effect.first, effect.last)
+        if not messages:
+            self._fail(f"releases nothing: {effect}")
+        self._put_back(holder.model, messages, failed=False)
 
     def _consumer_gone(self, effect: ConsumerGone) -> None:
         key = effect.node, effect.consumer
@@ -1209,8 +1292,9 @@ class QueueOracle:
                 self._fail(f"{queue.name} at {name} is empty and remembers {len(queue.histories)} histories")
         self._leases.check(name, machine)
         self._sinks.check(name, machine)
+        self._credit.check(name, machine)
         for (node, number), session in machine.sessions.items():
-            held = sum(len(other.held) for other in self._holders_of(node, number) if other.prefetch)
+            held = sum(len(other.held) for other in self._holders_of(node, number) if other.is_consumer)
             if session.budget.held != held:
                 self._fail(f"session {number} of {node} counts {session.budget.held} messages, not {held}")
 

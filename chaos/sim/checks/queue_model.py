@@ -45,6 +45,8 @@ class Message:
     """The queue in which it died first."""
     over: int = 0
     """Number of its deaths, the oldest in its history, that came before it was moved."""
+    annotations: tuple[tuple[str, bytes], ...] = ()
+    """The annotations that clients gave it."""
 
     @property
     def name(self) -> Key:
@@ -125,20 +127,48 @@ class QueueModel:
         return self.count + len(self.dead) + len(self.died) + len(self.stuck)
 
 
+@dataclass(slots=True, eq=False)
+class Flow:
+    """The credit that a client has set for its consumer, and the reports that it waits for."""
+
+    wants_activity: bool
+    was_active: bool
+    number: int = 0
+    limit: int = 0
+    """Messages with ids below it may be delivered."""
+    peak: int = 0
+    """The highest limit in this entry."""
+    is_draining: bool = False
+    wants_state: bool = False
+
+
 class Holder:
     """A consumer, or the messages of a get."""
 
-    def __init__(self, session: int, model: QueueModel, prefetch: int, timeout_ms: int) -> None:
+    def __init__(
+        self, session: int, model: QueueModel, prefetch: int, timeout_ms: int, flow: Flow | None = None
+    ) -> None:
         self.session = session
         self.model = model
         self.prefetch = prefetch
         """Messages that the consumer may hold; 0 for a get."""
         self.timeout_ms = timeout_ms
         """Milliseconds that it may hold a message, unless the queue has a limit of its own."""
-        self.live = prefetch > 0
+        self.flow = flow
+        """None unless the client sets the credit."""
+        self.is_consumer = prefetch > 0 or flow is not None
+        """Whether it is no get. Its messages count for the limit of its channel."""
+        self.live = self.is_consumer
         self.held: dict[int, Message] = {}
         self.since_ms: dict[int, int] = {}
         self.next_id = 0
+
+    @property
+    def room(self) -> int:
+        """Number of further messages that it may be given, whatever the limit of its channel."""
+        if self.flow is not None:
+            return max(self.flow.limit - self.next_id, 0)
+        return self.prefetch - len(self.held)
 
 
 def expiry_ms(model: QueueModel, own_ms: int | None, ready_ms: int) -> int:

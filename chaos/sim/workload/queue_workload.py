@@ -39,6 +39,7 @@ from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import (
     DEFAULT_VHOST,
     SINCE,
+    AttachConsumer,
     BindQueue,
     Cancel,
     Checkout,
@@ -59,6 +60,7 @@ from qq.machine.protocol.commands import (
     LeaseMessages,
     Limit,
     Method,
+    Modify,
     OpenGroup,
     OpenSink,
     Publish,
@@ -69,6 +71,7 @@ from qq.machine.protocol.commands import (
     ReleaseLease,
     Return,
     SessionDown,
+    SetCredit,
     SetPermissions,
     SetPrefetch,
     Settle,
@@ -76,9 +79,11 @@ from qq.machine.protocol.commands import (
     StoreFragment,
 )
 from qq.machine.protocol.effects import (
+    AttachRefused,
     ConnectionForced,
     ConsumerCancelled,
     ConsumerGone,
+    ConsumerState,
     Deliver,
     Failed,
     GetOk,
@@ -116,6 +121,14 @@ SINKING_RUNS = 0.5
 SINKING = 0.3
 """Probability per action that a writer stores messages, or commits an epoch."""
 SINKS = ("s", "t")
+LINKING_RUNS = 0.3
+"""Share of the runs with consumers whose clients set the credit, as in AMQP 1.0."""
+LINKING = 0.6
+"""Probability per action that a client sets the credit of such a consumer, starts it or ends it."""
+LINKS_MAX = 2
+"""Such consumers of a client."""
+MODIFIED = 0.4
+"""Share of the deliveries to such consumers with the outcome `modified`."""
 LAST_FENCE = 1_000_000
 """The fences with which clients end all groups are higher."""
 TENANTS = 0.15
@@ -193,6 +206,19 @@ class Session:
         return self.requested > self.answered
 
 
+@dataclass(slots=True)
+class Link:
+    """A client's view of a consumer whose credit it sets."""
+
+    session: int
+    sent: SetCredit | None = None
+    """The last command that was submitted."""
+    drain: int = 0
+    """Number of the command whose drain has not been reported yet; 0 for none."""
+    wants_state: int = 0
+    """Number of the command after which the state has not been reported yet; 0 for none."""
+
+
 class QueueClient(ActingClient):
     """Sessions of a client generation.
 
@@ -216,6 +242,8 @@ class QueueClient(ActingClient):
         self._reading: dict[int, HeldMessages] = {}
         """Deliveries that will be read again, by number."""
         self._deliveries = 0
+        self._links: dict[int, Link] = {}
+        """By consumer."""
         self._draining = False
         self._tenants = Tenants(node, self.workload.tenants_random, self._fresh_id)
 
@@ -231,6 +259,8 @@ class QueueClient(ActingClient):
             self._lease_something()
         if self.workload.fills_sinks and self.workload.sinks_random.random() < SINKING:
             self._sink_something()
+        if self.workload.sets_credit and self.workload.links_random.random() < LINKING:
+            self._link_something()
         queue = random.choice(QUEUES)
         choice = random.random()
         if choice < 0.53:
@@ -347,6 +377,60 @@ class QueueClient(ActingClient):
         ]
         self._batch(commands, messages)
 
+    def _link_something(self) -> None:
+        """Start or end a consumer whose credit this client sets, or set its credit, perhaps with an old command."""
+        if self.machine.version < SINCE[AttachConsumer]:
+            return
+        random = self.workload.links_random
+        self._links = {
+            consumer: link
+            for consumer, link in self._links.items()
+            if link.session in self._sessions and consumer in self._sessions[link.session].consumers
+        }
+        if len(self._links) < LINKS_MAX and random.random() < 0.3:
+            self._attach(random.choice(QUEUES))
+            return
+        if not self._links:
+            return
+        consumer = random.choice(list(self._links))
+        link, choice = self._links[consumer], random.random()
+        session = self._sessions[link.session]
+        if choice < 0.1 and link.sent is not None:
+            self._command(link.sent)
+        elif choice < 0.15 and not session.waits:
+            session.requested += 1
+            session.cancels += 1
+            del session.consumers[consumer], self._links[consumer]
+            self._command(Cancel(link.session, consumer), Return(consumer, 0, 2**40))
+        else:
+            number = 1 if link.sent is None else link.sent.number + 1
+            limit = max(self._next_ids.get(consumer, 0) + random.randint(-2, 12), 0)
+            is_drain, wants_state = random.random() < 0.3, random.random() < 0.2
+            link.sent = SetCredit(consumer, number, limit, is_drain, wants_state)
+            link.drain = number if is_drain else 0
+            link.wants_state = number if wants_state else link.wants_state
+            self._command(link.sent)
+
+    def _attach(self, queue: str) -> None:
+        random = self.workload.links_random
+        number, consumer = self._new_session(), self._fresh_id()
+        self._sessions[number].consumers[consumer] = queue
+        self._links[consumer] = Link(number)
+        arguments = {"x-priority": 5} if random.random() < 0.2 else {}
+        ids = number, CONNECTION, CHANNEL, consumer, queue, f"tag {consumer}"
+        flags = False, random.random() < 0.5
+        self._request(number, AttachConsumer(*ids, *flags, random.choice((0, 0, 2_000)), arguments))
+
+    def _reported(self, state: ConsumerState) -> None:
+        """Record which reports the client no longer waits for."""
+        link = self._links.get(state.consumer)
+        if link is None:
+            return
+        if link.drain and state.number >= link.drain and not state.is_draining:
+            link.drain = 0
+        if link.wants_state and state.number >= link.wants_state:
+            link.wants_state = 0
+
     @property
     def machine(self) -> QueueMachine:
         return cast("QueueMachine", cast("Any", self.node.machine).inner)
@@ -370,6 +454,7 @@ class QueueClient(ActingClient):
         """Close all sessions, so that unsettled messages return to their queues."""
         self._command(*(SessionDown(session) for session in self._sessions))
         self._sessions.clear()
+        self._links.clear()
         self._requester = 0
 
     def problem(self) -> str:
@@ -381,6 +466,11 @@ class QueueClient(ActingClient):
         for consumer, message_id in self.workload.oracle.held_ids(self.node.name):
             if consumer in consumers and message_id >= self._next_ids.get(consumer, 0):
                 return f"consumer {consumer} was not given message {message_id}"
+        unreported = self.workload.oracle.unreported(self.node.name)
+        unreported += [each for each, link in self._links.items() if link.drain or link.wants_state]
+        for consumer in unreported:
+            if consumer in consumers:
+                return f"the state of consumer {consumer} was not reported"
         return self._tenants.problem()
 
     # Reports of the node
@@ -417,6 +507,10 @@ class QueueClient(ActingClient):
                 self._rejected(first_seq, count)
             case ConsumerGone(_, number, consumer):
                 self._consumer_gone(number, consumer)
+            case ConsumerState(_, _, consumer, _, next_id):
+                if next_id != self._next_ids.get(consumer, 0):
+                    self._fail(f"has {self._next_ids.get(consumer, 0)} messages: {effect}")
+                self._reported(effect)
             case _:
                 pass
 
@@ -443,6 +537,10 @@ class QueueClient(ActingClient):
                     self._session_failed(number)
                 case ConnectionForced(_, number):
                     self._command(*self._tenants.close_requested(number))
+                case ConsumerState(_, _, consumer, _, next_id):
+                    # Messages that were delivered and released meanwhile are not among those that it holds.
+                    self._next_ids[consumer] = max(next_id, self._next_ids.get(consumer, 0))
+                    self._reported(effect)
                 case Known(_, number, answers, consumers):
                     if number in untold:
                         untold.remove(number)
@@ -491,6 +589,10 @@ class QueueClient(ActingClient):
                 self._delivered(consumer, 0, [range_])
             case Got(consumer, ranges) if ranges:
                 self._delivered(consumer, 0, ranges)
+            case AttachRefused(consumer):
+                link = self._links.pop(consumer, None)
+                if link is not None and link.session in self._sessions:
+                    self._sessions[link.session].consumers.pop(consumer, None)
             case _:
                 pass
 
@@ -619,7 +721,7 @@ class QueueClient(ActingClient):
 
     def _consume(self, queue: str, credit: int) -> None:
         random = self.workload.random
-        consumers = sum(len(session.consumers) for session in self._sessions.values())
+        consumers = sum(len(session.consumers) for session in self._sessions.values()) - len(self._links)
         if consumers >= (LEASING_CONSUMERS_MAX if self.workload.leases_messages else CONSUMERS_MAX):
             return
         limited = [number for number, session in self._sessions.items() if session.is_limited]
@@ -725,6 +827,9 @@ class QueueClient(ActingClient):
         if was_there:
             self._check_content(delivery.range)
         consumer, first_id, last_id, _ = delivery
+        if consumer in self._links and self.workload.links_random.random() < MODIFIED:
+            self._command(self._modified(delivery))
+            return
         random = self.workload.random
         choice = random.random()
         if choice < 0.6:
@@ -738,6 +843,16 @@ class QueueClient(ActingClient):
             self._command(Reject(consumer, first_id, last_id))
         elif choice < 0.95:
             self._command(Discard(consumer, first_id, random.randint(first_id, last_id)))
+
+    def _modified(self, delivery: HeldMessages) -> Modify:
+        """Return an outcome for a delivery or a part of it, mostly with annotations."""
+        random = self.workload.links_random
+        keys = random.sample(["x-a", "x-b"], random.randint(0, 2))
+        values = [bytes([random.randint(0, 3)]) for _ in keys]
+        first = random.randint(delivery.first_id, delivery.last_id)
+        ready_ms = self.workload.oracle.now_ms + random.randint(1, 2_000) if random.random() < 0.3 else 0
+        flags = random.random() < 0.5, random.random() < 0.15
+        return Modify(delivery.consumer, first, delivery.last_id, *flags, keys, values, ready_ms)
 
     def needed_from(self) -> int | None:
         return min((delivery.range.index for delivery in self._reading.values()), default=None)
@@ -776,7 +891,7 @@ class QueueClient(ActingClient):
         flags = {"passive": False, "durable": True, "exclusive": False, "auto_delete": False}
         return DeclareQueue(0, CONNECTION, queue, **flags, server_named=False, arguments=arguments)
 
-    def _request(self, number: int, command: Method) -> None:
+    def _request(self, number: int, command: Method | AttachConsumer) -> None:
         """Submit a command that will be answered, unless the session still waits for an answer."""
         session = self._sessions[number]
         if not session.waits:
@@ -832,6 +947,8 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
         self.leases_messages = leases_messages and not self.moves_messages
         self.sinks_random = world.random("sinks")
         self.fills_sinks = not self.moves_messages and self.sinks_random.random() < SINKING_RUNS
+        self.links_random = world.random("links")
+        self.sets_credit = self.links_random.random() < LINKING_RUNS or options.links
         self.tenants_random = world.random("tenants")
         self.gets_random = world.random("gets")
         self.fragments_random = world.random("fragments of batches")

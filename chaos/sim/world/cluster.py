@@ -69,6 +69,8 @@ class SimulationOptions:
     """AMQP clients that request and reply by direct reply-to, beside the others."""
     leases: bool = False
     """Whether readers certainly lease messages of the queues; otherwise the seed decides."""
+    links: bool = False
+    """Whether clients certainly set the credit of consumers; otherwise the seed decides."""
     declarers: int = 0
     """AMQP clients that declare queues and look for them, beside the others."""
     calm_s: float = 0.0

@@ -20,7 +20,7 @@ from qq.machine.handlers.registry import answers, handles
 from qq.machine.policy.arguments import check_consumer_arguments
 from qq.machine.policy.settings import consumer_settings_of
 from qq.machine.protocol import commands as c
-from qq.machine.protocol.death_history import ANNOTATIONS_MAX
+from qq.machine.protocol.death_history import ANNOTATIONS_MAX, annotations_size
 from qq.machine.protocol.effects import (
     Attached,
     AttachRefused,
@@ -45,7 +45,15 @@ from qq.machine.protocol.refusals import (
 )
 from qq.machine.protocol.work_meter import GOT_AT_ONCE, RANGES_AT_ONCE
 from qq.machine.queue.consumers import CREDIT_MAX, ClientCredit
-from qq.machine.queue.leaving import DISCARDED, ENDED, FAILED, RETURNED, SETTLED, Modification
+from qq.machine.queue.leaving import (
+    ANNOTATED_RANGE,
+    DISCARDED,
+    ENDED,
+    FAILED,
+    RETURNED,
+    SETTLED,
+    Modification,
+)
 from qq.machine.queue.queue import Consumer
 
 if TYPE_CHECKING:
@@ -73,8 +81,10 @@ _GOT_STEPS = 3
 """Steps for each message that is got, if each message is a range of its own."""
 
 
-_ANNOTATION_OCTETS = 64
-"""Octets of annotations per step, for each range that gets them, and as much for those that it has."""
+_ANNOTATED_STEPS = 12
+"""Steps for each range that gets annotations."""
+_ANNOTATION_OCTETS = 128
+"""Octets of annotations per step, for each such range: its new annotations, and those that it may have already."""
 
 
 def _settlement_steps(costs: Costs, origin: str, command: c.Settlement | c.Modify) -> int:
@@ -93,9 +103,12 @@ def _modification_steps(costs: Costs, origin: str, command: c.Modify) -> int:
     steps = _settlement_steps(costs, origin, command)
     if not command.annotation_keys:
         return steps
-    ranges = min(max(_pieces(costs, origin, command), 1), RANGES_AT_ONCE)
-    octets = sum(map(len, command.annotation_values)) + ANNOTATIONS_MAX
-    return steps + ranges * (octets // _ANNOTATION_OCTETS)
+    consumer = costs.core.consumers.get((origin, command.consumer))
+    octets = sum(map(len, command.annotation_values))
+    if consumer is not None and consumer.queue.histories:
+        octets += ANNOTATIONS_MAX
+    ranges = min(max(_pieces(costs, origin, command), 1), RANGES_AT_ONCE // ANNOTATED_RANGE)
+    return steps + ranges * (_ANNOTATED_STEPS + octets // _ANNOTATION_OCTETS)
 
 
 def _recover_steps(costs: Costs, origin: str, command: c.Recover) -> int:
@@ -127,14 +140,19 @@ class ConsumerHandlers:
 
     @handles(c.Modify, cost=_modification_steps)
     def modify(self, command: c.Modify) -> None:
-        """Return or reject messages that a consumer holds, with annotations."""
+        """Return or reject messages that a consumer holds, with annotations.
+
+        Annotations that are too large for a message have no effect.
+        """
         core = self._core
         consumer = core.consumers.get((core.origin, command.consumer))
         if consumer is None:
             return
         fate = DISCARDED if command.undeliverable_here else ENDED if command.delivery_failed else RETURNED
-        annotations = zip(command.annotation_keys, command.annotation_values, strict=False)
-        modification = Modification(tuple(annotations), command.ready_ms)
+        annotations = dict(zip(command.annotation_keys, command.annotation_values, strict=False))
+        if annotations_size(annotations) > ANNOTATIONS_MAX:
+            annotations.clear()  # no message could have them, and they must not be put off
+        modification = Modification(tuple(annotations.items()), command.ready_ms)
         first, last = command.first, command.last
         if consumer.queue.settle(consumer, first, last, core.time_ms, fate, modification):
             core.released(consumer)

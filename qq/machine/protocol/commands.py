@@ -300,7 +300,8 @@ class Modify(NamedTuple):
     """Whether the messages are rejected for good, as by `Discard`."""
     annotation_keys: list[str]
     annotation_values: list[bytes]
-    """The annotations that the messages get, a value in its encoded form for each key."""
+    """The annotations that the messages get: the encoded value of each key. A message whose annotations would exceed
+    `death_history.ANNOTATIONS_MAX` octets keeps its former annotations."""
     ready_ms: int
     """Cluster time (ms) at which the messages become ready again in a queue with delayed retries; 0 without."""
 

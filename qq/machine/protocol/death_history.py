@@ -172,9 +172,14 @@ def annotated(history: History | None, annotations: Iterable[Annotation]) -> His
     if history is None:
         history = History("", "", False, (), _NO_CAUSE, _NO_CAUSE, 1)
     merged = dict(history.annotations) | dict(annotations)
-    if sum(len(octets_of(key)) + len(value) for key, value in merged.items()) > ANNOTATIONS_MAX:
+    if annotations_size(merged) > ANNOTATIONS_MAX:
         return None
     return history._replace(annotations=tuple(merged.items()))
+
+
+def annotations_size(annotations: Mapping[str, bytes]) -> int:
+    """Return the octets of keys and values."""
+    return sum(len(octets_of(key)) + len(value) for key, value in annotations.items())
 
 
 def moved(history: History) -> History:

@@ -242,7 +242,7 @@ class ConsumerState(NamedTuple):
     credit: int
     """Number of further messages that the consumer may be given."""
     available: int
-    """Number of ready messages in the queue; 0 for an inactive consumer."""
+    """Number of ready messages in the queue; 0 for a consumer that is inactive or makes way for its successor."""
     is_draining: bool
     """Whether a drain has not ended yet."""
     is_active: bool

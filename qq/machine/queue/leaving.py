@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from qq.machine.protocol.death_history import Annotation
 
+ANNOTATED_RANGE = 8
+"""Ranges without annotations that take as long to return as a range with them, at most 35 us."""
+
 SETTLED, DISCARDED, RETURNED, FAILED, ENDED = range(5)
 """The fate of released messages: settled, rejected for good, returned, returned by a rejection, or returned because the
 channel ended or the client said that the delivery failed. The last two are failed deliveries. Before version 11 of the
@@ -31,6 +34,11 @@ class Modification(NamedTuple):
     """The annotations that the messages get."""
     ready_ms: int = 0
     """Cluster time (ms) at which returned messages become ready again in a queue with delayed retries; 0 without."""
+
+    @property
+    def range_cost(self) -> int:
+        """Return as how many ranges a range with this modification counts, because of the work with it."""
+        return ANNOTATED_RANGE if self.annotations else 1
 
 
 UNMODIFIED = Modification()

@@ -569,7 +569,6 @@ class Queue:
         """Return the state of a consumer whose client sets the credit."""
         credit = consumer.client_credit
         assert credit is not None
-        is_active = self.is_active(consumer)
         return ConsumerState(
             consumer.node,
             consumer.session,
@@ -577,9 +576,9 @@ class Queue:
             credit.number,
             consumer.next_id,
             consumer.credit,
-            self.ready if is_active else 0,
+            self.ready if self._may_get(consumer) else 0,
             credit.is_draining,
-            is_active,
+            self.is_active(consumer),
         )
 
     def _keep_reporting(self, consumer: Consumer | None) -> None:
@@ -995,7 +994,7 @@ class Queue:
         if fate == SETTLED and not consumer.no_ack:
             self.tally.acknowledged += count
         is_put_off = self.returning if fate in _COME_BACK else self.leaving
-        if is_put_off or len(pieces) > RANGES_AT_ONCE:
+        if is_put_off or len(pieces) * modification.range_cost > RANGES_AT_ONCE:
             self._put_off(Leaving(fate, [RangeMap.from_pieces(pieces, count)], modification))
         else:
             self._let_go(ranges_of(pieces), fate, now_ms, modification)
@@ -1038,22 +1037,27 @@ class Queue:
         done = 0
         while self.leaving and done < most:
             leaving = self.leaving[0]
-            ranges = leaving.take(most - done)
+            cost = leaving.modification.range_cost
+            ranges = leaving.take(max((most - done) // cost, 1))
             self._let_go(ranges, leaving.fate, now_ms, leaving.modification)
-            done += len(ranges)
+            done += len(ranges) * cost
             if not leaving.count:
                 del self.leaving[0]
         done += self.bring_back(most - done, now_ms)
         return done + self._end_chunks(most - done)
 
     def bring_back(self, most: int, now_ms: int) -> int:
-        """Bring back at most `most` ranges whose return was put off, and return their number."""
+        """Bring back about `most` ranges whose return was put off, and return their number.
+
+        Ranges with annotations count as several, so there may be fewer, but at least one.
+        """
         done = 0
         while self.returning and done < most:
             leaving, before = self.returning[0], self.backlog.count
-            ranges = leaving.take(most - done)
+            cost = leaving.modification.range_cost
+            ranges = leaving.take(max((most - done) // cost, 1))
             self._let_go(ranges, leaving.fate, now_ms, leaving.modification)
-            done += len(ranges)
+            done += len(ranges) * cost
             self.coming_back -= _totals(ranges)[0]
             self.came_back += self.backlog.count - before
             if not leaving.count:

@@ -268,6 +268,7 @@ class ClientReports:
             "auth_mechanism": facts.auth_mechanism,
             "frame_max": facts.frame_max,
             "channel_max": facts.channel_max,
+            **({"container_id": facts.container_id} if facts.container_id else {}),
             "timeout": facts.timeout_s,
             "recv_cnt": facts.traffic.reads,
             "send_cnt": facts.traffic.writes,
@@ -317,6 +318,7 @@ class ClientReports:
                 **given_name(connection),
             },
             "message_stats": with_rates(numbers._asdict(), rates),
+            **({} if facts.link is None else facts.link._asdict()),
             **({} if idle is None else {"idle_since": idle}),
         }
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos import history
-from chaos.judge.memory import violations
+from chaos.judge.memory import findings, violations
+from chaos.judge.run import Run
 from chaos.judge.verdict import Verdict
 from chaos.pipeline.job import check
 from chaos.promises import PROMISES
@@ -23,13 +24,17 @@ from chaos.sim.recorded import OPTIONS, record
 from chaos.sim.world.cluster import Parts
 from chaos.sim.world.network import NetworkOptions
 from cluster.state.dedup import Admission, Origins
+from qq.management.changes import leases
 from qq.sessions.submissions import Batch, Submissions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from qq.machine.machine import QueueMachine
     from qq.machine.protocol.effects import Failed
+    from qq.machine.queue.leases import Lease
+    from qq.ranges import Range
 
 RESTLESS = replace(
     OPTIONS,
@@ -109,3 +114,19 @@ def test_loss_and_duplicates_are_found_with_hazards_put_back(
     assert record(2, tmp_path, RESTLESS, Parts(), workloads=["confirm"]) == []
     found = violations(history.read(tmp_path / "history"))
     assert {"lost", "unmarked_duplicate"} <= {violation.promise for violation in found}
+
+
+part_of = leases.part_of
+
+
+def part_from_the_end(lease: Lease, part: int, parts: int) -> Iterator[list[tuple[int, Range]]]:
+    """In place of `leases.part_of`: the first part of a lease is its last part."""
+    return part_of(lease, parts - 1 - part, parts)
+
+
+def test_lease_with_parts_in_another_order_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "part_of", part_from_the_end)
+    assert record(2, tmp_path, replace(OPTIONS, duration_s=4.0), workloads=["leases"]) == []
+    run = Run.described(json.loads((tmp_path / "meta.json").read_text()))
+    found = findings(history.read(tmp_path / "history"), run)
+    assert "lease_repeatable" in {cause.promise for cause in found.violations}

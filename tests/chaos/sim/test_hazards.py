@@ -67,11 +67,11 @@ from qq.machine.protocol.commands import (
     MoveMessages,
     Publish,
 )
-from qq.machine.protocol.effects import ConnectionForced, Effect
+from qq.machine.protocol.effects import ConnectionForced, ConsumerState, Effect
 from qq.machine.queue.backlog import Backlog
 from qq.machine.queue.consumers import Budget, Holder
 from qq.machine.queue.leases import LeaseChunk, LeaseHolder
-from qq.machine.queue.queue import DeadMessages, FrozenQueue, LeaseGroup, Queue
+from qq.machine.queue.queue import Consumer, DeadMessages, FrozenQueue, LeaseGroup, Queue
 from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
 from qq.sessions.stuck_dead_letters import Candidates, StuckDeadLetters
@@ -161,6 +161,10 @@ LEASING = {
 }
 SINKING = {
     "chaos.sim.workload.queue_workload.SINKING_RUNS": 1.0,
+    "chaos.sim.workload.queue_workload.MOVING_RUNS": 0.0,
+}
+LINKING = {
+    "chaos.sim.workload.queue_workload.LINKING_RUNS": 1.0,
     "chaos.sim.workload.queue_workload.MOVING_RUNS": 0.0,
 }
 LARGEST = with_largest_entries(
@@ -742,6 +746,43 @@ def leave_leases_out(_queue: FrozenQueue) -> Iterator[LeaseChunk]:
     return iter(())
 
 
+set_credit, restore_consumer, activity_reports = (
+    Queue.set_credit,
+    Queue.restore_consumer,
+    Queue.activity_reports,
+)
+
+
+def add_credit(
+    queue: Queue, consumer: Consumer, number: int, limit: int, *, is_drain: bool, wants_state: bool
+) -> None:
+    """In place of `Queue.set_credit`: credit comes on top of former credit, also by a repeated command."""
+    if consumer.client_credit is not None:
+        consumer.client_credit.number = min(consumer.client_credit.number, number - 1)
+    more = limit + consumer.credit
+    set_credit(queue, consumer, number, more, is_drain=is_drain, wants_state=wants_state)
+
+
+def restore_consumer_without_credit(queue: Queue, consumer: Consumer) -> None:
+    """In place of `Queue.restore_consumer`: credit that a client has set is lost with a snapshot."""
+    if consumer.client_credit is not None:
+        consumer.credit = 0
+    restore_consumer(queue, consumer)
+
+
+def report_drains_first(queue: Queue) -> list[ConsumerState]:
+    """In place of `Queue.activity_reports`: a drain ends before the queue has delivered its messages."""
+    reports = activity_reports(queue)
+    for consumer in list(queue.to_report):
+        credit = consumer.client_credit
+        if credit is not None and credit.is_draining:
+            credit.is_draining = credit.wants_state = False
+            queue.give_credit(consumer, -consumer.credit)
+            reports.append(queue.state_of(consumer))
+            queue._keep_reporting(consumer)
+    return reports
+
+
 def leave_where_it_was(queue: Queue, _place: int, found: Sequence[tuple[int, Range]]) -> None:
     """In place of `Queue.move_out`: moved messages also stay in their queue."""
     queue.forget(messages for _, messages in found)
@@ -1129,6 +1170,14 @@ HAZARDS = [
         world=LEASING,
         shown_by=0,
     ),
+    *(
+        Hazard(Parts(), QUEUES, 20, error, (f"qq.machine.queue.queue.Queue.{method}", change), world=LINKING)
+        for error, method, change in (
+            ("and has credit up to", "set_credit", add_credit),
+            ("has another state", "restore_consumer", restore_consumer_without_credit),
+            ("has drained with", "activity_reports", report_drains_first),
+        )
+    ),
     Hazard(
         Parts(),
         QUEUES,
@@ -1195,7 +1244,7 @@ HAZARDS = [
         20,
         "though consumers wait",
         ("qq.machine.queue.queue.Queue.wanted", refuse_despite_waiting_consumers),
-        shown_by=25,
+        shown_by=18,
     ),
     Hazard(
         Parts(),

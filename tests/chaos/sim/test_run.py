@@ -16,7 +16,16 @@ import pytest
 from chaos.sim.checks.checks import ViolationError
 from chaos.sim.faults.nemesis import FAULTS
 from chaos.sim.faults.operators import MORE_MAX
-from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_birth, draw_leases, draw_options, run_seed
+from chaos.sim.run import (
+    LARGEST_BYTES,
+    Outcome,
+    Simulation,
+    draw_birth,
+    draw_leases,
+    draw_links,
+    draw_options,
+    run_seed,
+)
 from chaos.sim.workload.ledger import Ledger
 from chaos.sim.world.cluster import SimulatedNode, SimulationOptions
 from chaos.sim.world.network import NetworkOptions
@@ -147,6 +156,12 @@ def test_readers_lease_messages_in_each_run_of_this_kind() -> None:
     outcomes = [run_seed(seed, draw=draw_leases) for seed in range(4)]
     assert [outcome.violation for outcome in outcomes] == [""] * 4
     assert all(outcome.fates["leases"] for outcome in outcomes)
+
+
+def test_clients_set_the_credit_in_each_run_of_this_kind() -> None:
+    outcomes = [run_seed(seed, draw=draw_links) for seed in range(3)]
+    assert [outcome.violation for outcome in outcomes] == [""] * 3
+    assert all(outcome.fates["drains"] for outcome in outcomes)
 
 
 def test_attempt_keeps_its_steps_when_its_next_step_is_refused() -> None:
