@@ -19,7 +19,7 @@ from qq.amqp10.encoding import (
     delivery_in_parts,
 )
 from qq.amqp10.link import Link10, LinkState
-from qq.amqp10.performatives import AttachFrame, SenderSettleMode
+from qq.amqp10.performatives import AttachFrame, DispositionFrame, ReleasedState, SenderSettleMode
 from qq.amqp10.windows import HALF_OF_IDS
 from qq.ranges import RangeMap
 
@@ -134,6 +134,17 @@ class SessionDeliveries:
                 link.unsettled_count -= count
                 taken.append((link, held.first_key + offset, count))
         return taken
+
+    def release(self, link: SendingLink, first_key: int, last_key: int) -> None:
+        """Tell the client that deliveries of a link which it has not settled are released. It settles them then."""
+        for piece in self._unsettled.pieces():
+            if piece.value.link is not link:
+                continue
+            key = piece.value.first_key + piece.offset
+            low, high = max(first_key, key), min(last_key, key + piece.count - 1)
+            if low <= high:
+                first, last = (piece.first + each - key & ID_MASK for each in (low, high))
+                self._windows.write(DispositionFrame(False, first, last, state=ReleasedState()))
 
     def forget(self, link: SendingLink) -> None:
         """Drop the deliveries of a link that has ended. The shell returns them to their queue."""
@@ -267,6 +278,11 @@ class SendingLink(Link10):
     def send_state(self, available: int, properties: dict[Value, Value] | None = None) -> None:
         """Send a flow with the credit and the number of messages that are ready in the queue."""
         self._send(_State(available, False, properties))
+
+    def release(self, first_key: int, last_key: int) -> None:
+        """Release deliveries, as far as the client has not settled them. It answers by settling them."""
+        if self.is_open:
+            self._deliveries.release(self, first_key, last_key)
 
     def all_sent(self) -> None:
         """Send the state that waits for transfers."""

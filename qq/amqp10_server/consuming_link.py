@@ -265,7 +265,9 @@ class ConsumingLink(NoPublisher, LinkSession):
         """Ignored: the log returns the messages, and the link stays."""
 
     def released(self, effect: effects.DeliveriesReleased) -> None:
-        """Forget deliveries that were out for too long, and are back in the queue."""
+        """Tell the client that deliveries are back in the queue, because it has not settled them in time."""
+        self._link.release(effect.first, effect.last)
+        self.connection.schedule_flush()
 
     def direct_reply(self, effect: DirectReply) -> None:
         """Ignored: the link consumes from a queue."""

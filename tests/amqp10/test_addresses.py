@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.amqp10.addresses import TargetAddress, queue_address, source_queue, target_address
+from qq.amqp10.addresses import TargetAddress, address_of, queue_address, source_queue, target_address
 from qq.amqp10.conditions import Condition, InvalidFieldValue
 
 
@@ -69,3 +69,9 @@ def test_bad_address_is_refused() -> None:
 def test_queue_has_an_address(queue: str) -> None:
     assert source_queue(queue_address(queue)) == queue
     assert queue_address(queue).isascii()
+
+
+@given(st.text(min_size=1).filter(lambda name: name != "amq.default"), st.text())
+def test_address_of_a_target_is_parsed_as_the_target(name: str, key: str) -> None:
+    for target in (TargetAddress("", name, name), TargetAddress(name, key, None)):
+        assert target_address(address_of(target)) == target

@@ -282,3 +282,24 @@ def test_operators_see_connections_and_links(client: SocketClient, node: Cluster
     links = [each for each in api(node, "channels") if each.get("link_address") == f"/queues/{queue}"]
     shown = {each["link_role"]: (each["link_name"], each["link_credit"]) for each in links}
     assert shown == {"sender": ("sender 0", 1024), "receiver": ("receiver 1", 7)}
+
+
+def test_delivery_is_released_when_it_is_not_settled_in_time(client: SocketClient, channel: Any) -> None:
+    arguments = {"x-queue-type": "quorum", "x-consumer-timeout": 200}
+    channel.queue_declare("impatient10", durable=True, arguments=arguments)
+    put(channel, "impatient10", b"slow", b"slower")
+    client.attach_receiver("impatient10")
+    client.credit(2)
+    assert bodies(client, 2) == [b"slow", b"slower"]
+    released: set[int] = set()
+    while released != {0, 1}:
+        disposition = client.until(DispositionFrame)
+        assert (disposition.role, disposition.settled) == (False, False)
+        assert isinstance(disposition.state, ReleasedState)
+        released |= {disposition.first, disposition.last or disposition.first}
+    client.accept(0, 1)  # too late: the messages are back in the queue
+    client.credit(2, delivery_count=2)
+    assert bodies(client, 2) == [b"slow", b"slower"]
+    client.accept(2, 3)
+    client.detach(1)
+    assert channel.queue_declare("impatient10", passive=True).method.message_count == 0

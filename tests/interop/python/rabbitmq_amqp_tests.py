@@ -144,7 +144,11 @@ def test_outcomes_of_a_consumer(connection: Connection, management: Management) 
         lambda context, event: context.requeue_with_annotations(event, {symbol("x-opt-try"): "second"}),
         lambda context, event: context.discard_with_annotations(event, {symbol("x-opt-why"): "worn"}),
     ]
-    messages = consume(connection, queue, 3, lambda context, event: outcomes.pop(0)(context, event))
+
+    def settle(context: Any, event: Event) -> None:
+        outcomes.pop(0)(context, event)
+
+    messages = consume(connection, queue, 3, settle)
     assert messages[2].annotations["x-opt-try"] == "second"
     [message] = consume(connection, dead, 1)
     assert message.annotations["x-opt-why"] == "worn"
