@@ -11,11 +11,11 @@ from math import isfinite
 from typing import TYPE_CHECKING, cast
 
 from qq.amqp10.conditions import InvalidFieldValue
-from qq.amqp10.sections import MESSAGE_ANNOTATIONS, decode_section, first_from, split_annotations
+from qq.amqp10.sections import MESSAGE_ANNOTATIONS, first_from, split_annotations
 from qq.amqp10.values import Array, Described, Symbol, Timestamp, Value, decode
 from qq.octets import is_utf8, octets_of
 from qq.stored.known import remembers
-from qq.stored.leading import NO_HEADER
+from qq.stored.leading import read_header
 from qq.stored.properties import (
     DURATION_MAX_MS,
     KEYS_MAX,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CC, DELAY, PUBLISHER_ID, PUBLISH_SEQ = "x-cc", "x-delay", "x-publisher-id", "x-publish-seq"
 _PARTS_OF_OURS = (b"x-cc", b"x-delay", b"x-publish")
-"""Octets in leading sections with such annotations: a search for them is fast."""
+"""Octets in sections with such annotations: a search for them is fast."""
 SHOWN_MAX = 500
 """Characters of an invalid value in an error."""
 _OURS = frozenset((CC, DELAY, PUBLISHER_ID, PUBLISH_SEQ))
@@ -46,15 +46,13 @@ def attributes_of(leading: bytes) -> Attributes | None:
 
     Raises a `ConditionError` for invalid values.
     """
-    at = first_from(leading, MESSAGE_ANNOTATIONS)
-    header = decode_section(leading[:at]) if at else NO_HEADER
+    header = read_header(leading)
     values: dict[str, Value] = {}
-    if any(name in leading for name in _PARTS_OF_OURS):
-        annotations = split_annotations(leading[at:])
+    annotations = leading[first_from(leading, MESSAGE_ANNOTATIONS) :]
+    if any(name in annotations for name in _PARTS_OF_OURS):
+        items = split_annotations(annotations)
         values = {
-            str(key): decode(octets)
-            for key, octets in annotations
-            if isinstance(key, Symbol) and key in _OURS
+            str(key): decode(octets) for key, octets in items if isinstance(key, Symbol) and key in _OURS
         }
     publisher, sequence = _publisher(values) if values else ("", 0)
     found = Attributes(

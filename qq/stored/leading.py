@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qq.amqp10.sections import (
     APPLICATION_PROPERTIES,
     DATA,
+    DELIVERY_ANNOTATIONS,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
     SEQUENCE,
@@ -50,10 +51,14 @@ NOTHING = Leading()
 @remembers
 def read_leading(octets: bytes) -> Leading:
     """Read these sections. Raises a `ConditionError`."""
-    at = first_from(octets, MESSAGE_ANNOTATIONS)
-    header = decode_section(octets[:at]) if at else NO_HEADER
-    annotations = octets[at:]
-    return Leading(header, tuple(split_annotations(annotations)) if annotations else ())
+    annotations = octets[first_from(octets, MESSAGE_ANNOTATIONS) :]
+    return Leading(read_header(octets), tuple(split_annotations(annotations)) if annotations else ())
+
+
+def read_header(octets: bytes) -> MessageHeader:
+    """Return the header at the beginning of the octets, if they have one. Raises a `ConditionError`."""
+    end = first_from(octets, DELIVERY_ANNOTATIONS)
+    return decode_section(octets[:end]) if end else NO_HEADER
 
 
 def split_leading(messages: Sequence[bytes]) -> Iterator[tuple[Leading, list[bytes]]]:

@@ -95,7 +95,13 @@ def test_node_client_passes_our_tests(
 
 
 @pytest.mark.parametrize(
-    ("program", "passed_min"), [("puka_tests.py", 10), ("faststream_tests.py", 8), ("proton_tests.py", 14)]
+    ("program", "passed_min"),
+    [
+        ("puka_tests.py", 10),
+        ("faststream_tests.py", 8),
+        ("proton_tests.py", 14),
+        ("rabbitmq_amqp_tests.py", 6),
+    ],
 )
 def test_python_client_passes_our_tests(
     node: ClusterNode, tmp_path: Path, program: str, passed_min: int
@@ -113,7 +119,7 @@ def test_python_client_passes_our_tests(
     check(outcome, [], passed_min)
 
 
-@pytest.mark.parametrize(("program", "passed_min"), [("QpidJms", 10), ("ProtonJ2", 8)])
+@pytest.mark.parametrize(("program", "passed_min"), [("QpidJms", 11), ("ProtonJ2", 8), ("RabbitMqAmqp", 8)])
 def test_java_client_passes_our_tests(node: ClusterNode, program: str, passed_min: int) -> None:
     needs("java", "mvn")
     with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:

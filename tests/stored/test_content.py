@@ -12,8 +12,13 @@ from pamqp.commands import Basic
 from pamqp.frame import marshal
 from pamqp.header import ContentHeader
 
+from qq.amqp10.sections import DELIVERY_ANNOTATIONS
+from qq.amqp10.values import Symbol
 from qq.routing.content import Content
 from qq.stored.content import content_of
+from qq.stored.kept import kept_when_dead, kept_when_moved
+from qq.stored.properties import NO_PRIORITY
+from tests.stored.messages10 import message10, messages10, section
 
 
 def stored(properties: Basic.Properties, body: bytes = b"body") -> bytes:
@@ -74,3 +79,20 @@ def test_damaged_content_has_no_properties(place: int, value: int, cut: int) -> 
 @given(st.binary(max_size=60))
 def test_random_bytes_are_read_without_an_error(noise: bytes) -> None:
     assert content_of(memoryview(noise), 5).number == 5
+
+
+@given(messages10(), st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=3), st.integers(0, 50))
+def test_damaged_sections_are_read_without_an_error(
+    message: bytes, changes: list[tuple[int, int]], cut: int
+) -> None:
+    damaged = bytearray(message)
+    for place, value in changes:
+        damaged[place % len(damaged)] = value
+    octets = bytes(damaged[: len(damaged) - cut])
+    assert content_of(octets, 1).number == 1
+    assert kept_when_moved(octets) == (kept_when_dead(octets)[2], kept_when_moved(octets)[1])
+
+
+def test_header_behind_delivery_annotations_is_not_read() -> None:
+    dropped = section(DELIVERY_ANNOTATIONS, {Symbol("x-cc"): "no"})
+    assert kept_when_dead(dropped + message10()) == ([], "", NO_PRIORITY)
