@@ -397,10 +397,8 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     def _drop(self, link: Link10) -> None:
         found = self._links.pop(link, None)
-        if isinstance(found, ConsumingLink):
+        if isinstance(found, ConsumingLink | ReplyLink):
             self._pumping.pop(found.output, None)
-        elif isinstance(found, ReplyLink):
-            self._pumping.pop(found, None)
         if found is not None:
             found.end()
 
