@@ -271,9 +271,15 @@ def joined_data(octets: bytes, at: int = 0, end: int | None = None) -> bytes:
     parts: list[bytes] = []
     end = len(octets) if end is None else end
     while at < end:
-        _, at = _section_code(octets, at, end)
-        stop = skip(octets, at, end)
-        parts.append(octets[at + (2 if octets[at] == _BINARY8 else 5) : stop])
+        _, stop = _skip_section(octets, at, end)
+        if octets.startswith(SHORT_DATA, at):
+            at += 5
+        elif octets.startswith(LONG_DATA, at):
+            at += 8
+        else:
+            _, at = _section_code(octets, at, end)
+            at += 2 if octets[at] == _BINARY8 else 5
+        parts.append(octets[at:stop])
         at = stop
     return b"".join(parts)
 
