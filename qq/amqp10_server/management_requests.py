@@ -35,6 +35,7 @@ from qq.amqp10.values import (
 from qq.octets import text_of
 from qq.routing.exchanges import DEFAULT_EXCHANGE
 from qq.routing.routers import Destination, DestinationKind
+from qq.tables import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from qq.amqp10.values import Value
@@ -239,12 +240,21 @@ def _utf8(octets: bytes, segment: str) -> str:
 
 
 def _checked_name(name: str) -> str:
-    """Return the name of a queue or an exchange. Raises ManagementRefused for line ends in it."""
+    """Return the name of a queue or an exchange.
+
+    Raises ManagementRefused for line ends in it, and for a length that AMQP 0-9-1 cannot write in a delivery.
+    """
+    _check_length(name)
     if "\n" in name or "\r" in name:
         raise ManagementRefused(
             400, f"Bad name '{_shown(name)}': line feed and carriage return characters not allowed"
         )
     return name
+
+
+def _check_length(name: str) -> None:
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise ManagementRefused(400, f"name '{_shown(name)}' is longer than {NAME_BYTES_MAX} octets")
 
 
 def _queried_ends(query: str) -> BindingEnds:
@@ -377,7 +387,8 @@ def _post_binding(body: Value) -> BindingCreation:
 
 
 def _checked_ends(ends: BindingEnds) -> BindingEnds:
-    source, (kind, destination), _ = ends
+    source, (kind, destination), key = ends
+    _check_length(key)
     _check_not_default(source)
     _checked_name(source)
     if kind is DestinationKind.EXCHANGE:

@@ -35,7 +35,7 @@ from qq.tables import check_table
 from tests.amqp10.amqp10_values import values
 from tests.harness.any_tables import tables
 
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1)
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=60)
 METHODS = st.sampled_from(["GET", "PUT", "POST", "DELETE", "PATCH"])
 PATHS = st.sampled_from(
     [
@@ -156,3 +156,18 @@ def test_token_must_be_binary() -> None:
     assert read("PUT", "/auth/tokens", b"token") == TokenRenewal(b"token")
     with pytest.raises(ManagementRefused):
         read("PUT", "/auth/tokens", "token")
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body"),
+    [
+        ("PUT", f"/queues/{'n' * 256}", {}),
+        ("PUT", f"/exchanges/{'n' * 256}", {}),
+        ("POST", "/bindings", {"source": "x", "destination_queue": "q", "binding_key": "é" * 128}),
+    ],
+)
+def test_name_must_fit_into_a_delivery_of_amqp_0_9_1(method: str, target: str, body: Any) -> None:
+    refused = refusal_of(method, target, body)
+    assert refused is not None
+    assert refused.status == 400
+    assert "longer than 255 octets" in refused.text
