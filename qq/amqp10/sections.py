@@ -295,9 +295,11 @@ def split_annotations(octets: bytes) -> list[tuple[Value, bytes]]:
 def section_items(message: bytes, begin: int, end: int) -> list[Item]:
     """Return the places of the values in a valid section: of a map, keys and values in turn.
 
-    The result is empty for an absent section, or for an unusual encoding of its descriptor.
+    The result is empty for an absent section, an unusual encoding of its descriptor, or properties that are a map.
     """
     if begin == end or message[begin : begin + 2] != _USUAL_DESCRIPTOR:
+        return []
+    if message[begin + 2] == PROPERTIES and message[begin + 3] in _MAPS:
         return []
     return items(message, begin + 3, end)
 

@@ -13,7 +13,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from qq.amqp10.conditions import UndecodableValue
-from qq.octets import octets_of, text_of
+from qq.octets import octets_of, readable, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -515,7 +515,12 @@ def _encode_binary(octets: bytes) -> bytes:
 
 
 def _encode_string(text: str) -> bytes:
-    return _octets(0xA1, text.encode())
+    return _octets(0xA1, _utf8(text))
+
+
+def _utf8(text: str) -> bytes:
+    """Return the octets of a string. The text of an error may quote octets of a client that are not UTF-8."""
+    return readable(text).encode()
 
 
 def _encode_symbol(symbol: str) -> bytes:
@@ -539,7 +544,7 @@ def _wide_boolean(value: bool) -> bytes:
 
 
 def _wide_string(text: str) -> bytes:
-    return _wide_octets(text.encode())
+    return _wide_octets(_utf8(text))
 
 
 def _wide_symbol(symbol: str) -> bytes:

@@ -113,7 +113,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         self._management: ManagementNode | None = None
         """The management node, after the first link to it."""
         self._blocked_bytes = 0
-        """Octets of messages published since the alarm began."""
+        """Octets of messages published since the alarm began, without those received of incomplete messages."""
 
     # Login
 
@@ -223,6 +223,11 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
     def _has_busy_session(self) -> bool:
         return any(each.is_busy for each in self._links.values())
 
+    def _close_if_idle(self) -> None:
+        super()._close_if_idle()
+        if self._close_pending:  # published messages have their outcomes when all requests are applied
+            self._broker.submissions.read_barrier(self.guarded(super()._close_if_idle), self.lane)
+
     def _end_sessions(self) -> None:
         links, self._links = self._links, {}
         for each in links.values():
@@ -283,7 +288,12 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             link.publish(event)
         if self._blocked:
             self._blocked_bytes += sum(len(octets) for _, _, octets in event.deliveries)
-            if self._blocked_bytes > BLOCKED_BYTES_MAX:
+
+    def _receive(self) -> None:
+        super()._receive()
+        if self._blocked and self._engine.phase is Phase10.OPEN and not self._may_finish_message:
+            published = self._blocked_bytes + self._engine.partial_bytes
+            if published > BLOCKED_BYTES_MAX:
                 self.pause_for(ALARM)
 
     # Links
@@ -327,15 +337,14 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     def _attach_consumer(self, link: SendingLink, session: Session10) -> None:
         attach = link.attach
-        consumer = ConsumingLink(self, session, link, queue_of_source(attach))
-        self._links[link] = consumer
         source = accepted_source(attach)
+        consumer = self._links[link] = ConsumingLink(self, session, link, queue_of_source(attach))
         consumer.attach(consumer_arguments(attach), partial(self._accept, partial(link.accept, source)))
 
     def _attach_replies(self, link: SendingLink, session: Session10) -> None:
-        replies = ReplyLink(self, session, link)
-        self._links[link] = replies
-        source = replies.source(accepted_source(link.attach))
+        source = accepted_source(link.attach)
+        replies = self._links[link] = ReplyLink(self, session, link)
+        source = replies.source(source)
         replies.attach(partial(self._accept, partial(link.accept, source)))
 
     def _attach_management(self, link: ReceivingLink | SendingLink, session: Session10) -> None:
@@ -388,10 +397,8 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     def _drop(self, link: Link10) -> None:
         found = self._links.pop(link, None)
-        if isinstance(found, ConsumingLink):
+        if isinstance(found, ConsumingLink | ReplyLink):
             self._pumping.pop(found.output, None)
-        elif isinstance(found, ReplyLink):
-            self._pumping.pop(found, None)
         if found is not None:
             found.end()
 
@@ -426,10 +433,10 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             self.requests_released(held)
 
     def _tell_blocked(self, reason: str) -> None:  # noqa: ARG002  # a window has no text
+        self._blocked_bytes = -self._engine.partial_bytes
         self._engine.close_windows()
 
     def _tell_unblocked(self) -> None:
-        self._blocked_bytes = 0
         self._engine.open_windows()
 
     def memory_slot_changed(self) -> None:
@@ -439,7 +446,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         if self._blocked and not self._may_finish_message:
             self._engine.close_windows()
         else:
-            self._blocked_bytes = 0
+            self._blocked_bytes = -self._engine.partial_bytes
             self.resume_for(ALARM)
             self._engine.open_windows()
         self._schedule_flush()

@@ -45,6 +45,8 @@ UNSETTLED_MAX = 16_384
 More credit has no effect before the client settles some of them."""
 UNWRITTEN_MAX = 2_048
 """Deliveries of a link of settled deliveries that may be on their way to the socket."""
+TAG_BYTES_MAX = 255
+"""Octets of the link's name that the log keeps as the tag of the consumer, as in AMQP 0-9-1."""
 ALL_IDS = 2**62
 """A message id beyond all that a consumer gets."""
 
@@ -130,7 +132,7 @@ class ConsumingLink(NoPublisher, LinkSession):
             self.link_number,
             self.id,
             self._queue,
-            self._link.name,
+            self._link.name.encode()[:TAG_BYTES_MAX].decode(errors="ignore"),
             self._is_settled,
             True,
             broker.limits.consumer_timeout_ms,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple
 
 from qq.amqp10.values import Symbol
-from qq.client_sockets.message_output import MessageOutput
+from qq.client_sockets.message_output import ItemT, MessageOutput
 from qq.sessions.deliveries10 import delivered10
 from qq.sessions.entries import MessagesGone
 from qq.sessions.headers import is_redelivered
@@ -54,10 +54,40 @@ class StateReport(NamedTuple):
     """None at a queue that may have several active consumers."""
 
 
-class LinkOutput(MessageOutput["_CheckedOut | StateReport", "LinkCarrier"]):
-    """The deliveries and states on their way out of a link."""
+class WindowedOutput(MessageOutput[ItemT, "LinkCarrier"], Generic[ItemT]):
+    """The items on their way out of a link, which need the window of the client's session."""
 
     ANSWERS: ClassVar[frozenset[type]] = frozenset()
+
+    def __init__(self, carrier: LinkCarrier, engine: Session10, link: SendingLink) -> None:
+        super().__init__(carrier.broker.entries, carrier)
+        self._engine = engine
+        self._link = link
+
+    def pump(self) -> None:
+        try:
+            super().pump()
+        except Exception as error:  # noqa: BLE001  # it is logged; other clients must get their messages
+            self._connection.unexpected(error)
+
+    def close(self) -> None:
+        """Drop what waits. The link writes no more."""
+        self._closed = True
+        self._waiting.clear()
+
+    @property
+    def _is_window_closed(self) -> bool:
+        """Whether earlier deliveries of the session wait for the client's window. Its opening calls `pump`."""
+        return self._engine.deliveries.is_waiting
+
+    def _send(self, first_id: int, heads: list[bytes], bodies: list[bytes]) -> None:
+        """Send messages with consecutive ids, each a head and a body."""
+        self._link.deliver(first_id, heads, bodies)
+        self._connection.schedule_flush(sum(map(len, heads)) + sum(map(len, bodies)))
+
+
+class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
+    """The deliveries and states on their way out of a link."""
 
     def __init__(
         self,
@@ -67,9 +97,7 @@ class LinkOutput(MessageOutput["_CheckedOut | StateReport", "LinkCarrier"]):
         written: Callable[[int, int, bool], None],
     ) -> None:
         """Create the output. `written` is called with the first message id, the count, and whether they come again."""
-        super().__init__(carrier.broker.entries, carrier)
-        self._engine = engine
-        self._link = link
+        super().__init__(carrier, engine, link)
         self._on_written = written
         self.written_id = 0
         """The message id of the first message that was not written yet."""
@@ -89,17 +117,6 @@ class LinkOutput(MessageOutput["_CheckedOut | StateReport", "LinkCarrier"]):
     def report(self, state: StateReport) -> None:
         self._put(state)
 
-    def close(self) -> None:
-        """Drop what waits. The link writes no more."""
-        self._closed = True
-        self._waiting.clear()
-
-    def pump(self) -> None:
-        try:
-            super().pump()
-        except Exception as error:  # noqa: BLE001  # it is logged; other clients must get their messages
-            self._connection.unexpected(error)
-
     def _write(self, item: _CheckedOut | StateReport) -> bool:
         if isinstance(item, StateReport):
             self._write_state(item)
@@ -109,8 +126,8 @@ class LinkOutput(MessageOutput["_CheckedOut | StateReport", "LinkCarrier"]):
             if not self._connection.has_room:
                 self._connection.pump_later(self)
                 return False
-            if self._engine.deliveries.is_waiting:
-                return False  # the window is closed; its opening calls `pump`
+            if self._is_window_closed:
+                return False
             part = self._next_portion(ranges)
             try:
                 stored = self._stored(part, ranges)
@@ -139,12 +156,10 @@ class LinkOutput(MessageOutput["_CheckedOut | StateReport", "LinkCarrier"]):
 
     def _write_part(self, item: _CheckedOut, part: Range, stored: list[Messages]) -> None:
         history = item.histories.get(part.history)
-        first, size = item.next_id, 0
+        first = item.next_id
         for messages in stored:
             heads, bodies = delivered10(messages, part, history, count_contract=item.count_contract)
-            self._link.deliver(first, heads, bodies)
+            self._send(first, heads, bodies)
             first += len(heads)
-            size += sum(map(len, heads)) + sum(map(len, bodies))
         self.written_id = first
-        self._connection.schedule_flush(size)
         self._on_written(item.next_id, part.count, is_redelivered(part, history, item.count_contract))

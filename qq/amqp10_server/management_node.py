@@ -85,8 +85,8 @@ class _Pair:
 
     @property
     def may_begin(self) -> bool:
-        """Whether a request waits, and the client's window takes its answer."""
-        return bool(self.waiting) and not self.engine.deliveries.is_waiting
+        """Whether a request waits, and the client's window takes its answer. A link that has ended takes any."""
+        return bool(self.waiting) and (self.answers is None or not self.engine.deliveries.is_waiting)
 
 
 class ManagementLink:

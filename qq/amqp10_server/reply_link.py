@@ -6,13 +6,13 @@ reply beyond the memory for clients that do not read, is lost.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.amqp10.addresses import queue_address
 from qq.amqp10.conditions import Condition
 from qq.amqp10.performatives import SenderSettleMode
 from qq.amqp10_server.errors import ConditionFault, error_reply
+from qq.amqp10_server.link_output import WindowedOutput
 from qq.amqp10_server.link_session import LinkSession
 from qq.amqp10_server.no_publisher import NoPublisher
 from qq.machine.catalog.reply_names import REPLY_PREFIX
@@ -54,6 +54,73 @@ class _Unlogged(NamedTuple):
     size: int
 
 
+class ReplyOutput(WindowedOutput["Range | _Unlogged"]):
+    """The replies on their way out of a link: those in the log, and others."""
+
+    def __init__(self, carrier: LinkCarrier, engine: Session10, link: SendingLink) -> None:
+        super().__init__(carrier, engine, link)
+        self._broker = carrier.broker
+        self._logged = 0
+        """Runs of replies in the log that wait."""
+        self._unlogged_bytes = 0
+        """Octets of memory of the waiting replies that came without the log."""
+
+    def logged(self, part: Range) -> None:
+        """Send replies in the log. They are lost if too many wait."""
+        if self._logged >= LOGGED_MAX:
+            self._broker.counters.replies_dropped += part.count
+            return
+        self._logged += 1
+        self._put(part)
+
+    def unlogged(self, replies: Replies) -> None:
+        """Send replies that came without the log. They are lost if too many wait."""
+        direct = self._broker.direct_replies
+        size = direct.size(replies)
+        if self._waiting and not direct.has_room(self._unlogged_bytes, size):
+            self._broker.counters.replies_dropped += len(replies.messages)
+            return
+        self._count_bytes(size)
+        self._put(_Unlogged(replies, size))
+
+    def close(self) -> None:
+        super().close()
+        self._count_bytes(-self._unlogged_bytes)
+
+    def _count_bytes(self, size: int) -> None:
+        self._unlogged_bytes += size
+        self._broker.direct_replies.waiting_bytes += size
+
+    def _write(self, item: Range | _Unlogged) -> bool:
+        if self._is_window_closed:
+            return False
+        if isinstance(item, _Unlogged):
+            _, _, name, _, _, _, frames_channel, messages = item.replies
+            self._write_replies(Messages("", name, frames_channel, messages))
+            self._count_bytes(-item.size)
+            return True
+        try:
+            stored = self._stored(item, (item,))
+        except MessagesGone:
+            self._broker.counters.replies_dropped += item.count
+            stored = []
+        if stored is None:
+            return False
+        for messages in stored:
+            self._write_replies(messages)
+        self._logged -= 1
+        return True
+
+    def _write_replies(self, stored: Messages) -> None:
+        """Write replies as far as the client has credit. The rest is lost."""
+        counters, count = self._broker.counters, min(len(stored.messages), self._link.credit)
+        counters.replies_dropped += len(stored.messages) - count
+        counters.replies_delivered += count
+        if count:
+            taken = stored._replace(messages=stored.messages[:count])
+            self._send(0, *delivered10(taken, Range(0, 0, count), None, count_contract=None))
+
+
 def wants_replies(attach: AttachFrame) -> bool:
     """Return whether the client attaches a link for direct replies. Raises ConditionFault."""
     source = attach.source
@@ -71,13 +138,10 @@ class ReplyLink(NoPublisher, LinkSession):
     __slots__ = (
         "_accept",
         "_link",
-        "_logged_count",
         "_logged_replies",
         "_name",
-        "_reading",
-        "_unlogged_bytes",
-        "_waiting",
         "id",
+        "output",
         "started",
     )
 
@@ -94,13 +158,8 @@ class ReplyLink(NoPublisher, LinkSession):
         """The number of the consumer in the log."""
         self.started = False
         self._accept: Callable[[], None] | None = None
-        self._waiting: deque[Range | _Unlogged] = deque()
-        """Replies in the log, and other replies."""
-        self._logged_count = 0
-        """Replies in the log that wait."""
-        self._unlogged_bytes = 0
         self._logged_replies = LoggedReplies()
-        self._reading = False
+        self.output = ReplyOutput(carrier, engine, link)
 
     @property
     def publisher(self) -> ReplyLink:
@@ -158,25 +217,13 @@ class ReplyLink(NoPublisher, LinkSession):
 
     def direct_reply(self, effect: DirectReply) -> None:
         self._logged_replies.record(effect.publisher_node, effect.publisher, effect.index)
-        if self._logged_count >= LOGGED_MAX:
-            self.broker.counters.replies_dropped += effect.count
-            return
-        self._logged_count += 1
-        self._put(Range(effect.index, effect.first_slot, effect.count))
+        self.output.logged(Range(effect.index, effect.first_slot, effect.count))
 
     def replies(self, node: str, replies: Replies) -> None:
-        direct = self.broker.direct_replies
-        size = direct.size(replies)
-        is_late = replies.name != self._name or self._logged_replies.have_overtaken(node, replies)
-        if is_late or (self._waiting and not direct.has_room(self._unlogged_bytes, size)):
+        if replies.name != self._name or self._logged_replies.have_overtaken(node, replies):
             self.broker.counters.replies_dropped += len(replies.messages)
-            return
-        self._count_bytes(size)
-        self._put(_Unlogged(replies, size))
-
-    def _count_bytes(self, size: int) -> None:
-        self._unlogged_bytes += size
-        self.broker.direct_replies.waiting_bytes += size
+        else:
+            self.output.unlogged(replies)
 
     def deliver(self, effect: Deliver) -> None:
         """Ignored: the link consumes from no queue."""
@@ -196,67 +243,9 @@ class ReplyLink(NoPublisher, LinkSession):
     def leader_changed(self) -> None:
         """Ignored: the link goes on."""
 
-    # Writing
-
-    def _put(self, item: Range | _Unlogged) -> None:
-        self._waiting.append(item)
-        if len(self._waiting) == 1:
-            self.pump()
-
     def pump(self) -> None:
-        """Write the replies that wait, as far as the socket and the client's window take them."""
-        try:
-            self._pump()
-        except Exception as error:  # noqa: BLE001  # it is logged; other clients must get their messages
-            self.connection.unexpected(error)
-
-    def _pump(self) -> None:
-        waiting = self._waiting
-        while waiting and not (self._reading or self.is_over or self._engine.deliveries.is_waiting):
-            if not self.connection.has_room:
-                self.connection.pump_later(self)
-                return
-            item = waiting[0]
-            if isinstance(item, _Unlogged):
-                _, _, name, _, _, _, frames_channel, messages = item.replies
-                self._write(Messages("", name, frames_channel, messages))
-                self._count_bytes(-item.size)
-            elif self._write_logged(item):
-                self._logged_count -= 1
-            else:
-                return
-            waiting.popleft()
-
-    def _write_logged(self, part: Range) -> bool:
-        """Write replies in the log. Return False while they are being read."""
-        entries = self.broker.entries
-        try:
-            stored = entries.messages(part)
-        except MessagesGone:
-            self.broker.counters.replies_dropped += part.count
-            return True
-        if stored is None:
-            self._reading = True
-            entries.load([part.index], self._read)
-            return False
-        for messages in stored:
-            self._write(messages)
-        return True
-
-    def _read(self) -> None:
-        self._reading = False
-        self.pump()
-
-    def _write(self, stored: Messages) -> None:
-        """Write replies as far as the client has credit. The rest is lost."""
-        counters, count = self.broker.counters, min(len(stored.messages), self._link.credit)
-        counters.replies_dropped += len(stored.messages) - count
-        counters.replies_delivered += count
-        if count:
-            taken = stored._replace(messages=stored.messages[:count])
-            heads, bodies = delivered10(taken, Range(0, 0, count), None, count_contract=None)
-            self._link.deliver(0, heads, bodies)
-            self.connection.schedule_flush(sum(map(len, heads)) + sum(map(len, bodies)))
+        """Write what waits, because the window of the client's session has opened."""
+        self.output.pump()
 
     # For operators
 
@@ -278,6 +267,5 @@ class ReplyLink(NoPublisher, LinkSession):
         self.broker.submissions.read_barrier(self.connection.guarded(then), self.connection.lane)
 
     def end(self) -> None:
-        self._waiting.clear()
-        self._count_bytes(-self._unlogged_bytes)
+        self.output.close()
         super().end()

@@ -11,6 +11,7 @@ from qq.amqp10.addresses import queue_address
 from qq.amqp10.conditions import Condition
 from qq.amqp10.link import LinkState
 from qq.amqp10.performatives import Coordinator, TerminusDurability
+from qq.amqp10.session import SessionPhase
 from qq.amqp10.values import SYMBOL8, Array, Described, Symbol, ULong, Value
 from qq.amqp10_server.errors import ConditionFault, error_of, error_reply, unauthorized
 from qq.machine.handlers.declaring import stripped
@@ -76,12 +77,12 @@ class TemporaryQueues:
                 carrier.schedule_flush()
                 return
             self._names[link] = name
-            if _is_over(link):
+            if _is_over(link, session):
                 self.delete(link)
                 return
             link.attach = _with_queue(link.attach, name)
             attach()
-            if _is_over(link):  # refused for another reason
+            if _is_over(link, session):  # refused for another reason
                 self.delete(link)
             carrier.schedule_flush()
 
@@ -105,8 +106,9 @@ class TemporaryQueues:
             self._commands.run(commands.DeleteQueue(0, 0, name, False, False), lambda _: deleted())
 
 
-def _is_over(link: Link10) -> bool:
-    return link.state in (LinkState.DETACHING, LinkState.DETACHED)
+def _is_over(link: Link10, session: Session10) -> bool:
+    """Return whether the link has ended, or the client ends its session, with which all links end."""
+    return link.state in (LinkState.DETACHING, LinkState.DETACHED) or session.state is not SessionPhase.OPEN
 
 
 def _shortened(name: str) -> str:
