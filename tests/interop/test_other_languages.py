@@ -16,7 +16,7 @@ import pytest
 from qq.cli.local_files import AMQPS_PORT_OFFSET
 from tests.interop.debian import debian_source
 from tests.interop.needed import fetched, installed, needs
-from tests.interop.sources import go_source, java_clients, node_clients, python_clients
+from tests.interop.sources import CARGO_ENVIRONMENT, go_source, java_clients, node_clients, python_clients
 from tests.interop.upstream import (
     check,
     known_failures,
@@ -122,12 +122,18 @@ def test_python_client_passes_our_tests(
 @pytest.mark.parametrize(("program", "passed_min"), [("QpidJms", 11), ("ProtonJ2", 8), ("RabbitMqAmqp", 8)])
 def test_java_client_passes_our_tests(node: ClusterNode, program: str, passed_min: int) -> None:
     needs("java", "mvn")
-    with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
-        arguments = {"x-queue-type": "quorum"}
-        connection.channel().queue_declare(program, durable=True, arguments=arguments)
+    declare_queue(node, program)
     command = ["java", "-cp", f"{fetched(java_clients)}/*", f"{program}.java", str(node.amqp_port), program]
     outcome = run_conversations(command, HERE / "java", SUITE_S)
     check(outcome, known_failures(program), passed_min)
+
+
+def test_rust_client_passes_our_tests(node: ClusterNode) -> None:
+    needs("cargo")
+    declare_queue(node, "fe2o3")
+    command = ["cargo", "run", "--quiet", "--locked", "--", str(node.amqp_port), "fe2o3"]
+    outcome = run_conversations(command, HERE / "rust", SUITE_S, CARGO_ENVIRONMENT)
+    check(outcome, known_failures("fe2o3-amqp"), 4)
 
 
 def test_watermill_passes_its_own_tests(node: ClusterNode, tmp_path: Path) -> None:
@@ -207,6 +213,11 @@ def test_anyevent_rabbitmq_passes_its_own_tests(node: ClusterNode, tmp_path: Pat
     )
     files = ["xt/04_anyevent.t", "xt/05_multi_channel.t", "xt/06_close.t"]
     check(run_prove(source, files, FILE_S), [], len(files))
+
+
+def declare_queue(node: ClusterNode, name: str) -> None:
+    with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+        connection.channel().queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
 
 
 def put(node: ClusterNode, path: str, document: object) -> None:

@@ -304,9 +304,11 @@ def run_maven(
     return outcome
 
 
-def run_conversations(command: Sequence[str], directory: Path, timeout_s: float) -> Outcome:
+def run_conversations(
+    command: Sequence[str], directory: Path, timeout_s: float, settings: Mapping[str, str] | None = None
+) -> Outcome:
     """Run a program that prints a line for each test: `pass NAME`, or `fail NAME: ERROR`."""
-    output = run_command(command, directory, {}, timeout_s)
+    output = run_command(command, directory, settings or {}, timeout_s)
     outcome = Outcome()
     for line in output.splitlines():
         result, _, name = line.partition(" ")
