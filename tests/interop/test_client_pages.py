@@ -21,7 +21,9 @@ from tests.interop.needed import fetched, installed, needs
 from tests.interop.sources import (
     CARGO_ENVIRONMENT,
     GO_ENVIRONMENT,
+    HERE,
     java_client,
+    java_clients,
     node_clients,
     python_clients,
 )
@@ -68,6 +70,12 @@ def node() -> Program:
 def java() -> Program:
     needs("java", "javac", "mvn")
     return Program(["java", "-cp", f"{fetched(java_client)}/*", "Survive.java"], "survive-java", {})
+
+
+def java_of_amqp10() -> Program:
+    needs("java", "mvn")
+    command = ["java", "-cp", f"{fetched(java_clients)}/*", "Recovering.java"]
+    return Program(command, "recovering-java", {}, HERE / "java")
 
 
 def ruby() -> Program:
@@ -137,7 +145,12 @@ BY_ADDRESS = [(java, addresses), (rust, addresses), (ruby, addresses), (php, add
 NAMES = ["go", "node", "dramatiq", "java", "rust", "ruby", "php"]
 
 
-@pytest.mark.parametrize(("program", "nodes"), [*BY_URL, *BY_ADDRESS], ids=NAMES, indirect=["program"])
+@pytest.mark.parametrize(
+    ("program", "nodes"),
+    [*BY_URL, *BY_ADDRESS, (java_of_amqp10, addresses)],
+    ids=[*NAMES, "java-amqp10"],
+    indirect=["program"],
+)
 def test_program_survives_the_death_of_its_node(
     program: Program, nodes: Callable[[LocalCluster], list[str]]
 ) -> None:
