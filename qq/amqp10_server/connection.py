@@ -27,7 +27,7 @@ from qq.amqp10.link import DetachRequested, LinkFault
 from qq.amqp10.performatives import Coordinator, ReceiverSettleMode, SenderSettleMode
 from qq.amqp10.receiving_link import Deliveries, ReceivingLink
 from qq.amqp10.sending_link import CreditSet, SendingLink, Settled
-from qq.amqp10.session import EndRequested, LinkRequested, SessionFault, WindowOpened
+from qq.amqp10.session import EndRequested, LinkRequested, SessionFault, SessionPhase, WindowOpened
 from qq.amqp10_server.attaching import accepted_source, check_new, consumer_arguments, queue_of_source
 from qq.amqp10_server.command_session import ConnectionCommands
 from qq.amqp10_server.consuming_link import ConsumingLink
@@ -86,6 +86,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
     __slots__ = (
         "_blocked_bytes",
         "_commands",
+        "_ending",
         "_links",
         "_management",
         "_server",
@@ -107,6 +108,8 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         self._server = server
         self._links: dict[Link10, AnyLink] = {}
         """The links with a session in the log, and those of the management node."""
+        self._ending: dict[Session10, None] = {}
+        """Sessions that their client ends, with messages that wait for a limit of publishing."""
         self._commands = ConnectionCommands(self)
         """Commands that belong to none of the links."""
         self._temporary_queues = TemporaryQueues(self, self._commands)
@@ -268,8 +271,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             case LinkFault(link, error):
                 self.detach(link, reply_to(error))
             case EndRequested(session):
-                self._end_links(session)
-                self._when_applied(session.ended)
+                self._end_when_published(session)
             case SessionFault(session, error):
                 self.end_session(session, reply_to(error))
             case SessionBegun():
@@ -390,6 +392,17 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         self._partial_dropped()
         self._schedule_flush()
 
+    def _end_when_published(self, session: Session10) -> None:
+        """End a session for its client, after the messages that its links hold back."""
+        if session.state is not SessionPhase.END_REQUESTED or self._transport.is_closing():
+            return
+        links = [self._links.get(link) for link in session.links]
+        if any(isinstance(link, PublishingLink) and link.is_holding for link in links):
+            self._ending[session] = None
+            return
+        self._end_links(session)
+        self._when_applied(session.ended)
+
     def _end_links(self, session: Session10) -> None:
         for link in session.links:
             self._drop(link)
@@ -431,6 +444,10 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             self.requests_held(held)
         else:
             self.requests_released(held)
+            ending, self._ending = self._ending, {}
+            for each in ending:
+                end = self.guarded(partial(self._end_when_published, each))
+                self._broker.runtime.call_soon(end)
 
     def _tell_blocked(self, reason: str) -> None:  # noqa: ARG002  # a window has no text
         self._blocked_bytes = -self._engine.partial_bytes

@@ -394,6 +394,11 @@ class PublishingLink(LinkSession):
     # For operators
 
     @property
+    def is_holding(self) -> bool:
+        """Whether deliveries of the client are not published yet."""
+        return bool(self._held)
+
+    @property
     def is_busy(self) -> bool:
         """Whether deliveries of the client have no outcome yet."""
         return bool(self._held) or self._confirmed < self.published

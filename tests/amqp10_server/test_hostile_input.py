@@ -26,7 +26,7 @@ from qq.amqp10.values import Described, Symbol, ULong, Value, encode
 from qq.amqp10_server.command_session import Answered, ConnectionCommands
 from qq.amqp10_server.connection import BLOCKED_BYTES_MAX
 from qq.client_sockets.closing import CLOSE_GRACE_S
-from qq.machine.protocol.commands import DEFAULT_VHOST, Declaration, DeclareQueue
+from qq.machine.protocol.commands import DEFAULT_VHOST, Declaration, DeclareQueue, SetVhostLimits
 from tests.amqp10.amqp10_wire import frame
 from tests.amqp10_server.lone_broker10 import LoneBroker10, ManagementClient
 from tests.amqp10_server.socket_client import SocketClient, data, receiver
@@ -180,3 +180,13 @@ def test_incomplete_messages_are_not_read_on_during_an_alarm(
     client._socket.settimeout(10)
     broker.alarm(None)
     wait_until(lambda: connection.is_read, "the connection to be read again")
+
+
+def test_session_ends_behind_messages_that_a_limit_holds(broker: LoneBroker10, client: SocketClient) -> None:
+    broker.operate(SetVhostLimits(DEFAULT_VHOST, {"max-publishes-per-second": 5}))
+    client.attach_sender("/queues/q")
+    transfers = [frame(TransferFrame(0, each, b"0", 0, True), payload=data(b"a")) for each in range(8)]
+    client.write(b"".join([*transfers, frame(EndFrame())]))
+    client.until(EndFrame)
+    assert broker.machine.vhosts[DEFAULT_VHOST].queues["q"].ready == 8
+    assert connection_of(broker).channel_count == 0
