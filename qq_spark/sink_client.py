@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 REQUEST_BYTES = 1024 * 1024
 """Bytes of the messages of a request."""
+REQUEST_ROWS = 65_536
+"""Messages of a request; a node refuses more."""
 _NO_OBJECT = 404
 
 
@@ -65,11 +67,11 @@ class SinkClient(NodesClient):
 def pieces(batch: RecordBatch) -> Iterator[RecordBatch]:
     """Divide rows so that a request can hold each piece, or a piece is a single row."""
     rows, size = batch.num_rows, batch.nbytes
-    if size <= REQUEST_BYTES or rows <= 1:
+    if (size <= REQUEST_BYTES and rows <= REQUEST_ROWS) or rows <= 1:
         if rows:
             yield batch
         return
-    each = max(rows * REQUEST_BYTES // size, 1)
+    each = min(max(rows * REQUEST_BYTES // size, 1), REQUEST_ROWS)
     for at in range(0, rows, each):
         part = batch.slice(at, each)
         if part.nbytes > 2 * REQUEST_BYTES and part.num_rows > 1:

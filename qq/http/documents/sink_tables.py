@@ -13,12 +13,14 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from qq.http.base.error_responses import bad_request
+from qq.http.documents.arrow_input import read_table
 from qq.management.reports.sinks import RoutedMessages
 from qq.management.time_slices import Slices
 from qq.octets import octets_of
 from qq.stored import layout
 from qq.stored.editing import body_frames, field_value
 from qq.stored.fields import FieldError, check_properties, join_properties, property_of
+from qq.tables import too_deep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,32 +63,28 @@ class _Wrong(ValueError):
 class SinkTable:
     """Turns an Arrow stream into stored messages."""
 
-    def __init__(self, pyarrow: Any, octets: bytes, defaults: Mapping[str, str], message_bytes: int) -> None:
-        """`defaults` are `exchange` and `routing_key` of rows without them. Raises Refusal.
+    def __init__(self, pyarrow: Any, defaults: Mapping[str, str], message_bytes: int) -> None:
+        """`defaults` are `exchange` and `routing_key` of rows without them.
 
         `message_bytes` is the limit of a body.
         """
         self._message_bytes = message_bytes
         self._pyarrow = pyarrow
-        try:
-            with pyarrow.ipc.open_stream(octets) as stream:
-                self._table = stream.read_all()
-        except (pyarrow.ArrowException, OSError) as error:
-            raise bad_request(f"the body is no Arrow stream: {error}") from None
+        self._table: Any = None
         self._defaults = defaults
         self._known: dict[Any, bytes] = {}
-        self._check_columns()
 
-    @property
-    def rows(self) -> int:
+    async def read(self, octets: bytes) -> int:
+        """Read an Arrow stream, and return the number of its rows. Raises Refusal."""
+        self._table = await read_table(self._pyarrow, octets, self._check_columns)
         count: int = self._table.num_rows
         return count
 
-    def _check_columns(self) -> None:
-        names = self._table.column_names
+    def _check_columns(self, schema: Any) -> None:
+        names = schema.names
         if "body" not in names:
             raise bad_request("column 'body' is missing")
-        for field in self._table.schema:
+        for field in schema:
             if field.name not in COLUMNS or names.count(field.name) > 1:
                 raise bad_request(
                     f"column '{field.name}' is unknown or there twice; the columns are {', '.join(COLUMNS)}"
@@ -102,10 +100,23 @@ class SinkTable:
         if name == "body":
             return is_text or types.is_binary(kind) or types.is_large_binary(kind)
         if name == "headers":
-            return is_text or types.is_map(kind)
+            return is_text or (types.is_map(kind) and self._fits_headers(kind))
         if name in NUMBERS or name == "delay":
             return types.is_integer(kind) or (name == "timestamp" and types.is_timestamp(kind))
         return is_text
+
+    def _fits_headers(self, kind: Any) -> bool:
+        """Return whether a map has names and values of headers. Nested values are possible in JSON only."""
+        types, value = self._pyarrow.types, kind.item_type
+        return (types.is_string(kind.key_type) or types.is_large_string(kind.key_type)) and (
+            types.is_string(value)
+            or types.is_large_string(value)
+            or types.is_null(value)
+            or types.is_boolean(value)
+            or types.is_integer(value)
+            or types.is_floating(value)
+            or types.is_timestamp(value)
+        )
 
     async def routed(self) -> list[RoutedMessages]:
         """Return the messages of equal exchange and routing key together, in their order. Raises Refusal."""
@@ -143,12 +154,17 @@ class SinkTable:
             yield (exchange, key), encoded, body
 
     def _values(self, name: str) -> list[Any]:
+        """Return the values of a column. Raises Refusal."""
         column, pyarrow = self._table.column(name), self._pyarrow
-        if name == "body":
-            column = column.cast(pyarrow.large_binary())
-        elif pyarrow.types.is_timestamp(column.type):
-            column = column.cast(pyarrow.timestamp("s", column.type.tz), safe=False).cast(pyarrow.int64())
-        return column.to_pylist()
+        try:
+            if name == "body":
+                column = column.cast(pyarrow.large_binary())
+            elif pyarrow.types.is_timestamp(column.type):
+                column = column.cast(pyarrow.timestamp("s", column.type.tz), safe=False).cast(pyarrow.int64())
+            return column.to_pylist()
+        except (pyarrow.ArrowException, ValueError, OverflowError, LookupError, OSError) as error:
+            # Python has no value for some times and time zones.
+            raise bad_request(f"column '{name}' has a value that cannot be read: {error}") from None
 
     def _places(self, name: str, count: int) -> Iterator[str]:
         """Yield the exchange or the routing key of each row."""
@@ -193,6 +209,8 @@ class SinkTable:
                 encoded["headers"] = field_value(headers)[1:]
             properties = join_properties(encoded)
             check_properties(properties)
+        except RecursionError:
+            raise _wrong(name, row, _Wrong(too_deep())) from None
         except (ValueError, OverflowError, TypeError, FieldError) as error:
             raise _wrong(name, row, error) from None
         return properties

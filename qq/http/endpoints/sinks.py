@@ -172,11 +172,12 @@ class SinkEndpoints:
                 HTTPStatus.NOT_IMPLEMENTED,
                 "this node has no pyarrow, which reads Arrow streams: install it with pip install 'qq-broker[arrow]'",
             ) from None
-        table = SinkTable(pyarrow, octets, defaults, self._management.sinks.message_bytes)
-        if len(octets) > TABLE_BYTES_MAX and table.rows > 1:
+        table = SinkTable(pyarrow, defaults, self._management.sinks.message_bytes)
+        rows = await table.read(octets)
+        if len(octets) > TABLE_BYTES_MAX and rows > 1:
             raise Refusal(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"the body has {len(octets)} bytes and {table.rows} rows; "
+                f"the body has {len(octets)} bytes and {rows} rows; "
                 f"above {TABLE_BYTES_MAX} bytes it must have one",
             )
         tables = await table.routed()
