@@ -14,7 +14,14 @@ from aio_pika.exceptions import AMQPError, ChannelInvalidStateError, DeliveryErr
 URLS = sys.argv[1:] or [f"amqp://guest:guest@127.0.0.1:{port}/" for port in (5672, 5673, 5674)]
 QUEUE = "survive-asyncio"
 MESSAGES = 2000
-LOST = (OSError, AMQPError, asyncio.TimeoutError, ChannelInvalidStateError)
+LOST = (OSError, AMQPError, asyncio.TimeoutError, asyncio.CancelledError, ChannelInvalidStateError)
+
+
+def check_lost(error: BaseException) -> None:
+    """Raise the error again if this program ends: aio-pika cancels requests of a lost connection, too."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise error
 
 
 async def connect() -> AbstractConnection:
@@ -24,6 +31,7 @@ async def connect() -> AbstractConnection:
             try:
                 return await aio_pika.connect(f"{url}?heartbeat=5", timeout=5)
             except LOST as error:
+                check_lost(error)
                 print(f"cannot connect: {error!r}", flush=True)
         await asyncio.sleep(1)
 
@@ -46,6 +54,7 @@ async def publish_from(number: int, connection: AbstractConnection) -> int:
             else:
                 number += 1
     except LOST as error:
+        check_lost(error)
         # Whether this message is stored is unknown, so it is published again: it may come twice.
         print(f"publisher: {error!r} at message {number}", flush=True)
     return number
@@ -90,6 +99,7 @@ async def consume() -> None:
                     flush=True,
                 )
         except LOST as error:
+            check_lost(error)
             print(f"consumer: {error!r}", flush=True)
         await connection.close()
     print(f"{MESSAGES} messages are consumed", flush=True)

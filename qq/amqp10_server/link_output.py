@@ -10,7 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple
 
+from qq.amqp10.conditions import Condition
 from qq.amqp10.values import Symbol
+from qq.amqp10_server.errors import error_reply
 from qq.client_sockets.message_output import ItemT, MessageOutput
 from qq.sessions.deliveries10 import delivered10
 from qq.sessions.entries import MessagesGone
@@ -81,9 +83,17 @@ class WindowedOutput(MessageOutput[ItemT, "LinkCarrier"], Generic[ItemT]):
         return self._engine.deliveries.is_waiting
 
     def _send(self, first_id: int, heads: list[bytes], bodies: list[bytes]) -> None:
-        """Send messages with consecutive ids, each a head and a body."""
+        """Send messages with consecutive ids, each a head and a body, unless one is too large for the client."""
+        size, limit = sum(map(len, heads)) + sum(map(len, bodies)), self._link.attach.max_message_size
+        if 0 < limit < size:
+            largest = max(len(head) + len(body) for head, body in zip(heads, bodies, strict=True))
+            if largest > limit:
+                text = f"message size ({largest} bytes) > maximum message size ({limit} bytes)"
+                error = error_reply(Condition.MESSAGE_SIZE_EXCEEDED, text)
+                self._connection.end_session(self._engine, error)
+                return
         self._link.deliver(first_id, heads, bodies)
-        self._connection.schedule_flush(sum(map(len, heads)) + sum(map(len, bodies)))
+        self._connection.schedule_flush(size)
 
 
 class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
@@ -138,6 +148,8 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
                 return False
             if stored:
                 self._write_part(item, part, stored)
+            if self._closed:
+                return False  # a message was too large
             item.next_id += part.count
             ranges.popleft()
         return True

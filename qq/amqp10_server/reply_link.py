@@ -97,6 +97,8 @@ class ReplyOutput(WindowedOutput["Range | _Unlogged"]):
         if isinstance(item, _Unlogged):
             _, _, name, _, _, _, frames_channel, messages = item.replies
             self._write_replies(Messages("", name, frames_channel, messages))
+            if self._closed:
+                return False  # a message was too large
             self._count_bytes(-item.size)
             return True
         try:
@@ -109,14 +111,14 @@ class ReplyOutput(WindowedOutput["Range | _Unlogged"]):
         for messages in stored:
             self._write_replies(messages)
         self._logged -= 1
-        return True
+        return not self._closed
 
     def _write_replies(self, stored: Messages) -> None:
         """Write replies as far as the client has credit. The rest is lost."""
         counters, count = self._broker.counters, min(len(stored.messages), self._link.credit)
         counters.replies_dropped += len(stored.messages) - count
         counters.replies_delivered += count
-        if count:
+        if count and not self._closed:
             taken = stored._replace(messages=stored.messages[:count])
             self._send(0, *delivered10(taken, Range(0, 0, count), None, count_contract=None))
 

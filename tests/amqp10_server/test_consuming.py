@@ -10,6 +10,7 @@ from qq.amqp10.performatives import (
     AttachFrame,
     DetachFrame,
     DispositionFrame,
+    EndFrame,
     FlowFrame,
     ModifiedState,
     RejectedState,
@@ -303,3 +304,18 @@ def test_delivery_is_released_when_it_is_not_settled_in_time(client: SocketClien
     client.accept(2, 3)
     client.detach(1)
     assert channel.queue_declare("impatient10", passive=True).method.message_count == 0
+
+
+def test_session_ends_when_a_message_is_too_large_for_its_client(
+    client: SocketClient, channel: Any, queue: str
+) -> None:
+    put(channel, queue, bytes(500), bytes(2000))
+    client.attach_receiver(queue, max_message_size=1000)
+    client.credit(2)
+    assert bodies(client, 1) == [bytes(500)]
+    error = client.until(EndFrame).error
+    assert error is not None
+    assert error.condition == "amqp:link:message-size-exceeded"
+    client.send(EndFrame())
+    client.begin()  # the connection goes on, and both messages are back
+    assert channel.queue_declare(queue, passive=True).method.message_count == 2

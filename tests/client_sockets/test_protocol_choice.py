@@ -196,7 +196,7 @@ def test_time_of_the_header_counts_in_the_handshake() -> None:
             client.write(SASL[4:])
             assert receive(client, 8) == SASL
         [echo] = two.echoes
-        assert 0 < echo.handshake_s <= 29.8
+        assert 0 < echo.handshake_s < 29.9
 
 
 def test_client_that_hangs_up_in_its_header_frees_its_slot(two: TwoProtocols) -> None:

@@ -241,7 +241,7 @@ class LineConnection(asyncio.Protocol):
 
     def refuse_unconfirmed(self, published: int) -> None:
         if published > self._confirmed:
-            self.refuse(self._confirmed + 1, published)
+            self.refuse(self._confirmed + 1, published, "")
 
     def replied(self, result: effects.Result) -> None:
         self.answered += 1

@@ -295,6 +295,16 @@ def put_back(files: NodeFiles, original: Path) -> None:
     shutil.copytree(original, files.root)
 
 
+@contextmanager
+def standing_still(node: ClusterNode) -> Generator[None]:
+    """Pause a node, which would otherwise delete files while they are copied."""
+    node.pause()
+    try:
+        yield
+    finally:
+        node.resume()
+
+
 def refusal(node: ClusterNode) -> str:
     """Return the last log line of a node that does not start or continue."""
     size = node.log.stat().st_size
@@ -308,7 +318,8 @@ def refusal(node: ClusterNode) -> str:
 def test_node_refuses_the_directory_of_a_different_node(
     cluster: LocalCluster, stopped: ClusterNode, stopped_files: NodeFiles
 ) -> None:
-    put_back(stopped_files, NodeFiles(cluster.nodes[0]).root)
+    with standing_still(cluster.nodes[0]):
+        put_back(stopped_files, NodeFiles(cluster.nodes[0]).root)
     log_text = refusal(stopped)
     assert "groups/0/identity: the directory belongs to node 'n1' of cluster 'qq', not to" in log_text
     assert log_text.endswith("check the data directory setting")
@@ -325,7 +336,8 @@ def test_node_refuses_the_log_of_a_different_node(
     cluster: LocalCluster, stopped: ClusterNode, stopped_files: NodeFiles
 ) -> None:
     shutil.rmtree(stopped_files.log)
-    shutil.copytree(NodeFiles(cluster.nodes[0]).log, stopped_files.log)
+    with standing_still(cluster.nodes[0]):
+        shutil.copytree(NodeFiles(cluster.nodes[0]).log, stopped_files.log)
     assert "groups/0/log/manifest: belongs to another node" in refusal(stopped)
 
 

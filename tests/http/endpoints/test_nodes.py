@@ -254,6 +254,7 @@ def test_feature_flags_of_versions_are_enabled_by_an_upgrade(node: Machine) -> N
         "qq_state_version_10": "disabled",
         "qq_state_version_11": "disabled",
         "qq_state_version_12": "disabled",
+        "qq_state_version_13": "disabled",
     }
     assert node.api("feature-flags/quorum_queue/enable", "PUT", json={}).status == 204
     assert node.management.group.requested_changes == []
