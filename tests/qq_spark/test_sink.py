@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 
+from qq.http.documents.arrow_input import ROWS_MAX
 from qq.testing import LocalCluster
 from qq_spark import Access, QueueSourceError, Refusal, SinkClient
 from qq_spark.options import writer_options
@@ -95,6 +96,11 @@ def test_rows_are_divided_by_their_bytes() -> None:
     assert [body for part in parts for body in part.column("body").to_pylist()] == bodies
     assert all(part.nbytes < 2_200_000 or part.num_rows == 1 for part in parts)
     assert list(pieces(batch.slice(0, 0))) == []
+
+
+def test_rows_are_divided_at_the_limit_of_a_node() -> None:
+    batch = pa.record_batch({"body": pa.array([b""] * 140_000, pa.binary())})
+    assert [part.num_rows for part in pieces(batch)] == [ROWS_MAX, ROWS_MAX, 140_000 - 2 * ROWS_MAX]
 
 
 class Cluster:

@@ -155,11 +155,14 @@ def number(request: web.Request, name: str, default: int, highest: int) -> int:
 
 
 def path_number(request: web.Request, name: str, described: str) -> int:
-    """Return a number of the path that the log can hold. Raises Refusal that names it as `described`."""
-    text = request.match_info[name]
-    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) in INTEGERS:
+    """Return a number of the path. The log can hold it and the next number.
+
+    Raises Refusal that names it as `described`.
+    """
+    text, highest = request.match_info[name], INTEGERS.stop - 2
+    if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX and int(text) <= highest:
         return int(text)
-    raise bad_request(f"{described} has a whole number from 0 to {INTEGERS.stop - 1}")
+    raise bad_request(f"{described} has a whole number from 0 to {highest}")
 
 
 def is_asked(request: web.Request, name: str) -> bool:

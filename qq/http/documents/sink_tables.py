@@ -1,6 +1,6 @@
 """Messages for sinks as Arrow streams.
 
-A column is read into Python values at once, and messages are built a few hundred at a time: other tasks run in between.
+A column is read into Python values at once, and messages are built in slices: other tasks run in between.
 Equal properties are encoded once. An error names the column and the row, before any message is stored.
 """
 
@@ -20,15 +20,15 @@ from qq.octets import octets_of
 from qq.stored import layout
 from qq.stored.editing import body_frames, field_value
 from qq.stored.fields import FieldError, check_properties, join_properties, property_of
-from qq.tables import too_deep
+from qq.tables import TABLE_BYTES_MAX, too_deep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from qq.http.base.error_responses import Refusal
 
-ROWS_AT_ONCE = 250
-"""Messages that are built between two looks at the clock."""
+HEADERS_TEXT_MAX = 4 * TABLE_BYTES_MAX
+"""Characters of headers in JSON: the headers of a row are built without a pause."""
 KNOWN_MAX = 4_096
 """Property lists that are remembered for a table."""
 NAME_BYTES_MAX = 255
@@ -122,12 +122,11 @@ class SinkTable:
         """Return the messages of equal exchange and routing key together, in their order. Raises Refusal."""
         found: dict[tuple[str, str], tuple[list[bytes], list[int]]] = {}
         slices = Slices()
-        for number, (place, properties, body) in enumerate(self._rows()):
+        for place, properties, body in self._rows():
             messages, flags = found.setdefault(place, ([], []))
             messages.append(_message(properties, body))
             flags.append(properties[0] << 8 | properties[1])
-            if number % ROWS_AT_ONCE == 0:
-                await slices.give_way()
+            await slices.give_way()
         return [
             RoutedMessages(exchange, key, _union(flags), messages)
             for (exchange, key), (messages, flags) in found.items()
@@ -229,6 +228,8 @@ def _headers(value: Any) -> dict[str, Any]:
     """Return the headers of a row, which are a JSON object, or the pairs of a map."""
     if value is None:
         return {}
+    if isinstance(value, str) and len(value) > HEADERS_TEXT_MAX:
+        raise _Wrong(f"has more than {HEADERS_TEXT_MAX} characters")
     found = json.loads(value) if isinstance(value, str) else dict(value)
     if not isinstance(found, dict):
         raise _Wrong("is no JSON object")

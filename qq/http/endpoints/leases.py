@@ -180,6 +180,8 @@ class LeaseEndpoints:
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer with the messages of a part of a lease."""
         place, lease = await self._place(request), path_number(request, "lease", "a lease")
+        if ("of" in request.query) != ("part" in request.query):
+            raise bad_request("`part` and `of` belong together: the number of a part, and of all parts")
         parts = number(request, "of", 1, PARTS_MAX)
         part = number(request, "part", 0, PARTS_MAX)
         if part >= parts:

@@ -121,11 +121,12 @@ class Sinks:
         Returns None if the epoch is committed. Raises RequestRefused, Unavailable, InvalidCommand.
         """
         await self._wait_for_version()
-        steps, lane = list(_steps(path, first, tables)), Lane()
+        steps, lane = await _steps(path, first, tables), Lane()
         if self._pace.is_limited(path.vhost, path.user):
             await self._submit_slowly(path, steps, lane)
         else:
-            self._submit(steps, lane)
+            self._check_room()
+            await self._submit(steps, lane)
         return await self._run([], lambda: self._stored(path, first, steps), lane)
 
     async def _submit_slowly(self, path: AttemptPath, steps: Sequence[Step], lane: Lane) -> None:
@@ -138,7 +139,7 @@ class Sinks:
             if not self._is_stored(step[0]):
                 self._check_room()
                 await self._pace.let_pass(key, path.vhost, path.user, step[1])
-                self._submit([step], lane)
+                await self._submit([step], lane)
 
     def _is_stored(self, command: c.StageMessages) -> bool:
         try:
@@ -152,7 +153,7 @@ class Sinks:
         name = f"request-{secrets.token_hex(8)}"
         path = AttemptPath(vhost, name, user, 0, name)
         opened = c.OpenSink(vhost, name, user, _PASSING_MS)
-        steps = list(_steps(path, 0, tables))
+        steps = await _steps(path, 0, tables)
         if not steps:
             return
         await self._wait_for_version()
@@ -163,14 +164,15 @@ class Sinks:
             digest = blake2b(b"".join(messages), digest_size=16).digest()
             await self._pace.let_pass((vhost, user, digest), vhost, user, messages)
         lane = Lane()
-        self._submit(steps, lane, opened, committed)
 
         def read() -> None:
             if self.find(vhost, name) is not None:
                 self._stored(path, 0, steps)
             self._check_committed(committed)
 
+        self._check_room()
         try:
+            await self._submit(steps, lane, opened, committed)
             await self._run([], read, lane)
         finally:
             self._broker.submissions.add(c.CloseSink(vhost, name, user), lane)
@@ -184,22 +186,23 @@ class Sinks:
         if broker.is_full_for_operators:
             raise Unavailable(f"{broker.why_full}; {NOT_CARRIED_OUT}")
 
-    def _submit(
+    async def _submit(
         self,
         steps: Sequence[Step],
         lane: Lane,
         before: c.Command | None = None,
         behind: c.Command | None = None,
     ) -> None:
-        """Submit steps, with a command before and behind them. Raises Unavailable."""
-        self._check_room()
-        broker = self._broker
+        """Submit steps in slices, with a command before and behind them. Raises InvalidCommand."""
+        broker, slices = self._broker, Slices()
         for command, _ in steps:
             check_command(command, broker.machine.version)
+            await slices.give_way()
         if before is not None:
             broker.submissions.add(before, lane)
         for command, messages in steps:
             broker.submissions.stage(command, messages, lane, broker.new_id())
+            await slices.give_way()
         if behind is not None:
             broker.submissions.add(behind, lane)
 
@@ -246,28 +249,35 @@ class Sinks:
             raise Unavailable(f"epoch {command.epoch} was not committed; {NOT_CARRIED_OUT}")
 
 
-def _steps(path: AttemptPath, first: int, tables: Iterable[RoutedMessages]) -> Iterator[Step]:
-    """Yield the commands that store messages, with their messages. Raises RequestRefused."""
-    for step, (table, attributes, messages) in enumerate(_pieces(path.user, tables), first):
+async def _steps(path: AttemptPath, first: int, tables: Iterable[RoutedMessages]) -> list[Step]:
+    """Return the commands that store messages, with their messages. Raises RequestRefused."""
+    steps, slices = list[Step](), Slices()
+    for table, attributes, messages in _pieces(path.user, tables):
         more_keys, priority, ttl_ms, delay_ms, _, _ = attributes
         where = (len(messages), table.exchange, table.routing_key, FRAMES_CHANNEL, list(more_keys))
-        yield c.StageMessages(*path, step, *where, priority, ttl_ms, delay_ms), messages
+        step = first + len(steps)
+        steps.append((c.StageMessages(*path, step, *where, priority, ttl_ms, delay_ms), messages))
+        await slices.give_way()
+    return steps
 
 
 def _pieces(
     user: str, tables: Iterable[RoutedMessages]
 ) -> Iterator[tuple[RoutedMessages, Attributes, list[bytes]]]:
+    """Yield the messages of each step. The time for a step is bounded, because it reads `STEP_MESSAGES` at most."""
     for table in tables:
         try:
-            for attributes, alike in group(list(table.messages), table.flags, user):
-                at = size = 0
-                for end, message in enumerate(alike, 1):
-                    if len(message) > LARGE_BYTES and end - 1 > at:
-                        yield table, attributes or PLAIN, alike[at : end - 1]
-                        at, size = end - 1, 0
-                    size += len(message)
-                    if size >= STEP_BYTES or end - at == STEP_MESSAGES or end == len(alike):
-                        yield table, attributes or PLAIN, alike[at:end]
-                        at, size = end, 0
+            for start in range(0, len(table.messages), STEP_MESSAGES):
+                part = table.messages[start : start + STEP_MESSAGES]
+                for attributes, alike in group(list(part), table.flags, user):
+                    at = size = 0
+                    for end, message in enumerate(alike, 1):
+                        if len(message) > LARGE_BYTES and end - 1 > at:
+                            yield table, attributes or PLAIN, alike[at : end - 1]
+                            at, size = end - 1, 0
+                        size += len(message)
+                        if size >= STEP_BYTES or end == len(alike):
+                            yield table, attributes or PLAIN, alike[at:end]
+                            at, size = end, 0
         except UnacceptableProperties as error:
             raise RequestRefused(ReplyCode.PRECONDITION_FAILED, str(error)) from None

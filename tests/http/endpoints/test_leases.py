@@ -258,6 +258,9 @@ def test_takeover_ends_the_rights_of_the_former_owner(reader: Reader) -> None:
         ("/groups/g", "PUT", {"fence": 1, "order": "best"}, 400, "order should be ready or arrival"),
         ("/groups/g?fence=1", "DELETE", {}, 412, "has 1 open lease: commit or release them first"),
         ("/groups/g/leases/0/messages?part=2&of=2", "GET", {}, 400, "part must be a whole number below"),
+        ("/groups/g/leases/0/messages?of=5", "GET", {}, 400, "`part` and `of` belong together"),
+        ("/groups/g/leases/0/messages?part=0", "GET", {}, 400, "`part` and `of` belong together"),
+        (f"/groups/g/leases/{2**63 - 1}", "PUT", {"fence": 1}, 400, "a whole number from 0 to 9223372036854775806"),
         ("/groups/g/leases/0/messages?columns=row,x", "GET", {}, 400, "there is no column 'x'"),
     ],
 )  # fmt: skip

@@ -222,6 +222,13 @@ def test_refusals_name_what_is_wrong(writer: Writer) -> None:
 FULL = {"x-queue-type": "quorum", "x-max-length": 1, "x-overflow": "reject-publish"}
 
 
+def test_epoch_leaves_room_for_the_next(writer: Writer) -> None:
+    for epoch, status in ((2**63 - 1, 400), (2**63 - 2, 204)):
+        writer.stage(table(["x"]), epoch)
+        assert writer.commit(epoch, a=1).status == status
+    assert writer.bodies() == [b"x"]
+
+
 def test_message_above_2_mib_is_stored_in_fragments(writer: Writer) -> None:
     large = bytes(range(256)) * 40_000  # 10 MB
     rows = [b"first", b"x" * 2_500_000, b"third"]
