@@ -45,7 +45,7 @@ async def read_table(pyarrow: Any, octets: bytes, check_schema: Callable[[Any], 
                     HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {ROWS_MAX} rows, the limit"
                 )
             await slices.give_way()
-        return pyarrow.Table.from_batches(batches, schema)
+        return pyarrow.Table.from_batches(batches, schema).combine_chunks()  # thousands of chunks are slow
     except StopIteration:
         raise bad_request("the body is no Arrow stream: it has no schema") from None
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, struct.error) as error:

@@ -127,10 +127,11 @@ class SinkTable:
             messages.append(_message(properties, body))
             flags.append(properties[0] << 8 | properties[1])
             await slices.give_way()
-        return [
-            RoutedMessages(exchange, key, _union(flags), messages)
-            for (exchange, key), (messages, flags) in found.items()
-        ]
+        tables: list[RoutedMessages] = []
+        for (exchange, key), (messages, flags) in found.items():
+            tables.append(RoutedMessages(exchange, key, _union(flags), messages))
+            await slices.give_way()
+        return tables
 
     def _rows(self) -> Iterator[tuple[tuple[str, str], bytes, bytes]]:
         """Yield place, encoded properties and body of each row. Raises Refusal."""
