@@ -24,7 +24,7 @@ class TargetAddress(NamedTuple):
     exchange: str
     routing_key: str
     queue: str | None
-    """The name of the queue, if it is one's address. The exchange is the default one."""
+    """The name of the queue, if the address names a queue. The exchange is then the default exchange."""
 
 
 def target_address(address: str) -> TargetAddress:

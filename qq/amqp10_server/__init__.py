@@ -8,6 +8,7 @@
     link_output.py      deliveries and states on their way out of such a link
     attaching.py        the source and the properties of a link on which a client consumes
     server.py           the parts that the connections of a node share
+    delivering_link.py  the part that links share on which a client receives messages
     reply_link.py       a link on which a client gets direct replies
     temporary_queues.py the queues of links with a dynamic terminus
     management_node.py  pairs of links with requests and answers: their order, credit and limits

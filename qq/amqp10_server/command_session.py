@@ -1,7 +1,7 @@
-"""Commands of a connection that belong to none of its links: those of the management node and of dynamic termini.
+"""Commands of a connection for the management node and for dynamic termini, which belong to no link.
 
-Invariant: the commands are carried out one by one, in their order. A refused command has ended its session of the log,
-so the next command begins another session.
+Invariant: the connection carries out its commands in their order, each after the answer to the command before. A
+refused command has ended its session of the log, so the next command begins a new session.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from qq.amqp10.session import EndRequested, LinkRequested, SessionFault, Session
 from qq.amqp10_server.attaching import accepted_source, check_new, consumer_arguments, queue_of_source
 from qq.amqp10_server.command_session import ConnectionCommands
 from qq.amqp10_server.consuming_link import ConsumingLink
+from qq.amqp10_server.delivering_link import DeliveringLink
 from qq.amqp10_server.errors import ConditionFault, error_of, error_reply, reply_to
 from qq.amqp10_server.management_node import ManagementLink, ManagementNode, is_management
 from qq.amqp10_server.publishing_link import PublishingLink, publishing_target
@@ -410,7 +411,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     def _drop(self, link: Link10) -> None:
         found = self._links.pop(link, None)
-        if isinstance(found, ConsumingLink | ReplyLink):
+        if isinstance(found, DeliveringLink):
             self._pumping.pop(found.output, None)
         if found is not None:
             found.end()

@@ -12,28 +12,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.amqp10.addresses import queue_address
-from qq.amqp10.conditions import Condition
 from qq.amqp10.performatives import (
     AcceptedState,
     ModifiedState,
     RejectedState,
 )
 from qq.amqp10.values import encode
-from qq.amqp10_server.errors import LinkRefusal, error_of, error_reply, unauthorized
+from qq.amqp10_server.delivering_link import DeliveringLink
+from qq.amqp10_server.errors import refusal_of
 from qq.amqp10_server.link_output import LinkOutput, StateReport
-from qq.amqp10_server.link_session import LinkSession
-from qq.amqp10_server.no_publisher import NoPublisher
-from qq.errors import ReplyCode
 from qq.machine.protocol import commands, effects
-from qq.machine.protocol.refusals import the_queue
 from qq.sessions.session_info import SessionFacts
 from qq.sessions.submissions import Urgency
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from qq.amqp10.sending_link import CreditSet, SendingLink, Settled
     from qq.amqp10.session import Session10
+    from qq.amqp10_server.errors import LinkRefusal
     from qq.amqp10_server.ports import LinkCarrier
     from qq.machine.protocol.commands import Table
     from qq.machine.protocol.effects import Deliver, DirectReply, Result
@@ -51,8 +48,8 @@ ALL_IDS = 2**62
 """A message id beyond all that a consumer gets."""
 
 
-class ConsumingLink(NoPublisher, LinkSession):
-    """A link to a client. It is the `SessionConsumers` of its session, and its only consumer."""
+class ConsumingLink(DeliveringLink):
+    """A link to a client that consumes from a queue."""
 
     __slots__ = (
         "_active",
@@ -60,25 +57,15 @@ class ConsumingLink(NoPublisher, LinkSession):
         "_drain",
         "_echo",
         "_limit",
-        "_link",
+        "_output",
         "_queue",
         "_sent_limit",
         "_settled",
-        "id",
-        "next_id",
-        "output",
-        "started",
     )
 
     def __init__(self, carrier: LinkCarrier, engine: Session10, link: SendingLink, queue: str) -> None:
         super().__init__(carrier, engine, link)
-        self._link: SendingLink = link
         self._queue = queue
-        self.id = self.broker.new_id()
-        """The number of the consumer in the log."""
-        self.started = False
-        self.next_id = 0
-        """The message id of the first message that the log has not given to the link yet."""
         self._attached: Callable[[], None] | None = None
         self._settled = 0
         """Messages that the client has settled."""
@@ -92,11 +79,11 @@ class ConsumingLink(NoPublisher, LinkSession):
         """The number of the `SetCredit` whose state the client has asked for; 0 if none."""
         self._active: bool | None = None
         """Whether the client was told that it is the active consumer; None if it was told nothing."""
-        self.output = LinkOutput(carrier, engine, link, self._count_written)
+        self._output = LinkOutput(carrier, engine, link, self._count_written)
 
     @property
-    def publisher(self) -> ConsumingLink:
-        return self
+    def output(self) -> LinkOutput:
+        return self._output
 
     @property
     def consumers(self) -> ConsumingLink:
@@ -118,11 +105,7 @@ class ConsumingLink(NoPublisher, LinkSession):
 
     def _check(self) -> LinkRefusal | None:
         self.access.check("read", "queue", self._queue)
-        vhost = self.vhost
-        if vhost is None or self._queue not in vhost.queues:
-            text = f"no {the_queue(self._queue, self.connection.vhost)}"
-            return LinkRefusal(error_of(ReplyCode.NOT_FOUND, text))
-        return None
+        return self.check_queue(self._queue)
 
     def _consume(self, arguments: Table) -> None:
         broker, connection = self.broker, self.connection
@@ -157,10 +140,7 @@ class ConsumingLink(NoPublisher, LinkSession):
                     attached, self._attached = self._attached, None
                     attached()
             case effects.AttachRefused(_, code, text):
-                error = error_of(code, text)
-                self.refuse_link(
-                    unauthorized(text) if code == ReplyCode.ACCESS_REFUSED else LinkRefusal(error)
-                )
+                self.refuse_link(refusal_of(code, text))
             case _:
                 pass
 
@@ -168,30 +148,26 @@ class ConsumingLink(NoPublisher, LinkSession):
 
     def credit_set(self, event: CreditSet) -> None:
         """Take the credit that the client has set."""
-        self._limit = self.output.written_id + event.credit
-        if event.is_drain or event.wants_state:
-            self.output.credit_number += 1
-            self._drain = self.output.credit_number if event.is_drain else 0
-            self._echo = self.output.credit_number if event.wants_state else self._echo
-            self._send_credit()
-        elif self._drain or self._next_limit() != self._sent_limit:
-            self.output.credit_number += 1
-            self._drain = 0
-            self._send_credit()
+        self._limit = self._output.written_id + event.credit
+        is_change = bool(self._drain) or self._next_limit() != self._sent_limit
+        if event.is_drain or event.wants_state or is_change:
+            self._send_credit(is_drain=event.is_drain, wants_state=event.wants_state)
 
     def _next_limit(self) -> int:
         """Return the message id below which the log may give messages to the link."""
         if self._is_settled:
-            return min(self._limit, self.output.written_id + UNWRITTEN_MAX)
+            return min(self._limit, self._output.written_id + UNWRITTEN_MAX)
         return min(self._limit, self._settled + UNSETTLED_MAX)
 
-    def _send_credit(self) -> None:
-        self._sent_limit = self._next_limit()
-        number, broker = self.output.credit_number, self.broker
-        command = commands.SetCredit(
-            self.id, number, self._sent_limit, self._drain == number, self._echo == number
-        )
-        broker.submissions.add(command, self.connection.lane)
+    def _send_credit(self, *, is_drain: bool = False, wants_state: bool = False) -> None:
+        self._output.credit_number += 1
+        number, limit = self._output.credit_number, self._next_limit()
+        self._sent_limit = limit
+        self._drain = number if is_drain else 0
+        if wants_state:
+            self._echo = number
+        command = commands.SetCredit(self.id, number, limit, is_drain, wants_state)
+        self.broker.submissions.add(command, self.connection.lane)
 
     def _extend_limit(self) -> None:
         """Let the log give more messages, if the client has more credit than the log was told of."""
@@ -199,7 +175,6 @@ class ConsumingLink(NoPublisher, LinkSession):
             window = UNWRITTEN_MAX if self._is_settled else UNSETTLED_MAX
             limit = self._next_limit()
             if limit - self._sent_limit >= min(window // 2, self._limit - self._sent_limit):
-                self.output.credit_number += 1
                 self._send_credit()
 
     # Outcomes
@@ -214,7 +189,8 @@ class ConsumingLink(NoPublisher, LinkSession):
             case AcceptedState():
                 self.broker.counters.messages_acknowledged += count
                 self.counts.acknowledged += count
-                submissions.settle(commands.Settle, self.id, first, last, lane, self._urgency())
+                # It gives no credit, so no delivery waits for it.
+                submissions.settle(commands.Settle, self.id, first, last, lane, Urgency.WITH_NEXT_REQUEST)
             case RejectedState():
                 submissions.settle(commands.Discard, self.id, first, last, lane)
             case ModifiedState(failed, undeliverable, annotations) if failed or undeliverable or annotations:
@@ -226,22 +202,11 @@ class ConsumingLink(NoPublisher, LinkSession):
                 submissions.settle(commands.Return, self.id, first, last, lane)
         self._extend_limit()
 
-    def _urgency(self) -> Urgency:
-        """Return the urgency of an acknowledgement: it gives no credit, so no delivery waits for it."""
-        return Urgency.WITH_NEXT_REQUEST
-
     # Events from the log
-
-    @property
-    def all(self) -> Sequence[ConsumingLink]:
-        return (self,)
-
-    def find(self, consumer_id: int) -> ConsumingLink | None:
-        return self if consumer_id == self.id else None
 
     def deliver(self, effect: Deliver) -> None:
         self.next_id = effect.first_id + sum(part.count for part in effect.ranges)
-        self.output.deliver(effect)
+        self._output.deliver(effect)
 
     def state(self, effect: effects.ConsumerState) -> None:
         """Tell the client the end of a drain, the state that it has asked for, and whether it is active."""
@@ -255,16 +220,12 @@ class ConsumingLink(NoPublisher, LinkSession):
         if is_echo:
             self._echo = 0
         if is_drained or is_echo or is_changed:
-            number = self.output.credit_number
-            self.output.report(StateReport(number, effect.available, is_drained, is_echo, self._active))
+            number = self._output.credit_number
+            self._output.report(StateReport(number, effect.available, is_drained, is_echo, self._active))
 
     def cancelled(self, consumer_id: int) -> None:  # noqa: ARG002
         """End the link, because its queue was deleted."""
-        text = f"{the_queue(self._queue, self.connection.vhost)} was deleted"
-        self.connection.detach(self._link, error_reply(Condition.RESOURCE_DELETED, text))
-
-    def timed_out(self, effect: effects.DeliveryTimeout) -> None:
-        """Ignored: the log returns the messages, and the link stays."""
+        self.connection.detach(self._link, self.deletion_of(self._queue))
 
     def released(self, effect: effects.DeliveriesReleased) -> None:
         """Tell the client that deliveries are back in the queue, because it has not settled them in time."""
@@ -277,14 +238,7 @@ class ConsumingLink(NoPublisher, LinkSession):
     def replies(self, node: str, replies: Replies) -> None:
         """Ignored: the link consumes from a queue."""
 
-    def leader_changed(self) -> None:
-        """Ignored: links, credit and deliveries go on."""
-
     # Writing
-
-    def pump(self) -> None:
-        """Write what waits, because the window of the client's session has opened."""
-        self.output.pump()
 
     def _count_written(self, first_id: int, count: int, is_redelivered: bool) -> None:
         counters = self.broker.counters
@@ -314,20 +268,10 @@ class ConsumingLink(NoPublisher, LinkSession):
             link=self._link_facts(queue_address(self._queue), self._link.credit),
         )
 
-    is_busy = False
-    """Always false: the client waits for no answer of the link."""
-
     # Ends
 
-    def finish(self, then: Callable[[], None]) -> None:
-        """End the session, and call `then` when its messages have returned, because the client detaches the link."""
-        self.end()
-        self.broker.submissions.read_barrier(self.connection.guarded(then), self.connection.lane)
-
     def end(self) -> None:
-        if not self.is_over:
-            if self.started:
-                command = commands.Return(self.id, 0, ALL_IDS)
-                self.broker.submissions.add(command, self.connection.lane)
-            self.output.close()
+        if self.started and not self.is_over:
+            command = commands.Return(self.id, 0, ALL_IDS)
+            self.broker.submissions.add(command, self.connection.lane)
         super().end()

@@ -53,6 +53,11 @@ def reply_to(error: ConditionError) -> ErrorReply:
     return error_reply(error.condition, error.description)
 
 
+def refusal_of(code: int, text: str) -> LinkRefusal:
+    """Return the refusal for a reply code of AMQP 0-9-1."""
+    return LinkRefusal(error_of(code, text), ends_session=code == ReplyCode.ACCESS_REFUSED)
+
+
 def unauthorized(text: str) -> LinkRefusal:
     """Return the refusal for a missing permission."""
     return LinkRefusal(error_reply(Condition.UNAUTHORIZED_ACCESS, text), ends_session=True)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from qq.amqp10_server.errors import error_of, unauthorized
+from qq.amqp10.conditions import Condition
+from qq.amqp10_server.errors import error_reply, refusal_of, unauthorized
 from qq.errors import ReplyCode
+from qq.machine.protocol.refusals import the_queue
 from qq.sessions.access import Access, AccessRefused
 from qq.sessions.session_info import LinkFacts, SessionCounts
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from qq.amqp10.link import Link10
+    from qq.amqp10.performatives import ErrorReply
     from qq.amqp10.session import Session10
     from qq.amqp10_server.errors import LinkRefusal
     from qq.amqp10_server.ports import LinkCarrier
@@ -102,6 +105,18 @@ class LinkSession(ABC):
 
         self.broker.submissions.read(self.connection.guarded(check_again), self.connection.lane)
 
+    def check_queue(self, name: str) -> LinkRefusal | None:
+        """Return the refusal of a link to a queue that does not exist; None if it exists."""
+        vhost = self.vhost
+        if vhost is not None and name in vhost.queues:
+            return None
+        return refusal_of(ReplyCode.NOT_FOUND, f"no {the_queue(name, self.connection.vhost)}")
+
+    def deletion_of(self, queue: str) -> ErrorReply:
+        """Return the error for the client whose queue was deleted."""
+        text = f"{the_queue(queue, self.connection.vhost)} was deleted"
+        return error_reply(Condition.RESOURCE_DELETED, text)
+
     @staticmethod
     def _checked(check: Callable[[], LinkRefusal | None]) -> LinkRefusal | None:
         try:
@@ -133,11 +148,7 @@ class LinkSession(ABC):
     def failed(self, failure: Failed) -> None:
         """End the link, because the log has refused a command."""
         self.has_failed = True
-        error = error_of(failure.code, failure.text)
-        if failure.code == ReplyCode.ACCESS_REFUSED:
-            self.connection.end_session(self._engine, error)
-        else:
-            self.connection.detach(self._link, error)
+        self.refuse_link(refusal_of(failure.code, failure.text))
 
     waits_for_answer = False
     """Always false: asked after a snapshot about cancellations, and a link cancels no consumer."""

@@ -18,15 +18,16 @@ from qq.amqp10.addresses import TargetAddress, address_of, target_address
 from qq.amqp10.conditions import Condition, ConditionError
 from qq.amqp10.performatives import AcceptedState, ErrorReply, RejectedState, ReleasedState
 from qq.amqp10.values import Symbol
-from qq.amqp10_server.errors import LinkRefusal, error_of, error_reply, reply_to, unauthorized
+from qq.amqp10_server.errors import LinkRefusal, error_reply, refusal_of, reply_to, unauthorized
 from qq.amqp10_server.link_session import LinkSession
 from qq.errors import ReplyCode
 from qq.machine.catalog.reply_names import is_reply_name
-from qq.machine.protocol.refusals import the_exchange, the_queue
+from qq.machine.protocol.refusals import the_exchange
 from qq.sessions.access import AccessRefused
 from qq.sessions.pending_requests import OpenEnqueue
 from qq.sessions.session_info import SessionFacts
 from qq.stored.publishing10 import PublishedSections, properties_of
+from qq.tables import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 ADDRESSES_MAX = 1000
 """Parsed addresses that the node remembers."""
-NAME_BYTES_MAX = 255
-"""Octets of the name of an exchange or a queue, and of a routing key, at most, as in AMQP 0-9-1."""
 _QUEUE, _REASON, _MAXLEN = Symbol("queue"), Symbol("reason"), Symbol("maxlen")
 _ACCEPTED, _RELEASED = AcceptedState(), ReleasedState()
 
@@ -136,10 +135,9 @@ class PublishingLink(LinkSession):
     def _check(self, target: TargetAddress) -> LinkRefusal | None:
         """Return why the client may not publish to the target. Raises AccessRefused."""
         if target.queue is not None and not is_reply_name(target.queue):
-            vhost = self.vhost
-            if vhost is None or target.queue not in vhost.queues:
-                text = f"no {the_queue(target.queue, self.connection.vhost)}"
-                return LinkRefusal(error_of(ReplyCode.NOT_FOUND, text))
+            missing = self.check_queue(target.queue)
+            if missing is not None:
+                return missing
         self.access.publish(target.exchange.encode(), target.exchange)
         return self._check_exchange(target.exchange)
 
@@ -151,7 +149,7 @@ class PublishingLink(LinkSession):
         exchange = None if vhost is None else vhost.exchanges.get(name)
         where = the_exchange(name, self.connection.vhost)
         if exchange is None:
-            return LinkRefusal(error_of(ReplyCode.NOT_FOUND, f"no {where}"))
+            return refusal_of(ReplyCode.NOT_FOUND, f"no {where}")
         if exchange.internal:
             return unauthorized(f"forbidden to publish to internal {where}")
         return None
@@ -328,13 +326,8 @@ class PublishingLink(LinkSession):
         self.counts.returned += effect.count
         self._end_otherwise(effect.first_seq, effect.first_seq + effect.count - 1, _RELEASED)
         target = self._target
-        if target is not None and target.queue is not None and self._check_queue_gone(target.queue):
-            text = f"{the_queue(target.queue, self.connection.vhost)} was deleted"
-            self._fail(LinkRefusal(error_reply(Condition.RESOURCE_DELETED, text)))
-
-    def _check_queue_gone(self, queue: str) -> bool:
-        vhost = self.vhost
-        return vhost is None or queue not in vhost.queues
+        if target is not None and target.queue is not None and self.check_queue(target.queue) is not None:
+            self._fail(LinkRefusal(self.deletion_of(target.queue)))
 
     def refuse_unconfirmed(self, published: int) -> None:
         """Reject all deliveries up to this publish sequence number, because their outcome is unknown."""
@@ -345,10 +338,7 @@ class PublishingLink(LinkSession):
     def failed(self, failure: Failed) -> None:
         """Release all unsettled deliveries, and end the link, because the log has refused a message."""
         self.has_failed = True
-        refusal = LinkRefusal(
-            error_of(failure.code, failure.text), ends_session=failure.code == ReplyCode.ACCESS_REFUSED
-        )
-        self._failure = self._failure or refusal
+        self._failure = self._failure or refusal_of(failure.code, failure.text)
         self._confirmed = self.published
         self._settle_refused()
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from qq.amqp10.addresses import queue_address
 from qq.amqp10.conditions import Condition
 from qq.amqp10.performatives import SenderSettleMode
+from qq.amqp10_server.delivering_link import DeliveringLink
 from qq.amqp10_server.errors import ConditionFault, error_reply
 from qq.amqp10_server.link_output import WindowedOutput
-from qq.amqp10_server.link_session import LinkSession
-from qq.amqp10_server.no_publisher import NoPublisher
 from qq.machine.catalog.reply_names import REPLY_PREFIX
 from qq.machine.protocol.commands import ReplyTo
 from qq.machine.protocol.effects import Consuming
@@ -25,7 +24,7 @@ from qq.sessions.entries import Messages, MessagesGone
 from qq.sessions.session_info import SessionFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from qq.amqp10.performatives import AttachFrame, SourceTerminus
     from qq.amqp10.sending_link import CreditSet, SendingLink
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
         ConsumerState,
         Deliver,
         DeliveriesReleased,
-        DeliveryTimeout,
         DirectReply,
         Result,
     )
@@ -134,38 +132,21 @@ def wants_replies(attach: AttachFrame) -> bool:
     return True
 
 
-class ReplyLink(NoPublisher, LinkSession):
-    """A link for direct replies. It is the `SessionConsumers` of its session, and its only consumer."""
+class ReplyLink(DeliveringLink):
+    """A link for direct replies, which have no message ids."""
 
-    __slots__ = (
-        "_accept",
-        "_link",
-        "_logged_replies",
-        "_name",
-        "id",
-        "output",
-        "started",
-    )
-
-    next_id = 0
-    """Always 0: replies have no message ids."""
-    is_busy = False
-    """Always false: the client waits for no answer of the link."""
+    __slots__ = ("_accept", "_logged_replies", "_name", "_output")
 
     def __init__(self, carrier: LinkCarrier, engine: Session10, link: SendingLink) -> None:
         super().__init__(carrier, engine, link)
-        self._link: SendingLink = link
         self._name = self.broker.server_name(REPLY_PREFIX)
-        self.id = self.broker.new_id()
-        """The number of the consumer in the log."""
-        self.started = False
         self._accept: Callable[[], None] | None = None
         self._logged_replies = LoggedReplies()
-        self.output = ReplyOutput(carrier, engine, link)
+        self._output = ReplyOutput(carrier, engine, link)
 
     @property
-    def publisher(self) -> ReplyLink:
-        return self
+    def output(self) -> ReplyOutput:
+        return self._output
 
     @property
     def consumers(self) -> ReplyLink:
@@ -210,22 +191,15 @@ class ReplyLink(NoPublisher, LinkSession):
 
     # Events from the log
 
-    @property
-    def all(self) -> Sequence[ReplyLink]:
-        return (self,)
-
-    def find(self, consumer_id: int) -> ReplyLink | None:
-        return self if consumer_id == self.id else None
-
     def direct_reply(self, effect: DirectReply) -> None:
         self._logged_replies.record(effect.publisher_node, effect.publisher, effect.index)
-        self.output.logged(Range(effect.index, effect.first_slot, effect.count))
+        self._output.logged(Range(effect.index, effect.first_slot, effect.count))
 
     def replies(self, node: str, replies: Replies) -> None:
         if replies.name != self._name or self._logged_replies.have_overtaken(node, replies):
             self.broker.counters.replies_dropped += len(replies.messages)
         else:
-            self.output.unlogged(replies)
+            self._output.unlogged(replies)
 
     def deliver(self, effect: Deliver) -> None:
         """Ignored: the link consumes from no queue."""
@@ -236,18 +210,8 @@ class ReplyLink(NoPublisher, LinkSession):
     def cancelled(self, consumer_id: int) -> None:
         """Ignored: the link consumes from no queue."""
 
-    def timed_out(self, effect: DeliveryTimeout) -> None:
-        """Ignored: the client holds no deliveries."""
-
     def released(self, effect: DeliveriesReleased) -> None:
         """Ignored: the client holds no deliveries."""
-
-    def leader_changed(self) -> None:
-        """Ignored: the link goes on."""
-
-    def pump(self) -> None:
-        """Write what waits, because the window of the client's session has opened."""
-        self.output.pump()
 
     # For operators
 
@@ -260,14 +224,3 @@ class ReplyLink(NoPublisher, LinkSession):
             counts=self.counts,
             link=self._link_facts(queue_address(self._name), credit),
         )
-
-    # Ends
-
-    def finish(self, then: Callable[[], None]) -> None:
-        """End the session, and call `then`, because the client detaches the link."""
-        self.end()
-        self.broker.submissions.read_barrier(self.connection.guarded(then), self.connection.lane)
-
-    def end(self) -> None:
-        self.output.close()
-        super().end()
