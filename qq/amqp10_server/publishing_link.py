@@ -72,6 +72,7 @@ class PublishingLink(LinkSession):
         "_finish",
         "_held",
         "_is_checking",
+        "_is_counted",
         "_link",
         "_refused",
         "_run",
@@ -95,6 +96,8 @@ class PublishingLink(LinkSession):
         self._confirmed = 0
         self._held: deque[_Batch] = deque()
         """Deliveries that wait for a limit of publishing, or for a check of a right."""
+        self._is_counted = False
+        """Whether the link counts as a publisher of the node."""
         self._is_checking = False
         """Whether the first of these waits for a check."""
         self._refused: deque[_Refused] = deque()
@@ -123,6 +126,7 @@ class PublishingLink(LinkSession):
             if refusal is not None:
                 self.refuse_link(refusal)
                 return
+            self._is_counted = True
             self.broker.counters.publishers += 1
             self.open(accept)
 
@@ -421,6 +425,7 @@ class PublishingLink(LinkSession):
     def end(self) -> None:
         if not self.is_over:
             self.broker.throttle.remove(self)
+            self.broker.counters.publishers -= self._is_counted
             self._held.clear()
             self._count_held()
             self._run = None

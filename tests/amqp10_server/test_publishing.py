@@ -18,6 +18,7 @@ from qq.amqp10.performatives import (
 from qq.amqp10.sections import MESSAGE_ANNOTATIONS, encode_annotations
 from qq.amqp10.values import Symbol, encode
 from qq.testing import ClusterNode
+from tests.amqp10_server.lone_broker10 import LoneBroker10
 from tests.amqp10_server.socket_client import SocketClient, data, sender
 from tests.page.demo import api
 
@@ -160,3 +161,19 @@ def test_message_keys_and_priority_come_from_annotations(
     client.transfer(0, data(b"copied", annotations))
     assert outcomes(client, 1) == [ACCEPTED]
     assert channel.basic_get(queue, auto_ack=True)[2] == b"copied"
+
+
+def test_links_count_as_publishers_until_they_end(broker: LoneBroker10) -> None:
+    counters = broker.broker.counters
+    with SocketClient(broker.amqp_port) as client:
+        client.open()
+        client.begin()
+        for handle in (0, 1, 2):
+            client.attach_sender("/exchanges/amq.topic/a", handle)
+        client.send(sender("/queues/none", 3))
+        client.until(DetachFrame)
+        assert counters.publishers == 3
+        client.detach(0)
+        assert counters.publishers == 2
+        client.end()
+        assert counters.publishers == 0
