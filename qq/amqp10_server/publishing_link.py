@@ -14,9 +14,9 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.amqp10.addresses import TargetAddress, address_of, target_address
+from qq.amqp10.addresses import TargetAddress, target_address
 from qq.amqp10.conditions import Condition, ConditionError
-from qq.amqp10.performatives import AcceptedState, ErrorReply, RejectedState, ReleasedState
+from qq.amqp10.performatives import AcceptedState, Coordinator, ErrorReply, RejectedState, ReleasedState
 from qq.amqp10.values import Symbol
 from qq.amqp10_server.errors import LinkRefusal, error_reply, refusal_of, reply_to, unauthorized
 from qq.amqp10_server.link_session import LinkSession
@@ -206,21 +206,25 @@ class PublishingLink(LinkSession):
 
     def _publish_all(self, batch: _Batch) -> int:
         """Publish messages. Return how many, fewer if a check of a right or an error of the link comes before them."""
-        if self._target is not None:
-            return self._publish_to(self._target, batch)
+        target = self._target
+        if target is not None and not target.by_subject:
+            return self._publish_to(target, batch)
         done = 0
-        for address, alike in groupby(batch.messages, key=_address):
+        for found, alike in groupby(batch.messages, key=_address if target is None else _subject):
             same = batch._replace(messages=list(alike))
-            published = self._publish_to_address(address, same)
+            if isinstance(found, ConditionError):
+                published = self._reject(reply_to(found), same)
+            elif target is None:
+                published = self._publish_to_address(found, same)
+            else:
+                published = self._publish_to(target._replace(routing_key=found or ""), same)
             done += published
             if published < len(same.messages):
                 break
         return done
 
-    def _publish_to_address(self, address: str | ConditionError | None, batch: _Batch) -> int:
+    def _publish_to_address(self, address: str | None, batch: _Batch) -> int:
         """Publish messages that have this address of their own."""
-        if isinstance(address, ConditionError):
-            return self._reject(reply_to(address), batch)
         if address is None:
             text = "anonymous terminus requires 'to' address to be set"
             return self._reject(error_reply(Condition.PRECONDITION_FAILED, text), batch)
@@ -402,7 +406,8 @@ class PublishingLink(LinkSession):
         return self.published - self._confirmed
 
     def facts(self) -> SessionFacts:
-        address = "" if self._target is None else address_of(self._target)
+        target = self._link.attach.target
+        address = "" if isinstance(target, Coordinator) or target is None else target.address or ""
         return SessionFacts(
             self.link_number,
             confirming=True,
@@ -440,14 +445,34 @@ def _address(message: bytes) -> str | ConditionError | None:
         return error
 
 
+def _subject(message: bytes) -> str | ConditionError | None:
+    """Return the subject in the properties of a message, or the error in them."""
+    try:
+        subject = properties_of(message).subject
+        check_name(subject or "")
+    except ConditionError as error:
+        return error
+    return subject
+
+
 @lru_cache(ADDRESSES_MAX)
 def publishing_target(address: str) -> TargetAddress:
     """Parse the address of a target or a message. Raises ConditionError."""
     target = target_address(address)
-    for name in (target.exchange, target.routing_key):
-        if len(name.encode()) > NAME_BYTES_MAX:
-            raise LongName(f"name longer than {NAME_BYTES_MAX} octets: '{name[:32]}...'")
+    check_names(target)
     return target
+
+
+def check_names(target: TargetAddress) -> None:
+    """Raise LongName for a target that the log cannot hold."""
+    for name in (target.exchange, target.routing_key):
+        check_name(name)
+
+
+def check_name(name: str) -> None:
+    """Raise LongName for a name that the log cannot hold."""
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise LongName(f"name longer than {NAME_BYTES_MAX} octets: '{name[:32]}...'")
 
 
 class LongName(ConditionError):
