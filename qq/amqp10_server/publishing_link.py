@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 ADDRESSES_MAX = 1000
 """Parsed addresses that the node remembers."""
 _QUEUE, _REASON, _MAXLEN = Symbol("queue"), Symbol("reason"), Symbol("maxlen")
+_DELIVERY_TAG = Symbol("delivery-tag")
 _ACCEPTED, _RELEASED = AcceptedState(), ReleasedState()
 
 
@@ -53,6 +54,12 @@ class _Batch(NamedTuple):
     messages: list[bytes]
     is_settled: bool
     """Whether the client has settled them."""
+    tags: list[bytes]
+    """Their delivery tags, if the client must learn the tag of an invalid delivery. Empty otherwise."""
+
+    def part(self, begin: int, end: int | None = None) -> _Batch:
+        """Return some of the deliveries."""
+        return _Batch(self.messages[begin:end], self.is_settled, self.tags[begin:end])
 
 
 class _Refused(NamedTuple):
@@ -162,7 +169,9 @@ class PublishingLink(LinkSession):
 
     def publish(self, event: Deliveries) -> None:
         """Publish deliveries, as far as limits of publishing let them pass. The rest waits."""
-        batch = _Batch([octets for _, _, octets in event.deliveries], event.is_settled)
+        needs_tags = event.is_settled and (self._target is None or self._target.by_subject)
+        tags = [tag for _, tag, _ in event.deliveries] if needs_tags else []
+        batch = _Batch([octets for _, _, octets in event.deliveries], event.is_settled, tags)
         if self._held:
             self._held.append(batch)
         elif self._is_ending:
@@ -190,13 +199,13 @@ class PublishingLink(LinkSession):
         """Publish the first messages, as far as they may pass, and hold the rest."""
         throttle, messages = self.broker.throttle, batch.messages
         passing = throttle.count_passing(self, messages)
-        first = batch if passing == len(messages) else batch._replace(messages=messages[:passing])
+        first = batch if passing == len(messages) else batch.part(0, passing)
         done = self._publish_all(first) if passing else 0
         throttle.charge(self, messages, done)
         if self._is_ending:
             self._settle_refused()
         elif done < len(messages):
-            self._held.append(batch._replace(messages=messages[done:]))
+            self._held.append(batch.part(done))
             self._count_held()
             if not self._is_checking:
                 throttle.wait(self)
@@ -211,7 +220,7 @@ class PublishingLink(LinkSession):
             return self._publish_to(target, batch)
         done = 0
         for found, alike in groupby(batch.messages, key=_address if target is None else _subject):
-            same = batch._replace(messages=list(alike))
+            same = batch.part(done, done + len(list(alike)))
             if isinstance(found, ConditionError):
                 published = self._reject(reply_to(found), same)
             elif target is None:
@@ -230,8 +239,9 @@ class PublishingLink(LinkSession):
             return self._reject(error_reply(Condition.PRECONDITION_FAILED, text), batch)
         try:
             target = publishing_target(address)
-        except ConditionError as error:
-            return self._reject(reply_to(error), batch)
+        except ConditionError:
+            text = f"bad 'to' address string: {address}"
+            return self._reject(error_reply(Condition.PRECONDITION_FAILED, text), batch)
         return self._publish_to(target, batch)
 
     def _publish_to(self, target: TargetAddress, batch: _Batch) -> int:
@@ -254,8 +264,7 @@ class PublishingLink(LinkSession):
                 self._enqueue(target, attributes, stored)
                 done += len(stored)
         except AccessRefused as refused:
-            rest = batch._replace(messages=batch.messages[done:])
-            return done + self._refuse_messages(unauthorized(str(refused)), rest)
+            return done + self._refuse_messages(unauthorized(str(refused)), batch.part(done))
         except ConditionError as error:
             self._fail(LinkRefusal(reply_to(error)))
         return done
@@ -280,7 +289,7 @@ class PublishingLink(LinkSession):
     def _reject(self, error: ErrorReply, batch: _Batch) -> int:
         """Reject messages, and return how many. A client that has settled them learns it by the end of the link."""
         if batch.is_settled:
-            self._fail(LinkRefusal(error))
+            self._fail(LinkRefusal(error._replace(info={_DELIVERY_TAG: batch.tags[0]})))
             return 0
         self._refused += [_Refused(self.published, RejectedState(error))] * len(batch.messages)
         self._settle_refused()

@@ -113,6 +113,10 @@ def test_subject_is_the_routing_key(lone: ManagementClient) -> None:
     assert publish(lone, 3, b"4", "k" * 256) == "RejectedState"
     assert publish(lone, 4, b"5", "k") == "AcceptedState"
     assert consume(lone, count=2) == b"15"
+    lone.transfer(5, data(b"6", encode_composite(MessageProperties(subject="k" * 256))), settled=True)
+    error = lone.until(DetachFrame).error
+    assert error is not None
+    assert error.condition == "amqp:invalid-field"
 
 
 def test_target_queue_without_a_name_takes_the_subject(broker: LoneBroker10, lone: ManagementClient) -> None:
