@@ -17,42 +17,12 @@ from qq.amqp10.performatives import (
     ReleasedState,
     SenderSettleMode,
 )
-from qq.amqp10.sections import (
-    HEADER,
-    MessageHeader,
-    decode_section,
-    find_sections,
-)
+from qq.amqp10.sections import HEADER
 from qq.amqp10.values import Symbol
 from qq.testing import ClusterNode
+from tests.amqp10_server.messages import annotations_of, bodies, body_of, header_of, put
 from tests.amqp10_server.socket_client import SocketClient, data, receiver
 from tests.page.demo import api
-
-
-def put(channel: Any, queue: str, *bodies: bytes) -> None:
-    channel.confirm_delivery()
-    for body in bodies:
-        channel.basic_publish("", queue, body)
-
-
-def body_of(message: bytes) -> bytes:
-    return decode_section(message[find_sections(message).body :])
-
-
-def header_of(message: bytes) -> MessageHeader:
-    sections = find_sections(message)
-    end = sections.delivery_annotations
-    return decode_section(message[:end]) if end else MessageHeader()
-
-
-def annotations_of(message: bytes) -> dict[Any, Any]:
-    sections = find_sections(message)
-    begin, end = sections.message_annotations, sections.properties
-    return decode_section(message[begin:end]) if begin < end else {}
-
-
-def bodies(client: SocketClient, count: int) -> list[bytes]:
-    return [body_of(client.message()[1]) for _ in range(count)]
 
 
 def test_deliveries_stay_within_the_credit(client: SocketClient, channel: Any, queue: str) -> None:
