@@ -361,7 +361,7 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
     def _count_written(
         self, consumer: OutgoingConsumer, first_id: int, count: int, *, redelivered: bool
     ) -> None:
-        submissions, counters, counts = self._broker.submissions, self._broker.counters, self._counts
+        submissions, counters, counts = self._broker.submissions, self._broker.counters.amqp091, self._counts
         lane = self._connection.lane
         self._written = count if not lane.is_waiting else self._written + count
         is_urgent = self._written > WRITTEN_AT_EASE
@@ -419,7 +419,7 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
                 out.append(get_ok(self._number, tag, redelivered, exchange, routing_key, behind, message))
                 tag += 1
         self._connection.write(out)
-        counters, counts, count = self._broker.counters, self._counts, part.count
+        counters, counts, count = self._broker.counters.amqp091, self._counts, part.count
         if redelivered:
             counters.messages_redelivered += count
             counts.redelivered += count
@@ -434,7 +434,7 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
 
     def _write_get_empty(self, count: int) -> None:
         """Answer basic.get with get-empty, because the queue was deleted with its messages."""
-        self._broker.counters.get_empty += count
+        self._broker.counters.amqp091.get_empty += count
         self._counts.get_empty += count
         self._connection.write((encode(self._number, Basic.GetEmpty()),) * count)
 
@@ -452,7 +452,7 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
             return self._write_lost()
         if stored is None:
             return False
-        self._broker.counters.messages_unroutable_returned += effect.count
+        self._broker.counters.amqp091.messages_unroutable_returned += effect.count
         self._counts.returned += effect.count
         names = (ReplyCode.NO_ROUTE, ReplyCode.NO_ROUTE.name, effect.exchange, effect.routing_key)
         framed = [
@@ -489,7 +489,7 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
         )
         self._next_tag += count
         self._connection.write(out)
-        self._broker.counters.replies_delivered += count
+        self._broker.counters.amqp091.replies_delivered += count
 
     def _converted(self, ranges: deque[Range], stored: list[Messages]) -> list[Messages]:
         """Return the messages of the first range as frames of this channel.
