@@ -35,7 +35,7 @@ class LoneBroker10(LoneBroker):
 
     async def _listen(self, speaks_tls: Tls | None) -> int:
         sockets = self.server.sockets
-        server = Amqp10Server(self.broker, Settings10(), sockets, 60, "guest", lambda: [NAME])
+        server = Amqp10Server(self.broker, Settings10(), sockets, 60, "guest", True, lambda: [NAME])
         self.served = [*self.served, served10(server)]
         self.broker._leader = NAME
         return await super()._listen(speaks_tls)
