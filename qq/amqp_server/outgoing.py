@@ -328,6 +328,12 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
                 continue
             if stored is None:
                 return False
+            for messages in stored:
+                if messages.frames_channel == SECTIONS_CHANNEL:
+                    stored = self._converted(ranges, stored)
+                    break
+            if not stored:
+                continue
             out: list[bytes] = []
             tag = self._next_tag
             history = delivery.histories.get(part.history)
@@ -389,6 +395,9 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
             else:
                 if stored is None:
                     return False
+                stored = self._converted(ranges, stored)
+                if not stored:
+                    continue
                 self._write_got_range(item, part, stored)
             item.next_id += part.count
             ranges.popleft()
@@ -481,6 +490,18 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
         self._next_tag += count
         self._connection.write(out)
         self._broker.counters.amqp091.replies_delivered += count
+
+    def _converted(self, ranges: deque[Range], stored: list[Messages]) -> list[Messages]:
+        """Return the messages of the first range as frames of this channel.
+
+        The result is empty if the range had to be divided, because some of them consist of sections.
+        """
+        if all(messages.frames_channel != SECTIONS_CHANNEL for messages in stored):
+            return stored
+        if self._divide(ranges):
+            return []
+        frame_max = self._connection.frame_max
+        return self._connection.timed(lambda: [in_frames(each, self._number, frame_max) for each in stored])
 
     def _framed(
         self, stored: Messages, part: Range, history: History | None, count_contract: CountContract | None
