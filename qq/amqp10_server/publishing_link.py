@@ -14,9 +14,9 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.amqp10.addresses import TargetAddress, address_of, target_address
+from qq.amqp10.addresses import TargetAddress, target_address
 from qq.amqp10.conditions import Condition, ConditionError
-from qq.amqp10.performatives import AcceptedState, ErrorReply, RejectedState, ReleasedState
+from qq.amqp10.performatives import AcceptedState, Coordinator, ErrorReply, RejectedState, ReleasedState
 from qq.amqp10.values import Symbol
 from qq.amqp10_server.errors import LinkRefusal, error_reply, refusal_of, reply_to, unauthorized
 from qq.amqp10_server.link_session import LinkSession
@@ -134,7 +134,7 @@ class PublishingLink(LinkSession):
                 self.refuse_link(refusal)
                 return
             self._is_counted = True
-            self.broker.counters.publishers += 1
+            self.broker.counters.amqp10.publishers += 1
             self.open(accept)
 
         self.decide(self._check_target, decided)
@@ -169,7 +169,7 @@ class PublishingLink(LinkSession):
 
     def publish(self, event: Deliveries) -> None:
         """Publish deliveries, as far as limits of publishing let them pass. The rest waits."""
-        needs_tags = self._target is None and event.is_settled
+        needs_tags = event.is_settled and (self._target is None or self._target.by_subject)
         batch = _Batch(event.messages, event.is_settled, event.tags if needs_tags else [])
         if self._held:
             self._held.append(batch)
@@ -214,21 +214,25 @@ class PublishingLink(LinkSession):
 
     def _publish_all(self, batch: _Batch) -> int:
         """Publish messages. Return how many, fewer if a check of a right or an error of the link comes before them."""
-        if self._target is not None:
-            return self._publish_to(self._target, batch)
+        target = self._target
+        if target is not None and not target.by_subject:
+            return self._publish_to(target, batch)
         done = 0
-        for address, alike in groupby(batch.messages, key=_address):
+        for found, alike in groupby(batch.messages, key=_address if target is None else _subject):
             same = batch.part(done, done + len(list(alike)))
-            published = self._publish_to_address(address, same)
+            if isinstance(found, ConditionError):
+                published = self._reject(reply_to(found), same)
+            elif target is None:
+                published = self._publish_to_address(found, same)
+            else:
+                published = self._publish_to(target._replace(routing_key=found or ""), same)
             done += published
             if published < len(same.messages):
                 break
         return done
 
-    def _publish_to_address(self, address: str | ConditionError | None, batch: _Batch) -> int:
+    def _publish_to_address(self, address: str | None, batch: _Batch) -> int:
         """Publish messages that have this address of their own."""
-        if isinstance(address, ConditionError):
-            return self._reject(reply_to(address), batch)
         if address is None:
             text = "anonymous terminus requires 'to' address to be set"
             return self._reject(error_reply(Condition.PRECONDITION_FAILED, text), batch)
@@ -302,7 +306,7 @@ class PublishingLink(LinkSession):
         )
         if run is None or is_new:
             run = self._run = OpenEnqueue(self, self.published + 1, exchange, routing_key, True, attributes)
-        count, counters = len(stored), broker.counters
+        count, counters = len(stored), broker.counters.amqp10
         self.published += count
         counters.messages_received += count
         counters.messages_received_confirm += count
@@ -320,7 +324,7 @@ class PublishingLink(LinkSession):
         if published <= self._confirmed or self.is_over:
             return
         counters, newly = self.broker.counters, published - self._confirmed
-        counters.messages_confirmed += newly
+        counters.amqp10.messages_confirmed += newly
         counters.confirmed_in[self.connection.vhost] += newly
         self.counts.confirmed += newly
         self._settle(published, _ACCEPTED)
@@ -334,7 +338,7 @@ class PublishingLink(LinkSession):
 
     def unroutable(self, effect: effects.Returned) -> None:
         """Release messages that reached no queue."""
-        self.broker.counters.messages_unroutable_returned += effect.count
+        self.broker.counters.amqp10.messages_unroutable_returned += effect.count
         self.counts.returned += effect.count
         self._end_otherwise(effect.first_seq, effect.first_seq + effect.count - 1, _RELEASED)
         target = self._target
@@ -409,14 +413,18 @@ class PublishingLink(LinkSession):
     def unconfirmed(self) -> int:
         return self.published - self._confirmed
 
+    @property
+    def address(self) -> str:
+        target = self._link.attach.target
+        return "" if isinstance(target, Coordinator) or target is None else target.address or ""
+
     def facts(self) -> SessionFacts:
-        address = "" if self._target is None else address_of(self._target)
         return SessionFacts(
             self.link_number,
             confirming=True,
             unconfirmed=self.unconfirmed,
             counts=self.counts,
-            link=self._link_facts(address, self._link.credit),
+            link=self._link_facts(self._link.credit),
         )
 
     # Ends
@@ -433,7 +441,7 @@ class PublishingLink(LinkSession):
     def end(self) -> None:
         if not self.is_over:
             self.broker.throttle.remove(self)
-            self.broker.counters.publishers -= self._is_counted
+            self.broker.counters.amqp10.publishers -= self._is_counted
             self._held.clear()
             self._count_held()
             self._run = None
@@ -448,14 +456,34 @@ def _address(message: bytes) -> str | ConditionError | None:
         return error
 
 
+def _subject(message: bytes) -> str | ConditionError | None:
+    """Return the subject in the properties of a message, or the error in them."""
+    try:
+        subject = properties_of(message).subject
+        check_name(subject or "")
+    except ConditionError as error:
+        return error
+    return subject
+
+
 @lru_cache(ADDRESSES_MAX)
 def publishing_target(address: str) -> TargetAddress:
     """Parse the address of a target or a message. Raises ConditionError."""
     target = target_address(address)
-    for name in (target.exchange, target.routing_key):
-        if len(name.encode()) > NAME_BYTES_MAX:
-            raise LongName(f"name longer than {NAME_BYTES_MAX} octets: '{name[:32]}...'")
+    check_names(target)
     return target
+
+
+def check_names(target: TargetAddress) -> None:
+    """Raise LongName for a target that the log cannot hold."""
+    for name in (target.exchange, target.routing_key):
+        check_name(name)
+
+
+def check_name(name: str) -> None:
+    """Raise LongName for a name that the log cannot hold."""
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise LongName(f"name longer than {NAME_BYTES_MAX} octets: '{name[:32]}...'")
 
 
 class LongName(ConditionError):
