@@ -225,6 +225,10 @@ class SendingLink(Link10):
         """Whether the client's settlements of this link have no effect any more."""
         return self.state is LinkState.DETACHING or self.state is LinkState.DETACHED
 
+    @property
+    def delivery_count(self) -> int:
+        return self._delivery_count
+
     # --- from the shell
 
     def accept(

@@ -45,6 +45,8 @@ class SocketClient:
         self._reader = reader_of_frames()
         self._frames: list[Any] = []
         self._octets = b""
+        self.next_incoming_ids: dict[int, int] = {}
+        """Of each channel with a session: the id of the transfer that the node sends next."""
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +83,10 @@ class SocketClient:
                 return None
             events = flat(read_all(self._reader, [piece]))
             self._frames += [event for event in events if not isinstance(event, Heartbeat10)]
-        return self._frames.pop(0)
+        received = self._frames.pop(0)
+        if isinstance(received.performative, TransferFrame) and received.channel in self.next_incoming_ids:
+            self.next_incoming_ids[received.channel] = (self.next_incoming_ids[received.channel] + 1) % 2**32
+        return received
 
     def expect(self, kind: type[T]) -> T:
         """Return the next performative, which must be of this kind."""
@@ -122,7 +127,9 @@ class SocketClient:
 
     def begin(self, channel: int = 0, window: int = 10_000) -> BeginFrame:
         self.send(BeginFrame(None, 0, window, 10_000), channel)
-        return self.expect(BeginFrame)
+        begin = self.expect(BeginFrame)
+        self.next_incoming_ids[channel] = begin.next_outgoing_id
+        return begin
 
     def attach_sender(
         self, address: str | None, handle: int = 0, channel: int = 0, **fields: Any
@@ -147,7 +154,11 @@ class SocketClient:
         self.send(TransferFrame(handle, delivery_id, tag, 0, **fields), channel, message)
 
     def credit(self, credit: int, handle: int = 1, channel: int = 0, **fields: Any) -> None:
-        self.send(FlowFrame(0, 10_000, 0, 10_000, handle, link_credit=credit, **fields), channel)
+        self.flow(10_000, channel, handle=handle, link_credit=credit, **fields)
+
+    def flow(self, window: int, channel: int = 0, **fields: Any) -> None:
+        """Set the incoming window of a session, and perhaps the state of a link."""
+        self.send(FlowFrame(self.next_incoming_ids[channel], window, 0, 10_000, **fields), channel)
 
     def accept(self, first: int, last: int | None = None, channel: int = 0) -> None:
         self.send(DispositionFrame(True, first, last, settled=True, state=AcceptedState()), channel)

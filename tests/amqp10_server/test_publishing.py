@@ -10,7 +10,6 @@ from qq.amqp10.performatives import (
     AcceptedState,
     AttachFrame,
     DetachFrame,
-    DispositionFrame,
     EndFrame,
     RejectedState,
     SenderSettleMode,
@@ -19,28 +18,9 @@ from qq.amqp10.sections import MESSAGE_ANNOTATIONS, encode_annotations
 from qq.amqp10.values import Symbol, encode
 from qq.testing import ClusterNode
 from tests.amqp10_server.lone_broker10 import LoneBroker10
+from tests.amqp10_server.messages import ACCEPTED, RELEASED, outcomes, states
 from tests.amqp10_server.socket_client import SocketClient, data, sender
 from tests.page.demo import api
-
-ACCEPTED, RELEASED = "AcceptedState", "ReleasedState"
-
-
-def states(client: SocketClient, count: int) -> list[Any]:
-    """Return the states of the next `count` deliveries, by delivery id."""
-    found: list[Any] = []
-    while len(found) < count:
-        disposition = client.until(DispositionFrame)
-        assert disposition.role
-        assert disposition.settled
-        last = disposition.first if disposition.last is None else disposition.last
-        assert disposition.first == len(found), "an outcome out of order"
-        found += [disposition.state] * (last + 1 - disposition.first)
-    return found
-
-
-def outcomes(client: SocketClient, count: int) -> list[str]:
-    """Return the names of the outcomes of the next `count` deliveries."""
-    return [type(state).__name__ for state in states(client, count)]
 
 
 @pytest.mark.parametrize("target", ["queue", "exchange", "anonymous"])
@@ -172,8 +152,8 @@ def test_links_count_as_publishers_until_they_end(broker: LoneBroker10) -> None:
             client.attach_sender("/exchanges/amq.topic/a", handle)
         client.send(sender("/queues/none", 3))
         client.until(DetachFrame)
-        assert counters.publishers == 3
+        assert counters.amqp10.publishers == 3
         client.detach(0)
-        assert counters.publishers == 2
+        assert counters.amqp10.publishers == 2
         client.end()
-        assert counters.publishers == 0
+        assert counters.amqp10.publishers == 0
