@@ -27,7 +27,6 @@ from qq.amqp10.performatives import (
 )
 from tests.amqp10.amqp10_wire import flat, frame, read_all, reader_of_frames
 
-
 HEAD = b"hea"
 
 
