@@ -16,6 +16,7 @@ from qq.amqp10.composites import from_described
 from qq.amqp10.conditions import Condition, ConditionError
 from qq.amqp10.connection import AMQP_HEADER, SASL_HEADER
 from qq.amqp10.performatives import (
+    AttachFrame,
     CloseFrame,
     DetachFrame,
     DispositionFrame,
@@ -130,6 +131,8 @@ class Answers10:
         self._frame_max = frame_max
         self._ended = False
         self._rest = b""
+        self.has_links = False
+        """Whether the node has answered an attach."""
 
     @property
     def rest(self) -> bytes:
@@ -167,6 +170,7 @@ class Answers10:
         if self._ended:
             raise HarmError(f"behind its close the node has sent {performative!r} in channel {channel}")
         self._ended = isinstance(performative, CloseFrame)
+        self.has_links = self.has_links or isinstance(performative, AttachFrame)
         self._count(performative)
 
     def _count(self, performative: Any) -> None:

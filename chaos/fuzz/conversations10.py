@@ -164,10 +164,11 @@ def conversations10() -> list[Conversation]:
         "dynamic 1.0": _dynamic(),
         "sessions 1.0": _sessions(),
     }
-    openings = {name: opening10(SMALL_FRAME_MAX if "sett" in name else FRAME_MAX) for name in bodies}
+    openings = {"": opening10(FRAME_MAX), ", small frames": opening10(SMALL_FRAME_MAX)}
     return [
-        Conversation(name, [*openings[name], *body], len(openings[name]), is_amqp10=True)
+        Conversation(name + kind, [*opening, *body], len(opening), is_amqp10=True)
         for name, body in bodies.items()
+        for kind, opening in openings.items()
     ]
 
 

@@ -61,6 +61,8 @@ _TEXTS = (
     QUEUE,
     "nobody",
     "x" * 256,
+    "/queues/" + "x" * 400,
+    "/queues/" + "x" * 400,
     "/queues/" + "x" * 70_000,
     "\0\r\n",
     "\U0001f600",

@@ -47,12 +47,14 @@ GROWTH_MIB_MAX = 200
 """MiB that damaged clients may leave in a node: unfinished messages, queues with damaged names, the log."""
 WAIT_S = 10.0
 """Seconds that the node may take to answer, to hang up, and to close the sockets of disconnected clients."""
-AT_A_TIME = 8
+AT_A_TIME = 16
 """Clients that send at the same time."""
 QUIET_S = 0.2
 """Seconds of silence after which a listening client takes the node's answers as complete."""
 PAUSE_S = 0.03
 """Seconds of silence after which a client goes on that waits for the node in the middle of its conversation."""
+PAUSES_MAX = 10
+"""Such pauses before the node has answered an attach, which perhaps it never does."""
 LEFT_OPEN_MAX = 30
 """Clients, at a time, that stop in the middle and keep their connection open."""
 BY_AND_BY = 0.1
@@ -97,9 +99,11 @@ def served(port: int) -> Counter[str]:
         pieces = divided(conversation.frames)
         answers = _answers(pieces, closes)
         with _connect(port, 1) as client:
-            for piece in pieces:
+            for piece in pieces[:-1]:
                 client.sendall(piece)
-                _read_to_end(client, answers, quiet_s=0.3)
+                _pause(client, answers)
+            client.sendall(pieces[-1])
+            _read_to_end(client, answers, quiet_s=0.3)
     return closes
 
 
@@ -165,7 +169,7 @@ class _Watch:
             answers = _answers(pieces, closes)
             for piece in pieces[:-1]:
                 _write(random, client, piece)
-                if _read_to_end(client, answers, PAUSE_S):
+                if _pause(client, answers):
                     return closes, None
             _write(random, client, b"".join(pieces[-1:]))
             if end == "stay":
@@ -283,6 +287,16 @@ def _write(random: Random, client: socket.socket, data: bytes) -> None:
     size = random.choice((1, 7, 100)) if random.random() < BY_AND_BY else len(data) or 1
     for at in range(0, len(data), size):
         client.sendall(data[at : at + size])
+
+
+def _pause(client: socket.socket, answers: Answers) -> bool:
+    """Read until the node is silent, after its login if that takes long; return whether it has hung up."""
+    for _ in range(PAUSES_MAX):
+        if _read_to_end(client, answers, PAUSE_S):
+            return True
+        if not isinstance(answers, Answers10) or answers.has_links:
+            break
+    return False
 
 
 def _read_to_end(client: socket.socket, answers: Answers, quiet_s: float) -> bool:
