@@ -295,7 +295,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         if isinstance(link, PublishingLink | ManagementLink):
             link.publish(event)
         if self._blocked:
-            self._blocked_bytes += sum(len(octets) for _, _, octets in event.deliveries)
+            self._blocked_bytes += sum(map(len, event.messages))
 
     def _receive(self) -> None:
         super()._receive()

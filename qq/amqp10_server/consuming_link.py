@@ -148,7 +148,8 @@ class ConsumingLink(DeliveringLink):
 
     def credit_set(self, event: CreditSet) -> None:
         """Take the credit that the client has set."""
-        self._limit = self._output.written_id + event.credit
+        # The link may have sent deliveries since the flow.
+        self._limit = self._output.written_id + self._link.credit
         is_change = bool(self._drain) or self._next_limit() != self._sent_limit
         if event.is_drain or event.wants_state or is_change:
             self._send_credit(is_drain=event.is_drain, wants_state=event.wants_state)

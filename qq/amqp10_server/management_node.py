@@ -204,7 +204,7 @@ class ManagementNode:
 
     def receive(self, pair: _Pair, event: Deliveries) -> None:
         """Take requests. The session ends if the client has not prepared for their answers."""
-        for _, _, octets in event.deliveries:
+        for octets in event.messages:
             answers = pair.answers
             if answers is None:
                 text = "received transfer on half open management link pair"

@@ -208,6 +208,21 @@ def test_deliveries_wait_for_the_window_of_the_session(node: ClusterNode, channe
         assert bodies(client, 7) == [b"%d" % number for number in range(3, 10)]
 
 
+def test_credit_holds_when_the_window_opens(node: ClusterNode, channel: Any, queue: str) -> None:
+    """A flow opens the window and sets the credit, of which a message that it lets pass takes a part."""
+    put(channel, queue, *(b"%d" % number for number in range(10)))
+    with SocketClient(node.amqp_port) as client:
+        client.open()
+        client.begin(window=2)
+        client.attach_receiver(queue)
+        client.send(FlowFrame(0, 2, 0, 10_000, 1, link_credit=6))
+        assert bodies(client, 2) == [b"0", b"1"]
+        client.send(FlowFrame(2, 100, 0, 10_000, 1, delivery_count=2, link_credit=4))
+        assert bodies(client, 4) == [b"2", b"3", b"4", b"5"]
+        client.send(FlowFrame(6, 100, 0, 10_000, 1, delivery_count=6, link_credit=0, echo=True))
+        assert client.expect(FlowFrame).delivery_count == 6
+
+
 def test_bare_message_arrives_octet_for_octet(client: SocketClient, queue: str) -> None:
     header = b"\x00\x53\x70\xd0\x00\x00\x00\x07\x00\x00\x00\x02\x41\x50\x01"  # as omq writes it
     bare = b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x73\x45" + data(b"first") + data(b"second")

@@ -86,7 +86,7 @@ def test_sessions_list_links_with_address_and_credit(
         "next_incoming_id": 0,
         "incoming_window": 2047,
         "next_outgoing_id": 1,
-        "remote_incoming_window": 9999,
+        "remote_incoming_window": 10_000,
         "remote_outgoing_window": 10_000,
         "outgoing_unsettled_deliveries": 1,
     }

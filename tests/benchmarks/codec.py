@@ -93,7 +93,7 @@ def read_10(data: bytes) -> None:
         events += reader.feed(b"")
     for event in events:
         if type(event) is Transfers:
-            list(published.group([message for _, _, message in event.deliveries]))
+            list(published.group(event.messages))
 
 
 def figures(count: int) -> list[Figure]:
