@@ -265,7 +265,7 @@ class Session10:
     def _attach(self, attach: AttachFrame) -> ReceivingLink | SendingLink:
         handle, limit = attach.handle, self._limits.handle_max
         if handle > limit:
-            text = f"handle number ({handle}) exceeds maximum handle number ({limit})"
+            text = f"link handle value ({handle}) exceeds maximum link handle value ({limit})"
             raise SessionFailure(Condition.FRAMING_ERROR, text)
         if handle in self._links:
             text = f"handle {handle} is already associated with a link"
