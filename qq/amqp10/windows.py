@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.amqp10.conditions import Condition, SessionFailure
-from qq.amqp10.encoding import ID_MASK, deliveries, encode_frame
+from qq.amqp10.encoding import ID_MASK, deliveries, encode_short_frame
 from qq.amqp10.performatives import MAX_UINT, BeginFrame, FlowFrame
 
 if TYPE_CHECKING:
@@ -94,12 +94,10 @@ class SessionWindows:
 
     # --- the direction of the server
 
-    def send_deliveries(
-        self, link: Outgoing10, first_id: int, heads: Sequence[bytes], bodies: Sequence[bytes]
-    ) -> None:
+    def send_deliveries(self, link: Outgoing10, first_id: int, head: bytes, bodies: Sequence[bytes]) -> None:
         """Send deliveries of a transfer each, at most `client_room`."""
-        deliveries(link, first_id, heads, bodies, self._out)
-        self._count_sent(len(heads))
+        deliveries(link, first_id, head, bodies, self._out)
+        self._count_sent(len(bodies))
 
     def send_transfers(self, frames: Sequence[bytes]) -> None:
         """Send encoded transfers, at most `client_room`."""
@@ -140,7 +138,11 @@ class SessionWindows:
     # --- output
 
     def write(self, performative: SessionPerformative) -> None:
-        self._out.append(encode_frame(self.channel, performative))
+        self._out.append(self.encode(performative))
+
+    def encode(self, performative: SessionPerformative) -> bytes:
+        """Encode a frame, whose error is cut off where the client's largest frame ends."""
+        return encode_short_frame(self.channel, performative, self.frame_max)
 
     def write_encoded(self, frames: Sequence[bytes]) -> None:
         self._out += frames

@@ -324,7 +324,7 @@ class ManagementNode:
             text = f"message size ({len(message)} bytes) > maximum message size ({limit} bytes)"
             self._end_session(request.pair.engine, error_reply(Condition.MESSAGE_SIZE_EXCEEDED, text))
         else:
-            request.answers.deliver(0, [b""], [message])
+            request.answers.deliver(0, b"", [message])
             request.requests.settle(1, AcceptedState())
         self._finish(request)
 
