@@ -13,10 +13,12 @@ from qq.amqp10.performatives import (
     EndFrame,
     RejectedState,
     SenderSettleMode,
+    TransferFrame,
 )
 from qq.amqp10.sections import MESSAGE_ANNOTATIONS, encode_annotations
 from qq.amqp10.values import Symbol, encode
 from qq.testing import ClusterNode
+from tests.amqp10.amqp10_wire import frame
 from tests.amqp10_server.lone_broker10 import LoneBroker10
 from tests.amqp10_server.messages import ACCEPTED, RELEASED, outcomes, states
 from tests.amqp10_server.socket_client import SocketClient, data, sender
@@ -89,9 +91,9 @@ def test_target_is_refused_when_it_is_bad(client: SocketClient, address: str, co
 
 def test_link_ends_behind_outcomes_of_earlier_messages(client: SocketClient, queue: str) -> None:
     client.attach_sender(f"/queues/{queue}")
-    client.transfer(0, data(b"good"))
-    client.transfer(1, b"\x00\x53\x99\x40")  # no section
-    client.transfer(2, data(b"behind it"))
+    messages = [data(b"good"), b"\x00\x53\x99\x40", data(b"behind it")]  # the second is no section
+    # In one piece, because the link ends as soon as the first is confirmed.
+    client.write(b"".join(frame(TransferFrame(0, n, b"tag", 0), 0, each) for n, each in enumerate(messages)))
     assert outcomes(client, 3) == [ACCEPTED, RELEASED, RELEASED]
     detach = client.until(DetachFrame)
     assert detach.error is not None
