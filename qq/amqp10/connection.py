@@ -219,6 +219,10 @@ class ServerConnection10:
         """Octets received of incomplete messages."""
         return sum(session.partial_bytes for session in self._sessions.values())
 
+    def session(self, channel: int) -> Session10 | None:
+        """Return the session with this channel number of the client, or `None`."""
+        return self._sessions.get(channel)
+
     @property
     def sessions(self) -> list[Session10]:
         return list(self._sessions.values())

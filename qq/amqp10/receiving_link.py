@@ -116,6 +116,14 @@ class ReceivingLink(Link10):
         """Deliveries that the client may still begin."""
         return self._credit
 
+    @property
+    def delivery_count(self) -> int:
+        return self._delivery_count
+
+    @property
+    def message_bytes_max(self) -> int:
+        return self._limits.message_bytes_max
+
     # --- from the shell
 
     def accept(

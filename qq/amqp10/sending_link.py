@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 
 
 class CreditSet(NamedTuple):
-    """The client has set the credit of a link. It replaces earlier credit."""
+    """The client has set the credit of a link (`SendingLink.credit`). It replaces earlier credit."""
 
     link: SendingLink
-    credit: int
-    """Deliveries that the shell may send from now on."""
     is_drain: bool
     """Whether the shell must answer with `SendingLink.drained` when its queue has no more messages."""
     wants_state: bool
@@ -227,6 +225,10 @@ class SendingLink(Link10):
         """Whether the client's settlements of this link have no effect any more."""
         return self.state is LinkState.DETACHING or self.state is LinkState.DETACHED
 
+    @property
+    def delivery_count(self) -> int:
+        return self._delivery_count
+
     # --- from the shell
 
     def accept(
@@ -312,7 +314,7 @@ class SendingLink(Link10):
         if flow.link_credit is not None:
             under_way = (self._delivery_count - (flow.delivery_count or 0)) & ID_MASK
             self.credit = max(0, flow.link_credit - under_way)
-        return CreditSet(self, self.credit, flow.drain, flow.echo)
+        return CreditSet(self, flow.drain, flow.echo)
 
     def _end(self) -> None:
         self._deliveries.forget(self)

@@ -130,6 +130,10 @@ class Session10:
         return list(self._links.values())
 
     @property
+    def handle_max(self) -> int:
+        return self._limits.handle_max
+
+    @property
     def partial_bytes(self) -> int:
         """Octets of incomplete deliveries."""
         return self.windows.partial_bytes

@@ -32,6 +32,7 @@ class SessionWindows:
         "_out",
         "_room",
         "channel",
+        "client_outgoing_window",
         "client_room",
         "frame_max",
         "is_closed",
@@ -56,6 +57,8 @@ class SessionWindows:
         self._next_outgoing_id = 0
         self.client_room = begin.incoming_window
         """Transfers that the server may send."""
+        self.client_outgoing_window = begin.outgoing_window
+        """Transfers that the client can send, as it has said."""
 
     def begin(self, handle_max: int) -> None:
         """Answer the client's begin."""
@@ -117,6 +120,22 @@ class SessionWindows:
             )
         self.client_room = max(0, flow.incoming_window - under_way)
         self._next_incoming_id = flow.next_outgoing_id
+        self.client_outgoing_window = flow.outgoing_window
+
+    # --- for operators
+
+    @property
+    def next_incoming_id(self) -> int:
+        return self._next_incoming_id
+
+    @property
+    def next_outgoing_id(self) -> int:
+        return self._next_outgoing_id
+
+    @property
+    def incoming_window(self) -> int:
+        """Transfers that the client may send, as it was told."""
+        return 0 if self.is_closed else self._room
 
     # --- output
 
@@ -139,7 +158,7 @@ class SessionWindows:
         """Send the windows, and with a handle the state of a link."""
         windows = (
             self._next_incoming_id,
-            0 if self.is_closed else self._room,
+            self.incoming_window,
             self._next_outgoing_id,
             MAX_UINT,
         )

@@ -37,6 +37,7 @@ from qq.amqp10_server.management_node import ManagementLink, ManagementNode, is_
 from qq.amqp10_server.publishing_link import PublishingLink, publishing_target
 from qq.amqp10_server.reply_link import ReplyLink, wants_replies
 from qq.amqp10_server.server import ANONYMOUS
+from qq.amqp10_server.session_facts import session_facts
 from qq.amqp10_server.temporary_queues import TemporaryQueues, wants_queue
 from qq.amqp10_server.termini_v1 import TerminiV1, has_address_v1
 from qq.client_sockets.back_pressure import ALARM, HeartbeatTimes
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.effects import Failed
     from qq.scopes import Scopes
     from qq.sessions.broker import Broker
-    from qq.sessions.session_info import ConnectionFacts
+    from qq.sessions.session_info import ConnectionFacts, LinkSessionFacts
 
 DEFAULT_VHOST = "/"
 OTHER_VERSIONS = re.compile(rb"AMQP[\x00-\x03]\x01")
@@ -502,7 +503,17 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         return "" if opened is None else opened.container_id
 
     def facts(self) -> ConnectionFacts:
-        return super().facts()._replace(container_id=self._container_id)
+        sessions, links = len(self._engine.sessions), len(self._links)
+        return super().facts()._replace(container_id=self._container_id, sessions=sessions, links=links)
+
+    def link_session(self, channel: int) -> LinkSessionFacts | None:
+        session = self._engine.session(channel)
+        return None if session is None else session_facts(session, self._address_of)
+
+    def _address_of(self, link: Link10) -> str:
+        """Return the address of a link; empty if the link has none, or is not attached yet."""
+        found = self._links.get(link)
+        return "" if found is None else found.address
 
     @property
     def channel_count(self) -> int:

@@ -139,6 +139,8 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
             if self._is_window_closed:
                 return False
             part = self._next_portion(ranges)
+            if self._divide(ranges):
+                continue
             try:
                 stored = self._stored(part, ranges)
             except MessagesGone:
@@ -170,7 +172,11 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
         history = item.histories.get(part.history)
         first = item.next_id
         for messages in stored:
-            heads, bodies = delivered10(messages, part, history, count_contract=item.count_contract)
+            heads, bodies = self._connection.timed(
+                lambda messages=messages: delivered10(
+                    messages, part, history, count_contract=item.count_contract
+                )
+            )
             self._send(first, heads, bodies)
             first += len(heads)
         self.written_id = first

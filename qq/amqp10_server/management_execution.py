@@ -171,7 +171,10 @@ class RequestExecution(NamedTuple):
                 200, count_body(result.messages if isinstance(result, QueuePurged) else 0)
             )
 
-        self._run(commands.PurgeQueue(0, 0, name), purged)
+        def refused(failure: Failed) -> int:
+            return 404 if failure.code == ReplyCode.NOT_FOUND else 400
+
+        self._run(commands.PurgeQueue(0, 0, name), purged, refused)
 
     def _check_named(self, queue: str) -> None:
         """Raise ManagementRefused for an empty name: in commands of the log it means the queue declared last."""

@@ -94,6 +94,8 @@ class ManagementLink:
 
     __slots__ = ("_link", "_node", "_pair")
 
+    address = ADDRESS
+
     def __init__(self, node: ManagementNode, pair: _Pair, link: ReceivingLink | SendingLink) -> None:
         self._node = node
         self._pair = pair

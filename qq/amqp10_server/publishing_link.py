@@ -134,7 +134,7 @@ class PublishingLink(LinkSession):
                 self.refuse_link(refusal)
                 return
             self._is_counted = True
-            self.broker.counters.publishers += 1
+            self.broker.counters.amqp10.publishers += 1
             self.open(accept)
 
         self.decide(self._check_target, decided)
@@ -307,7 +307,7 @@ class PublishingLink(LinkSession):
         )
         if run is None or is_new:
             run = self._run = OpenEnqueue(self, self.published + 1, exchange, routing_key, True, attributes)
-        count, counters = len(stored), broker.counters
+        count, counters = len(stored), broker.counters.amqp10
         self.published += count
         counters.messages_received += count
         counters.messages_received_confirm += count
@@ -325,7 +325,7 @@ class PublishingLink(LinkSession):
         if published <= self._confirmed or self.is_over:
             return
         counters, newly = self.broker.counters, published - self._confirmed
-        counters.messages_confirmed += newly
+        counters.amqp10.messages_confirmed += newly
         counters.confirmed_in[self.connection.vhost] += newly
         self.counts.confirmed += newly
         self._settle(published, _ACCEPTED)
@@ -339,7 +339,7 @@ class PublishingLink(LinkSession):
 
     def unroutable(self, effect: effects.Returned) -> None:
         """Release messages that reached no queue."""
-        self.broker.counters.messages_unroutable_returned += effect.count
+        self.broker.counters.amqp10.messages_unroutable_returned += effect.count
         self.counts.returned += effect.count
         self._end_otherwise(effect.first_seq, effect.first_seq + effect.count - 1, _RELEASED)
         target = self._target
@@ -414,15 +414,18 @@ class PublishingLink(LinkSession):
     def unconfirmed(self) -> int:
         return self.published - self._confirmed
 
-    def facts(self) -> SessionFacts:
+    @property
+    def address(self) -> str:
         target = self._link.attach.target
-        address = "" if isinstance(target, Coordinator) or target is None else target.address or ""
+        return "" if isinstance(target, Coordinator) or target is None else target.address or ""
+
+    def facts(self) -> SessionFacts:
         return SessionFacts(
             self.link_number,
             confirming=True,
             unconfirmed=self.unconfirmed,
             counts=self.counts,
-            link=self._link_facts(address, self._link.credit),
+            link=self._link_facts(self._link.credit),
         )
 
     # Ends
@@ -439,7 +442,7 @@ class PublishingLink(LinkSession):
     def end(self) -> None:
         if not self.is_over:
             self.broker.throttle.remove(self)
-            self.broker.counters.publishers -= self._is_counted
+            self.broker.counters.amqp10.publishers -= self._is_counted
             self._held.clear()
             self._count_held()
             self._run = None

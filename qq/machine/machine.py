@@ -297,6 +297,7 @@ class QueueMachine:
         """
         core = self._core
         core.routed.clear()
+        core.routed10.clear()
         core.dropped.clear()
         for vhost in core.catalog.vhosts.values():
             vhost.count_anew()
@@ -327,6 +328,11 @@ class QueueMachine:
     def routed(self) -> Mapping[str, int]:
         """Node -> number of times that a message from it entered a queue, since this process began."""
         return self._core.routed
+
+    @property
+    def routed10(self) -> Mapping[str, int]:
+        """Return the part of `routed` that clients of AMQP 1.0 have published."""
+        return self._core.routed10
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -440,7 +446,7 @@ class QueueMachine:
         """Replace the state by a state that was read, and follow its version."""
         former = self._core
         self._begin(state)
-        state.routed, state.dropped = former.routed, former.dropped
+        state.routed, state.routed10, state.dropped = former.routed, former.routed10, former.dropped
         # A changed revision invalidates all caches that were filled from the former state.
         state.catalog.access.revision += former.catalog.revision + 1
         former.take_apart(state.deferred_free)

@@ -134,6 +134,11 @@ class Broker:
         return self.machine.routed.get(self.name, 0) if self.live else 0
 
     @property
+    def routed10(self) -> int:
+        """The part of `routed` that clients of AMQP 1.0 have published."""
+        return self.machine.routed10.get(self.name, 0) if self.live else 0
+
+    @property
     def dropped(self) -> int:
         """Messages of this node's clients that were not mandatory and reached no queue, since this process began."""
         return self.machine.dropped.get(self.name, 0) if self.live else 0

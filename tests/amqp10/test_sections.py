@@ -22,6 +22,7 @@ from qq.amqp10.sections import (
     PROPERTIES,
     SECTIONS_MAX,
     SEQUENCE,
+    SHORT_DATA,
     VALUE,
     MessageHeader,
     MessageProperties,
@@ -227,6 +228,13 @@ def test_data_sections_are_joined(parts: list[bytes]) -> None:
         section(DATA, part) if i % 2 else b"\x00\x53\x75\xb0" + _long(part) for i, part in enumerate(parts)
     ]
     assert joined_data(b"".join(encoded)) == b"".join(parts)
+
+
+@pytest.mark.parametrize("parts", [[b""] * 3, [b"a", SHORT_DATA, b"b" * 255], [b"a", SHORT_DATA + b"\1"]])
+@pytest.mark.parametrize("footer", [b"", section(FOOTER, {})])
+def test_short_data_sections_are_joined(parts: list[bytes], footer: bytes) -> None:
+    encoded = b"before" + b"".join(section(DATA, part) for part in parts)
+    assert joined_data(encoded + footer, len(b"before")) == b"".join(parts)
 
 
 def _long(data: bytes) -> bytes:

@@ -60,20 +60,25 @@ def test_accepted_link_has_the_terms_of_the_client() -> None:
 
 def test_credit_is_set_by_each_flow() -> None:
     client, link = consuming()
-    assert client.flow(handle=0, link_credit=5) == [CreditSet(link, 5, False, False)]
+
+    def credit(**flow: Any) -> int:
+        assert client.flow(handle=0, **flow) == [CreditSet(link, False, False)]
+        return link.credit
+
+    assert credit(link_credit=5) == 5
     deliver(link, 0, 3)
-    assert client.flow(handle=0, delivery_count=0, link_credit=5) == [CreditSet(link, 2, False, False)]
-    assert client.flow(handle=0, delivery_count=3, link_credit=5) == [CreditSet(link, 5, False, False)]
-    assert client.flow(handle=0, delivery_count=0, link_credit=1) == [CreditSet(link, 0, False, False)]
-    most = 2**32 - 1
-    assert client.flow(handle=0, delivery_count=3, link_credit=most) == [CreditSet(link, most, False, False)]
-    assert client.flow(handle=0, echo=True) == [CreditSet(link, most, False, True)]
+    assert credit(delivery_count=0, link_credit=5) == 2
+    assert credit(delivery_count=3, link_credit=5) == 5
+    assert credit(delivery_count=0, link_credit=1) == 0
+    assert credit(delivery_count=3, link_credit=2**32 - 1) == 2**32 - 1
+    assert client.flow(handle=0, echo=True) == [CreditSet(link, False, True)]
+    assert link.credit == 2**32 - 1
 
 
 def test_drain_takes_the_credit_behind_its_deliveries() -> None:
     client, link = consuming()
     assert client.flow(handle=0, delivery_count=0, link_credit=10, drain=True) == [
-        CreditSet(link, 10, True, False)
+        CreditSet(link, True, False)
     ]
     deliver(link, 0, 4)
     link.drained(0)
@@ -157,7 +162,7 @@ def test_flow_and_detach_ahead_of_the_answer_are_events_of_it() -> None:
     assert client.flow(handle=0, link_credit=4, echo=True) == []
     assert client.send(DetachFrame(0)) == []
     credit, detach = link.accept()
-    assert credit == CreditSet(link, 4, False, True)
+    assert (credit, link.credit) == (CreditSet(link, False, True), 4)
     assert (detach.link, detach.is_closed) == (link, False)
 
 

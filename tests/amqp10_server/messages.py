@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from qq.amqp10.performatives import DispositionFrame
-from qq.amqp10.sections import MessageHeader, decode_section, find_sections
+from qq.amqp10.sections import MessageHeader, MessageProperties, decode_section, find_sections
 from tests.amqp10_server.socket_client import SocketClient
+from tests.stored.messages10 import message10
 
 ACCEPTED, RELEASED = "AcceptedState", "ReleasedState"
+
+
+def addressed(to: str | None, **sections: Any) -> bytes:
+    """Return a message with this address in its properties."""
+    return message10(properties=MessageProperties(to=to), **sections)
 
 
 def put(channel: Any, queue: str, *bodies: bytes) -> None:

@@ -8,9 +8,8 @@ from urllib.parse import quote
 import pytest
 
 from qq.amqp10.performatives import AttachFrame, DetachFrame, ErrorReply, RejectedState
-from qq.amqp10.sections import MessageProperties
 from qq.amqp10.values import Symbol
-from tests.amqp10_server.messages import ACCEPTED, RELEASED, bodies, outcomes, ready, states
+from tests.amqp10_server.messages import ACCEPTED, RELEASED, addressed, bodies, outcomes, ready, states
 from tests.amqp10_server.socket_client import SocketClient, data, receiver, sender
 from tests.stored.messages10 import message10
 
@@ -47,10 +46,6 @@ BAD_ADDRESSES = [
     "/exchanges/exchange/missing%encoding",
     "/exchanges/✋",
 ]
-
-
-def addressed(to: str | None, **sections: Any) -> bytes:
-    return message10(properties=MessageProperties(to=to), **sections)
 
 
 def refusal(client: SocketClient) -> ErrorReply:

@@ -86,7 +86,7 @@ def test_refused_request_leaves_the_pair_usable(client: ManagementClient) -> Non
     assert other.status == "409"
     assert "inequivalent arg 'auto_delete'" in other.body
     missing = client.request("DELETE", "/queues/none/messages")
-    assert (missing.status, missing.body) == ("400", "no queue 'none' in vhost '/'")
+    assert (missing.status, missing.body) == ("404", "no queue 'none' in vhost '/'")
     assert client.request("PUT", "/queues/p", {}).status == "201"
 
 

@@ -154,8 +154,8 @@ def test_links_count_as_publishers_until_they_end(broker: LoneBroker10) -> None:
             client.attach_sender("/exchanges/amq.topic/a", handle)
         client.send(sender("/queues/none", 3))
         client.until(DetachFrame)
-        assert counters.publishers == 3
+        assert counters.amqp10.publishers == 3
         client.detach(0)
-        assert counters.publishers == 2
+        assert counters.amqp10.publishers == 2
         client.end()
-        assert counters.publishers == 0
+        assert counters.amqp10.publishers == 0

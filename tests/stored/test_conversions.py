@@ -170,6 +170,7 @@ VALUES = [
     (UUID, None),
     (Described(Symbol("d"), 1.5), None),
     (Array(0x45, [[], []], Symbol("d")), None),
+    (Array(0x44, [ULong(0)] * 2), None),
 ]
 
 

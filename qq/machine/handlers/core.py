@@ -214,6 +214,8 @@ class Core:
         self.routed = Counter[str]()
         """Node -> number of times that a message from it entered a queue, since this process began. Like `dropped`, it
         is not part of the state."""
+        self.routed10 = Counter[str]()
+        """The messages in `routed` that clients of AMQP 1.0 have published."""
         self.dropped = Counter[str]()
         """Node -> number of messages from it that were not mandatory and reached no queue."""
 
