@@ -109,6 +109,26 @@ def test_anonymous_message_without_address_is_rejected_alone(client: SocketClien
     assert rejected.error.condition == "amqp:precondition-failed"
 
 
+def test_link_ends_when_its_queue_is_deleted(client: SocketClient, channel: Any, queue: str) -> None:
+    client.attach_sender(f"/queues/{queue}")
+    client.attach_sender(f"/queues/{queue}", handle=2)
+    client.attach_sender("/exchanges/amq.direct/key", handle=3)
+    client.transfer(0, data(b"a"))
+    assert outcomes(client, 1) == [ACCEPTED]
+    client.detach(2)
+    channel.queue_delete(queue)
+    detach = client.expect(DetachFrame)
+    assert detach.handle == 0
+    assert detach.closed
+    assert detach.error is not None
+    assert detach.error.condition == "amqp:resource-deleted"
+    channel.queue_declare(queue, durable=True)
+    client.send(DetachFrame(0, closed=True))
+    client.attach_sender(f"/queues/{queue}")
+    channel.queue_delete(queue)
+    assert client.expect(DetachFrame).handle == 0
+
+
 def test_settled_messages_are_published_before_a_detach(
     client: SocketClient, channel: Any, queue: str
 ) -> None:
