@@ -1,7 +1,7 @@
-"""Sessions that must learn when a queue is removed, although they consume nothing from it.
+"""Publishing sessions that end when the queue of their target is removed.
 
-Invariant: the log's state never depends on it. A watcher learns of a removal after the effects of the entry, so it may
-submit commands. After a snapshot it learns nothing of queues that the snapshot lacks.
+Invariant: the log's state never depends on the watchers. They are notified of a removal after the effects of the entry,
+so they may submit commands. A snapshot notifies no watcher, even if it lacks a watched queue.
 """
 
 from __future__ import annotations
