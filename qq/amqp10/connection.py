@@ -396,7 +396,7 @@ class ServerConnection10:
         for frame in frames:
             if isinstance(frame, Transfers):
                 if session := sessions.get(frame.channel):
-                    session.transfers(frame.performative, frame.deliveries, events)
+                    session.transfers(frame, events)
             elif isinstance(frame, Dispositions):
                 if session := sessions.get(frame.channel):
                     session.dispositions(frame.performative, frame.ranges, events)

@@ -5,6 +5,7 @@ Invariant: a message is sent unchanged; only the performative before it is packe
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import repeat
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +27,9 @@ RELEASED = encode_composite(ReleasedState())
 
 TRANSFER_OVERHEAD = 33
 """Octets of a transfer around its part of a message, at most."""
+
+LAYOUTS_MAX = 256
+"""Layouts of transfers that the node remembers, one for each size of heads."""
 
 _HEADER = Struct(">IBBH")
 _DOFF = 2
@@ -75,7 +79,7 @@ class Outgoing10(NamedTuple):
 
 
 def deliveries(
-    link: Outgoing10, first_id: int, heads: Sequence[bytes], bodies: Sequence[bytes], out: list[bytes]
+    link: Outgoing10, first_id: int, head: bytes, bodies: Sequence[bytes], out: list[bytes]
 ) -> None:
     """Append the transfers of messages to `out`. Delivery ids count from `first_id`; the tag is the id in octets.
 
@@ -84,24 +88,28 @@ def deliveries(
     begin = _TRANSFER_HEAD.pack(
         _DOFF, StreamStage.AMQP, link.channel, _TRANSFER_LIST, _UINT_CODE, link.handle, _UINT_CODE
     )
-    tail = _TAILS[link.is_settled]
-    layout = Struct(f">I{len(begin)}sI2sI{len(tail)}s")
-    overhead = layout.size
-    sizes = [len(head) + len(body) + overhead for head, body in zip(heads, bodies, strict=True)]
+    tail = _TAILS[link.is_settled] + head
+    layout = _transfer_layout(len(begin), len(tail))
+    sizes = list(map(layout.size.__add__, map(len, bodies)))
     count = len(sizes)
     ids: Sequence[int] = range(first_id, first_id + count)
     if ids[-1] > ID_MASK:
         ids = [delivery_id & ID_MASK for delivery_id in ids]
     if max(sizes) >= link.frame_max:  # the transfer of a part may take an octet more
-        for delivery_id, head, body in zip(ids, heads, bodies, strict=True):
+        for delivery_id, body in zip(ids, bodies, strict=True):
             delivery_in_parts(link, delivery_id, head + body, out)
         return
     # `map` and interleaved slices take less than half the time of a loop.
-    frames = [b""] * (3 * count)
-    frames[::3] = map(layout.pack, sizes, repeat(begin), ids, repeat(_TAG_HEAD), ids, repeat(tail))
-    frames[1::3] = heads
-    frames[2::3] = bodies
+    frames = [b""] * (2 * count)
+    frames[::2] = map(layout.pack, sizes, repeat(begin), ids, repeat(_TAG_HEAD), ids, repeat(tail))
+    frames[1::2] = bodies
     out += frames
+
+
+@lru_cache(LAYOUTS_MAX)
+def _transfer_layout(begin: int, tail: int) -> Struct:
+    """Return the layout of a transfer up to the body. Its parts around id and tag have these sizes."""
+    return Struct(f">I{begin}sI2sI{tail}s")
 
 
 def delivery_in_parts(link: Outgoing10, delivery_id: int, message: bytes, out: list[bytes]) -> None:

@@ -63,7 +63,7 @@ class _Messages(NamedTuple):
 
     link: SendingLink
     first_key: int
-    heads: Sequence[bytes]
+    head: bytes
     bodies: Sequence[bytes]
 
 
@@ -99,10 +99,10 @@ class SessionDeliveries:
         """Deliveries that the client has not settled."""
         return len(self._unsettled) - self._forgotten
 
-    def put(self, link: SendingLink, first_key: int, heads: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+    def put(self, link: SendingLink, first_key: int, head: bytes, bodies: Sequence[bytes]) -> None:
         """Send deliveries when the window and earlier deliveries allow it."""
         link.waiting += 1
-        self._waiting.append(_Messages(link, first_key, heads, bodies))
+        self._waiting.append(_Messages(link, first_key, head, bodies))
         if len(self._waiting) == 1:
             self.pump()
 
@@ -159,21 +159,21 @@ class SessionDeliveries:
 
     def _send(self, messages: _Messages) -> list[_Messages | _Parts]:
         """Send the first of these messages. Return the rest, which waits."""
-        link, first_key, heads, bodies = messages
+        link, first_key, head, bodies = messages
         windows = self._windows
-        if max(map(len, heads)) + max(map(len, bodies)) + TRANSFER_OVERHEAD >= windows.frame_max:
+        if len(head) + max(map(len, bodies)) + TRANSFER_OVERHEAD >= windows.frame_max:
             frames: list[bytes] = []
-            delivery_in_parts(link.outgoing, self._next_id & ID_MASK, heads[0] + bodies[0], frames)
+            delivery_in_parts(link.outgoing, self._next_id & ID_MASK, head + bodies[0], frames)
             sent, rest = 1, self._send_parts(_Parts(link, frames))
         else:
-            sent, rest = min(len(heads), windows.client_room), list[_Messages | _Parts]()
-            windows.send_deliveries(link.outgoing, self._next_id & ID_MASK, heads[:sent], bodies[:sent])
+            sent, rest = min(len(bodies), windows.client_room), list[_Messages | _Parts]()
+            windows.send_deliveries(link.outgoing, self._next_id & ID_MASK, head, bodies[:sent])
         if not link.outgoing.is_settled:
             self._unsettled.append(self._next_id, sent, _Held(link, first_key))
             link.unsettled_count += sent
         self._next_id += sent
-        if sent < len(heads):
-            rest.append(_Messages(link, first_key + sent, heads[sent:], bodies[sent:]))
+        if sent < len(bodies):
+            rest.append(messages._replace(first_key=first_key + sent, bodies=bodies[sent:]))
         return rest
 
     def _send_parts(self, parts: _Parts) -> list[_Messages | _Parts]:
@@ -260,16 +260,16 @@ class SendingLink(Link10):
         credit = None if flow is None else self.receive_flow(flow)
         return [event for event in (credit, self._detach_requested()) if event is not None]
 
-    def deliver(self, first_key: int, heads: Sequence[bytes], bodies: Sequence[bytes]) -> None:
-        """Send messages with consecutive keys. Each is a head (header, annotations) and a body.
+    def deliver(self, first_key: int, head: bytes, bodies: Sequence[bytes]) -> None:
+        """Send messages with consecutive keys. Each is the head (header, annotations) and a body.
 
         The credit may have been lowered since the shell's queue used it. No effect if the link has ended.
         """
         if self.is_open:
-            count = len(heads)
+            count = len(bodies)
             self._delivery_count = (self._delivery_count + count) & ID_MASK
             self.credit = max(0, self.credit - count)
-            self._deliveries.put(self, first_key, heads, bodies)
+            self._deliveries.put(self, first_key, head, bodies)
 
     def drained(self, available: int) -> None:
         """Take back the credit that is left, behind the deliveries that used it."""

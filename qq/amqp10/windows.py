@@ -94,12 +94,10 @@ class SessionWindows:
 
     # --- the direction of the server
 
-    def send_deliveries(
-        self, link: Outgoing10, first_id: int, heads: Sequence[bytes], bodies: Sequence[bytes]
-    ) -> None:
+    def send_deliveries(self, link: Outgoing10, first_id: int, head: bytes, bodies: Sequence[bytes]) -> None:
         """Send deliveries of a transfer each, at most `client_room`."""
-        deliveries(link, first_id, heads, bodies, self._out)
-        self._count_sent(len(heads))
+        deliveries(link, first_id, head, bodies, self._out)
+        self._count_sent(len(bodies))
 
     def send_transfers(self, frames: Sequence[bytes]) -> None:
         """Send encoded transfers, at most `client_room`."""

@@ -37,7 +37,7 @@ from qq.amqp10_server.management_node import ManagementLink, ManagementNode, is_
 from qq.amqp10_server.publishing_link import PublishingLink, publishing_target
 from qq.amqp10_server.reply_link import ReplyLink, wants_replies
 from qq.amqp10_server.server import ANONYMOUS
-from qq.amqp10_server.session_facts import session_facts
+from qq.amqp10_server.session_facts import closed_windows, session_facts
 from qq.amqp10_server.temporary_queues import TemporaryQueues, wants_queue
 from qq.amqp10_server.termini_v1 import TerminiV1, has_address_v1
 from qq.client_sockets.back_pressure import ALARM, HeartbeatTimes
@@ -295,7 +295,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         if isinstance(link, PublishingLink | ManagementLink):
             link.publish(event)
         if self._blocked:
-            self._blocked_bytes += sum(len(octets) for _, _, octets in event.deliveries)
+            self._blocked_bytes += sum(map(len, event.messages))
 
     def _receive(self) -> None:
         super()._receive()
@@ -503,8 +503,17 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         return "" if opened is None else opened.container_id
 
     def facts(self) -> ConnectionFacts:
-        sessions, links = len(self._engine.sessions), len(self._links)
-        return super().facts()._replace(container_id=self._container_id, sessions=sessions, links=links)
+        sessions = self._engine.sessions
+        return (
+            super()
+            .facts()
+            ._replace(
+                container_id=self._container_id,
+                sessions=len(sessions),
+                links=len(self._links),
+                closed_windows=closed_windows(sessions),
+            )
+        )
 
     def link_session(self, channel: int) -> LinkSessionFacts | None:
         session = self._engine.session(channel)

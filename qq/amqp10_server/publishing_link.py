@@ -175,8 +175,7 @@ class PublishingLink(LinkSession):
     def publish(self, event: Deliveries) -> None:
         """Publish deliveries, as far as limits of publishing let them pass. The rest waits."""
         needs_tags = event.is_settled and (self._target is None or self._target.by_subject)
-        tags = [tag for _, tag, _ in event.deliveries] if needs_tags else []
-        batch = _Batch([octets for _, _, octets in event.deliveries], event.is_settled, tags)
+        batch = _Batch(event.messages, event.is_settled, event.tags if needs_tags else [])
         if self._held:
             self._held.append(batch)
         elif self._is_ending:

@@ -118,7 +118,8 @@ class ReplyOutput(WindowedOutput["Range | _Unlogged"]):
         counters.amqp10.replies_delivered += count
         if count and not self._closed:
             taken = stored._replace(messages=stored.messages[:count])
-            self._send(0, *delivered10(taken, Range(0, 0, count), None, count_contract=None))
+            for head, bodies in delivered10(taken, Range(0, 0, count), None, count_contract=None):
+                self._send(0, head, bodies)
 
 
 def wants_replies(attach: AttachFrame) -> bool:

@@ -9,13 +9,16 @@ from qq.amqp10.addresses import source_queue
 from qq.amqp10.conditions import InvalidFieldValue
 from qq.amqp10.receiving_link import ReceivingLink
 from qq.amqp10.sending_link import SendingLink
-from qq.sessions.session_info import IncomingLink, LinkSessionFacts, OutgoingLink
+from qq.sessions.session_info import ClosedWindows, IncomingLink, LinkSessionFacts, OutgoingLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from qq.amqp10.link import Link10
     from qq.amqp10.session import Session10
+
+
+NO_CLOSED_WINDOWS = ClosedWindows()
 
 
 def session_facts(session: Session10, address: Callable[[Link10], str]) -> LinkSessionFacts:
@@ -33,6 +36,12 @@ def session_facts(session: Session10, address: Callable[[Link10], str]) -> LinkS
         [_incoming(link, address(link)) for link in links if isinstance(link, ReceivingLink)],
         [_outgoing(link, address(link)) for link in links if isinstance(link, SendingLink)],
     )
+
+
+def closed_windows(sessions: Sequence[Session10]) -> ClosedWindows:
+    """Return the sessions with deliveries that wait for the client's window."""
+    closed = [session.windows.next_outgoing_id for session in sessions if session.deliveries.is_waiting]
+    return ClosedWindows(len(closed), sum(closed)) if closed else NO_CLOSED_WINDOWS
 
 
 def _incoming(link: ReceivingLink, address: str) -> IncomingLink:

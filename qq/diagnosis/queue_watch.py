@@ -120,7 +120,22 @@ class SinkFacts(NamedTuple):
     messages: int
 
 
-Holder = TypeVar("Holder", HeldFacts, GroupFacts, SinkFacts)
+class CreditFacts(NamedTuple):
+    """A consumer without credit, although messages wait in its queue."""
+
+    vhost: str
+    queue: str
+    tag: str
+    node: str
+    ready: int
+    unacked: int
+    since_ms: int = 0
+    """When its credit was first found missing, in milliseconds since 1970."""
+    lasts_ms: int = 0
+    """Milliseconds since then."""
+
+
+Holder = TypeVar("Holder", HeldFacts, GroupFacts, SinkFacts, CreditFacts)
 
 
 class HeldWatch(Generic[Holder]):

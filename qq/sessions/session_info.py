@@ -37,6 +37,14 @@ class TlsFacts(NamedTuple):
     """The period of validity: two times in RFC 3339, with " - " between."""
 
 
+class ClosedWindows(NamedTuple):
+    """Sessions of an AMQP 1.0 client whose deliveries wait, because it keeps their windows closed."""
+
+    sessions: int = 0
+    sent: int = 0
+    """Transfers that were sent in these sessions, ever."""
+
+
 class ConnectionFacts(NamedTuple):
     """A connection, as its node sees it. A protocol fills in the fields that it knows."""
 
@@ -58,6 +66,7 @@ class ConnectionFacts(NamedTuple):
     sessions: int | None = None
     """The number of sessions of an AMQP 1.0 client, and of their links; None for AMQP 0-9-1."""
     links: int | None = None
+    closed_windows: ClosedWindows = ClosedWindows()
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ def consuming(window: int = 1000, **fields: Any) -> tuple[Client10, Any]:
 
 
 def deliver(link: Any, first: int, count: int) -> None:
-    link.deliver(first, [b"h"] * count, [b"%d" % key for key in range(first, first + count)])
+    link.deliver(first, b"h", [b"%d" % key for key in range(first, first + count)])
 
 
 def test_accepted_link_has_the_terms_of_the_client() -> None:
@@ -127,7 +127,7 @@ def test_large_messages_wait_in_order_for_windows_of_any_size(seed: int) -> None
     while at < len(messages):
         count = rnd.randrange(1, 5)
         bodies = messages[at : at + count]
-        rnd.choice([link, other]).deliver(at, [b""] * len(bodies), bodies)
+        rnd.choice([link, other]).deliver(at, b"", bodies)
         at += count
     sent, got, current = 0, list[bytes](), b""
     for _ in range(1000):
@@ -216,7 +216,7 @@ def test_deliveries_of_ended_links_take_no_memory() -> None:
     session = client.server.sessions[0]
     for number in range(300):
         passing = client.attach_receiver(handle=0, name=str(number))
-        passing.deliver(0, [b""] * 3, [b"x"] * 3)
+        passing.deliver(0, b"", [b"x"] * 3)
         client.send(DetachFrame(0))
         passing.detached()
     assert session.deliveries.unsettled_count == 3

@@ -176,7 +176,7 @@ def test_consumer_of_the_same_protocol_gets_the_octets_that_were_sent(
     publish(broker, "q", message)
     [stored] = stored_messages(broker, "q")
     assert stored.messages == [message]
-    _, rests = delivered10(stored, Range(1, 0, 1), None, count_contract="4.0")
+    [(_, rests)] = delivered10(stored, Range(1, 0, 1), None, count_contract="4.0")
     assert rests == [message10(properties=MessageProperties("m"), named={"n": UInt(5)}, footer={"x-f": True})]
 
 

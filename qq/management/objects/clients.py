@@ -19,6 +19,7 @@ from qq.management.objects.sorted_objects import sort_in_slices
 from qq.management.reports.clients import ChannelHead, ConnectionHead
 from qq.management.statistics.client_watch import ClientWatch
 from qq.management.statistics.rates import Rates, deliveries_of, idle_since, with_rates
+from qq.management.statistics.session_watch import SessionWatch
 from qq.management.time_slices import Slices
 from qq.metrics.counters import ClientTotals
 from qq.sessions.ports import LinkConnection
@@ -97,6 +98,7 @@ class ClientReports:
         self._active_ms: dict[int, int] = {}
         """Session -> cluster time (ms) of the sample that has seen its last event."""
         self.watch = ClientWatch()
+        self.session_watch = SessionWatch(broker.throttle)
         self.totals = ClientTotals()
         """Totals of this node's clients, as of the last sample."""
         self._connection_names: ClientNames[ConnectionState, tuple[str, str]] = ClientNames(
@@ -250,11 +252,13 @@ class ClientReports:
                 totals.unconfirmed += facts.unconfirmed
                 totals.uncommitted += facts.uncommitted
                 totals.uncommitted_acks += facts.uncommitted_acks
+                self.session_watch.check(session, facts, self._group.time_ms())
                 key, numbers = session.session, self._channel_numbers(session, facts)
                 is_same, now_ms = numbers == self._rates.last(key), self._group.time_ms()
                 active_ms[key] = self._active_ms.get(key, now_ms) if is_same else now_ms
                 self._rates.sample(key, numbers, now_ms)
             await slices.give_way()
+        self.session_watch.end_pass()
         self.totals, self._active_ms = totals, active_ms
         self._rates.end_pass()
 

@@ -9,8 +9,10 @@ import asyncio
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from qq.diagnosis.credit_watch import CreditWatch
 from qq.diagnosis.queue_watch import (
     SILENT_MS,
+    CreditFacts,
     GroupFacts,
     HeldFacts,
     HeldWatch,
@@ -82,6 +84,7 @@ class QueueStatistics:
         self.group_watch = HeldWatch("groups", held_by_group)
         self.silent_sinks = HeldWatch("sinks", silent_sink)
         self.growing_sinks = HeldWatch("sinks", growing_sink)
+        self.credit_watch = CreditWatch()
         self._dead_letter_sources = DeadLetterSources()
         self.totals: ClusterTotals | None = None
         """Totals of the cluster at the last sample; None before the first sample."""
@@ -195,9 +198,21 @@ class QueueStatistics:
             since_ms = consumer.out_since_ms()
             if since_ms is not None:
                 self._check_held(consumer, since_ms)
+            if consumer.client_credit is not None and consumer.credit < 1:
+                self._check_credit(consumer)
             await slices.give_way()
         self.held_watch.end_pass()
+        self.credit_watch.end_pass()
         return own
+
+    def _check_credit(self, consumer: Consumer) -> None:
+        """Check a consumer without credit, unless a different consumer is the single active one."""
+        queue = consumer.queue
+        if consumer.live and queue.ready and queue.is_active(consumer):
+            unacked = len(consumer.unacked)
+            facts = CreditFacts(queue.vhost, queue.name, consumer.tag, consumer.node, queue.ready, unacked)
+            key = consumer.node, consumer.id
+            self.credit_watch.check(key, consumer.next_id, facts, self._group.time_ms())
 
     def _check_held(self, consumer: Consumer, since_ms: int) -> None:
         queue = consumer.queue
