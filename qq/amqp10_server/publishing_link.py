@@ -139,7 +139,7 @@ class PublishingLink(LinkSession):
             self._is_counted = True
             self.broker.counters.amqp10.publishers += 1
             if self._queue is not None:
-                self.broker.queue_watch.add(self.connection.vhost, self._queue, self)
+                self.broker.queue_removals.add(self.connection.vhost, self._queue, self)
             self.open(accept)
 
         self.decide(self._check_target, decided)
@@ -451,7 +451,7 @@ class PublishingLink(LinkSession):
         if not self.is_over:
             self.broker.throttle.remove(self)
             if self._queue is not None:
-                self.broker.queue_watch.discard(self.connection.vhost, self._queue, self)
+                self.broker.queue_removals.discard(self.connection.vhost, self._queue, self)
             self.broker.counters.amqp10.publishers -= self._is_counted
             self._held.clear()
             self._count_held()

@@ -10,26 +10,26 @@ from collections import defaultdict
 from typing import Protocol
 
 
-class QueueWatcher(Protocol):
+class RemovalWatcher(Protocol):
     """A session that watches a queue."""
 
     def queue_removed(self) -> None: ...
 
 
-class QueueWatch:
+class QueueRemovals:
     """The watchers of a node, by virtual host and queue."""
 
     __slots__ = ("_watchers", "to_notify")
 
     def __init__(self) -> None:
-        self._watchers: defaultdict[tuple[str, str], dict[QueueWatcher, None]] = defaultdict(dict)
+        self._watchers: defaultdict[tuple[str, str], dict[RemovalWatcher, None]] = defaultdict(dict)
         self.to_notify: dict[tuple[str, str], None] = {}
         """Watched queues that the present entry has removed."""
 
-    def add(self, vhost: str, queue: str, watcher: QueueWatcher) -> None:
+    def add(self, vhost: str, queue: str, watcher: RemovalWatcher) -> None:
         self._watchers[vhost, queue][watcher] = None
 
-    def discard(self, vhost: str, queue: str, watcher: QueueWatcher) -> None:
+    def discard(self, vhost: str, queue: str, watcher: RemovalWatcher) -> None:
         """Forget a watcher. No effect if it is unknown."""
         watchers = self._watchers.get((vhost, queue), {})
         watchers.pop(watcher, None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from qq.sessions.queue_watch import QueueWatch
+from qq.sessions.queue_removals import QueueRemovals
 
 
 class Watcher:
     """Counts the removals of its queue, and begins to watch the queue again."""
 
-    def __init__(self, watch: QueueWatch) -> None:
+    def __init__(self, watch: QueueRemovals) -> None:
         self.removals = 0
         self._watch = watch
 
@@ -18,7 +18,7 @@ class Watcher:
 
 
 def test_watchers_are_notified_of_their_queue_only() -> None:
-    watch = QueueWatch()
+    watch = QueueRemovals()
     first, second, other = (Watcher(watch) for _ in range(3))
     watch.add("/", "q", first)
     watch.add("/", "q", second)
@@ -38,7 +38,7 @@ def test_watchers_are_notified_of_their_queue_only() -> None:
 
 
 def test_watchers_of_a_queue_are_forgotten_with_the_last() -> None:
-    watch = QueueWatch()
+    watch = QueueRemovals()
     watcher = Watcher(watch)
     watch.add("/", "q", watcher)
     watch.discard("/", "q", watcher)
