@@ -9,7 +9,7 @@ answer. 4. Quorum queues declared one after the other on a connection.
 
 Prints a Markdown table with the aims, and fails if an aim is missed.
 
-    python tests/benchmarks/connections.py [--idle 10000] [--consuming 2000] [--publishing 1000] [--queues 1000]
+    python tests/benchmarks/connections.py [--idle 10000] [--consuming 3000] [--publishing 1000] [--queues 1000]
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--idle", type=int, default=10_000)
-    parser.add_argument("--consuming", type=int, default=2000)
+    parser.add_argument("--consuming", type=int, default=3000)
     parser.add_argument("--publishing", type=int, default=1000)
     parser.add_argument("--queues", type=int, default=1000)
     options = parser.parse_args()
