@@ -40,6 +40,10 @@ ANNOTATIONS_BYTES_MAX = 4096
 """Octets of the annotations of an outcome `modified`, because the message keeps them."""
 
 
+ATTACH_OCTETS = 64
+"""Octets of the answer to an attach, besides the name of the link, if the answer has no more than it needs."""
+
+
 class SessionLimits(NamedTuple):
     """The limits of a session."""
 
@@ -266,6 +270,12 @@ class Session10:
         if handle in self._links:
             text = f"handle {handle} is already associated with a link"
             raise SessionFailure(Condition.HANDLE_IN_USE, text)
+        room = self.windows.frame_max - ATTACH_OCTETS - len(attach.name.encode())
+        if room < 0:
+            text = (
+                f"the name of a link is {-room} bytes too long for max_frame_size ({self.windows.frame_max})"
+            )
+            raise SessionFailure(Condition.FRAME_SIZE_TOO_SMALL, text)
         if attach.role:
             return SendingLink(attach, self.windows, self._links, self.deliveries)
         if attach.initial_delivery_count is None:
