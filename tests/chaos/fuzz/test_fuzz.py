@@ -87,7 +87,12 @@ def test_legal_conversations_cause_no_harm() -> None:
 def test_legal_acts_are_a_function_of_the_seed() -> None:
     def acts(seed: int) -> list[Act]:
         drawn = [draw_act(Random(f"{seed}-{number}"), number, ACTS_FACTOR) for number in range(200)]
-        return [act._replace(frames=list(act.frames), requests=list(act.requests)) for act in drawn]
+        return [
+            act._replace(
+                frames=list(act.frames), requests=list(act.requests), items10=list(act.items10 or ())
+            )
+            for act in drawn
+        ]
 
     assert acts(1) == acts(1)
     assert acts(1) != acts(2)
