@@ -73,6 +73,9 @@ class QueueFacts(NamedTuple):
     keeps_dead_letters: bool = False
     """Whether the queue has no consumers, and other queues dead-letter messages to it for operators."""
 
+    lacks_credit: bool = False
+    """Whether all of its consumers hold no message, and have no credit of their clients: `CreditWatch` reports them."""
+
     @property
     def messages(self) -> int:
         return self.ready + self.unacked + self.dying
@@ -355,7 +358,8 @@ def _consumers(
         yield "no-consumers", seen.lone_since, f"{waiting(facts.ready)} in it, and it has no consumers"
     elapsed_ms = now_ms - seen.checked_ms
     waited_ms = facts.waited_ms - seen.waited_ms
-    is_slow = facts.ready > 0 and facts.consumers > 0 and 0 < BUSY_SHARE * elapsed_ms <= waited_ms
+    is_busy = facts.consumers > 0 and not facts.lacks_credit
+    is_slow = facts.ready > 0 and is_busy and 0 < BUSY_SHARE * elapsed_ms <= waited_ms
     seen.slow_since = _since(seen.slow_since, now_ms, is_so=is_slow)
     if _lasts(seen.slow_since, now_ms):
         per_s = max(facts.acknowledged - seen.acknowledged, 0) / elapsed_ms * 1000

@@ -288,6 +288,15 @@ def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> 
         taken=numbers.deliver_get,
         expires_to_exchange=queue.settings.dead_letter_exchange is not None
         and queue.backlog.expires_ms() > 0,
+        lacks_credit=queue.waiting_since_ms > 0 and _lacks_credit(queue),
+    )
+
+
+def _lacks_credit(queue: Queue) -> bool:
+    """Return whether all consumers of a queue hold no message, and have no credit of their clients; false for many."""
+    return queue.consumers <= CONSUMERS_READ_MAX and all(
+        each.client_credit is not None and each.credit < 1 and not each.unacked
+        for each in islice(queue.holders, CONSUMERS_READ_MAX)
     )
 
 
