@@ -271,12 +271,8 @@ class _Check:
             self._context.broadcast(carries),
             layout,
         )
-        shares: dict[str, streams.Shares] = {}
-        for rest in collect(facts.mapPartitionsWithIndex(task)):
-            tables.findings.add(rest.findings)
-            for queue, share in rest.shares.items():
-                shares.setdefault(queue, streams.Shares()).add(share)
-        streams.judge_shares(shares, tables.findings)
+        for findings in collect(facts.mapPartitionsWithIndex(task)):
+            tables.findings.add(findings)
         streams.judge_lengths(context, tables.ready, tables.findings)
         readers.judge(context, tables.findings)
         return tables

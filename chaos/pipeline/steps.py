@@ -9,10 +9,11 @@ Invariant: this module and chaos.judge import neither Spark nor anything that a 
 from __future__ import annotations
 
 import marshal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.judge import streams, suspects, transactions
+from chaos.judge.facts import placed
 from chaos.judge.findings import Findings
 from chaos.judge.messages import Collector, Tables
 from chaos.judge.scan import Digest, Place, Scan
@@ -104,30 +105,23 @@ def carried(context: Any, layout: Layout, part: int, blocks: Iterable[Keyed]) ->
     """Yield what the other slices must know of this slice."""
     if part < layout.slices:
         facts = _loaded(blocks).get("facts", [])
-        yield part, streams.summary(streams.placed(facts), context.value)
+        yield part, streams.summary(placed(facts), context.value)
 
 
-@dataclass(slots=True)
-class Rest:
-    """The findings of the last step."""
-
-    findings: Findings = field(default_factory=Findings)
-    shares: dict[str, streams.Shares] = field(default_factory=dict)
-    """Of high messages, by queue."""
-
-
-def finish(known: Any, carries: Any, layout: Layout, part: int, blocks: Iterable[Keyed]) -> Iterator[Rest]:
-    """Judge a slice of time, or a bucket of transactions."""
+def finish(
+    known: Any, carries: Any, layout: Layout, part: int, blocks: Iterable[Keyed]
+) -> Iterator[Findings]:
+    """Judge a slice of time, or a bucket of transactions; yield the findings."""
     loaded = _loaded(blocks)
-    rest = Rest(Findings(limit=layout.examples))
+    findings = Findings(limit=layout.examples)
     if part >= layout.slices:
-        transactions.judge(loaded.get("parts", []), known.value.context, rest.findings)
+        transactions.judge(loaded.get("parts", []), known.value.context, findings)
     else:
-        slice_ = streams.placed(loaded.get("facts", []))
-        rest.shares = streams.judge(slice_, carries.value[part], known.value, rest.findings)
-        streams.judge_points(loaded.get("points", []), known.value, rest.findings)
-        suspects.judge(loaded.get("suspects", []), known.value, rest.findings)
-    yield rest
+        slice_ = placed(loaded.get("facts", []))
+        streams.judge(slice_, carries.value[part], known.value, findings)
+        streams.judge_points(loaded.get("points", []), known.value, findings)
+        suspects.judge(loaded.get("suspects", []), known.value, findings)
+    yield findings
 
 
 def _loaded(blocks: Iterable[Keyed]) -> dict[str, list[Any]]:
