@@ -9,7 +9,7 @@ from chaos.judge.event import Event
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from chaos.judge.messages import Packed
+    from chaos.judge.event import Packed
 
 HIGH = 5
 """The lowest priority that is high."""

@@ -16,7 +16,7 @@ from zlib import crc32
 from chaos import promises
 from chaos.judge import timeline
 from chaos.judge.clients import FOREVER_NS, NEVER_NS
-from chaos.judge.event import FIELDS, Consumer, Event
+from chaos.judge.event import FIELDS, Consumer, Event, Packed
 from chaos.judge.facts import Fact
 from chaos.judge.findings import Findings
 from chaos.judge.life import Fate, Life
@@ -48,7 +48,6 @@ RULES = (
 )
 _BY_MESSAGE = itemgetter(FIELDS.index("id"), FIELDS.index("time_ns"))
 
-Packed = tuple[Any, ...]
 Stream = tuple[str, str, int]
 """Queue, publisher and priority."""
 Holder = tuple[str, tuple[str, int], Consumer, int]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chaos import promises
 from chaos.judge import priorities
 from chaos.judge.clients import NEVER_NS
-from chaos.judge.event import Consumer, Event
+from chaos.judge.event import Consumer, Event, Packed
 from chaos.judge.findings import Cause, Findings
 from chaos.judge.priorities import IN_HAND, Least
 from chaos.judge.rules.times import EXPIRED
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from chaos.judge.context import Context
     from chaos.judge.facts import Placed
-    from chaos.judge.messages import Packed, Stream, Tables
+    from chaos.judge.messages import Stream, Tables
 
 _IN_ORDER = "a publisher's messages are delivered in the order of their publishing"
 OVERTAKEN = Cause("order", "overtaken at its consumer", _IN_ORDER)

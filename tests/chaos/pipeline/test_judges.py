@@ -86,7 +86,7 @@ def seen_by_simulated_clients() -> list[Row]:
     """Return the history of simulated nodes that confirm refused messages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            PublishingMethods, "refuse", lambda self, _, last: PublishingMethods.confirm(self, last)
+            PublishingMethods, "refuse", lambda self, _, last, __="": PublishingMethods.confirm(self, last)
         )
         patch.setattr(LoggedMessages, "check", lambda *_: None)
         patch.setattr(ClientWorkload, "judge", lambda _: None)
