@@ -2,9 +2,10 @@
 
 A *window* is a row of first deliveries to a consumer at which both kinds waited. In a window of n served messages at
 most every third, rounded up, is normal. If a normal message that is older than all high messages waits too, at most two
-of three, rounded up, are high.
+of three, rounded up, are high. The shares of the whole run show smaller deviations that last.
 
 Invariant: messages in the hands of consumers that died unseen are missing in a window, and the bounds allow for them.
+Windows end with each second, as slices of the history do, so slices of any size give the same windows.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from chaos.judge.clients import FOREVER_NS
+from chaos.judge.event import Event
 from chaos.judge.findings import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from chaos.judge.event import Packed
     from chaos.judge.facts import Placed
     from chaos.judge.findings import Findings
 
@@ -28,12 +31,18 @@ UNSEEN = 20
 PHASE = 2
 """Thirds of a message by which a window may exceed its share, because of the place in the pattern where it begins."""
 
-TOO_MANY_NORMAL = Cause(
-    "priority_ratio", "too many normal", "while both wait, two of three deliveries are high"
-)
-TOO_MANY_HIGH = Cause(
-    "priority_ratio", "too many high", "while an older normal message waits, two of three deliveries are high"
-)
+EXAMINED_MIN = 100
+"""Deliveries of a run from which on their shares are judged."""
+SHARE_MIN, SHARE_MAX = 0.60, 0.74
+"""Bounds of the share of high messages in a run: 2/3, with room for begin and end of each window."""
+SECOND_NS = 1_000_000_000
+
+_TWO_OF_THREE = "while both wait, two of three deliveries are high"
+_AT_MOST_TWO = "while an older normal message waits, two of three deliveries are high"
+NORMAL_IN_A_ROW = Cause("priority_ratio", "too many normal in a row", _TWO_OF_THREE)
+HIGH_IN_A_ROW = Cause("priority_ratio", "too many high in a row", _AT_MOST_TWO)
+TOO_FEW_HIGH = Cause("priority_ratio", "too few high", _TWO_OF_THREE)
+TOO_MANY_HIGH = Cause("priority_ratio", "too many high", _AT_MOST_TWO)
 
 
 class Least(NamedTuple):
@@ -74,6 +83,31 @@ class Waiting(NamedTuple):
 
 
 @dataclass(slots=True)
+class Shares:
+    """The deliveries of a queue at which both kinds waited; those of several slices add up."""
+
+    examined: int = 0
+    high: int = 0
+    strictly_examined: int = 0
+    """Deliveries at which an older normal message waited."""
+    strictly_high: int = 0
+    last: Packed | None = None
+
+    def count(self, each: Placed, waiting: Waiting) -> None:
+        if waiting.both:
+            strictly = int(waiting.older_normal)
+            self.add(Shares(1, int(each.is_high), strictly, strictly * each.is_high, tuple(each.row)))
+
+    def add(self, other: Shares) -> None:
+        self.examined += other.examined
+        self.high += other.high
+        self.strictly_examined += other.strictly_examined
+        self.strictly_high += other.strictly_high
+        if self.last is None or (other.last is not None and other.last[0] > self.last[0]):
+            self.last = other.last
+
+
+@dataclass(slots=True)
 class Excess:
     """By how much the deliveries of a kind exceed their share in the worst window that ends here, in thirds."""
 
@@ -104,49 +138,60 @@ class Excess:
 
 
 def judge(
-    members: Sequence[Placed],
-    before_ns: Sequence[int],
-    behind: Least,
-    findings: Findings,
-    *,
-    is_single: bool,
-) -> None:
-    """Judge the first deliveries of a queue in a slice, between the times of those before and the least values behind.
-
-    `is_single`: whether the queue has a single publisher, whose sequence numbers show which message is older.
-    """
-    normal, high = Excess(PHASE + UNSEEN), Excess(PHASE + 2 * UNSEEN)
-    consumer = None
-    for each, waiting in zip(members, _waiting(members, before_ns, behind, is_single=is_single), strict=True):
-        if each.row.consuming != consumer:
-            consumer = each.row.consuming
+    members: Sequence[Placed], waiting: Sequence[Waiting], started_ns: int, findings: Findings
+) -> Shares:
+    """Judge the windows of a queue in a slice, and return its shares."""
+    shares, normal, high = Shares(), Excess(PHASE + UNSEEN), Excess(PHASE + 2 * UNSEEN)
+    place = None
+    for each, kinds in zip(members, waiting, strict=True):
+        here = each.row.consuming, (each.row.time_ns - started_ns) // SECOND_NS
+        if here != place:
+            place = here
             normal.forget()
             high.forget()
-        if not waiting.both:
+        shares.count(each, kinds)
+        if not kinds.both:
             normal.end_window()
-        else:
-            findings.checked["priority_ratio"] += 1
-            if normal.count(-1 if each.is_high else 2):
-                findings.broken(TOO_MANY_NORMAL, each.row, _observed(normal, "normal"))
-        if not waiting.older_normal:
+        elif normal.count(-1 if each.is_high else 2):
+            findings.broken(NORMAL_IN_A_ROW, each.row, _observed(normal, "normal"))
+        if not kinds.older_normal:
             high.end_window()
         elif high.count(1 if each.is_high else -2):
-            findings.broken(TOO_MANY_HIGH, each.row, _observed(high, "high"))
+            findings.broken(HIGH_IN_A_ROW, each.row, _observed(high, "high"))
+    findings.checked["priority_ratio"] += shares.examined
+    return shares
+
+
+def judge_shares(shares: Mapping[str, Shares], findings: Findings) -> None:
+    """Judge the share of high messages of each queue; fewer than `EXAMINED_MIN` deliveries are not judged."""
+    for each in shares.values():
+        if each.examined < EXAMINED_MIN or each.last is None:
+            continue
+        row = Event._make(each.last)
+        if each.high / each.examined < SHARE_MIN:
+            findings.broken(TOO_FEW_HIGH, row, f"{each.high} of {each.examined} deliveries were high")
+        elif (
+            each.strictly_examined >= EXAMINED_MIN and each.strictly_high / each.strictly_examined > SHARE_MAX
+        ):
+            observed = f"{each.strictly_high} of {each.strictly_examined} deliveries were high"
+            findings.broken(TOO_MANY_HIGH, row, observed)
 
 
 def _observed(excess: Excess, kind: str) -> str:
     return f"{excess.thirds / 3:.0f} more {kind} deliveries than the share of {kind} messages"
 
 
-def _waiting(
+def waiting_at(
     members: Sequence[Placed], before_ns: Sequence[int], behind: Least, *, is_single: bool
 ) -> list[Waiting]:
-    """Return for each delivery which kinds waited.
+    """Return for each first delivery of a queue in a slice which kinds waited.
+
+    `before_ns` are the times of the deliveries before the slice, and `behind` has the least values behind it.
 
     High messages wait at a delivery if a later delivery is of a high message that was confirmed `IN_HAND` deliveries
     before: so that message was in the queue when the broker chose, and not yet in a consumer's hands. The same holds
     for normal messages. If the oldest high message is older than the oldest normal message, the high message comes
-    first in any case. The sequence numbers of a single publisher show that.
+    first in any case. The sequence numbers of a single publisher show that (`is_single`).
     """
     waiting: list[Waiting] = []
     times_ns = [*before_ns, *(each.row.time_ns for each in members)]

@@ -26,7 +26,7 @@ from chaos.judge import priorities
 from chaos.judge.clients import NEVER_NS
 from chaos.judge.event import Consumer, Event, Packed
 from chaos.judge.findings import Cause, Findings
-from chaos.judge.priorities import IN_HAND, Least
+from chaos.judge.priorities import IN_HAND, Least, Shares
 from chaos.judge.rules.times import EXPIRED
 
 if TYPE_CHECKING:
@@ -172,17 +172,20 @@ def summary(slice_: Sequence[Placed], context: Context) -> Carry:
     return carry
 
 
-def judge(slice_: Sequence[Placed], carry: Carry, known: Knowledge, findings: Findings) -> None:
-    """Judge a slice."""
+def judge(slice_: Sequence[Placed], carry: Carry, known: Knowledge, findings: Findings) -> dict[str, Shares]:
+    """Judge a slice; return the shares of priorities by queue."""
     latest = dict(carry.latest)
     for each in slice_:
         if each.fact.is_placed:
             _judge_place(each, latest, known, findings)
             _see(latest, each)
+    shares: dict[str, Shares] = {}
     for queue, members in _with_priorities(slice_, known.context).items():
         before_ns, behind = carry.tails.get(queue, ()), carry.least.get(queue, Least())
         is_single = queue in known.single_publisher
-        priorities.judge(members, before_ns, behind, findings, is_single=is_single)
+        waiting = priorities.waiting_at(members, before_ns, behind, is_single=is_single)
+        shares[queue] = priorities.judge(members, waiting, known.context.run.started_ns, findings)
+    return shares
 
 
 def _judge_place(each: Placed, latest: Mapping[Any, int], known: Knowledge, findings: Findings) -> None:

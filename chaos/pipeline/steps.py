@@ -9,13 +9,14 @@ Invariant: this module and chaos.judge import neither Spark nor anything that a 
 from __future__ import annotations
 
 import marshal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.judge import streams, suspects, transactions
 from chaos.judge.facts import placed
 from chaos.judge.findings import Findings
 from chaos.judge.messages import Collector, Tables
+from chaos.judge.priorities import Shares
 from chaos.judge.scan import Digest, Place, Scan
 
 if TYPE_CHECKING:
@@ -108,20 +109,27 @@ def carried(context: Any, layout: Layout, part: int, blocks: Iterable[Keyed]) ->
         yield part, streams.summary(placed(facts), context.value)
 
 
-def finish(
-    known: Any, carries: Any, layout: Layout, part: int, blocks: Iterable[Keyed]
-) -> Iterator[Findings]:
-    """Judge a slice of time, or a bucket of transactions; yield the findings."""
+@dataclass(slots=True)
+class Rest:
+    """The findings of the last step."""
+
+    findings: Findings = field(default_factory=Findings)
+    shares: dict[str, Shares] = field(default_factory=dict)
+    """Of high messages, by queue."""
+
+
+def finish(known: Any, carries: Any, layout: Layout, part: int, blocks: Iterable[Keyed]) -> Iterator[Rest]:
+    """Judge a slice of time, or a bucket of transactions."""
     loaded = _loaded(blocks)
-    findings = Findings(limit=layout.examples)
+    rest = Rest(Findings(limit=layout.examples))
     if part >= layout.slices:
-        transactions.judge(loaded.get("parts", []), known.value.context, findings)
+        transactions.judge(loaded.get("parts", []), known.value.context, rest.findings)
     else:
         slice_ = placed(loaded.get("facts", []))
-        streams.judge(slice_, carries.value[part], known.value, findings)
-        streams.judge_points(loaded.get("points", []), known.value, findings)
-        suspects.judge(loaded.get("suspects", []), known.value, findings)
-    yield findings
+        rest.shares = streams.judge(slice_, carries.value[part], known.value, rest.findings)
+        streams.judge_points(loaded.get("points", []), known.value, rest.findings)
+        suspects.judge(loaded.get("suspects", []), known.value, rest.findings)
+    yield rest
 
 
 def _loaded(blocks: Iterable[Keyed]) -> dict[str, list[Any]]:

@@ -463,22 +463,25 @@ def single_active_delivery_recorded_late(story: Story) -> None:
     story.take(2, "con-1#1")
 
 
-def _taken_by(story: Story, pattern: str) -> list[Row]:
-    """Take a backlog, half high (H) and half normal (N), in a pattern. Return the deliveries."""
+def _taken_by(story: Story, pattern: str, messages: int = 180) -> list[Row]:
+    """Take a backlog, half high (H) and half normal (N), in a pattern, within a second.
+
+    Return the deliveries at which both kinds waited for the consumer.
+    """
     story.queue(priorities=True)
     waiting: dict[str, list[int]] = {"H": [], "N": []}
-    for number in range(1, 301):
+    for number in range(1, messages + 1):
         kind = "HN"[number % 2]
         waiting[kind].append(number)
         story.publish(number, priority=7 if kind == "H" else 0)
     rows: list[Row] = []
     for kind in cycle(pattern):
-        if not waiting[kind]:
+        if not waiting["H"]:
             break
         rows.append(story.take(waiting[kind].pop(0)))
-    for number in waiting["H"] + waiting["N"]:
+    for number in waiting["N"]:
         story.take(number)
-    return rows
+    return rows[:-1]
 
 
 @healthy
@@ -944,10 +947,16 @@ def high_priorities_first(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
+def three_high_for_each_normal(story: Story) -> dict[str, list[Row]]:
+    """Only the shares show it, because each four deliveries exceed the share by a third."""
+    return {"priority_ratio": [_taken_by(story, "HHHN", 200)[-1]]}
+
+
+@planted
 def served_by_turns(story: Story) -> dict[str, list[Row]]:
     """Each pair exceeds the share of normal messages by a third, and the last message by two."""
     rows = _taken_by(story, "HN")
-    return {"priority_ratio": [rows[IN_HAND + 2 * (UNSEEN + PHASE) - 1]]}
+    return {"priority_ratio": [rows[IN_HAND + 2 * (UNSEEN + PHASE) - 1], rows[-1]]}
 
 
 @planted
