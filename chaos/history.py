@@ -34,7 +34,7 @@ value is null is left out. The keys:
     messages     int   of a lease that was taken or read
     digest       str   of a lease that was read: a hash of its messages in their order
     fault        str   name of the fault
-    detail       str   the text of an error, the parameters of a fault
+    detail       str   the text of an error, the parameters of a fault, the protocol of a connection
 
 An invoke without an end has an unknown outcome: the harness was ended, or the answer never came. The end of a call
 repeats the fields of its invoke. `leased` is a message of a lease that was read, recorded when a reader reads the lease

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chaos.history import Call, Fields, Recorder
     from chaos.workloads.lease_requests import LeaseConnector
     from chaos.workloads.transport import Channel, Connection, Endpoint, Transport
-    from chaos.workloads.world import Client, Library, Workload
+    from chaos.workloads.world import Client, Library, Protocol, Workload
 
 FORMAT = 1
 WATCH_S = 1.0
@@ -56,6 +56,8 @@ class Plan:
     """Seconds of work before the first and after the last fault, to show the normal state and the recovery."""
     quiet_s: float
     """Seconds without a delivery at the end after which empty queues count as drained."""
+    protocols: Sequence[Protocol] = ("0-9-1",)
+    """Versions of AMQP; a client draws a version for each connection."""
     leaves_queues: bool = True
     """Whether the queues stay at the end. Otherwise they are deleted, unless the run had problems."""
 
@@ -217,7 +219,7 @@ class Course:
         return World(
             workload=workload.name,
             endpoints=self._endpoints,
-            transport=self._transports[workload.library],
+            transports=[self._transports[library] for library in workload.libraries(self.plan.protocols)],
             recorder=self._recorder,
             seed=self.plan.seed,
             rate=rate,

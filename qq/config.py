@@ -461,6 +461,11 @@ class NodeConfig:
     http_host: str = "127.0.0.1"
     peer_host: str = "127.0.0.1"
 
+    amqp_address_v1: bool = False
+    """Whether AMQP 1.0 clients may use addresses of version 1: RabbitMQ's deprecated feature of this name.
+
+    Off, because an attach then declares a queue of any name that does not exist.
+    """
     metrics_need_login: bool = False
     """Whether metrics are only for users with the tag monitoring or administrator."""
 
@@ -631,6 +636,7 @@ def _read(reader: _SettingsReader) -> NodeConfig:
         amqps_host=reader.host("amqps_host", amqp_host),
         http_host=reader.host("http_host", default.http_host),
         peer_host=reader.host("peer_host", default.peer_host),
+        amqp_address_v1=reader.flag("listen", "amqp_address_v1", default.amqp_address_v1),
         metrics_need_login=reader.flag("listen", "metrics_need_login", default.metrics_need_login),
         **reader.default_user(default),
         anonymous_login_user=reader.text("users", "anonymous_login_user", default.anonymous_login_user),

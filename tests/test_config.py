@@ -268,6 +268,11 @@ def test_metrics_need_a_login_if_set(file: Path) -> None:
     assert loaded(file, GOOD + "[listen]\nmetrics_need_login = true\n").metrics_need_login
 
 
+def test_addresses_of_version_1_are_permitted_if_set(file: Path) -> None:
+    assert not loaded(file, GOOD).amqp_address_v1
+    assert loaded(file, GOOD, QQ_LISTEN_AMQP_ADDRESS_V1="true").amqp_address_v1
+
+
 def test_networks_of_proxies(file: Path) -> None:
     assert loaded(file, GOOD).proxy_protocol_from == ()
     text = GOOD + '[listen]\nproxy_protocol_from = ["10.0.0.0/8", "fd00::/8", "192.0.2.1"]\n'

@@ -32,9 +32,10 @@ from pamqp import commands
 from pamqp.body import ContentBody
 from pamqp.common import FieldTable
 
+from chaos.fuzz.answers import INTERNAL_ERROR, HarmError
 from chaos.fuzz.conversations import marshal
 from chaos.fuzz.legal import UNPRIVILEGED, USER, VHOSTS, Act, Request, draw_act, opening, publish
-from chaos.fuzz.run import INTERNAL_ERROR, QUIET_S, TROUBLE, HarmError
+from chaos.fuzz.run import QUIET_S, TROUBLE
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.state.group_state import GroupState

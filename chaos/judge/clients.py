@@ -87,7 +87,7 @@ class Clients:
         self.consuming: dict[str, list[Consumer]] = defaultdict(list)
         """The consumers of each queue, by their first request."""
         self.taking: dict[str, list[str]] = defaultdict(list)
-        """The connections that got messages of each queue."""
+        """The connections that got messages of each queue, or asked for a message."""
         for queue, connection in sorted(digest.taking):
             self.taking[queue].append(connection)
         self.answered_ns: dict[str, int] = {}

@@ -54,6 +54,8 @@ def _as_lost() -> Generator[None]:
 class AioTransport:
     """Connects as a single user."""
 
+    protocol = "AMQP 0-9-1"
+
     def __init__(self, user: str, password: str) -> None:
         self._user = user
         self._password = password

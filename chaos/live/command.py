@@ -20,6 +20,7 @@ from chaos.live import nemesis
 from chaos.live.run import Options, run
 from chaos.workloads import catalog
 from chaos.workloads.transport import Endpoint
+from chaos.workloads.world import PROTOCOLS, Protocol
 from qq.cli.client.credentials import client_login
 from qq.errors import OperatingError
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NONE = "none"
+MIXED = "mixed"
 BAD_OPTION = 2
 PASSWORD = "--password"  # noqa: S105 -- the name of the option
 HIDDEN = "..."
@@ -88,6 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--for", dest="duration", default="60s", help="how long to hurt it: 60s, 5m, 1h")
     parser.add_argument("--nemesis", help="names of faults or groups of them (default: all); none")
     parser.add_argument("--workloads", default=catalog.ALL, help="names of workloads")
+    parser.add_argument(
+        "--protocol",
+        choices=(*PROTOCOLS, MIXED),
+        default=MIXED,
+        help="AMQP of the clients; mixed (default): each draws a version for each connection. "
+        "Transactions always use 0-9-1",
+    )
     parser.add_argument("--seed", type=int, help="of the faults and of what is published; else a random one")
     parser.add_argument("--rate", type=float, default=300.0, help="messages a second (default: %(default)g)")
     parser.add_argument("--out", type=Path, help="directory of the run (default: var/chaos/TIME-SEED)")
@@ -127,6 +136,7 @@ def _options(arguments: argparse.Namespace, command: str) -> Options:
         seconds=parse_duration(arguments.duration),
         nemesis=_faults(arguments),
         workloads=tuple(arguments.workloads.split(",")),
+        protocols=_protocols(arguments.protocol),
         seed=seed,
         rate=arguments.rate,
         out=arguments.out,
@@ -136,6 +146,10 @@ def _options(arguments: argparse.Namespace, command: str) -> Options:
         password=login.password,
         command=command,
     )
+
+
+def _protocols(name: str) -> tuple[Protocol, ...]:
+    return tuple(protocol for protocol in PROTOCOLS if name in (protocol, MIXED))
 
 
 def _faults(arguments: argparse.Namespace) -> tuple[str, ...]:

@@ -22,9 +22,10 @@ from chaos.live.cluster import LiveCluster, LiveClusterError
 from chaos.live.http_leases import HttpLeases
 from chaos.phases import Course, HealError, Plan
 from chaos.workloads import catalog
+from chaos.workloads.amqp10_transport import Amqp10Transport
 from chaos.workloads.pika_transport import PikaTransport
-from chaos.workloads.transport import Endpoint, LostError, Transport
-from chaos.workloads.world import Library
+from chaos.workloads.transport import HEARTBEAT_S, Endpoint, LostError, Transport
+from chaos.workloads.world import PROTOCOLS, Library, Protocol
 from qq.errors import OperatingError
 from qq_spark import Access
 
@@ -48,8 +49,12 @@ QUIET_ELSEWHERE_S = 75.0
 A node of it may lose its address together with its process (as with `docker kill`). Then no peer notices the death at
 once, and the messages of its clients return after 60 s. The queue's message count does not include them.
 """
-LIMITS = {"segment_bytes": 1_000_000}
-"""Small segments, so that a short run has old segments too, which are compacted and damaged."""
+LIMITS = {
+    # So that a short run has old segments too, which are compacted and damaged.
+    "segment_bytes": 1_000_000,
+    # A client of AMQP 1.0 does not choose after which silence a node takes it for dead.
+    "client_heartbeat_s": 2 * HEARTBEAT_S,
+}
 
 FIRST_RELEASE = "0.1"
 """The release that the nodes begin with before an upgrade."""
@@ -69,6 +74,8 @@ class Options:
     seconds: float = 60.0
     nemesis: tuple[str, ...] = ("all",)
     workloads: tuple[str, ...] = (catalog.ALL,)
+    protocols: tuple[Protocol, ...] = tuple(PROTOCOLS)
+    """Versions of AMQP that clients speak; each draws a version for each connection."""
     seed: int = 0
     rate: float = 300.0
     """Messages per second of all workloads together."""
@@ -165,6 +172,7 @@ def plan_of(options: Options) -> Plan:
         options.rate,
         options.peace_s,
         usual_s if options.quiet_s is None else options.quiet_s,
+        options.protocols,
         leaves_queues=not options.endpoints,
     )
 
@@ -182,6 +190,7 @@ def _transports(options: Options) -> dict[Library, Transport]:
     return {
         "aio-pika": AioTransport(options.user, options.password),
         "pika": PikaTransport(options.user, options.password),
+        "proton": Amqp10Transport(options.user, options.password),
     }
 
 

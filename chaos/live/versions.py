@@ -17,7 +17,7 @@ from qq import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-PACKAGES = ("aio-pika", "pika", "pyspark")
+PACKAGES = ("aio-pika", "pika", "pyspark", "python-qpid-proton")
 _CHECKOUT = Path(__file__).parents[2]
 _PATIENCE_S = 30.0
 _GO_MODULE = re.compile(rb"mod\tgithub\.com/Shopify/toxiproxy/v2\tv?([\w.+-]+)\t")

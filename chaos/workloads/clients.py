@@ -86,6 +86,7 @@ class ConnectingClient(Client):
         """Set when a waiting client must check its conditions again, such as after a lost connection."""
         self.stopping = False
         self._rotation = Rotation(world, home, name, pinned=pinned)
+        self._drawing = world.random(f"{name}/protocol")
         self._connections = count(1)
 
     def stop(self) -> None:
@@ -115,13 +116,14 @@ class ConnectingClient(Client):
         endpoint = self._rotation.next()
         link = Link(f"{self.name}#{next(self._connections)}", endpoint.node, self.changed)
         call = self.process.invoke("connect", **link.where)
+        transport = self._drawing.choice(self.world.transports)
         try:
             async with request_of():
-                link.connection = await self.world.transport.connect(endpoint, link.breaks)
+                link.connection = await transport.connect(endpoint, link.breaks)
         except LostError as error:
-            call.fail(str(error))
+            call.fail(f"{transport.protocol}: {error}")
             return None
-        call.ok()
+        call.ok(detail=transport.protocol)
         return link
 
     async def until(self, condition: Callable[[], object], seconds: float | None = None) -> None:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 class PikaTransport:
     """Connects as a single user; `connecting` is the class of pika's connections."""
 
+    protocol = "AMQP 0-9-1"
+
     def __init__(
         self, user: str, password: str, connecting: Callable[..., Connection] = AsyncioConnection
     ) -> None:

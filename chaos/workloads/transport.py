@@ -98,6 +98,9 @@ class Connection(Protocol):
 class Transport(Protocol):
     """Opens connections."""
 
+    protocol: str
+    """Name and version, as the history shows them."""
+
     async def connect(self, endpoint: Endpoint, lost: Callable[[str], None]) -> Connection:
         """Connect once; `lost` is called with the reason when the client should reconnect. Raises LostError."""
         ...

@@ -101,6 +101,7 @@ class Tx(Workload):
     name = "tx"
     weight = 8
     library = "pika"
+    has_transactions = True
     owes = ("tx_atomic",)
 
     def queues(self) -> list[QueuePlan]:

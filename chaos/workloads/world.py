@@ -9,7 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,8 +27,11 @@ QUORUM: Mapping[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": -1}
 CLASSIC: Mapping[str, Any] = {"x-queue-type": "classic"}
 
 
-Library = Literal["aio-pika", "pika"]
-"""The AMQP library of a workload's clients in live runs; both libraries are used."""
+Library = Literal["aio-pika", "pika", "proton"]
+"""The library of a client in live runs."""
+Protocol = Literal["0-9-1", "1.0"]
+"""A version of AMQP."""
+PROTOCOLS: Sequence[Protocol] = get_args(Protocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ class World:
 
     workload: str
     endpoints: Sequence[Endpoint]
-    transport: Transport
+    transports: Sequence[Transport]
+    """A client draws from these for each connection."""
     recorder: Recorder
     seed: int
     rate: float
@@ -121,10 +125,19 @@ class Workload(ABC):
     weight: float
     """The workload's share of the messages, relative to the other workloads."""
     library: Library = "aio-pika"
+    """The library of clients that speak AMQP 0-9-1; both libraries are used."""
+    has_transactions: bool = False
+    """Whether its clients always speak AMQP 0-9-1, because AMQP 1.0 has no transactions here."""
     owes: Sequence[str] = ()
     """The promises that its run must give evidence for."""
     reads_leases: bool = False
     """Whether it needs `World.lease_connector`."""
+
+    def libraries(self, protocols: Sequence[Protocol]) -> Sequence[Library]:
+        """Return the libraries of its clients in a run with these protocols."""
+        if self.has_transactions:
+            return [self.library]
+        return ["proton" if protocol == "1.0" else self.library for protocol in protocols]
 
     @abstractmethod
     def queues(self) -> list[QueuePlan]: ...

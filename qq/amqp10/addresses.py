@@ -11,7 +11,8 @@ from urllib.parse import quote, unquote_to_bytes
 
 from qq.amqp10.conditions import InvalidFieldValue
 
-_QUEUES, _EXCHANGES = "/queues/", "/exchanges/"
+QUEUES, EXCHANGES = "/queues/", "/exchanges/"
+"""The beginnings of all addresses of version 2."""
 _SEGMENT = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*")
 """A segment of a path (RFC 3986, 3.3)."""
 _DEFAULT_EXCHANGE = frozenset(("", "amq.default"))
@@ -25,37 +26,32 @@ class TargetAddress(NamedTuple):
     routing_key: str
     queue: str | None
     """The name of the queue, if the address names a queue. The exchange is then the default exchange."""
+    by_subject: bool = False
+    """Whether the subject of each message replaces the routing key: only in version 1 of the addresses."""
 
 
 def target_address(address: str) -> TargetAddress:
     """Parse `/queues/Q`, `/exchanges/X` or `/exchanges/X/KEY`. Raises `InvalidFieldValue`."""
-    if address.startswith(_QUEUES):
+    if address.startswith(QUEUES):
         queue = source_queue(address)
         return TargetAddress("", queue, queue)
-    exchange, *keys = address.removeprefix(_EXCHANGES).split("/")
-    if not address.startswith(_EXCHANGES) or exchange in _DEFAULT_EXCHANGE or len(keys) > 1:
-        raise _bad(address)
+    exchange, *keys = address.removeprefix(EXCHANGES).split("/")
+    if not address.startswith(EXCHANGES) or exchange in _DEFAULT_EXCHANGE or len(keys) > 1:
+        raise invalid_address(address)
     return TargetAddress(_unquoted(exchange, address), _unquoted(keys[0], address) if keys else "", None)
 
 
 def source_queue(address: str) -> str:
     """Return the queue of `/queues/Q`. Raises `InvalidFieldValue`."""
-    name = address.removeprefix(_QUEUES)
+    name = address.removeprefix(QUEUES)
     if name == address or not name:
-        raise _bad(address)
+        raise invalid_address(address)
     return _unquoted(name, address)
 
 
 def queue_address(queue: str) -> str:
     """Return the address of a queue."""
-    return _QUEUES + _quoted(queue)
-
-
-def address_of(target: TargetAddress) -> str:
-    """Return the address that `target_address` parses."""
-    if target.queue is not None:
-        return queue_address(target.queue)
-    return f"{_EXCHANGES}{_quoted(target.exchange)}/{_quoted(target.routing_key)}"
+    return QUEUES + _quoted(queue)
 
 
 def _quoted(name: str) -> str:
@@ -64,12 +60,13 @@ def _quoted(name: str) -> str:
 
 def _unquoted(segment: str, address: str) -> str:
     if not _SEGMENT.fullmatch(segment):
-        raise _bad(address)
+        raise invalid_address(address)
     try:
         return unquote_to_bytes(segment).decode()
     except UnicodeDecodeError:
-        raise _bad(address) from None
+        raise invalid_address(address) from None
 
 
-def _bad(address: str) -> InvalidFieldValue:
+def invalid_address(address: str) -> InvalidFieldValue:
+    """Return the error for an address that names no queue and no exchange."""
     return InvalidFieldValue(f"invalid address '{address}'")

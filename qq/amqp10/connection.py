@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.amqp10.conditions import Condition, ConnectionFailure, EngineError
-from qq.amqp10.encoding import HEARTBEAT, encode_frame, encode_sasl
+from qq.amqp10.encoding import HEARTBEAT, encode_frame, encode_sasl, encode_short_frame
 from qq.amqp10.framing import (
     FRAME_MAX_MIN,
     Dispositions,
@@ -219,6 +219,10 @@ class ServerConnection10:
         """Octets received of incomplete messages."""
         return sum(session.partial_bytes for session in self._sessions.values())
 
+    def session(self, channel: int) -> Session10 | None:
+        """Return the session with this channel number of the client, or `None`."""
+        return self._sessions.get(channel)
+
     @property
     def sessions(self) -> list[Session10]:
         return list(self._sessions.values())
@@ -273,7 +277,7 @@ class ServerConnection10:
         self._forget_sessions()
         self._ahead = b""
         self.phase = Phase10.CLOSING
-        self.out.append(encode_frame(0, CloseFrame(error)))
+        self.out.append(encode_short_frame(0, CloseFrame(error), self.frame_max))
 
     def close_windows(self) -> None:
         """Let the client send no transfers, in any session."""
@@ -392,7 +396,7 @@ class ServerConnection10:
         for frame in frames:
             if isinstance(frame, Transfers):
                 if session := sessions.get(frame.channel):
-                    session.transfers(frame.performative, frame.deliveries, events)
+                    session.transfers(frame, events)
             elif isinstance(frame, Dispositions):
                 if session := sessions.get(frame.channel):
                     session.dispositions(frame.performative, frame.ranges, events)

@@ -5,13 +5,26 @@ Invariant: a message is sent unchanged; only the performative before it is packe
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import repeat
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.amqp10.composites import encode_composite
 from qq.amqp10.framing import HEADER_OCTETS, StreamStage
-from qq.amqp10.performatives import AcceptedState, ReleasedState, TransferFrame
+from qq.amqp10.performatives import (
+    AcceptedState,
+    CloseFrame,
+    DetachFrame,
+    DispositionFrame,
+    EndFrame,
+    ErrorReply,
+    ModifiedState,
+    RejectedState,
+    ReleasedState,
+    TransferFrame,
+)
+from qq.octets import octets_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,12 +33,17 @@ if TYPE_CHECKING:
 
 ID_MASK = 2**32 - 1
 """Ids are serial numbers of 32 bits (RFC 1982)."""
+_CUT = "..."
+"""Stands for the rest of a description."""
 HEARTBEAT = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 ACCEPTED = encode_composite(AcceptedState())
 RELEASED = encode_composite(ReleasedState())
 
 TRANSFER_OVERHEAD = 33
 """Octets of a transfer around its part of a message, at most."""
+
+LAYOUTS_MAX = 256
+"""Layouts of transfers that the node remembers, one for each size of heads."""
 
 _HEADER = Struct(">IBBH")
 _DOFF = 2
@@ -45,6 +63,39 @@ _OUTCOME_LIST = b"\x00\x53\x15\xc0\x11\x05\x41\x70"
 def encode_frame(channel: int, performative: AmqpPerformative) -> bytes:
     """Encode a frame of a connection, without payload."""
     return _frame(StreamStage.AMQP, channel, encode_composite(performative))
+
+
+def encode_short_frame(channel: int, performative: AmqpPerformative, frame_max: int) -> bytes:
+    """Encode a frame of at most `frame_max` octets, if less of its error or of its outcome makes it so short."""
+    frame = encode_frame(channel, performative)
+    while len(frame) > frame_max:
+        shorter = _shorter(performative, len(frame) - frame_max)
+        if shorter == performative:
+            break
+        performative, frame = shorter, encode_frame(channel, shorter)
+    return frame
+
+
+def _shorter(performative: AmqpPerformative, excess: int) -> AmqpPerformative:
+    """Return the performative with less of its error or of its outcome, or unchanged."""
+    if isinstance(performative, DetachFrame | EndFrame | CloseFrame):
+        return performative._replace(error=_shortened(performative.error, excess))
+    if isinstance(performative, DispositionFrame):
+        state = performative.state
+        if isinstance(state, RejectedState):
+            return performative._replace(state=RejectedState(_shortened(state.error, excess)))
+        if isinstance(state, ModifiedState):
+            return performative._replace(state=state._replace(message_annotations=None))
+    return performative
+
+
+def _shortened(error: ErrorReply | None, excess: int) -> ErrorReply | None:
+    """Return the error without its info, or else with less of its description, or else none."""
+    if error is None or error.info is not None:
+        return error and error._replace(info=None)
+    octets = octets_of(error.description or "")
+    kept = len(octets) - excess - len(_CUT)
+    return None if kept < 0 else ErrorReply(error.condition, octets[:kept].decode(errors="ignore") + _CUT)
 
 
 def encode_sasl(performative: SaslPerformative) -> bytes:
@@ -75,7 +126,7 @@ class Outgoing10(NamedTuple):
 
 
 def deliveries(
-    link: Outgoing10, first_id: int, heads: Sequence[bytes], bodies: Sequence[bytes], out: list[bytes]
+    link: Outgoing10, first_id: int, head: bytes, bodies: Sequence[bytes], out: list[bytes]
 ) -> None:
     """Append the transfers of messages to `out`. Delivery ids count from `first_id`; the tag is the id in octets.
 
@@ -84,24 +135,28 @@ def deliveries(
     begin = _TRANSFER_HEAD.pack(
         _DOFF, StreamStage.AMQP, link.channel, _TRANSFER_LIST, _UINT_CODE, link.handle, _UINT_CODE
     )
-    tail = _TAILS[link.is_settled]
-    layout = Struct(f">I{len(begin)}sI2sI{len(tail)}s")
-    overhead = layout.size
-    sizes = [len(head) + len(body) + overhead for head, body in zip(heads, bodies, strict=True)]
+    tail = _TAILS[link.is_settled] + head
+    layout = _transfer_layout(len(begin), len(tail))
+    sizes = list(map(layout.size.__add__, map(len, bodies)))
     count = len(sizes)
     ids: Sequence[int] = range(first_id, first_id + count)
     if ids[-1] > ID_MASK:
         ids = [delivery_id & ID_MASK for delivery_id in ids]
     if max(sizes) >= link.frame_max:  # the transfer of a part may take an octet more
-        for delivery_id, head, body in zip(ids, heads, bodies, strict=True):
+        for delivery_id, body in zip(ids, bodies, strict=True):
             delivery_in_parts(link, delivery_id, head + body, out)
         return
     # `map` and interleaved slices take less than half the time of a loop.
-    frames = [b""] * (3 * count)
-    frames[::3] = map(layout.pack, sizes, repeat(begin), ids, repeat(_TAG_HEAD), ids, repeat(tail))
-    frames[1::3] = heads
-    frames[2::3] = bodies
+    frames = [b""] * (2 * count)
+    frames[::2] = map(layout.pack, sizes, repeat(begin), ids, repeat(_TAG_HEAD), ids, repeat(tail))
+    frames[1::2] = bodies
     out += frames
+
+
+@lru_cache(LAYOUTS_MAX)
+def _transfer_layout(begin: int, tail: int) -> Struct:
+    """Return the layout of a transfer up to the body. Its parts around id and tag have these sizes."""
+    return Struct(f">I{begin}sI2sI{tail}s")
 
 
 def delivery_in_parts(link: Outgoing10, delivery_id: int, message: bytes, out: list[bytes]) -> None:

@@ -12,6 +12,7 @@ out. Memory is bounded by a single incomplete frame.
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -39,6 +40,9 @@ FRAME_WORK = 4096
 """Work of a frame of the slow path, besides its octets. Such a frame takes 0.1 ms to carry out, perhaps."""
 TEMPLATES_MAX = 256
 """Links of a connection whose transfers have a template."""
+ALIKE_MIN, ALIKE_MAX = 4, 64
+"""Consecutive transfers of equal size behind which as many are read together, and the most that are read together. So
+an attempt that fails costs no more than the transfers before it."""
 
 HEADER_OCTETS = 8
 """Octets of a protocol header, and of the header of a frame."""
@@ -84,8 +88,12 @@ class Transfers(NamedTuple):
     channel: int
     performative: TransferFrame
     """An earlier transfer, from which these differ in delivery id and tag only."""
-    deliveries: list[tuple[int, bytes, bytes]]
-    """Delivery id, delivery tag and payload of each."""
+    ids: list[int]
+    """The delivery ids."""
+    tags: list[bytes]
+    """The delivery tags."""
+    messages: list[bytes]
+    """The payloads."""
 
 
 class Dispositions(NamedTuple):
@@ -125,6 +133,8 @@ class _TransferTemplate(NamedTuple):
 
     layout: Struct
     """Size, head, delivery id, constructor of the tag, tag, tail."""
+    behind_head: str
+    """The layout of the parts behind the head."""
     head: bytes
     tag_head: bytes
     tail: bytes
@@ -284,12 +294,14 @@ class FrameReader10(SteppedReader[FrameEvent]):
     def _read_transfers(
         self, template: _TransferTemplate, data: bytes, at: int, work_end: int, events: list[FrameEvent]
     ) -> int:
-        layout, head, tag_head, tail, channel, performative = template
+        layout, _, head, tag_head, tail, channel, performative = template
         unpack, behind = layout.unpack_from, layout.size
         frame_max, end = self.frame_max, len(data)
         last = min(work_end - 1, end - behind)
         """Where a frame may begin."""
-        deliveries: list[tuple[int, bytes, bytes]] = []
+        taken = Transfers(channel, performative, [], [], [])
+        _, _, ids, tags, messages = taken
+        alike, last_size = 0, 0
         while at <= last:
             size, its_head, delivery_id, its_tag_head, tag, its_tail = unpack(data, at)
             stop = at + size
@@ -297,11 +309,42 @@ class FrameReader10(SteppedReader[FrameEvent]):
                 break
             if not behind <= size <= frame_max:
                 break
-            deliveries.append((delivery_id, tag, data[at + behind : stop]))
+            ids.append(delivery_id)
+            tags.append(tag)
+            messages.append(data[at + behind : stop])
             at = stop
-        if deliveries:
-            events.append(Transfers(channel, performative, deliveries))
+            alike = alike + 1 if size == last_size else 1
+            last_size = size
+            while alike >= ALIKE_MIN:
+                count = min(alike, ALIKE_MAX, (last - at) // size + 1, (end - at) // size)
+                if count <= 0 or not _read_equal(template, data[at : at + count * size], size, taken):
+                    break
+                at += count * size
+                alike += count
+        if ids:
+            events.append(taken)
         return at
+
+
+def _read_equal(template: _TransferTemplate, frames: bytes, size: int, taken: Transfers) -> bool:
+    """Add transfers, if all of them have this size and fit the template. Return whether that is so."""
+    layout, behind_head, head, tag_head, tail, _, _ = template
+    begin = size.to_bytes(4, "big") + head
+    whole = _whole_frame(len(begin), behind_head, size - layout.size)
+    begins, ids, tag_heads, tags, tails, messages = zip(*whole.iter_unpack(frames), strict=True)
+    count = len(ids)
+    if begins.count(begin) < count or tag_heads.count(tag_head) < count or tails.count(tail) < count:
+        return False
+    taken.ids.extend(ids)
+    taken.tags.extend(tags)
+    taken.messages.extend(messages)
+    return True
+
+
+@lru_cache(TEMPLATES_MAX)
+def _whole_frame(begin: int, behind_head: str, payload: int) -> Struct:
+    """Return the layout of a transfer with a payload of this size. Its size and head have `begin` octets."""
+    return Struct(f">{begin}s{behind_head}{payload}s")
 
 
 def _read_dispositions(
@@ -372,9 +415,10 @@ def _transfer_template(
     tail_at = tag_at + 2 + tag
     if frame[tag_at] != _BINARY8:
         return None
-    layout = Struct(f">I{id_at - 3}s{_UINT_FORMATS[frame[id_at]]}2s{tag}s{end - tail_at}s")
+    behind_head = f"{_UINT_FORMATS[frame[id_at]]}2s{tag}s{end - tail_at}s"
+    layout = Struct(f">I{id_at - 3}s{behind_head}")
     head, tag_head, tail = frame[4 : id_at + 1], frame[tag_at : tag_at + 2], frame[tail_at:end]
-    return _TransferTemplate(layout, head, tag_head, tail, channel, transfer)
+    return _TransferTemplate(layout, behind_head, head, tag_head, tail, channel, transfer)
 
 
 def _disposition_template(

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.amqp10.conditions import Condition, LinkFailure, SessionFailure
-from qq.amqp10.encoding import ACCEPTED, ID_MASK, RELEASED, encode_frame, outcome_frame
+from qq.amqp10.encoding import ACCEPTED, ID_MASK, RELEASED, outcome_frame
 from qq.amqp10.link import Link10, LinkFault, LinkState
 from qq.amqp10.performatives import (
     AcceptedState,
@@ -24,13 +24,11 @@ from qq.amqp10.performatives import (
 )
 
 if TYPE_CHECKING:
+    from qq.amqp10.framing import Transfers
     from qq.amqp10.link import DetachRequested
     from qq.amqp10.performatives import DeliveryState, TargetTerminus, TransferFrame
     from qq.amqp10.values import Value
     from qq.amqp10.windows import SessionWindows
-
-Delivery = tuple[int, bytes, bytes]
-"""Delivery id, delivery tag and message."""
 
 _ENCODED: dict[type, bytes] = {AcceptedState: ACCEPTED, ReleasedState: RELEASED}
 """The usual outcomes."""
@@ -52,7 +50,9 @@ class Deliveries(NamedTuple):
     link: ReceivingLink
     is_settled: bool
     """Whether the client has settled them, and wants no outcome."""
-    deliveries: list[Delivery]
+    ids: list[int]
+    tags: list[bytes]
+    messages: list[bytes]
 
 
 class _Run(NamedTuple):
@@ -116,6 +116,14 @@ class ReceivingLink(Link10):
         """Deliveries that the client may still begin."""
         return self._credit
 
+    @property
+    def delivery_count(self) -> int:
+        return self._delivery_count
+
+    @property
+    def message_bytes_max(self) -> int:
+        return self._limits.message_bytes_max
+
     # --- from the shell
 
     def accept(
@@ -128,19 +136,19 @@ class ReceivingLink(Link10):
         if self.state is not LinkState.ATTACHING:
             return []
         attach = self.attach
-        self._windows.write(
-            AttachFrame(
-                self.name,
-                self.handle,
-                True,
-                attach.snd_settle_mode,
-                ReceiverSettleMode.FIRST,
-                attach.source,
-                target or attach.target,
-                max_message_size=self._limits.message_bytes_max,
-                properties=properties,
-            )
+        answer = AttachFrame(
+            self.name,
+            self.handle,
+            True,
+            attach.snd_settle_mode,
+            ReceiverSettleMode.FIRST,
+            attach.source,
+            target or attach.target,
+            max_message_size=self._limits.message_bytes_max,
+            properties=properties,
         )
+        if (fault := self._answered(answer)) is not None:
+            return [fault]
         self.state = LinkState.ATTACHED
         self._give_credit()
         if self._failure is not None:
@@ -198,7 +206,7 @@ class ReceivingLink(Link10):
         if encoded is not None:
             return outcome_frame(self._windows.channel, first, last, encoded)
         disposition = DispositionFrame(True, first, last, settled=True, state=outcome)
-        return encode_frame(self._windows.channel, disposition)
+        return self._windows.encode(disposition)
 
     def _give_credit(self) -> None:
         if self.unsettled_count < self._limits.link_credit and self.state is LinkState.ATTACHED:
@@ -211,13 +219,14 @@ class ReceivingLink(Link10):
 
     # --- from the client
 
-    def receive(self, transfer: TransferFrame, deliveries: list[Delivery], events: list[Any]) -> None:
-        """Take complete deliveries, whose transfers equal `transfer` but for ids and tags.
+    def receive(self, transfers: Transfers, events: list[Any]) -> None:
+        """Take complete deliveries.
 
         Raises `LinkFailure` or `SessionFailure`, after which the client's frames for the link must be dropped.
         """
+        _, transfer, ids, tags, messages = transfers
         if self._incomplete is not None:
-            for delivery_id, tag, message in deliveries:
+            for delivery_id, tag, message in zip(ids, tags, messages, strict=True):
                 part = transfer._replace(delivery_id=delivery_id, delivery_tag=tag)
                 self.receive_part(part, message, events)
             return
@@ -225,12 +234,14 @@ class ReceivingLink(Link10):
         self._check_modes(transfer, is_settled)
         limits = self._limits
         if limits.message_bytes_max < limits.frame_max:
-            self._check_size(max(len(message) for _, _, message in deliveries))
+            self._check_size(max(map(len, messages)))
         credit = self._credit
+        if credit >= len(ids):
+            events.append(self._delivered(is_settled, ids, tags, messages))
+            return
         if credit:
-            events.append(self._delivered(is_settled, deliveries[:credit]))
-        if credit < len(deliveries):
-            raise self._beyond_credit()
+            events.append(self._delivered(is_settled, ids[:credit], tags[:credit], messages[:credit]))
+        raise self._beyond_credit()
 
     def receive_early(self) -> None:
         """Take a transfer while the link is not attached: before, it has no credit, and afterwards it is dropped."""
@@ -265,8 +276,8 @@ class ReceivingLink(Link10):
             return
         self._incomplete = None
         self._check_modes(transfer, incomplete.is_settled)
-        delivery = (incomplete.delivery_id, incomplete.tag, bytes(incomplete.parts))
-        events.append(self._delivered(incomplete.is_settled, [delivery]))
+        delivery = [incomplete.delivery_id], [incomplete.tag], [bytes(incomplete.parts)]
+        events.append(self._delivered(incomplete.is_settled, *delivery))
 
     def _begun(self, transfer: TransferFrame) -> _Incomplete:
         if transfer.delivery_id is None or transfer.delivery_tag is None:
@@ -275,15 +286,17 @@ class ReceivingLink(Link10):
             raise self._beyond_credit()
         return _Incomplete(transfer.delivery_id, transfer.delivery_tag)
 
-    def _delivered(self, is_settled: bool, deliveries: list[Delivery]) -> Deliveries:
-        count, first = len(deliveries), deliveries[0][0]
+    def _delivered(
+        self, is_settled: bool, ids: list[int], tags: list[bytes], messages: list[bytes]
+    ) -> Deliveries:
+        count, first = len(ids), ids[0]
         self.unsettled_count += count
         self._count(count)
-        if (deliveries[-1][0] - first) & ID_MASK == count - 1:
+        if (ids[-1] - first) & ID_MASK == count - 1:
             self._unsettled.append(_Run(first, count, is_settled))
         else:
-            self._unsettled += [_Run(delivery_id, 1, is_settled) for delivery_id, _, _ in deliveries]
-        return Deliveries(self, is_settled, deliveries)
+            self._unsettled += [_Run(delivery_id, 1, is_settled) for delivery_id in ids]
+        return Deliveries(self, is_settled, ids, tags, messages)
 
     def _count(self, count: int) -> None:
         """Count deliveries that have taken credit."""

@@ -266,12 +266,18 @@ def decode_section(octets: bytes) -> Any:
     return described.value if known is described else known
 
 
-def joined_data(octets: bytes, at: int = 0, end: int | None = None) -> bytes:
-    """Return the contents of successive data sections, from `at` to `end`."""
+def joined_data(octets: bytes, at: int = 0) -> bytes:
+    """Return the contents of the successive data sections at `at`, which end before a footer or with the octets."""
+    if octets.startswith(SHORT_DATA, at):  # a loop over ten thousand short sections takes six times as long
+        _, *pieces = octets[at:].split(SHORT_DATA)
+        if all(map(_is_short_data, pieces)):
+            return b"".join([piece[1:] for piece in pieces])
     parts: list[bytes] = []
-    end = len(octets) if end is None else end
+    end = len(octets)
     while at < end:
-        _, stop = _skip_section(octets, at, end)
+        code, stop = _skip_section(octets, at, end)
+        if code != DATA:
+            break
         if octets.startswith(SHORT_DATA, at):
             at += 5
         elif octets.startswith(LONG_DATA, at):
@@ -282,6 +288,11 @@ def joined_data(octets: bytes, at: int = 0, end: int | None = None) -> bytes:
         parts.append(octets[at:stop])
         at = stop
     return b"".join(parts)
+
+
+def _is_short_data(piece: bytes) -> bool:
+    """Return whether these octets are a length of one octet and as many octets."""
+    return bool(piece) and len(piece) == 1 + piece[0]
 
 
 def split_annotations(octets: bytes) -> list[tuple[Value, bytes]]:

@@ -26,18 +26,16 @@ from qq.ranges import RangeMap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.amqp10.link import DetachRequested
+    from qq.amqp10.link import DetachRequested, LinkFault
     from qq.amqp10.performatives import DeliveryState, FlowFrame, SourceTerminus
     from qq.amqp10.values import Value
     from qq.amqp10.windows import SessionWindows
 
 
 class CreditSet(NamedTuple):
-    """The client has set the credit of a link. It replaces earlier credit."""
+    """The client has set the credit of a link (`SendingLink.credit`). It replaces earlier credit."""
 
     link: SendingLink
-    credit: int
-    """Deliveries that the shell may send from now on."""
     is_drain: bool
     """Whether the shell must answer with `SendingLink.drained` when its queue has no more messages."""
     wants_state: bool
@@ -65,7 +63,7 @@ class _Messages(NamedTuple):
 
     link: SendingLink
     first_key: int
-    heads: Sequence[bytes]
+    head: bytes
     bodies: Sequence[bytes]
 
 
@@ -101,10 +99,10 @@ class SessionDeliveries:
         """Deliveries that the client has not settled."""
         return len(self._unsettled) - self._forgotten
 
-    def put(self, link: SendingLink, first_key: int, heads: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+    def put(self, link: SendingLink, first_key: int, head: bytes, bodies: Sequence[bytes]) -> None:
         """Send deliveries when the window and earlier deliveries allow it."""
         link.waiting += 1
-        self._waiting.append(_Messages(link, first_key, heads, bodies))
+        self._waiting.append(_Messages(link, first_key, head, bodies))
         if len(self._waiting) == 1:
             self.pump()
 
@@ -161,21 +159,21 @@ class SessionDeliveries:
 
     def _send(self, messages: _Messages) -> list[_Messages | _Parts]:
         """Send the first of these messages. Return the rest, which waits."""
-        link, first_key, heads, bodies = messages
+        link, first_key, head, bodies = messages
         windows = self._windows
-        if max(map(len, heads)) + max(map(len, bodies)) + TRANSFER_OVERHEAD >= windows.frame_max:
+        if len(head) + max(map(len, bodies)) + TRANSFER_OVERHEAD >= windows.frame_max:
             frames: list[bytes] = []
-            delivery_in_parts(link.outgoing, self._next_id & ID_MASK, heads[0] + bodies[0], frames)
+            delivery_in_parts(link.outgoing, self._next_id & ID_MASK, head + bodies[0], frames)
             sent, rest = 1, self._send_parts(_Parts(link, frames))
         else:
-            sent, rest = min(len(heads), windows.client_room), list[_Messages | _Parts]()
-            windows.send_deliveries(link.outgoing, self._next_id & ID_MASK, heads[:sent], bodies[:sent])
+            sent, rest = min(len(bodies), windows.client_room), list[_Messages | _Parts]()
+            windows.send_deliveries(link.outgoing, self._next_id & ID_MASK, head, bodies[:sent])
         if not link.outgoing.is_settled:
             self._unsettled.append(self._next_id, sent, _Held(link, first_key))
             link.unsettled_count += sent
         self._next_id += sent
-        if sent < len(heads):
-            rest.append(_Messages(link, first_key + sent, heads[sent:], bodies[sent:]))
+        if sent < len(bodies):
+            rest.append(messages._replace(first_key=first_key + sent, bodies=bodies[sent:]))
         return rest
 
     def _send_parts(self, parts: _Parts) -> list[_Messages | _Parts]:
@@ -227,11 +225,15 @@ class SendingLink(Link10):
         """Whether the client's settlements of this link have no effect any more."""
         return self.state is LinkState.DETACHING or self.state is LinkState.DETACHED
 
+    @property
+    def delivery_count(self) -> int:
+        return self._delivery_count
+
     # --- from the shell
 
     def accept(
         self, source: SourceTerminus | None = None, properties: dict[Value, Value] | None = None
-    ) -> list[CreditSet | DetachRequested]:
+    ) -> list[CreditSet | DetachRequested | LinkFault]:
         """Attach the link. Return the events of frames that the client has sent ahead.
 
         `source` replaces the source of the client's attach. No effect if the session has ended.
@@ -239,35 +241,35 @@ class SendingLink(Link10):
         if self.state is not LinkState.ATTACHING:
             return []
         attach = self.attach
-        self._windows.write(
-            AttachFrame(
-                self.name,
-                self.handle,
-                False,
-                SenderSettleMode.SETTLED if self.outgoing.is_settled else SenderSettleMode.UNSETTLED,
-                attach.rcv_settle_mode,
-                source or attach.source,
-                attach.target,
-                initial_delivery_count=0,
-                max_message_size=attach.max_message_size,
-                properties=properties,
-            )
+        answer = AttachFrame(
+            self.name,
+            self.handle,
+            False,
+            SenderSettleMode.SETTLED if self.outgoing.is_settled else SenderSettleMode.UNSETTLED,
+            attach.rcv_settle_mode,
+            source or attach.source,
+            attach.target,
+            initial_delivery_count=0,
+            max_message_size=attach.max_message_size,
+            properties=properties,
         )
+        if (fault := self._answered(answer)) is not None:
+            return [fault]
         self.state = LinkState.ATTACHED
         flow, self._flow = self._flow, None
         credit = None if flow is None else self.receive_flow(flow)
         return [event for event in (credit, self._detach_requested()) if event is not None]
 
-    def deliver(self, first_key: int, heads: Sequence[bytes], bodies: Sequence[bytes]) -> None:
-        """Send messages with consecutive keys. Each is a head (header, annotations) and a body.
+    def deliver(self, first_key: int, head: bytes, bodies: Sequence[bytes]) -> None:
+        """Send messages with consecutive keys. Each is the head (header, annotations) and a body.
 
         The credit may have been lowered since the shell's queue used it. No effect if the link has ended.
         """
         if self.is_open:
-            count = len(heads)
+            count = len(bodies)
             self._delivery_count = (self._delivery_count + count) & ID_MASK
             self.credit = max(0, self.credit - count)
-            self._deliveries.put(self, first_key, heads, bodies)
+            self._deliveries.put(self, first_key, head, bodies)
 
     def drained(self, available: int) -> None:
         """Take back the credit that is left, behind the deliveries that used it."""
@@ -312,7 +314,7 @@ class SendingLink(Link10):
         if flow.link_credit is not None:
             under_way = (self._delivery_count - (flow.delivery_count or 0)) & ID_MASK
             self.credit = max(0, flow.link_credit - under_way)
-        return CreditSet(self, self.credit, flow.drain, flow.echo)
+        return CreditSet(self, flow.drain, flow.echo)
 
     def _end(self) -> None:
         self._deliveries.forget(self)

@@ -31,13 +31,17 @@ from qq.amqp10.windows import SessionWindows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from qq.amqp10.framing import Transfers
     from qq.amqp10.link import Link10
     from qq.amqp10.performatives import ErrorReply, SessionPerformative
-    from qq.amqp10.receiving_link import Delivery
     from qq.amqp10.values import Value
 
 ANNOTATIONS_BYTES_MAX = 4096
 """Octets of the annotations of an outcome `modified`, because the message keeps them."""
+
+
+ATTACH_OCTETS = 64
+"""Octets of the answer to an attach, besides the name of the link, if the answer has no more than it needs."""
 
 
 class SessionLimits(NamedTuple):
@@ -130,6 +134,10 @@ class Session10:
         return list(self._links.values())
 
     @property
+    def handle_max(self) -> int:
+        return self._limits.handle_max
+
+    @property
     def partial_bytes(self) -> int:
         """Octets of incomplete deliveries."""
         return self.windows.partial_bytes
@@ -162,19 +170,20 @@ class Session10:
 
     # --- from the client
 
-    def transfers(self, transfer: TransferFrame, deliveries: list[Delivery], events: list[Any]) -> None:
-        """Take complete deliveries, whose transfers equal `transfer` but for ids and tags."""
+    def transfers(self, transfers: Transfers, events: list[Any]) -> None:
+        """Take complete deliveries of a link."""
         if self.state is not SessionPhase.OPEN:
             return
+        handle = transfers.performative.handle
         try:
-            self.windows.received(len(deliveries))
-            link = self._receiver(transfer.handle)
+            self.windows.received(len(transfers.ids))
+            link = self._receiver(handle)
             if link.state is LinkState.ATTACHED:
-                link.receive(transfer, deliveries, events)
+                link.receive(transfers, events)
             else:
                 link.receive_early()
         except LinkFailure as error:
-            self._fail_link(transfer.handle, error, events)
+            self._fail_link(handle, error, events)
         except SessionFailure as error:
             self._fail(error, events)
 
@@ -256,11 +265,17 @@ class Session10:
     def _attach(self, attach: AttachFrame) -> ReceivingLink | SendingLink:
         handle, limit = attach.handle, self._limits.handle_max
         if handle > limit:
-            text = f"handle number ({handle}) exceeds maximum handle number ({limit})"
+            text = f"link handle value ({handle}) exceeds maximum link handle value ({limit})"
             raise SessionFailure(Condition.FRAMING_ERROR, text)
         if handle in self._links:
             text = f"handle {handle} is already associated with a link"
             raise SessionFailure(Condition.HANDLE_IN_USE, text)
+        room = self.windows.frame_max - ATTACH_OCTETS - len(attach.name.encode())
+        if room < 0:
+            text = (
+                f"the name of a link is {-room} bytes too long for max_frame_size ({self.windows.frame_max})"
+            )
+            raise SessionFailure(Condition.FRAME_SIZE_TOO_SMALL, text)
         if attach.role:
             return SendingLink(attach, self.windows, self._links, self.deliveries)
         if attach.initial_delivery_count is None:

@@ -159,7 +159,8 @@ _FIXED = {
 }
 FREE = frozenset(_FIXED)
 """Constructors of a fixed size with which any octets are a value."""
-_WITHOUT_OCTETS = frozenset(range(0x40, 0x46))
+WITHOUT_OCTETS = frozenset(range(0x40, 0x46))
+"""Constructors of values without octets: an array with a few octets may have very many."""
 _BOOLEAN = 0x56
 STRINGS = frozenset((0xA1, 0xB1))
 VARIABLE = frozenset((0xA0, 0xA1, 0xA3, 0xB0, 0xB1, 0xB3))
@@ -174,7 +175,7 @@ _COMPOUND = frozenset((LIST8, LIST32, MAP8, MAP32, ARRAY8, ARRAY32))
 _SHORT_CODES = frozenset((0xA0, 0xA1, 0xA3, LIST8, MAP8, ARRAY8))
 _LONG_CODES = frozenset(code + 0x10 for code in _SHORT_CODES)
 _WIDTHS = {
-    **dict.fromkeys(_WITHOUT_OCTETS, 0),
+    **dict.fromkeys(WITHOUT_OCTETS, 0),
     _BOOLEAN: 1,
     **{code: fixed.layout.size for code, fixed in _FIXED.items()},
 }
@@ -284,13 +285,11 @@ class ValueReader:
 
     def _primitive(self, code: int, depth: int) -> Value:
         """Decode the value that follows its constructor."""
-        self._values_left -= 1
-        if self._values_left < 0:
-            raise UndecodableValue(f"more than VALUES_MAX={VALUES_MAX} values")
+        self._count(1)
         fixed = _FIXED.get(code)
         if fixed is not None:
             return fixed.type(fixed.layout.unpack_from(self._data, self._take(fixed.layout.size))[0])
-        if code in _WITHOUT_OCTETS:
+        if code in WITHOUT_OCTETS:
             return _value_without_octets(code)
         if code in VARIABLE:
             return self._text(code)
@@ -299,6 +298,11 @@ class ValueReader:
         if code == _BOOLEAN:
             return self._boolean()
         raise _unknown(code)
+
+    def _count(self, values: int) -> None:
+        self._values_left -= values
+        if self._values_left < 0:
+            raise UndecodableValue(f"more than VALUES_MAX={VALUES_MAX} values")
 
     def _boolean(self) -> bool:
         octet = self._octet()
@@ -364,6 +368,9 @@ class ValueReader:
         if code == DESCRIBED:
             descriptor = self.read(depth)
             code = self._octet()
+        if code in WITHOUT_OCTETS:
+            self._count(count)
+            return Array(code, [_value_without_octets(code)] * count, descriptor)
         if code not in _WIDTHS:
             _length_octets(code)  # raises for an unknown constructor
         return Array(code, [self._primitive(code, depth) for _ in range(count)], descriptor)
@@ -478,7 +485,9 @@ def _encode_array(array: Array) -> bytes:
     constructor = bytes((array.code,))
     if array.descriptor is not None:
         constructor = bytes((DESCRIBED,)) + encode(array.descriptor) + constructor
-    contents = b"".join(_element(array.code, element) for element in array.elements)
+    contents = b""
+    if array.code not in WITHOUT_OCTETS:
+        contents = b"".join(_element(array.code, element) for element in array.elements)
     return _compound(ARRAY8, len(array.elements), constructor + contents)
 
 

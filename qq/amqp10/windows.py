@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.amqp10.conditions import Condition, SessionFailure
-from qq.amqp10.encoding import ID_MASK, deliveries, encode_frame
+from qq.amqp10.encoding import ID_MASK, deliveries, encode_short_frame
 from qq.amqp10.performatives import MAX_UINT, BeginFrame, FlowFrame
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class SessionWindows:
         "_out",
         "_room",
         "channel",
+        "client_outgoing_window",
         "client_room",
         "frame_max",
         "is_closed",
@@ -56,6 +57,8 @@ class SessionWindows:
         self._next_outgoing_id = 0
         self.client_room = begin.incoming_window
         """Transfers that the server may send."""
+        self.client_outgoing_window = begin.outgoing_window
+        """Transfers that the client can send, as it has said."""
 
     def begin(self, handle_max: int) -> None:
         """Answer the client's begin."""
@@ -91,12 +94,10 @@ class SessionWindows:
 
     # --- the direction of the server
 
-    def send_deliveries(
-        self, link: Outgoing10, first_id: int, heads: Sequence[bytes], bodies: Sequence[bytes]
-    ) -> None:
+    def send_deliveries(self, link: Outgoing10, first_id: int, head: bytes, bodies: Sequence[bytes]) -> None:
         """Send deliveries of a transfer each, at most `client_room`."""
-        deliveries(link, first_id, heads, bodies, self._out)
-        self._count_sent(len(heads))
+        deliveries(link, first_id, head, bodies, self._out)
+        self._count_sent(len(bodies))
 
     def send_transfers(self, frames: Sequence[bytes]) -> None:
         """Send encoded transfers, at most `client_room`."""
@@ -117,11 +118,31 @@ class SessionWindows:
             )
         self.client_room = max(0, flow.incoming_window - under_way)
         self._next_incoming_id = flow.next_outgoing_id
+        self.client_outgoing_window = flow.outgoing_window
+
+    # --- for operators
+
+    @property
+    def next_incoming_id(self) -> int:
+        return self._next_incoming_id
+
+    @property
+    def next_outgoing_id(self) -> int:
+        return self._next_outgoing_id
+
+    @property
+    def incoming_window(self) -> int:
+        """Transfers that the client may send, as it was told."""
+        return 0 if self.is_closed else self._room
 
     # --- output
 
     def write(self, performative: SessionPerformative) -> None:
-        self._out.append(encode_frame(self.channel, performative))
+        self._out.append(self.encode(performative))
+
+    def encode(self, performative: SessionPerformative) -> bytes:
+        """Encode a frame, whose error is cut off where the client's largest frame ends."""
+        return encode_short_frame(self.channel, performative, self.frame_max)
 
     def write_encoded(self, frames: Sequence[bytes]) -> None:
         self._out += frames
@@ -139,7 +160,7 @@ class SessionWindows:
         """Send the windows, and with a handle the state of a link."""
         windows = (
             self._next_incoming_id,
-            0 if self.is_closed else self._room,
+            self.incoming_window,
             self._next_outgoing_id,
             MAX_UINT,
         )

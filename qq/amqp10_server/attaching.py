@@ -1,4 +1,4 @@
-"""The source of a link on which a client consumes: its queue, its answer, and the arguments of the consumer."""
+"""The terminus of a link on the node's side; for a consumer also its queue, the answer, and the arguments."""
 
 from __future__ import annotations
 
@@ -6,18 +6,33 @@ from typing import TYPE_CHECKING
 
 from qq.amqp10.addresses import source_queue
 from qq.amqp10.conditions import Condition
-from qq.amqp10.performatives import ReleasedState, SourceTerminus
+from qq.amqp10.link import LinkState
+from qq.amqp10.performatives import Coordinator, ReleasedState, SourceTerminus
+from qq.amqp10.session import SessionPhase
 from qq.amqp10.values import Int, Symbol, UInt
 from qq.amqp10_server.errors import ConditionFault, error_reply
 
 if TYPE_CHECKING:
-    from qq.amqp10.performatives import AttachFrame
+    from qq.amqp10.link import Link10
+    from qq.amqp10.performatives import AttachFrame, TargetTerminus
+    from qq.amqp10.session import Session10
     from qq.machine.protocol.commands import Table
 
 OUTCOMES = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list")
 """The outcomes of deliveries."""
 PRIORITY, CONSUMER_TIMEOUT = Symbol("rabbitmq:priority"), Symbol("rabbitmq:consumer-timeout")
 """Properties of a link: the priority of its consumer, and milliseconds that it may hold a delivery."""
+
+
+def own_terminus(attach: AttachFrame) -> SourceTerminus | TargetTerminus | None:
+    """Return the terminus on the node's side. Return None for a coordinator of transactions."""
+    terminus = attach.source if attach.role else attach.target
+    return None if isinstance(terminus, Coordinator) else terminus
+
+
+def is_over(link: Link10, session: Session10) -> bool:
+    """Return whether the link has ended, or ends with its session."""
+    return link.state in (LinkState.DETACHING, LinkState.DETACHED) or session.state is not SessionPhase.OPEN
 
 
 def check_new(attach: AttachFrame) -> None:

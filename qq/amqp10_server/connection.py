@@ -37,7 +37,9 @@ from qq.amqp10_server.management_node import ManagementLink, ManagementNode, is_
 from qq.amqp10_server.publishing_link import PublishingLink, publishing_target
 from qq.amqp10_server.reply_link import ReplyLink, wants_replies
 from qq.amqp10_server.server import ANONYMOUS
+from qq.amqp10_server.session_facts import closed_windows, session_facts
 from qq.amqp10_server.temporary_queues import TemporaryQueues, wants_queue
+from qq.amqp10_server.termini_v1 import TerminiV1, has_address_v1
 from qq.client_sockets.back_pressure import ALARM, HeartbeatTimes
 from qq.client_sockets.client_connection import TRY_AGAIN, ClientConnection, ConnectionTerms
 from qq.client_sockets.protocol_choice import ServedProtocol
@@ -48,6 +50,7 @@ from qq.sasl import EXTERNAL, PASSWORD_MECHANISMS, InvalidResponse
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from qq.amqp10.addresses import TargetAddress
     from qq.amqp10.connection import Event10
     from qq.amqp10.link import Link10
     from qq.amqp10.performatives import ErrorReply
@@ -58,7 +61,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.effects import Failed
     from qq.scopes import Scopes
     from qq.sessions.broker import Broker
-    from qq.sessions.session_info import ConnectionFacts
+    from qq.sessions.session_info import ConnectionFacts, LinkSessionFacts
 
 DEFAULT_VHOST = "/"
 OTHER_VERSIONS = re.compile(rb"AMQP[\x00-\x03]\x01")
@@ -92,6 +95,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         "_management",
         "_server",
         "_temporary_queues",
+        "_termini_v1",
         "_vouched_for",
     )
 
@@ -114,6 +118,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         self._commands = ConnectionCommands(self)
         """Commands that belong to none of the links."""
         self._temporary_queues = TemporaryQueues(self, self._commands)
+        self._termini_v1 = TerminiV1(self, self._commands)
         self._management: ManagementNode | None = None
         """The management node, after the first link to it."""
         self._blocked_bytes = 0
@@ -290,7 +295,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         if isinstance(link, PublishingLink | ManagementLink):
             link.publish(event)
         if self._blocked:
-            self._blocked_bytes += sum(len(octets) for _, _, octets in event.deliveries)
+            self._blocked_bytes += sum(map(len, event.messages))
 
     def _receive(self) -> None:
         super()._receive()
@@ -301,7 +306,10 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     # Links
 
-    def _attach(self, link: ReceivingLink | SendingLink, session: Session10) -> None:
+    def _attach(
+        self, link: ReceivingLink | SendingLink, session: Session10, prepared: TargetAddress | None = None
+    ) -> None:
+        """Attach a link. `prepared` is the address that stands for one of version 1, after its queue is declared."""
         try:
             check_new(link.attach)
             if is_management(link.attach):
@@ -311,16 +319,21 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             elif wants_queue(link.attach):
                 attach = partial(self._attach, link, session)
                 self._temporary_queues.make(link, session, self._container_id, attach)
+            elif prepared is None and self._server.permits_v1 and has_address_v1(link.attach):
+                self._termini_v1.prepare(link, session, partial(self._attach, link, session))
             elif isinstance(link, ReceivingLink):
-                self._attach_publisher(link, session)
+                self._attach_publisher(link, session, prepared)
             else:
-                self._attach_consumer(link, session)
+                queue = queue_of_source(link.attach) if prepared is None else prepared.routing_key
+                self._attach_consumer(link, session, queue)
         except ConditionFault as fault:
             link.refuse(fault.reply)
         except ConditionError as error:
             link.refuse(reply_to(error))
 
-    def _attach_publisher(self, link: ReceivingLink, session: Session10) -> None:
+    def _attach_publisher(
+        self, link: ReceivingLink, session: Session10, prepared: TargetAddress | None
+    ) -> None:
         attach = link.attach
         target = attach.target
         if isinstance(target, Coordinator):
@@ -331,17 +344,16 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             text = "rcv-settle-mode second is not supported"
             raise ConditionFault(error_reply(Condition.NOT_IMPLEMENTED, text))
         address = None if target is None else target.address
-        publisher = PublishingLink(
-            self, session, link, None if address is None else publishing_target(address)
-        )
+        parsed = prepared or (None if address is None else publishing_target(address))
+        publisher = PublishingLink(self, session, link, parsed)
         self._links[link] = publisher
         self.mark_publisher()
         publisher.attach(partial(self._accept, link.accept))
 
-    def _attach_consumer(self, link: SendingLink, session: Session10) -> None:
+    def _attach_consumer(self, link: SendingLink, session: Session10, queue: str) -> None:
         attach = link.attach
         source = accepted_source(attach)
-        consumer = self._links[link] = ConsumingLink(self, session, link, queue_of_source(attach))
+        consumer = self._links[link] = ConsumingLink(self, session, link, queue)
         consumer.attach(consumer_arguments(attach), partial(self._accept, partial(link.accept, source)))
 
     def _attach_replies(self, link: SendingLink, session: Session10) -> None:
@@ -491,7 +503,26 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         return "" if opened is None else opened.container_id
 
     def facts(self) -> ConnectionFacts:
-        return super().facts()._replace(container_id=self._container_id)
+        sessions = self._engine.sessions
+        return (
+            super()
+            .facts()
+            ._replace(
+                container_id=self._container_id,
+                sessions=len(sessions),
+                links=len(self._links),
+                closed_windows=closed_windows(sessions),
+            )
+        )
+
+    def link_session(self, channel: int) -> LinkSessionFacts | None:
+        session = self._engine.session(channel)
+        return None if session is None else session_facts(session, self._address_of)
+
+    def _address_of(self, link: Link10) -> str:
+        """Return the address of a link; empty if the link has none, or is not attached yet."""
+        found = self._links.get(link)
+        return "" if found is None else found.address
 
     @property
     def channel_count(self) -> int:

@@ -148,7 +148,8 @@ class ConsumingLink(DeliveringLink):
 
     def credit_set(self, event: CreditSet) -> None:
         """Take the credit that the client has set."""
-        self._limit = self._output.written_id + event.credit
+        # The link may have sent deliveries since the flow.
+        self._limit = self._output.written_id + self._link.credit
         is_change = bool(self._drain) or self._next_limit() != self._sent_limit
         if event.is_drain or event.wants_state or is_change:
             self._send_credit(is_drain=event.is_drain, wants_state=event.wants_state)
@@ -187,7 +188,7 @@ class ConsumingLink(DeliveringLink):
         self._settled += count
         match state:
             case AcceptedState():
-                self.broker.counters.messages_acknowledged += count
+                self.broker.counters.amqp10.messages_acknowledged += count
                 self.counts.acknowledged += count
                 # It gives no credit, so no delivery waits for it.
                 submissions.settle(commands.Settle, self.id, first, last, lane, Urgency.WITH_NEXT_REQUEST)
@@ -241,7 +242,7 @@ class ConsumingLink(DeliveringLink):
     # Writing
 
     def _count_written(self, first_id: int, count: int, is_redelivered: bool) -> None:
-        counters = self.broker.counters
+        counters = self.broker.counters.amqp10
         if is_redelivered:
             counters.messages_redelivered += count
             self.counts.redelivered += count
@@ -258,6 +259,10 @@ class ConsumingLink(DeliveringLink):
 
     # For operators
 
+    @property
+    def address(self) -> str:
+        return queue_address(self._queue)
+
     def facts(self) -> SessionFacts:
         return SessionFacts(
             self.link_number,
@@ -265,7 +270,7 @@ class ConsumingLink(DeliveringLink):
             unacknowledged=self._link.unsettled_count,
             prefetch=self._link.credit,
             counts=self.counts,
-            link=self._link_facts(queue_address(self._queue), self._link.credit),
+            link=self._link_facts(self._link.credit),
         )
 
     # Ends

@@ -82,17 +82,17 @@ class WindowedOutput(MessageOutput[ItemT, "LinkCarrier"], Generic[ItemT]):
         """Whether earlier deliveries of the session wait for the client's window. Its opening calls `pump`."""
         return self._engine.deliveries.is_waiting
 
-    def _send(self, first_id: int, heads: list[bytes], bodies: list[bytes]) -> None:
-        """Send messages with consecutive ids, each a head and a body, unless one is too large for the client."""
-        size, limit = sum(map(len, heads)) + sum(map(len, bodies)), self._link.attach.max_message_size
+    def _send(self, first_id: int, head: bytes, bodies: list[bytes]) -> None:
+        """Send messages with consecutive ids, each the head and a body, unless one is too large for the client."""
+        size, limit = len(head) * len(bodies) + sum(map(len, bodies)), self._link.attach.max_message_size
         if 0 < limit < size:
-            largest = max(len(head) + len(body) for head, body in zip(heads, bodies, strict=True))
+            largest = len(head) + max(map(len, bodies))
             if largest > limit:
                 text = f"message size ({largest} bytes) > maximum message size ({limit} bytes)"
                 error = error_reply(Condition.MESSAGE_SIZE_EXCEEDED, text)
                 self._connection.end_session(self._engine, error)
                 return
-        self._link.deliver(first_id, heads, bodies)
+        self._link.deliver(first_id, head, bodies)
         self._connection.schedule_flush(size)
 
 
@@ -139,6 +139,8 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
             if self._is_window_closed:
                 return False
             part = self._next_portion(ranges)
+            if self._divide(ranges):
+                continue
             try:
                 stored = self._stored(part, ranges)
             except MessagesGone:
@@ -170,8 +172,13 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
         history = item.histories.get(part.history)
         first = item.next_id
         for messages in stored:
-            heads, bodies = delivered10(messages, part, history, count_contract=item.count_contract)
-            self._send(first, heads, bodies)
-            first += len(heads)
+            alike = self._connection.timed(
+                lambda messages=messages: delivered10(
+                    messages, part, history, count_contract=item.count_contract
+                )
+            )
+            for head, bodies in alike:
+                self._send(first, head, bodies)
+                first += len(bodies)
         self.written_id = first
         self._on_written(item.next_id, part.count, is_redelivered(part, history, item.count_contract))

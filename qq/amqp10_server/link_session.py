@@ -69,9 +69,14 @@ class LinkSession(ABC):
         """The number of the link in its connection, for operators."""
         return self._engine.channel * self.broker.limits.link_max_per_session + self._link.handle
 
-    def _link_facts(self, address: str, credit: int) -> LinkFacts:
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """The address of the link's queue or exchange; empty if each message has its own."""
+
+    def _link_facts(self, credit: int) -> LinkFacts:
         role = "receiver" if self._link.attach.role else "sender"
-        return LinkFacts(self._link.name, role, address, credit, self._engine.channel)
+        return LinkFacts(self._link.name, role, self.address, credit, self._engine.channel)
 
     # Attaching
 

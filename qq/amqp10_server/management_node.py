@@ -94,6 +94,8 @@ class ManagementLink:
 
     __slots__ = ("_link", "_node", "_pair")
 
+    address = ADDRESS
+
     def __init__(self, node: ManagementNode, pair: _Pair, link: ReceivingLink | SendingLink) -> None:
         self._node = node
         self._pair = pair
@@ -202,7 +204,7 @@ class ManagementNode:
 
     def receive(self, pair: _Pair, event: Deliveries) -> None:
         """Take requests. The session ends if the client has not prepared for their answers."""
-        for _, _, octets in event.deliveries:
+        for octets in event.messages:
             answers = pair.answers
             if answers is None:
                 text = "received transfer on half open management link pair"
@@ -322,7 +324,7 @@ class ManagementNode:
             text = f"message size ({len(message)} bytes) > maximum message size ({limit} bytes)"
             self._end_session(request.pair.engine, error_reply(Condition.MESSAGE_SIZE_EXCEEDED, text))
         else:
-            request.answers.deliver(0, [b""], [message])
+            request.answers.deliver(0, b"", [message])
             request.requests.settle(1, AcceptedState())
         self._finish(request)
 

@@ -14,9 +14,9 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.amqp10.addresses import TargetAddress, address_of, target_address
+from qq.amqp10.addresses import TargetAddress, target_address
 from qq.amqp10.conditions import Condition, ConditionError
-from qq.amqp10.performatives import AcceptedState, ErrorReply, RejectedState, ReleasedState
+from qq.amqp10.performatives import AcceptedState, Coordinator, ErrorReply, RejectedState, ReleasedState
 from qq.amqp10.values import Symbol
 from qq.amqp10_server.errors import LinkRefusal, error_reply, refusal_of, reply_to, unauthorized
 from qq.amqp10_server.link_session import LinkSession
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 ADDRESSES_MAX = 1000
 """Parsed addresses that the node remembers."""
 _QUEUE, _REASON, _MAXLEN = Symbol("queue"), Symbol("reason"), Symbol("maxlen")
+_DELIVERY_TAG = Symbol("delivery-tag")
 _ACCEPTED, _RELEASED = AcceptedState(), ReleasedState()
 
 
@@ -53,6 +54,12 @@ class _Batch(NamedTuple):
     messages: list[bytes]
     is_settled: bool
     """Whether the client has settled them."""
+    tags: list[bytes]
+    """Their delivery tags, if the client must learn the tag of an invalid delivery. Empty otherwise."""
+
+    def part(self, begin: int, end: int | None = None) -> _Batch:
+        """Return some of the deliveries."""
+        return _Batch(self.messages[begin:end], self.is_settled, self.tags[begin:end])
 
 
 class _Refused(NamedTuple):
@@ -74,6 +81,7 @@ class PublishingLink(LinkSession):
         "_is_checking",
         "_is_counted",
         "_link",
+        "_queue",
         "_refused",
         "_run",
         "_sections",
@@ -91,6 +99,8 @@ class PublishingLink(LinkSession):
         super().__init__(carrier, engine, link)
         self._link: ReceivingLink = link
         self._target = target
+        self._queue = None if target is None else target.queue
+        """The queue of the target, with which the link ends."""
         self.published = 0
         """The publish sequence number of the last message."""
         self._confirmed = 0
@@ -127,7 +137,9 @@ class PublishingLink(LinkSession):
                 self.refuse_link(refusal)
                 return
             self._is_counted = True
-            self.broker.counters.publishers += 1
+            self.broker.counters.amqp10.publishers += 1
+            if self._queue is not None:
+                self.broker.queue_removals.add(self.connection.vhost, self._queue, self)
             self.open(accept)
 
         self.decide(self._check_target, decided)
@@ -162,7 +174,8 @@ class PublishingLink(LinkSession):
 
     def publish(self, event: Deliveries) -> None:
         """Publish deliveries, as far as limits of publishing let them pass. The rest waits."""
-        batch = _Batch([octets for _, _, octets in event.deliveries], event.is_settled)
+        needs_tags = event.is_settled and (self._target is None or self._target.by_subject)
+        batch = _Batch(event.messages, event.is_settled, event.tags if needs_tags else [])
         if self._held:
             self._held.append(batch)
         elif self._is_ending:
@@ -190,13 +203,13 @@ class PublishingLink(LinkSession):
         """Publish the first messages, as far as they may pass, and hold the rest."""
         throttle, messages = self.broker.throttle, batch.messages
         passing = throttle.count_passing(self, messages)
-        first = batch if passing == len(messages) else batch._replace(messages=messages[:passing])
+        first = batch if passing == len(messages) else batch.part(0, passing)
         done = self._publish_all(first) if passing else 0
         throttle.charge(self, messages, done)
         if self._is_ending:
             self._settle_refused()
         elif done < len(messages):
-            self._held.append(batch._replace(messages=messages[done:]))
+            self._held.append(batch.part(done))
             self._count_held()
             if not self._is_checking:
                 throttle.wait(self)
@@ -206,28 +219,33 @@ class PublishingLink(LinkSession):
 
     def _publish_all(self, batch: _Batch) -> int:
         """Publish messages. Return how many, fewer if a check of a right or an error of the link comes before them."""
-        if self._target is not None:
-            return self._publish_to(self._target, batch)
+        target = self._target
+        if target is not None and not target.by_subject:
+            return self._publish_to(target, batch)
         done = 0
-        for address, alike in groupby(batch.messages, key=_address):
-            same = batch._replace(messages=list(alike))
-            published = self._publish_to_address(address, same)
+        for found, alike in groupby(batch.messages, key=_address if target is None else _subject):
+            same = batch.part(done, done + len(list(alike)))
+            if isinstance(found, ConditionError):
+                published = self._reject(reply_to(found), same)
+            elif target is None:
+                published = self._publish_to_address(found, same)
+            else:
+                published = self._publish_to(target._replace(routing_key=found or ""), same)
             done += published
             if published < len(same.messages):
                 break
         return done
 
-    def _publish_to_address(self, address: str | ConditionError | None, batch: _Batch) -> int:
+    def _publish_to_address(self, address: str | None, batch: _Batch) -> int:
         """Publish messages that have this address of their own."""
-        if isinstance(address, ConditionError):
-            return self._reject(reply_to(address), batch)
         if address is None:
             text = "anonymous terminus requires 'to' address to be set"
             return self._reject(error_reply(Condition.PRECONDITION_FAILED, text), batch)
         try:
             target = publishing_target(address)
-        except ConditionError as error:
-            return self._reject(reply_to(error), batch)
+        except ConditionError:
+            text = f"bad 'to' address string: {address}"
+            return self._reject(error_reply(Condition.PRECONDITION_FAILED, text), batch)
         return self._publish_to(target, batch)
 
     def _publish_to(self, target: TargetAddress, batch: _Batch) -> int:
@@ -250,8 +268,7 @@ class PublishingLink(LinkSession):
                 self._enqueue(target, attributes, stored)
                 done += len(stored)
         except AccessRefused as refused:
-            rest = batch._replace(messages=batch.messages[done:])
-            return done + self._refuse_messages(unauthorized(str(refused)), rest)
+            return done + self._refuse_messages(unauthorized(str(refused)), batch.part(done))
         except ConditionError as error:
             self._fail(LinkRefusal(reply_to(error)))
         return done
@@ -276,7 +293,7 @@ class PublishingLink(LinkSession):
     def _reject(self, error: ErrorReply, batch: _Batch) -> int:
         """Reject messages, and return how many. A client that has settled them learns it by the end of the link."""
         if batch.is_settled:
-            self._fail(LinkRefusal(error))
+            self._fail(LinkRefusal(error._replace(info={_DELIVERY_TAG: batch.tags[0]})))
             return 0
         self._refused += [_Refused(self.published, RejectedState(error))] * len(batch.messages)
         self._settle_refused()
@@ -294,7 +311,7 @@ class PublishingLink(LinkSession):
         )
         if run is None or is_new:
             run = self._run = OpenEnqueue(self, self.published + 1, exchange, routing_key, True, attributes)
-        count, counters = len(stored), broker.counters
+        count, counters = len(stored), broker.counters.amqp10
         self.published += count
         counters.messages_received += count
         counters.messages_received_confirm += count
@@ -312,7 +329,7 @@ class PublishingLink(LinkSession):
         if published <= self._confirmed or self.is_over:
             return
         counters, newly = self.broker.counters, published - self._confirmed
-        counters.messages_confirmed += newly
+        counters.amqp10.messages_confirmed += newly
         counters.confirmed_in[self.connection.vhost] += newly
         self.counts.confirmed += newly
         self._settle(published, _ACCEPTED)
@@ -326,12 +343,16 @@ class PublishingLink(LinkSession):
 
     def unroutable(self, effect: effects.Returned) -> None:
         """Release messages that reached no queue."""
-        self.broker.counters.messages_unroutable_returned += effect.count
+        self.broker.counters.amqp10.messages_unroutable_returned += effect.count
         self.counts.returned += effect.count
         self._end_otherwise(effect.first_seq, effect.first_seq + effect.count - 1, _RELEASED)
-        target = self._target
-        if target is not None and target.queue is not None and self.check_queue(target.queue) is not None:
-            self._fail(LinkRefusal(self.deletion_of(target.queue)))
+        if self._queue is not None and self.check_queue(self._queue) is not None:
+            self.queue_removed()
+
+    def queue_removed(self) -> None:
+        """End the link behind the outcomes of its messages, because the queue of its target was deleted."""
+        if self._queue is not None and not self._is_ending:
+            self._fail(LinkRefusal(self.deletion_of(self._queue)))
 
     def refuse_unconfirmed(self, published: int) -> None:
         """Reject all deliveries up to this publish sequence number, because their outcome is unknown."""
@@ -401,14 +422,18 @@ class PublishingLink(LinkSession):
     def unconfirmed(self) -> int:
         return self.published - self._confirmed
 
+    @property
+    def address(self) -> str:
+        target = self._link.attach.target
+        return "" if isinstance(target, Coordinator) or target is None else target.address or ""
+
     def facts(self) -> SessionFacts:
-        address = "" if self._target is None else address_of(self._target)
         return SessionFacts(
             self.link_number,
             confirming=True,
             unconfirmed=self.unconfirmed,
             counts=self.counts,
-            link=self._link_facts(address, self._link.credit),
+            link=self._link_facts(self._link.credit),
         )
 
     # Ends
@@ -425,7 +450,9 @@ class PublishingLink(LinkSession):
     def end(self) -> None:
         if not self.is_over:
             self.broker.throttle.remove(self)
-            self.broker.counters.publishers -= self._is_counted
+            if self._queue is not None:
+                self.broker.queue_removals.discard(self.connection.vhost, self._queue, self)
+            self.broker.counters.amqp10.publishers -= self._is_counted
             self._held.clear()
             self._count_held()
             self._run = None
@@ -440,14 +467,34 @@ def _address(message: bytes) -> str | ConditionError | None:
         return error
 
 
+def _subject(message: bytes) -> str | ConditionError | None:
+    """Return the subject in the properties of a message, or the error in them."""
+    try:
+        subject = properties_of(message).subject
+        check_name(subject or "")
+    except ConditionError as error:
+        return error
+    return subject
+
+
 @lru_cache(ADDRESSES_MAX)
 def publishing_target(address: str) -> TargetAddress:
     """Parse the address of a target or a message. Raises ConditionError."""
     target = target_address(address)
-    for name in (target.exchange, target.routing_key):
-        if len(name.encode()) > NAME_BYTES_MAX:
-            raise LongName(f"name longer than {NAME_BYTES_MAX} octets: '{name[:32]}...'")
+    check_names(target)
     return target
+
+
+def check_names(target: TargetAddress) -> None:
+    """Raise LongName for a target that the log cannot hold."""
+    for name in (target.exchange, target.routing_key):
+        check_name(name)
+
+
+def check_name(name: str) -> None:
+    """Raise LongName for a name that the log cannot hold."""
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise LongName(f"name longer than {NAME_BYTES_MAX} octets: '{name[:32]}...'")
 
 
 class LongName(ConditionError):

@@ -115,10 +115,11 @@ class ReplyOutput(WindowedOutput["Range | _Unlogged"]):
         """Write replies as far as the client has credit. The rest is lost."""
         counters, count = self._broker.counters, min(len(stored.messages), self._link.credit)
         counters.replies_dropped += len(stored.messages) - count
-        counters.replies_delivered += count
+        counters.amqp10.replies_delivered += count
         if count and not self._closed:
             taken = stored._replace(messages=stored.messages[:count])
-            self._send(0, *delivered10(taken, Range(0, 0, count), None, count_contract=None))
+            for head, bodies in delivered10(taken, Range(0, 0, count), None, count_contract=None):
+                self._send(0, head, bodies)
 
 
 def wants_replies(attach: AttachFrame) -> bool:
@@ -215,6 +216,10 @@ class ReplyLink(DeliveringLink):
 
     # For operators
 
+    @property
+    def address(self) -> str:
+        return queue_address(self._name)
+
     def facts(self) -> SessionFacts:
         credit = self._link.credit
         return SessionFacts(
@@ -222,5 +227,5 @@ class ReplyLink(DeliveringLink):
             consumers=1,
             prefetch=credit,
             counts=self.counts,
-            link=self._link_facts(queue_address(self._name), credit),
+            link=self._link_facts(credit),
         )

@@ -33,6 +33,8 @@ class Amqp10Server(NamedTuple):
     """Seconds of silence after which a client counts as dead; 0: never."""
     anonymous_user: str
     """The user of clients on this machine that log in without a name; "": they may not."""
+    permits_v1: bool
+    """Whether termini may have addresses of version 1 (`addresses_v1.py`)."""
     members: Callable[[], Sequence[str]]
     """Returns the names of the cluster's members."""
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from qq.amqp10.addresses import queue_address
 from qq.amqp10.conditions import Condition
-from qq.amqp10.link import LinkState
-from qq.amqp10.performatives import Coordinator, TerminusDurability
-from qq.amqp10.session import SessionPhase
+from qq.amqp10.performatives import TerminusDurability
 from qq.amqp10.values import SYMBOL8, Array, Described, Symbol, ULong, Value
+from qq.amqp10_server.attaching import is_over, own_terminus
 from qq.amqp10_server.errors import ConditionFault, error_of, error_reply, unauthorized
 from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol import commands
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from qq.amqp10.link import Link10
-    from qq.amqp10.performatives import AttachFrame, SourceTerminus, TargetTerminus
+    from qq.amqp10.performatives import AttachFrame
     from qq.amqp10.session import Session10
     from qq.amqp10_server.command_session import ConnectionCommands
     from qq.amqp10_server.ports import LinkCarrier
@@ -43,7 +42,7 @@ _PROPERTIES: dict[Value, Value] = {
 
 def wants_queue(attach: AttachFrame) -> bool:
     """Return whether the server must make the terminus of the link."""
-    terminus = _terminus(attach)
+    terminus = own_terminus(attach)
     return terminus is not None and terminus.dynamic and terminus.address is None
 
 
@@ -62,7 +61,7 @@ class TemporaryQueues:
 
         Raises ConditionFault.
         """
-        terminus = _terminus(link.attach)
+        terminus = own_terminus(link.attach)
         if terminus is None or TEMPORARY_QUEUE not in terminus.capabilities:
             text = f"dynamic terminus without capability '{TEMPORARY_QUEUE}' is not supported"
             raise ConditionFault(error_reply(Condition.NOT_IMPLEMENTED, text))
@@ -77,12 +76,12 @@ class TemporaryQueues:
                 carrier.schedule_flush()
                 return
             self._names[link] = name
-            if _is_over(link, session):
+            if is_over(link, session):
                 self.delete(link)
                 return
             link.attach = _with_queue(link.attach, name)
             attach()
-            if _is_over(link, session):  # refused for another reason
+            if is_over(link, session):  # refused for another reason
                 self.delete(link)
             carrier.schedule_flush()
 
@@ -106,23 +105,13 @@ class TemporaryQueues:
             self._commands.run(commands.DeleteQueue(0, 0, name, False, False), lambda _: deleted())
 
 
-def _is_over(link: Link10, session: Session10) -> bool:
-    """Return whether the link has ended, or the client ends its session, with which all links end."""
-    return link.state in (LinkState.DETACHING, LinkState.DETACHED) or session.state is not SessionPhase.OPEN
-
-
 def _shortened(name: str) -> str:
     return stripped(name).encode()[:NAME_BYTES].decode(errors="ignore")
 
 
-def _terminus(attach: AttachFrame) -> SourceTerminus | TargetTerminus | None:
-    terminus = attach.source if attach.role else attach.target
-    return None if isinstance(terminus, Coordinator) else terminus
-
-
 def _with_queue(attach: AttachFrame, name: str) -> AttachFrame:
     """Return the attach with the address of the queue in its terminus."""
-    terminus = _terminus(attach)
+    terminus = own_terminus(attach)
     if terminus is None:
         return attach
     made = terminus._replace(

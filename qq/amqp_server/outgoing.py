@@ -328,6 +328,12 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
                 continue
             if stored is None:
                 return False
+            for messages in stored:
+                if messages.frames_channel == SECTIONS_CHANNEL:
+                    stored = self._converted(ranges, stored)
+                    break
+            if not stored:
+                continue
             out: list[bytes] = []
             tag = self._next_tag
             history = delivery.histories.get(part.history)
@@ -355,7 +361,7 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
     def _count_written(
         self, consumer: OutgoingConsumer, first_id: int, count: int, *, redelivered: bool
     ) -> None:
-        submissions, counters, counts = self._broker.submissions, self._broker.counters, self._counts
+        submissions, counters, counts = self._broker.submissions, self._broker.counters.amqp091, self._counts
         lane = self._connection.lane
         self._written = count if not lane.is_waiting else self._written + count
         is_urgent = self._written > WRITTEN_AT_EASE
@@ -389,6 +395,9 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
             else:
                 if stored is None:
                     return False
+                stored = self._converted(ranges, stored)
+                if not stored:
+                    continue
                 self._write_got_range(item, part, stored)
             item.next_id += part.count
             ranges.popleft()
@@ -410,7 +419,7 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
                 out.append(get_ok(self._number, tag, redelivered, exchange, routing_key, behind, message))
                 tag += 1
         self._connection.write(out)
-        counters, counts, count = self._broker.counters, self._counts, part.count
+        counters, counts, count = self._broker.counters.amqp091, self._counts, part.count
         if redelivered:
             counters.messages_redelivered += count
             counts.redelivered += count
@@ -425,7 +434,7 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
 
     def _write_get_empty(self, count: int) -> None:
         """Answer basic.get with get-empty, because the queue was deleted with its messages."""
-        self._broker.counters.get_empty += count
+        self._broker.counters.amqp091.get_empty += count
         self._counts.get_empty += count
         self._connection.write((encode(self._number, Basic.GetEmpty()),) * count)
 
@@ -443,7 +452,7 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
             return self._write_lost()
         if stored is None:
             return False
-        self._broker.counters.messages_unroutable_returned += effect.count
+        self._broker.counters.amqp091.messages_unroutable_returned += effect.count
         self._counts.returned += effect.count
         names = (ReplyCode.NO_ROUTE, ReplyCode.NO_ROUTE.name, effect.exchange, effect.routing_key)
         framed = [
@@ -480,7 +489,19 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
         )
         self._next_tag += count
         self._connection.write(out)
-        self._broker.counters.replies_delivered += count
+        self._broker.counters.amqp091.replies_delivered += count
+
+    def _converted(self, ranges: deque[Range], stored: list[Messages]) -> list[Messages]:
+        """Return the messages of the first range as frames of this channel.
+
+        The result is empty if the range had to be divided, because some of them consist of sections.
+        """
+        if all(messages.frames_channel != SECTIONS_CHANNEL for messages in stored):
+            return stored
+        if self._divide(ranges):
+            return []
+        frame_max = self._connection.frame_max
+        return self._connection.timed(lambda: [in_frames(each, self._number, frame_max) for each in stored])
 
     def _framed(
         self, stored: Messages, part: Range, history: History | None, count_contract: CountContract | None

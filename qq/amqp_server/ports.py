@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from qq.client_sockets.message_output import OutputSocket
 from qq.sessions.ports import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.client_sockets.back_pressure import NumberedSession
-    from qq.client_sockets.flow_control import Pumped
     from qq.client_sockets.turn_taking import ReadyRequests
     from qq.errors import AmqpError
 
 
-class Carrier(Connection, Protocol):
+class Carrier(Connection, OutputSocket, Protocol):
     """An AMQP connection, as its channels see it."""
 
     @property
@@ -30,26 +30,7 @@ class Carrier(Connection, Protocol):
     @property
     def wants_cancel_notify(self) -> bool: ...
 
-    # Out
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the socket takes more bytes in this pass of the event loop."""
-        ...
-
     def write(self, buffers: Sequence[bytes], /) -> None: ...
-
-    def pump_later(self, waiting: Pumped, /) -> None:
-        """Call `Pumped.pump` when the socket has room."""
-        ...
-
-    # In
-
-    def pause_for(self, reason: object, /) -> None:
-        """Stop reading from the client for this reason. Several reasons may hold at a time."""
-        ...
-
-    def resume_for(self, reason: object, /) -> None: ...
 
     def publish_fields(self, method: bytes, /) -> tuple[str, str, bool]:
         """Return exchange, routing key and mandatory flag of a raw basic.publish.

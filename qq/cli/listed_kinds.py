@@ -29,6 +29,10 @@ class Kind(NamedTuple):
     """Shorter titles of columns in a table."""
     texts: Mapping[str, Callable[[Any], str]] = MappingProxyType({})
     """How people read the values of columns."""
+    among: str = ""
+    """The larger list that contains the objects, if they have no list of their own."""
+    field: str = ""
+    """A field that only these objects of the larger list have."""
 
     @property
     def head(self) -> tuple[str, ...]:
@@ -40,7 +44,7 @@ class Kind(NamedTuple):
         if user is not None and self.of_user is not None:
             return tuple(user if part == "{}" else part for part in self.of_user)
         if vhost is None or self.of_vhost is None:
-            return (self.name,)
+            return (self.among or self.name,)
         return tuple(vhost if part == "{}" else part for part in self.of_vhost)
 
 
@@ -75,7 +79,7 @@ KINDS = (
     ),
     Kind(
         "connections",
-        ("user_provided_name", "name", "user", "vhost", "node", "state", "channels", "ssl"),
+        ("user_provided_name", "name", "user", "vhost", "node", "state", "protocol", "channels", "ssl"),
         ("vhosts", "{}", "connections"),
         titles={"user_provided_name": "client"},
     ),
@@ -99,6 +103,36 @@ KINDS = (
             "consumer_count": "consumers",
             "prefetch_count": "prefetch",
         },
+    ),
+    Kind(
+        "links",
+        (
+            "connection_details.user_provided_name",
+            "link_name",
+            "link_role",
+            "link_address",
+            "link_credit",
+            "messages_unacknowledged",
+            "messages_unconfirmed",
+            "vhost",
+            "state",
+            "connection_details.name",
+            "node",
+        ),
+        ("vhosts", "{}", "channels"),
+        has_names=False,
+        titles={
+            "connection_details.user_provided_name": "client",
+            "link_name": "link",
+            "link_role": "role",
+            "link_address": "address",
+            "link_credit": "credit",
+            "messages_unacknowledged": "unacked",
+            "messages_unconfirmed": "unconfirmed",
+            "connection_details.name": "connection",
+        },
+        among="channels",
+        field="link_name",
     ),
     Kind(
         "consumers",

@@ -59,12 +59,14 @@ def print_list(node: Remote, kind: Kind, wanted: Filter, columns: Sequence[str] 
     shown = columns or kind.columns
     query = wanted.query()
     if columns or form != "json":
-        query["columns"] = ",".join(shown)
+        query["columns"] = ",".join(dict.fromkeys((*shown, *([kind.field] if kind.field else ()))))
     path = path_of(*kind.path(wanted.vhost, wanted.owner))
     if wanted.sort is not None and wanted.sort not in kind.columns:
         _check_known(node, path, kind, [wanted.sort])
     with progress_bar(f"reading {kind.name}", prints=True) as bar:
         rows = list_objects(node, path, query, bar)
+        if kind.field:
+            rows = (row for row in rows if kind.field in row)
         if wanted.owner is not None and wanted.vhost is not None:
             rows = (row for row in rows if row.get("vhost") == wanted.vhost)
         if columns:

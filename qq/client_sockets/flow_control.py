@@ -12,15 +12,17 @@ import asyncio
 import sys
 from fcntl import ioctl
 from termios import FIONREAD, TIOCOUTQ
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from qq.sessions.session_info import Traffic
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from cluster.runtime.ports import Runtime
+
+T = TypeVar("T")
 
 BULK_BYTES = 64 * 1024
 """Octets of a read that is likely to be followed by more. The event loop would read up to 32 times in a row, 8 MiB in
@@ -34,6 +36,8 @@ UNJOINED_BYTES = 1024 * 1024
 PORTION_BYTES = 128 * 1024
 """Octets, about, written to a client in a pass of the event loop. Meanwhile other clients wait for their confirms. With
 1 MiB they waited twice as long beside six clients that consume a backlog at some 400 MB/s."""
+WORK_BYTES_PER_S = 25_000_000
+"""Octets of output for which a second of work on output counts: a connection works for some 5 ms in a pass."""
 UNREAD_BYTES_MAX = 16 * 1024
 """Unread octets in the socket at which an unread client counts as alive: even heartbeats may find no more room
 there."""
@@ -81,7 +85,7 @@ class FlowControlledProtocol(asyncio.Protocol):
         self._out: list[bytes] = []
         """Output in order that is not written yet."""
         self._out_bytes = 0
-        """Octets in `_out` that `write` has appended."""
+        """Octets in `_out` that `write` has appended, and those for which work on output counts (`timed`)."""
         self._flush_scheduled = False
         self._holds_output = False
         """Whether all output waits until `_release_output`."""
@@ -123,6 +127,13 @@ class FlowControlledProtocol(asyncio.Protocol):
         self._out += buffers
         self._out_bytes += sum(map(len, buffers))
         self._schedule_flush()
+
+    def timed(self, work: Callable[[], T]) -> T:
+        """Do work on output, and count its time as octets of this pass of the event loop."""
+        began_s = self._runtime.monotonic()
+        done = work()
+        self._out_bytes += int((self._runtime.monotonic() - began_s) * WORK_BYTES_PER_S)
+        return done
 
     def pump_later(self, waiting: Pumped) -> None:
         """Call `pump` of a source of output when the socket has room."""

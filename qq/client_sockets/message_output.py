@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 from qq.sessions.entries import ReadAhead
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from qq.client_sockets.flow_control import Pumped
     from qq.ranges import Range
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 ANSWERS_WAITING_MAX = 1000
 """Answers and returned messages that may wait behind deliveries. Above it, the node stops reading from the
 connection."""
+CONVERTED_MAX = 256
+CONVERTED_BYTES_MAX = 64 * 1024
+"""Messages, and their stored octets, about, that are converted to another protocol in a step. Each step takes some
+20 ms at most."""
 READ_AHEAD_RANGES = 64
 """Waiting ranges that are searched for entries to read ahead."""
 
@@ -42,11 +46,18 @@ class OutputSocket(Protocol):
         """Call `Pumped.pump` when the socket has room."""
         ...
 
-    def pause_for(self, reason: object, /) -> None: ...
+    def timed(self, work: Callable[[], T], /) -> T:
+        """Do work on output, and count its time as octets of this pass of the event loop."""
+        ...
+
+    def pause_for(self, reason: object, /) -> None:
+        """Stop reading from the client for this reason. Several reasons may hold at a time."""
+        ...
 
     def resume_for(self, reason: object, /) -> None: ...
 
 
+T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 SocketT = TypeVar("SocketT", bound=OutputSocket)
 
@@ -114,6 +125,18 @@ class MessageOutput(ABC, Generic[ItemT, SocketT]):
             ranges[0] = part.part(count, part.count - count)
             ranges.appendleft(part.part(0, count))
         return ranges[0]
+
+    @staticmethod
+    def _divide(ranges: deque[Range]) -> bool:
+        """Split the first range into steps of a conversion. Return whether it is longer than a step."""
+        part = ranges[0]
+        step = min(CONVERTED_MAX, max(1, CONVERTED_BYTES_MAX * part.count // (part.size or 1)))
+        if part.count <= step:
+            return False
+        ranges.popleft()
+        steps = [part.part(at, min(step, part.count - at)) for at in range(0, part.count, step)]
+        ranges.extendleft(reversed(steps))
+        return True
 
     def _stored(self, part: Range, ahead: Sequence[Range]) -> list[Messages] | None:
         """Return the messages of `part`; None while they are being read, together with those of `ahead`.

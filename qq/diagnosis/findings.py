@@ -149,6 +149,9 @@ KINDS: Mapping[str, KindOfFinding] = {
     "publishers-held": _info(
         "Raise the limit if publishers should publish more.", "{} limits hold publishers up"
     ),
+    "publisher-throttled": _info(
+        "Raise the limit if the client should publish more.", "{} publishers are held up for long"
+    ),
     "client-reads-slowly": _warning(
         "Check the client: it is stuck, overloaded, or behind a slow network.", "{} clients read slowly"
     ),
@@ -199,6 +202,10 @@ KINDS: Mapping[str, KindOfFinding] = {
     "prefetch-small": _info(
         "Raise the prefetch: consumers mostly wait for the next message to travel.",
         "{} queues have consumers with a small prefetch",
+    ),
+    "no-credit": _warning(
+        "Check the client: it is stuck, or paused, or has forgotten to give credit.",
+        "{} consumers have no credit",
     ),
     "unacked-long": _warning(
         "Check the consumer: it is stuck, or does not acknowledge.",

@@ -58,6 +58,18 @@ class SlowReader(NamedTuple):
     name: str
     octets: int
     since_ms: int
+    sessions: int = 0
+    """Sessions of AMQP 1.0 whose window the client keeps closed, although deliveries wait."""
+
+
+class ThrottledPublisher(NamedTuple):
+    """A channel or link that a limit of publishing holds up."""
+
+    name: str
+    connection: str
+    limit_name: str
+    limit: int
+    since_ms: int
 
 
 class HeldLimit(NamedTuple):
@@ -110,6 +122,8 @@ class NodeFacts(NamedTuple):
     blocked: int = 0
     """Number of publishing connections that wait because of an alarm."""
     held: Sequence[HeldLimit] = ()
+    throttled: Sequence[ThrottledPublisher] = ()
+    """The publishers that a limit has held up for longest."""
     slow_readers: Sequence[SlowReader] = ()
     certificates: Sequence[Certificate] = ()
     idle_shovels: Sequence[IdleShovel] = ()
@@ -127,7 +141,7 @@ def findings_of_node(facts: NodeFacts, now_s: float) -> Iterator[Finding]:
     yield from _alarms(facts, node)
     yield from _delays(facts, node)
     yield from _used_up(facts, node)
-    yield from _clients(facts, node)
+    yield from _clients(facts, node, now_s)
     yield from _certificates(facts, node, now_s)
     if facts.leader_changes > LEADER_CHANGES_MAX:
         text = (
@@ -196,14 +210,20 @@ def _used_up(facts: NodeFacts, node: str) -> Iterator[Finding]:
         yield Finding("connections-short", node, text)
 
 
-def _clients(facts: NodeFacts, node: str) -> Iterator[Finding]:
+def _clients(facts: NodeFacts, node: str, now_s: float) -> Iterator[Finding]:
     for each in facts.held[:REPORTED_MAX]:
-        text = (
-            f"the limit {each.name} ({each.limit:,}) holds {number(each.publishers, 'channel')} up at {node}"
-        )
+        text = f"the limit {each.name} ({each.limit:,}) holds {number(each.publishers, 'publisher')} up at {node}"
         yield Finding("publishers-held", f"{each.kind} '{each.of}'", text)
+    for each in facts.throttled[:REPORTED_MAX]:
+        lasts = hours(max(now_s - each.since_ms / 1000, 0))
+        text = f"the limit {each.limit_name} ({each.limit:,}) has held its messages up at {node} for {lasts}"
+        subject = f"{each.name} of connection {each.connection}"
+        yield Finding("publisher-throttled", subject, text, each.since_ms)
     for each in facts.slow_readers[:REPORTED_MAX]:
         text = f"it does not read {size(each.octets)} that wait for it at {node}"
+        if each.sessions:
+            closed = number(each.sessions, "session")
+            text = f"deliveries wait at {node}, because it keeps the incoming window of {closed} closed"
         yield Finding("client-reads-slowly", f"connection {each.name}", text, each.since_ms)
     for each in facts.idle_shovels[:REPORTED_MAX]:
         subject = f"shovel '{each.name}' in vhost '{each.vhost}'"

@@ -112,6 +112,8 @@ class QueueMachine:
 
         It must be the same on all nodes.
         """
+        self.queue_removed: Callable[[str, str], None] = _ignored
+        """Called with the virtual host and the name of each removed queue. It must not change the state."""
         core = Core(content_of)
         core.catalog.begin()
         self._begin(core)
@@ -121,6 +123,7 @@ class QueueMachine:
 
     def _begin(self, core: Core) -> None:
         self._core = core
+        core.queue_removed = self._queue_removed
         publishing = self._publishing = PublishHandlers(core)
         self.groups = GroupHandlers(core)
         """The groups of queues, and the refusals of their commands. `adopt` makes a new object."""
@@ -148,6 +151,9 @@ class QueueMachine:
         self._methods: dict[type[c.Command], Callable[[Any], Result]] = bound_handlers(
             parts, is_answered=True
         )
+
+    def _queue_removed(self, queue: Queue) -> None:
+        self.queue_removed(queue.vhost, queue.name)
 
     # Called by the log
 
@@ -297,6 +303,7 @@ class QueueMachine:
         """
         core = self._core
         core.routed.clear()
+        core.routed10.clear()
         core.dropped.clear()
         for vhost in core.catalog.vhosts.values():
             vhost.count_anew()
@@ -327,6 +334,11 @@ class QueueMachine:
     def routed(self) -> Mapping[str, int]:
         """Node -> number of times that a message from it entered a queue, since this process began."""
         return self._core.routed
+
+    @property
+    def routed10(self) -> Mapping[str, int]:
+        """Return the part of `routed` that clients of AMQP 1.0 have published."""
+        return self._core.routed10
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -440,7 +452,7 @@ class QueueMachine:
         """Replace the state by a state that was read, and follow its version."""
         former = self._core
         self._begin(state)
-        state.routed, state.dropped = former.routed, former.dropped
+        state.routed, state.routed10, state.dropped = former.routed, former.routed10, former.dropped
         # A changed revision invalidates all caches that were filled from the former state.
         state.catalog.access.revision += former.catalog.revision + 1
         former.take_apart(state.deferred_free)
@@ -452,6 +464,10 @@ class QueueMachine:
 
 def _nothing() -> None:
     """Return None, as when no session waits for an entry."""
+
+
+def _ignored(vhost: str, queue: str) -> None:
+    """Do nothing, because no session watches queues."""
 
 
 def _deliveries(consumer: Consumer) -> Iterator[Deliver]:

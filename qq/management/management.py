@@ -89,7 +89,7 @@ def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: S
     changes = Changes(broker)
     members = MemberChanges(broker, group, own.peers)
     shovels = ShovelReports(broker, queries, changes.apply, shovel_runner)
-    vitals = NodeVitals(broker, group, own, clients.watch)
+    vitals = NodeVitals(broker, group, own, clients.watch, clients.session_watch)
     member_findings = MemberFindings(group, own.peers, members)
     return Management(
         queues=QueueReports(broker, group, statistics, sorted_objects),

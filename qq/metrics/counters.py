@@ -21,27 +21,20 @@ MESSAGE_SIZE_BOUNDS = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_00
 
 
 @dataclass(slots=True)
-class Counters:
-    """Events on this node since it started. Each counter only grows, except `publishers`."""
+class MessageCounters:
+    """Messages of the clients of a protocol on this node since it started.
 
-    connections_opened: int = 0
-    connections_closed: int = 0
-    channels_opened: int = 0
-    channels_closed: int = 0
-    logins_succeeded: int = 0
-    logins_failed: int = 0
-    queues_declared: int = 0
-    """Declarations of queues by clients, whether or not the queue existed before."""
+    Each counter only grows, except `publishers`.
+    """
+
     publishers: int = 0
-    """Open channels that have published a message."""
+    """Open channels that have published a message, or open links of AMQP 1.0 that may publish."""
     messages_received: int = 0
     message_sizes: Histogram = field(default_factory=partial(Histogram, MESSAGE_SIZE_BOUNDS))
     """Sizes of the received messages in bytes, with their headers and frames."""
     messages_received_confirm: int = 0
     """Messages among `messages_received` that came on a channel in confirm mode."""
     messages_confirmed: int = 0
-    confirmed_in: Counter[str] = field(default_factory=Counter)
-    """The same messages, by virtual host."""
     messages_unroutable_returned: int = 0
     messages_delivered_manual_ack: int = 0
     messages_delivered_auto_ack: int = 0
@@ -53,10 +46,33 @@ class Counters:
     messages_acknowledged: int = 0
     replies_delivered: int = 0
     """Direct replies that were delivered; they do not count among the deliveries above."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Events on this node since it started. Each counter only grows, except the publishers of a protocol."""
+
+    connections_opened: int = 0
+    connections_closed: int = 0
+    channels_opened: int = 0
+    channels_closed: int = 0
+    logins_succeeded: int = 0
+    logins_failed: int = 0
+    queues_declared: int = 0
+    """Declarations of queues by clients, whether or not the queue existed before."""
+    amqp091: MessageCounters = field(default_factory=MessageCounters)
+    """Messages of clients of AMQP 0-9-1, and those that HTTP requests publish."""
+    amqp10: MessageCounters = field(default_factory=MessageCounters)
+    confirmed_in: Counter[str] = field(default_factory=Counter)
+    """The confirmed messages of all protocols, by virtual host."""
     replies_dropped: int = 0
     """Direct replies that were dropped because a client read too slowly."""
     dead_lettered: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Messages that this node has dead-lettered, by reason and strategy."""
+
+    def total(self, name: str) -> int:
+        """Return the sum of a message counter over all protocols."""
+        return sum(getattr(each, name) for each in (self.amqp091, self.amqp10))
 
 
 @dataclass(slots=True)
@@ -144,6 +160,18 @@ class Transferred:
 
 
 @dataclass(slots=True)
+class ProtocolClients:
+    """The clients of a protocol at this node, as of the last sample."""
+
+    connections: int = 0
+    channels: int = 0
+    """Channels of AMQP 0-9-1, or sessions of AMQP 1.0."""
+    links: int = 0
+    """Links of AMQP 1.0."""
+    consumers: int = 0
+
+
+@dataclass(slots=True)
 class ClientTotals:
     """Totals of this node's clients, as of the last sample."""
 
@@ -153,6 +181,15 @@ class ClientTotals:
     """Messages in open transactions; `uncommitted_acks` are the acknowledgements in them."""
     uncommitted_acks: int = 0
     traffic: Transferred = field(default_factory=Transferred)
+    amqp091: ProtocolClients = field(default_factory=ProtocolClients)
+    amqp10: ProtocolClients = field(default_factory=ProtocolClients)
+
+    def count_connection(self, channels: int, links: int | None) -> None:
+        """Count a connection; `links` is None if its protocol has no links."""
+        clients = self.amqp091 if links is None else self.amqp10
+        clients.connections += 1
+        clients.channels += channels
+        clients.links += links or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +239,8 @@ class MetricsSnapshot:
     """Client connections of this node that must wait with publishing, because of an alarm or a limit."""
     routed: int
     """Messages of this node's clients routed to queues since this process began, counted once for each queue."""
+    routed10: int
+    """The messages in `routed` that clients of AMQP 1.0 have published."""
     dropped: int
     """Messages of this node's clients that were not mandatory and have reached no queue since then."""
     totals: ClusterTotals | None

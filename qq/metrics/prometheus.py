@@ -6,7 +6,7 @@ Invariant: names and labels are made only during a scrape.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     )
 
 STANDINGS = ("voter", "learner", "blank")
+FamilyT = TypeVar("FamilyT", CounterMetricFamily, GaugeMetricFamily)
 _NO_LABELS: dict[str, str] = {}
-_PROTOCOL = {"protocol": "amqp091"}
+_PROTOCOLS = ("amqp091", "amqp10")
+"""RabbitMQ's names of protocols. Fields of `Counters` and `ClientTotals` have the same names."""
 _QUORUM, _VOLATILE = {"queue_type": "rabbit_quorum_queue"}, {"queue_type": "rabbit_volatile_queue"}
 """Labels of queues, and of direct replies, whose consumers RabbitMQ counts as queues of that type."""
-_QUEUE_TYPE = _PROTOCOL | _QUORUM
 _DEAD_LETTER_TEXTS = {
     "maxlen": "Dead-lettered because their queue was full",
     "expired": "Dead-lettered because they expired",
@@ -85,6 +86,7 @@ class _NodeCollector(Collector):
             yield _clock(snapshot.clock_offset_s)
         yield from _delays(snapshot.delays)
         yield from _connections(snapshot.counters)
+        yield from _clients(snapshot)
         yield from _messages(snapshot)
         yield from _dead_letters(snapshot.counters)
         if snapshot.spans is not None:
@@ -121,9 +123,6 @@ def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauge("connections_blocked", blocked, snapshot.blocked)
     yield _gauge("channels", "Channels of this node", counters.channels_opened - counters.channels_closed)
     yield _gauge("consumers", "Consumers of this node's clients", snapshot.consumers)
-    yield _gauge("global_consumers", "Consumers of this node's clients", snapshot.consumers, _QUEUE_TYPE)
-    publishers = "Channels of this node on which something was published"
-    yield _gauge("global_publishers", publishers, counters.publishers, _PROTOCOL)
     declared = "Declarations of queues by this node's clients, also of queues that were there"
     yield _counter("queues_declared", declared, counters.queues_declared)
 
@@ -208,11 +207,15 @@ def _durations(name: str, text: str, durations: Histogram) -> Metric:
 
 
 def _histogram(name: str, text: str, values: Histogram, labels: Mapping[str, str]) -> Metric:
-    bounds = [*map(floatToGoString, values.bounds), "+Inf"]
     family = HistogramMetricFamily(f"rabbitmq_{name}", text, labels=list(labels))
-    buckets = list(zip(bounds, accumulate(values.counts), strict=True))
-    family.add_metric(list(labels.values()), buckets, values.total)
+    family.add_metric(list(labels.values()), _buckets(values), values.total)
     return family
+
+
+def _buckets(values: Histogram) -> list[tuple[str, int]]:
+    """Return the bounds of the buckets, and the number of values up to each."""
+    bounds = [*map(floatToGoString, values.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(values.counts), strict=True))
 
 
 def _connections(counters: Counters) -> Iterator[Metric]:
@@ -226,42 +229,97 @@ def _connections(counters: Counters) -> Iterator[Metric]:
     yield _counter("auth_attempts_failed", "Logins that failed", failed)
 
 
+def _by_protocol(
+    kind: type[FamilyT],
+    name: str,
+    text: str,
+    value: Callable[[str], int],
+    labels: dict[str, str] = _NO_LABELS,
+) -> FamilyT:
+    """Return a metric with a value for each protocol."""
+    family = kind(f"rabbitmq_global_{name}", text, labels=["protocol", *labels])
+    for protocol in _PROTOCOLS:
+        family.add_metric([protocol, *labels.values()], value(protocol))
+    return family
+
+
+def _clients(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    """Return the clients of each protocol."""
+
+    def clients(name: str, text: str, labels: dict[str, str] = _NO_LABELS) -> Metric:
+        def value(protocol: str) -> int:
+            return getattr(getattr(snapshot.clients, protocol), name)
+
+        return _by_protocol(GaugeMetricFamily, name, text, value, labels)
+
+    yield clients("connections", "Client connections of this node")
+    yield clients("channels", "Channels of AMQP 0-9-1, or sessions of AMQP 1.0")
+    yield clients("links", "Links of AMQP 1.0")
+    yield clients("consumers", "Consumers of this node's clients", _QUORUM)
+
+    def publishers(protocol: str) -> int:
+        return getattr(snapshot.counters, protocol).publishers
+
+    text = "Channels on which something was published, or links of publishers"
+    yield _by_protocol(GaugeMetricFamily, "publishers", text, publishers)
+
+
 def _messages(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     counters = snapshot.counters
 
-    def published(name: str, text: str, value: int) -> Metric:
-        return _counter(f"global_messages_{name}", text, value, _PROTOCOL)
+    def counted(
+        name: str, text: str, fields: Sequence[str], labels: dict[str, str] = _NO_LABELS
+    ) -> CounterMetricFamily:
+        def value(protocol: str) -> int:
+            of = getattr(counters, protocol)
+            return sum(getattr(of, field) for field in fields)
 
-    def consumed(name: str, text: str, value: int) -> Metric:
-        return _counter(f"global_messages_{name}", text, value, _QUEUE_TYPE)
+        return _by_protocol(CounterMetricFamily, f"messages_{name}", text, value, labels)
 
-    yield published("received", "Received from publishers", counters.messages_received)
-    sizes = "Sizes of the messages received from publishers, with their properties and frames"
-    yield _histogram("message_size_bytes", sizes, counters.message_sizes, _PROTOCOL)
-    yield published("received_confirm", "Received in confirm mode", counters.messages_received_confirm)
-    yield published("confirmed", "Confirmed to publishers", counters.messages_confirmed)
-    yield published("routed", "Went into queues, each as often as there were queues for it", snapshot.routed)
-    yield published(
-        "unroutable_dropped", "Reached no queue and were not mandatory, so nobody has them", snapshot.dropped
-    )
-    yield published("unroutable_returned", "Returned as unroutable", counters.messages_unroutable_returned)
+    def published(name: str, text: str) -> Metric:
+        return counted(name, text, [f"messages_{name}"])
 
-    def sent(name: str, text: str, value: int) -> Metric:
-        family = CounterMetricFamily(f"rabbitmq_global_messages_{name}", text, labels=list(_QUEUE_TYPE))
-        family.add_metric(list(_QUEUE_TYPE.values()), value)
-        family.add_metric(list((_PROTOCOL | _VOLATILE).values()), counters.replies_delivered)
+    def consumed(name: str, text: str, *fields: str) -> CounterMetricFamily:
+        return counted(name, text, fields, _QUORUM)
+
+    yield published("received", "Received from publishers")
+    yield _sizes(counters)
+    yield published("received_confirm", "Received from publishers that want a confirm")
+    yield published("confirmed", "Confirmed to publishers")
+    routed = {"amqp091": snapshot.routed - snapshot.routed10, "amqp10": snapshot.routed10}
+    text = "Went into queues, each as often as there were queues for it"
+    yield _by_protocol(CounterMetricFamily, "messages_routed", text, routed.__getitem__)
+    text = "Reached no queue and were not mandatory, so nobody has them"
+    dropped = {"amqp091": snapshot.dropped, "amqp10": 0}  # a link of AMQP 1.0 learns of each message
+    yield _by_protocol(CounterMetricFamily, "messages_unroutable_dropped", text, dropped.__getitem__)
+    yield published("unroutable_returned", "Returned or released as unroutable")
+
+    def sent(name: str, text: str, *fields: str) -> Metric:
+        family = consumed(name, text, *fields)
+        for protocol in _PROTOCOLS:
+            replies = getattr(counters, protocol).replies_delivered
+            family.add_metric([protocol, *_VOLATILE.values()], replies)
         return family
 
-    manual, auto = counters.messages_delivered_manual_ack, counters.messages_delivered_auto_ack
-    got_manual, got_auto = counters.messages_got_manual_ack, counters.messages_got_auto_ack
-    yield sent("delivered", "Delivered and fetched", manual + auto + got_manual + got_auto)
+    manual, auto = "messages_delivered_manual_ack", "messages_delivered_auto_ack"
+    got_manual, got_auto = "messages_got_manual_ack", "messages_got_auto_ack"
+    yield sent("delivered", "Delivered and fetched", manual, auto, got_manual, got_auto)
     yield consumed("delivered_consume_manual_ack", "Delivered, to be acknowledged", manual)
     yield sent("delivered_consume_auto_ack", "Delivered without acknowledgement", auto)
     yield consumed("delivered_get_manual_ack", "Fetched, to be acknowledged", got_manual)
     yield consumed("delivered_get_auto_ack", "Fetched without acknowledgement", got_auto)
-    yield consumed("get_empty", "Fetches that found the queue empty", counters.get_empty)
-    yield consumed("redelivered", "Delivered again", counters.messages_redelivered)
-    yield consumed("acknowledged", "Acknowledged", counters.messages_acknowledged)
+    yield consumed("get_empty", "Fetches that found the queue empty", "get_empty")
+    yield consumed("redelivered", "Delivered again", "messages_redelivered")
+    yield consumed("acknowledged", "Acknowledged", "messages_acknowledged")
+
+
+def _sizes(counters: Counters) -> Metric:
+    text = "Sizes of the messages received from publishers, with their properties and frames"
+    family = HistogramMetricFamily("rabbitmq_message_size_bytes", text, labels=["protocol"])
+    for protocol in _PROTOCOLS:
+        sizes = getattr(counters, protocol).message_sizes
+        family.add_metric([protocol], _buckets(sizes), sizes.total)
+    return family
 
 
 def _spans(counts: SpanCounts) -> Metric:

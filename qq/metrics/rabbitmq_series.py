@@ -72,19 +72,19 @@ def _gauges(snapshot: MetricsSnapshot) -> dict[str, tuple[str, float]]:
 
 
 def _counters(snapshot: MetricsSnapshot) -> dict[str, tuple[str, float]]:
-    counters, traffic = snapshot.counters, snapshot.clients.traffic
-    published = ("Received from publishers", counters.messages_received)
-    confirmed = ("Confirmed to publishers", counters.messages_confirmed)
+    total, traffic = snapshot.counters.total, snapshot.clients.traffic
+    published = ("Received from publishers", total("messages_received"))
+    confirmed = ("Confirmed to publishers", total("messages_confirmed"))
     dropped = ("Reached no queue, and were not mandatory", snapshot.dropped)
-    returned = ("Returned as unroutable", counters.messages_unroutable_returned)
+    returned = ("Returned as unroutable", total("messages_unroutable_returned"))
     consumed = {
-        "messages_delivered": ("Delivered without acknowledgement", counters.messages_delivered_auto_ack),
-        "messages_delivered_ack": ("Delivered, to be acknowledged", counters.messages_delivered_manual_ack),
-        "messages_redelivered": ("Delivered again", counters.messages_redelivered),
-        "messages_acked": ("Acknowledged", counters.messages_acknowledged),
-        "get": ("Fetched without acknowledgement", counters.messages_got_auto_ack),
-        "get_ack": ("Fetched, to be acknowledged", counters.messages_got_manual_ack),
-        "get_empty": ("Fetches that found the queue empty", counters.get_empty),
+        "messages_delivered": ("Delivered without acknowledgement", total("messages_delivered_auto_ack")),
+        "messages_delivered_ack": ("Delivered, to be acknowledged", total("messages_delivered_manual_ack")),
+        "messages_redelivered": ("Delivered again", total("messages_redelivered")),
+        "messages_acked": ("Acknowledged", total("messages_acknowledged")),
+        "get": ("Fetched without acknowledgement", total("messages_got_auto_ack")),
+        "get_ack": ("Fetched, to be acknowledged", total("messages_got_manual_ack")),
+        "get_empty": ("Fetches that found the queue empty", total("get_empty")),
     }
     log_writes = snapshot.delays.log_write
     return {

@@ -273,6 +273,7 @@ async def start(
         sockets,
         config.limits.client_heartbeat_s,
         config.anonymous_login_user,
+        config.amqp_address_v1,
         lambda: [status.name for status in group.statuses.all()],
     )
     shovels = _make_carrier(config, broker, group, amqp_server)

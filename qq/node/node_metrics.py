@@ -85,6 +85,7 @@ class NodeMetrics:
             consumers=self._management.statistics.own_consumers,
             blocked=self._management.clients.watch.blocked,
             routed=self._broker.routed,
+            routed10=self._broker.routed10,
             dropped=self._broker.dropped,
             totals=self._management.statistics.totals if engine.is_leader else None,
             cluster_id=group.configurations.newest.cluster.hex(),

@@ -32,7 +32,9 @@ class TurnPacing:
     def call_after_rest(self, callback: Callable[[], None], spent_s: float) -> None:
         """Call `callback`, which begins a pass, after turns have taken `spent_s` of the processor."""
         self._young.check()
-        served = self._broker.submissions.requests + self._broker.counters.messages_received
+        counters = self._broker.counters
+        received = counters.amqp091.messages_received + counters.amqp10.messages_received
+        served = self._broker.submissions.requests + received
         rests, self._served = served == self._served, served
         if rests:
             self._runtime.call_later(spent_s, callback)

@@ -21,7 +21,7 @@ from qq.machine.queue.stuck_lines import Target
 from qq.sessions.entries import MessagesGone
 from qq.sessions.lanes import Lane
 from qq.sessions.stuck_dead_letters import StuckDeadLetters
-from qq.stored.content import content_of
+from qq.stored.content import annotation_headers, content_of, with_headers
 from qq.stored.kept import kept_when_dead
 from qq.stored.kinds import head_of
 from qq.stored.properties import NO_PRIORITY
@@ -232,7 +232,8 @@ class DeadLetters:
                 load(list(dict.fromkeys(part.index for part in ranges[position:])))
                 return
             unknown = DeadLetter(*place, 0, 0, "", "", [], [], "", NO_PRIORITY, True, {}, {})
-            alike = _group_equal(stored, place, needs_content=pending.needs_content)
+            added = self._added_headers(pending, messages.history) if pending.needs_content else {}
+            alike = _group_equal(stored, place, added, needs_content=pending.needs_content)
             for published, count in alike if stored else [(unknown, messages.count)]:
                 command = published._replace(first=first, count=count)
                 yield command
@@ -240,6 +241,14 @@ class DeadLetters:
                 size += check_command(command, self._machine.version)
                 if size >= BYTES_MAX:
                     return
+
+    def _added_headers(self, pending: PendingDeadLetters, history_id: int) -> Table:
+        """Return the headers for the annotations that consumers gave to messages with this history."""
+        if not history_id:
+            return {}
+        queue = self._machine.vhosts[pending.vhost].queues[pending.queue]
+        history = queue.histories.get(history_id)
+        return {} if history is None else annotation_headers(history.annotations)
 
     def _stored(self, messages: Range) -> list[Messages] | None:
         """Return the stored messages; None if their entry must be read first."""
@@ -252,11 +261,16 @@ class DeadLetters:
 
 
 def _group_equal(
-    stored: list[Messages], place: tuple[str, str, int], *, needs_content: bool
+    stored: list[Messages],
+    place: tuple[str, str, int],
+    added: Table,
+    *,
+    needs_content: bool,
 ) -> Iterator[tuple[DeadLetter, int]]:
     """Yield a command with the properties of consecutive messages, and the number of messages that share them.
 
-    `place` names the queue. `first` and `count` of the command are still to be set.
+    `place` names the queue, and `added` are headers that consumers gave to the messages. `first` and `count` of the
+    command are still to be set.
     """
     last: DeadLetter | None = None
     last_header = header = b""
@@ -269,7 +283,8 @@ def _group_equal(
             properties: Table = {}
             if needs_content:
                 content = content_of(message, 0)
-                headers, properties = dict(content.headers), dict(content.properties)
+                headers = with_headers(content.headers, added) if added else dict(content.headers)
+                properties = dict(content.properties)
                 # Python treats 1 and True as equal, exchanges do not.
                 header = head_of(message)
             route = messages.exchange, messages.routing_key, cc, bcc

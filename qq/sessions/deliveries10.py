@@ -35,15 +35,14 @@ _SHORT_BYTES_MAX = 255
 
 def delivered10(
     stored: Messages, part: Range, history: History | None, *, count_contract: CountContract | None
-) -> tuple[list[bytes], list[bytes]]:
+) -> list[tuple[bytes, list[bytes]]]:
     """Return stored messages of either kind as heads and rests, which are sent one behind the other.
 
-    A head is header and message annotations, a rest is bare message and footer. `part` holds the number of earlier
-    deliveries, and `history` its deaths and annotations or None. `count_contract` says which annotations of the queue
-    count deliveries.
+    A head is header and message annotations, which the rests behind it share. A rest is bare message and footer. `part`
+    holds the number of earlier deliveries, and `history` its deaths and annotations or None. `count_contract` says
+    which annotations of the queue count deliveries.
     """
-    heads: list[bytes] = []
-    rests: list[bytes] = []
+    delivered: list[tuple[bytes, list[bytes]]] = []
     place = published_to(stored, history)
     split = split_frames if stored.frames_channel else split_leading
     is_first = not part.deliveries and history is None
@@ -54,9 +53,8 @@ def delivered10(
             head = _first_head(leading, place)
         else:
             head = _known_first_head(leading, place)
-        heads += [head] * len(alike)
-        rests += alike
-    return heads, rests
+        delivered.append((head, alike))
+    return delivered
 
 
 def _first_head(leading: Leading, place: tuple[str, str]) -> bytes:

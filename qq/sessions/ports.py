@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from qq.scopes import Scopes
     from qq.sessions.lanes import Lane
-    from qq.sessions.session_info import ConnectionFacts, SessionFacts
+    from qq.sessions.session_info import ConnectionFacts, LinkSessionFacts, SessionFacts
 
 
 class MessageStore(Protocol):
@@ -200,6 +200,15 @@ class Connection(Payer, Protocol):
 
         Requests that they submit in this call are dropped, and they must submit no more afterwards.
         """
+        ...
+
+
+@runtime_checkable
+class LinkConnection(Protocol):
+    """A connection whose client has sessions of links, as in AMQP 1.0."""
+
+    def link_session(self, channel: int, /) -> LinkSessionFacts | None:
+        """Return the session with this channel number, for operators; None if there is none."""
         ...
 
 

@@ -6,7 +6,10 @@ Invariant: counting costs time for each read, write or batch of messages, but no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Traffic(NamedTuple):
@@ -34,6 +37,14 @@ class TlsFacts(NamedTuple):
     """The period of validity: two times in RFC 3339, with " - " between."""
 
 
+class ClosedWindows(NamedTuple):
+    """Sessions of an AMQP 1.0 client whose deliveries wait, because it keeps their windows closed."""
+
+    sessions: int = 0
+    sent: int = 0
+    """Transfers that were sent in these sessions, ever."""
+
+
 class ConnectionFacts(NamedTuple):
     """A connection, as its node sees it. A protocol fills in the fields that it knows."""
 
@@ -52,6 +63,10 @@ class ConnectionFacts(NamedTuple):
     tls: TlsFacts | None = None
     container_id: str = ""
     """The name that an AMQP 1.0 client gives itself."""
+    sessions: int | None = None
+    """The number of sessions of an AMQP 1.0 client, and of their links; None for AMQP 0-9-1."""
+    links: int | None = None
+    closed_windows: ClosedWindows = ClosedWindows()
 
 
 @dataclass(slots=True)
@@ -83,6 +98,52 @@ class LinkFacts(NamedTuple):
     """Messages that may be sent on the link until there is more credit."""
     link_session: int
     """The channel number of the link's session."""
+
+
+class IncomingLink(NamedTuple):
+    """A link of AMQP 1.0 on which a client publishes, or sends requests to the management node."""
+
+    handle: int
+    link_name: str
+    target_address: str | None
+    """None if each message has an address."""
+    snd_settle_mode: str
+    max_message_size: int
+    """Octets."""
+    delivery_count: int
+    credit: int
+    unconfirmed_messages: int
+
+
+class OutgoingLink(NamedTuple):
+    """A link of AMQP 1.0 on which a client consumes, or receives answers of the management node."""
+
+    handle: int
+    link_name: str
+    source_address: str
+    queue_name: str
+    """Empty if the messages come from no queue."""
+    send_settled: bool
+    max_message_size: int | str
+    """Octets, or "unlimited"."""
+    delivery_count: int
+    credit: int
+    unsettled_deliveries: int
+
+
+class LinkSessionFacts(NamedTuple):
+    """A session of AMQP 1.0 with its links. Windows are numbers of transfers."""
+
+    channel_number: int
+    handle_max: int
+    next_incoming_id: int
+    incoming_window: int
+    next_outgoing_id: int
+    remote_incoming_window: int
+    remote_outgoing_window: int
+    outgoing_unsettled_deliveries: int
+    incoming_links: Sequence[IncomingLink]
+    outgoing_links: Sequence[OutgoingLink]
 
 
 class SessionFacts(NamedTuple):

@@ -254,6 +254,11 @@ class Throttle:
         """Return whether messages of this connection wait because of a limit."""
         return connection in self._waiting_of
 
+    def limit_of(self, session: int) -> tuple[str, int] | None:
+        """Return name and value of the limit that delays the publisher of this session, or None."""
+        bucket = self._waits_for.get(session)
+        return None if bucket is None else (bucket.name, bucket.limit)
+
     def delaying_limits(self, most: int) -> list[DelayingLimit]:
         """Return the limits with waiting publishers, those with most publishers first, at most `most` limits."""
         counts = Counter(self._waits_for.values())

@@ -6,7 +6,7 @@ headers and properties count as missing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError  # noqa: N812  # an exception, whatever its name
@@ -16,9 +16,11 @@ from qq.amqp10.sections import BEGIN_BYTES_MAX, DATA, HEAD_BYTES_MAX, first_from
 from qq.octets import text_of
 from qq.routing.content import Content
 from qq.stored import layout
+from qq.stored.editing import short_string
 from qq.stored.fields import VALID_PROPERTIES_BYTES_MAX, FieldError, decode_table
 from qq.stored.kinds import has_sections
-from qq.stored.to_frames import to_frames
+from qq.stored.to_frames import headers_of, to_frames
+from qq.tables import InvalidTable, Table, check_table
 
 KNOWN_MAX = 1000
 """Largest number of distinct property lists that are remembered, because many messages have equal properties."""
@@ -41,6 +43,25 @@ def content_of(message: bytes | bytearray | memoryview, number: int) -> Content:
     except (ConditionError, FieldError, IndexError, StructError):
         headers, properties = _NOTHING
     return Content(headers, properties, number)
+
+
+def annotation_headers(annotations: Iterable[tuple[str, bytes]]) -> Table:
+    """Return the headers that stand for encoded annotations; {} if they are nested too deep for a header."""
+    pairs = b"".join(short_string(name) + field for name, field in headers_of(annotations).items())
+    try:
+        return decode_table(len(pairs).to_bytes(4, "big") + pairs, 0, 4 + len(pairs))[0]
+    except FieldError:
+        return {}
+
+
+def with_headers(headers: Mapping[str, object], added: Table) -> Table:
+    """Return headers with others that replace them, unless the log cannot hold as many."""
+    table = {**headers, **added}
+    try:
+        check_table(table)
+    except InvalidTable:
+        return dict(headers)
+    return table
 
 
 def _header_of(message: bytes | bytearray | memoryview) -> bytes:

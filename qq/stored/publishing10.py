@@ -81,6 +81,14 @@ class _LinkShape(NamedTuple):
             return rest > 0 and 1 + message[body] == rest
         return rest >= 4 and 4 + _U32.unpack_from(message, body)[0] == rest
 
+    def fits_all(self, messages: Sequence[bytes]) -> bool:
+        """Return whether messages of the same size fit, and have the same octets before the body."""
+        first = messages[0]
+        if not self.fits(first) or list(map(len, messages)).count(len(first)) < len(messages):
+            return False
+        begin = first[: len(self.head) + (1 if self.is_short else 4)]
+        return all([message.startswith(begin) for message in messages])  # noqa: C419  # twice as fast as a generator
+
 
 class PublishedSections:
     """Reads the messages of a link on which a user publishes."""
@@ -94,7 +102,7 @@ class PublishedSections:
         """The shape of the last message that was decoded."""
 
     def group(
-        self, messages: Sequence[bytes], delay_max_ms: int = DURATION_MAX_MS
+        self, messages: list[bytes], delay_max_ms: int = DURATION_MAX_MS
     ) -> Iterator[tuple[Attributes | None, list[bytes]]]:
         """Group consecutive messages with equal attributes; yield the attributes and the messages as they are stored.
 
@@ -106,6 +114,9 @@ class PublishedSections:
         first: Attributes | None = None
         alike: list[bytes] = []
         shape = self._shape
+        if shape is not None and shape.is_plain and shape.fits_all(messages):
+            yield shape.attributes, messages
+            return
         for message in messages:
             if shape is not None and shape.is_plain and shape.fits(message):
                 found, stored = shape.attributes, message

@@ -17,7 +17,6 @@ from qq.amqp10.conditions import InvalidFieldValue
 from qq.amqp10.sections import (
     APPLICATION_PROPERTIES,
     DATA,
-    FOOTER,
     LONG_DATA,
     PROPERTIES,
     SHORT_DATA,
@@ -34,6 +33,7 @@ from qq.amqp10.values import (
     ULONG,
     UUID,
     VARIABLE,
+    WITHOUT_OCTETS,
     Array,
     Byte,
     Float,
@@ -216,7 +216,7 @@ def _joined(message: bytes, at: int) -> bytes | memoryview:
         and at + 8 + _LENGTH.unpack_from(begin, 4)[0] == len(message)
     ):
         return memoryview(message)[at + 8 :] if len(message) - at > WORTHWHILE_BYTES else message[at + 8 :]
-    return joined_data(message, at, first_from(message, FOOTER, at))
+    return joined_data(message, at)
 
 
 _similar: RecentReplacements[int] = RecentReplacements()
@@ -315,12 +315,12 @@ def _table(headers: dict[str, bytes]) -> bytes:
     return b"".join(pairs)
 
 
-def _id_text(value: ULong | Uuid | bytes | str | None, name: str, headers: dict[str, bytes]) -> str | None:
+def _id_text(value: int | Uuid | bytes | str | None, name: str, headers: dict[str, bytes]) -> str | None:
     """Return an id as a text. A binary or too long id becomes the header `name` instead."""
     match value:
         case None:
             return None
-        case ULong():
+        case int():
             return str(int(value))
         case Uuid():
             return _urn(value)
@@ -397,7 +397,9 @@ def _array(values: Iterable[Value]) -> bytes:
 
 
 def _elements(array: Array) -> bytes | None:
-    return None if array.descriptor is not None else _array(array.elements)
+    """Return the field, or `None` if the elements have no octets: the field might be a thousand times larger."""
+    is_lost = array.descriptor is not None or array.code in WITHOUT_OCTETS
+    return None if is_lost else _array(array.elements)
 
 
 def _map(pairs: dict[Value, Value]) -> bytes:

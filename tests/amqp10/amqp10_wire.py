@@ -63,8 +63,8 @@ def flat(events: Iterable[FrameEvent]) -> list[Any]:
     frames: list[Any] = []
     for event in events:
         match event:
-            case Transfers(channel, performative, deliveries):
-                for delivery_id, tag, payload in deliveries:
+            case Transfers(channel, performative, ids, tags, messages):
+                for delivery_id, tag, payload in zip(ids, tags, messages, strict=True):
                     transfer = performative._replace(delivery_id=delivery_id, delivery_tag=tag)
                     frames.append(FrameReceived(channel, transfer, payload))
             case Dispositions(channel, performative, ranges):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.amqp10.addresses import TargetAddress, address_of, queue_address, source_queue, target_address
+from qq.amqp10.addresses import TargetAddress, queue_address, source_queue, target_address
+from qq.amqp10.addresses_v1 import AddressV1, is_version1, source_v1, target_v1
 from qq.amqp10.conditions import Condition, InvalidFieldValue
 
 
@@ -71,7 +72,45 @@ def test_queue_has_an_address(queue: str) -> None:
     assert queue_address(queue).isascii()
 
 
-@given(st.text(min_size=1).filter(lambda name: name != "amq.default"), st.text())
-def test_address_of_a_target_is_parsed_as_the_target(name: str, key: str) -> None:
-    for target in (TargetAddress("", name, name), TargetAddress(name, key, None)):
-        assert target_address(address_of(target)) == target
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ("q", AddressV1(TargetAddress("", "q", "q"), declares_queue=True)),
+        ("a%2Fb%2fc d", AddressV1(TargetAddress("", "a/b%2fc d", "a/b%2fc d"), declares_queue=True)),
+        ("/queue/q", AddressV1(TargetAddress("", "q", "q"), declares_queue=True)),
+        ("/amq/queue/q", AddressV1(TargetAddress("", "q", "q"), declares_queue=False)),
+        ("/exchange/x", AddressV1(TargetAddress("x", "", None, by_subject=True), declares_queue=False)),
+        ("/exchange/x/", AddressV1(TargetAddress("x", "", None, by_subject=True), declares_queue=False)),
+        ("/exchange/%2F/%2F", AddressV1(TargetAddress("/", "/", None), declares_queue=False)),
+        ("/topic/a.#", AddressV1(TargetAddress("amq.topic", "a.#", None), declares_queue=False)),
+    ],
+)
+def test_address_of_version_1_is_parsed(address: str, found: AddressV1) -> None:
+    assert is_version1(address)
+    assert source_v1(address) == target_v1(address) == found
+
+
+def test_queue_without_a_name_is_a_target_only() -> None:
+    target = TargetAddress("", "", None, by_subject=True)
+    assert target_v1("/queue") == AddressV1(target, declares_queue=False)
+    with pytest.raises(InvalidFieldValue):
+        source_v1("/queue")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "/", "//", "a/b", "/queue/", "/queue/a/b", "/amq/queue", "/amq/queue/", "/topic", "/topic/"),
+        *("/topic/a/b", "/exchange", "/exchange/", "/exchange//k", "/exchange/x/k/", "/temp-queue/q"),
+        *("/reply-queue/q", "/stream/q", "queue/q"),
+    ],
+)
+def test_bad_address_of_version_1_is_refused(address: str) -> None:
+    for parse in (source_v1, target_v1):
+        with pytest.raises(InvalidFieldValue, match="invalid address"):
+            parse(address)
+
+
+def test_addresses_of_version_2_are_told_apart() -> None:
+    assert not is_version1("/queues/q")
+    assert not is_version1("/exchanges/x")

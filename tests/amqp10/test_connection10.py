@@ -325,7 +325,7 @@ def answer(server: ServerConnection10, events: list[Any]) -> None:
             case _ if hasattr(event, "link") and hasattr(event, "error"):
                 event.link.detach(ErrorReply(event.error.condition.value))
             case _ if hasattr(event, "is_drain"):
-                event.link.deliver(0, [b"", b""], [b"m", b"n"])
+                event.link.deliver(0, b"", [b"m", b"n"])
                 event.link.drained(0)
             case _:
                 pass

@@ -27,10 +27,13 @@ from qq.amqp10.performatives import (
 )
 from tests.amqp10.amqp10_wire import flat, frame, read_all, reader_of_frames
 
+HEAD = b"hea"
+
 
 def sent(link: Outgoing10, first_id: int, messages: list[bytes]) -> list[FrameReceived]:
+    """Send messages that begin with `HEAD`."""
     out: list[bytes] = []
-    deliveries(link, first_id, [one[:3] for one in messages], [one[3:] for one in messages], out)
+    deliveries(link, first_id, HEAD, [message.removeprefix(HEAD) for message in messages], out)
     assert all(len(piece) <= link.frame_max for piece in out)
     frames = flat(read_all(reader_of_frames(), [b"".join(out)]))
     assert all(frame.channel == link.channel for frame in frames)
@@ -39,7 +42,7 @@ def sent(link: Outgoing10, first_id: int, messages: list[bytes]) -> list[FrameRe
 
 @pytest.mark.parametrize("is_settled", [False, True])
 def test_deliveries_have_ids_and_tags_that_wrap(is_settled: bool) -> None:
-    messages = [b"message %d" % i * i for i in range(1, 20)]
+    messages = [HEAD + b"message %d" % i * i for i in range(1, 20)]
     frames = sent(Outgoing10(65535, 255, is_settled, 131072), 2**32 - 7, messages)
     assert [frame.payload for frame in frames] == messages
     for i, received in enumerate(frames):
@@ -52,8 +55,7 @@ def test_deliveries_have_ids_and_tags_that_wrap(is_settled: bool) -> None:
 def test_message_is_divided_when_it_exceeds_a_frame(frame_max: int) -> None:
     room = frame_max - TRANSFER_OVERHEAD
     for size in (3, room - 1, room, room + 1, 2 * room, 2 * room + 1, 10_000):
-        messages = [bytes(range(256)) * 40, b"x" * size]
-        messages[0] = messages[0][:size]
+        messages = [(HEAD + octets)[:size] for octets in (bytes(range(256)) * 40, b"x" * size)]
         frames = sent(Outgoing10(1, 0, False, frame_max), 4, messages)
         assert len(frames) == 2 * max(1, -(-size // room))
         half = len(frames) // 2

@@ -180,7 +180,7 @@ def test_transfers_of_a_link_share_an_event() -> None:
     assert isinstance(first, FrameReceived)
     assert isinstance(others, Transfers)
     assert flat([first, others]) == dumb_read(data)
-    assert [delivery_id for delivery_id, _, _ in others.deliveries] == list(range(1001, 1100))
+    assert others.ids == list(range(1001, 1100))
 
 
 def test_transfers_of_several_links_are_told_apart() -> None:
@@ -330,8 +330,8 @@ def test_last_part_of_a_delivery_is_not_taken_for_a_delivery() -> None:
     data = whole * 3 + part + other * 2 + part + other + whole + whole * 2
     events = reader_of_frames().feed(data)
     assert flat(events) == dumb_read(data)
-    taken = [delivery for event in events if isinstance(event, Transfers) for delivery in event.deliveries]
-    assert [payload for _, _, payload in taken] == [b"w", b"w", b"", b"w", b"w"]
+    taken = [message for event in events if isinstance(event, Transfers) for message in event.messages]
+    assert taken == [b"w", b"w", b"", b"w", b"w"]
 
 
 def test_templates_of_a_connection_are_limited() -> None:

@@ -55,7 +55,9 @@ def ranges(replies: list[Any]) -> list[tuple[int, int]]:
 
 def received(events: list[Any]) -> list[tuple[int, bytes, bytes]]:
     assert all(isinstance(event, Deliveries) for event in events)
-    return [delivery for event in events for delivery in event.deliveries]
+    return [
+        delivery for event in events for delivery in zip(event.ids, event.tags, event.messages, strict=True)
+    ]
 
 
 def test_accepted_link_has_the_terms_of_the_client_and_credit() -> None:
@@ -222,7 +224,7 @@ def test_parts_are_joined_on_interleaved_links(seed: int) -> None:
             if not waiting[handle]:
                 del waiting[handle]
     for event in sender.send_octets(octets):
-        for number, tag, message in event.deliveries:
+        for number, tag, message in zip(event.ids, event.tags, event.messages, strict=True):
             assert tag == b"%d" % number
             assert event.link is links[number % 3]
             got[number] = message
@@ -238,7 +240,7 @@ def test_settled_in_any_part_settles_the_delivery() -> None:
     assert sender.server.held_bytes == 1
     assert sender.send(TransferFrame(0, settled=True, more=True)) == []
     (event,) = sender.send(TransferFrame(0), payload=b"b")
-    assert (event.is_settled, event.deliveries) == (True, [(0, b"t", b"ab")])
+    assert (event.is_settled, received([event])) == (True, [(0, b"t", b"ab")])
 
 
 def test_aborted_delivery_is_dropped_and_takes_credit() -> None:

@@ -34,7 +34,7 @@ def consuming(window: int = 1000, **fields: Any) -> tuple[Client10, Any]:
 
 
 def deliver(link: Any, first: int, count: int) -> None:
-    link.deliver(first, [b"h"] * count, [b"%d" % key for key in range(first, first + count)])
+    link.deliver(first, b"h", [b"%d" % key for key in range(first, first + count)])
 
 
 def test_accepted_link_has_the_terms_of_the_client() -> None:
@@ -60,20 +60,25 @@ def test_accepted_link_has_the_terms_of_the_client() -> None:
 
 def test_credit_is_set_by_each_flow() -> None:
     client, link = consuming()
-    assert client.flow(handle=0, link_credit=5) == [CreditSet(link, 5, False, False)]
+
+    def credit(**flow: Any) -> int:
+        assert client.flow(handle=0, **flow) == [CreditSet(link, False, False)]
+        return link.credit
+
+    assert credit(link_credit=5) == 5
     deliver(link, 0, 3)
-    assert client.flow(handle=0, delivery_count=0, link_credit=5) == [CreditSet(link, 2, False, False)]
-    assert client.flow(handle=0, delivery_count=3, link_credit=5) == [CreditSet(link, 5, False, False)]
-    assert client.flow(handle=0, delivery_count=0, link_credit=1) == [CreditSet(link, 0, False, False)]
-    most = 2**32 - 1
-    assert client.flow(handle=0, delivery_count=3, link_credit=most) == [CreditSet(link, most, False, False)]
-    assert client.flow(handle=0, echo=True) == [CreditSet(link, most, False, True)]
+    assert credit(delivery_count=0, link_credit=5) == 2
+    assert credit(delivery_count=3, link_credit=5) == 5
+    assert credit(delivery_count=0, link_credit=1) == 0
+    assert credit(delivery_count=3, link_credit=2**32 - 1) == 2**32 - 1
+    assert client.flow(handle=0, echo=True) == [CreditSet(link, False, True)]
+    assert link.credit == 2**32 - 1
 
 
 def test_drain_takes_the_credit_behind_its_deliveries() -> None:
     client, link = consuming()
     assert client.flow(handle=0, delivery_count=0, link_credit=10, drain=True) == [
-        CreditSet(link, 10, True, False)
+        CreditSet(link, True, False)
     ]
     deliver(link, 0, 4)
     link.drained(0)
@@ -122,7 +127,7 @@ def test_large_messages_wait_in_order_for_windows_of_any_size(seed: int) -> None
     while at < len(messages):
         count = rnd.randrange(1, 5)
         bodies = messages[at : at + count]
-        rnd.choice([link, other]).deliver(at, [b""] * len(bodies), bodies)
+        rnd.choice([link, other]).deliver(at, b"", bodies)
         at += count
     sent, got, current = 0, list[bytes](), b""
     for _ in range(1000):
@@ -157,7 +162,7 @@ def test_flow_and_detach_ahead_of_the_answer_are_events_of_it() -> None:
     assert client.flow(handle=0, link_credit=4, echo=True) == []
     assert client.send(DetachFrame(0)) == []
     credit, detach = link.accept()
-    assert credit == CreditSet(link, 4, False, True)
+    assert (credit, link.credit) == (CreditSet(link, False, True), 4)
     assert (detach.link, detach.is_closed) == (link, False)
 
 
@@ -211,7 +216,7 @@ def test_deliveries_of_ended_links_take_no_memory() -> None:
     session = client.server.sessions[0]
     for number in range(300):
         passing = client.attach_receiver(handle=0, name=str(number))
-        passing.deliver(0, [b""] * 3, [b"x"] * 3)
+        passing.deliver(0, b"", [b"x"] * 3)
         client.send(DetachFrame(0))
         passing.detached()
     assert session.deliveries.unsettled_count == 3

@@ -116,7 +116,7 @@ def consuming(count: int = 10, **fields: Any) -> tuple[Client10, Any]:
     client.begin()
     link = client.attach_receiver(**fields)
     client.flow(handle=0, delivery_count=0, link_credit=1000)
-    link.deliver(100, [b""] * count, [b"m"] * count)
+    link.deliver(100, b"", [b"m"] * count)
     client.read()
     return client, link
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from random import Random
 from typing import Any
 
@@ -226,6 +227,19 @@ def test_array_is_refused_when_it_claims_many_elements() -> None:
     )
     with pytest.raises(UndecodableValue, match="VALUES_MAX"):
         decode(lists)
+
+
+def test_array_elements_without_octets_take_no_steps() -> None:
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    encode(decode(struct.pack(">BIIB", 0xF0, 5, VALUES_MAX - 1, 0x44)))
+    sys.setprofile(None)
+    assert calls < 100
 
 
 def test_symbols_are_encoded_when_a_symbol_is_long() -> None:

@@ -35,7 +35,7 @@ class LoneBroker10(LoneBroker):
 
     async def _listen(self, speaks_tls: Tls | None) -> int:
         sockets = self.server.sockets
-        server = Amqp10Server(self.broker, Settings10(), sockets, 60, "guest", lambda: [NAME])
+        server = Amqp10Server(self.broker, Settings10(), sockets, 60, "guest", True, lambda: [NAME])
         self.served = [*self.served, served10(server)]
         self.broker._leader = NAME
         return await super()._listen(speaks_tls)
@@ -50,14 +50,22 @@ class ReadAnswer(NamedTuple):
     application_properties: Any
 
 
+def management_request(method: str, path: str, body: Value = None, message_id: Any = "id") -> bytes:
+    """Return the message of a request."""
+    properties = MessageProperties(message_id, subject=method, to=path, reply_to="$me")
+    return encode_composite(properties) + encode(Described(ULong(0x77), body))
+
+
 class ManagementClient(SocketClient):
     """A client with an open connection. `user` has a password of the same text."""
 
-    def __init__(self, port: int, user: str = "guest", container: str = "client", **fields: Any) -> None:
+    def __init__(
+        self, port: int, user: str = "guest", container: str = "client", vhost: str = "/", **fields: Any
+    ) -> None:
         super().__init__(port)
         self._delivery_id = 0
         self.log_in(response=f"\0{user}\0{user}".encode())
-        self.write(AMQP_HEADER + frame(OpenFrame(container, "vhost:/", **fields)))
+        self.write(AMQP_HEADER + frame(OpenFrame(container, f"vhost:{vhost}", **fields)))
         assert self.read_octets(8) == AMQP_HEADER
         self.expect(OpenFrame)
 
@@ -92,7 +100,7 @@ class ManagementClient(SocketClient):
         self.send(AttachFrame(name, ANSWERS, True, **{**given, **fields}))
 
     def give_credit(self, credit: int, window: int = 1000, **fields: Any) -> None:
-        self.send(FlowFrame(0, window, 0, 1000, ANSWERS, 0, credit, **fields))
+        self.flow(window, handle=ANSWERS, link_credit=credit, **fields)
 
     def request(self, method: str, path: str, body: Value = None, message_id: Any = "id") -> ReadAnswer:
         """Send a request, and return its answer."""
@@ -108,9 +116,7 @@ class ManagementClient(SocketClient):
         *,
         is_settled: bool = True,
     ) -> None:
-        properties = MessageProperties(message_id, subject=method, to=path, reply_to="$me")
-        octets = encode_composite(properties) + encode(Described(ULong(0x77), body))
-        self.send_octets(octets, is_settled=is_settled)
+        self.send_octets(management_request(method, path, body, message_id), is_settled=is_settled)
 
     def send_octets(self, message: bytes, *, is_settled: bool = True) -> None:
         transfer = TransferFrame(REQUESTS, self._delivery_id, b"tag", 0, is_settled)

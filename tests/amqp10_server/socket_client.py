@@ -40,11 +40,15 @@ def data(body: bytes, before: bytes = b"") -> bytes:
 class SocketClient:
     """A connection with a single session at a time on each channel."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", receive_buffer: int | None = None) -> None:
         self._socket = socket.create_connection((host, port), PATIENCE_S)
+        if receive_buffer is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self._reader = reader_of_frames()
         self._frames: list[Any] = []
         self._octets = b""
+        self.next_incoming_ids: dict[int, int] = {}
+        """Of each channel with a session: the id of the transfer that the node sends next."""
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +85,10 @@ class SocketClient:
                 return None
             events = flat(read_all(self._reader, [piece]))
             self._frames += [event for event in events if not isinstance(event, Heartbeat10)]
-        return self._frames.pop(0)
+        received = self._frames.pop(0)
+        if isinstance(received.performative, TransferFrame) and received.channel in self.next_incoming_ids:
+            self.next_incoming_ids[received.channel] = (self.next_incoming_ids[received.channel] + 1) % 2**32
+        return received
 
     def expect(self, kind: type[T]) -> T:
         """Return the next performative, which must be of this kind."""
@@ -122,7 +129,9 @@ class SocketClient:
 
     def begin(self, channel: int = 0, window: int = 10_000) -> BeginFrame:
         self.send(BeginFrame(None, 0, window, 10_000), channel)
-        return self.expect(BeginFrame)
+        begin = self.expect(BeginFrame)
+        self.next_incoming_ids[channel] = begin.next_outgoing_id
+        return begin
 
     def attach_sender(
         self, address: str | None, handle: int = 0, channel: int = 0, **fields: Any
@@ -146,19 +155,30 @@ class SocketClient:
         tag = delivery_id.to_bytes(4, "big")
         self.send(TransferFrame(handle, delivery_id, tag, 0, **fields), channel, message)
 
-    def credit(self, credit: int, handle: int = 1, channel: int = 0, **fields: Any) -> None:
-        self.send(FlowFrame(0, 10_000, 0, 10_000, handle, link_credit=credit, **fields), channel)
+    def credit(
+        self, credit: int, handle: int = 1, channel: int = 0, window: int = 10_000, **fields: Any
+    ) -> None:
+        self.flow(window, channel, handle=handle, link_credit=credit, **fields)
+
+    def flow(self, window: int, channel: int = 0, **fields: Any) -> None:
+        """Set the incoming window of a session, and perhaps the state of a link."""
+        self.send(FlowFrame(self.next_incoming_ids[channel], window, 0, 10_000, **fields), channel)
 
     def accept(self, first: int, last: int | None = None, channel: int = 0) -> None:
         self.send(DispositionFrame(True, first, last, settled=True, state=AcceptedState()), channel)
 
-    def message(self) -> tuple[TransferFrame, bytes]:
-        """Return the next transfer with its payload; drop all other frames before it."""
+    def receive_transfer(self) -> FrameReceived:
+        """Return the next transfer; drop all other frames before it."""
         while True:
             received = self.receive()
             assert received is not None, "the stream ends before a transfer"
             if isinstance(received.performative, TransferFrame):
-                return received.performative, received.payload
+                return received
+
+    def message(self) -> tuple[TransferFrame, bytes]:
+        """Return the next transfer with its payload; drop all other frames before it."""
+        received = self.receive_transfer()
+        return received.performative, received.payload
 
     def detach(self, handle: int, channel: int = 0) -> DetachFrame:
         self.send(DetachFrame(handle, closed=True), channel)

@@ -17,42 +17,11 @@ from qq.amqp10.performatives import (
     ReleasedState,
     SenderSettleMode,
 )
-from qq.amqp10.sections import (
-    HEADER,
-    MessageHeader,
-    decode_section,
-    find_sections,
-)
+from qq.amqp10.sections import HEADER
 from qq.amqp10.values import Symbol
 from qq.testing import ClusterNode
+from tests.amqp10_server.messages import annotations_of, bodies, body_of, header_of, put
 from tests.amqp10_server.socket_client import SocketClient, data, receiver
-from tests.page.demo import api
-
-
-def put(channel: Any, queue: str, *bodies: bytes) -> None:
-    channel.confirm_delivery()
-    for body in bodies:
-        channel.basic_publish("", queue, body)
-
-
-def body_of(message: bytes) -> bytes:
-    return decode_section(message[find_sections(message).body :])
-
-
-def header_of(message: bytes) -> MessageHeader:
-    sections = find_sections(message)
-    end = sections.delivery_annotations
-    return decode_section(message[:end]) if end else MessageHeader()
-
-
-def annotations_of(message: bytes) -> dict[Any, Any]:
-    sections = find_sections(message)
-    begin, end = sections.message_annotations, sections.properties
-    return decode_section(message[begin:end]) if begin < end else {}
-
-
-def bodies(client: SocketClient, count: int) -> list[bytes]:
-    return [body_of(client.message()[1]) for _ in range(count)]
 
 
 def test_deliveries_stay_within_the_credit(client: SocketClient, channel: Any, queue: str) -> None:
@@ -239,6 +208,21 @@ def test_deliveries_wait_for_the_window_of_the_session(node: ClusterNode, channe
         assert bodies(client, 7) == [b"%d" % number for number in range(3, 10)]
 
 
+def test_credit_holds_when_the_window_opens(node: ClusterNode, channel: Any, queue: str) -> None:
+    """A flow opens the window and sets the credit, of which a message that it lets pass takes a part."""
+    put(channel, queue, *(b"%d" % number for number in range(10)))
+    with SocketClient(node.amqp_port) as client:
+        client.open()
+        client.begin(window=2)
+        client.attach_receiver(queue)
+        client.send(FlowFrame(0, 2, 0, 10_000, 1, link_credit=6))
+        assert bodies(client, 2) == [b"0", b"1"]
+        client.send(FlowFrame(2, 100, 0, 10_000, 1, delivery_count=2, link_credit=4))
+        assert bodies(client, 4) == [b"2", b"3", b"4", b"5"]
+        client.send(FlowFrame(6, 100, 0, 10_000, 1, delivery_count=6, link_credit=0, echo=True))
+        assert client.expect(FlowFrame).delivery_count == 6
+
+
 def test_bare_message_arrives_octet_for_octet(client: SocketClient, queue: str) -> None:
     header = b"\x00\x53\x70\xd0\x00\x00\x00\x07\x00\x00\x00\x02\x41\x50\x01"  # as omq writes it
     bare = b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x73\x45" + data(b"first") + data(b"second")
@@ -271,18 +255,6 @@ def test_single_active_consumers_learn_who_is_active(client: SocketClient, chann
     client.detach(1)
     flow = client.until(FlowFrame, lambda flow: flow.handle == 2)
     assert (flow.properties or {}).get(active) is True
-
-
-def test_operators_see_connections_and_links(client: SocketClient, node: ClusterNode, queue: str) -> None:
-    client.attach_sender(f"/queues/{queue}")
-    client.attach_receiver(queue)
-    client.credit(7, echo=True)
-    client.until(FlowFrame)
-    connections = {each["container_id"]: each for each in api(node, "connections") if "container_id" in each}
-    assert (connections["client"]["protocol"], connections["client"]["channels"]) == ("AMQP 1-0", 2)
-    links = [each for each in api(node, "channels") if each.get("link_address") == f"/queues/{queue}"]
-    shown = {each["link_role"]: (each["link_name"], each["link_credit"]) for each in links}
-    assert shown == {"sender": ("sender 0", 1024), "receiver": ("receiver 1", 7)}
 
 
 def test_delivery_is_released_when_it_is_not_settled_in_time(client: SocketClient, channel: Any) -> None:

@@ -86,7 +86,7 @@ def test_refused_request_leaves_the_pair_usable(client: ManagementClient) -> Non
     assert other.status == "409"
     assert "inequivalent arg 'auto_delete'" in other.body
     missing = client.request("DELETE", "/queues/none/messages")
-    assert (missing.status, missing.body) == ("400", "no queue 'none' in vhost '/'")
+    assert (missing.status, missing.body) == ("404", "no queue 'none' in vhost '/'")
     assert client.request("PUT", "/queues/p", {}).status == "201"
 
 
@@ -403,6 +403,25 @@ def test_command_in_a_snapshot_is_answered(broker: LoneBroker10, client: Managem
     broker.resume()
     assert client.answer().status == "201"
     assert client.request("PUT", "/queues/q", {}).status == "200"
+
+
+def test_equal_declarations_need_no_entry(broker: LoneBroker10, client: ManagementClient) -> None:
+    requests = [
+        ("PUT", "/queues/q", {"arguments": {"x-queue-type": "quorum"}}),
+        ("PUT", "/queues/own", {"exclusive": True, "durable": False}),
+        ("PUT", "/exchanges/x", {"type": "topic"}),
+        ("POST", "/bindings", {"source": "x", "destination_queue": "q", "binding_key": "k", "arguments": {}}),
+    ]
+    assert statuses(client, *requests) == ["201", "201", "204", "204"]
+    before = broker.group.last_index
+    assert statuses(client, *requests) == ["200", "200", "204", "204"]
+    with ManagementClient(broker.amqp_port) as other:
+        other.manage()
+        before += 1  # the connection
+        assert statuses(other, *requests[::2]) == ["200", "204"]
+        assert broker.group.last_index == before
+        assert other.request("PUT", "/queues/own", {"exclusive": True, "durable": False}).status == "400"
+    assert broker.broker.counters.queues_declared == 5
 
 
 def test_limit_of_channels_refuses_commands_only(broker: LoneBroker10, client: ManagementClient) -> None:

@@ -117,7 +117,7 @@ def test_ack_for_the_last_message_shares_the_entry_of_the_next(broker: LoneBroke
     client.write(publish(1, "q", b"first"))
     client.send(1, Basic.Ack(delivered(client).delivery_tag))
     counters = broker.broker.counters
-    wait_until(lambda: counters.messages_acknowledged == 1, "the acknowledgement")
+    wait_until(lambda: counters.amqp091.messages_acknowledged == 1, "the acknowledgement")
     entries = broker.call(lambda: broker.group.last_index)
     client.write(publish(1, "q", b"second"))
     delivered(client)
@@ -171,5 +171,5 @@ def test_acks_are_held_back_while_the_consumer_has_room(broker: LoneBroker, clie
     before = broker.call(lambda: broker.broker.submissions.batches_applied)
     client.send(1, *(Basic.Ack(tag) for tag in tags))
     counters = broker.broker.counters
-    wait_until(lambda: counters.messages_acknowledged == COUNT, "the acknowledgements")
+    wait_until(lambda: counters.amqp091.messages_acknowledged == COUNT, "the acknowledgements")
     assert broker.call(lambda: broker.broker.submissions.batches_applied) == before

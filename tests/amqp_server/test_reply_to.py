@@ -332,7 +332,7 @@ def test_replies_wait_for_a_client_that_reads_late(
     assert (method.delivery_tag, body) == (COUNT + 1, b"last")
     assert waiting(broker) == 0
     counters = broker.broker.counters
-    assert (counters.replies_delivered, counters.replies_dropped) == (COUNT + 1, 0)
+    assert (counters.amqp091.replies_delivered, counters.replies_dropped) == (COUNT + 1, 0)
 
 
 def test_small_replies_above_the_limit_are_dropped(

@@ -420,7 +420,7 @@ def test_channel_gets_on_beside_a_flooding_channel(broker: LoneBroker, client: R
     broker.group.holding = True
     message = publish(1, "q", b"x" * 1000)
     client.write(message * 1000 + marshal(2, Queue.Declare(queue="q", passive=True)) + message * 1500)
-    wait_until(lambda: broker.broker.counters.messages_received == 2500, "all messages")
+    wait_until(lambda: broker.broker.counters.amqp091.messages_received == 2500, "all messages")
     broker.call(broker.group.release)
     declared = client.expect(Queue.DeclareOk, channel=2)
     assert 1000 <= declared.message_count < 1500

@@ -93,14 +93,14 @@ def read_10(data: bytes) -> None:
         events += reader.feed(b"")
     for event in events:
         if type(event) is Transfers:
-            list(published.group([message for _, _, message in event.deliveries]))
+            list(published.group(event.messages))
 
 
 def figures(count: int) -> list[Figure]:
     alike_091, alike_10 = publishes(count, with_ids=False), transfers(count, with_ids=False)
     ids_091, ids_10 = publishes(count, with_ids=True), transfers(count, with_ids=True)
     messages = [stored(None)] * count
-    heads, bodies = [HEAD] * count, [bare(None)] * count
+    bodies = [bare(None)] * count
     link = Outgoing10(1, 0, is_settled=False, frame_max=131072)
     acks = b"".join(encoding.ack_frame(1, FIRST_ID + i, multiple=False) for i in range(count))
     dispositions = b"".join(
@@ -114,7 +114,7 @@ def figures(count: int) -> list[Figure]:
         Figure(
             "write a delivery",
             lambda: encoding.deliveries(1, "consumer", 1, False, "", "queue", messages, []),
-            lambda: deliveries(link, FIRST_ID, heads, bodies, []),
+            lambda: deliveries(link, FIRST_ID, HEAD, bodies, []),
             3,
         ),
         Figure("read a settlement", lambda: read_091(acks), lambda: read_10(dispositions), 3),

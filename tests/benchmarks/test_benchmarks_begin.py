@@ -13,6 +13,7 @@ ROOT = HERE.parents[1]
 OPTIONS = [
     "ARGS",
     "LATENCY",
+    "PROTOCOLS",
     "ONE_AT_A_TIME",
     "BUDGET",
     "CALLS",

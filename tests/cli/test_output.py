@@ -11,7 +11,9 @@ import pika
 import pytest
 from rich.cells import cell_len
 
+from qq.amqp10.performatives import FlowFrame
 from qq.cli.terminal import output
+from tests.amqp10_server.socket_client import SocketClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,6 +148,37 @@ def test_clients_are_listed_with_their_connection_names(qq: Qq, real_node: Clust
         assert "worker 7" in json.dumps(row)
     assert "worker 7" in qq("top", "connections", "--once").output
     connection.close()
+
+
+def test_sessions_and_links_of_amqp10_are_listed(qq: Qq, real_node: ClusterNode) -> None:
+    assert qq("declare", "queue", "--name", "linked").status == 0
+    with SocketClient(real_node.amqp_port) as client:
+        client.open()
+        client.begin(3)
+        client.attach_sender(None, 0, 3)
+        client.attach_receiver("linked", 1, 3)
+        client.credit(7, 1, 3, echo=True)
+        client.until(FlowFrame)
+        columns = "name,protocol,container_id"
+        (row,) = json.loads(qq("list", "connections", "--columns", columns, "-o", "json").output)
+        assert (row["protocol"], row["container_id"]) == ("AMQP 1-0", "client")
+        head, *links = qq("list", "links", "--sort", "link_credit").lines
+        assert head.split()[:5] == ["client", "link", "role", "address", "credit"]
+        assert [line.split()[4:6] for line in links] == [["/queues/linked", "7"], ['""', "1024"]]
+        head, session = qq("list", "sessions", "--connection", row["name"]).lines
+        assert head.startswith("session  incoming window  client's window")
+        assert session.split() == ["3", "2048", "10000", "0", "0", "0", "1", "1"]
+    connection = pika.BlockingConnection(pika.URLParameters(f"{real_node.url}?heartbeat=0"))
+    connection.channel()
+    assert len(qq("list", "links").lines) == 1
+    (row,) = json.loads(qq("list", "connections", "-o", "json").output)
+    assert row["protocol"] == "AMQP 0-9-1"
+    refused = qq("list", "sessions", "--connection", row["name"])
+    assert (refused.status, "does not use AMQP 1.0" in refused.errors) == (1, True)
+    connection.close()
+    missing = qq("list", "sessions", "--connection", "nosuch")
+    assert "there is no connection 'nosuch'" in missing.errors
+    assert qq("delete", "queue", "--name", "linked").status == 0
 
 
 def test_permissions_are_listed_by_user(qq: Qq) -> None:

@@ -108,7 +108,7 @@ def test_installed_packages_are_pinned_with_hashes() -> None:
         for step in instructions(stage, "RUN")
         for command in re.findall(r"pip (?:--python \S+ )?(?:install|wheel) [^&]*", step.text)
     ]
-    assert len(installs) == 6
+    assert len(installs) == 7
     for command in installs:
         assert "--require-hashes" in command or "--no-deps" in command or "--no-index" in command, command
 

@@ -11,6 +11,7 @@ from qq.diagnosis.node_rules import (
     HeldLimit,
     NodeFacts,
     SlowReader,
+    ThrottledPublisher,
     findings_of_node,
 )
 
@@ -145,11 +146,21 @@ def test_certificates_that_end(certificate: Certificate, code: str, text: str) -
 def test_clients_that_wait_and_that_do_not_read() -> None:
     held = HeldLimit("vhost", "shop", "max-publishes-per-second", 1000, 5)
     reader = SlowReader("10.0.0.1:5 -> 10.0.0.2:5672", 2**20, 77)
-    assert found(HEALTHY._replace(held=[held], slow_readers=[reader])) == [
+    since_ms = round((NOW_S - 180) * 1000)
+    throttled = ThrottledPublisher("link 'a'", reader.name, held.name, held.limit, since_ms)
+    closed = SlowReader("c", 0, 78, sessions=2)
+    facts = HEALTHY._replace(held=[held], throttled=[throttled], slow_readers=[reader, closed])
+    assert found(facts) == [
         Finding(
             "publishers-held",
             "vhost 'shop'",
-            "the limit max-publishes-per-second (1,000) holds 5 channels up at node n1",
+            "the limit max-publishes-per-second (1,000) holds 5 publishers up at node n1",
+        ),
+        Finding(
+            "publisher-throttled",
+            "link 'a' of connection 10.0.0.1:5 -> 10.0.0.2:5672",
+            "the limit max-publishes-per-second (1,000) has held its messages up at node n1 for 3 minutes",
+            since_ms,
         ),
         Finding(
             "client-reads-slowly",
@@ -157,8 +168,17 @@ def test_clients_that_wait_and_that_do_not_read() -> None:
             "it does not read 1.0 MiB that wait for it at node n1",
             77,
         ),
+        Finding(
+            "client-reads-slowly",
+            "connection c",
+            "deliveries wait at node n1, because it keeps the incoming window of 2 sessions closed",
+            78,
+        ),
     ]
     many = HEALTHY._replace(
-        held=[held] * 1000, slow_readers=[reader] * 1000, certificates=[Certificate("c", None)] * 1000
+        held=[held] * 1000,
+        throttled=[throttled] * 1000,
+        slow_readers=[reader] * 1000,
+        certificates=[Certificate("c", None)] * 1000,
     )
-    assert len(found(many)) == 3 * REPORTED_MAX
+    assert len(found(many)) == 4 * REPORTED_MAX

@@ -418,6 +418,7 @@ def known_metrics() -> set[str]:
         1,
         1,
         1,
+        1,
         ClusterTotals(1, 1, 1, 1, 1),
         spans=SpanCounts(),
         certificates=[CertificateEnd("https", "cert", 1.0)],

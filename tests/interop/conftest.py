@@ -41,6 +41,8 @@ def _with_tls(certificates: Path) -> Generator[LocalCluster]:
             "key": str(certificates / "server_key.pem"),
         },
         "limits": {"message_bytes": MESSAGE_BYTES},
+        # The tests of go-amqp have such addresses.
+        "listen": {"amqp_address_v1": True},
     }
     with LocalCluster(settings=settings) as cluster:
         yield cluster

@@ -144,6 +144,14 @@ def test_watermill_passes_its_own_tests(node: ClusterNode, tmp_path: Path) -> No
     check(outcome, known_failures("watermill-amqp"), 100)
 
 
+def test_go_amqp_passes_its_own_tests(node: ClusterNode, tmp_path: Path) -> None:
+    needs("go")
+    source = fetched(go_source, "go-amqp")
+    ports = {"amqp_port": node.amqp_port, "http_port": node.http_port}
+    outcome = run_go(source, tmp_path, ["."], **ports, timeout_s=SUITE_S)
+    check(outcome, known_failures("go-amqp"), 400)
+
+
 def test_bunny_passes_its_own_tests(node: ClusterNode, tmp_path: Path, certificates: Path) -> None:
     installed("ruby-bunny", "ruby-rspec")
     source = shutil.copytree(fetched(debian_source, "ruby-bunny"), tmp_path / "bunny")

@@ -190,9 +190,9 @@ def run_go(
     overlay = scratch / "overlay.json"
     overlay.write_text(json.dumps({"Replace": _redirected(directory, scratch, amqp_port, http_port)}))
     url = f"amqp://guest:guest@127.0.0.1:{amqp_port}/"
-    settings = GO_ENVIRONMENT | {"AMQP_URL": url, "WATERMILL_TEST_AMQP_URI": url}
+    addresses = {"AMQP_URL": url, "WATERMILL_TEST_AMQP_URI": url, "AMQP_BROKER_ADDR": url}
     command = ["go", "test", "-json", "-overlay", str(overlay), *options]
-    output = run_command(command, directory, settings, timeout_s)
+    output = run_command(command, directory, GO_ENVIRONMENT | addresses, timeout_s)
     events = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     results: dict[str, dict[str, list[str]]] = {"pass": {}, "fail": {}, "skip": {}}
     reports: dict[str, list[str]] = {}

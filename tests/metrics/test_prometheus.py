@@ -14,11 +14,13 @@ from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 from qq.metrics.counters import (
     MESSAGE_SIZE_BOUNDS,
     CertificateEnd,
+    ClientTotals,
     ClusterTotals,
     Counters,
     DelayMetrics,
     DiskMetrics,
     MemoryMetrics,
+    MessageCounters,
     MetricsSnapshot,
     RaftMetrics,
 )
@@ -38,6 +40,7 @@ def scrape(
     clock_offset_s: float | None = -1.5,
     totals: ClusterTotals | None = TOTALS,
     peers: Mapping[str, bool] | None = None,
+    clients: ClientTotals | None = None,
 ) -> dict[str, float]:
     raft = RaftMetrics(
         term=7,
@@ -83,10 +86,12 @@ def scrape(
                 4,
                 2,
                 40,
+                15,
                 2,
                 totals,
             ),
             peers=peers or {},
+            clients=clients or ClientTotals(),
             certificates=[CertificateEnd("https", "cert", 1.7e9)],
         )
     )
@@ -112,11 +117,11 @@ def test_gauges_have_the_names_of_rabbitmq() -> None:
         "rabbitmq_queues": 3,
         "rabbitmq_queues_created_total": 8,
         "rabbitmq_queues_deleted_total": 5,
-        'rabbitmq_global_messages_routed_total{protocol="amqp091"}': 40,
+        'rabbitmq_global_messages_routed_total{protocol="amqp091"}': 25,
+        'rabbitmq_global_messages_routed_total{protocol="amqp10"}': 15,
         'rabbitmq_global_messages_unroutable_dropped_total{protocol="amqp091"}': 2,
         "rabbitmq_consumers": 4,
         "rabbitmq_connections_blocked": 2,
-        'rabbitmq_global_consumers{protocol="amqp091",queue_type="rabbit_quorum_queue"}': 4,
         "rabbitmq_queue_messages": 15,
         "rabbitmq_queue_messages_ready": 10,
         "rabbitmq_queue_messages_unacked": 5,
@@ -177,7 +182,7 @@ def test_cluster_wide_metrics_are_shown_only_by_the_leader() -> None:
 def test_sizes_are_counted_in_the_smallest_fitting_class(sizes: list[int]) -> None:
     counted = Histogram(MESSAGE_SIZE_BOUNDS)
     counted.add_all(sizes)
-    shown = scrape(Counters(message_sizes=counted))
+    shown = scrape(Counters(amqp091=MessageCounters(message_sizes=counted)))
     for bound, name in ((100, "100.0"), (1000, "1000.0"), (10**6, "1e+06"), (10**8, "1e+08")):
         below = sum(size <= bound for size in sizes)
         assert shown[f'rabbitmq_message_size_bytes_bucket{{le="{name}",protocol="amqp091"}}'] == below
@@ -185,26 +190,52 @@ def test_sizes_are_counted_in_the_smallest_fitting_class(sizes: list[int]) -> No
     assert shown['rabbitmq_message_size_bytes_count{protocol="amqp091"}'] == len(sizes)
 
 
-def test_messages_are_counted_by_protocol_and_queue_type() -> None:
-    shown = scrape(Counters(messages_received=7, messages_delivered_manual_ack=3, messages_got_auto_ack=2))
-    assert shown['rabbitmq_global_messages_received_total{protocol="amqp091"}'] == 7
+@pytest.mark.parametrize(("protocol", "other"), [("amqp091", "amqp10"), ("amqp10", "amqp091")])
+def test_messages_are_counted_by_protocol_and_queue_type(protocol: str, other: str) -> None:
+    counts = MessageCounters(messages_received=7, messages_delivered_manual_ack=3, messages_got_auto_ack=2)
+    shown = scrape(Counters(**{protocol: counts}))
+    assert shown[f'rabbitmq_global_messages_received_total{{protocol="{protocol}"}}'] == 7
+    assert shown[f'rabbitmq_global_messages_received_total{{protocol="{other}"}}'] == 0
+    assert shown["rabbitmq_channel_messages_published_total"] == 7
     delivered = (
-        'rabbitmq_global_messages_delivered_total{protocol="amqp091",queue_type="rabbit_quorum_queue"}'
+        f'rabbitmq_global_messages_delivered_total{{protocol="{protocol}",queue_type="rabbit_quorum_queue"}}'
     )
     assert shown[delivered] == 5
 
 
+@pytest.mark.parametrize("protocol", ["amqp091", "amqp10"])
+def test_every_message_counter_is_shown(protocol: str) -> None:
+    for counter in fields(MessageCounters):
+        value: Any = 12345
+        if counter.name == "message_sizes":
+            value = Histogram(MESSAGE_SIZE_BOUNDS)
+            value.add(1)
+        counters = Counters(**{protocol: MessageCounters(**{counter.name: value})})
+        assert scrape(counters) != scrape(Counters()), counter.name
+
+
 def test_every_counter_is_shown() -> None:
     for counter in fields(Counters):
-        if counter.name == "confirmed_in":
-            continue  # for virtual hosts in the HTTP API; its sum is shown
+        if counter.name in ("confirmed_in", "amqp091", "amqp10"):
+            continue  # the first is for virtual hosts in the HTTP API; its sum is shown
         value: Any = 12345
         if counter.name == "dead_lettered":
             value = Counter({("expired", "at-most-once"): 12345})
-        elif counter.name == "message_sizes":
-            value = Histogram(MESSAGE_SIZE_BOUNDS)
-            value.add(1)
         assert scrape(Counters(**{counter.name: value})) != scrape(Counters()), counter.name
+
+
+def test_clients_are_counted_by_protocol() -> None:
+    clients = ClientTotals()
+    clients.count_connection(3, None)
+    clients.count_connection(2, 9)
+    clients.amqp10.consumers = 4
+    shown = scrape(Counters(), clients=clients)
+    families = {"connections": (1, 1), "channels": (3, 2), "links": (0, 9)}
+    for name, (older, newer) in families.items():
+        assert shown[f'rabbitmq_global_{name}{{protocol="amqp091"}}'] == older
+        assert shown[f'rabbitmq_global_{name}{{protocol="amqp10"}}'] == newer
+    labels = 'protocol="amqp10",queue_type="rabbit_quorum_queue"'
+    assert shown[f"rabbitmq_global_consumers{{{labels}}}"] == 4
 
 
 def test_dead_letters_are_counted_by_reason_and_strategy() -> None:
@@ -236,7 +267,8 @@ def test_dead_letters_are_counted_by_reason_and_strategy() -> None:
 
 
 def test_direct_replies_are_delivered_messages_of_their_own() -> None:
-    shown = scrape(Counters(messages_delivered_auto_ack=3, replies_delivered=5))
+    counts = MessageCounters(messages_delivered_auto_ack=3, replies_delivered=5)
+    shown = scrape(Counters(amqp091=counts))
     for name in ("delivered", "delivered_consume_auto_ack"):
         labels = 'protocol="amqp091",queue_type='
         assert shown[f'rabbitmq_global_messages_{name}_total{{{labels}"rabbit_quorum_queue"}}'] == 3
@@ -261,7 +293,9 @@ def test_delays_are_counted_in_the_smallest_fitting_bucket() -> None:
 
 
 def test_unroutable_messages_fire_public_alerts() -> None:
-    shown = scrape(Counters(messages_unroutable_returned=4, messages_received=9))
+    older = MessageCounters(messages_unroutable_returned=1, messages_received=4)
+    newer = MessageCounters(messages_unroutable_returned=3, messages_received=5)
+    shown = scrape(Counters(amqp091=older, amqp10=newer))
     for of in ("channel", "exchange"):
         assert shown[f"rabbitmq_{of}_messages_unroutable_dropped_total"] == 2
         assert shown[f"rabbitmq_{of}_messages_unroutable_returned_total"] == 4

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from qq.metrics.counters import Counters
 from qq.node.turn_pacing import TurnPacing
 
 SPENT_S = 0.0012
@@ -16,9 +17,7 @@ class World:
     """A node that notes when the next pass begins."""
 
     def __init__(self) -> None:
-        self.broker: Any = SimpleNamespace(
-            submissions=SimpleNamespace(requests=0), counters=SimpleNamespace(messages_received=0)
-        )
+        self.broker: Any = SimpleNamespace(submissions=SimpleNamespace(requests=0), counters=Counters())
         self.rests_s: list[float] = []
         runtime: Any = SimpleNamespace(
             call_soon=lambda _: self.rests_s.append(0.0),
@@ -44,6 +43,6 @@ def test_passes_that_serve_do_not_rest(what: str) -> None:
         if what == "requests":
             world.broker.submissions.requests += 1
         else:
-            world.broker.counters.messages_received += 1
+            world.broker.counters.amqp091.messages_received += 1
         assert world.end_pass() == 0.0
     assert world.end_pass() == SPENT_S

@@ -12,7 +12,9 @@ from urllib.parse import quote
 import pika
 import pytest
 
+from qq.amqp10.performatives import FlowFrame
 from qq.testing import ClusterNode, LocalCluster
+from tests.amqp10_server.socket_client import SocketClient
 from tests.oauth2.openid import OpenIdProvider
 from tests.page.browsing import Page
 from tests.page.chromium import opened
@@ -388,6 +390,28 @@ def test_connection_is_shown_with_its_channels_and_closed(page: Page, node: Clus
     page.confirm()
     with pytest.raises(pika.exceptions.ConnectionClosed, match="CONNECTION_FORCED"):
         connection.process_data_events(5)
+
+
+def test_amqp10_connection_is_shown_with_sessions_and_links(page: Page, node: ClusterNode) -> None:
+    api(node, "queues/%2F/linked", "PUT", {"durable": True})
+    with SocketClient(node.amqp_port) as client:
+        client.open()
+        client.begin(3)
+        client.attach_sender(None, 0, 3)
+        client.attach_receiver("linked", 1, 3)
+        client.credit(0, 1, 3, echo=True)
+        client.until(FlowFrame)
+        page.open("connections")
+        page.until(lambda: ["AMQP 1-0" in row for row in page.rows("Connections")] == [True])
+        page.click('a.name[href^="#/connections/"]')
+        page.until_reads("Session 3")
+        assert [row[1:4] for row in page.rows("Incoming links")] == [["sender 0", "of each message", "mixed"]]
+        assert page.rows("Outgoing links") == [
+            ["1", "receiver 1", "/queues/linked", "unsettled", "0", "0", "0"]
+        ]
+        page.until(lambda: {row[0] for row in page.rows("Links")} == {"sender 0", "receiver 1"})
+        client.credit(9, 1, 3)
+        page.until(lambda: page.rows("Outgoing links")[0][4] == "9")
 
 
 def test_member_is_made_leader_drained_and_added(page: Page, cluster: LocalCluster) -> None:

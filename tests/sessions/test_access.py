@@ -499,7 +499,7 @@ def test_messages_with_a_key_permitted_later_are_published_once(
 def published(client: Client, broker: LoneBroker) -> int:
     """How many messages the node has been given."""
     client.open_channel(9)
-    return broker.broker.counters.messages_received
+    return broker.broker.counters.amqp091.messages_received
 
 
 def test_variables_are_replaced_by_literal_names(broker: LoneBroker) -> None:

@@ -39,6 +39,14 @@ def twice_dead() -> History:
     return died(once, "wait", REJECTED, 7000, "ignored", ("work", "copy"), "60000", "end", None)
 
 
+def delivered_of(
+    stored: Messages, part: Range, history: History | None, contract: CountContract | None
+) -> list[tuple[bytes, bytes]]:
+    """Return the head and the rest of each message."""
+    alike = delivered10(stored, part, history, count_contract=contract)
+    return [(head, rest) for head, rests in alike for rest in rests]
+
+
 def head_of(
     message: bytes,
     part: Range,
@@ -47,7 +55,7 @@ def head_of(
     channel: int = 0,
 ) -> tuple[MessageHeader, dict[Any, Any], bytes]:
     """Return the decoded header and annotations of a delivery, and its rest."""
-    [head], [rest] = delivered10(of_kind(channel, message), part, history, count_contract=contract)
+    [(head, [rest])] = delivered10(of_kind(channel, message), part, history, count_contract=contract)
     found = find_sections(head + rest)
     assert found.properties == len(head)
     return (
@@ -141,8 +149,8 @@ def test_annotations_of_consumers_are_shown_to_both_protocols() -> None:
 
 
 def test_deaths_become_x_death_for_the_other_protocol() -> None:
-    heads, rests = delivered10(of_kind(0, message10()), part(), twice_dead(), count_contract="4.0")
-    republished = heads[0] + rests[0]
+    [(head, [rest])] = delivered10(of_kind(0, message10()), part(), twice_dead(), count_contract="4.0")
+    republished = head + rest
     [framed] = in_frames(of_kind(0, republished)).messages
     [death, oldest] = content(framed).properties.headers["x-death"]
     assert (death["queue"], oldest["original-expiration"], oldest["routing-keys"]) == (
@@ -154,7 +162,7 @@ def test_deaths_become_x_death_for_the_other_protocol() -> None:
 
 def test_names_that_are_not_utf8_are_binary() -> None:
     stored = Messages("e\udcff", "k\udcff", 0, [message10()])
-    [head], _ = delivered10(stored, part(), None, count_contract="4.0")
+    [(head, _)] = delivered10(stored, part(), None, count_contract="4.0")
     found = find_sections(head + message10())
     annotations = decode_section(head[found.message_annotations :])
     assert annotations == {"x-exchange": b"e\xff", "x-routing-key": b"k\xff"}
@@ -199,15 +207,15 @@ def test_every_message_is_delivered(
     contract: CountContract | None,
 ) -> None:
     for _, messages in PublishedSections(None).group(sections):
-        heads, rests = delivered10(of_kind(0, *messages), part, history, count_contract=contract)
-        for message, head, rest in zip(messages, heads, rests, strict=True):
+        delivered = delivered_of(of_kind(0, *messages), part, history, contract)
+        for message, (head, rest) in zip(messages, delivered, strict=True):
             assert message.endswith(rest)
             found = find_sections(head + rest)
             assert decode_section(head[: found.message_annotations]).first_acquirer is (
                 not part.deliveries and history is None
             )
             assert bool(found.footer) == bool(find_sections(message).footer)
-    heads, rests = delivered10(of_kind(1, *framed), part, history, count_contract=contract)
-    for head, rest in zip(heads, rests, strict=True):
+    delivered = delivered_of(of_kind(1, *framed), part, history, contract)
+    for head, rest in delivered:
         find_sections(head + rest)
-    assert len(heads) == len(framed)
+    assert len(delivered) == len(framed)

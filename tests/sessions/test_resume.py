@@ -76,7 +76,7 @@ def test_unknown_publishes_are_nacked_once_after_a_snapshot(broker: LoneBroker, 
     broker.resume()
     nack = client.expect(Basic.Nack)
     assert (nack.delivery_tag, nack.multiple) == (4, True)
-    assert broker.broker.counters.messages_confirmed == 1
+    assert broker.broker.counters.amqp091.messages_confirmed == 1
     broker.resume()
     assert client.declare() == 3
     client.write(publish(1, "nowhere", b"m", mandatory=True))

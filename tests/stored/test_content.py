@@ -13,11 +13,12 @@ from pamqp.frame import marshal
 from pamqp.header import ContentHeader
 
 from qq.amqp10.sections import DELIVERY_ANNOTATIONS
-from qq.amqp10.values import Symbol
+from qq.amqp10.values import Symbol, UInt, Value, encode
 from qq.routing.content import Content
-from qq.stored.content import content_of
+from qq.stored.content import annotation_headers, content_of, with_headers
 from qq.stored.kept import kept_when_dead, kept_when_moved
 from qq.stored.properties import NO_PRIORITY
+from qq.tables import TABLE_BYTES_MAX, TABLE_DEPTH_MAX
 from tests.stored.messages10 import message10, messages10, section
 
 
@@ -96,3 +97,21 @@ def test_damaged_sections_are_read_without_an_error(
 def test_header_behind_delivery_annotations_is_not_read() -> None:
     dropped = section(DELIVERY_ANNOTATIONS, {Symbol("x-cc"): "no"})
     assert kept_when_dead(dropped + message10()) == ([], "", NO_PRIORITY)
+
+
+def test_annotations_become_headers_for_routing() -> None:
+    annotations = [("x-fruit", encode("apple")), ("x-count", encode(UInt(3))), ("x-why", encode(Symbol("s")))]
+    assert annotation_headers(annotations) == {"x-fruit": "apple", "x-count": 3, "x-why": "s"}
+
+
+def test_annotation_nested_too_deep_becomes_no_header() -> None:
+    value: Value = 0.5
+    for _ in range(TABLE_DEPTH_MAX):
+        value = [value]
+    assert annotation_headers([("x-deep", encode(value))]) == {}
+
+
+def test_header_is_replaced_unless_there_are_too_many() -> None:
+    assert with_headers({"a": 1, "b": 2}, {"b": 3}) == {"a": 1, "b": 3}
+    full = {"a": "x" * (TABLE_BYTES_MAX - 100)}
+    assert with_headers(full, {"b": "y" * 100}) == full

@@ -6,6 +6,7 @@ The release's code is taken out of the repository's history (tests/harness/relea
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
 import pika
@@ -22,6 +23,7 @@ from tests.harness.releases import ROOT, running, unpack_release
 from tests.stories.commands import run_command
 from tests.stories.disk import NodeFiles, lines_since
 from tests.stories.load import loaded, poll
+from tests.stories.mixed_clients import OLD, MixedClients
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,6 +186,38 @@ def test_release_0_1_is_upgraded_node_by_node_without_loss(tmp_path: Path, relea
         start(third, ROOT)
         cluster.wait_caught_up()
         load.until_all_work()
+
+
+@pytest.mark.long
+def test_amqp_1_0_begins_when_the_last_node_is_upgraded(tmp_path: Path, release: Path) -> None:
+    """Until then, upgraded nodes name the reason. Messages of both protocols survive the restart of each node."""
+    with running(release), LocalCluster(3, tmp_path, settings=SMALL_FILES) as cluster:
+        clients, last = MixedClients(), cluster.nodes[2]
+        clients.declare(last)
+        for node in cluster.nodes:
+            assert clients.refusal(node)
+            clients.publish(node, OLD)
+        for node in cluster.nodes:
+            with ThreadPoolExecutor() as pool:
+                trying = pool.submit(clients.refusal, last)  # a client that connects while nodes restart
+                node.stop()
+                start(node, ROOT)
+                cluster.wait_caught_up()
+                assert trying.result() or node is last
+            clients.publish(node, OLD)
+            reason = f"AMQP 1.0 needs version {NEXT} of the state; the cluster has version {RELEASED}"
+            if node is not last:
+                assert clients.refusal(node).endswith(reason)
+        until_raised(cluster)
+        for node in cluster.nodes:
+            clients.publish(node)
+            node.stop()
+            start(node, ROOT)
+            cluster.wait_caught_up()
+            clients.publish(node)
+        assert clients.consume(cluster.nodes) == clients.published
+        for node in cluster.nodes:
+            assert "Traceback" not in node.log.read_text()
 
 
 @pytest.mark.long

@@ -103,7 +103,7 @@ class ConsumingMethods:
             urgency = self._urgency(consumer) if kind is commands.Settle else Urgency.AT_ONCE
             settle(kind, consumer, first, first + piece.count - 1, lane, urgency)
             if kind is commands.Settle:
-                core.broker.counters.messages_acknowledged += piece.count
+                core.broker.counters.amqp091.messages_acknowledged += piece.count
                 core.counts.acknowledged += piece.count
 
     def _urgency(self, consumer_id: int) -> Urgency:
@@ -295,7 +295,7 @@ class ConsumingMethods:
         empty = count - sum(part.count for part in got.ranges)
         if not empty:
             return None
-        core.broker.counters.get_empty += empty
+        core.broker.counters.amqp091.get_empty += empty
         core.counts.get_empty += empty
         return encode(core.number, amqp.Basic.GetEmpty()) * empty
 

@@ -158,8 +158,7 @@ class PublishingMethods:
             self._run_method = method
             if not self._is_publisher:
                 self._is_publisher = True
-                core.broker.counters.publishers += 1
-        counters = core.broker.counters
+                core.broker.counters.amqp091.publishers += 1
         self._count(messages)
         if core.transaction is not None:
             vhost = core.broker.machine.vhosts.get(core.connection.vhost)
@@ -168,7 +167,7 @@ class PublishingMethods:
             return
         if core.confirming:
             self.published += len(messages)
-            counters.messages_received_confirm += len(messages)
+            core.broker.counters.amqp091.messages_received_confirm += len(messages)
         core.has_published = True
         core.broker.submissions.publish(run, messages, is_new=is_new)
         if _REPLY_PREFIX in method or (attributes and any(map(is_reply_name, attributes.more_keys))):
@@ -192,9 +191,10 @@ class PublishingMethods:
 
     def _count(self, messages: list[bytes]) -> None:
         core = self._core
-        core.broker.counters.messages_received += len(messages)
+        counters = core.broker.counters.amqp091
+        counters.messages_received += len(messages)
         core.counts.published += len(messages)
-        core.broker.counters.message_sizes.add_all(list(map(len, messages)))
+        counters.message_sizes.add_all(list(map(len, messages)))
 
     def _send_replies(self, method: bytes, attributes: Attributes | None, messages: list[bytes]) -> bool:
         """Send direct replies without the log. Return False if they, or replies before them, need the log."""
@@ -216,7 +216,7 @@ class PublishingMethods:
             return False
         self._count(messages)
         if core.confirming:
-            core.broker.counters.messages_received_confirm += len(messages)
+            core.broker.counters.amqp091.messages_received_confirm += len(messages)
             self.published += len(messages)
             self.confirm(self.published)
         return True
@@ -236,7 +236,7 @@ class PublishingMethods:
         self._core.broker.throttle.remove(self)
         if self._is_publisher:
             self._is_publisher = False
-            self._core.broker.counters.publishers -= 1
+            self._core.broker.counters.amqp091.publishers -= 1
 
     def confirm_select(self, frame: amqp.Confirm.Select) -> None:
         core = self._core
@@ -255,7 +255,7 @@ class PublishingMethods:
         core = self._core
         if not core.closed and published > self._confirmed:
             newly, counters = published - self._confirmed, core.broker.counters
-            counters.messages_confirmed += newly
+            counters.amqp091.messages_confirmed += newly
             counters.confirmed_in[core.connection.vhost] += newly
             core.counts.confirmed += newly
             self._confirmed = published

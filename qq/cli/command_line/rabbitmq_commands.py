@@ -47,6 +47,7 @@ COMMANDS = {
     "import": "qq definitions import",
     "import_definitions": "qq definitions import",
     "join_cluster": "qq serve --join HOST:PORT",
+    "list_amqp10_connections": "qq list connections",
     "list_bindings": "qq list bindings",
     "list_channels": "qq list channels",
     "list_connections": "qq list connections",

@@ -9,10 +9,11 @@ import click
 
 from qq.cli.client.api import path_of
 from qq.cli.command_line.tree import CommandGroup
-from qq.cli.command_line.values import NAME, Value
+from qq.cli.command_line.values import NAME, REQUIRED, Value
 from qq.cli.listed_kinds import KINDS, Kind
 from qq.cli.listing import Filter, print_list
 from qq.cli.options import with_group, with_node, with_output
+from qq.cli.terminal.escaping import quoted
 from qq.cli.terminal.output import print_rows
 from qq.diagnosis.words import size, utc
 
@@ -22,7 +23,21 @@ if TYPE_CHECKING:
     from qq.cli.client.remote import Remote
     from qq.cli.objects import ApiObject
 
+
+def _count(links: list[Any]) -> str:
+    return str(len(links))
+
+
 _LEASE_COLUMNS = ("lease", "messages", "bytes", "taken_at")
+_SESSION_COLUMNS = (
+    *("channel_number", "incoming_window", "remote_incoming_window", "next_incoming_id", "next_outgoing_id"),
+    *("outgoing_unsettled_deliveries", "incoming_links", "outgoing_links"),
+)
+_SESSION_TITLES = (
+    *("session", "incoming window", "client's window", "next incoming", "next outgoing"),
+    *("unsettled", "incoming links", "outgoing links"),
+)
+_SESSION_TEXTS = {"incoming_links": _count, "outgoing_links": _count}
 _LIMIT_COLUMNS = ("of", "name", "limit", "value")
 
 
@@ -115,6 +130,25 @@ def list_limits(node: Remote, *, vhost: str | None, owner: str | None, form: str
         print_rows(form, [*vhost_rows, *user_rows], _LIMIT_COLUMNS)
     except (KeyError, TypeError, AttributeError):
         raise node.foreign_answer() from None
+    return 0
+
+
+@list_command.command("sessions")
+@click.option(
+    "--connection",
+    type=REQUIRED,
+    required=True,
+    metavar="NAME",
+    help="Name as `qq list connections` shows it.",
+)
+@with_output
+@with_node
+def list_sessions(node: Remote, *, connection: str, form: str) -> int:
+    """List the sessions of an AMQP 1.0 connection, with their windows. `qq list links` shows their links."""
+    missing = f"connection {quoted(connection)}: `qq list connections` shows their names"
+    path = path_of("connections", connection, "sessions")
+    rows = node.send("GET", path, expected=(HTTPStatus.OK,), missing=missing, kind=list).document
+    print_rows(form, rows, _SESSION_COLUMNS, _SESSION_TITLES, texts=_SESSION_TEXTS)
     return 0
 
 

@@ -70,6 +70,7 @@ class ConnectionEndpoints:
             web.get("/api/connections/{name}", self.connection),
             web.delete("/api/connections/{name}", self.close),
             web.get("/api/connections/{name}/channels", self.channels_of),
+            web.get("/api/connections/{name}/sessions", self.sessions_of),
             web.get("/api/channels", self.channels),
             web.get("/api/vhosts/{vhost}/channels", self.channels_in),
             web.get("/api/channels/{name}", self.channel),
@@ -117,6 +118,15 @@ class ConnectionEndpoints:
     async def channels_of(self, request: web.Request) -> web.StreamResponse:
         connection = await self._existing(request, self._management.clients.connection_heads)
         return await self._write_channels(request, connection.name)
+
+    async def sessions_of(self, request: web.Request) -> web.StreamResponse:
+        """Answer with the AMQP 1.0 sessions of a connection, as RabbitMQ does since release 4.1."""
+        clients = self._management.clients
+        head = await self._existing(request, clients.connection_heads)
+        sessions = await clients.link_sessions_of(await self._details(clients.connections_of, head))
+        if sessions is None:
+            raise bad_request("connection does not use AMQP 1.0")
+        return await write_listing(request, Listing(sessions, order=("channel_number",)))
 
     async def _write_channels(
         self, request: web.Request, connection: str | None = None

@@ -66,6 +66,7 @@ class LiveViews:
             "exchanges": self.exchanges,
             "connections": self.connections,
             "channels": self.channels,
+            "sessions": self.sessions,
             "groups": self.groups,
             "sinks": self.sinks,
             "health": self.health,
@@ -218,6 +219,17 @@ class LiveViews:
         ]
         listing = channel_listing(self._management, heads)
         return await listed_page(request, listing._replace(searched=CLIENT_NAMES))
+
+    async def sessions(self, request: web.Request) -> bytes:
+        """Return the AMQP 1.0 sessions of the connection that the query names; none if it has ended."""
+        clients, own = self._management.clients, only_own(request)
+        heads = [
+            head
+            for head in await clients.connection_heads()
+            if head.name == request.query.get("connection") and own in (None, head.user)
+        ]
+        sessions = [await clients.link_sessions_of(each) for each in await clients.connections_of(heads)]
+        return _json({"items": [session for some in sessions for session in some or ()]})
 
     async def history(self, request: web.Request) -> web.Response:
         age_s = number(request, "age", AGE_DEFAULT_S, AGE_MAX_S)

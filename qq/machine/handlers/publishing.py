@@ -27,6 +27,7 @@ from qq.machine.queue.queue import UNROUTED
 from qq.ranges import MESSAGE_MASK, Range
 from qq.routing.content import Content, NeedsContent
 from qq.routing.exchanges import DEFAULT_EXCHANGE
+from qq.stored.kinds import SECTIONS_CHANNEL
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
@@ -97,11 +98,13 @@ class PublishHandlers:
         self._slot = 0
         self._count = 0
         self._size = 0
+        self._count10 = 0
+        """The messages in `_count` that clients of AMQP 1.0 have published."""
 
     def enqueue(self, command: c.Enqueue) -> None:
         """Publish plain messages. This is the hot path, and must stay fast."""
         core = self._core
-        session, _, count, exchange, routing_key, _, _ = command
+        session, _, count, exchange, routing_key, _, frames_channel = command
         slot = core.next_slot
         core.next_slot = slot + count
         known = core.sessions.get((core.origin, session))  # as in `publishes_to`
@@ -140,6 +143,8 @@ class PublishHandlers:
         if queues is self._queues and slot == self._slot + self._count:
             self._count += count
             self._size += size
+            if frames_channel == SECTIONS_CHANNEL:
+                self._count10 += count
             return
         self.flush()
         if len(queues) > FEW_QUEUES:
@@ -154,6 +159,7 @@ class PublishHandlers:
                 return
         if queues:
             self._queues, self._slot, self._count, self._size = queues, slot, count, size
+            self._count10 = count if frames_channel == SECTIONS_CHANNEL else 0
         else:
             self._send_or_return(command, (routing_key,), vhost, slot, count)
 
@@ -165,6 +171,8 @@ class PublishHandlers:
         self._queues = None
         index, slot, count, size = core.index, self._slot, self._count, self._size
         core.routed[core.origin] += count * len(queues)
+        if self._count10:
+            core.routed10[core.origin] += self._count10 * len(queues)
         for queue in queues:
             queue.enqueue(index, slot, count, size)
             core.touch(queue)
@@ -553,6 +561,8 @@ class PublishHandlers:
         accepted = first + min(rooms, default=len(wanted))
         if accepted > first:
             core.routed[core.origin] += (accepted - first) * len(queues)
+            if command.frames_channel == SECTIONS_CHANNEL:
+                core.routed10[core.origin] += (accepted - first) * len(queues)
             for queue in queues:
                 self._add(queue, command, slot + first, sizes[first:accepted])
             self.serve_if_full(queues, accepted - first)

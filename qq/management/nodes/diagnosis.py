@@ -149,6 +149,7 @@ class Doctor:
             *self._members.findings(),
             *self._queues.queue_watch.findings,
             *self._queues.held_watch.findings,
+            *self._queues.credit_watch.findings,
             *self._queues.group_watch.findings,
             *self._queues.silent_sinks.findings,
             *self._queues.growing_sinks.findings,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from qq.management.reports.catalog import ShovelStatus
     from qq.management.reports.nodes import CertificateFiles
     from qq.management.statistics.client_watch import ClientWatch
+    from qq.management.statistics.session_watch import SessionWatch
     from qq.sessions.broker import Broker
 
 LONG_SAMPLES = 120
@@ -52,11 +53,14 @@ MEDIAN = 0.5
 class NodeVitals:
     """Measures the vitals of this node."""
 
-    def __init__(self, broker: Broker, group: Group, own: OwnNode, clients: ClientWatch) -> None:
+    def __init__(
+        self, broker: Broker, group: Group, own: OwnNode, clients: ClientWatch, sessions: SessionWatch
+    ) -> None:
         self._broker = broker
         self._group = group
         self._own = own
         self._clients = clients
+        self._sessions = sessions
         self._writes = TimesWindow(own.write_times)
         self._loop = TimesWindow(group.heartbeat_delays)
         self._commits = TimesWindow(broker.submissions.commit_times)
@@ -150,6 +154,7 @@ class NodeVitals:
             logins_failed_per_s=self._logins_failed.per_second,
             blocked=clients.blocked,
             held=nlargest(REPORTED_MAX, (held for _, held in self._held.values()), attrgetter("publishers")),
+            throttled=self._sessions.throttled,
             slow_readers=clients.slow_readers,
             certificates=self._certificates,
             idle_shovels=list(self._idle_shovels.values()),

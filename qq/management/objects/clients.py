@@ -19,8 +19,10 @@ from qq.management.objects.sorted_objects import sort_in_slices
 from qq.management.reports.clients import ChannelHead, ConnectionHead
 from qq.management.statistics.client_watch import ClientWatch
 from qq.management.statistics.rates import Rates, deliveries_of, idle_since, with_rates
+from qq.management.statistics.session_watch import SessionWatch
 from qq.management.time_slices import Slices
 from qq.metrics.counters import ClientTotals
+from qq.sessions.ports import LinkConnection
 from qq.tables import json_value
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from qq.machine.handlers.core import SessionState
     from qq.machine.machine import QueueMachine
     from qq.management.node_queries import AnswerKeys, NodeQueries
+    from qq.management.reports.clients import Client
     from qq.sessions.broker import Broker
     from qq.sessions.ports import Connection, Session
     from qq.sessions.session_info import SessionFacts, TlsFacts, Traffic
@@ -39,12 +42,15 @@ PROTOCOL = "AMQP 0-9-1"
 """Protocol shown for clients of nodes that do not answer."""
 CONNECTION_NAMES, SOME_CONNECTIONS = "names-of-connections", "some-connections"
 CHANNEL_NAMES, SOME_CHANNELS = "names-of-channels", "some-channels"
+SOME_SESSIONS = "some-link-sessions"
 """Topics of questions between nodes."""
 
 _CHURN = "churn"
 _by_name = attrgetter("vhost", "name")
 
 Row = dict[str, Any]
+_LINKS = ("incoming_links", "outgoing_links")
+"""The fields of a session with its links."""
 
 
 class _Octets(NamedTuple):
@@ -92,6 +98,7 @@ class ClientReports:
         self._active_ms: dict[int, int] = {}
         """Session -> cluster time (ms) of the sample that has seen its last event."""
         self.watch = ClientWatch()
+        self.session_watch = SessionWatch(broker.throttle)
         self.totals = ClientTotals()
         """Totals of this node's clients, as of the last sample."""
         self._connection_names: ClientNames[ConnectionState, tuple[str, str]] = ClientNames(
@@ -102,6 +109,7 @@ class ClientReports:
         )
         queries.answer_keys(SOME_CONNECTIONS, self._own_connections)
         queries.answer_keys(SOME_CHANNELS, self._own_channels)
+        queries.answer_keys(SOME_SESSIONS, self._own_link_sessions)
 
     @property
     def _machine(self) -> QueueMachine:
@@ -157,6 +165,26 @@ class ClientReports:
         rows = {(row["node"], row["id"]): row for row in await self.channels_at(places)}
         return [rows[place] for place in places if place in rows]
 
+    async def link_sessions_of(self, connection: Client) -> Sequence[Row] | None:
+        """Return the sessions of AMQP 1.0 of a connection's row; None if it uses a different protocol.
+
+        The list is empty if the node of the connection does not answer.
+        """
+        if "channel_max" not in connection:
+            return []
+        if "container_id" not in connection:
+            return None
+        node, number = connection["node"], connection["id"]
+        keys = [[number, channel] for channel in range(connection["channel_max"] + 1)]
+        if node != self._broker.name:
+            return await self._queries.rows_with_keys(node, SOME_SESSIONS, keys)
+        rows: list[Row] = []
+        slices = Slices()
+        for _, row in self._own_link_sessions(keys):
+            rows.append(row)
+            await slices.give_way()
+        return rows
+
     async def channels_at(self, places: Iterable[tuple[str, int]]) -> Sequence[Row]:
         """Return the channels at these places (node, id), without those of nodes that do not answer."""
         return await self._rows_at(SOME_CHANNELS, self._own_channels, places)
@@ -204,27 +232,33 @@ class ClientReports:
         self._rates.sample(_CHURN, self._churn(), self._group.time_ms())
         slices, watch = Slices(), self.watch
         watch.begin_pass(self._group.time_ms())
+        totals = ClientTotals(traffic=watch.transferred)
         for connection in list(connections.values()):
             facts, now_ms = connection.facts(), self._group.time_ms()
             self._rates.sample(connection.id, _octets(facts.traffic), now_ms)
             is_held = self._broker.throttle.delays(connection.id)
             watch.check(connection, facts, is_held=is_held, now_ms=now_ms)
+            channels = connection.channel_count if facts.sessions is None else facts.sessions
+            totals.count_connection(channels, facts.links)
             await slices.give_way()
         watch.end_pass()
-        totals = ClientTotals(traffic=watch.transferred)
         active_ms: dict[int, int] = {}
         for session in list(sessions.values()):
             facts = session.facts()
             if facts is not None:
+                consuming = totals.amqp091 if facts.link is None else totals.amqp10
+                consuming.consumers += facts.consumers
                 totals.unacknowledged += facts.unacknowledged
                 totals.unconfirmed += facts.unconfirmed
                 totals.uncommitted += facts.uncommitted
                 totals.uncommitted_acks += facts.uncommitted_acks
+                self.session_watch.check(session, facts, self._group.time_ms())
                 key, numbers = session.session, self._channel_numbers(session, facts)
                 is_same, now_ms = numbers == self._rates.last(key), self._group.time_ms()
                 active_ms[key] = self._active_ms.get(key, now_ms) if is_same else now_ms
                 self._rates.sample(key, numbers, now_ms)
             await slices.give_way()
+        self.session_watch.end_pass()
         self.totals, self._active_ms = totals, active_ms
         self._rates.end_pass()
 
@@ -262,7 +296,8 @@ class ClientReports:
             "port": facts.port,
             "peer_host": connection.peer_host,
             "peer_port": connection.peer_port,
-            "channels": connection.channel_count,
+            "channels": connection.channel_count if facts.sessions is None else facts.sessions,
+            **({} if facts.links is None else {"links": facts.links}),
             "client_properties": properties,
             "connected_at": facts.connected_at_ms,
             "auth_mechanism": facts.auth_mechanism,
@@ -276,6 +311,19 @@ class ClientReports:
             **with_rates(octets._asdict(), rates),
             **_tls(facts.tls),
         }
+
+    def _own_link_sessions(self, keys: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], Row]]:
+        """Yield the rows of sessions of AMQP 1.0. A key is the number of a connection, and a channel number."""
+        for key in keys:
+            number, channel = key
+            connection = self._broker.connections.get(number)
+            session = connection.link_session(channel) if isinstance(connection, LinkConnection) else None
+            if session is not None:
+                yield (
+                    key,
+                    session._asdict()
+                    | {name: [link._asdict() for link in getattr(session, name)] for name in _LINKS},
+                )
 
     def _own_channels(self, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
         sessions = self._broker.sessions

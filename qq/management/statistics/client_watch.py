@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.sessions.ports import Connection
-    from qq.sessions.session_info import ConnectionFacts
+    from qq.sessions.session_info import ClosedWindows, ConnectionFacts
 
 UNREAD_OCTETS = 256 * 1024
 """Octets that a client must leave unread to count as a slow reader."""
@@ -44,6 +44,8 @@ class ClientWatch:
         self._traffic: dict[int, Traffic] = {}
         """Traffic of each connection at the last sample, by its number."""
         self._unread_since: dict[int, int] = {}
+        self._closed: dict[int, tuple[ClosedWindows, int]] = {}
+        """Windows that the client of a connection keeps closed, and when they were first found so (ms since 1970)."""
         self._began_ms = 0
         self._begin(0)
 
@@ -52,6 +54,7 @@ class ClientWatch:
         self._now_blocked = 0
         self._now_traffic: dict[int, Traffic] = {}
         self._now_unread: dict[int, int] = {}
+        self._now_closed: dict[int, tuple[ClosedWindows, int]] = {}
         self._unread: list[SlowReader] = []
         self._used: dict[tuple[str, str], list[int]] = {}
 
@@ -78,6 +81,14 @@ class ClientWatch:
             since_ms = self._now_unread[number] = self._unread_since.get(number, now_ms)
             if now_ms - since_ms >= UNREAD_MS:
                 self._unread.append(SlowReader(connection.name, traffic.octets_waiting, since_ms))
+        elif facts.closed_windows.sessions:
+            known, since_ms = self._closed.get(number, (facts.closed_windows, now_ms))
+            if known != facts.closed_windows:
+                since_ms = now_ms
+            self._now_closed[number] = facts.closed_windows, since_ms
+            if now_ms - since_ms >= UNREAD_MS:
+                sessions = facts.closed_windows.sessions
+                self._unread.append(SlowReader(connection.name, 0, since_ms, sessions))
 
     def end_pass(self) -> None:
         seconds = max(self._began_ms - self._last_ms, 1) / 1000 if self._last_ms else 0.0
@@ -90,3 +101,4 @@ class ClientWatch:
         self.octets_per_s = sum(tenant.octets_per_s for tenant in tenants)
         self.tenants = nlargest(REPORTED_MAX, tenants, key=attrgetter("octets_per_s"))
         self._traffic, self._unread_since = self._now_traffic, self._now_unread
+        self._closed = self._now_closed

@@ -9,8 +9,10 @@ import asyncio
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from qq.diagnosis.credit_watch import CreditWatch
 from qq.diagnosis.queue_watch import (
     SILENT_MS,
+    CreditFacts,
     GroupFacts,
     HeldFacts,
     HeldWatch,
@@ -80,6 +82,7 @@ class QueueStatistics:
         self.group_watch = HeldWatch("groups", held_by_group)
         self.silent_sinks = HeldWatch("sinks", silent_sink)
         self.growing_sinks = HeldWatch("sinks", growing_sink)
+        self.credit_watch = CreditWatch()
         self._dead_letter_sources = DeadLetterSources()
         self.totals: ClusterTotals | None = None
         """Totals of the cluster at the last sample; None before the first sample."""
@@ -193,9 +196,21 @@ class QueueStatistics:
             since_ms = consumer.out_since_ms()
             if since_ms is not None:
                 self._check_held(consumer, since_ms)
+            if consumer.client_credit is not None and consumer.credit < 1:
+                self._check_credit(consumer)
             await slices.give_way()
         self.held_watch.end_pass()
+        self.credit_watch.end_pass()
         return own
+
+    def _check_credit(self, consumer: Consumer) -> None:
+        """Check a consumer without credit, unless a different consumer is the single active one."""
+        queue = consumer.queue
+        if consumer.live and queue.ready and queue.is_active(consumer):
+            unacked = len(consumer.unacked)
+            facts = CreditFacts(queue.vhost, queue.name, consumer.tag, consumer.node, queue.ready, unacked)
+            key = consumer.node, consumer.id
+            self.credit_watch.check(key, consumer.next_id, facts, self._group.time_ms())
 
     def _check_held(self, consumer: Consumer, since_ms: int) -> None:
         queue = consumer.queue
@@ -271,6 +286,15 @@ def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> 
         taken=numbers.deliver_get,
         expires_to_exchange=queue.settings.dead_letter_exchange is not None
         and queue.backlog.expires_ms() > 0,
+        lacks_credit=queue.waiting_since_ms > 0 and _lacks_credit(queue),
+    )
+
+
+def _lacks_credit(queue: Queue) -> bool:
+    """Return whether all consumers of a queue hold no message, and have no credit of their clients; false for many."""
+    return queue.consumers <= CONSUMERS_READ_MAX and all(
+        each.client_credit is not None and each.credit < 1 and not each.unacked
+        for each in islice(queue.holders, CONSUMERS_READ_MAX)
     )
 
 

@@ -55,6 +55,8 @@ def world(recorder: history.Recorder) -> World:
 class Nowhere:
     """A transport to a cluster whose nodes do not answer."""
 
+    protocol = "AMQP 0-9-1"
+
     async def connect(self, endpoint: Endpoint, lost: Callable[[str], None]) -> Never:
         raise LostError(f"{endpoint.node} does not answer")
 
@@ -163,6 +165,15 @@ def test_invalid_option_is_reported_in_a_single_line(
 )
 def test_only_our_own_cluster_gets_faults_by_default(arguments: list[str], faults: tuple[str, ...]) -> None:
     assert _options(_parser().parse_args(arguments), "").nemesis == faults
+
+
+@pytest.mark.parametrize(
+    ("arguments", "protocols"),
+    [([], ("0-9-1", "1.0")), (["--protocol", "1.0"], ("1.0",)), (["--protocol", "0-9-1"], ("0-9-1",))],
+)
+def test_clients_speak_the_protocols_of_the_option(arguments: list[str], protocols: tuple[str, ...]) -> None:
+    options = _options(_parser().parse_args(arguments), "")
+    assert plan_of(options).protocols == protocols
 
 
 def test_unreachable_endpoints_are_named_in_a_single_line(

@@ -18,6 +18,14 @@ def test_workloads_have_different_queues() -> None:
     assert len(queues) == len(set(queues))
 
 
+def test_transactions_use_0_9_1_in_every_run() -> None:
+    protocols = ("0-9-1", "1.0")
+    assert {
+        name for name, workload in WORKLOADS.items() if "proton" not in workload.libraries(protocols)
+    } == {"tx"}
+    assert WORKLOADS["tx"].libraries(["1.0"]) == ["pika"]
+
+
 def test_unknown_workload_is_refused() -> None:
     with pytest.raises(UnknownWorkload, match="unknown workload 'juggle'"):
         chosen(["tx", "juggle"])

@@ -182,8 +182,23 @@ def test_publishers_and_consumers_run_on_every_node(peaceful: Recorded) -> None:
         assert {row["node"] for row in rows if row["op"] == op} == {"n1", "n2", "n3"}
 
 
+def test_publishers_and_consumers_of_both_protocols_share_queues(peaceful: Recorded) -> None:
+    protocol = {
+        row["connection"]: row["detail"]
+        for row in peaceful.rows
+        if (row["op"], row["type"]) == ("connect", "ok")
+    }
+    published = {row["id"]: protocol[row["connection"]] for row in peaceful.rows if row["op"] == "publish"}
+    pairs = {
+        (published[row["id"]], protocol[row["connection"]])
+        for row in peaceful.of("confirm")
+        if row["op"] == "deliver"
+    }
+    assert pairs == set(product(("AMQP 0-9-1", "AMQP 1.0"), repeat=2))
+
+
 def test_both_kinds_of_priority_are_in_the_queue_together(peaceful: Recorded) -> None:
-    order = [row["priority"] > 4 for row in peaceful.deliveries("priority")]
+    order = [row.get("priority", 0) > 4 for row in peaceful.deliveries("priority")]
     highs_before_each_normal = [2 * [True] + [False]]
     assert any(order[start : start + 3] in highs_before_each_normal for start in range(len(order) - 2))
     assert {True, False} == set(order)

@@ -15,6 +15,7 @@ import pika
 import pytest
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.amqp10_server.socket_client import SocketClient
 
 GUEST = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
 QUORUM = {"x-queue-type": "quorum"}
@@ -93,6 +94,17 @@ def test_every_node_shows_a_connection(nodes: list[ClusterNode], connection: Any
     assert channel["name"] == f"{shown['name']} (1)"
     basics = request(nodes[0], "connections?disable_stats=true&columns=name,recv_oct,vhost,user")
     assert {"name": shown["name"], "vhost": "/", "user": "guest"} in basics
+
+
+def test_every_node_shows_sessions_of_amqp10(nodes: list[ClusterNode]) -> None:
+    with SocketClient(nodes[2].amqp_port) as client:
+        client.open()
+        client.begin(3)
+        client.attach_sender(None, 5, 3)
+        [shown] = [each for each in request(nodes[0], "connections") if each.get("container_id") == "client"]
+        sessions = request(nodes[0], f"connections/{quote(shown['name'], safe='')}/sessions")
+    assert [session["channel_number"] for session in sessions] == [3]
+    assert [link["handle"] for link in sessions[0]["incoming_links"]] == [5]
 
 
 def test_every_node_counts_confirms_of_all_nodes(nodes: list[ClusterNode], connection: Any) -> None:

@@ -18,10 +18,19 @@ from qq.diagnosis.limits import TenantUse, Vitals
 from qq.diagnosis.queue_watch import SILENT_MS
 from qq.machine.catalog.limits import MAX_PUBLISHES
 from qq.machine.protocol.codec import encode_batch
-from qq.machine.protocol.commands import CloseSink, DeclareQueue, OpenSink, StageMessages
+from qq.machine.protocol.commands import (
+    AttachConsumer,
+    CloseSink,
+    Connect,
+    DeclareQueue,
+    OpenChannel,
+    OpenSink,
+    SetCredit,
+    StageMessages,
+)
 from qq.management.nodes.diagnosis import _decode
 from qq.management.reports.nodes import CertificateFiles
-from qq.sessions.session_info import ConnectionFacts, Traffic
+from qq.sessions.session_info import ClosedWindows, ConnectionFacts, Traffic
 from qq.sessions.throttle import DelayingLimit
 from qq.shovels.report import STARTING, Report
 from qq.stored.properties import NO_PRIORITY, NO_TTL
@@ -112,6 +121,19 @@ def test_queue_without_consumers_is_reported_with_its_start(node: Any) -> None:
     assert node.api("queues/%2F/q", "DELETE").status == 204
     sample(node)
     assert "no-consumers" not in codes(node)
+
+
+def test_consumer_without_credit_is_reported_alone(node: Any) -> None:
+    assert node.api("queues/%2F/q", "PUT").status == 201
+    attach = AttachConsumer(2, 1, 0, 3, "q", "worker", False, True, 0, {})
+    node.management.make(Connect(1, "/", "guest"), OpenChannel(2, 1), attach)
+    assert node.api("exchanges/%2F//publish", "POST", json=MESSAGE).json == {"routed": True}
+    sample(node, MINUTE)
+    assert codes(node) == {"no-credit": "consumer 'worker' of queue 'q' in vhost '/'"}
+    node.management.make(SetCredit(3, 1, 1, False, False))
+    assert node.api("exchanges/%2F//publish", "POST", json=MESSAGE).json == {"routed": True}
+    sample(node)  # it was given the first message, and the second waits
+    assert codes(node) == {}
 
 
 def test_a_ladder_of_retries_waits_without_consumers(node: Any) -> None:
@@ -323,16 +345,19 @@ class _Connection:
     """A connection that is only looked at."""
 
     vhost, user = "/", "guest"
+    channel_count = 1
 
     def __init__(self, number: int) -> None:
         self.id = number
         self.name = f"c{number}"
         self.octets = self.waiting = 0
         self.is_blocked = False
+        self.closed_windows = ClosedWindows()
 
     def facts(self) -> ConnectionFacts:
         traffic = Traffic(self.octets, 1, 0, 0, self.waiting)
-        return ConnectionFacts(is_blocked=self.is_blocked, traffic=traffic)
+        closed = self.closed_windows
+        return ConnectionFacts(is_blocked=self.is_blocked, traffic=traffic, closed_windows=closed)
 
 
 def test_slow_and_blocked_clients_are_reported(node: Any) -> None:
@@ -345,6 +370,13 @@ def test_slow_and_blocked_clients_are_reported(node: Any) -> None:
     sample(node, 7)
     assert node.management.clients.watch.blocked == 1
     assert codes(node) == {"client-reads-slowly": "connection c7"}
+    connections[7].waiting = 0
+    connections[5].closed_windows = ClosedWindows(1, 100)
+    for sent in range(7):  # deliveries leave in this window
+        connections[6].closed_windows = ClosedWindows(1, sent)
+        sample(node, 1)
+    assert codes(node) == {"client-reads-slowly": "connection c5"}
+    connections[5].closed_windows = ClosedWindows()
     connections[9].octets += 10**6
     sample(node)
     [tenant] = node.management.clients.watch.tenants

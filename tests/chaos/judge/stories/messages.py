@@ -594,6 +594,19 @@ def returned_by_a_library_whose_consumer_was_being_cancelled(story: Story) -> No
 
 
 @healthy
+def returned_by_a_get_whose_answer_was_lost(story: Story) -> None:
+    story.queue()
+    story.connect("con-1#1")
+    story.connect("con-2#1")
+    story.publish(1)
+    story.call("get", "con-1#1", "unknown", queue=story.name)
+    story.row("info", "connect", "con-1#1", **story.place("con-1#1"), detail="lost")
+    story.take(1, "con-2#1", consumer=None, redelivered=True, delivery_count=1)
+    story.publish(2)
+    story.take(2, "con-2#1", consumer=None)
+
+
+@healthy
 def classic_queue_marks_and_counts_nothing(story: Story) -> None:
     story.queue(kind="classic")
     story.publish(1)
