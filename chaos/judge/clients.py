@@ -1,4 +1,4 @@
-"""The clients of a run: when their connections and consumers came and went, and who removed messages."""
+"""The clients of a run: begin and end of their connections and consumers, and their removals of messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOREVER_NS = 2**63 - 1
 
 
 class Removal(NamedTuple):
-    """A purge or delete that did not fail; `ended_ns` is None if its outcome is unknown."""
+    """A purge or delete without an error; `ended_ns` is None if the outcome is unknown."""
 
     op: str
     queue: str
@@ -145,7 +145,7 @@ class Clients:
             self.answered_ns[connection] = max(self.answered_ns.get(connection, 0), asked_ns)
 
     def lead_ms(self, since_ns: int, until_ns: int) -> int:
-        """Return the milliseconds by which wall clocks may have put the cluster's time forward in this period.
+        """Return the largest step forward of the cluster's time in this period, in ms, because wall clocks moved.
 
         The cluster's time goes no further than the clocks of a majority, so the clock of a single node has no effect.
         """

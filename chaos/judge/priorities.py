@@ -32,7 +32,7 @@ PHASE = 2
 """Thirds of a message by which a window may exceed its share, because of the place in the pattern where it begins."""
 
 EXAMINED_MIN = 100
-"""Deliveries of a run from which on their shares are judged."""
+"""Deliveries; in a run with fewer, the shares are not judged."""
 SHARE_MIN, SHARE_MAX = 0.60, 0.74
 """Bounds of the share of high messages in a run: 2/3, with room for begin and end of each window."""
 SECOND_NS = 1_000_000_000
